@@ -83,6 +83,10 @@ class Grid:
         shape = to_shape(side.stop - side.start for side in box)
         return Grid(shape, affine)
 
+    def moved_by(self, matrix: NDArray[np.floating]) -> Grid:
+        """The grid where a matrix (4, 4) takes its places, RAS mm to RAS mm."""
+        return Grid(self.shape, matrix @ self.affine)
+
     def extent_mm(self, box: Box) -> tuple[Points, Points]:
         """Lowest and highest world coordinates of the outer faces of a box of voxels."""
         # A voxel reaches half a voxel to either side of its centre.

@@ -42,7 +42,6 @@ from trinat.segmentation.metrics.counted import made_by
 from trinat.segmentation.report.adjustment import Method
 from trinat.segmentation.report.cohort import Cohort, Range, Scan, cohort_of
 from trinat.segmentation.report.cohort_page import cohort_drawings, cohort_page
-from trinat.segmentation.report.effects import effects_of, trends_of
 from trinat.segmentation.report.measurements import write_table
 from trinat.segmentation.report.page import provenance
 
@@ -298,7 +297,7 @@ def _distinct(chosen: _Chosen) -> list[Scan]:
 def _write_tables(out: Path, cohort: Cohort) -> None:
     """volumes.csv, and what is not empty of the coefficients, differences and trends."""
     write_table(out / "volumes.csv", cohort.frame.drop(columns="scan"))
-    tables = {"effects.csv": effects_of(cohort), "trends.csv": trends_of(cohort)}
+    tables = {"effects.csv": cohort.effects, "trends.csv": cohort.trends}
     if cohort.adjustment is not None:
         coefficients = cohort.adjustment.coefficients
         tables["adjustment.csv"] = coefficients.reset_index(names="structure")

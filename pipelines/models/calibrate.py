@@ -32,7 +32,7 @@ from trinat.segmentation.synthetic.phantom import phantom
 
 DOUBTFUL = 0.7  # Dice
 SENSITIVITY = 0.9  # share of the doubtful structures that is below the first limit
-MOST_ALARMED = 0.2  # share of the other structures that is below the first limit
+MOST_ALARMED = 0.2  # but at most this share of the others is, even if fewer are caught
 PRECISION = 0.9  # share of the structures below the second limit that is doubtful
 # Around the thalamus, in mm: parts of all structures, in a sixth of a whole head's time.
 _FIELD_MM = (96, 112, 96)
@@ -146,9 +146,9 @@ CASES = (
 def find_limits(points: Sequence[Point]) -> tuple[float, float]:
     """The limits of agreement below which to look at a structure, and to reject it.
 
-    The first is the lowest that catches SENSITIVITY of the doubtful structures, or, if that is
-    lower, the highest that alarms no more than MOST_ALARMED of the others. The second is the
-    highest below which PRECISION of all structures are doubtful, 0 if there is none; it is not
+    The first is the lower one of two: the lowest that catches SENSITIVITY of the doubtful
+    structures, and the highest that alarms no more than MOST_ALARMED of the others. The second is
+    the highest below which PRECISION of all structures are doubtful, 0 if there is none; it is not
     above the first. Without any doubtful structure there is nothing to find: EvaluationError.
     """
     doubtful = sorted(point.agreement for point in points if point.dice < DOUBTFUL)
@@ -158,8 +158,8 @@ def find_limits(points: Sequence[Point]) -> tuple[float, float]:
             remedy="the model is graded by the general limits",
         )
     number_to_catch = int(np.ceil(SENSITIVITY * len(doubtful)))
-    look = _just_above(doubtful[number_to_catch - 1])
-    look = min(look, _most_tolerable(points))
+    catching = _just_above(doubtful[number_to_catch - 1])
+    look = min(catching, _most_tolerable(points))
     reject = 0.0
     candidates = {_just_above(agreement) for agreement in doubtful}
     for limit in sorted(candidates):
@@ -173,15 +173,26 @@ def find_limits(points: Sequence[Point]) -> tuple[float, float]:
 def _most_tolerable(points: Sequence[Point]) -> float:
     """The highest limit, of two digits, that alarms no more than MOST_ALARMED of the sound ones."""
     sound = sorted(point.agreement for point in points if point.dice >= DOUBTFUL)
-    number_to_alarm = int(MOST_ALARMED * len(sound))
-    if number_to_alarm == len(sound):
+    if not sound:
         return 1.0
-    return float(np.floor(sound[number_to_alarm] * 100) / 100)
+    # These may be below the limit; the next one must not.
+    number_to_alarm = int(MOST_ALARMED * len(sound))
+    return _not_above(sound[number_to_alarm])
 
 
 def _just_above(agreement: float) -> float:
     """The next number of two digits that is larger."""
-    return float(np.floor(agreement * 100 + 1) / 100)
+    return (_hundredths(agreement) + 1) / 100
+
+
+def _not_above(agreement: float) -> float:
+    """The largest number of two digits that is not larger."""
+    return _hundredths(agreement) / 100
+
+
+def _hundredths(agreement: float) -> int:
+    """Whole hundredths of a number: 29 of 0.29, of which 100 times are less than 29 in floats."""
+    return int(np.floor(round(agreement * 100, 9)))
 
 
 def rates(points: Sequence[Point], limit: float) -> tuple[float, float]:

@@ -98,7 +98,7 @@ class CaseFiles:
         write_whole(self.names.path(Product.STATS), table)
 
     def _write_brain_mask(self) -> None:
-        """What lies inside the skull, 1 there and 0 elsewhere; in a BIDS dataset with a JSON."""
+        """What is inside the skull, 1 there and 0 elsewhere; in a BIDS dataset with a JSON."""
         mask = self.found.brain
         numbers = replace(mask, data=mask.data.astype(np.uint8))
         numbers.write(self.names.path(Product.BRAIN_MASK), labels=True)

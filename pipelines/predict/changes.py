@@ -60,15 +60,22 @@ def _persons_in(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
     ordered = {}
     for name, scans in persons.items():
         if len(scans) > 1:
-            by_name = natsorted(scans, key=lambda entry: entry.case)
-            ordered[name] = sorted(by_name, key=_year_or_none)
+            ordered[name] = _in_order_of_time(scans)
     return ordered
 
 
-def _year_or_none(entry: Entry) -> float:
-    """When a scan was taken; scans without a time keep the order of their names."""
-    year = entry.result["longitudinal"].get("year")
-    return 0.0 if year is None else float(year)
+def _in_order_of_time(scans: Sequence[Entry]) -> list[Entry]:
+    """A person's scans, the first one first; in the order of names where a time is not known."""
+    ordered: list[Entry] = natsorted(scans, key=lambda entry: entry.case)
+    if all(_year(entry) is not None for entry in ordered):
+        ordered.sort(key=lambda entry: entry.result["longitudinal"]["year"])
+    return ordered
+
+
+def _year(entry: Entry) -> float | None:
+    """When a scan was taken, in years from any start; None where that is not known."""
+    year: float | None = entry.result["longitudinal"].get("year")
+    return year
 
 
 def _courses(scans: Sequence[Entry]) -> list[Course]:
@@ -78,7 +85,7 @@ def _courses(scans: Sequence[Entry]) -> list[Course]:
     courses = []
     for name in facts[0]["volumes_mm3"]:
         volumes = [float(fact["volumes_mm3"].get(name, 0)) for fact in facts]
-        years = [fact.get("year") for fact in facts]
+        years = [_year(entry) for entry in scans]
         change = change_of(volumes, years, retest.get(name))
         if change is None:
             continue
@@ -128,7 +135,7 @@ def _write_time_points(path: Path, persons: Mapping[str, Sequence[Entry]]) -> No
         for entry in persons[person]:
             fact = entry.result["longitudinal"]
             volumes = [fact["volumes_mm3"].get(name) for name in names]
-            year = _rounded(fact.get("year"), 4)
+            year = _rounded(_year(entry), 4)
             rows.append([person, fact.get("group"), entry.case, year, *volumes])
     columns = [f"{name}_mm3" for name in names]
     write_tsv(path, ("person", "group", "case", "year", *columns), rows)

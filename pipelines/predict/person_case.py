@@ -140,26 +140,28 @@ def _refused(
     settings: RunSettings,
 ) -> list[Entry]:
     """A failed entry for each scan that does not show the head of the others."""
-    entries = []
+    entries: list[Entry] = []
     for other in heads:
         if other is head:
             continue
-        for number in other.scans:
-            shown = _names_of(scans, number, head)
-            reason = (
-                f"does not show the same head as {shown}, so they are not one person's: "
-                "check names and sides, or name the persons in --persons"
-            )
-            entries.append(Entry.failed(scans[number].case, settings, reason))
+        compared = _name_to_compare(scans, other, head)
+        reason = (
+            f"does not show the same head as {compared}, so they are not one person's: "
+            "check names and sides, or name the persons in --persons"
+        )
+        cases = [scans[number].case for number in other.scans]
+        entries += [Entry.failed(case, settings, reason) for case in cases]
     return entries
 
 
-def _names_of(scans: Sequence[CaseInProgress], number: int, head: Head | None) -> str:
-    """The first of the scans that show the head, or of all others where no head is known."""
-    others = [other for other in range(len(scans)) if other != number]
+def _name_to_compare(
+    scans: Sequence[CaseInProgress], other: Head, head: Head | None
+) -> str:
+    """The first scan of the head that counts; without one, of those that do not show `other`."""
+    compared = set(range(len(scans))) - set(other.scans)
     if head is not None:
-        others = list(head.scans)
-    return min(scans[other].case.id for other in others)
+        compared = set(head.scans)
+    return min(scans[number].case.id for number in compared)
 
 
 def _segment_alone(scan: CaseInProgress, predictor: Predictor, *, mirror: bool) -> None:

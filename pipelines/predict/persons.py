@@ -5,8 +5,6 @@ Imports no torch and no volumes: the command line has them at once.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections import defaultdict
@@ -17,14 +15,14 @@ from datetime import date, datetime
 from pathlib import Path
 
 from trinat.pipelines.common.cases import Case
+from trinat.segmentation.data.sources.base import Facts, read_participants
 from trinat.segmentation.errors import ConfigError
-from trinat.segmentation.io.files import read_text
+from trinat.segmentation.io.files import read_rows
 
 # OAS1_0001_MR2, or a BIDS name outside of a BIDS dataset; more of a name may follow.
 _VISIT = re.compile(r"(?P<person>.+?)_(?:MR\d+|ses-[A-Za-z0-9+]+)(?:_.*)?")
 _COLUMNS = ("scan", "person", "date")
 _DAYS_OF_YEAR = 365.25
-_NOT_KNOWN = ("", "n/a")
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,7 @@ def _from_bids(cases: Sequence[Case], root: Path) -> dict[str, _Visit]:
     """
     times: dict[Path, Mapping[str, float]] = {}
     known: dict[str, _Visit] = {}
-    groups = _groups_in(root / "participants.tsv")
+    people = read_participants(root / "participants.tsv")
     for case in cases:
         person = f"sub-{case.entities['sub']}"
         folder = root / person
@@ -144,20 +142,8 @@ def _from_bids(cases: Sequence[Case], root: Path) -> dict[str, _Visit]:
         if year is None:
             filename = f"anat/{case.path.name}"
             year = _times_in(scans, "filename", times).get(filename)
-        known[case.id] = _Visit(person, year, groups.get(person, ""))
+        known[case.id] = _Visit(person, year, people.get(person, Facts()).group)
     return known
-
-
-def _groups_in(path: Path) -> dict[str, str]:
-    """The column `group` of a BIDS table of participants, where it is there."""
-    if not path.is_file():
-        return {}
-    groups = {}
-    for row in _rows_of(path):
-        group = row.get("group") or ""
-        if group not in _NOT_KNOWN:
-            groups[row.get("participant_id") or ""] = group
-    return groups
 
 
 def _times_in(
@@ -170,11 +156,11 @@ def _times_in(
     if path not in read:
         found = {}
         if path.is_file():
-            for number, row in enumerate(_rows_of(path), start=2):
-                text = row.get("acq_time") or ""
+            for number, row in enumerate(read_rows(path, required=()), start=2):
+                text = row.get("acq_time", "")
                 # A time that is none is as good as no time: the scans do not need it.
                 with suppress(ConfigError):
-                    found[row.get(key) or ""] = _years(text, path, number)
+                    found[row.get(key, "")] = _years(text, path, number)
         read[path] = found
     return read[path]
 
@@ -182,9 +168,10 @@ def _times_in(
 def _from_table(cases: Sequence[Case], path: Path) -> dict[str, _Visit]:
     """What a table says of each case that it names, by id.
 
-    ConfigError where a column is missing, or a row names no scan of the run, or one twice.
+    ConfigError where a column is missing, or a row names no scan of the run, or one twice;
+    DatasetError for what is no table.
     """
-    rows = _rows_of(path)
+    rows = read_rows(path, required=())
     if not rows or any(column not in rows[0] for column in _COLUMNS[:2]):
         raise ConfigError(
             "needs the columns scan and person, and may have date and group",
@@ -194,7 +181,7 @@ def _from_table(cases: Sequence[Case], path: Path) -> dict[str, _Visit]:
     by_name = _names_of(cases, path.absolute().parent)
     known: dict[str, _Visit] = {}
     for number, row in enumerate(rows, start=2):
-        case_id = by_name.get(row["scan"] or "")
+        case_id = by_name.get(row["scan"])
         if case_id is None:
             what = f"line {number}: {row['scan']!r} is no scan of this run"
             remedy = "write it as the path that is given, or as in summary.tsv"
@@ -202,16 +189,12 @@ def _from_table(cases: Sequence[Case], path: Path) -> dict[str, _Visit]:
         if case_id in known:
             what = f"line {number}: {row['scan']!r} is there twice"
             raise ConfigError(what, where=path, remedy="keep one of the two lines")
-        person = row["person"] or ""
-        if person in _NOT_KNOWN:
+        if not row["person"]:
             what = f"line {number}: no person"
             raise ConfigError(what, where=path, remedy="write whose scan it is")
-        text = row.get("date") or ""
-        year = None if text in _NOT_KNOWN else _years(text, path, number)
-        group = row.get("group") or ""
-        if group in _NOT_KNOWN:
-            group = ""
-        known[case_id] = _Visit(person, year, group)
+        text = row.get("date", "")
+        year = _years(text, path, number) if text else None
+        known[case_id] = _Visit(row["person"], year, row.get("group", ""))
     return known
 
 
@@ -232,31 +215,6 @@ def _names_of(cases: Sequence[Case], folder: Path) -> dict[str, str]:
         names[case.id] = case.id
         names[case.shown] = case.id
     return {name: case_id for name, case_id in names.items() if case_id is not None}
-
-
-def _rows_of(path: Path) -> list[dict[str, str | None]]:
-    """The rows of a table with a line of names; columns are separated by tabs, or by commas."""
-    # Spreadsheets write a mark of the byte order first.
-    text = read_text(path, "utf-8-sig", errors="replace")
-    header = text.partition("\n")[0]
-    delimiter = "\t" if "\t" in header else ","
-    rows = []
-    try:
-        for row in csv.DictReader(io.StringIO(text), delimiter=delimiter):
-            cells = {}
-            for name, cell in row.items():
-                if isinstance(name, str):
-                    cells[name.strip()] = (
-                        cell.strip() if isinstance(cell, str) else None
-                    )
-            rows.append(cells)
-    except csv.Error as error:
-        raise ConfigError(
-            f"is no table ({error})",
-            where=path,
-            remedy="write it as tab-separated text",
-        ) from error
-    return rows
 
 
 def _years(text: str, path: Path, line: int) -> float:

@@ -28,7 +28,7 @@ _THROUGH_FORAMEN = (CSF_GROUP, "brainstem")
 
 
 def find_inside(indices: Volume, scheme: LabelScheme) -> Mask:
-    """What lies inside the skull, (X, Y, Z); `indices` are classes on the working grid.
+    """What is inside the skull, (X, Y, Z); `indices` are classes on the working grid.
 
     Empty where nothing is labelled. Without a cerebellum nothing is cut off.
     """

@@ -157,12 +157,7 @@ class Predictor:
     ) -> Prediction:
         """`infer` with the batches and the device that are set now."""
         image = torch.from_numpy(conformed.volume.data).to(self.device)
-        with stage("localisation"):
-            region = self.find_brain(image)
-        fusion, maps = self.fuse(image, region, mirror=mirror)
-        if region.is_too_small(fusion.fused):
-            region = BrainRegion.whole(image.shape)
-            fusion, maps = self.fuse(image, region, mirror=mirror)
+        region, fusion, maps = self.find_and_fuse(image, mirror=mirror)
         plan = conformed.plan.cropped(region.box)
         with stage("prior"):
             problem = self.apply_prior(fusion.fused, plan)
@@ -215,6 +210,21 @@ class Predictor:
             not_predicted=not_predicted,
             csf=self.model.info.csf,
         )
+
+    def find_and_fuse(
+        self, image: Tensor, *, mirror: bool = False
+    ) -> tuple[BrainRegion, ViewAggregator, dict[View, Tensor]]:
+        """The region of the brain in an image (X, Y, Z), and what `fuse` gives for it.
+
+        All of the image where the brain goes on beyond the region that a few slices show.
+        """
+        with stage("localisation"):
+            region = self.find_brain(image)
+        fusion, maps = self.fuse(image, region, mirror=mirror)
+        if region.is_too_small(fusion.fused):
+            region = BrainRegion.whole(image.shape)
+            fusion, maps = self.fuse(image, region, mirror=mirror)
+        return region, fusion, maps
 
     def fuse(
         self, image: Tensor, region: BrainRegion, *, mirror: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trinat.segmentation.grid import Shape, to_shape
 from trinat.segmentation.io.volume import Volume
@@ -57,7 +58,11 @@ def _scaled_from_minimum_to_maximum(volume: Volume, conformed: Conformed) -> Vol
     plan = conformed.plan
     to_working = GridMap.between(plan.scan, plan.working)
     values = resample_image(volume.data, to_working)
+    return replace(conformed.volume, data=from_minimum_to_maximum(values))
+
+
+def from_minimum_to_maximum(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Values (X, Y, Z) with the least as 0 and the greatest as 1; 0 where all are equal."""
     low = float(values.min())
     high = float(values.max())
-    scaled = (values - low) / max(high - low, 1e-6)
-    return replace(conformed.volume, data=scaled)
+    return (values - low) / max(high - low, 1e-6)

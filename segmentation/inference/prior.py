@@ -31,7 +31,7 @@ from trinat.segmentation.synthetic.targets import aim
 _GROUPS_WITHOUT_CENTROID = frozenset({"white-matter", "cortical", "background", "csf"})
 # A smaller structure has no centroid.
 _MIN_VOXELS_OF_CENTROID = 20
-# How often heads are aligned to their mean and the mean is taken anew.
+# How often heads are aligned to their mean and their mean is computed again.
 _MEAN_ROUNDS = 5
 # A template's voxels, and its margin around the brains.
 _TEMPLATE_SPACING_MM = 2.0

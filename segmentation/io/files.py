@@ -273,13 +273,18 @@ def _known_cells(row: dict[str, str]) -> dict[str, str]:
 
 
 def _text_table(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
-    """Columns and rows of a .csv or .tsv file in UTF-8."""
-    delimiter = "\t" if path.suffix == ".tsv" else ","
+    """Columns and rows of a file in UTF-8, separated by tabs or, without any, by commas."""
     try:
         with io.TextIOWrapper(open_regular(path), "utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, delimiter=delimiter, restval="")
-            columns = reader.fieldnames or []
-            return columns, list(reader)
+            text = file.read()
+        header = text.partition("\n")[0]
+        delimiter = "," if "," in header and "\t" not in header else "\t"
+        reader = csv.DictReader(
+            io.StringIO(text, newline=""), delimiter=delimiter, restval=""
+        )
+        columns = [name.strip() for name in reader.fieldnames or ()]
+        reader.fieldnames = columns
+        return columns, list(reader)
     except (UnicodeDecodeError, csv.Error) as error:
         raise DatasetError(f"not a table in UTF-8 ({error})", where=path) from None
 

@@ -1,9 +1,9 @@
-"""How the tissue of one image lies shifted in another of the same head: a smooth flow, in voxels.
+"""How tissue is shifted between two images of one head: a smooth flow, in voxels.
 
-After rigid alignment what is left between scans of one person is small: tissue that was lost, fluid
-that took its place. In a window around each voxel the flow is the shift that explains best how the
-images differ there (Lucas and Kanade 1981), in some rounds. Where the window shows no edge nothing
-says how it moved, and the flow is drawn to none.
+After rigid alignment, scans of one person differ little: by tissue that was lost, and by fluid that
+took its place. In a window around each voxel the flow is the shift that explains best how the
+images differ there (Lucas and Kanade 1981), found in three rounds. Where the window shows no edge,
+nothing says how it moved, and the flow is near 0.
 
 A flow is a tensor (3, X, Y, Z): voxel x of the first image is at x + flow(x) in the second.
 """
@@ -87,7 +87,7 @@ def smoothed(values: Tensor, sigma: float) -> Tensor:
 
 
 def _solved(sums: dict[tuple[int, int], Tensor], right: list[Tensor]) -> Tensor:
-    """The solution (3, X, Y, Z) of three equations in each cell, drawn to 0, by Cramer's rule."""
+    """The solution (3, X, Y, Z) of three damped equations in each cell, by Cramer's rule."""
     a = sums[0, 0] + _LEAST_SLOPE
     b = sums[1, 1] + _LEAST_SLOPE
     c = sums[2, 2] + _LEAST_SLOPE

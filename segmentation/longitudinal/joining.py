@@ -1,10 +1,10 @@
 """Probabilities of several scans of one head become one set, and each scan gets its own back.
 
 The networks answer a little differently each time, even where nothing has changed. Their answers
-for one piece of tissue are averaged over all scans, along the flow that says where that piece lies
-in each. What differs between scans after that is what their images differ by: tissue that moved.
-Where an image shows something else than the others even so, such as a lesion or an artefact, the
-scan keeps the networks' answer for itself.
+for one piece of tissue are averaged over all scans, along the flow that says where that piece is in
+each. After that, scans differ only by what their images differ by: tissue that moved. Where an
+image shows something that the others do not, such as a lesion or an artefact, the scan keeps its
+own answer.
 
 Probabilities are tensors (X, Y, Z, K), float16. Flows and images are on the same grid of 1 mm, that
 of the template, which is the mean image.
@@ -25,12 +25,14 @@ from trinat.segmentation.space.interpolation import rows_at
 
 __all__ = ["Joining", "flows_from"]
 
-# A voxel whose class is less certain than this lies at a boundary.
+# A voxel whose class is less certain than this is at a boundary.
 _CERTAIN = 0.995
-# What an image differs by is averaged over this many voxels along each axis. It counts from so many
-# times the usual difference on, and from twice as much on it counts fully.
+# An image's difference from the template is averaged over this many voxels along each axis.
 _WINDOW = 5
+# At this many times the usual difference a scan begins to keep its own answer; at twice as many it
+# keeps all of it.
 _UNUSUAL = 6.0
+# Where the template is brighter than this there is a head.
 _BRIGHT = 0.2
 # Less than this share of an own answer is none.
 _LEAST_OWN = 0.01

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from torch import Tensor
 
-from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.localisation import BrainRegion
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.preparation import (
     as_networks_take_it,
+    from_minimum_to_maximum,
     needed_shape,
 )
 from trinat.segmentation.inference.prior import most_probable
@@ -140,14 +140,11 @@ def _prepared(
     predictor: Predictor, scan: Volume, space: PersonSpace, number: int, image: Image
 ) -> Conformed:
     """A scan in the person's space as networks take it, with the plan to its own space."""
-    placed = Grid(scan.grid.shape, space.poses[number] @ scan.affine)
-    plan = ConformPlan(placed, scan.codes, space.grid)
+    pose = space.poses[number]
+    plan = ConformPlan(scan.grid.moved_by(pose), scan.codes, space.grid)
     conformed = _conformed(predictor, image, plan)
     # The same, seen from the scan: there the working grid stands askew.
-    to_scan = np.linalg.inv(space.poses[number])
-    working = Grid(
-        conformed.plan.working.shape, to_scan @ conformed.plan.working.affine
-    )
+    working = conformed.plan.working.moved_by(np.linalg.inv(pose))
     volume = replace(conformed.volume, affine=working.affine, notes=scan.notes)
     return Conformed(volume, ConformPlan(scan.grid, scan.codes, working))
 
@@ -156,8 +153,7 @@ def _conformed(predictor: Predictor, image: Image, plan: ConformPlan) -> Conform
     """An image on the working grid of a plan, as the networks take it."""
     preprocessing = predictor.model.info.preprocessing
     if preprocessing.scaling == "minimum-maximum":
-        low = float(image.min())
-        image = (image - low) / max(float(image.max()) - low, 1e-6)
+        image = from_minimum_to_maximum(image)
     volume = Volume(image, plan.working.affine, plan.codes)
     return as_networks_take_it(volume, plan, preprocessing)
 
@@ -171,12 +167,7 @@ def _segment(
 ) -> Together:
     """Run the networks on the template and on all scans, and join what they say."""
     image = torch.from_numpy(template.volume.data).to(predictor.device)
-    with stage("first look"):
-        region = predictor.find_brain(image)
-    fusion, _ = predictor.fuse(image, region, mirror=mirror)
-    if region.is_too_small(fusion.fused):
-        region = BrainRegion.whole(image.shape)
-        fusion, _ = predictor.fuse(image, region, mirror=mirror)
+    region, fusion, _ = predictor.find_and_fuse(image, mirror=mirror)
     near = BrainRegion(region.box, _around_brain(fusion.fused))
     images = [
         torch.from_numpy(scan.volume.data).to(predictor.device) for scan in prepared

@@ -63,10 +63,12 @@ def align(first: Volume, second: Volume) -> Alignment:
     """Find where the second scan has the head of the first.
 
     Both are on the working scale of intensities (0 in the background, about 1 at the bright end),
-    with voxels of 1 mm or near.
+    with voxels of 1 mm or near. A scan that shows no head is like no other: likeness 0.
     """
     coarse = _LEVELS_MM[0]
     pair = (_level(first, coarse), _level(second, coarse))
+    if not all((image.data > _HEAD).any() for image in pair):
+        return Alignment(np.eye(4), 0.0)
     middles = [_middle_of_head(image) for image in pair]
     best: Alignment | None = None
     for turn in _starts():
@@ -153,7 +155,10 @@ def _refine(
     centre = places.mean(axis=0)
     for _ in range(most_steps):
         images = _halfway(pair, matrix, grid)
-        twist, is_head = _step(images, places - centre, spacing_mm)
+        is_head = np.maximum(*images).ravel() > _HEAD
+        if not is_head.any():
+            break
+        twist = _step(images, is_head, places - centre, spacing_mm)
         half = _about_centre(linalg.expm(_twist_matrix(twist / 2)), centre)
         # Halfway = root · first, and second = root · halfway: both roots get half of the step.
         root = _square_root(matrix)
@@ -176,7 +181,7 @@ def _halfway_grid(
     root = _square_root(matrix)
     extents = []
     for image, pose in zip(pair, (root, np.linalg.inv(root)), strict=True):
-        placed = Grid(to_shape(image.shape), pose @ image.affine)
+        placed = image.grid.moved_by(pose)
         extents.append(placed.extent_mm(placed.box))
     low = np.max([extent[0] for extent in extents], axis=0)
     high = np.min([extent[1] for extent in extents], axis=0)
@@ -193,15 +198,18 @@ def _halfway(
     root = _square_root(matrix)
     images = []
     for image, pose in zip(pair, (root, np.linalg.inv(root)), strict=True):
-        placed = Grid(to_shape(image.shape), pose @ image.affine)
+        placed = image.grid.moved_by(pose)
         images.append(resample_image(image.data, GridMap.between(placed, grid)))
     return images[0], images[1]
 
 
 def _step(
-    images: tuple[Image, Image], places: NDArray[np.float64], spacing_mm: float
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """The twist (6,) that brings the second image to the first, and which voxels are head (N,).
+    images: tuple[Image, Image],
+    is_head: NDArray[np.bool_],
+    places: NDArray[np.float64],
+    spacing_mm: float,
+) -> NDArray[np.float64]:
+    """The twist (6,) that brings the second image to the first, by the voxels that are head (N,).
 
     A twist is a rotation vector and a shift, of the halfway space around the origin of `places`.
     """
@@ -209,7 +217,6 @@ def _step(
     difference = (second - first).ravel()
     slopes = np.gradient((first + second) / 2, spacing_mm)
     slope = np.stack([part.ravel() for part in slopes], axis=1)
-    is_head = np.maximum(first, second).ravel() > _HEAD
     slope = slope[is_head].astype(np.float64)
     residual = difference[is_head].astype(np.float64)
     turned = np.cross(places[is_head], slope)
@@ -223,7 +230,7 @@ def _step(
         weighted = columns * weights[:, None]
         normal = columns.T @ weighted + 1e-6 * np.eye(6)
         twist = np.linalg.solve(normal, -weighted.T @ residual)
-    return twist, is_head
+    return twist
 
 
 def _twist_matrix(twist: NDArray[np.float64]) -> Matrix:
@@ -235,7 +242,7 @@ def _twist_matrix(twist: NDArray[np.float64]) -> Matrix:
 
 
 def _about_centre(matrix: Matrix, centre: NDArray[np.float64]) -> Matrix:
-    """A matrix as seen from an origin that lies at `centre`."""
+    """A matrix as seen from an origin at `centre`."""
     there = np.eye(4)
     there[:3, 3] = centre
     back = np.eye(4)

@@ -37,8 +37,7 @@ class PersonSpace:
 
     def in_scan(self, number: int) -> Grid:
         """Where the voxels of the grid are in the world of a scan; there they stand askew."""
-        to_scan = np.linalg.inv(self.poses[number])
-        return Grid(self.grid.shape, to_scan @ self.grid.affine)
+        return self.grid.moved_by(np.linalg.inv(self.poses[number]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +84,7 @@ def person_space(
     lowest = []
     highest = []
     for image, pose in zip(images, poses, strict=True):
-        placed = Grid(to_shape(image.shape), pose @ image.affine)
+        placed = image.grid.moved_by(pose)
         low, high = placed.extent_mm(placed.box)
         lowest.append(low)
         highest.append(high)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-__all__ = ["Change", "change_of", "intraclass_correlation"]
+__all__ = ["Change", "change_of"]
 
 Values = NDArray[np.float64]
 
@@ -85,36 +85,9 @@ def change_of(
 
 def _slope(percents: Values, times: Values) -> tuple[float, float | None, float | None]:
     """Slope of the line of least squares, with its 95 % interval where there are three or more."""
-    away = times - times.mean()
-    square = (away**2).sum()
-    slope = float(away @ percents / square)
-    freedom = len(times) - 2
-    if freedom < 1:
+    line = stats.linregress(times, percents)
+    slope = float(line.slope)
+    if len(times) < 3:
         return slope, None, None
-    off = percents - percents.mean() - slope * away
-    error = np.sqrt((off**2).sum() / freedom / square)
-    half = float(stats.t.ppf(0.975, freedom) * error)
+    half = float(stats.t.ppf(0.975, len(times) - 2) * line.stderr)
     return slope, slope - half, slope + half
-
-
-def intraclass_correlation(first: Values, second: Values) -> float:
-    """ICC(A,1) of two measurements of each person, (P,): absolute agreement, single measurements.
-
-    NaN below two persons. McGraw and Wong, Psychological Methods 1, 1996, p. 30.
-    """
-    table = np.stack([np.asarray(first, float), np.asarray(second, float)], axis=1)
-    persons = len(table)
-    if persons < 2:
-        return float("nan")
-    mean = table.mean()
-    by_person = table.mean(axis=1)
-    by_scan = table.mean(axis=0)
-    between = 2 * ((by_person - mean) ** 2).sum() / (persons - 1)
-    of_scans = persons * ((by_scan - mean) ** 2).sum()
-    rest = table - by_person[:, None] - by_scan[None, :] + mean
-    error = (rest**2).sum() / (persons - 1)
-    above = between - error
-    below = between + error + 2 * (of_scans - error) / persons
-    if below == 0:
-        return float("nan")
-    return float(above / below)

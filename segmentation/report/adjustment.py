@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy import stats
 
 from trinat.segmentation.errors import EvaluationError
 
@@ -90,13 +91,11 @@ def _line(x: Values, y: Values) -> dict[str, float]:
     unknown = {"slope": np.nan, "intercept": np.nan, "r2": np.nan, "scans": scans}
     if len(x) < FEWEST_SCANS or np.ptp(x) == 0:
         return unknown
-    centred = x - x.mean()
-    slope = float(centred @ (y - y.mean()) / (centred @ centred))
-    explained = slope**2 * float(centred @ centred)
-    total = float(((y - y.mean()) ** 2).sum())
+    line = stats.linregress(x, y)
+    r2 = float(line.rvalue**2) if np.ptp(y) else np.nan
     return {
-        "slope": slope,
-        "intercept": float(y.mean() - slope * x.mean()),
-        "r2": explained / total if total else np.nan,
+        "slope": float(line.slope),
+        "intercept": float(line.intercept),
+        "r2": r2,
         "scans": scans,
     }

@@ -11,10 +11,10 @@ from natsort import natsorted
 
 from trinat.segmentation.metrics.change import Change
 from trinat.segmentation.report.drawing import (
-    MODEL_COLORS,
     Drawing,
     add_legend,
-    canvas,
+    model_color,
+    panels,
 )
 from trinat.segmentation.report.page import (
     Cell,
@@ -30,7 +30,6 @@ from trinat.segmentation.report.svg import INK
 
 __all__ = ["Course", "changes_page"]
 
-_PANELS_ABREAST = 4
 # Beyond this many persons a table shows the largest changes alone.
 _MOST_ROWS = 1000
 
@@ -54,10 +53,15 @@ class Course:
     @property
     def times(self) -> list[float]:
         """Years since the first scan, or without times the numbers of the scans from 0."""
-        known = [year for year in self.years if year is not None]
-        if len(known) < len(self.years):
+        if not self.has_times:
             return [float(number) for number in range(len(self.years))]
+        known = [year for year in self.years if year is not None]
         return [year - known[0] for year in known]
+
+    @property
+    def has_times(self) -> bool:
+        """Whether it is known how much time is between the scans."""
+        return self.change.years is not None
 
     @property
     def percents(self) -> list[float]:
@@ -70,8 +74,9 @@ def changes_page(courses: Sequence[Course]) -> str:
     """The HTML file: what stands out, a panel of courses for each structure, all changes."""
     persons = {course.person for course in courses}
     beyond = [course for course in courses if course.change.is_beyond_noise]
-    structures = list(dict.fromkeys(course.structure for course in courses))
-    has_times = any(course.change.years is not None for course in courses)
+    structures = _structures_of(courses)
+    # Changes a year and changes over any time are not drawn together, and have no common mean.
+    comparable = [course for course in courses if course.has_times] or courses
     cards = [
         ("Persons", f"{len(persons):,}", "with two or more scans"),
         ("Beyond noise", f"{len(beyond):,}", f"of {len(courses):,} changes"),
@@ -82,21 +87,25 @@ def changes_page(courses: Sequence[Course]) -> str:
         lead=f"{count(len(persons), 'person')}, {len(structures)} structures.",
         notices=_notices(courses),
         cards=cards,
-        plot=courses_plot(courses, structures),
-        groups=_groups(courses, structures),
+        plot=courses_plot(comparable),
+        groups=_groups(comparable),
         changes=_changes(courses),
-        has_times=has_times,
     )
 
 
 def _notices(courses: Sequence[Course]) -> list[str]:
     """What a reader must know before believing a number."""
     notices = []
-    if any(course.change.years is None for course in courses):
-        notices.append(
-            "Some persons have no dates: their changes are in per cent, not per year, in the "
-            "order of the scans' names."
+    undated = {course.person for course in courses if not course.has_times}
+    dated = {course.person for course in courses if course.has_times}
+    if undated:
+        notice = (
+            f"{count(len(undated), 'person')} without dates: changes are in per cent, not per "
+            "year, in the order of the scans' names."
         )
+        if dated:
+            notice += " They are in the table of changes alone."
+        notices.append(notice)
     if all(course.retest_percent is None for course in courses):
         notices.append(
             "For this model nobody has measured by how much two scans of an unchanged person "
@@ -105,25 +114,20 @@ def _notices(courses: Sequence[Course]) -> list[str]:
     return notices
 
 
-def courses_plot(courses: Sequence[Course], structures: Sequence[str]) -> Drawing:
+def courses_plot(courses: Sequence[Course]) -> Drawing:
     """Small multiples, a panel a structure and a line a person, coloured by group.
 
-    The band is where 95 of 100 scans of a person without change would lie.
+    All courses have times, or none has. 95 of 100 scans of an unchanged person are in the band.
     """
     groups = natsorted({course.group for course in courses})
-    rows = -(-len(structures) // _PANELS_ABREAST)
-    abreast = min(_PANELS_ABREAST, len(structures))
+    structures = _structures_of(courses)
     marks: dict[str, list[str]] = {}
-    with canvas(8.6, 1.9 * rows + 0.4, rows, abreast) as (figure, axes):
-        panels = np.ravel(axes)
-        for panel in panels[len(structures) :]:
-            panel.set_visible(False)
+    with panels(structures, 1.9, 0.4) as (figure, axes):
         for number, structure in enumerate(structures):
             of_structure = [one for one in courses if one.structure == structure]
             gid = f"scans-{number}"
-            marks[gid] = _draw_panel(panels[number], of_structure, groups, gid)
-            panels[number].set_title(short_name(structure), fontsize=8, color=INK)
-        has_times = any(course.change.years is not None for course in courses)
+            marks[gid] = _draw_panel(axes[number], of_structure, groups, gid)
+        has_times = any(course.has_times for course in courses)
         along = "years since the first scan" if has_times else "scan"
         figure.supxlabel(along, fontsize=9, color=INK)
         figure.supylabel("per cent from the person's mean", fontsize=9, color=INK)
@@ -137,6 +141,11 @@ def courses_plot(courses: Sequence[Course], structures: Sequence[str]) -> Drawin
         marks,
         caption="The band holds 95 of 100 scans of a person who does not change.",
     )
+
+
+def _structures_of(courses: Sequence[Course]) -> list[str]:
+    """The structures of courses, each once, in their order."""
+    return list(dict.fromkeys(course.structure for course in courses))
 
 
 def _draw_panel(
@@ -154,7 +163,7 @@ def _draw_panel(
     colors: list[str] = []
     names: list[str] = []
     for course in courses:
-        color = MODEL_COLORS[groups.index(course.group) % len(MODEL_COLORS)]
+        color = model_color(groups.index(course.group))
         axis.plot(course.times, course.percents, color=color, lw=1.0, alpha=0.7)
         x += course.times
         y += course.percents
@@ -165,14 +174,17 @@ def _draw_panel(
     farthest = max(half, max(abs(value) for value in y), 0.1)
     axis.set_ylim(-1.2 * farthest, 1.2 * farthest)
     axis.axhline(0, color=INK, lw=0.5)
-    if all(course.change.years is None for course in courses):
+    if not courses[0].has_times:
         longest = max(len(course.cases) for course in courses)
         axis.set_xticks(range(longest), [str(n + 1) for n in range(longest)])
     return names
 
 
-def _groups(courses: Sequence[Course], structures: Sequence[str]) -> Table | None:
-    """Mean and SD of the change of each structure by group; None for a single person."""
+def _groups(courses: Sequence[Course]) -> Table | None:
+    """Mean and SD of the change of each structure by group; None for a single person.
+
+    All courses have times, or none has.
+    """
     if len({course.person for course in courses}) < 2:
         return None
     groups = natsorted({course.group for course in courses})
@@ -182,7 +194,7 @@ def _groups(courses: Sequence[Course], structures: Sequence[str]) -> Table | Non
     hint = "Two scans of an unchanged person differ by less in 95 of 100 cases"
     columns.append(Column("Noise of two scans (%)", 2, hint))
     rows: list[list[Any]] = []
-    for place, structure in enumerate(structures):
+    for place, structure in enumerate(_structures_of(courses)):
         of_structure = [one for one in courses if one.structure == structure]
         cells: list[Any] = [Cell(short_name(structure), place)]
         for group in groups:
@@ -190,7 +202,9 @@ def _groups(courses: Sequence[Course], structures: Sequence[str]) -> Table | Non
             cells.append(_mean_cell(values))
         cells.append(of_structure[0].retest_percent)
         rows.append(cells)
-    caption = "By group: change, a year where times are known"
+    caption = "By group: change from the first to the last scan"
+    if courses[0].has_times:
+        caption = "By group: change a year"
     return table("group-table", caption, columns, rows)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.statistics import robust_z
 from trinat.segmentation.report.adjustment import Adjustment, Method, adjust
+from trinat.segmentation.report.effects import effects_of, persons_of, trends_of
 
 # The metric of volumes that were adjusted for the intracranial volume.
 ADJUSTED = "adjusted_volume"
@@ -106,6 +108,21 @@ class Cohort:
         """The unit of that metric, as people write it."""
         unit = "mm3" if self.adjustment is None else self.adjustment.unit
         return unit.replace("mm3", "mm³")
+
+    @cached_property
+    def persons(self) -> pd.DataFrame:
+        """Persons with their mean values in the metric that is compared; see `persons_of`."""
+        return persons_of(self.frame, self.compared)
+
+    @cached_property
+    def effects(self) -> pd.DataFrame:
+        """Differences between groups; see `effects_of`."""
+        return effects_of(self.persons)
+
+    @cached_property
+    def trends(self) -> pd.DataFrame:
+        """Lines over age; see `trends_of`."""
+        return trends_of(self.persons)
 
     def outliers(self) -> pd.DataFrame:
         """Volumes and asymmetries far from the group's median, or out of their range.

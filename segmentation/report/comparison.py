@@ -58,7 +58,7 @@ def _comparison(
     known_to_both = set(of_first.columns) & set(of_second.columns)
     names = [name for name in structures_of(frame) if name in known_to_both]
     of_first, of_second, left_out = _shared(of_first, of_second)
-    # A group's mean is taken anew: over the values that both models have.
+    # A group's mean is computed again: over the values that both models have.
     for group, parts in _parts_of_groups(frame, members, of_first.columns).items():
         of_first[group] = of_first[parts].mean(axis=1)
         of_second[group] = of_second[parts].mean(axis=1)

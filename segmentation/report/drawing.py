@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 # Told apart by people with any colour vision, on light and on dark ground (after Okabe and Ito).
 MODEL_COLORS = ("#2f7fc1", "#e0851b", "#12a07a", "#c2609a", "#8a8d1e", "#d1502f")
 WARNING_COLOR = MODEL_COLORS[5]
+_MOST_PANELS_ABREAST = 4
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,26 @@ def canvas(
         if engine is not None:
             engine.execute(figure)
             figure.set_layout_engine("none")
+
+
+@contextmanager
+def panels(
+    structures: Sequence[str], height_in: float, more_in: float = 0.0
+) -> Iterator[tuple[Any, list[Any]]]:
+    """Small multiples in a `canvas`: a figure, and an axis with a title for each structure.
+
+    Up to four are abreast. A row is `height_in` high, and the figure has `more_in` besides. Without
+    structures the figure is empty.
+    """
+    columns = max(1, min(_MOST_PANELS_ABREAST, len(structures)))
+    rows = max(1, math.ceil(len(structures) / columns))
+    with canvas(8.6, height_in * rows + more_in, rows, columns) as (figure, axes):
+        every = list(np.ravel(axes))
+        for axis, structure in zip(every, structures, strict=False):
+            axis.set_title(short_name(structure), fontsize=8, color=INK)
+        for axis in every[len(structures) :]:
+            axis.set_visible(False)
+        yield figure, every[: len(structures)]
 
 
 def draw_boxes(

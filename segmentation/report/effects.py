@@ -6,7 +6,6 @@ A person's value is the mean over their scans: intervals count persons, not scan
 from __future__ import annotations
 
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -14,25 +13,22 @@ import pandas as pd
 from trinat.segmentation.metrics.groups import group_difference, trend
 from trinat.segmentation.metrics.statistics import holm
 
-if TYPE_CHECKING:
-    from trinat.segmentation.report.cohort import Cohort
-
-# What persons are told apart by.
+# What persons are distinguished by.
 FACTS = ("sex", "group", "site")
 # Pairs of more groups than this are not compared: their table has all means.
 MOST_GROUPS = 4
 
 
-def effects_of(cohort: Cohort) -> pd.DataFrame:
+def effects_of(persons: pd.DataFrame) -> pd.DataFrame:
     """A row for each fact, pair of groups and structure: the fields of a `GroupDifference`.
 
-    Columns `fact`, `first_group`, `second_group` and `structure` say of what it is. `p_holm` is p
-    after Holm over the structures of a pair. Empty where there are no two groups.
+    `persons` are those of `persons_of`. Columns `fact`, `first_group`, `second_group` and
+    `structure` say of what it is. `p_holm` is p after Holm over the structures of a pair. Empty
+    where there are no two groups.
     """
     tables = []
-    persons = persons_of(cohort)
     for fact in FACTS:
-        groups = sorted(set(persons[fact]) - {""})
+        groups = groups_of(persons, fact)
         if len(groups) > MOST_GROUPS:
             continue
         for first, second in combinations(groups, 2):
@@ -54,13 +50,14 @@ def effects_of(cohort: Cohort) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def trends_of(cohort: Cohort) -> pd.DataFrame:
+def trends_of(persons: pd.DataFrame) -> pd.DataFrame:
     """A row for each structure: the fields of its `Trend` over age in years, and the mean.
 
-    `p_holm` is p after Holm over structures. Empty where fewer than four persons have an age.
+    `persons` are those of `persons_of`. `p_holm` is p after Holm over structures. Empty where
+    fewer than four persons have an age.
     """
     rows = []
-    for structure, values in persons_of(cohort).groupby("structure", sort=False):
+    for structure, values in persons.groupby("structure", sort=False):
         ages = values["age"].to_numpy(float)
         found = trend(ages, values["value"].to_numpy(float))
         mean = values.loc[np.isfinite(ages), "value"].mean()
@@ -72,12 +69,18 @@ def trends_of(cohort: Cohort) -> pd.DataFrame:
     return table
 
 
-def persons_of(cohort: Cohort) -> pd.DataFrame:
+def groups_of(persons: pd.DataFrame, fact: str) -> list[str]:
+    """The groups of persons by one fact, sorted; a fact that is not known is no group."""
+    return sorted(set(persons[fact]) - {""})
+
+
+def persons_of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
     """A row for each person and structure: `value`, mean `age`, and the facts of their first scan.
 
-    In the order of the structures; those of persons without a value have NaN.
+    `frame` is that of a `Cohort`, and values are of one metric of it. In the order of the
+    structures; those of persons without a value have NaN.
     """
-    values = cohort.frame[cohort.frame["metric"] == cohort.compared]
+    values = frame[frame["metric"] == metric]
     by = values.groupby(["structure", "subject"], sort=False)
     facts = {fact: (fact, "first") for fact in FACTS}
     found = by.agg(value=("value", "mean"), age=("age", "mean"), **facts)

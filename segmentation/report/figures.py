@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from trinat.segmentation.report.drawing import (
     model_color,
     name_cells,
     name_rows,
+    panels,
 )
 from trinat.segmentation.report.frames import (
     by_person,
@@ -36,7 +36,6 @@ from trinat.segmentation.report.svg import GRID, INK
 
 # Of fewer persons, the dots say more than a box.
 _FEWEST_FOR_BOX = 5
-_MOST_PANELS_ABREAST = 4
 _MOST_SCANS_OF_HEAT_MAP = 100
 _SIGNIFICANT = 0.05
 _FARTHEST_Z = 12.0
@@ -116,24 +115,16 @@ def bland_altman_plot(
     predicted = by_person(frame, model, "volume")
     true = by_person(frame, model, "truth_volume")
     structures = [name for name in structures if name in predicted.columns]
-    # One empty panel where a model predicts none of them.
-    panels_needed = max(1, len(structures))
-    columns = min(_MOST_PANELS_ABREAST, panels_needed)
-    rows = math.ceil(panels_needed / columns)
     marks: dict[str, list[str]] = {}
-    with canvas(8.6, 2.2 * rows, rows, columns) as (figure, axes):
+    with panels(structures, 2.2) as (figure, axes):
         # A title belongs to the panel below it, not to the row above.
         figure.get_layout_engine().set(hspace=0.12)
-        panels = np.ravel(axes)
-        for panel in panels[len(structures) :]:
-            panel.set_visible(False)
         for number, structure in enumerate(structures):
             gid = f"persons-{number}"
             # To a thousandth of a mm³: means over persons end in digits that say nothing.
             true_ml = true[structure].round(3) / 1000
             predicted_ml = predicted[structure].round(3) / 1000
-            marks[gid] = _bland_altman_panel(panels[number], true_ml, predicted_ml, gid)
-            panels[number].set_title(short_name(structure), fontsize=8, color=INK)
+            marks[gid] = _bland_altman_panel(axes[number], true_ml, predicted_ml, gid)
         figure.supxlabel(
             "mean of true and predicted volume (ml)", fontsize=9, color=INK
         )

@@ -11,12 +11,12 @@ from trinat.segmentation.metrics.groups import trend
 from trinat.segmentation.report.adjustment import Adjustment
 from trinat.segmentation.report.cohort import Cohort
 from trinat.segmentation.report.drawing import (
-    MODEL_COLORS,
     Drawing,
     add_legend,
-    canvas,
+    model_color,
+    panels,
 )
-from trinat.segmentation.report.effects import effects_of, persons_of, trends_of
+from trinat.segmentation.report.effects import groups_of
 from trinat.segmentation.report.page import (
     Cell,
     Column,
@@ -30,17 +30,15 @@ from trinat.segmentation.report.svg import INK
 
 # Digits of a value, by its unit.
 DIGITS = {"mm³": 0, "%": 3}
-_PANELS_ABREAST = 4
 _TICK = 7
 
 
 def effect_tables(cohort: Cohort) -> list[Table]:
     """A table for each pair of groups: differences and Hedges' g, by structure."""
-    effects = effects_of(cohort)
-    if effects.empty:
+    if cohort.effects.empty:
         return []
     tables = []
-    pairs = effects.groupby(["fact", "first_group", "second_group"], sort=False)
+    pairs = cohort.effects.groupby(["fact", "first_group", "second_group"], sort=False)
     for place, ((fact, first, second), rows) in enumerate(pairs):
         caption = f"{first} − {second}, by {fact}"
         identity = f"effect-table-{place}"
@@ -80,8 +78,7 @@ def _effect_table(
 
 def trend_table(cohort: Cohort) -> Table | None:
     """How each structure's volume goes with age; None where ages are not known."""
-    trends = trends_of(cohort)
-    if trends.empty:
+    if cohort.trends.empty:
         return None
     digits = DIGITS[cohort.unit] + 1
     columns: Columns = [
@@ -95,7 +92,7 @@ def trend_table(cohort: Cohort) -> Table | None:
         Column("p", 3, "Of the slope, after Holm over structures"),
     ]
     rows = []
-    for place, row in enumerate(trends.to_dict("records")):
+    for place, row in enumerate(cohort.trends.to_dict("records")):
         share = 100 * row["slope"] / row["mean"] if row["mean"] else np.nan
         rows.append(
             [
@@ -147,22 +144,19 @@ def people_plot(cohort: Cohort) -> Drawing | None:
 
     Colours are groups, else sexes. Over age each colour with four persons has a line.
     """
-    persons = persons_of(cohort)
-    fact = "group" if persons["group"].nunique() > 1 else "sex"
-    groups = sorted(set(persons[fact]) - {""})
+    persons = cohort.persons
+    fact = "group"
+    groups = groups_of(persons, fact)
+    if len(groups) < 2:
+        fact = "sex"
+        groups = groups_of(persons, fact)
     over_age = bool(persons["age"].notna().any())
     if not over_age and len(groups) < 2:
         return None
     # Persons without the fact are drawn too.
     shown = groups if len(groups) > 1 else [""]
-    shown = shown[: len(MODEL_COLORS)]
-    columns = min(_PANELS_ABREAST, len(cohort.structures))
-    rows = -(-len(cohort.structures) // columns)
     marks: dict[str, list[str]] = {}
-    with canvas(8.6, 1.9 * rows + 0.5, rows, columns) as (figure, axes):
-        panels = np.ravel(axes)
-        for panel in panels[len(cohort.structures) :]:
-            panel.set_visible(False)
+    with panels(cohort.structures, 1.9, 0.5) as (figure, axes):
         for place, structure in enumerate(cohort.structures):
             of_structure = persons[persons["structure"] == structure]
             for color, group in enumerate(shown):
@@ -171,13 +165,12 @@ def people_plot(cohort: Cohort) -> Drawing | None:
                     chosen = of_structure[of_structure[fact] == group]
                 gid = f"people-{place}-{color}"
                 marks[gid] = _draw_persons(
-                    panels[place], chosen, color, gid, over_age, cohort.unit
+                    axes[place], chosen, color, gid, over_age, cohort.unit
                 )
-            panels[place].set_title(short_name(structure), fontsize=8, color=INK)
-            panels[place].tick_params(labelsize=_TICK)
+            axes[place].tick_params(labelsize=_TICK)
             if not over_age:
-                panels[place].set_xticks(range(len(shown)), shown)
-                panels[place].set_xlim(-0.6, len(shown) - 0.4)
+                axes[place].set_xticks(range(len(shown)), shown)
+                axes[place].set_xlim(-0.6, len(shown) - 0.4)
         figure.supxlabel("age (years)" if over_age else fact, fontsize=9, color=INK)
         figure.supylabel(_value_axis(cohort), fontsize=9, color=INK)
         if len(shown) > 1:
@@ -212,13 +205,12 @@ def _draw_persons(
     y = persons["value"].to_numpy(float)
     if unit == "mm³":
         y = y / 1000
-    axis.scatter(x, y, s=10, color=MODEL_COLORS[color], lw=0, zorder=3, gid=gid)
+    axis.scatter(x, y, s=10, color=model_color(color), lw=0, zorder=3, gid=gid)
     line = trend(x, y)
     if over_age and np.isfinite(line.slope):
         ends = np.array([np.nanmin(x), np.nanmax(x)])
-        axis.plot(
-            ends, line.intercept + line.slope * ends, color=MODEL_COLORS[color], lw=1
-        )
+        line_at_ends = line.intercept + line.slope * ends
+        axis.plot(ends, line_at_ends, color=model_color(color), lw=1)
     names = []
     for person, age, value in zip(persons["subject"], x, y, strict=True):
         # Only what is drawn has a name.

@@ -28,7 +28,7 @@ from bench._visits import Protocol, deformation, visit
 from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
-from trinat.segmentation.metrics.change import intraclass_correlation
+from trinat.segmentation.metrics.statistics import icc_2_1
 from trinat.segmentation.space.conform import conform
 
 __all__ = ["differences", "run", "slope_of"]
@@ -164,14 +164,16 @@ def differences(persons: pd.DataFrame, volumes: pd.DataFrame) -> pd.DataFrame:
     for _, visits in persons.groupby("person"):
         cases = visits["scan"].str.removesuffix(".nii.gz").iloc[:2]
         pairs.append(volumes.loc[cases].to_numpy())
-    first, second = np.moveaxis(np.stack(pairs), 1, 0)
+    measured = np.stack(pairs)
+    first, second = measured[:, 0], measured[:, 1]
     percents = 200 * (second - first) / (second + first)
-    columns = range(volumes.shape[1])
     return pd.DataFrame(
         {
             "mean": np.abs(percents).mean(axis=0),
             "sd": np.sqrt((percents**2).mean(axis=0)),
-            "icc": [intraclass_correlation(first[:, k], second[:, k]) for k in columns],
+            "icc": [
+                icc_2_1(of_structure) for of_structure in np.moveaxis(measured, 2, 0)
+            ],
         },
         index=volumes.columns,
     )

@@ -11,7 +11,7 @@ from trinat.segmentation.inference.checks.limits import Limits
 from trinat.segmentation.labels.fluid import CSF_GROUP
 from trinat.segmentation.space.morphology import dilated
 
-# Where skull and scalp are: so many voxels of 1 mm outside of what lies inside the skull.
+# Skull and scalp are between these distances from the space inside the skull, in voxels of 1 mm.
 _SKULL_FROM = 3
 _SKULL_TO = 6
 
@@ -21,7 +21,7 @@ def why_not_measured(
 ) -> str:
     """Why the intracranial volume is not known, in a few words; empty where it is.
 
-    `inside` (X, Y, Z) is what lies inside the skull, on the grid of the evidence.
+    `inside` (X, Y, Z) is what is inside the skull, on the grid of the evidence.
     """
     if not finds_all_fluid(evidence):
         return "the model does not find the fluid around the brain"

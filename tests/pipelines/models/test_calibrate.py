@@ -46,6 +46,14 @@ def test_look_alarms_no_more_than_a_fifth_of_the_others() -> None:
     assert look == 0.45
 
 
+def test_agreement_of_just_two_digits_has_its_own_hundredth() -> None:
+    # In floats, 100 times 0.29 is less than 29.
+    doubtful = [Point(0.29, dice=0.4)]
+    assert find_limits(doubtful) == (0.3, 0.3)
+    sound = [Point(0.29, dice=0.8)]
+    assert find_limits([*sound, Point(0.9, dice=0.4)]) == (0.29, 0)
+
+
 def test_without_doubtful_structures_there_is_no_limit() -> None:
     with pytest.raises(EvaluationError, match=r"no structure .* has a Dice below 0\.7"):
         find_limits([point for point in POINTS if point.dice == 0.8])

@@ -111,6 +111,19 @@ def test_scans_of_different_heads_are_refused_in_one_line(tmp_path: Path) -> Non
     assert reason.startswith("does not show the same head as P0_MR1")
 
 
+def test_a_refused_scan_names_one_that_shows_another_head(tmp_path: Path) -> None:
+    scans = tmp_path / "in"
+    scans.mkdir()
+    for number, person in enumerate((0, 0, 1, 1), start=1):
+        visit = visit_of(head_of(person), pose_of(2 * number, 1), seed=number)
+        visit.write(scans / f"P0_MR{number}.nii.gz")
+    outcome = run_serially(scans, tmp_path / "out", output=TOGETHER)
+    assert outcome.failed == 4
+    for case, other in (("P0_MR1", "P0_MR3"), ("P0_MR4", "P0_MR1")):
+        reason = entries(tmp_path / "out")[case].reason
+        assert reason.startswith(f"does not show the same head as {other}")
+
+
 @pytest.mark.slow
 @pytest.mark.important
 def test_tables_of_changes_go_with_the_results_that_they_are_of(tmp_path: Path) -> None:

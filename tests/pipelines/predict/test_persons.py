@@ -9,7 +9,7 @@ import pytest
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.discovery import find_cases
 from trinat.pipelines.predict.persons import Person, as_units, persons_of
-from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.errors import ConfigError, DatasetError
 
 
 def cases(*ids: str) -> list[Case]:
@@ -61,13 +61,26 @@ def test_an_age_is_a_time_too(tmp_path: Path) -> None:
         ("scan\tperson\na\tp\na\tq\n", "line 3: 'a' is there twice"),
         ("scan\tperson\na\t\n", "line 2: no person"),
         ("scan\tperson\tdate\na\tp\tsoon\n", "line 2: 'soon' is no date"),
-        ("scan\tperson\na\t" + "p" * 200_000, "is no table"),
         ("", "needs the columns scan and person"),
     ],
 )
 def test_a_wrong_table_is_refused(tmp_path: Path, text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         persons_of(cases("a", "b"), None, table(tmp_path, text))
+
+
+def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
+    path = table(tmp_path, "scan\tperson\na\t" + "p" * 200_000)
+    with pytest.raises(DatasetError, match="not a table"):
+        persons_of(cases("a", "b"), None, path)
+
+
+def test_what_is_not_known_is_empty_and_spaces_do_not_count(tmp_path: Path) -> None:
+    path = table(tmp_path, "scan, person, date, group\na, p, N/A, n/a\nb, p, 72,\n")
+    (person,) = persons_of(cases("a", "b"), None, path)
+    assert person.name == "p"
+    assert person.years == (None, 72)
+    assert person.group == ""
 
 
 def test_a_bids_dataset_says_person_time_and_group(tmp_path: Path) -> None:

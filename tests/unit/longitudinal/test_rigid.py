@@ -7,6 +7,7 @@ import pytest
 from helpers.visits import head_of, pose_of, visit_of
 
 from trinat.segmentation.grid import moved
+from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.longitudinal.person import image_to_align
 from trinat.segmentation.longitudinal.rigid import align, mean_pose
 from trinat.segmentation.longitudinal.space import (
@@ -44,6 +45,14 @@ def test_the_way_back_is_the_inverse() -> None:
 
 def test_another_head_is_not_taken_for_the_same() -> None:
     assert align(image(0), image(1, 3, 1)).likeness < SAME_HEAD
+
+
+def test_a_scan_without_a_head_is_like_no_other() -> None:
+    speck = np.zeros((40, 40, 40), np.float32)
+    speck[20, 20, 20] = 100
+    nothing = image_to_align(Volume(speck, np.eye(4)))
+    assert align(nothing, image(0)).likeness == 0
+    assert align(image(0), nothing).likeness == 0
 
 
 def test_scans_are_grouped_by_the_head_that_they_show() -> None:

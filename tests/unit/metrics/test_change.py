@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from trinat.segmentation.metrics.change import change_of, intraclass_correlation
+from trinat.segmentation.metrics.change import change_of
 
 
 def test_a_change_there_and_back_is_symmetric() -> None:
@@ -54,10 +53,3 @@ def test_noise_a_year_falls_with_time() -> None:
 
 def test_a_structure_that_is_nowhere_has_no_change() -> None:
     assert change_of([0, 0], [0, 1]) is None
-
-
-def test_equal_measurements_correlate_fully_and_a_shift_costs() -> None:
-    first = np.array([1.0, 2.0, 3.0])
-    assert intraclass_correlation(first, first) == pytest.approx(1)
-    # Between persons 2, error 0, scans 1.5: 2 / (2 + 2 * 1.5 / 3) = 2/3.
-    assert intraclass_correlation(first, first + 1) == pytest.approx(2 / 3)

@@ -43,6 +43,10 @@ def test_icc_counts_a_bias_as_disagreement() -> None:
     person = np.arange(10.0)
     assert icc_2_1(np.stack([person, person], 1)) == pytest.approx(1)
     assert icc_2_1(np.stack([person, person + 5], 1)) < 0.5
+    # Of 1, 2, 3 and one more each: between persons 2, residual 0, between raters 1.5;
+    # 2 / (2 + 2 * 1.5 / 3) = 2/3.
+    shifted = np.array([[1.0, 2.0], [2.0, 3.0], [3.0, 4.0]])
+    assert icc_2_1(shifted) == pytest.approx(2 / 3)
 
 
 def test_icc_leaves_out_incomplete_persons() -> None:

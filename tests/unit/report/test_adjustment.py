@@ -12,7 +12,7 @@ from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.report.adjustment import adjust
 from trinat.segmentation.report.cohort import Range, Scan, cohort_of
 from trinat.segmentation.report.cohort_page import cohort_drawings, cohort_page
-from trinat.segmentation.report.effects import effects_of, persons_of, trends_of
+from trinat.segmentation.report.people import people_plot
 
 SCHEME = load_scheme("quicknat33")
 STEM = "Brain-Stem"
@@ -100,7 +100,7 @@ def test_z_scores_are_of_the_adjusted_volumes_alone() -> None:
 def test_a_persons_value_is_the_mean_over_their_scans() -> None:
     twice = [replace(LINE[0], session="ses-1"), replace(LINE[0], session="ses-2")]
     scans = [twice[0], replace(twice[1], volumes_mm3={STEM: 230.0}), *LINE[1:]]
-    persons = persons_of(cohort_of(scans, SCHEME))
+    persons = cohort_of(scans, SCHEME).persons
     assert len(persons) == 4
     assert persons.loc[persons["subject"] == "sub-0", "value"].item() == 220
 
@@ -109,16 +109,31 @@ def test_groups_are_compared_in_pairs_and_ages_by_a_line() -> None:
     groups = ["control", "control", "patient", "patient"]
     scans = [replace(s, group=g) for s, g in zip(LINE, groups, strict=True)]
     cohort = cohort_of(scans, SCHEME)
-    (row,) = effects_of(cohort).to_dict("records")
+    (row,) = cohort.effects.to_dict("records")
     assert (row["fact"], row["first_group"], row["second_group"]) == (
         "group",
         "control",
         "patient",
     )
     assert row["difference"] == pytest.approx(310 - 310)
-    (line,) = trends_of(cohort).to_dict("records")
+    (line,) = cohort.trends.to_dict("records")
     assert line["persons"] == 4
-    assert effects_of(cohort_of(LINE, SCHEME)).empty
+    assert cohort_of(LINE, SCHEME).effects.empty
+
+
+def test_a_single_group_leaves_the_colours_to_the_sexes() -> None:
+    facts = zip(LINE, ["patient", "patient", "", ""], "FMFM", strict=True)
+    scans = [replace(one, group=group, sex=sex) for one, group, sex in facts]
+    drawing = people_plot(cohort_of(scans, SCHEME))
+    assert drawing is not None
+    assert [len(names) for names in drawing.marks.values()] == [2, 2]
+
+
+def test_every_person_is_drawn_however_many_groups_there_are() -> None:
+    scans = [replace(scan(n, 100.0 + n, None), group=f"g{n}") for n in range(9)]
+    drawing = people_plot(cohort_of(scans, SCHEME))
+    assert drawing is not None
+    assert sum(len(names) for names in drawing.marks.values()) == 9
 
 
 def test_the_page_shows_coefficients_effects_and_a_panel_for_each_structure() -> None:

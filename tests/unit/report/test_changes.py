@@ -36,7 +36,24 @@ def test_groups_have_their_means() -> None:
 
 def test_without_dates_the_page_says_so() -> None:
     page = changes_page([course("a", [100, 98], years=[None, None])])
-    assert "have no dates" in page
+    assert "1 person without dates" in page
+    assert "in the table of changes alone" not in page
+
+
+def test_changes_a_year_and_without_times_have_no_common_mean() -> None:
+    page = changes_page(
+        [
+            course("a", [100, 98]),
+            course("b", [100, 98]),
+            course("c", [100, 50], years=[2.0, None]),
+        ]
+    )
+    groups = page[page.index("By group") : page.index("The largest first")]
+    assert "change a year" in groups
+    # 2 of 99 in two years, twice; not the third, which may be of any time.
+    assert "-1.01 ± 0.00" in groups.replace("−", "-")
+    assert "1 person without dates" in page
+    assert "c-0" not in page[: page.index("By group")]
 
 
 def test_names_from_outside_are_text() -> None:
