@@ -31,7 +31,7 @@ _LETTER = 11  # pixels
 _LEAST_SIDE = 110  # pixels of the longest side at least, where voxels are few
 _MARGIN = 10  # of slices, in voxels
 # What lies at the left and the right edge of a slice whose columns grow with the axis.
-_EDGES = {View.CORONAL: ("L", "R"), View.AXIAL: ("L", "R"), View.SAGITTAL: ("P", "A")}
+EDGES = {View.CORONAL: ("L", "R"), View.AXIAL: ("L", "R"), View.SAGITTAL: ("P", "A")}
 
 
 def label_colors(scheme: LabelScheme) -> NDArray[np.float32]:
@@ -118,7 +118,7 @@ def draw_mosaic(
             rows[view.value] += three_pictures(
                 gray[position][window] / brightest, classes[position][window], colors
             )
-    edges = {view.value: letters for view, letters in _EDGES.items()}
+    edges = {view.value: letters for view, letters in EDGES.items()}
     return draw_rows(rows, title, edges)
 
 
