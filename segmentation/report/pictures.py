@@ -180,9 +180,12 @@ def _as_image(picture: Picture, zoom: int) -> Image:
     """A picture whose row 0 is at the bottom, each pixel a square of `zoom`."""
     from PIL import Image
 
-    top_first = np.clip(picture[::-1], 0, 1)
-    pixels = np.rint(top_first * 255).astype(np.uint8)
-    return Image.fromarray(pixels.repeat(zoom, 0).repeat(zoom, 1))
+    return Image.fromarray(top_first(picture).repeat(zoom, 0).repeat(zoom, 1))
+
+
+def top_first(picture: Picture) -> NDArray[np.uint8]:
+    """A picture whose row 0 is at the bottom as files have it: row 0 at the top, 0 to 255."""
+    return np.rint(np.clip(picture[::-1], 0, 1) * 255).astype(np.uint8)
 
 
 def _write_letter(

@@ -25,11 +25,11 @@ from trinat.segmentation.report.page import (
 from trinat.segmentation.report.pictures import (
     EDGES,
     brain_window,
-    draw_rows,
     encoded,
     label_colors,
     outlines,
     overlay,
+    top_first,
 )
 from trinat.segmentation.space.views import View, to_slices
 
@@ -92,8 +92,8 @@ def _cards(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     return cards
 
 
-def _pictures(found: Prediction) -> list[tuple[str, str]]:
-    """Name and picture of each view: the slice with most structures in it, with outlines."""
+def _pictures(found: Prediction) -> list[tuple[str, str, tuple[str, str]]]:
+    """Each view's name, picture and sides: the slice with most structures in it, with outlines."""
     scheme = found.scheme
     colors = label_colors(scheme)
     indices = np.asarray(found.working.data)
@@ -112,10 +112,8 @@ def _pictures(found: Prediction) -> list[tuple[str, str]]:
         enlarged = classes[chosen][window].repeat(_ZOOM, 0).repeat(_ZOOM, 1)
         values = gray[chosen][window].repeat(_ZOOM, 0).repeat(_ZOOM, 1)
         drawn = overlay(values, outlines(enlarged), colors, opacity=1)
-        picture = draw_rows({"": [drawn]}, "", {"": EDGES[view]})
-        pictures.append(
-            (view.value.capitalize(), data_uri("png", encoded(picture, "PNG")))
-        )
+        picture = data_uri("png", encoded(top_first(drawn), "PNG"))
+        pictures.append((view.value.capitalize(), picture, EDGES[view]))
     return pictures
 
 
