@@ -307,16 +307,19 @@ class Result(Prediction):
         return draw_mosaic(image, labels, self.scheme, slices_per_view=1)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: grade, pictures, and volumes to unfold."""
+        """What a notebook shows: grade, a picture no wider than it, and volumes to unfold."""
         items = [f"<li>{escape(reason)}</li>" for reason in self.quality.reasons]
-        reasons = "".join(items)
+        reasons = ""
+        if items:
+            reasons = f"<ul>{''.join(items)}</ul>"
         picture = data_uri("png", encoded(self._mosaic(), "PNG"))
         table = self.volumes().to_html(
             index=False, float_format="{:.4g}".format, border=0
         )
         return (
-            f'<p>{escape(repr(self))}</p><ul>{reasons}</ul><img src="{picture}" alt="slices">'
-            f"<details><summary>volumes</summary>{table}</details>"
+            f'<div style="overflow-x: auto"><p>{escape(repr(self))}</p>{reasons}'
+            f'<img src="{picture}" alt="slices" style="max-width: 100%; height: auto">'
+            f"<details><summary>volumes</summary>{table}</details></div>"
         )
 
     def _known(self, structure: str | int) -> Label:

@@ -13,7 +13,7 @@ from trinat.segmentation.errors import ModelError
 from trinat.segmentation.io.files import not_written, read_text
 from trinat.segmentation.models.checkpoint import Model, load_model
 
-# What the file tells of each part is checked against this by `monai.bundle verify_metadata`.
+# `monai.bundle verify_metadata` checks metadata.json against this.
 _SCHEMA = (
     "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/"
     "meta_schema_20240725.json"
@@ -76,6 +76,7 @@ def _metadata(model: Model) -> dict[str, Any]:
     """What metadata.json says, by the schema of MONAI."""
     versions = {name: version(name) for name in ("trinat", "nibabel", "safetensors")}
     classes = ", ".join(label.name for label in model.scheme.labels[1:])
+    scans = _scans(model)
     return {
         "schema": _SCHEMA,
         "version": "1.0.0",
@@ -85,7 +86,7 @@ def _metadata(model: Model) -> dict[str, Any]:
         "numpy_version": version("numpy"),
         "required_packages_version": versions,
         "name": model.name,
-        "task": "Segmentation of brain structures in T1-weighted MRI",
+        "task": f"Segmentation of brain structures in {scans}",
         "description": (
             "2D networks, one for each anatomical view, whose probabilities are fused;"
             " labels are restored to the scan's own space"
@@ -94,20 +95,27 @@ def _metadata(model: Model) -> dict[str, Any]:
         "copyright": "see LICENSE",
         "data_source": model.info.training.data or "not stated",
         "data_type": "nibabel",
-        "image_classes": "one T1-weighted scan, any intensities, resolution and orientation",
+        "image_classes": f"{scans}: one scan of any intensities, resolution and orientation",
         "label_classes": "FreeSurfer's numbers",
         "pred_classes": classes,
         "eval_metrics": dict(model.info.metrics),
         "intended_use": "research; not for diagnosis",
         "references": ["Guha Roy et al., QuickNAT, NeuroImage 2019, arXiv:1801.04161"],
         "network_data_format": {
-            "inputs": {"image": _input_format()},
+            "inputs": {"image": _input_format(scans)},
             "outputs": {"pred": _output_format(model)},
         },
     }
 
 
-def _input_format() -> dict[str, Any]:
+def _scans(model: Model) -> str:
+    """What kind of scans a model is for."""
+    if model.info.contrast == "any":
+        return "MRI of any contrast"
+    return f"{model.info.contrast}-weighted MRI"
+
+
+def _input_format(scans: str) -> dict[str, Any]:
     """What the network takes: a whole scan."""
     return {
         "type": "image",
@@ -118,7 +126,7 @@ def _input_format() -> dict[str, Any]:
         "dtype": "float32",
         "value_range": [],
         "is_patch_data": False,
-        "channel_def": {"0": "T1-weighted scan"},
+        "channel_def": {"0": scans},
     }
 
 
@@ -146,7 +154,7 @@ def _readme(model: Model) -> str:
     text = f"""\
 # {model.name}
 
-Brain structures in T1-weighted MRI, segmented by trinat.
+Brain structures in {_scans(model)}, segmented by trinat.
 
 The bundle holds the weights (`models/`, safetensors) and their configuration. The code that
 computes with them is trinat's ({needed}), which must be installed, and `monai[fire]`, which runs

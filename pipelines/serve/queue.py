@@ -273,12 +273,12 @@ class Queue:
         return Segmentation(**known)
 
     def _seconds_left(self, submission: Submission) -> int | None:
-        """Of a running scan, by the mean of those that have ended; None while none has."""
-        ended = sum(self.ended.values())
-        if submission.state != "running" or not ended or not self.busy_s:
+        """Of a running scan, by the mean of those that are done; None while none is."""
+        done = self.ended["done"]
+        if submission.state != "running" or not done:
             return None
         since = time.monotonic() - submission.running_since
-        return max(1, round(self.busy_s / ended - since))
+        return max(1, round(self.busy_s / done - since))
 
     def delete(self, submission: Submission) -> None:
         """Delete a scan and its results, whatever its state; a second time does nothing."""

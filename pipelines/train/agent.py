@@ -45,13 +45,13 @@ def run_agent(request: TrainRequest, processes: int) -> Path:
     # Without a lock, which a killed process could take with it.
     stop = RawValue("b", 0)
 
-    def tell_to_stop() -> None:
-        """The processes save, stop and say so."""
+    def stop_all() -> None:
+        """All processes see this: they save and end."""
         stop.value = 1
 
     with (
         TemporaryDirectory(prefix="trinat-") as folder,
-        stop_signals(tell_to_stop),
+        stop_signals(stop_all),
         _silent_torchrun(),
     ):
         start = elastic_launch(_torchrun_config(processes, folder), _work)

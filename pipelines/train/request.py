@@ -11,7 +11,7 @@ from trinat.pipelines.train.job import Watcher
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.config import Recipe
 
-# Opens a watcher, which is told how the training goes.
+# Opens a watcher, which gets the reports of the training.
 Watching = Callable[[], AbstractContextManager[Watcher]]
 
 

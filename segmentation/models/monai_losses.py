@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,6 +18,15 @@ class MonaiLoss(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     include_background: bool = True  # in Dice
+
+    def common(self) -> dict[str, Any]:
+        """The arguments that all of MONAI's losses get."""
+        return {
+            "include_background": self.include_background,
+            "to_onehot_y": True,
+            "softmax": True,
+            "batch": True,
+        }
 
     @abstractmethod
     def build(self, class_weights: Tensor) -> nn.Module:
@@ -39,10 +48,7 @@ class DiceCE(MonaiLoss):
         from monai.losses import DiceCELoss
 
         loss: nn.Module = DiceCELoss(
-            include_background=self.include_background,
-            to_onehot_y=True,
-            softmax=True,
-            batch=True,
+            **self.common(),
             lambda_dice=self.lambda_dice,
             lambda_ce=self.lambda_ce,
             label_smoothing=self.label_smoothing,
@@ -67,10 +73,7 @@ class DiceFocal(MonaiLoss):
         from monai.losses import DiceFocalLoss
 
         loss: nn.Module = DiceFocalLoss(
-            include_background=self.include_background,
-            to_onehot_y=True,
-            softmax=True,
-            batch=True,
+            **self.common(),
             gamma=self.gamma,
             lambda_dice=self.lambda_dice,
             lambda_focal=self.lambda_focal,
@@ -89,10 +92,7 @@ class GeneralizedDice(MonaiLoss):
         from monai.losses import GeneralizedDiceLoss
 
         loss: nn.Module = GeneralizedDiceLoss(
-            include_background=self.include_background,
-            to_onehot_y=True,
-            softmax=True,
-            batch=True,
+            **self.common(),
             w_type=self.w_type,
         )
         return loss
@@ -110,10 +110,7 @@ class Tversky(MonaiLoss):
         from monai.losses import TverskyLoss
 
         loss: nn.Module = TverskyLoss(
-            include_background=self.include_background,
-            to_onehot_y=True,
-            softmax=True,
-            batch=True,
+            **self.common(),
             alpha=self.alpha,
             beta=self.beta,
         )

@@ -31,7 +31,7 @@ _LETTER = 11  # pixels
 _LEAST_SIDE = 110  # pixels of the longest side at least, where voxels are few
 _MARGIN = 10  # of slices, in voxels
 # What lies at the left and the right edge of a slice whose columns grow with the axis.
-_EDGES = {View.CORONAL: ("L", "R"), View.AXIAL: ("L", "R"), View.SAGITTAL: ("P", "A")}
+EDGES = {View.CORONAL: ("L", "R"), View.AXIAL: ("L", "R"), View.SAGITTAL: ("P", "A")}
 
 
 def label_colors(scheme: LabelScheme) -> NDArray[np.float32]:
@@ -118,7 +118,7 @@ def draw_mosaic(
             rows[view.value] += three_pictures(
                 gray[position][window] / brightest, classes[position][window], colors
             )
-    edges = {view.value: letters for view, letters in _EDGES.items()}
+    edges = {view.value: letters for view, letters in EDGES.items()}
     return draw_rows(rows, title, edges)
 
 
@@ -180,9 +180,12 @@ def _as_image(picture: Picture, zoom: int) -> Image:
     """A picture whose row 0 is at the bottom, each pixel a square of `zoom`."""
     from PIL import Image
 
-    top_first = np.clip(picture[::-1], 0, 1)
-    pixels = np.rint(top_first * 255).astype(np.uint8)
-    return Image.fromarray(pixels.repeat(zoom, 0).repeat(zoom, 1))
+    return Image.fromarray(top_first(picture).repeat(zoom, 0).repeat(zoom, 1))
+
+
+def top_first(picture: Picture) -> NDArray[np.uint8]:
+    """A picture whose row 0 is at the bottom as files have it: row 0 at the top, 0 to 255."""
+    return np.rint(np.clip(picture[::-1], 0, 1) * 255).astype(np.uint8)
 
 
 def _write_letter(

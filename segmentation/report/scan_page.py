@@ -23,12 +23,13 @@ from trinat.segmentation.report.page import (
     table,
 )
 from trinat.segmentation.report.pictures import (
+    EDGES,
     brain_window,
-    draw_rows,
     encoded,
     label_colors,
     outlines,
     overlay,
+    top_first,
 )
 from trinat.segmentation.space.views import View, to_slices
 
@@ -40,11 +41,7 @@ _GRADES = {
     "look": "look at the picture before you use the numbers",
     "reject": "do not use the numbers",
 }
-_SIDES = {
-    View.AXIAL: ("L", "R"),
-    View.CORONAL: ("L", "R"),
-    View.SAGITTAL: ("P", "A"),
-}
+_VIEWS = (View.AXIAL, View.CORONAL, View.SAGITTAL)  # from left to right
 _ZOOM = 3
 # The drawn strip of a normal range reaches beyond it by its own length at both ends.
 _LOW, _HIGH = 100 / 3, 200 / 3
@@ -95,8 +92,8 @@ def _cards(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     return cards
 
 
-def _pictures(found: Prediction) -> list[tuple[str, str]]:
-    """Name and picture of each view: the slice with most structures in it, with outlines."""
+def _pictures(found: Prediction) -> list[tuple[str, str, tuple[str, str]]]:
+    """Each view's name, picture and sides: the slice with most structures in it, with outlines."""
     scheme = found.scheme
     colors = label_colors(scheme)
     indices = np.asarray(found.working.data)
@@ -106,7 +103,7 @@ def _pictures(found: Prediction) -> list[tuple[str, str]]:
     # No face is shown: what is away from the brain is black.
     shades = np.where(far_from_brain(indices > 0), 0, found.image.data / brightest)
     pictures = []
-    for view, sides in _SIDES.items():
+    for view in _VIEWS:
         classes = to_slices(indices, view)
         window = brain_window(classes)
         gray = to_slices(shades, view)
@@ -115,10 +112,8 @@ def _pictures(found: Prediction) -> list[tuple[str, str]]:
         enlarged = classes[chosen][window].repeat(_ZOOM, 0).repeat(_ZOOM, 1)
         values = gray[chosen][window].repeat(_ZOOM, 0).repeat(_ZOOM, 1)
         drawn = overlay(values, outlines(enlarged), colors, opacity=1)
-        picture = draw_rows({"": [drawn]}, "", {"": sides})
-        pictures.append(
-            (view.value.capitalize(), data_uri("png", encoded(picture, "PNG")))
-        )
+        picture = data_uri("png", encoded(top_first(drawn), "PNG"))
+        pictures.append((view.value.capitalize(), picture, EDGES[view]))
     return pictures
 
 
@@ -196,11 +191,10 @@ def _row(
         _measured(asymmetry, 1, sign=True),
     ]
     if ranges:
-        places = [
-            _place(volume_mm3, ranges.get(name))
-            for name, volume_mm3 in zip(names, volumes_mm3, strict=True)
-        ]
-        row += [*places, Cell("")][:2]
+        for name, volume_mm3 in zip(names, volumes_mm3, strict=True):
+            row.append(_place(volume_mm3, ranges.get(name)))
+        if len(names) == 1:
+            row.append(Cell(""))
     return row
 
 
@@ -221,8 +215,10 @@ def _grade(names: Sequence[str], result: Mapping[str, Any]) -> Cell:
             if found == grade
         ]
         if sides:
-            named = f" ({sides[0]})" if len(sides) < len(names) else ""
-            return Cell(f"{grade}{named}", kind=grade)
+            shown = grade
+            if len(sides) < len(names):
+                shown = f"{grade} ({sides[0]})"
+            return Cell(shown, kind=grade)
     return Cell(grades[0], kind=grades[0])
 
 

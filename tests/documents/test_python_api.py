@@ -111,6 +111,7 @@ def test_every_line_of_a_result(found: Found) -> None:
     assert f"model fast: {result.quality.name}, 32 structures" in repr(result)
     page = result._repr_html_()
     assert page.count("<img src=") == 1
+    assert "max-width: 100%" in page
     assert "<td>Left-Hippocampus</td>" in page
     shown = pyplot.get_fignums()
     figure = result.plot()

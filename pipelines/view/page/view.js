@@ -245,7 +245,8 @@ function fillDetail() {
 }
 
 function located({ place, mm, voxel, dims }) {
-  const at = mm.map((v) => v.toFixed(0)).join(", ");
+  // Without the sign of -0.
+  const at = mm.map((v) => Math.round(v) || 0).join(", ");
   const parts = [place ? shortName(page.study.structures[place - 1].name) : "", `${at} mm`];
   if (page.whole && dims) parts.push(`slices ${voxel.map((n, axis) => `${n + 1}/${dims[axis]}`).join(", ")}`);
   if (page.picture.state.flipped) parts.push(page.study.against);
@@ -284,7 +285,8 @@ async function savePicture() {
   const blob = await page.picture.snapshot($("stage").dataset.layout);
   const link = make("a", { href: URL.createObjectURL(blob), download: `${page.items[page.number].name.replaceAll("/", "_")}.png` });
   link.click();
-  URL.revokeObjectURL(link.href);
+  // Some browsers read it only after the click.
+  setTimeout(() => URL.revokeObjectURL(link.href), 60000);
 }
 
 // ---- Structures ----

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 from torch import Tensor
 
 # Called with image (C, H, W) float32, labels (H, W) of any integer type, and a seed; returns both
-# anew, in their shapes. The seed decides everything.
+# as they are then, in the same shapes. The seed decides everything.
 SliceChange = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
@@ -26,6 +26,7 @@ Finite = Annotated[float, Ge(-100), Le(100)]
 Positive = Annotated[float, Ge(0), Le(1000)]
 Fraction = Annotated[float, Ge(0), Le(0.9)]
 Count = Annotated[int, Ge(1), Le(100)]
+AtLeastThree = Annotated[int, Ge(3), Le(100)]
 Factor = Annotated[float, Ge(0.1), Le(10)]
 Coarseness = Annotated[float, Ge(1), Le(10)]
 Share = Annotated[float, Ge(0), Le(1)]
@@ -34,6 +35,7 @@ Range = Annotated[tuple[Finite, Finite], AfterValidator(_rising)]
 PositiveRange = Annotated[tuple[Positive, Positive], AfterValidator(_rising)]
 Shares = Annotated[tuple[Share, Share], AfterValidator(_rising)]
 Counts = Annotated[tuple[Count, Count], AfterValidator(_rising)]
+ControlPoints = Annotated[tuple[AtLeastThree, AtLeastThree], AfterValidator(_rising)]
 Factors = Annotated[tuple[Factor, Factor], AfterValidator(_rising)]
 Coarsenings = Annotated[tuple[Coarseness, Coarseness], AfterValidator(_rising)]
 

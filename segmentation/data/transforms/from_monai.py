@@ -8,7 +8,7 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from trinat.segmentation.data.transforms.base import (
-    Counts,
+    ControlPoints,
     Fraction,
     Positive,
     PositiveRange,
@@ -220,15 +220,14 @@ class MonaiHistogramShift(_FromMonai):
     """Intensities along a random rising curve."""
 
     name: Literal["RandHistogramShift"]
-    num_control_points: Counts = (5, 10)  # of the curve, from 3 on
+    num_control_points: ControlPoints = (5, 10)  # of the curve
 
     def build(self) -> SliceChange:
         """The image alone."""
         from monai.transforms import RandHistogramShift
 
-        low, high = self.num_control_points
         return _still(
-            RandHistogramShift(prob=1, num_control_points=(max(3, low), max(3, high)))
+            RandHistogramShift(prob=1, num_control_points=self.num_control_points)
         )
 
 

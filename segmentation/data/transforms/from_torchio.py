@@ -6,8 +6,11 @@ are channels, and whatever has an axis keeps to the first two.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+import numpy as np
 import torch
 from annotated_types import Ge, Le
 from torch import Tensor
@@ -133,7 +136,16 @@ class RandomGamma(_FromTorchIO):
         """The image alone."""
         from torchio import RandomGamma
 
-        return _change(RandomGamma(log_gamma=self.log_gamma))
+        transform = RandomGamma(log_gamma=self.log_gamma)
+
+        def change(image: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+            # Neighbours along the third axis: each channel would get a gamma of its own.
+            volume = image.movedim(0, -1)[None]
+            with _seeded(seed):
+                changed = transform(volume)
+            return changed[0].movedim(-1, 0), labels
+
+        return change
 
 
 class RandomGhosting(_FromTorchIO):
@@ -163,16 +175,43 @@ class RandomMotion(_FromTorchIO):
     num_transforms: Annotated[int, Ge(1), Le(10)] = 2  # movements
 
     def build(self) -> SliceChange:
-        """The image alone: labels stay where the head is for most of the scan."""
-        from torchio import RandomMotion
+        """The image alone: labels stay where the head is when the middle of k-space is read.
 
-        return _change(
-            RandomMotion(
-                degrees=self.degrees,
-                translation=self.translation,
-                num_transforms=self.num_transforms,
-            )
+        TorchIO fills k-space along the third axis, which a slice does not have: there it would
+        move the whole image, and no labels. So here the columns are the third axis, and the single
+        voxel is along the second.
+        """
+        from torchio import Motion, RandomMotion, ScalarImage
+
+        random = RandomMotion(
+            degrees=self.degrees,
+            translation=self.translation,
+            num_transforms=self.num_transforms,
         )
+
+        def change(image: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+            with _seeded(seed):
+                times, degrees, shifts = random.get_params(
+                    random.degrees_range,
+                    random.translation_range,
+                    self.num_transforms,
+                    is_2d=True,
+                )
+            # `is_2d` is of slices without a third axis.
+            motion = Motion(
+                degrees=degrees[:, [0, 2, 1]],
+                translation=shifts[:, [0, 2, 1]],
+                times=times,
+                image_interpolation="linear",
+            )
+            _, height, width = image.shape
+            # It turns around the origin: put there, the middle of the slice stays in place.
+            affine = np.eye(4)
+            affine[:3, 3] = (-(height - 1) / 2, 0, -(width - 1) / 2)
+            volume = ScalarImage(tensor=image[:, :, None], affine=affine)
+            return motion(volume).data[:, :, 0], labels
+
+        return change
 
 
 class RandomNoise(_FromTorchIO):
@@ -204,6 +243,14 @@ class RandomSpike(_FromTorchIO):
         )
 
 
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """TorchIO draws from torch's global generator, which is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
 def _change(transform: Transform) -> SliceChange:
     """A transform of TorchIO as a change of one slice."""
     import torchio
@@ -213,9 +260,7 @@ def _change(transform: Transform) -> SliceChange:
             image=torchio.ScalarImage(tensor=image[..., None]),
             labels=torchio.LabelMap(tensor=labels[None, ..., None]),
         )
-        # TorchIO draws from torch's global generator, which is not ours to move.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with _seeded(seed):
             changed = transform(subject)
         classes = changed.labels.data[0, ..., 0].to(labels.dtype)
         return changed.image.data[..., 0], classes

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import nibabel as nib
@@ -108,15 +107,11 @@ def oblique_scan(path: Path) -> Path:
 
 
 def run_bundle(bundle: Path, **options: str) -> None:
-    """`python -m monai.bundle run`; without the package fire, which it needs, its function."""
-    if find_spec("fire"):
-        given = [f"--{key}={value}" for key, value in options.items()]
-        command = ["-m", "monai.bundle", "run", *given]
-    else:
-        command = ["-c", f"import monai.bundle; monai.bundle.run(**{options!r})"]
+    """`python -m monai.bundle run` in the folder of a bundle."""
+    given = [f"--{key}={value}" for key, value in options.items()]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [sys.executable, *command],
+        [sys.executable, "-m", "monai.bundle", "run", *given],
         cwd=bundle,
         env=environment,
         capture_output=True,

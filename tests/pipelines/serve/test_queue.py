@@ -205,16 +205,21 @@ def test_without_a_name_the_queue_is_in_the_users_state_folder(
 def test_of_a_running_scan_the_stage_and_the_seconds_left_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two scans took 30 s each; the third has been at work for 12 s, then for a minute."""
+    """Two scans took 30 s each; the third has been at work for 12 s, then for a minute.
+
+    One that failed says nothing of how long a scan takes.
+    """
     now = [100.0]
     monkeypatch.setattr("trinat.pipelines.serve.queue.time.monotonic", lambda: now[0])
     queue = Queue(tmp_path)
-    first, second, third = (accepted(queue) for _ in range(3))
+    first, second, third, broken = (accepted(queue) for _ in range(4))
     queue.enter(first.id, "reading")
     assert queue.seen(first).stage == "reading"
     assert queue.seen(first).seconds_left is None
+    queue.finish(Entry(broken.id, "failed"))
+    assert queue.seen(first).seconds_left is None
     for job in (first, second):
-        queue.finish(Entry(job.id, "failed", timings_s={"a": 20.0, "b": 10.0}))
+        queue.finish(Entry(job.id, "done", timings_s={"a": 20.0, "b": 10.0}))
     assert (queue.seen(first).stage, queue.seen(first).seconds_left) == ("", None)
     assert queue.seen(third).seconds_left is None
     queue.enter(third.id, "reading")

@@ -44,9 +44,9 @@ def test_views_and_fusion_read_no_value_and_copy_nothing_batch_by_batch(
 def test_the_check_finds_values_read_and_copies_made() -> None:
     with Counted() as counted:
         there = torch.ones(3, 3).to("meta")
-        with pytest.raises((RuntimeError, NotImplementedError)):
+        with pytest.raises(RuntimeError):
             (there > 0).any().item()
-        with pytest.raises((RuntimeError, NotImplementedError)):
+        with pytest.raises(RuntimeError):
             there[there > 0]
         there @ there
     assert counted.operations[0].from_host

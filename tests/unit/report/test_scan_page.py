@@ -71,6 +71,13 @@ def rows_of(page: str) -> list[list[str]]:
     return [[re.sub(r"<[^>]+>", "", cell).strip() for cell in row] for row in cells]
 
 
+def test_the_sides_of_each_view_are_named(found: Prediction) -> None:
+    page = scan_page(found, RESULT, {}, title="sub-1")
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", page)
+    named = [re.sub(r"<[^>]+>", " ", caption).split() for caption in captions]
+    assert named == [["L", "Axial", "R"], ["L", "Coronal", "R"], ["P", "Sagittal", "A"]]
+
+
 def test_both_sides_are_in_a_row_with_their_asymmetry(found: Prediction) -> None:
     """Hippocampus: 100 (3300 - 2700) / 3000 = 20 %."""
     page = scan_page(found, RESULT, {"trinat": "1"}, title="sub-1")
