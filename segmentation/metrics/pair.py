@@ -302,8 +302,8 @@ def evaluate(
     resample : bool
         Bring the prediction to the truth's grid where they differ; otherwise that is an error.
     not_predicted : names
-        Structures of the label scheme that the model does not know ("CSF" for `fast`). A Result
-        says itself which these are; of a file, nothing is known.
+        Structures of the label scheme that the model does not know. A Result says itself which
+        these are; of a file, nothing is known.
     csf : str, optional
         What the truth calls CSF: "region", a small one as in FreeSurfer's aseg, or "intracranial",
         all fluid inside the skull. A Result says it itself; by default it is "region". CSF of a

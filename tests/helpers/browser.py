@@ -59,6 +59,24 @@ def print_to_pdf(page: Path) -> Path:
     return target
 
 
+def assert_fits_desk_and_phone(chromium: str, page: Path) -> None:
+    """Nothing reaches beyond the window in either theme, and nothing else is asked for."""
+    browser = Browser(chromium)
+    try:
+        for scheme in ("light", "dark"):
+            browser.emulate(color_scheme=scheme)
+            for width in (1440, 390):
+                browser.resize(width)
+                browser.open(page)
+                widest = browser.evaluate("document.documentElement.scrollWidth")
+                assert widest <= width, (scheme, width)
+        assert not browser.problems
+        asked = {url for url in browser.requests if not url.startswith("data:")}
+        assert asked == {page.as_uri()}
+    finally:
+        browser.close()
+
+
 class Browser:
     """One page in one browser; what it logs and asks of the network is kept."""
 

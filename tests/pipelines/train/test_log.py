@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.browser import assert_fits_desk_and_phone, find_chromium
 from matplotlib.image import imread
 
 from trinat.pipelines.train.log import Metrics, append_scores, read_curves
@@ -108,6 +109,17 @@ def test_a_page_shows_each_structure_through_time(tmp_path: Path) -> None:
     assert 'class="brand"' in page
     assert "prefers-color-scheme: dark" in page
     assert page.count("data:image/png;base64,") == 2
+
+
+@pytest.mark.browser
+def test_on_a_phone_nothing_is_wider_than_the_page_of_a_run(tmp_path: Path) -> None:
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    Metrics(tmp_path, 0).add(report(1, 1.0), last=True)
+    append_scores(tmp_path, 1, scores(0.5), SCHEME)
+    write_page(tmp_path, "a run with a " + 30 * "long" + " name", SCHEME)
+    assert_fits_desk_and_phone(chromium, tmp_path / "run.html")
 
 
 def test_without_validation_there_are_two_curves_in_place_of_four(

@@ -165,6 +165,16 @@ FILLS = """(() => {
   return Math.abs(bottom - innerHeight) < 2 && Math.abs(right - innerWidth) < 2
     && document.documentElement.scrollWidth <= innerWidth;
 })()"""
+# A picture is saved by a click on a link to its bytes.
+NOTE_WHAT_IS_SAVED = """(() => {
+  window.saved = {};
+  const addressOf = URL.createObjectURL;
+  URL.createObjectURL = (blob) => {
+    Object.assign(window.saved, { type: blob.type, size: blob.size });
+    return addressOf(blob);
+  };
+  HTMLAnchorElement.prototype.click = function () { window.saved.name = this.download; };
+})()"""
 STAGE_HEIGHT = "document.getElementById('stage').getBoundingClientRect().height"
 
 
@@ -210,7 +220,26 @@ def test_the_page_fills_the_window_however_few_rows_are_listed(
         at = "document.activeElement"
         assert page.evaluate(f"{at}.closest('li').dataset.place") == "8"
         assert page.evaluate(f"getComputedStyle({at}).outlineStyle") == "solid"
+        # What is seen is saved as a picture by the name of its scan.
+        page.evaluate(NOTE_WHAT_IS_SAVED)
+        page.press("p")
+        page.wait("window.saved.name")
+        shown_name = page.evaluate(
+            "document.getElementById('name').firstChild.textContent"
+        )
+        assert page.evaluate("window.saved.name") == f"{shown_name}.png"
+        assert page.evaluate("window.saved.type") == "image/png"
+        assert page.evaluate("window.saved.size") > 1000
+        # Of two scans this one has the smallest or the largest volume.
         page.evaluate("document.getElementById('volumes-open').click()")
+        volumes = page.evaluate(
+            "[...document.querySelectorAll('#volumes-rows tr')]"
+            ".map((row) => [...row.cells].map((cell) => cell.textContent))"
+        )
+        assert volumes
+        for _, scans, smallest, *_, largest, own in volumes:
+            assert scans == "2"
+            assert own in (smallest, largest)
         (pictures / "view-volumes.png").write_bytes(page.picture())
         assert not page.problems
     finally:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+from helpers.browser import assert_fits_desk_and_phone, find_chromium
+
 from trinat.segmentation.metrics.change import change_of
 from trinat.segmentation.report.changes import Course, changes_page
 
@@ -61,3 +66,14 @@ def test_names_from_outside_are_text() -> None:
     assert (
         "<script>" not in page[page.index("The largest first") :].split("</table>")[0]
     )
+
+
+@pytest.mark.browser
+def test_on_a_phone_nothing_is_wider_than_the_page(tmp_path: Path) -> None:
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    page = tmp_path / "changes.html"
+    long_name = "person-" + 40 * "long"
+    page.write_text(changes_page([course(long_name, [100, 90], group="patients")]))
+    assert_fits_desk_and_phone(chromium, page)

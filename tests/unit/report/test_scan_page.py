@@ -9,7 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.browser import Browser, find_chromium, print_to_pdf
+from helpers.browser import (
+    assert_fits_desk_and_phone,
+    find_chromium,
+    print_to_pdf,
+)
 
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.io.volume import Volume
@@ -151,16 +155,4 @@ def test_a_page_prints_on_two_sheets_and_fits_a_phone(
     page.write_text(scan_page(found, result, facts, title="sub-1", ranges=ranges))
     sheets = re.findall(rb"/Type\s*/Page[^s]", print_to_pdf(page).read_bytes())
     assert len(sheets) == 2
-    browser = Browser(chromium)
-    try:
-        for width in (1440, 390):
-            browser.resize(width)
-            browser.open(page)
-            assert browser.evaluate(
-                "document.documentElement.scrollWidth <= innerWidth"
-            )
-        assert not browser.problems
-        asked = {url for url in browser.requests if not url.startswith("data:")}
-        assert asked == {page.as_uri()}
-    finally:
-        browser.close()
+    assert_fits_desk_and_phone(chromium, page)
