@@ -222,11 +222,16 @@ def _choose(segmenter: Predictor, scans: Sequence[SegmentedScan], failed: int) -
     # One person says how far to believe views, not how far for each structure.
     kinds = _KINDS if held_out else _KINDS_BY_VIEW
     chosen = _best_kind(scores, kinds)
+    fusion = before
+    if chosen != BEFORE:
+        # CSF is not compared: how far it reaches is not a matter of these weights.
+        csf_odds = {"csf_odds": before.csf_odds}
+        fusion = fitted_to_all[chosen].model_copy(update=csf_odds)
     return Found(
         scans=tuple(scan.name for scan in scans),
         dice={kind: tuple(values) for kind, values in scores.items()},
         chosen=chosen,
-        fusion=before if chosen == BEFORE else fitted_to_all[chosen],
+        fusion=fusion,
         held_out=held_out,
         exit=batch_exit(done=len(scans), failed=failed),
     )

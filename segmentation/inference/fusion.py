@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.labels.fluid import CSF_GROUP
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.model_info import DEFAULT_WEIGHTS, Mean
 from trinat.segmentation.space.views import SliceAxes, View, slice_axes, to_slices
@@ -200,3 +201,24 @@ class ViewAggregator:
             share = torch.where(pair > 0, own / pair * self._parts, self._if_unknown)
         of_both = merged @ self._expand
         return of_both.mul_(share)
+
+
+def multiply_csf_odds(fused: Tensor, scheme: LabelScheme, odds: float) -> None:
+    """Multiply the odds of CSF against background in probabilities (X, Y, Z, K), in place.
+
+    The sum of the two stays, and so do all other classes: only the border between CSF and
+    background moves.
+    """
+    if odds == 1:
+        return
+    for label in scheme.labels:
+        if label.group != CSF_GROUP:
+            continue
+        for slab in torch.split(fused, _SLAB):
+            background = slab[..., 0].float()
+            csf = slab[..., label.index].float()
+            weighted = csf * odds
+            share = weighted / (weighted + background).clamp_(min=1e-6)
+            both = csf + background
+            slab[..., label.index] = both * share
+            slab[..., 0] = both * (1 - share)

@@ -11,7 +11,10 @@ from torch import Tensor
 
 from trinat.segmentation.errors import DeviceError, ModelError
 from trinat.segmentation.grid import to_shape
-from trinat.segmentation.inference.fusion import ViewAggregator
+from trinat.segmentation.inference.fusion import (
+    ViewAggregator,
+    multiply_csf_odds,
+)
 from trinat.segmentation.inference.localisation import BrainRegion, brain_region
 from trinat.segmentation.inference.network import (
     ComputePrecision,
@@ -233,6 +236,8 @@ class Predictor:
         fusion, maps = self._add_views(image[region.box], region.mask, mirror)
         with stage("fusion"):
             fusion.finish()
+            csf_odds = self.model.info.fusion.csf_odds
+            multiply_csf_odds(fusion.fused, fusion.scheme, csf_odds)
             # What is no number in one class of a voxel is none in all. A look at one is cheap.
             if fusion.fused[..., 0].isnan().any():
                 raise ModelError(

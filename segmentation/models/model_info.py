@@ -44,6 +44,7 @@ Side = Annotated[int, Field(ge=16, le=512)]
 Weight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Share = Annotated[float, Field(ge=0, le=1)]
+Odds = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
 # The power that a template's probabilities are taken to.
 PriorWeight = Annotated[float, Field(ge=0, le=4, allow_inf_nan=False)]
 
@@ -74,6 +75,11 @@ def _is_t1(given: str) -> bool:
 def _is_missing(given: object) -> bool:
     """Keys without a value are not written, for the same reason."""
     return given is None
+
+
+def _is_one(given: float) -> bool:
+    """A factor of 1 goes without saying, for the same reason."""
+    return given == 1
 
 
 def _is_usual_csf(given: Csf) -> bool:
@@ -134,6 +140,9 @@ class Fusion(_Part):
     weights: dict[View, Weight] = DEFAULT_WEIGHTS
     # For structures, by name, that are better weighted otherwise.
     per_class: dict[str, dict[View, Weight]] = {}
+    # The odds of CSF against background are multiplied by this: 0.5 halves them. It moves the outer
+    # border of the fluid, and with it the intracranial volume.
+    csf_odds: Odds = Field(default=1.0, exclude_if=_is_one)
 
 
 class Quality(_Part):

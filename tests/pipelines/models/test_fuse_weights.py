@@ -50,7 +50,7 @@ def lame(tmp_path: Path) -> Path:
     description = Description(
         name="lame",
         not_predicted=good.info.not_predicted,
-        fusion=Fusion(weights=weights),
+        fusion=Fusion(weights=weights, csf_odds=0.5),
         metrics={"kept": 1},
     )
     save_model(tmp_path / "lame", description, networks)
@@ -73,6 +73,7 @@ def test_a_blind_view_loses_its_weight_and_the_model_gains(
     assert "updated" in done.output
     info = load_model(lame).info
     assert info.fusion.weights[View.SAGITTAL] < 0.1
+    assert info.fusion.csf_odds == 0.5
     figures = info.metrics["fusion_weights"]
     assert figures["mean_dice_after"] > figures["mean_dice_before"] + 0.1
     assert (info.metrics["kept"], figures["scans"]) == (1, 3)

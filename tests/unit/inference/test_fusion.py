@@ -8,7 +8,11 @@ import torch
 from helpers.fourclass import SCHEME
 
 from trinat.segmentation.errors import ConfigError
-from trinat.segmentation.inference.fusion import ViewAggregator, view_weights
+from trinat.segmentation.inference.fusion import (
+    ViewAggregator,
+    multiply_csf_odds,
+    view_weights,
+)
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.model_info import Mean
 from trinat.segmentation.space.views import View, to_slices
@@ -110,6 +114,32 @@ def test_weights_per_class_are_applied_and_sums_restored() -> None:
     )
     expected = torch.tensor([0.75, 0, 0, 0.5]) / 1.25
     torch.testing.assert_close(fused[0, 0, 0].float(), expected, atol=1e-3, rtol=0)
+
+
+def test_odds_of_csf_against_background_are_multiplied() -> None:
+    """0.6 to 0.2 are odds of 3; of a third of them, 1, each of the two gets half of 0.8."""
+    scheme = load_scheme("quicknat33")
+    csf = scheme.find("CSF").index
+    brain = scheme.find("Left-Cerebral-Cortex").index
+    fused = torch.zeros(1, 1, 3, len(scheme), dtype=torch.float16)
+    fused[0, 0, 0, [0, csf, brain]] = torch.tensor([0.2, 0.6, 0.2]).half()
+    # Without background, or without CSF, nothing changes.
+    fused[0, 0, 1, [csf, brain]] = torch.tensor([0.5, 0.5]).half()
+    fused[0, 0, 2, [0, brain]] = torch.tensor([0.5, 0.5]).half()
+    before = fused.clone()
+    multiply_csf_odds(fused, scheme, 1 / 3)
+    expected = torch.tensor([0.4, 0.4, 0.2]).half()
+    changed = fused[0, 0, 0, [0, csf, brain]]
+    torch.testing.assert_close(changed, expected, atol=1e-3, rtol=0)
+    torch.testing.assert_close(fused[0, 0, 1:], before[0, 0, 1:])
+
+
+def test_odds_of_one_change_nothing() -> None:
+    scheme = load_scheme("quicknat33")
+    fused = torch.rand(2, 2, 2, len(scheme)).half()
+    before = fused.clone()
+    multiply_csf_odds(fused, scheme, 1.0)
+    assert torch.equal(fused, before)
 
 
 def test_sides_of_a_structure_share_one_weight() -> None:

@@ -275,6 +275,29 @@ def test_networks_that_give_no_numbers_are_told(
     assert caught.value.where == str(tmp_path / "m")
 
 
+def test_the_odds_of_csf_in_model_yaml_move_its_border_to_background_alone(
+    tmp_path: Path,
+) -> None:
+    networks = load_model(random_model()).networks
+    scan, _ = miniature(seed=1)
+    fused = {}
+    for odds in (1.0, 0.25):
+        folder = tmp_path / f"odds-{odds}"
+        fusion = Fusion(csf_odds=odds)
+        save_model(folder, Description(name="m", fusion=fusion), networks)
+        fused[odds] = Predictor.load(folder, device="cpu").segment(scan).fused.float()
+    csf = SCHEME.find("CSF").index
+    odds_before = fused[1.0][..., csf] / fused[1.0][..., 0]
+    odds_after = fused[0.25][..., csf] / fused[0.25][..., 0]
+    both = (fused[1.0][..., csf] > 0.01) & (fused[1.0][..., 0] > 0.01)
+    assert both.any()
+    torch.testing.assert_close(
+        odds_after[both], odds_before[both] / 4, atol=0, rtol=0.05
+    )
+    others = [index for index in range(len(SCHEME)) if index not in (0, csf)]
+    assert torch.equal(fused[0.25][..., others], fused[1.0][..., others])
+
+
 def test_a_view_that_the_model_lacks_is_told(tmp_path: Path) -> None:
     coronal = load_model(random_model(), views=["coronal"])
     save_model(tmp_path / "m", Description(name="m"), coronal.networks)
