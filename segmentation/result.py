@@ -1,8 +1,7 @@
-"""What users of `import trinat` hold: a scan's result, and a segmenter that gives such results."""
+"""What users of `import trinat` get of a scan: its labels, volumes, surfaces and pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from html import escape
@@ -17,7 +16,6 @@ from trinat.segmentation.grid import grown
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.measuring import measure
 from trinat.segmentation.inference.prediction import Prediction
-from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.quality import (
     LIMITS,
     Grade,
@@ -27,16 +25,15 @@ from trinat.segmentation.inference.quality import (
     total_brain_mm3,
 )
 from trinat.segmentation.io.foreign_images import to_monai, to_simpleitk, to_torchio
-from trinat.segmentation.io.volume import ScanLike, Volume
+from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.measures import INTRACRANIAL, BrainVolumes
 from trinat.segmentation.labels.scheme import Label
 from trinat.segmentation.models.checkpoint import Model
-from trinat.segmentation.models.zoo import warn_of_licence
 from trinat.segmentation.report.mesh import Surface, surface_net
 from trinat.segmentation.report.page import data_uri
 from trinat.segmentation.report.pictures import draw_mosaic, encoded
 from trinat.segmentation.space.resample import occupied_box
-from trinat.segmentation.space.views import View, reoriented
+from trinat.segmentation.space.views import reoriented
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -328,76 +325,3 @@ class Result(Prediction):
         if label.name in self.not_predicted:
             raise LabelError(f"the model {self.model} does not predict {label.name}")
         return label
-
-
-class Segmenter(Predictor):
-    """A model, loaded once, to segment many scans one after another.
-
-    Parameters are those of `segment`, and `precision` ("auto", "float32", "bfloat16").
-    `Segmenter.load` is the same.
-
-    Examples
-    --------
-    >>> segmenter = trinat.Segmenter("fast", device="cpu")
-    >>> segmenter.segment("scan.nii.gz").model
-    'fast'
-    """
-
-    # Not in the module of its parent: results draw pictures, which inference knows nothing of.
-    def segment(
-        self,
-        volume: ScanLike,
-        *,
-        image: str | None = None,
-        mirror: bool = False,
-        samples: int = 0,
-        seed: int = 0,
-    ) -> Result:
-        """Segment one scan: see `trinat.segment`.
-
-        `mirror` averages with the mirrored scan, at twice the time. `samples` predictions with
-        dropout (`seed`) make `result.entropy` and `result.uncertainty`.
-        """
-        warn_of_licence(self.model.folder)
-        found = super().segment(
-            Volume.of(volume, image=image), mirror=mirror, samples=samples, seed=seed
-        )
-        return Result.of(found, self.model)
-
-
-def segment(
-    scan: ScanLike,
-    *,
-    model: str | Path = "fast",
-    device: str = "auto",
-    views: Iterable[View | str] | str | None = None,
-    image: str | None = None,
-) -> Result:
-    """Segment one T1-weighted scan of a head.
-
-    Parameters
-    ----------
-    scan : path, (array, affine), Volume, or image of nibabel, torchio, MONAI or SimpleITK
-        3D with one channel. The array is (X, Y, Z), the affine (4, 4) takes voxel indices to
-        RAS mm.
-    model : str or path
-        Name of a shipped model, or a model folder.
-    device : str
-        "auto", "cpu", "cuda" or "cuda:1".
-    views : list of str, optional
-        Some of "coronal", "axial" and "sagittal"; without it all that the model has.
-    image : str, optional
-        Name of the scan in a torchio.Subject; needed if it has several.
-
-    Returns
-    -------
-    Result
-        Labels, volumes, probabilities, surfaces and a grade, in the scan's own space.
-
-    Examples
-    --------
-    >>> result = trinat.segment("scan.nii.gz")
-    >>> result.save("labels.nii.gz")
-    """
-    segmenter = Segmenter.load(model, device=device, views=views)
-    return segmenter.segment(scan, image=image)

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from trinat.segmentation.metrics.pair import evaluate
     from trinat.segmentation.models.checkpoint import load_model
     from trinat.segmentation.report.mesh import Surface
-    from trinat.segmentation.result import Result, Segmenter, segment
+    from trinat.segmentation.result import Result
+    from trinat.segmentation.segmenter import Segmenter, segment
     from trinat.segmentation.space.views import View
     from trinat.segmentation.synthetic.phantom import phantom
 
@@ -59,7 +60,7 @@ if hasattr(os, "register_at_fork"):
 _MODULES = {
     "OpenedStore": "trinat.segmentation.data.open_store",
     "Result": "trinat.segmentation.result",
-    "Segmenter": "trinat.segmentation.result",
+    "Segmenter": "trinat.segmentation.segmenter",
     "Surface": "trinat.segmentation.report.mesh",
     "TrinatError": "trinat.segmentation.errors",
     "View": "trinat.segmentation.space.views",
@@ -68,7 +69,7 @@ _MODULES = {
     "load_model": "trinat.segmentation.models.checkpoint",
     "open_store": "trinat.segmentation.data.open_store",
     "phantom": "trinat.segmentation.synthetic.phantom",
-    "segment": "trinat.segmentation.result",
+    "segment": "trinat.segmentation.segmenter",
     "segment_many": "trinat.pipelines.predict.many",
 }
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import getpass
 import importlib.util
 import logging
-from functools import partial
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -17,12 +15,8 @@ from trinat.pipelines.serve.limits import (
     MAX_OF_CLIENT,
     MAX_UPLOAD_MB,
     MAX_WAITING,
-    bytes_of,
 )
 from trinat.segmentation.errors import ConfigError
-
-if TYPE_CHECKING:
-    from trinat.pipelines.serve.worker import Worker
 
 
 def serve_(
@@ -47,24 +41,27 @@ def serve_(
     Example: trinat serve --model fast
     """
     _check_packages()
-    from trinat.pipelines.common.lock import run_lock
-    from trinat.pipelines.predict.progress import say_licences
     from trinat.pipelines.predict.request import PredictRequest
-    from trinat.pipelines.serve.app import make_app
-    from trinat.pipelines.serve.catalogue import read_scheme
-    from trinat.pipelines.serve.queue import Queue, default_folder, private_files
-    from trinat.pipelines.serve.worker import Worker
-    from trinat.pipelines.web.start import answer
-    from trinat.segmentation.models.zoo import default_model, find_model
+    from trinat.pipelines.serve.run import ServiceSettings, run_service
+    from trinat.segmentation.models.zoo import default_model
 
     devices = split_devices(device)
     engine = None
     if cluster:
         engine = engine_on(cluster, cluster_config, devices, workers, timeout)
-    place = default_folder() if queue is None else queue
+    settings = ServiceSettings(
+        queue=queue,
+        host=host,
+        port=port,
+        names=tuple(name or ()),
+        keep_hours=keep,
+        max_upload_mb=max_upload,
+        max_waiting=max_queue,
+        max_of_client=max_client,
+    )
     request = PredictRequest(
         inputs=(),
-        out=place,
+        out=settings.folder,
         model=model or default_model(devices),
         devices=devices,
         workers=workers,
@@ -74,28 +71,7 @@ def serve_(
     )
     _log_own_messages()
     _warn_of_network(host)
-    folder = find_model(request.model)
-    say_licences([request.model])
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if queue is None:
-        place.chmod(0o700)
-    with private_files(), run_lock(place / "lock"):
-        waiting = Queue(
-            place, queued=max_queue, per_client=max_client, keep_s=keep * 3600
-        )
-        worker = Worker(waiting, request, folder)
-        answer(
-            make_app(waiting, worker, request.model, read_scheme(folder)),
-            waiting.token(),
-            host=host,
-            port=port,
-            names=name or (),
-            max_body=bytes_of(max_upload),
-            say=partial(_start, worker),
-        )
-        worker.stop()
-    if worker.error is not None:
-        raise worker.error
+    run_service(request, settings, typer.echo)
     return 0
 
 
@@ -105,12 +81,6 @@ def _check_packages() -> None:
         raise ConfigError(
             "trinat serve needs more packages", remedy="pip install 'trinat[serve]'"
         )
-
-
-def _start(worker: Worker, address: str) -> None:
-    """Start the worker of a service that listens now, and print the service's address."""
-    worker.start()
-    typer.echo(address)
 
 
 def _log_own_messages() -> None:

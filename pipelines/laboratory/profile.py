@@ -90,7 +90,7 @@ def _model_subject(name: str, device: torch.device) -> _Subject:
     size = (1, first.config.channels, _SIDE, _SIDE)
     network = first.to(device).eval()
     slices = torch.rand(size, device=device)
-    lead = f"{name}, forward, {_times(size)} on {device}"
+    lead = f"{name}, forward, {_shown_size(size)} on {device}"
     return _Subject(network, slices, training=False, lead=lead)
 
 
@@ -107,13 +107,14 @@ def _recipe_subject(name: str, device: torch.device) -> _Subject:
     size = (batch, network.config.channels, rows, columns)
     network = network.to(device).train()
     slices = torch.rand(size, device=device)
-    lead = f"{name}, forward and backward, {_times(size)} on {device}"
+    lead = f"{name}, forward and backward, {_shown_size(size)} on {device}"
     if batch < stage.batch:
         lead += f"; there is no memory for the recipe's batch of {stage.batch}"
     return _Subject(network, slices, training=True, lead=lead)
 
 
-def _times(size: tuple[int, ...]) -> str:
+def _shown_size(size: tuple[int, ...]) -> str:
+    """A size as people write it: 3x64x64."""
     return "x".join(str(length) for length in size)
 
 

@@ -332,7 +332,10 @@ def _joined_training(origins: Mapping[View, Origin], licence: str) -> Training:
 
 
 def _by_view(texts: Mapping[View, str]) -> str:
-    """ "x" where all views say x; else "coronal, axial: x; sagittal: not stated"."""
+    """What views say, as one text; views that say the same are named together.
+
+    "x" where all say x; else "coronal, axial: x; sagittal: not stated".
+    """
     views_that_say: dict[str, list[str]] = {}
     for view, text in texts.items():
         views_that_say.setdefault(text, []).append(view.value)

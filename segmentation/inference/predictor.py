@@ -9,19 +9,15 @@ from typing import Self, TypeVar
 import torch
 from torch import Tensor
 
-from trinat.segmentation.errors import DeviceError, ModelError
+from trinat.segmentation.errors import ModelError
 from trinat.segmentation.grid import to_shape
+from trinat.segmentation.inference.device_networks import DeviceNetworks
 from trinat.segmentation.inference.fusion import (
     ViewAggregator,
     multiply_csf_odds,
 )
 from trinat.segmentation.inference.localisation import BrainRegion, brain_region
-from trinat.segmentation.inference.network import (
-    ComputePrecision,
-    Part,
-    ViewNetwork,
-    choose_precision,
-)
+from trinat.segmentation.inference.network import ComputePrecision, Part
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.preparation import prepare_scan
 from trinat.segmentation.inference.prior import apply_prior
@@ -32,12 +28,7 @@ from trinat.segmentation.inference.uncertainty import (
 )
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.checkpoint import Model, load_model
-from trinat.segmentation.models.hardware import (
-    GPU,
-    choose_device,
-    free_gpu_memory,
-    refuse_forked_gpu,
-)
+from trinat.segmentation.models.hardware import GPU, choose_device, refuse_forked_gpu
 from trinat.segmentation.space.conform import Conformed, ConformPlan
 from trinat.segmentation.space.views import (
     View,
@@ -77,10 +68,7 @@ class Predictor:
         if not isinstance(model, Model):
             model = load_model(model, wanted_views)
         self.model = model
-        self.device = choose_device(device)
-        self._precision = precision
-        self._batch = batch
-        self._allow_cpu = allow_cpu
+        chosen_device = choose_device(device)
         available = wanted_views or tuple(model.networks)
         # The sagittal view comes last: it is divided in the ratio of the others.
         self.views = tuple(view for view in View if view in available)
@@ -90,7 +78,14 @@ class Predictor:
                 f"wants a grid of {spacing_mm} mm, and only 1 mm is made",
                 where=model.folder,
             )
-        self._networks = self._build(self.device)
+        self._networks = DeviceNetworks(
+            model,
+            self.views,
+            chosen_device,
+            precision=precision,
+            batch=batch,
+            allow_cpu=allow_cpu,
+        )
 
     @classmethod
     def load(
@@ -116,6 +111,15 @@ class Predictor:
             batch=batch,
             allow_cpu=allow_cpu,
         )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the networks are; the processor once a GPU has had too little memory for them."""
+        return self._networks.device
+
+    def with_less_memory(self, work: Callable[[], _T]) -> _T:
+        """Do GPU work; out of memory, in smaller batches, and at last on the processor."""
+        return self._networks.with_less_memory(work)
 
     def segment(
         self, volume: Volume, *, mirror: bool = False, samples: int = 0, seed: int = 0
@@ -295,7 +299,7 @@ class Predictor:
                 partners = self.model.classes_of(view).partner_permutation.copy()
                 mirroring = (side_axis, torch.from_numpy(partners).to(self.device))
             with stage(view.value):
-                parts = self._networks[view].probabilities(
+                parts = self._networks.of_view[view].probabilities(
                     image,
                     preprocessing.slice_axes(view),
                     mirror=mirroring,
@@ -318,7 +322,9 @@ class Predictor:
         seen = torch.zeros(to_shape(image.shape), dtype=torch.bool, device=self.device)
         slices = to_slices(seen, axes)
         looked: list[int] = []
-        for part in self._networks[view].probabilities(image, axes, every=_EVERY):
+        for part in self._networks.of_view[view].probabilities(
+            image, axes, every=_EVERY
+        ):
             slices[part.slices] = part.probabilities[..., 0] < _BACKGROUND
             looked.extend(range(*part.slices.indices(len(slices))))
         return brain_region(seen.cpu().numpy(), looked, axes.along)
@@ -352,16 +358,14 @@ class Predictor:
             torch.manual_seed(seed)
             try:
                 for sample in range(count):
-                    for network in self._networks.values():
-                        network.vary(sample)
+                    self._networks.vary(sample)
                     fusion, _maps = self.fuse(image, region)
                     self.apply_prior(fusion.fused, plan)
                     if samples is None:
                         samples = Samples(fusion.scheme)
                     samples.add(fusion.fused)
             finally:
-                for network in self._networks.values():
-                    network.vary(None)
+                self._networks.vary(None)
         assert samples is not None
         return samples.summarise()
 
@@ -372,38 +376,3 @@ class Predictor:
     def _merged_views(self) -> tuple[View, ...]:
         """The views whose classes are merged: their networks do not tell left from right."""
         return tuple(view for view in self.views if self.model.is_merged(view))
-
-    def _build(self, device: torch.device) -> dict[View, ViewNetwork]:
-        """The networks of all views on a device."""
-        refuse_forked_gpu(device)
-        dtype = choose_precision(self._precision, device)
-        networks = {}
-        for view in self.views:
-            networks[view] = ViewNetwork(
-                self.model.networks[view],
-                device,
-                dtype,
-                never=self.model.not_predicted_in(view),
-                batch=self._batch,
-            )
-        return networks
-
-    def with_less_memory(self, work: Callable[[], _T]) -> _T:
-        """Do GPU work; out of memory, in smaller batches, and at last on the processor."""
-        while True:
-            try:
-                return work()
-            except torch.OutOfMemoryError as error:
-                free_gpu_memory()
-                batch = max(network.batch for network in self._networks.values())
-                if batch > 1:
-                    for network in self._networks.values():
-                        network.batch = batch // 2
-                elif self._allow_cpu:
-                    self.device = torch.device("cpu")
-                    self._networks = self._build(self.device)
-                else:
-                    raise DeviceError(
-                        f"{self.device} has too little memory for one slice at a time",
-                        remedy="free some of it, or use --device cpu",
-                    ) from error

@@ -323,8 +323,6 @@ def evaluate(
     >>> float(table.dice["Left-Thalamus"])
     1.0
     """
-    import pandas as pd
-
     made = _made_of(prediction, not_predicted)
     truth_csf: Csf = csf or _made_of(truth).csf or "region"
     true, predicted = _volumes_of(truth, prediction)
@@ -338,9 +336,18 @@ def evaluate(
     )
     left_out = made.left_out(scheme, truth_csf=truth_csf)
     found = compare(true_classes, predicted_classes, spacing_mm, scheme, left_out)
+    return _by_structure(found)
+
+
+def _by_structure(found: PairMeasurements) -> pd.DataFrame:
+    """Measurements with a row a structure and a column a metric."""
+    import pandas as pd
+
+    scheme = found.scheme
     table = pd.DataFrame(found.values, index=pd.Index(scheme.names, name="structure"))
     table.insert(0, "freesurfer", scheme.fs_ids)
     table["note"] = found.notes
+    # Background is no structure.
     return table.iloc[1:]
 
 

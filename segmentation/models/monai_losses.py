@@ -130,13 +130,15 @@ class MonaiSegmentationLoss(nn.Module):
     counted: Tensor
 
     def __init__(self, config: AnyMonaiLoss, class_weights: Tensor) -> None:
-        """`class_weights` (K,) are those of median frequency, to the power that `config` has."""
+        """`class_weights` (K,) are those of `median_frequency_weights`; 0 leaves a class out."""
         super().__init__()
         self.loss = config.build(class_weights)
-        table = torch.ones(256, dtype=torch.bool)
-        table[: len(class_weights)] = class_weights > 0
-        table[IGNORE] = False
-        self.register_buffer("counted", table, persistent=False)
+        # Whether a pixel counts, by its label, of all 256 that a byte has. Labels that are no class
+        # count, so that `forward` meets them and gives NaN.
+        counted = torch.ones(256, dtype=torch.bool)
+        counted[: len(class_weights)] = class_weights > 0
+        counted[IGNORE] = False
+        self.register_buffer("counted", counted, persistent=False)
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """A scalar; 0 where no pixel counts, NaN for a label that is neither class nor IGNORE."""

@@ -308,8 +308,8 @@ def _tensor(
     strides: tuple[int, ...],
     *_: Any,
 ) -> Tensor:
-    """A tensor, as torch describes it: older files have these, newer ones more to ignore."""
-    # torch checks the bounds, but lets strides make much out of little.
+    """A tensor from the arguments that torch writes; those that newer files add are ignored."""
+    # torch checks the bounds. It allows strides of 0, by which a small file asks for much memory.
     if prod(shape) > storage.numel():
         raise ValueError("a tensor that repeats itself")
     return storage.as_strided(tuple(shape), tuple(strides), offset)

@@ -20,6 +20,7 @@ from trinat.segmentation.metrics.definitions import (
 from trinat.segmentation.metrics.statistics import FEWEST_PERSONS
 from trinat.segmentation.report import figures, frames, summary, tables
 from trinat.segmentation.report.case_view import ERROR_COLORS, CaseView
+from trinat.segmentation.report.cells import digits_of
 from trinat.segmentation.report.drawing import Drawing
 from trinat.segmentation.report.page import Table, asset, count, render, short_name
 from trinat.segmentation.report.summary import Evaluation
@@ -314,7 +315,7 @@ def _cards_of(
         title = definition.title
         if len(evaluation.models) > 1:
             title += f", {model}"
-        digits = tables.digits_of(metric)
+        digits = digits_of(metric)
         value = f"{found['mean']:.{digits}f}"
         if definition.unit:
             value += f" {definition.unit}"

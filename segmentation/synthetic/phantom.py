@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from scipy.ndimage import uniform_filter
 from torch.nn import functional
 
-from trinat.segmentation.errors import ConfigError
-from trinat.segmentation.grid import Grid, to_shape, world_axes
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.fluid import Csf
 from trinat.segmentation.labels.folding import (
@@ -28,6 +26,14 @@ from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.synthetic.anatomy import Anatomy, cells_of, load_anatomy
 from trinat.segmentation.synthetic.fractions import largest_fraction
 from trinat.segmentation.synthetic.heads import heads_of
+from trinat.segmentation.synthetic.phantom_grid import (
+    FIELD_OF_VIEW_MM,
+    NODE_MM,
+    SampledGrid,
+    check_grid,
+    draw_grid,
+    rotation_about,
+)
 from trinat.segmentation.synthetic.smooth_field import (
     Floats,
     SmoothField,
@@ -35,18 +41,13 @@ from trinat.segmentation.synthetic.smooth_field import (
     draw_normal,
 )
 
-FIELD_OF_VIEW_MM = (184.0, 248.0, 240.0)  # right-left, front-back, up-down
 CROWN_MM = 16.0  # air above the head
-SPACING_MM = (0.3, 10.0)
-# Beyond it, another order of the axes would describe the grid better.
-MAX_OBLIQUE_DEG = 45.0
 
 # How subjects differ: standard deviations; every draw is kept within twice its own.
 SIZE_SD = 0.03
 SHEAR_SD = 0.015
 TILT_SD_DEG = 3.0
 SHIFT_SD_MM = 3.0
-CENTRE_SD_MM = 15.0  # of the field of view, from the scanner's
 WARP_SD_MM = 2.0
 WARP_KNOTS_MM = 30.0
 # Of the warp, everywhere: tissue is never folded, nor squeezed to less.
@@ -59,7 +60,6 @@ TEXTURE = 0.3
 NOISE = (0.01, 0.03)  # of the brightness of white matter
 WHITE_MATTER_VALUE = (250.0, 700.0)
 
-_NODE_MM = 6.0  # the warp is evaluated on nodes this far apart, and linear between them
 _SLAB_SAMPLES = 2**19
 _AIR = 0  # its row of the contrasts
 _WHITE_MATTER = 1  # its class, on the left
@@ -104,13 +104,13 @@ def phantom(
     >>> scan.shape == labels.shape
     True
     """
-    _check(spacing_mm, orientation, oblique_deg)
+    check_grid(spacing_mm, orientation, oblique_deg)
     rng = np.random.default_rng(seed)
     anatomy = anatomy or load_anatomy(int(np.clip(min(spacing_mm), 1, 3)))
     if csf == "intracranial":
         anatomy = _with_all_fluid(anatomy)
     head = _draw_head(rng)
-    grid = _draw_grid(rng, anatomy, spacing_mm, orientation, oblique_deg)
+    grid = draw_grid(rng, anatomy, spacing_mm, orientation, oblique_deg)
     brightness = _draw_brightness(rng, anatomy)
     image, classes = _render(rng, anatomy, brightness, head, grid)
     numbers = load_scheme("quicknat33").to_freesurfer(classes)
@@ -152,43 +152,6 @@ class _HeadShape:
         return posed + np.stack([field.at(posed) for field in self.warp])
 
 
-@dataclass(frozen=True, eq=False)
-class _SampledGrid(Grid):
-    """The scan's voxels, each the mean of `factors` samples along its axes.
-
-    `centre_mm` (3,) is that of the field of view.
-    """
-
-    factors: tuple[int, int, int]
-    centre_mm: Floats
-
-    @property
-    def samples(self) -> tuple[int, int, int]:
-        """Number of samples along each axis."""
-        x, y, z = self.shape
-        f, g, h = self.factors
-        return x * f, y * g, z * h
-
-    def nodes_mm(self) -> Floats:
-        """Nodes from the first sample to the last, in mm from the centre, (3, X, Y, Z).
-
-        They are about `_NODE_MM` apart, and at least two along each axis.
-        """
-        steps_mm = np.array(self.spacing_mm) / np.array(self.factors)
-        lengths_mm = np.array(self.samples) * steps_mm
-        counts = np.maximum(np.ceil(lengths_mm / _NODE_MM).astype(int) + 1, 2)
-        voxels = []
-        for samples, factor, count in zip(
-            self.samples, self.factors, counts, strict=True
-        ):
-            line = np.linspace(0, samples - 1, count)
-            voxels.append((line + 0.5) / factor - 0.5)
-        grid = np.stack(np.meshgrid(*voxels, indexing="ij"))
-        points = np.tensordot(self.affine[:3, :3], grid, 1)
-        offset = self.affine[:3, 3] - self.centre_mm
-        return points + offset.reshape(3, 1, 1, 1)
-
-
 def _draw_head(rng: np.random.Generator) -> _HeadShape:
     """A subject of its own."""
     size = np.diag(1 / (1 + draw_normal(rng, SIZE_SD, 3)))
@@ -197,7 +160,7 @@ def _draw_head(rng: np.random.Generator) -> _HeadShape:
     rotation = np.eye(3)
     tilts = np.radians(draw_normal(rng, TILT_SD_DEG, 3))
     for axis, angle in zip(np.eye(3), tilts, strict=True):
-        rotation = rotation @ _rotation(axis, angle)
+        rotation = rotation @ rotation_about(axis, angle)
     shift = draw_normal(rng, SHIFT_SD_MM, 3)
     # Drawn in this order: along x, y and z.
     along_x, along_y, along_z = [
@@ -210,10 +173,10 @@ def _draw_head(rng: np.random.Generator) -> _HeadShape:
 
 def _invertible(warp: _Warp) -> _Warp:
     """The warp, halved until its Jacobian is above `MIN_JACOBIAN` on all nodes."""
-    lines = [np.arange(-mm / 2, mm / 2 + _NODE_MM, _NODE_MM) for mm in FIELD_OF_VIEW_MM]
+    lines = [np.arange(-mm / 2, mm / 2 + NODE_MM, NODE_MM) for mm in FIELD_OF_VIEW_MM]
     points = np.stack(np.meshgrid(*lines, indexing="ij"))
     # (3 components, 3 directions, X, Y, Z) to matrices; halving the warp halves its gradient.
-    gradients = [np.gradient(field.at(points), _NODE_MM) for field in warp]
+    gradients = [np.gradient(field.at(points), NODE_MM) for field in warp]
     gradient = np.moveaxis(np.array(gradients), (0, 1), (-2, -1))
     scale = 1.0
     while np.linalg.det(np.eye(3) + scale * gradient).min() < MIN_JACOBIAN:
@@ -222,36 +185,6 @@ def _invertible(warp: _Warp) -> _Warp:
         SmoothField(scale * field.knots, field.spacing_mm) for field in warp
     ]
     return along_x, along_y, along_z
-
-
-def _draw_grid(
-    rng: np.random.Generator,
-    anatomy: Anatomy,
-    spacing_mm: tuple[float, float, float],
-    orientation: str,
-    oblique_deg: float,
-) -> _SampledGrid:
-    """The scanner's grid: about a centre of its own, turned about a random diagonal."""
-    world, signs = zip(*world_axes(orientation), strict=True)
-    directions = np.zeros((3, 3))
-    directions[world, [0, 1, 2]] = signs
-    diagonal = rng.choice([-1.0, 1.0], 3) / np.sqrt(3)
-    centre = draw_normal(rng, CENTRE_SD_MM, 3)
-    shape = []
-    factors = []
-    for axis, mm in zip(world, spacing_mm, strict=True):
-        shape.append(max(1, round(FIELD_OF_VIEW_MM[axis] / mm)))
-        # Voxels larger than the anatomy's are the mean of several samples: partial volume.
-        factors.append(max(1, round(mm / anatomy.spacing_mm)))
-    turned = _rotation(diagonal, np.radians(oblique_deg))
-    steps_mm = turned @ directions * spacing_mm
-    middle_voxel = (np.array(shape) - 1) / 2
-    affine = np.eye(4)
-    affine[:3, :3] = steps_mm
-    affine[:3, 3] = centre - steps_mm @ middle_voxel
-    # Files hold single precision: what is written is what was rendered.
-    affine = affine.astype(np.float32).astype(np.float64)
-    return _SampledGrid(to_shape(shape), affine, to_shape(factors), centre)
 
 
 def _draw_brightness(rng: np.random.Generator, anatomy: Anatomy) -> NDArray[np.float32]:
@@ -282,7 +215,7 @@ def _render(
     anatomy: Anatomy,
     brightness: NDArray[np.float32],
     head: _HeadShape,
-    grid: _SampledGrid,
+    grid: SampledGrid,
 ) -> tuple[NDArray[np.int16], NDArray[np.uint8]]:
     """Image and truth (classes), slab by slab along the first axis, so that memory stays small."""
     points_mm = grid.nodes_mm()
@@ -328,7 +261,7 @@ def _places_in_anatomy(anatomy: Anatomy, head: _HeadShape, points_mm: Floats) ->
 
 
 def _between_nodes(
-    nodes: torch.Tensor, grid: _SampledGrid, slab: slice
+    nodes: torch.Tensor, grid: SampledGrid, slab: slice
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Places (3, X, Y, Z) and log gain (X, Y, Z) of a slab's samples, linear between nodes."""
     factor = grid.factors[0]
@@ -369,41 +302,3 @@ def _pool(samples: torch.Tensor, factors: tuple[int, int, int]) -> NDArray[np.fl
         pooled = functional.avg_pool3d(samples[None], factors)[0]
     array: NDArray[np.float32] = pooled.numpy()
     return array
-
-
-def _rotation(axis: Floats, angle: float) -> Floats:
-    """About the unit vector `axis`, in radians, by Rodrigues' formula; (3, 3)."""
-    x, y, z = axis
-    cross = np.array(
-        [
-            [0, -z, y],
-            [z, 0, -x],
-            [-y, x, 0],
-        ]
-    )
-    sine_part = np.sin(angle) * cross
-    cosine_part = (1 - np.cos(angle)) * cross @ cross
-    turned: Floats = np.eye(3) + sine_part + cosine_part
-    return turned
-
-
-def _check(
-    spacing_mm: tuple[float, float, float], orientation: str, oblique_deg: float
-) -> None:
-    """Raise ConfigError for a grid that cannot be made."""
-    low, high = SPACING_MM
-    if len(spacing_mm) != 3 or not all(low <= mm <= high for mm in spacing_mm):
-        raise ConfigError(
-            f"spacing {spacing_mm} is not three numbers from {low} to {high} mm"
-        )
-    try:
-        world_axes(orientation)
-    except ValueError:
-        raise ConfigError(
-            f"{orientation!r} is no orientation",
-            remedy="three letters such as RAS or LIA: one of R L, one of A P, one of S I",
-        ) from None
-    if not 0 <= oblique_deg <= MAX_OBLIQUE_DEG:
-        raise ConfigError(
-            f"oblique angle {oblique_deg} is not in 0 to {MAX_OBLIQUE_DEG} degrees"
-        )

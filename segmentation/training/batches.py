@@ -67,7 +67,11 @@ class BatchSource(Protocol):
     def draw(
         self, view: View, first: int, count: int, generator: torch.Generator
     ) -> Batch:
-        """`count` slices, the first of which is the view's number `first` since the start."""
+        """`count` slices of a view: number `first` of those that its job trains on, and the next.
+
+        A source of stored slices finds them by their numbers, and `generator` decides how they are
+        augmented. A synthetic source makes new ones by `generator` alone.
+        """
 
     def counts(self, view: View) -> Tensor:
         """(K,) pixels of each class, for the loss."""

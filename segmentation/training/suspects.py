@@ -233,10 +233,10 @@ def _by_structure(joint: NDArray[np.int64], partners: NDArray[np.int64]) -> Valu
 
 
 def _moderated(values: Values) -> Values:
-    """Distances from the median of each column, (N, K), in its spread and the usual spread.
+    """Distances of values (N, K) from the median of their column, in units of its spread, (N, K).
 
-    Of a few subjects a column's own spread is little known; so that of the other columns counts
-    too, as in moderated t statistics (Smyth 2004).
+    Few subjects say little about the spread of one column. So it is averaged with the usual spread,
+    the median over all columns, as in moderated t statistics (Smyth 2004).
     """
     apart = values - np.median(values, axis=0)
     own = _MAD_TO_STD * np.median(np.abs(apart), axis=0)

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from trinat.segmentation.inference.device_networks import DeviceNetworks
 from trinat.segmentation.inference.localisation import BrainRegion
 from trinat.segmentation.inference.network import ViewNetwork
 from trinat.segmentation.inference.predictor import Predictor
@@ -94,9 +95,9 @@ class Counted(TorchDispatchMode):
 
 def on_meta(segmenter: Predictor) -> Predictor:
     """The same model on the device that has no values, in bfloat16 as on a GPU."""
-    segmenter.device = torch.device("meta")
-    segmenter._precision = "bfloat16"
-    segmenter._networks = segmenter._build(segmenter.device)
+    segmenter._networks = DeviceNetworks(
+        segmenter.model, segmenter.views, torch.device("meta"), precision="bfloat16"
+    )
     return segmenter
 
 
@@ -108,7 +109,7 @@ def count(
     axes = segmenter.model.info.preprocessing.slice_axes(view)
     image = image.to("meta")
     with Counted() as counted:
-        for _ in segmenter._networks[view].probabilities(image, axes, every=8):
+        for _ in segmenter._networks.of_view[view].probabilities(image, axes, every=8):
             pass
         fusion, _maps = segmenter._add_views(image[region.box], region.mask, mirror)
         fusion.finish()
@@ -131,15 +132,16 @@ def run() -> None:
     )
     for name in ("fast", "published"):
         if name == "published":
-            for view, ready in segmenter._networks.items():
+            for view, ready in segmenter._networks.of_view.items():
                 network = build(PUBLISHED.model_copy(update={"classes": ready.classes}))
-                segmenter._networks[view] = ViewNetwork(
+                segmenter._networks.of_view[view] = ViewNetwork(
                     network.eval(), segmenter.device, torch.bfloat16
                 )
         found = count(segmenter, image, region)
         done = len(found.operations)
+        batch = segmenter._networks.of_view[View.CORONAL].batch
         print(
-            f"{name}: batches of {segmenter._networks[View.CORONAL].batch}, {done} operations, "
+            f"{name}: batches of {batch}, {done} operations, "
             f"{sum(o.flops for o in found.operations) / 1e12:.1f} TFLOP, "
             f"{sum(o.bytes for o in found.operations) / 1e9:.0f} GB; "
             f"host {done * _START_S:.2f} s to start them"

@@ -14,7 +14,7 @@ import numpy as np
 from trinat.segmentation.inference.intracranial import find_inside
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
-from trinat.segmentation.result import Segmenter
+from trinat.segmentation.segmenter import Segmenter
 from trinat.segmentation.synthetic.phantom import phantom
 
 # As voxels of scanners are; the last head is turned by 20 degrees.

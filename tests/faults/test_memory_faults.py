@@ -15,7 +15,7 @@ def short_of_memory(
 ) -> list[int]:
     """Let the networks fail with more than so many slices; gives the sizes that were tried."""
     tried: list[int] = []
-    for network in segmenter._networks.values():
+    for network in segmenter._networks.of_view.values():
 
         def run(batch: torch.Tensor, real=network._run) -> torch.Tensor:
             tried.append(len(batch))
@@ -42,7 +42,7 @@ def test_batches_are_halved_until_they_fit_and_the_labels_are_the_same(
     tried = short_of_memory(segmenter, 3, monkeypatch)
     found = segmenter.segment(scan)
     assert {8, 4, 2} <= set(tried)
-    assert all(network.batch == 2 for network in segmenter._networks.values())
+    assert all(network.batch == 2 for network in segmenter._networks.of_view.values())
     torch.testing.assert_close(found.fused, expected.fused, atol=2e-3, rtol=0)
     # What fitted once is begun with.
     tried.clear()

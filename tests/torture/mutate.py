@@ -24,14 +24,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+_VOLUME_TESTS = (
+    "tests/unit/io/test_headers.py tests/unit/io/test_volume.py tests/unit/io/test_volume_pairs.py "
+    "tests/unit/io/test_volume_writing.py tests/unit/io/test_volume_of_images.py"
+)
 # Code, and the tests that must notice when it changes.
 MODULES = {
-    "segmentation/io/volume.py": "tests/unit/io/test_volume.py tests/unit/io/test_headers.py",
-    "segmentation/io/voxels.py": "tests/unit/io/test_volume.py tests/unit/io/test_headers.py",
-    "segmentation/io/headers.py": "tests/unit/io/test_headers.py tests/unit/io/test_volume.py "
-    "tests/unit/io/test_memory.py tests/faults/test_broken_files.py",
-    "segmentation/io/limits.py": "tests/unit/io/test_headers.py tests/unit/io/test_volume.py "
-    "tests/unit/io/test_memory.py tests/faults/test_broken_files.py",
+    "segmentation/io/volume.py": _VOLUME_TESTS,
+    "segmentation/io/voxels.py": _VOLUME_TESTS,
+    "segmentation/io/headers.py": f"{_VOLUME_TESTS} tests/unit/io/test_memory.py "
+    "tests/faults/test_broken_files.py",
+    "segmentation/io/limits.py": f"{_VOLUME_TESTS} tests/unit/io/test_memory.py "
+    "tests/faults/test_broken_files.py",
     "segmentation/io/orientation.py": "tests/unit/io/test_orientation.py",
     "segmentation/io/streams.py": "tests/unit/io/test_streams.py tests/faults/test_broken_files.py",
     "segmentation/io/files.py": "tests/unit/io/test_files.py tests/unit/data/test_participants.py",

@@ -29,7 +29,7 @@ STAGES = (
     ("metrics",),
     ("training",),
     ("report",),
-    ("result",),
+    ("result", "segmenter"),
 )
 
 

@@ -26,6 +26,8 @@ from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.progress import listener
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.models.checkpoint import load_model, save_model
+from trinat.segmentation.models.model_info import Description
 
 # How DICOM cuts: axes to which columns, rows and slices grow.
 STRAIGHT = {"axial": "LPS", "sagittal": "PIR", "coronal": "LIP"}
@@ -122,6 +124,23 @@ def test_what_is_left_out_is_named_with_its_reason(runs: Path) -> None:
     ]
     summary = (runs / "out/summary.tsv").read_text()
     assert all(reason in summary for reason in left_out)
+
+
+def test_a_model_for_any_contrast_takes_a_t2_series_that_fast_leaves_out(
+    tmp_path: Path,
+) -> None:
+    write_classic(
+        tmp_path / "in", head("LPS"), SeriesDescription="t2_space", EchoTime=388
+    )
+    random = load_model(random_model())
+    description = Description(name="any-contrast", contrast="any")
+    save_model(tmp_path / "any", description, random.networks)
+    taken = run_serially(tmp_path / "in", tmp_path / "out", model=str(tmp_path / "any"))
+    assert (taken.done, taken.failed, taken.skipped) == (1, 0, 0)
+    left = run_serially(tmp_path / "in", tmp_path / "none", model="fast")
+    assert left.exit == Exit.ALL_FAILED
+    (entry,) = read_entries([tmp_path / "none/run.jsonl"]).values()
+    assert entry.reason.endswith("its echo time is above 25 ms")
 
 
 def test_the_ledger_has_the_hash_of_the_series_files(runs: Path) -> None:

@@ -191,6 +191,16 @@ def test_a_model_says_what_it_was_taught_to_call_csf(
     assert (info.csf, info.not_predicted) == (csf, not_predicted)
 
 
+@pytest.mark.parametrize("contrast", ["T1", "any"])
+def test_a_model_says_for_which_contrast_its_recipe_is(
+    tmp_path: Path, contrast: str
+) -> None:
+    recipe = tiny_recipe(
+        tmp_path, views=["axial"], schedule={"steps": 1}, contrast=contrast
+    )
+    assert read_info(train(recipe, tmp_path / "run", SILENT)).contrast == contrast
+
+
 def test_a_class_that_holds_more_than_what_surrounds_the_brain_is_taught(
     tmp_path: Path,
 ) -> None:

@@ -31,7 +31,7 @@ def test_views_and_fusion_read_no_value_and_copy_nothing_batch_by_batch(
 ) -> None:
     copies, done = [], []
     for batch in (32, 8):
-        for network in segmenter._networks.values():
+        for network in segmenter._networks.of_view.values():
             network.batch = batch
         found = count(segmenter, torch.zeros(SIDE, SIDE, SIDE), region(), mirror=mirror)
         done.append(len(found.operations))
@@ -55,7 +55,7 @@ def test_the_check_finds_values_read_and_copies_made() -> None:
 
 
 def test_a_first_look_takes_slices_together(segmenter) -> None:
-    network = segmenter._networks[View.CORONAL]
+    network = segmenter._networks.of_view[View.CORONAL]
     network.batch = 4
     axes = slice_axes(View.CORONAL)
     image = torch.zeros(SIDE, SIDE, SIDE, device="meta")

@@ -19,6 +19,7 @@ from trinat.segmentation.synthetic import phantom as module
 from trinat.segmentation.synthetic.anatomy import ANATOMY_FILE, MIXED, load_anatomy
 from trinat.segmentation.synthetic.fractions import largest_fraction
 from trinat.segmentation.synthetic.phantom import phantom
+from trinat.segmentation.synthetic.phantom_grid import FIELD_OF_VIEW_MM
 from trinat.segmentation.synthetic.smooth_field import SmoothField
 
 SCHEME = load_scheme("quicknat33")
@@ -241,7 +242,7 @@ def test_truth_is_the_largest_of_the_classes_interpolated_shares() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_warp_never_folds(seed: int) -> None:
     head = module._draw_head(np.random.default_rng(seed))
-    lines = [np.arange(-mm / 2, mm / 2, 4.0) for mm in module.FIELD_OF_VIEW_MM]
+    lines = [np.arange(-mm / 2, mm / 2, 4.0) for mm in FIELD_OF_VIEW_MM]
     moved = head.to_anatomy_mm(np.stack(np.meshgrid(*lines, indexing="ij")))
     jacobian = np.stack([np.stack(np.gradient(axis, 4.0), -1) for axis in moved], -2)
     assert np.linalg.det(jacobian).min() > 0.1
@@ -250,7 +251,7 @@ def test_the_warp_never_folds(seed: int) -> None:
 def test_a_wild_warp_is_tamed() -> None:
     rng = np.random.default_rng(0)
     x, y, z = (
-        SmoothField.draw(rng, 40.0, module.WARP_KNOTS_MM, module.FIELD_OF_VIEW_MM)
+        SmoothField.draw(rng, 40.0, module.WARP_KNOTS_MM, FIELD_OF_VIEW_MM)
         for _ in range(3)
     )
     tame = module._invertible((x, y, z))

@@ -1,0 +1,98 @@
+"""Label maps in other numbers than FreeSurfer's: mappings and folding tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.ellipsoids import brain, read_metrics, value, write
+
+from trinat.pipelines.evaluate.mappings import read_mapping
+from trinat.pipelines.evaluate.run import EvaluationSettings, evaluate_predictions
+from trinat.segmentation.errors import ConfigError, EvaluationError
+
+
+def test_a_mapping_brings_other_numbers_to_freesurfer(
+    pair: EvaluationSettings, tmp_path: Path
+) -> None:
+    other = np.where(brain() == 16, 7001, brain()).astype(np.int16)
+    write(pair.models["model"] / "x.nii.gz", other)
+    table = tmp_path / "mapping.tsv"
+    table.write_text("number\tfreesurfer\tof\n7001\t16\tprediction\n")
+    evaluate_predictions(replace(pair, mapping=table, tables_only=True))
+    metrics = read_metrics(pair.out / "metrics.csv")
+    assert value(metrics, "x", "model", "Brain-Stem", "dice") == 1
+
+
+def in_manual_numbers(labels: np.ndarray) -> np.ndarray:
+    """Of the bodies, in Neuromorphometrics' numbers."""
+    manual = np.zeros_like(labels)
+    for freesurfer, number in {2: 45, 41: 44, 17: 48, 53: 47, 16: 35, 24: 46}.items():
+        manual[labels == freesurfer] = number
+    return manual
+
+
+def test_a_folding_table_is_of_the_truth_alone(pair: EvaluationSettings) -> None:
+    write(pair.truth / "x.nii.gz", in_manual_numbers(brain()))
+    write(pair.models["model"] / "x.nii.gz", brain())
+    evaluate_predictions(replace(pair, fold="neuromorphometrics", tables_only=True))
+    metrics = read_metrics(pair.out / "metrics.csv")
+    for structure in ("Left-Hippocampus", "Right-Hippocampus", "Brain-Stem"):
+        assert value(metrics, "x", "model", structure, "dice") == 1
+
+
+def test_each_model_has_its_own_numbering(
+    pair: EvaluationSettings, tmp_path: Path
+) -> None:
+    models = {"ours": tmp_path / "pred", "other": tmp_path / "other"}
+    write(models["ours"] / "x.nii.gz", brain())
+    write(models["other"] / "x.nii.gz", in_manual_numbers(brain()))
+    folded = replace(
+        pair,
+        models=models,
+        fold_pred=("freesurfer", "neuromorphometrics"),
+        tables_only=True,
+    )
+    evaluate_predictions(folded)
+    metrics = read_metrics(pair.out / "metrics.csv")
+    for model in models:
+        assert value(metrics, "x", model, "Left-Hippocampus", "dice") == 1
+    with pytest.raises(ConfigError, match="3 --numbering-pred for 2 --pred"):
+        evaluate_predictions(replace(folded, fold_pred=("freesurfer",) * 3))
+
+
+def test_a_number_outside_the_table_fails_its_pair_and_is_named(
+    pair: EvaluationSettings,
+) -> None:
+    """2 is white matter to FreeSurfer, and nothing to Neuromorphometrics."""
+    write(pair.models["model"] / "x.nii.gz", brain())
+    folded = replace(pair, fold="neuromorphometrics", tables_only=True)
+    with pytest.raises(
+        EvaluationError, match=r"neuromorphometrics does not fold .*: 2 \("
+    ):
+        evaluate_predictions(folded)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("1\tx\ttruth", "whole numbers"),
+        ("1\t2\teverything", "truth, prediction or both"),
+    ],
+)
+def test_a_wrong_mapping_is_refused_by_its_line(
+    line: str, message: str, tmp_path: Path
+) -> None:
+    table = tmp_path / "mapping.tsv"
+    table.write_text(f"number\tfreesurfer\tof\n{line}\n")
+    with pytest.raises(ConfigError, match=f"line 2.*{message}"):
+        read_mapping(table)
+
+
+def test_mappings_apply_to_the_truth_unless_said(tmp_path: Path) -> None:
+    table = tmp_path / "mapping.tsv"
+    table.write_text("number\tfreesurfer\tof\n1\t2\t\n3\t4\tboth\n")
+    mappings = read_mapping(table)
+    assert (mappings.truth, mappings.prediction) == ({1: 2, 3: 4}, {3: 4})

@@ -1,0 +1,104 @@
+"""BIDS: which label map belongs to which scan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.listings import DEFAULT, ids, reasons
+from helpers.miniatures import freesurfer_subject, write_nifti
+
+from trinat.segmentation.data.sources.base import SourceOptions
+from trinat.segmentation.data.sources.registry import list_subjects
+from trinat.segmentation.errors import DatasetError
+
+
+def bids_scan(root: Path, name: str, *folders: str) -> Path:
+    return write_nifti(root.joinpath(*folders, name), np.ones((4, 4, 4), np.int16))
+
+
+def test_bids_pairs_scans_with_the_dseg_of_the_same_session_and_run(
+    tmp_path: Path,
+) -> None:
+    for session, run in (("a", 1), ("a", 2), ("b", 1)):
+        bids_scan(
+            tmp_path,
+            f"sub-01_ses-{session}_run-{run}_T1w.nii.gz",
+            "sub-01",
+            f"ses-{session}",
+            "anat",
+        )
+    anat = ("derivatives", "prep", "sub-01", "ses-a", "anat")
+    right = bids_scan(tmp_path, "sub-01_ses-a_run-2_desc-aseg_dseg.nii.gz", *anat)
+    bids_scan(tmp_path, "sub-01_ses-a_run-2_space-MNI152_desc-aseg_dseg.nii.gz", *anat)
+    bids_scan(tmp_path, "sub-01_ses-a_run-2_desc-aparcaseg_dseg.nii.gz", *anat)
+    bids_scan(tmp_path, "sub-01_ses-a_run-2_dseg.nii.gz", *anat)
+    (tmp_path / "participants.tsv").write_text(
+        "participant_id\tage\tsex\tfamily\nsub-01\t89+\tfemale\tF3\n"
+    )
+    listing = list_subjects("bids", tmp_path, DEFAULT)
+    assert [(s.id, s.labels) for s in listing.subjects] == [
+        ("sub-01_ses-a_run-2", right),
+    ]
+    assert reasons(listing) == {
+        "sub-01_ses-a_run-1": "no labels",
+        "sub-01_ses-b_run-1": "no labels",
+    }
+    assert not any(exclusion.broken for exclusion in listing.exclusions), (
+        "that is usual in BIDS"
+    )
+    first = listing.subjects[0]
+    assert (first.person, first.session, first.age, first.sex, first.family) == (
+        "sub-01", "a", 89, "F", "F3",
+    )  # fmt: skip
+
+
+def test_bids_takes_the_image_that_was_segmented(tmp_path: Path) -> None:
+    bids_scan(tmp_path, "sub-01_T1w.nii.gz", "sub-01", "anat")
+    bids_scan(tmp_path, "sub-02_T1w.nii.gz", "sub-02", "anat")
+    anat = ("derivatives", "fmriprep", "sub-01", "anat")
+    preprocessed = bids_scan(tmp_path, "sub-01_desc-preproc_T1w.nii.gz", *anat)
+    bids_scan(tmp_path, "sub-01_desc-aseg_dseg.nii.gz", *anat)
+    freesurfer_subject(tmp_path / "derivatives" / "freesurfer", "sub-02")
+    first, second = list_subjects("bids", tmp_path, DEFAULT).subjects
+    assert first.image == preprocessed
+    assert second.image.name == "orig.mgz"
+    assert second.labels.name == "aseg.mgz"
+
+
+def test_bids_with_two_pipelines_wants_to_be_told_which(tmp_path: Path) -> None:
+    bids_scan(tmp_path, "sub-01_T1w.nii.gz", "sub-01", "anat")
+    for pipeline in ("a", "b"):
+        bids_scan(
+            tmp_path,
+            "sub-01_desc-aseg_dseg.nii.gz",
+            "derivatives",
+            pipeline,
+            "sub-01",
+            "anat",
+        )
+    listing = list_subjects("bids", tmp_path, DEFAULT)
+    assert reasons(listing)["sub-01_T1w"].startswith("several label maps")
+    (subject,) = list_subjects("bids", tmp_path, SourceOptions(labels="b")).subjects
+    assert subject.labels.is_relative_to(tmp_path / "derivatives" / "b")
+    with pytest.raises(DatasetError, match="no such folder of derivatives"):
+        list_subjects("bids", tmp_path, SourceOptions(labels="c"))
+
+
+def test_bids_gives_the_label_map_of_one_scan_to_no_other(tmp_path: Path) -> None:
+    bids_scan(tmp_path, "sub-01_T1w.nii.gz", "sub-01", "anat")
+    bids_scan(tmp_path, "sub-01_ce-gadolinium_T1w.nii.gz", "sub-01", "anat")
+    anat = ("derivatives", "hand", "sub-01", "anat")
+    bids_scan(tmp_path, "sub-01_desc-manual_dseg.nii.gz", *anat)
+    assert ids(list_subjects("bids", tmp_path, DEFAULT)) == ["sub-01"]
+
+
+def test_bids_gives_a_persons_freesurfer_folder_to_one_session(tmp_path: Path) -> None:
+    for session in ("1", "2"):
+        place = ("sub-01", f"ses-{session}", "anat")
+        bids_scan(tmp_path, f"sub-01_ses-{session}_T1w.nii.gz", *place)
+    freesurfer_subject(tmp_path / "derivatives" / "freesurfer", "sub-01")
+    listing = list_subjects("bids", tmp_path, DEFAULT)
+    assert ids(listing) == ["sub-01_ses-1"]
+    assert reasons(listing) == {"sub-01_ses-2": "no labels"}

@@ -1,0 +1,64 @@
+"""A SUBJECTS_DIR: its persons, their sessions, and the files to take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.listings import DEFAULT, reasons
+from helpers.miniatures import freesurfer_subject
+
+from trinat.segmentation.data.sources.base import SourceOptions
+from trinat.segmentation.data.sources.freesurfer import person_and_session
+from trinat.segmentation.data.sources.registry import list_subjects
+
+
+def test_a_subjects_dir_gives_its_persons_and_not_its_templates(tmp_path: Path) -> None:
+    freesurfer_subject(tmp_path, "sub-10")
+    freesurfer_subject(tmp_path, "sub-2_ses-1", image="brainmask.mgz")
+    freesurfer_subject(tmp_path, "fsaverage")
+    freesurfer_subject(
+        tmp_path, "p7.long.p7base", image="T1.mgz", labels="aparc+aseg.mgz"
+    )
+    (freesurfer_subject(tmp_path, "p7base") / "base-tps").write_text("p7\n")
+    (freesurfer_subject(tmp_path, "empty") / "mri" / "orig.mgz").unlink()
+    (tmp_path / "logs").mkdir()
+    listing = list_subjects("freesurfer", tmp_path, DEFAULT)
+    assert [(s.id, s.person, s.session) for s in listing.subjects] == [
+        ("p7.long.p7base", "p7", None),
+        ("sub-2_ses-1", "sub-2", "ses-1"),
+        ("sub-10", "sub-10", None),
+    ]
+    assert [s.note for s in listing.subjects] == ["", "skull-stripped", ""]
+    found = reasons(listing)
+    assert found["fsaverage"] == "a template, not a person"
+    assert found["p7base"].startswith("a longitudinal base")
+    assert found["logs"] == "no mri/ folder"
+    assert found["empty"].startswith("none of these in mri/: orig.mgz")
+
+
+def test_the_freesurfer_files_to_take_can_be_named(tmp_path: Path) -> None:
+    folder = freesurfer_subject(tmp_path, "s", image="T1.mgz")
+    freesurfer_subject(tmp_path, "s", image="orig.mgz", labels="aparc+aseg.mgz")
+    options = SourceOptions(image="T1", labels="aparc+aseg.mgz")
+    (subject,) = list_subjects("freesurfer", tmp_path, options).subjects
+    assert subject.image == folder / "mri" / "T1.mgz"
+    assert subject.labels == folder / "mri" / "aparc+aseg.mgz"
+
+
+@pytest.mark.parametrize(
+    ("name", "person", "session"),
+    [
+        ("sub-01_ses-2a", "sub-01", "ses-2a"),
+        ("OAS1_0001_MR1", "OAS1_0001", "MR1"),
+        ("OAS30001_MR_d0129", "OAS30001", "MR_d0129"),
+        ("07_V2", "07", "V2"),
+        ("07_tp2.long.07", "07", "tp2"),
+        ("UCL_V001", "UCL_V001", None),
+        ("NIMH_MRC0017", "NIMH_MRC0017", None),
+    ],
+)
+def test_only_what_names_a_session_is_one(
+    name: str, person: str, session: str | None
+) -> None:
+    assert person_and_session(name) == (person, session)

@@ -1,0 +1,95 @@
+"""One's own pairs: two folders, or a table; and label maps alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.listings import DEFAULT, reasons
+
+from trinat.segmentation.data.sources.registry import list_subjects
+from trinat.segmentation.errors import DatasetError
+
+
+def test_two_folders_are_paired_by_name(tmp_path: Path) -> None:
+    for name in ("sub-1_ses-a_T1w.nii.gz", "sub-1_ses-b_T1w.nii.gz", "lonely.mgz"):
+        (tmp_path / "images").mkdir(exist_ok=True)
+        (tmp_path / "images" / name).touch()
+    (tmp_path / "labels").mkdir()
+    for name in ("sub-1_ses-a_T1w.mgz", "sub-1_ses-b_T1w.nii", "stray.nii.gz"):
+        (tmp_path / "labels" / name).touch()
+    listing = list_subjects("pairs", tmp_path, DEFAULT)
+    assert [(s.id, s.person, s.labels.name) for s in listing.subjects] == [
+        ("sub-1_ses-a_T1w", "sub-1", "sub-1_ses-a_T1w.mgz"),
+        ("sub-1_ses-b_T1w", "sub-1", "sub-1_ses-b_T1w.nii"),
+    ]
+    assert reasons(listing) == {
+        "lonely": "no label map of that name in labels/",
+        "stray": "no image of that name in images/",
+    }
+
+
+def test_a_folder_of_no_images_and_two_files_of_one_name_are_refused(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "images").mkdir()
+    with pytest.raises(DatasetError, match="no image"):
+        list_subjects("pairs", tmp_path, DEFAULT)
+    for name in ("a.nii", "a.nii.gz"):
+        (tmp_path / "images" / name).touch()
+    with pytest.raises(DatasetError, match=r"both a\.nii and a\.nii\.gz are here"):
+        list_subjects("pairs", tmp_path, DEFAULT)
+
+
+def test_a_table_names_pairs_persons_and_families(tmp_path: Path) -> None:
+    for name in ("a.nii.gz", "al.nii.gz", "b.nii.gz"):
+        (tmp_path / name).touch()
+    (tmp_path / "t.csv").write_text(
+        "image,labels,subject,person,family,age,sex\n"
+        "a.nii.gz,al.nii.gz,s1,p1,twins,31.5,m\n"
+        "a.nii.gz,,b,,,,\n"
+        "c.nii.gz,,,,,,\n"
+        ",x,,,,,\n"
+    )
+    listing = list_subjects("pairs", tmp_path / "t.csv", DEFAULT)
+    (first,) = listing.subjects
+    assert (first.id, first.person, first.family, first.age, first.sex) == (
+        "s1",
+        "p1",
+        "twins",
+        31.5,
+        "M",
+    )
+    assert reasons(listing) == {
+        "c": "c.nii.gz is not there",
+        "line 5": "no image named",
+        "b": "no labels",
+    }
+    assert all(exclusion.broken for exclusion in listing.exclusions)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("scan\nx\n", "no column 'image'"),
+        ("image,age\na.nii,old\n", "line 2: age 'old' is no number"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_refused(
+    tmp_path: Path, text: str, reason: str
+) -> None:
+    (tmp_path / "a.nii").touch()
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(DatasetError, match=reason):
+        list_subjects("pairs", tmp_path / "t.csv", DEFAULT)
+
+
+def test_label_maps_alone_have_no_image(tmp_path: Path) -> None:
+    (tmp_path / "seg_2.nii.gz").touch()
+    (tmp_path / "seg_10.nii.gz").touch()
+    (tmp_path / "README.md").touch()
+    listing = list_subjects("labelmaps", tmp_path, DEFAULT)
+    assert [(s.id, s.image) for s in listing.subjects] == [
+        ("seg_2", None),
+        ("seg_10", None),
+    ]

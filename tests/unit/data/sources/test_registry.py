@@ -1,0 +1,82 @@
+"""All sources: empty folders, label numbers, names of subjects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.listings import DEFAULT
+from helpers.miniatures import write_nifti
+
+from trinat.segmentation.data.sources.base import SourceOptions, Subject, safe_name
+from trinat.segmentation.data.sources.registry import SOURCES, list_subjects
+from trinat.segmentation.errors import ConfigError, DatasetError
+from trinat.segmentation.labels.folding import load_folding
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_an_empty_folder_is_an_error_not_an_empty_dataset(
+    tmp_path: Path, source: str
+) -> None:
+    with pytest.raises(DatasetError):
+        list_subjects(source, tmp_path, DEFAULT)
+    with pytest.raises(DatasetError, match="no such file or folder"):
+        list_subjects(source, tmp_path / "missing", DEFAULT)
+
+
+@pytest.mark.parametrize("source", ["oasis1", "neurite"])
+def test_a_dataset_whose_numbers_are_known_takes_no_folding_table(
+    tmp_path: Path, source: str
+) -> None:
+    options = SourceOptions(fold=load_folding("neuromorphometrics"))
+    with pytest.raises(ConfigError, match=f"the label numbers of {source} are known"):
+        list_subjects(source, tmp_path, options)
+
+
+def test_numbers_for_generation_mean_nothing_in_another_numbering(
+    tmp_path: Path,
+) -> None:
+    """24 is fluid outside the brain there; 136 lines a ventricle, and is a manual parcel."""
+    write_nifti(tmp_path / "a.nii.gz", np.ones((4, 4, 4), np.uint8))
+    options = SourceOptions(fold=load_folding("neuromorphometrics"))
+    (subject,) = list_subjects("labelmaps", tmp_path, options).subjects
+    assert (subject.extra, subject.ignore) == ({}, ())
+
+
+def test_an_unknown_source_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="name one of oasis1"):
+        list_subjects("adni", tmp_path, DEFAULT)
+
+
+def test_names_that_would_collide_on_disk_are_refused(tmp_path: Path) -> None:
+    for folder in ("images", "labels"):
+        (tmp_path / folder).mkdir()
+        for name in ("A.nii", "a.nii"):
+            (tmp_path / folder / name).touch()
+    with pytest.raises(DatasetError, match="both be named"):
+        list_subjects("pairs", tmp_path, DEFAULT)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("../../etc/passwd", "etc_passwd"),
+        ("a b\n", "a_b_"),
+        ("x" * 90, "x" * 64),
+        ("-rf", "rf"),
+    ],
+)
+def test_names_are_made_safe(given: str, name: str) -> None:
+    assert safe_name(given) == name
+
+
+def test_a_name_of_nothing_safe_is_refused() -> None:
+    with pytest.raises(DatasetError, match="no subject name"):
+        safe_name("../..")
+
+
+def test_subjects_cannot_be_changed() -> None:
+    subject = Subject("a", "a", None, None)
+    with pytest.raises(AttributeError):
+        subject.id = "b"  # type: ignore[misc]

@@ -1,0 +1,84 @@
+"""Volumes of images and arrays in memory, in each form that users have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from helpers.odd_scans import VOXELS, image_of, saved
+from oracle.fuzz import odd_scan
+
+from trinat.segmentation.errors import FormatError, GeometryError, IntegrityError
+from trinat.segmentation.io.volume import Volume
+
+
+def test_images_in_memory_go_through_the_checks_of_files() -> None:
+    nifti = Volume.of_image(image_of(VOXELS))
+    mgh = Volume.of_image(nib.MGHImage(VOXELS.astype(np.float32), odd_scan().affine))
+    np.testing.assert_array_equal(nifti.data, VOXELS)
+    np.testing.assert_array_equal(mgh.data, VOXELS)
+    np.testing.assert_allclose(mgh.affine, nifti.affine, atol=1e-4)
+    with pytest.raises(FormatError, match="cannot use ndarray"):
+        Volume.of_image(VOXELS)
+    holes = np.where(VOXELS.max() == VOXELS, np.nan, VOXELS).astype(np.float32)
+    with pytest.raises(IntegrityError, match="NaN or infinite"):
+        Volume.of_image(image_of(holes))
+
+
+def test_an_array_in_memory_is_taken_as_it_is_whatever_its_header_says() -> None:
+    """As nibabel does; and the array is the caller's."""
+    voxels = VOXELS.astype(np.float32)
+    image = nib.Nifti1Image(voxels, odd_scan().affine)
+    image.header.set_slope_inter(2, 1)
+    np.testing.assert_array_equal(Volume.of_image(image).data, VOXELS)
+    np.testing.assert_array_equal(voxels, VOXELS)
+
+
+def test_an_image_of_a_scan_is_no_label_map() -> None:
+    volume = Volume.of_image(image_of(VOXELS))
+    assert volume.to_nibabel().header.get_intent()[0] == "none"
+    assert volume.to_nibabel(labels=True).header.get_intent()[0] == "label"
+
+
+def test_a_scan_is_taken_in_each_form_that_users_have(tmp_path: Path) -> None:
+    image, path = image_of(VOXELS), saved(tmp_path, VOXELS)
+    volume = Volume.of(image)
+    for scan in (path, str(path), image, (VOXELS, image.affine), volume):
+        for labels in (False, True):
+            np.testing.assert_array_equal(Volume.of(scan, labels=labels).data, VOXELS)
+    assert Volume.of(volume) is volume
+    fractions = VOXELS + np.float32(0.5)
+    np.testing.assert_array_equal(Volume.of((fractions, image.affine)).data, fractions)
+    with pytest.raises(
+        TypeError, match=r"cannot use list.*segment_many takes several scans"
+    ):
+        Volume.of([path])  # type: ignore[arg-type]
+
+
+def test_arrays_are_numbers_of_three_axes_with_an_affine() -> None:
+    affine = odd_scan().affine
+    for kind, kept in (("u1", "u1"), ("i4", "i4"), ("i8", "f4"), ("f8", "f4")):
+        found = Volume.of_array(VOXELS.astype(kind), affine)
+        assert found.data.dtype == kept
+        np.testing.assert_array_equal(found.data, VOXELS.astype(kind))
+        np.testing.assert_allclose(found.affine, affine, atol=1e-5)
+    for array, place in (
+        (VOXELS[0], affine),
+        (VOXELS > 0, affine),
+        (VOXELS, affine[:3]),
+    ):
+        with pytest.raises(FormatError, match="give numbers"):
+            Volume.of_array(array, place)
+
+
+@pytest.mark.parametrize(("origin_mm", "is_taken"), [(1e5, True), (1.001e5, False)])
+def test_a_scan_lies_within_100_m(origin_mm: float, is_taken: bool) -> None:
+    affine = np.diag([1.0, 1, 1, 1])
+    affine[1, 3] = -origin_mm
+    if is_taken:
+        assert Volume.of_array(VOXELS, affine).affine[1, 3] == -origin_mm
+    else:
+        with pytest.raises(GeometryError, match="more than 100 m away"):
+            Volume.of_array(VOXELS, affine)
