@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.metrics.pair import evaluate
-from trinat.segmentation.result import Segmenter
+from trinat.segmentation.segmenter import Segmenter
 
 _SCANS = ("mri/T1.mgz", "mri/brainmask.mgz")
 _TRUTH = "mri/aparc+aseg.mgz"
