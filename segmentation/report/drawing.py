@@ -30,11 +30,16 @@ WARNING_COLOR = MODEL_COLORS[5]
 _MOST_PANELS_ABREAST = 4
 # A phone shows this at its own size, so that 8 points can be read.
 _NARROW_IN = 3.4
-_NARROW_PANELS_ABREAST = 2
-_NARROW_PANEL_IN = 1.8  # its height
 _NARROW_LETTERS = 38  # in a line across the figure
-_NARROW_TITLE_LETTERS = 18  # in a line above a panel
 _BETWEEN_PANELS = 0.12  # of a panel's height
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """How the panels of a figure stand on a phone: how many abreast, and a row's height."""
+
+    abreast: int = 2
+    row_in: float = 1.8
 
 
 @dataclass(frozen=True)
@@ -45,8 +50,8 @@ class Drawing:
     - `label` is the text for readers who cannot see it.
     - `marks` has a name for each mark of an artist, by the artist's gid: the page shows it at the
       pointer.
-    - `narrows` is false for a figure that cannot be read at the width of a phone: pages let
-      readers scroll it.
+    - `narrow` is None for a figure that cannot be read at the width of a phone: pages let readers
+      scroll it.
     """
 
     name: str
@@ -55,7 +60,7 @@ class Drawing:
     marks: dict[str, list[str]] = field(default_factory=dict)
     title: str = ""
     caption: str = ""
-    narrows: bool = True
+    narrow: Narrow | None = field(default_factory=Narrow)
 
     def save(self, folder: Path) -> None:
         """As PNG and as SVG, in a folder that is made for it."""
@@ -88,12 +93,14 @@ class Drawing:
         return inline_svg(self.svg, self.name, self.label, self.marks)
 
     def inline_narrow(self) -> str:
-        """The same for a phone: narrow, with two panels abreast."""
-        svg = plain_svg(_narrowed(self.figure))
+        """The same for a phone; empty for a figure that has no such form."""
+        if self.narrow is None:
+            return ""
+        svg = plain_svg(_narrowed(self.figure, self.narrow))
         return inline_svg(svg, f"{self.name}-narrow", self.label, self.marks)
 
 
-def _narrowed(figure: Figure) -> Figure:
+def _narrowed(figure: Figure, form: Narrow) -> Figure:
     """A copy of a figure, laid out again at the width of a phone."""
     import matplotlib as mpl
 
@@ -102,14 +109,14 @@ def _narrowed(figure: Figure) -> Figure:
     rows = 1
     shown = [axis for axis in narrow.axes if axis.get_visible()]
     if len(shown) > 1:
-        rows = math.ceil(len(shown) / _NARROW_PANELS_ABREAST)
-        height_in = rows * _NARROW_PANEL_IN
-        grid = narrow.add_gridspec(rows, _NARROW_PANELS_ABREAST)
+        rows = math.ceil(len(shown) / form.abreast)
+        height_in = rows * form.row_in
+        letters = _NARROW_LETTERS // form.abreast
+        grid = narrow.add_gridspec(rows, form.abreast)
         for place, axis in enumerate(shown):
-            row, column = divmod(place, _NARROW_PANELS_ABREAST)
+            row, column = divmod(place, form.abreast)
             axis.set_subplotspec(grid[row, column])
-            title = textwrap.fill(axis.get_title(), _NARROW_TITLE_LETTERS)
-            axis.title.set_text(title)
+            axis.title.set_text(textwrap.fill(axis.get_title(), letters))
     with mpl.rc_context(_STYLE):
         _wrap_long_texts(narrow)
     narrow.set_size_inches(_NARROW_IN, height_in)

@@ -249,7 +249,7 @@ def confusion_plot(frame: pd.DataFrame, model: str) -> Drawing:
         figure.colorbar(image, ax=axis, shrink=0.7, label="share of the true structure")
     label = f"Confusion between structures, model {model}"
     title = f"All confusions of {model}"
-    return Drawing("confusion", figure, label, title=title, narrows=False)
+    return Drawing("confusion", figure, label, title=title, narrow=None)
 
 
 def z_score_plot(
