@@ -278,7 +278,7 @@ def z_score_plot(
         axis.axvline(limit, color=WARNING_COLOR, lw=0.9, ls=_DASHES)
         draw_dots(axis, shown, 0.8, colors, "scans")
         name_rows(axis, structures)
-        axis.set_xlabel(f"robust z of the volume (shown up to ±{_FARTHEST_Z:g})")
+        figure.supxlabel(f"robust z of the volume (shown up to ±{_FARTHEST_Z:g})")
     label = (
         f"Robust z-scores of the volumes of {len(structures)} structures, a dot a scan"
     )
