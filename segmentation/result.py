@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,7 +29,7 @@ from trinat.segmentation.labels.measures import INTRACRANIAL, BrainVolumes
 from trinat.segmentation.labels.scheme import Label
 from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.report.mesh import Surface, surface_net
-from trinat.segmentation.report.page import data_uri
+from trinat.segmentation.report.notebook import notebook_html
 from trinat.segmentation.report.pictures import draw_mosaic, encoded
 from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import reoriented
@@ -305,18 +304,11 @@ class Result(Prediction):
 
     def _repr_html_(self) -> str:
         """What a notebook shows: grade, a picture no wider than it, and volumes to unfold."""
-        items = [f"<li>{escape(reason)}</li>" for reason in self.quality.reasons]
-        reasons = ""
-        if items:
-            reasons = f"<ul>{''.join(items)}</ul>"
-        picture = data_uri("png", encoded(self._mosaic(), "PNG"))
-        table = self.volumes().to_html(
-            index=False, float_format="{:.4g}".format, border=0
-        )
-        return (
-            f'<div style="overflow-x: auto"><p>{escape(repr(self))}</p>{reasons}'
-            f'<img src="{picture}" alt="slices" style="max-width: 100%; height: auto">'
-            f"<details><summary>volumes</summary>{table}</details></div>"
+        return notebook_html(
+            repr(self),
+            self.quality.reasons,
+            encoded(self._mosaic(), "PNG"),
+            self.volumes(),
         )
 
     def _known(self, structure: str | int) -> Label:

@@ -101,7 +101,7 @@ def _write_comparison(
         out,
         title="Runs compared",
         lead=f"{' and '.join(summaries)}: curves, scores, and settings that differ.",
-        pictures=[("curves of training", draw_curves(curves))],
+        plots=[draw_curves(curves)],
         tables=tables,
     )
 

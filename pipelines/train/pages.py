@@ -11,21 +11,28 @@ import numpy as np
 from trinat.pipelines.train.log import VALIDATIONS, Curve, read_curves, read_rows
 from trinat.segmentation.io.files import atomic_write, write_whole
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.report.page import Column, Columns, Table, render, table
-from trinat.segmentation.report.pictures import (
-    brain_window,
-    label_colors,
-    overlay,
-    png_bytes,
+from trinat.segmentation.report.drawing import Drawing, Narrow, canvas, model_color
+from trinat.segmentation.report.page import (
+    Column,
+    Columns,
+    Table,
+    render,
+    short_name,
+    table,
 )
+from trinat.segmentation.report.pictures import brain_window, label_colors, overlay
 from trinat.segmentation.training.validation import Examples
 
 # A run or a job by its name, and its curves.
 NamedCurves = tuple[str, Mapping[str, Curve]]
 
-_DPI = 110
+_WIDTH_IN = 8.6
+_CURVE_IN = 2.2  # the height of a panel of curves
+_NAME_IN = 0.14  # the height of a structure's name
+_BESIDE_NAMES_IN = 0.7  # above and below the names of a panel
 # Validation has curves of their own; the titles of their panels.
 _VALIDATED = {"dice": "mean validation Dice", "iou": "mean validation IoU"}
+_WITH_LEGEND = ("loss", "dice")
 # Steps are marked on curves of fewer than this.
 _FEW_STEPS = 30
 # As many steps as can be read below a panel.
@@ -38,20 +45,19 @@ def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
     The page has the curves, and once there is a validation also each structure's scores through
     time, the last scores as a table, and the pictures of examples.
     """
-    picture = draw_curves([("", read_curves(job))])
-    write_whole(job / "progress.png", picture)
-    pictures = [("curves of training", picture)]
+    curves = draw_curves([("", read_curves(job))])
+    write_whole(job / "progress.png", curves.png)
+    plots = [curves]
     tables = []
     scores = read_rows(job / VALIDATIONS)
     if scores:
-        caption = "Dice and IoU of each structure through time"
-        pictures.append((caption, _draw_structures(scores)))
+        plots.append(_draw_structures(scores))
         tables.append(_last_scores(scores))
     write_run_page(
         job / "run.html",
         title=title,
         lead=f"One job of a training, as it is now. Label scheme: {scheme.name}.",
-        pictures=pictures,
+        plots=plots,
         tables=tables,
         examples=_read_examples(job),
     )
@@ -122,11 +128,11 @@ def write_run_page(
     *,
     title: str,
     lead: str,
-    pictures: Sequence[tuple[str, bytes]],
+    plots: Sequence[Drawing],
     tables: Sequence[Table],
     examples: Sequence[tuple[str, bytes]] = (),
 ) -> None:
-    """A page of a job or of several runs; pictures and examples are captions and PNGs.
+    """A page of a job or of several runs; examples are captions and PNGs.
 
     `lead` is the sentence below the title.
     """
@@ -134,26 +140,28 @@ def write_run_page(
         "run.html",
         title=title,
         lead=lead,
-        pictures=pictures,
+        plots=plots,
         tables=tables,
         examples=examples,
     )
     write_whole(path, page)
 
 
-def draw_curves(runs: Sequence[NamedCurves]) -> bytes:
-    """Loss, rate, Dice and IoU over steps, as PNG; a job alone has no name."""
-    # Figure, not pyplot: no global state, and no window system is asked for.
-    from matplotlib.figure import Figure
-
+def draw_curves(runs: Sequence[NamedCurves]) -> Drawing:
+    """Loss, rate, Dice and IoU over steps; a job alone has no name."""
     # Without validation there is no Dice to draw.
     known = _known_panels(runs)
     panels = ["loss", "rate", *(panel for panel in _VALIDATED if panel in known)]
-    figure = Figure(figsize=(11, 1.5 * len(panels)), layout="constrained")
-    all_axes = figure.subplots(len(panels) // 2, 2).flat
-    for panel, axes in zip(panels, all_axes, strict=True):
-        _draw_panel(axes, panel, runs)
-    return png_bytes(figure, _DPI)
+    rows = len(panels) // 2
+    with canvas(_WIDTH_IN, _CURVE_IN * rows, rows, 2) as (figure, axes):
+        for panel, axis in zip(panels, axes.flat, strict=True):
+            _draw_panel(axis, panel, runs)
+    return Drawing(
+        "curves",
+        figure,
+        "Curves of training over steps: loss, learning rate, and scores of validation",
+        narrow=Narrow(abreast=1, row_in=_CURVE_IN),
+    )
 
 
 def _known_panels(runs: Sequence[NamedCurves]) -> set[str]:
@@ -166,59 +174,67 @@ def _known_panels(runs: Sequence[NamedCurves]) -> set[str]:
     return known
 
 
-def _draw_panel(axes: Any, panel: str, runs: Sequence[NamedCurves]) -> None:
+def _draw_panel(axis: Any, panel: str, runs: Sequence[NamedCurves]) -> None:
     """All curves of one kind; those of validation are also named by their views."""
+    number = 0
     has_legend = False
     for name, curves in runs:
         for key, (steps, values) in curves.items():
-            if key != panel and not key.endswith(f" {panel}"):
+            view, _, kind = key.rpartition(" ")
+            if kind != panel:
                 continue
-            words = [word for word in (name, key.removesuffix(f" {panel}")) if word]
+            label = f"{name} {view}".strip()
             marker = None
             if len(steps) < _FEW_STEPS:
                 marker = "."
-            axes.plot(steps, values, label=" ".join(words), marker=marker)
-            if key != panel or name:
+            color = model_color(number)
+            axis.plot(steps, values, color=color, lw=1.2, label=label, marker=marker)
+            number += 1
+            if label:
                 has_legend = True
-    axes.set_title(_VALIDATED.get(panel, panel))
-    axes.set_xlabel("step")
-    axes.grid(alpha=0.3)
+    axis.set_title(_VALIDATED.get(panel, panel))
+    axis.set_xlabel("step")
+    axis.grid()
     if panel in _VALIDATED:
-        axes.set_ylim(0, 1)
-    if has_legend:
-        axes.legend(fontsize="small")
+        axis.set_ylim(0, 1)
+    # Rate and IoU have the colours of loss and Dice.
+    if has_legend and panel in _WITH_LEGEND:
+        axis.legend(fontsize="small", frameon=False)
 
 
-def _draw_structures(scores: Sequence[Mapping[str, str]]) -> bytes:
-    """Dice and IoU of each structure at each validation, a row of panels a view, as PNG."""
+def _draw_structures(scores: Sequence[Mapping[str, str]]) -> Drawing:
+    """Dice and IoU of each structure at each validation, a row of panels a view."""
     import pandas as pd
-    from matplotlib.figure import Figure
 
     frame = pd.DataFrame(scores)
     views = list(frame["view"].unique())
-    lines = len(frame.groupby(["view", "structure"]))
-    figure = Figure(figsize=(11, 1.5 + 0.17 * lines), layout="constrained")
-    panels = figure.subplots(len(views), 2, squeeze=False)
-    for (dice_panel, iou_panel), view in zip(panels, views, strict=True):
-        of_view = frame[frame["view"] == view]
-        _draw_heat_map(figure, dice_panel, of_view, "dice", f"Dice, {view}")
-        _draw_heat_map(figure, iou_panel, of_view, "iou", f"IoU, {view}")
-    return png_bytes(figure, _DPI)
+    most = int(frame.groupby("view")["structure"].nunique().max())
+    row_in = _NAME_IN * most + _BESIDE_NAMES_IN
+    with canvas(_WIDTH_IN, row_in * len(views), len(views), 2) as (figure, axes):
+        for (dice_axis, iou_axis), view in zip(axes.reshape(-1, 2), views, strict=True):
+            of_view = frame[frame["view"] == view]
+            _draw_heat_map(dice_axis, of_view, "dice", f"Dice, {view}")
+            _draw_heat_map(iou_axis, of_view, "iou", f"IoU, {view}")
+    return Drawing(
+        "structures",
+        figure,
+        "Dice and IoU of each structure through time",
+        caption="Dice and IoU of each structure through time, from 0 (dark) to 1 (bright).",
+        narrow=Narrow(abreast=1, row_in=row_in),
+    )
 
 
-def _draw_heat_map(
-    figure: Any, panel: Any, frame: Any, metric: str, title: str
-) -> None:
+def _draw_heat_map(axis: Any, frame: Any, metric: str, title: str) -> None:
     """A score of each structure (rows) at each validation (columns); `frame` is of one view."""
     names = list(frame["structure"].unique())
     steps = list(frame["step"].unique())
     table = frame.pivot_table(metric, "structure", "step", aggfunc="last")
     table = table.reindex(index=names, columns=steps).astype(float)
-    shown = panel.imshow(table, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-    panel.set_title(title)
-    panel.set_yticks(range(len(names)), names, fontsize="x-small")
+    axis.imshow(table, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    axis.set_title(title)
+    axis.set_yticks(range(len(names)), [short_name(name) for name in names])
+    axis.tick_params(axis="y", length=0, labelsize=7)
     every = -(-len(steps) // _MOST_STEP_LABELS)  # rounded up
     labelled = range(0, len(steps), every)
-    panel.set_xticks(labelled, [steps[place] for place in labelled])
-    panel.set_xlabel("step")
-    figure.colorbar(shown, ax=panel)
+    axis.set_xticks(labelled, [steps[place] for place in labelled])
+    axis.set_xlabel("step")

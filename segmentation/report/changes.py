@@ -129,8 +129,8 @@ def courses_plot(courses: Sequence[Course]) -> Drawing:
             marks[gid] = _draw_panel(axes[number], of_structure, groups, gid)
         has_times = any(course.has_times for course in courses)
         along = "years since the first scan" if has_times else "scan"
-        figure.supxlabel(along, fontsize=9, color=INK)
-        figure.supylabel("per cent from the person's mean", fontsize=9, color=INK)
+        figure.supxlabel(along)
+        figure.supylabel("per cent from the person's mean")
         if len(groups) > 1:
             add_legend(figure, [group or "no group" for group in groups])
     label = f"Volumes of {len(structures)} structures over time, a line a person"

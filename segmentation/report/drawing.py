@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import math
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +28,18 @@ if TYPE_CHECKING:
 MODEL_COLORS = ("#2f7fc1", "#e0851b", "#12a07a", "#c2609a", "#8a8d1e", "#d1502f")
 WARNING_COLOR = MODEL_COLORS[5]
 _MOST_PANELS_ABREAST = 4
+# A phone shows this at its own size, so that 8 points can be read.
+_NARROW_IN = 3.4
+_NARROW_LETTERS = 38  # in a line across the figure
+_BETWEEN_PANELS = 0.12  # of a panel's height
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """How the panels of a figure stand on a phone: how many abreast, and a row's height."""
+
+    abreast: int = 2
+    row_in: float = 1.8
 
 
 @dataclass(frozen=True)
@@ -36,6 +50,8 @@ class Drawing:
     - `label` is the text for readers who cannot see it.
     - `marks` has a name for each mark of an artist, by the artist's gid: the page shows it at the
       pointer.
+    - `narrow` is None for a figure that cannot be read at the width of a phone: pages let readers
+      scroll it.
     """
 
     name: str
@@ -44,6 +60,7 @@ class Drawing:
     marks: dict[str, list[str]] = field(default_factory=dict)
     title: str = ""
     caption: str = ""
+    narrow: Narrow | None = field(default_factory=Narrow)
 
     def save(self, folder: Path) -> None:
         """As PNG and as SVG, in a folder that is made for it."""
@@ -75,6 +92,64 @@ class Drawing:
         """For a page: in the page's colours, with names that a pointer finds."""
         return inline_svg(self.svg, self.name, self.label, self.marks)
 
+    def inline_narrow(self) -> str:
+        """The same for a phone; empty for a figure that has no such form."""
+        if self.narrow is None:
+            return ""
+        svg = plain_svg(_narrowed(self.figure, self.narrow))
+        return inline_svg(svg, f"{self.name}-narrow", self.label, self.marks)
+
+
+def _narrowed(figure: Figure, form: Narrow) -> Figure:
+    """A copy of a figure, laid out again at the width of a phone."""
+    import matplotlib as mpl
+
+    narrow = copy.deepcopy(figure)
+    height_in = narrow.get_figheight()
+    rows = 1
+    shown = [axis for axis in narrow.axes if axis.get_visible()]
+    if len(shown) > 1:
+        rows = math.ceil(len(shown) / form.abreast)
+        height_in = rows * form.row_in
+        letters = _NARROW_LETTERS // form.abreast
+        grid = narrow.add_gridspec(rows, form.abreast)
+        for place, axis in enumerate(shown):
+            row, column = divmod(place, form.abreast)
+            axis.set_subplotspec(grid[row, column])
+            axis.title.set_text(textwrap.fill(axis.get_title(), letters))
+    with mpl.rc_context(_STYLE):
+        _wrap_long_texts(narrow)
+    narrow.set_size_inches(_NARROW_IN, height_in)
+    narrow.set_layout_engine("constrained")
+    _lay_out(narrow, rows)
+    return narrow
+
+
+def _wrap_long_texts(figure: Figure) -> None:
+    """Legend and title of the axis below in lines that a narrow figure has room for."""
+    along = figure.get_supxlabel()
+    if along:
+        figure.supxlabel(textwrap.fill(along, _NARROW_LETTERS))
+    names = []
+    for legend in figure.legends:
+        names += [text.get_text() for text in legend.get_texts()]
+    figure.legends.clear()
+    wrapped = [textwrap.fill(name, _NARROW_LETTERS) for name in names]
+    add_legend(figure, wrapped, columns=1)
+
+
+def _lay_out(figure: Figure, rows: int) -> None:
+    """Place all of a figure once; otherwise every file that is written does it twice more.
+
+    The figure has the constrained layout, and panels in `rows`.
+    """
+    engine: Any = figure.get_layout_engine()
+    if rows > 1:
+        # The title of a panel is nearer to it than to the row above.
+        engine.set(hspace=_BETWEEN_PANELS)
+    engine.execute(figure)
+    figure.set_layout_engine("none")
+
 
 _STYLE: dict[str, Any] = {
     "text.color": INK,
@@ -91,6 +166,7 @@ _STYLE: dict[str, Any] = {
     "grid.color": GRID,
     "font.family": "sans-serif",
     "font.size": 8.5,
+    "figure.labelsize": 9,
 }
 
 
@@ -101,7 +177,7 @@ def canvas(
     """A figure without pyplot, in the report's style: (figure, axis or axes).
 
     Sizes in inches. With several rows or columns the axes come as an array, as from matplotlib's
-    `subplots`. The layout is computed when the context ends: all must be drawn by then.
+    `subplots`. All must be drawn when the context ends: the figure is laid out then.
     """
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -111,11 +187,7 @@ def canvas(
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
         yield figure, figure.subplots(rows, columns)
-        # Laid out once; otherwise every file that is written lays it out twice more.
-        engine = figure.get_layout_engine()
-        if engine is not None:
-            engine.execute(figure)
-            figure.set_layout_engine("none")
+        _lay_out(figure, rows)
 
 
 @contextmanager
@@ -214,10 +286,10 @@ def model_color(number: int) -> str:
     return MODEL_COLORS[number % len(MODEL_COLORS)]
 
 
-def add_legend(figure: Figure, models: Sequence[str]) -> None:
+def add_legend(figure: Figure, models: Sequence[str], columns: int = 4) -> None:
     """The models' colours above the figure; of a single model, nothing.
 
-    The colour of a model is that of its place in `models`.
+    `columns` names stand side by side. The colour of a model is that of its place in `models`.
     """
     if len(models) < 2:
         return
@@ -227,4 +299,6 @@ def add_legend(figure: Figure, models: Sequence[str]) -> None:
         Line2D([], [], color=model_color(number), lw=4, label=model)
         for number, model in enumerate(models)
     ]
-    figure.legend(handles=handles, loc="outside upper left", ncols=4, frameon=False)
+    figure.legend(
+        handles=handles, loc="outside upper left", ncols=columns, frameon=False
+    )

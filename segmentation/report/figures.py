@@ -40,6 +40,8 @@ _MOST_SCANS_OF_HEAT_MAP = 100
 _SIGNIFICANT = 0.05
 _FARTHEST_Z = 12.0
 _DASHES = (0, (4, 3))
+_MARGIN = 0.12  # beside the marks of a panel, of their extent
+_LEAST_ML = 0.01  # the extent of volumes that do not differ
 # The name of the figure of robust z-scores.
 Z_SCORES = "z-scores"
 
@@ -117,18 +119,14 @@ def bland_altman_plot(
     structures = [name for name in structures if name in predicted.columns]
     marks: dict[str, list[str]] = {}
     with panels(structures, 2.2) as (figure, axes):
-        # A title belongs to the panel below it, not to the row above.
-        figure.get_layout_engine().set(hspace=0.12)
         for number, structure in enumerate(structures):
             gid = f"persons-{number}"
             # To a thousandth of a mm³: means over persons end in digits that say nothing.
             true_ml = true[structure].round(3) / 1000
             predicted_ml = predicted[structure].round(3) / 1000
             marks[gid] = _bland_altman_panel(axes[number], true_ml, predicted_ml, gid)
-        figure.supxlabel(
-            "mean of true and predicted volume (ml)", fontsize=9, color=INK
-        )
-        figure.supylabel("predicted − true (ml)", fontsize=9, color=INK)
+        figure.supxlabel("mean of true and predicted volume (ml)")
+        figure.supylabel("predicted − true (ml)")
     label = f"Bland-Altman plots of the volumes of {len(structures)} structures, model {model}"
     return Drawing("bland-altman", figure, label, marks, model)
 
@@ -152,7 +150,13 @@ def _bland_altman_panel(
         axis.axhline(limits.upper, color=color, lw=0.9, ls=_DASHES)
     axis.tick_params(labelsize=7)
     axis.locator_params(nbins=4)
-    axis.margins(0.12)
+    axis.margins(x=_MARGIN)
+    drawn = np.array([0, limits.lower, limits.upper, *difference])
+    low = np.nanmin(drawn)
+    high = np.nanmax(drawn)
+    # Equal volumes have an axis too, and not one of rounding errors.
+    margin = _MARGIN * max(high - low, _LEAST_ML)
+    axis.set_ylim(low - margin, high + margin)
     names = []
     for person, x, y in zip(true.index, true_ml, predicted_ml, strict=True):
         # Only what is drawn has a name.
@@ -186,7 +190,8 @@ def comparison_plot(
             rows["mean_difference"], places, s=26, fc=faces, ec=color, zorder=3, gid=gid
         )
         name_rows(axis, rows["structure"])
-        axis.set_xlabel(f"{title}: {second} − {first}")
+        # Below the names of the structures too: names of models are long.
+        figure.supxlabel(f"{title}: {second} − {first}")
     names = []
     for row in rows.to_dict("records"):
         p = row["p_holm"]
@@ -243,7 +248,8 @@ def confusion_plot(frame: pd.DataFrame, model: str) -> Drawing:
         axis.set_ylabel("true")
         figure.colorbar(image, ax=axis, shrink=0.7, label="share of the true structure")
     label = f"Confusion between structures, model {model}"
-    return Drawing("confusion", figure, label, title=f"All confusions of {model}")
+    title = f"All confusions of {model}"
+    return Drawing("confusion", figure, label, title=title, narrow=None)
 
 
 def z_score_plot(
@@ -272,7 +278,7 @@ def z_score_plot(
         axis.axvline(limit, color=WARNING_COLOR, lw=0.9, ls=_DASHES)
         draw_dots(axis, shown, 0.8, colors, "scans")
         name_rows(axis, structures)
-        axis.set_xlabel(f"robust z of the volume (shown up to ±{_FARTHEST_Z:g})")
+        figure.supxlabel(f"robust z of the volume (shown up to ±{_FARTHEST_Z:g})")
     label = (
         f"Robust z-scores of the volumes of {len(structures)} structures, a dot a scan"
     )

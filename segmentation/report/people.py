@@ -26,7 +26,6 @@ from trinat.segmentation.report.page import (
     short_name,
     table,
 )
-from trinat.segmentation.report.svg import INK
 
 # Digits of a value, by its unit.
 DIGITS = {"mm³": 0, "%": 3}
@@ -171,8 +170,8 @@ def people_plot(cohort: Cohort) -> Drawing | None:
             if not over_age:
                 axes[place].set_xticks(range(len(shown)), shown)
                 axes[place].set_xlim(-0.6, len(shown) - 0.4)
-        figure.supxlabel("age (years)" if over_age else fact, fontsize=9, color=INK)
-        figure.supylabel(_value_axis(cohort), fontsize=9, color=INK)
+        figure.supxlabel("age (years)" if over_age else fact)
+        figure.supylabel(_value_axis(cohort))
         if len(shown) > 1:
             add_legend(figure, shown)
     label = (

@@ -112,7 +112,7 @@ def test_every_line_of_a_result(found: Found) -> None:
     page = result._repr_html_()
     assert page.count("<img src=") == 1
     assert "max-width: 100%" in page
-    assert "<td>Left-Hippocampus</td>" in page
+    assert ">Left-Hippocampus</th>" in page
     shown = pyplot.get_fignums()
     figure = result.plot()
     assert len(pyplot.get_fignums()) == len(shown) + 1

@@ -246,6 +246,69 @@ def test_on_a_phone_nothing_is_wider_than_the_page(browser: Browser) -> None:
     browser.resize(1300)
 
 
+def test_on_a_phone_figures_and_maps_are_read_without_scrolling(
+    browser: Browser,
+) -> None:
+    """But for the confusions of all structures, which have a table too."""
+    browser.resize(390)
+    browser.evaluate(
+        "document.querySelectorAll('details').forEach((d) => d.open = true)"
+    )
+    wide = (
+        "[...document.querySelectorAll('section:not(#confusions) :is(.plot, .heat .scroll)')]"
+        ".filter((e) => e.offsetWidth && e.scrollWidth > e.clientWidth)"
+        ".map((e) => e.closest('section').id)"
+    )
+    assert browser.evaluate(wide) == []
+    # Each mark and each name lies within its figure, and letters have at least 8 pixels.
+    faults = (
+        "[...document.querySelectorAll('section:not(#confusions) .plot svg')]"
+        ".filter((s) => s.getBoundingClientRect().width)"
+        ".flatMap((s) => { const f = s.getBoundingClientRect();"
+        " const scale = f.width / s.viewBox.baseVal.width;"
+        " return [...s.querySelectorAll('text')].filter((t) => {"
+        " const b = t.getBoundingClientRect();"
+        " const size = parseFloat(getComputedStyle(t).fontSize) * scale;"
+        " return size < 8 || b.left < f.left - 1 || b.right > f.right + 1; })"
+        ".map((t) => t.textContent); })"
+    )
+    assert browser.evaluate(faults) == []
+    # Without a row of titles, each value of a scan has its own.
+    title = (
+        "getComputedStyle(document.querySelector('.heat td:last-child'), '::before')"
+        ".content"
+    )
+    assert browser.evaluate(title) == '"R-Hi"'
+    browser.resize(1300)
+
+
+def test_each_figure_is_shown_once(browser: Browser) -> None:
+    shown = (
+        "[...document.querySelectorAll('#volumes .plot')]"
+        ".map((p) => [...p.querySelectorAll('svg')].filter((s) => s.clientWidth).length)"
+    )
+    for width in (390, 1300):
+        browser.resize(width)
+        assert browser.evaluate(shown) == [1, 1]
+
+
+def test_structures_of_no_label_map_have_no_row(browser: Browser) -> None:
+    texts = browser.evaluate(
+        "[...document.querySelectorAll('section:not(#glance, #definitions) :is(td, th, text)')]"
+        ".map((e) => e.textContent)"
+    )
+    assert any("R Hippocampus" in text for text in texts)
+    assert not any("Caudate" in text for text in texts)
+
+
+def test_cards_show_both_models(browser: Browser) -> None:
+    titles = browser.evaluate(
+        "[...document.querySelectorAll('.card .what')].map((e) => e.textContent)"
+    )
+    for model in (30 * "one", EVIL_MODEL):
+        assert f"Dice, {model}" in titles
+
+
 def test_every_control_has_a_name(browser: Browser) -> None:
     nameless = browser.evaluate(
         "[...document.querySelectorAll('input, select, button, canvas, svg[role=img], img')]"

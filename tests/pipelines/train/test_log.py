@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.browser import assert_fits_desk_and_phone, find_chromium
+from helpers.browser import Browser, assert_fits_desk_and_phone, find_chromium
 from matplotlib.image import imread
 
 from trinat.pipelines.train.log import Metrics, append_scores, read_curves
@@ -108,7 +108,10 @@ def test_a_page_shows_each_structure_through_time(tmp_path: Path) -> None:
     # It looks like the other pages.
     assert 'class="brand"' in page
     assert "prefers-color-scheme: dark" in page
-    assert page.count("data:image/png;base64,") == 2
+    # Both figures in its colours, each for a desk and for a phone.
+    assert page.count('aria-label="Curves of training') == 2
+    assert page.count('aria-label="Dice and IoU of each structure') == 2
+    assert '<figure class="plot"><img' not in page
 
 
 @pytest.mark.browser
@@ -120,6 +123,39 @@ def test_on_a_phone_nothing_is_wider_than_the_page_of_a_run(tmp_path: Path) -> N
     append_scores(tmp_path, 1, scores(0.5), SCHEME)
     write_page(tmp_path, "a run with a " + 30 * "long" + " name", SCHEME)
     assert_fits_desk_and_phone(chromium, tmp_path / "run.html")
+
+
+@pytest.mark.browser
+def test_curves_take_the_theme_and_are_read_on_a_phone(tmp_path: Path) -> None:
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    Metrics(tmp_path, 0).add(report(1, 1.0), last=True)
+    append_scores(tmp_path, 1, scores(0.5), SCHEME)
+    write_page(tmp_path, "a run", SCHEME)
+    browser = Browser(chromium)
+    try:
+        browser.emulate(color_scheme="dark")
+        browser.resize(390)
+        browser.open(tmp_path / "run.html")
+        scrolled = (
+            "[...document.querySelectorAll('.plot')]"
+            ".filter((p) => p.scrollWidth > p.clientWidth).length"
+        )
+        assert browser.evaluate(scrolled) == 0
+        # Letters are as light as the page's, and at least 8 pixels high.
+        texts = browser.evaluate(
+            "[...document.querySelectorAll('.plot svg')].filter((s) => s.clientWidth)"
+            ".flatMap((s) => [...s.querySelectorAll('text')].map((t) => {"
+            " const style = getComputedStyle(t);"
+            " const scale = s.clientWidth / s.viewBox.baseVal.width;"
+            " return [style.fill, parseFloat(style.fontSize) * scale]; }))"
+        )
+        ink = browser.evaluate("getComputedStyle(document.body).color")
+        assert {fill for fill, _ in texts} == {ink}
+        assert min(size for _, size in texts) >= 8
+    finally:
+        browser.close()
 
 
 def test_without_validation_there_are_two_curves_in_place_of_four(

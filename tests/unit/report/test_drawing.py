@@ -1,0 +1,82 @@
+"""Figures have a second, narrow form for a phone; the first one is left as it is."""
+
+from __future__ import annotations
+
+import re
+
+import pandas as pd
+
+from trinat.segmentation.report.drawing import (
+    Drawing,
+    Narrow,
+    add_legend,
+    canvas,
+    panels,
+)
+from trinat.segmentation.report.figures import z_score_plot
+
+PHONE = 244.8  # points: 3.4 inches
+
+
+def size(svg: str) -> tuple[float, float]:
+    """Width and height in points."""
+    found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
+    assert found is not None
+    return float(found[1]), float(found[2])
+
+
+def texts(svg: str) -> list[str]:
+    return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+
+
+def panelled(narrow: Narrow | None) -> Drawing:
+    names = [f"Left-Cerebellum-White-Matter-{number}" for number in range(5)]
+    with panels(names, 2.0) as (figure, axes):
+        for axis in axes:
+            axis.plot([0, 1], [0, 1])
+        figure.supxlabel(f"the first model {30 * 'word '}")
+        add_legend(figure, [60 * "a", "second"])
+    return Drawing("panels", figure, "five panels", narrow=narrow)
+
+
+def test_panels_of_a_phone_stand_as_many_abreast_as_they_should() -> None:
+    for abreast, rows in ((2, 3), (1, 5)):
+        svg = panelled(Narrow(abreast, 1.5)).inline_narrow()
+        assert size(svg) == (PHONE, rows * 1.5 * 72)
+        assert svg.count('id="panels-narrow-axes_') == 5
+
+
+def test_long_texts_of_a_phone_are_in_lines() -> None:
+    found = texts(panelled(Narrow()).inline_narrow())
+    assert "second" in found
+    assert max(len(text) for text in found) <= 40
+    assert "".join(found).count("a" * 20) == 3  # 60 letters, in two lines of 38 and 22
+
+
+def test_the_wide_form_stays_as_it_was() -> None:
+    drawing = panelled(Narrow())
+    untouched = panelled(Narrow()).inline()
+    drawing.inline_narrow()
+    assert drawing.inline() == untouched
+
+
+def test_a_figure_may_have_no_narrow_form() -> None:
+    assert panelled(None).inline_narrow() == ""
+
+
+def test_a_single_axis_keeps_its_height() -> None:
+    with canvas(8.6, 2.5) as (figure, axis):
+        axis.plot([0, 1], [0, 1])
+    svg = Drawing("one", figure, "one axis").inline_narrow()
+    assert size(svg) == (PHONE, 180)
+
+
+def test_what_z_scores_are_is_read_on_a_phone() -> None:
+    row = {"metric": "volume", "unit": "mm3", "structure": "Brain-Stem", "session": ""}
+    scans = [
+        {**row, "subject": f"sub-{n}", "value": 9.0 + n, "z": n - 1.0} for n in range(3)
+    ]
+    drawing = z_score_plot(pd.DataFrame(scans), ["Brain-Stem"], 3.5)
+    found = texts(drawing.inline_narrow())
+    assert "robust z of the volume (shown up to" in found
+    assert "±12)" in found
