@@ -60,7 +60,8 @@ class SynthesisConfig(BaseModel):
     # Partial volume: the number of places within each voxel whose mean it is. One: none.
     places: int = Field(default=2, ge=1, le=8)
     # Whether what lies within the skull is learnt. If not, only that all outside of it is
-    # background: for networks that learn the brain itself from stripped scans in a store.
+    # background: for networks that learn the brain itself from stripped scans in a store. Such a
+    # network lost cortex where a skull is near (docs/notes/manual.md): no recipe does so.
     learn_brain: bool = True
     # Whether the linings of ventricles are learnt as ventricle, or not at all.
     learn_linings: bool = False
