@@ -103,7 +103,7 @@ def test_a_label_map_as_scan(scan: Path) -> None:
 
 
 def test_a_missing_model(scan: Path) -> None:
-    refused(scan, "no such model: shipped: fast", model="fats")
+    refused(scan, "no such model: shipped: any, fast", model="fats")
 
 
 def test_a_side_is_forgotten_and_a_view_misspelt(scan: Path) -> None:

@@ -459,5 +459,5 @@ def test_runs_are_compared_by_settings_and_curves(tmp_path: Path) -> None:
     assert [line for line in changed if "batch: 4 -> 2" in line]
     assert [job.steps for jobs in summaries.values() for job in jobs] == [8, 8, 8, 8]
     page = (tmp_path / "page.html").read_text()
-    assert "data:image/png;base64," in page
+    assert "<svg" in page
     assert "batch: 4 -&gt; 2" in page
