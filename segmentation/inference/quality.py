@@ -45,6 +45,7 @@ from trinat.segmentation.inference.checks.size import (
     check_resolution,
     total_brain_mm3,
 )
+from trinat.segmentation.inference.checks.surroundings import check_surroundings
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.models.model_info import ModelInfo
 
@@ -82,13 +83,13 @@ class Grade:
 def limits_of(model: ModelInfo) -> Limits:
     """The limits that hold for what a model segments.
 
-    White matter may be the darker one for a model for any contrast.
+    For a model for any contrast, white matter may be darker than cortex, and fluid as bright.
     """
     limits = LIMITS
     if model.quality is not None:
         limits = replace(limits, agreement=model.quality.agreement)
     if model.contrast == "any":
-        limits = replace(limits, contrast=(0.0, 0.0))
+        limits = replace(limits, contrast=(0.0, 0.0), like_cortex=(1.0, 1.0))
     return limits
 
 
@@ -137,6 +138,7 @@ CHECKS: Sequence[Check] = (
     check_field_of_view,  # cut_mm2
     check_brain_size,  # smallest_brain_mm3, largest_brain_mm3
     check_pieces,  # apart_mm3
+    check_surroundings,  # like_cortex: never rejects
     check_symmetry,  # symmetry
     check_contrast,  # contrast
     check_missing,  # missing

@@ -51,6 +51,9 @@ class Limits:
     cut_mm2: Pair = (300.0, 5000.0)
     # Tissue apart from the brain. Sound scans have at most 0.05 ml.
     apart_mm3: Pair = (500.0, 2.0e4)
+    # Share of the layer outside of the brain that is as bright as cortex. Whole heads have up to
+    # 0.26, stripped ones less than 0.1; heads that lost a quarter of the brain 0.55 to 0.63.
+    like_cortex: Pair = (0.35, _NEVER)
     # Share of the place of skull and scalp that is empty: whole heads have up to 0.1, stripped
     # scans 0.8 and more. Beyond it there is no intracranial volume.
     stripped: float = 0.5
