@@ -22,7 +22,7 @@ _SCANS = ("mri/T1.mgz", "mri/brainmask.mgz")
 _TRUTH = "mri/aparc+aseg.mgz"
 # In mri/T1.mgz white matter has the value 110; cortex has about 70, fluid about 25.
 _VALUES = (0, 10, 25, 70, 110, 255)
-_CURVES = {
+CURVES = {
     "T1": (0, 10, 25, 70, 110, 255),
     "T2-like": (0, 5, 250, 140, 75, 90),
     "T2-like, flat": (0, 10, 125, 80, 40, 0),
@@ -33,13 +33,13 @@ _CURVES = {
 def run(model: str, subjects_dir: str) -> None:
     """Print the mean Dice without CSF of each subject and contrast, and the grade."""
     segmenter = Segmenter(model)
-    scores: dict[str, list[float]] = {name: [] for name in _CURVES}
+    scores: dict[str, list[float]] = {name: [] for name in CURVES}
     for folder in sorted(Path(subjects_dir).iterdir()):
         scan = _scan_of(folder)
         if scan is None:
             continue
-        for name, curve in _CURVES.items():
-            turned = replace(scan, data=_with_contrast(scan.data, curve))
+        for name, curve in CURVES.items():
+            turned = replace(scan, data=with_contrast(scan.data, curve))
             result = segmenter.segment(turned)
             table = evaluate(folder / _TRUTH, result)
             dice = float(table["dice"].drop("CSF").mean())
@@ -58,6 +58,6 @@ def _scan_of(folder: Path) -> Volume | None:
     return None
 
 
-def _with_contrast(values: NDArray[Any], curve: tuple[int, ...]) -> NDArray[np.float32]:
+def with_contrast(values: NDArray[Any], curve: tuple[int, ...]) -> NDArray[np.float32]:
     """What a curve over the values of T1 makes of them."""
     return np.asarray(np.interp(values, _VALUES, curve), np.float32)

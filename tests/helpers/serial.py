@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -33,3 +34,8 @@ def write_scans(folder: Path, *names: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         miniature("RAS", seed=number)[0].write(path)
     return folder
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    """The rows of a table of a run."""
+    return list(csv.DictReader(path.read_text().splitlines(), delimiter="\t"))

@@ -40,12 +40,13 @@ MODULES = {
     "segmentation/io/streams.py": "tests/unit/io/test_streams.py tests/faults/test_broken_files.py",
     "segmentation/io/files.py": "tests/unit/io/test_files.py tests/unit/data/test_participants.py",
     "segmentation/space/views.py": "tests/unit/space/test_views.py",
-    "segmentation/space/conform.py": "tests/unit/space/test_conform.py",
+    "segmentation/space/conform.py": "tests/unit/space/test_conform.py "
+    "tests/unit/space/test_conform_grid.py tests/unit/space/test_conform_intensities.py",
     "segmentation/inference/fusion.py": "tests/unit/inference/test_fusion.py",
     "segmentation/metrics/definitions.py": "tests/unit/metrics/test_definitions.py "
     "tests/unit/metrics/test_pair.py",
     "pipelines/predict/entry.py": "tests/pipelines/predict/test_ledger.py "
-    "tests/pipelines/predict/test_run.py",
+    "tests/pipelines/predict/test_run.py tests/pipelines/predict/test_written.py",
     "pipelines/predict/ledger.py": "tests/pipelines/predict/test_ledger.py "
     "tests/faults/test_users_files.py tests/pipelines/predict/test_run.py",
 }

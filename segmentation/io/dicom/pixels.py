@@ -68,7 +68,8 @@ def _require_decoder(syntax: Any, where: Path) -> None:
 
     try:
         is_known = get_decoder(syntax).is_available
-    except NotImplementedError:  # a transfer syntax that pydicom has never heard of
+    # For films, pydicom has no list of decoders at all.
+    except NotImplementedError:
         is_known = False
     if not is_known:
         raise FormatError(

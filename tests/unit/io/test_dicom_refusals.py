@@ -29,6 +29,8 @@ from helpers.dicom import (
 )
 from pydicom import Dataset
 from pydicom.uid import (
+    MPEG2MPML,
+    UID,
     DeflatedExplicitVRLittleEndian,
     JPEGLosslessSV1,
 )
@@ -266,12 +268,22 @@ def _truncated(folder: Path) -> None:
 
 
 def _lossless_jpeg(folder: Path) -> None:
+    _claim_syntax(folder, JPEGLosslessSV1)
+
+
+def _film(folder: Path) -> None:
+    """A syntax for which pydicom has no list of decoders at all."""
+    _claim_syntax(folder, MPEG2MPML)
+
+
+def _claim_syntax(folder: Path, claimed: UID) -> None:
+    """Files whose headers name a transfer syntax that their pixels do not have."""
     for path in write_classic(folder, small()):
         raw = path.read_bytes()
         old, new = (struct.pack("<H", n) for n in (20, 22))
         at = raw.index(b"\x02\0\x10\0UI")
         size = struct.unpack_from("<I", raw, 140)[0]
-        syntax = JPEGLosslessSV1.encode()
+        syntax = claimed.encode()
         syntax += b"\0" * (len(syntax) % 2)
         length = struct.unpack_from("<H", raw, at + 6)[0]
         meta = raw[144:at] + b"\x02\0\x10\0UI" + struct.pack("<H", len(syntax)) + syntax
@@ -336,6 +348,7 @@ FOLDERS = {
     "junk after the magic": (_junk, "damaged DICOM file"),
     "a cut header": (_truncated, "damaged DICOM file"),
     "a syntax without a decoder": (_lossless_jpeg, "compressed (JPEG Lossless"),
+    "a syntax of films": (_film, "compressed (MPEG2 Main Profile"),
     "deflated": (_deflated, "deflated"),
     "too many items": (_items, "too large"),
     "sequences without end": (_nested, "damaged DICOM file"),

@@ -5,15 +5,21 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-import nibabel as nib
 import numpy as np
 import pytest
-from nibabel.affines import apply_affine
+from helpers.placed import (
+    STRUCTURES,
+    affine_of,
+    centroid_mm,
+    ellipsoids,
+    field,
+    head,
+    volume_mm3,
+)
 from nibabel.nifti1 import Nifti1Image
 from nibabel.processing import resample_from_to
-from scipy.spatial.transform import Rotation
 
-from trinat.segmentation.errors import FormatError, GeometryError
+from trinat.segmentation.errors import GeometryError
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.space.conform import conform, restore, restore_probabilities
 
@@ -27,83 +33,6 @@ QUICK = {
     ORIENTATIONS[i] for i in np.random.default_rng(48).choice(48, 6, replace=False)
 }
 KINDS = [".nii", ".nii.gz", ".mgz"]
-
-# label: (centre in world mm, half axes in mm). A right structure is larger than its left partner
-# and lies higher, so that neither a swap nor a reflection goes unseen.
-STRUCTURES = {
-    1: ((-22.0, 5.0, 8.0), (9.0, 14.0, 11.0)),
-    2: ((24.0, 3.0, 12.0), (11.0, 16.0, 12.0)),
-    3: ((0.0, -30.0, -14.0), (20.0, 9.0, 10.0)),
-    4: ((3.0, 31.0, 2.0), (9.0, 9.0, 17.0)),
-}
-HEAD_MM = (46.0, 52.0, 44.0)
-FIELD_MM = 110.0
-
-
-def affine_of(
-    axes: str,
-    spacing_mm: tuple[float, ...],
-    shape: tuple[int, ...],
-    turn_degrees: tuple[float, float, float] = (0, 0, 0),
-    middle_mm: tuple[float, float, float] = (1.3, -2.4, 0.7),
-) -> np.ndarray:
-    """An affine whose field of view is centred at `middle_mm`, its axes as named, then turned."""
-    flips = nib.orientations.axcodes2ornt(tuple(axes))
-    linear = np.zeros((3, 3))
-    for voxel_axis, (world_axis, sign) in enumerate(flips):
-        linear[int(world_axis), voxel_axis] = sign * spacing_mm[voxel_axis]
-    affine = np.eye(4)
-    affine[:3, :3] = (
-        Rotation.from_euler("xyz", turn_degrees, degrees=True).as_matrix() @ linear
-    )
-    affine[:3, 3] = middle_mm - affine[:3, :3] @ ((np.array(shape) - 1) / 2)
-    return affine
-
-
-def field(spacing_mm: tuple[float, ...], field_mm: float = FIELD_MM) -> tuple[int, ...]:
-    return tuple(max(16, round(field_mm / s)) for s in spacing_mm)
-
-
-def squared_radius(
-    world: np.ndarray, centre: tuple[float, ...], axes: tuple[float, ...]
-) -> np.ndarray:
-    return sum(((world[..., n] - centre[n]) / axes[n]) ** 2 for n in range(3))
-
-
-def world_of(affine: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """(X, Y, Z, 3), the last axis slowest in memory; far quicker than nibabel's apply_affine."""
-    i, j, k = np.ogrid[tuple(slice(n) for n in shape)]
-    rows = affine[:3].astype(np.float32)
-    return np.moveaxis(
-        np.stack([a * i + b * j + (c * k + t) for a, b, c, t in rows]), 0, -1
-    )
-
-
-def ellipsoids(affine: np.ndarray, shape: tuple[int, ...]) -> Volume:
-    """The structures as a label map on any grid."""
-    world = world_of(affine, shape)
-    labels = np.zeros(shape, np.uint8)
-    for label, (centre, axes) in STRUCTURES.items():
-        labels[squared_radius(world, centre, axes) <= 1] = label
-    return Volume(labels, affine)
-
-
-def head(affine: np.ndarray, shape: tuple[int, ...], level: float = 1000.0) -> Volume:
-    """A smooth bright ball with darker structures in it, in air."""
-    world = world_of(affine, shape)
-    inside = squared_radius(world, (0, 0, 0), HEAD_MM)
-    values = level / (1 + np.exp(12 * (np.sqrt(inside) - 1)))
-    for label, (centre, axes) in STRUCTURES.items():
-        values *= 1 - 0.1 * label * np.exp(-squared_radius(world, centre, axes))
-    return Volume(values.astype(np.float32), affine)
-
-
-def centroid_mm(volume: Volume, label: int) -> np.ndarray:
-    return apply_affine(volume.affine, np.argwhere(volume.data == label).mean(axis=0))
-
-
-def volume_mm3(volume: Volume, label: int) -> float:
-    return float((volume.data == label).sum() * np.prod(volume.spacing_mm))
 
 
 def there_and_back(labels: Volume) -> tuple[Volume, Volume]:
@@ -306,170 +235,6 @@ def test_a_cropped_plan_restores_to_the_same_place() -> None:
     assert (probable.data != whole.data).mean() < 1e-4
     assert probable.data.dtype == np.uint8
     np.testing.assert_array_equal(probable.affine, whole.affine)
-
-
-def test_a_scan_that_fits_is_in_the_middle_of_the_grid() -> None:
-    shape, centre = (100, 120, 90), (60, -40, 90)
-    affine = affine_of("LPS", (1.5, 1.5, 1.5), shape, (0, 0, 0), centre)
-    grid = conform(head(affine, shape)).volume
-    np.testing.assert_allclose(
-        grid.affine @ (127.5, 127.5, 127.5, 1), (*centre, 1), atol=1
-    )
-
-
-def test_a_grid_of_the_heads_own_size() -> None:
-    shape = (128, 128, 128)
-    affine = affine_of("LPS", (1.5, 1.5, 1.5), shape, (0, 0, 0), (6, 0, 3))
-    conformed = conform(head(affine, shape), shape=None)
-    # The ball is 92 x 104 x 88 mm; with margins of 10 mm and cells of 4 to 5 mm it needs more
-    # than 108 to 124 voxels, in multiples of 16 at most 144.
-    assert all(side % 16 == 0 and 112 <= side <= 144 for side in conformed.volume.shape)
-    inside = squared_radius(
-        world_of(conformed.volume.affine, conformed.volume.shape), (0, 0, 0), HEAD_MM
-    )
-    assert (inside <= 1).sum() == pytest.approx(
-        4 / 3 * np.pi * np.prod(HEAD_MM), rel=1e-3
-    )
-
-
-def test_a_grid_is_no_larger_than_labels_that_fill_it() -> None:
-    voxels = np.ones((16, 32, 48), np.uint8)
-    conformed = conform(Volume(voxels, np.eye(4)), labels=True, shape=None)
-    np.testing.assert_array_equal(conformed.volume.data, voxels)
-
-
-def test_where_the_middle_lies_half_a_voxel_off_the_grid_begins_lower() -> None:
-    conformed = conform(
-        Volume(np.ones((15, 16, 15), np.uint8), np.eye(4)), labels=True, shape=(16,) * 3
-    )
-    np.testing.assert_array_equal(conformed.volume.affine[:3, 3], (-1, 0, -1))
-
-
-def test_a_scan_too_tall_for_the_grid_keeps_its_top() -> None:
-    """A head on a neck and a chest, in a field of view of 320 mm."""
-    shape = (80, 80, 160)
-    affine = affine_of("RAS", (2, 2, 2), shape, (0, 0, 0), (0, 0, -80))
-    world = world_of(affine, shape)
-    body = head(affine, shape).data
-    trunk = (np.abs(world[..., :2]).max(axis=-1) < 40) & (world[..., 2] < 0)
-    scan = Volume(np.where(trunk, 900, body).astype(np.float32), affine)
-    conformed = conform(scan)
-    faces = conformed.volume.affine[2, 3] - 0.5 + np.array([0, 256])
-    # The head's top is at 44 mm; the scan's at 80 and its bottom at -240.
-    assert 44 + 5 < faces[1] < 44 + 35
-
-
-def test_labels_too_tall_for_the_grid_keep_their_top() -> None:
-    conformed = conform(Volume(np.ones((8, 8, 300), np.uint8), np.eye(4)), labels=True)
-    assert conformed.volume.affine[2, 3] == 300 - 256
-    assert conformed.volume.data.sum() == 8 * 8 * 256
-
-
-def test_a_wide_label_map_is_centred_on_what_it_labels() -> None:
-    voxels = np.zeros((300, 32, 32), np.uint8)
-    voxels[280:, 8:24, 8:24] = 1
-    conformed = conform(Volume(voxels, np.eye(4)), labels=True)
-    assert conformed.volume.data.sum() == voxels.sum()
-
-
-def test_a_wide_oblique_field_is_centred_on_the_head() -> None:
-    """256 mm across and turned: the grid cannot hold the corners, but it holds the head."""
-    shape = (64, 64, 64)
-    affine = affine_of("LPS", (4, 4, 4), shape, (0, 0, 30), (-60, 20, 0))
-    conformed = conform(head(affine, shape))
-    world = world_of(conformed.volume.affine, (1, 1, 1))[0, 0, 0]
-    assert np.all(world[:2] + 0.5 < np.array([-46, -52]) - 10)
-    assert np.all(world[:2] - 0.5 + 256 > np.array([46, 52]) + 10)
-
-
-def bright_end(scan: Volume) -> float:
-    return float(np.quantile(conform(scan, shape=(128, 128, 128)).volume.data, 0.99))
-
-
-def test_intensities_go_from_0_to_about_1() -> None:
-    shape = field((1, 1, 1))
-    affine = affine_of("LIA", (1, 1, 1), shape)
-    values = conform(head(affine, shape, 743.0), shape=(128, 128, 128)).volume.data
-    assert np.quantile(values, 0.05) == pytest.approx(0, abs=0.01)
-    assert np.quantile(values, 0.99) == pytest.approx(1, abs=0.05)
-    assert 0 <= values.min() <= values.max() <= 1.1
-
-
-@pytest.mark.parametrize("air", [5, 16, 30])
-def test_air_around_the_head_does_not_change_its_brightness(air: int) -> None:
-    shape = field((2, 2, 2))
-    scan = noisy(head(affine_of("RAS", (2, 2, 2), shape), shape))
-    affine = scan.affine.copy()
-    affine[:3, 3] -= 2 * air
-    noise = np.random.default_rng(9).normal(0, 20, np.array(shape) + 2 * air)
-    wide = np.abs(noise).astype(np.float32)
-    wide[(slice(air, -air),) * 3] = scan.data
-    narrow, padded = conform(scan).volume, conform(Volume(wide, affine)).volume
-    np.testing.assert_allclose(narrow.affine, padded.affine)
-    middle = (slice(120, 136),) * 3
-    assert np.median(padded.data[middle] / narrow.data[middle]) == pytest.approx(
-        1, abs=0.01
-    )
-
-
-def noisy(scan: Volume) -> Volume:
-    noise = np.random.default_rng(3).normal(0, 20, scan.shape)
-    return Volume(np.abs(scan.data + noise).astype(np.float32), scan.affine)
-
-
-def test_some_voxels_far_too_bright_change_nothing() -> None:
-    shape = field((1, 1, 1))
-    scan = head(affine_of("RAS", (1, 1, 1), shape), shape)
-    data = scan.data.copy()
-    data[50:53, 50:53, 50:53] = 1e7
-    spoilt = conform(Volume(data, scan.affine), shape=(128, 128, 128)).volume.data
-    assert np.quantile(spoilt, 0.99) == pytest.approx(bright_end(scan), rel=0.01)
-    assert spoilt.max() == 2
-
-
-def test_negative_values_start_from_the_background() -> None:
-    shape = field((1, 1, 1))
-    scan = head(affine_of("RAS", (1, 1, 1), shape), shape)
-    normalised = Volume((scan.data - scan.data.mean()) / scan.data.std(), scan.affine)
-    plain, shifted = (
-        conform(s, shape=(128, 128, 128)).volume.data for s in (scan, normalised)
-    )
-    np.testing.assert_allclose(shifted, plain, atol=0.03)
-
-
-def test_overshoot_below_zero_is_background() -> None:
-    shape = field((1, 1, 1))
-    scan = head(affine_of("RAS", (1, 1, 1), shape), shape)
-    rung = scan.data.copy()
-    rung[20:24, 20:60, 20:60] = -30
-    plain, ours = (
-        conform(s, shape=(128, 128, 128)).volume.data
-        for s in (scan, Volume(rung, scan.affine))
-    )
-    assert ours.min() == 0
-    assert np.quantile(ours, 0.99) == pytest.approx(np.quantile(plain, 0.99), rel=0.01)
-    assert np.median(ours) == pytest.approx(np.median(plain), abs=0.01)
-
-
-def test_an_empty_scan_is_refused() -> None:
-    with pytest.raises(FormatError, match="stands out"):
-        conform(Volume(np.zeros((20, 20, 20), np.int16), np.eye(4)))
-
-
-def test_a_scan_of_next_to_nothing_is_refused() -> None:
-    data = np.zeros((40, 40, 40), np.float32)
-    data[10:30, 10:30, 10:30] = 1e-41
-    with pytest.raises(FormatError, match="stands out"):
-        conform(Volume(data, np.diag([4.0, 4, 4, 1])))
-
-
-@pytest.mark.parametrize("share", [1e-4, 0.9])
-def test_voxels_that_are_no_numbers_are_refused(share: float) -> None:
-    rng = np.random.default_rng(0)
-    data = rng.random((30, 30, 30)).astype(np.float32)
-    data[rng.random(data.shape) < share] = np.nan
-    with pytest.raises(FormatError, match="NaN"):
-        conform(Volume(data, np.diag([4.0, 4, 4, 1])), shape=(128, 128, 128))
 
 
 @pytest.mark.parametrize("degrees", [0, 14])

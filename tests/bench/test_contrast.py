@@ -1,0 +1,41 @@
+"""Heads of another contrast: their curves, and a whole measurement of a miniature."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.overfitted import miniature, overfitted_model
+
+from bench.contrast import CURVES, run, with_contrast
+
+
+def test_the_curve_of_t1_changes_nothing() -> None:
+    values = np.arange(256, dtype=np.uint8)
+    np.testing.assert_allclose(with_contrast(values, CURVES["T1"]), values)
+
+
+@pytest.mark.parametrize("name", ["T2-like", "T2-like, flat", "PD-like"])
+def test_elsewhere_white_matter_is_darkest_and_fluid_brightest(name: str) -> None:
+    """Fluid, cortex and white matter have 25, 70 and 110 in T1."""
+    fluid, cortex, white = with_contrast(np.array([25, 70, 110]), CURVES[name])
+    assert fluid > cortex > white
+
+
+def test_each_subject_has_a_line_for_each_contrast_and_the_means_follow(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(2):
+        folder = tmp_path / f"sub-{number}/mri"
+        folder.mkdir(parents=True)
+        scan, truth = miniature("LIA", seed=number)
+        scan.write(folder / "T1.mgz")
+        truth.write(folder / "aparc+aseg.mgz", labels=True)
+    (tmp_path / "no-subject").mkdir()
+    run(str(overfitted_model()), str(tmp_path))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 * len(CURVES)
+    first, second = (float(lines[place].split()[-2]) for place in (0, len(CURVES)))
+    mean = float(lines[2 * len(CURVES)].split()[-1])
+    assert mean == pytest.approx((first + second) / 2, abs=0.001)

@@ -1,0 +1,198 @@
+"""What trinat predict writes of a scan: label maps, tables, masks and probabilities."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from helpers.overfitted import miniature, overfitted_model, random_model
+from helpers.serial import QUICK, run_serially, table, write_scans
+
+from trinat.pipelines.common.scanfiles import find_files
+from trinat.pipelines.predict.ledger import read_entries
+from trinat.segmentation.io.files import sha256_of
+
+
+def test_freesurfer_numbers_by_default_and_indices_on_request(tmp_path: Path) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    model = str(overfitted_model())
+    run_serially(scans, tmp_path / "aseg", model=model)
+    run_serially(
+        scans, tmp_path / "index", model=model, output=replace(QUICK, format="index")
+    )
+    numbers = np.asarray(nib.load(tmp_path / "aseg/a_dseg.nii.gz").dataobj)
+    indices = np.asarray(nib.load(tmp_path / "index/a_dseg.nii.gz").dataobj)
+    truth = miniature()[1].data
+    both = (numbers == 41) & (truth == 41)
+    assert 2 * both.sum() / ((numbers == 41).sum() + (truth == 41).sum()) > 0.9
+    # Right white matter is class 19 of the scheme.
+    assert ((indices == 19) == (numbers == 41)).all()
+
+
+def test_volumes_are_voxels_times_their_size_and_shares_of_the_brain(
+    tmp_path: Path,
+) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    run_serially(scans, tmp_path / "out", model=str(overfitted_model()))
+    (row,) = table(tmp_path / "out/volumes.tsv")
+    labels = np.asarray(nib.load(tmp_path / "out/a_dseg.nii.gz").dataobj)
+    white = float(row["Left-Cerebral-White-Matter_mm3"])
+    assert white == (labels == 2).sum()
+    assert float(row["Left-Cerebral-White-Matter_share"]) == pytest.approx(
+        white / float(row["total_brain_mm3"]), abs=1e-6
+    )
+
+
+def test_mgz_stays_mgz_on_request_and_stats_are_freesurfers(tmp_path: Path) -> None:
+    scans = write_scans(tmp_path / "in", "a.mgz")
+    run_serially(scans, tmp_path / "out", output=replace(QUICK, mgz=True, stats=True))
+    scan = nib.load(scans / "a.mgz")
+    labels = nib.load(tmp_path / "out/a_dseg.mgz")
+    assert isinstance(labels, nib.MGHImage)
+    assert labels.shape == scan.shape == (40, 48, 44)
+    np.testing.assert_allclose(labels.affine, scan.affine, atol=1e-5)
+    assert not (tmp_path / "out/a_dseg.nii.gz").exists()
+    counts = Counter(np.asarray(labels.dataobj).ravel().tolist())
+    lines = (tmp_path / "out/a_aseg.stats").read_text().splitlines()
+    assert "# ColHeaders Index SegId NVoxels Volume_mm3 StructName" in lines
+    rows = [line.split() for line in lines if not line.startswith("#")]
+    assert [int(row[0]) for row in rows] == list(range(1, len(rows) + 1))
+    voxels = {int(row[1]): int(row[2]) for row in rows}
+    assert {number: n for number, n in voxels.items() if n} == {
+        number: n for number, n in counts.items() if number
+    }
+    # Voxels of 1 mm.
+    assert [float(row[3]) for row in rows] == [float(row[2]) for row in rows]
+
+
+def test_clean_up_uncertainty_entropy_and_probabilities_are_written(
+    tmp_path: Path,
+) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    output = replace(
+        QUICK, samples=2, entropy=True, probabilities=True, clean=True, picture=True
+    )
+    run_serially(scans, tmp_path / "out", output=output, model=str(overfitted_model()))
+    entry = read_entries([tmp_path / "out/run.jsonl"])["a"]
+    assert 0 <= entry.result["iou"]["Left-Cerebral-Cortex"] <= 1
+    names = set(entry.outputs)
+    assert {
+        "a_dseg.nii.gz",
+        "a_entropy.nii.gz",
+        "a_qc.png",
+        "a_probseg.nii.gz",
+    } <= names
+
+
+def test_the_brain_mask_holds_the_structures_and_has_their_grid(tmp_path: Path) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    output = replace(QUICK, brain_mask=True, stats=True)
+    run_serially(scans, tmp_path / "out", output=output, model=str(overfitted_model()))
+    mask = nib.load(tmp_path / "out/a_brainmask.nii.gz")
+    labels = nib.load(tmp_path / "out/a_dseg.nii.gz")
+    np.testing.assert_allclose(mask.affine, labels.affine)
+    inside = np.asarray(mask.dataobj)
+    assert np.unique(inside).tolist() == [0, 1]
+    cortex = np.isin(np.asarray(labels.dataobj), (3, 42))
+    assert inside[cortex].mean() > 0.99
+    # What names the brain as a whole is in tables; what is not known has a note instead.
+    (row,) = table(tmp_path / "out/volumes.tsv")
+    assert row["EstimatedTotalIntraCranialVol_mm3"] == "n/a"
+    assert float(row["CortexVol_mm3"]) == cortex.sum()
+    note = "no intracranial volume: the model does not find the fluid around the brain"
+    assert note in table(tmp_path / "out/qc.tsv")[0]["notes"]
+    stats = (tmp_path / "out/a_aseg.stats").read_text()
+    assert f"# {note}\n" in stats
+    assert "# Measure Cortex, CortexVol, " in stats
+    assert "eTIV" not in stats
+    assert find_files(tmp_path / "out")[0].path.name == "a_dseg.nii.gz"
+    assert len(find_files(tmp_path / "out")) == 1
+
+
+def test_probabilities_are_one_file_whose_maps_are_named_and_sum_to_one(
+    tmp_path: Path,
+) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    output = replace(QUICK, probabilities=True)
+    run_serially(scans, tmp_path / "out", output=output, model=str(overfitted_model()))
+    image = nib.load(tmp_path / "out/a_probseg.nii.gz")
+    names = json.loads((tmp_path / "out/a_probseg.json").read_text())["LabelMap"]
+    assert names[:2] == ["BG", "L-CWM"]
+    assert "CSF" not in names  # which that model was never taught
+    scan = nib.load(scans / "a.nii.gz")
+    assert image.shape == (*scan.shape, len(names))
+    np.testing.assert_allclose(image.affine, scan.affine)
+    values = image.get_fdata()
+    np.testing.assert_allclose(values.sum(-1), 1, atol=5e-3)
+    labels = np.asarray(nib.load(tmp_path / "out/a_dseg.nii.gz").dataobj)
+    assert values[labels == 2][:, 1].min() > 1 / len(names)
+    assert values[..., 1].max() > 0.9
+
+
+def test_bids_in_gives_bids_out_that_the_validator_takes(tmp_path: Path) -> None:
+    raw = write_scans(
+        tmp_path / "raw",
+        "sub-01/anat/sub-01_T1w.nii.gz",
+        "sub-02/ses-a/anat/sub-02_ses-a_acq-x_run-1_T1w.nii.gz",
+    )
+    (raw / "dataset_description.json").write_text(
+        '{"Name": "x", "BIDSVersion": "1.10.0"}'
+    )
+    out = tmp_path / "out"
+    output = replace(QUICK, picture=True, entropy=True, stats=True, probabilities=True)
+    run_serially(raw, out, output=output)
+    labels = (
+        out
+        / "sub-02/ses-a/anat/sub-02_ses-a_acq-x_run-1_space-orig_desc-trinat_dseg.nii.gz"
+    )
+    assert labels.exists()
+    sidecar = json.loads(
+        labels.with_name(labels.name.replace(".nii.gz", ".json")).read_text()
+    )
+    source = "bids:raw:sub-02/ses-a/anat/sub-02_ses-a_acq-x_run-1_T1w.nii.gz"
+    assert sidecar["Sources"] == [source]
+    # Every scan's slices are on the page: there are fewer than it shows.
+    page = (out / "report.html").read_text()
+    assert page.count('class="viewer"') == len(list(out.rglob("*_qc.png"))) == 2
+    made = {"Model": "random", "ModelSHA256": sha256_of(random_model() / "model.yaml")}
+    assert sidecar | made | {"TrinatVersion": version("trinat")} == sidecar
+    description = json.loads((out / "dataset_description.json").read_text())
+    assert description["DatasetLinks"] == {"raw": "../raw/"}
+    rows = table(out / "desc-trinat_dseg.tsv")
+    assert rows[1] == {
+        "index": "2",
+        "name": "Left-Cerebral-White-Matter",
+        "abbreviation": "L-CWM",
+        "color": "#F5F5F5",
+        "mapping": "2",
+    }
+    validator = Path(sys.executable).with_name("bids-validator-deno")
+    checked = subprocess.run(
+        [validator, "--format", "json", out],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    issues = json.loads(checked.stdout)["issues"]["issues"]
+    assert [issue for issue in issues if issue["severity"] == "error"] == []
+    assert checked.returncode == 0
+
+
+def test_sagittal_slices_alone_give_a_table_of_structures_without_sides(
+    tmp_path: Path,
+) -> None:
+    raw = write_scans(tmp_path / "raw", "sub-01/anat/sub-01_T1w.nii.gz")
+    out = tmp_path / "out"
+    run_serially(raw, out, output=replace(QUICK, views=("sagittal",), format="index"))
+    rows = table(out / "desc-trinat_dseg.tsv")
+    labels = np.asarray(nib.load(next(out.rglob("*_dseg.nii.gz"))).dataobj)
+    assert labels.max() < len(rows) == 19
+    assert rows[1]["name"] == "Cerebral-White-Matter"
