@@ -21,7 +21,7 @@ from trinat.segmentation.io.files import read_rows
 
 # OAS1_0001_MR2, or a BIDS name outside of a BIDS dataset; more of a name may follow.
 _VISIT = re.compile(r"(?P<person>.+?)_(?:MR\d+|ses-[A-Za-z0-9+]+)(?:_.*)?")
-_COLUMNS = ("scan", "person", "date")
+_NEEDED_COLUMNS = ("scan", "person")
 _DAYS_OF_YEAR = 365.25
 
 
@@ -172,7 +172,7 @@ def _from_table(cases: Sequence[Case], path: Path) -> dict[str, _Visit]:
     DatasetError for what is no table.
     """
     rows = read_rows(path, required=())
-    if not rows or any(column not in rows[0] for column in _COLUMNS[:2]):
+    if not rows or any(column not in rows[0] for column in _NEEDED_COLUMNS):
         raise ConfigError(
             "needs the columns scan and person, and may have date and group",
             where=path,

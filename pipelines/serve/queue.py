@@ -94,6 +94,8 @@ class Queue:
         self.keep_s = keep_s
         self.ended = {"done": 0, "failed": 0}
         self.busy_s = 0.0
+        # Those that `busy_s` is of: a scan that failed says no seconds.
+        self._timed = 0
         self.forget: Callable[[], None] = _forget_nothing
         self._queued = queued
         self._per_client = per_client
@@ -249,7 +251,9 @@ class Queue:
                 _copy_result(submission, entry)
             self._end(submission, "done" if is_done else "failed", entry.reason)
             self.ended[submission.state] += 1
-            self.busy_s += sum(entry.timings_s.values())
+            if entry.timings_s:
+                self.busy_s += sum(entry.timings_s.values())
+                self._timed += 1
             return submission
 
     def _take_result(self, submission: Submission, entry: Entry, staged: Path) -> None:
@@ -273,12 +277,11 @@ class Queue:
         return Segmentation(**known)
 
     def _seconds_left(self, submission: Submission) -> int | None:
-        """Of a running scan, by the mean of those that are done; None while none is."""
-        done = self.ended["done"]
-        if submission.state != "running" or not done:
+        """Of a running scan, by the mean of those that were segmented; None while none was."""
+        if submission.state != "running" or not self._timed:
             return None
         since = time.monotonic() - submission.running_since
-        return max(1, round(self.busy_s / done - since))
+        return max(1, round(self.busy_s / self._timed - since))
 
     def delete(self, submission: Submission) -> None:
         """Delete a scan and its results, whatever its state; a second time does nothing."""

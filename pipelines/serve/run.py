@@ -48,12 +48,11 @@ def run_service(
 ) -> None:
     """Answer requests until a signal, and segment what they bring as `request` says.
 
-    The queue is in the request's `out`. `say` gets the address once the service listens. Raises
-    what has ended the worker.
+    `say` gets the address once the service listens. Raises what has ended the worker.
     """
     model = find_model(request.model)
     say_licences([request.model])
-    place = request.out
+    place = settings.folder
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     if settings.queue is None:
         place.chmod(0o700)

@@ -254,21 +254,22 @@ def read_rows(path: Path, *, required: tuple[str, ...]) -> list[dict[str, str]]:
         columns: Sequence[str] = list(rows[0]) if rows else []
     else:
         columns, rows = _text_table(path)
+    titles = {column.strip() for column in columns}
     for name in required:
-        if name not in columns:
+        if name not in titles:
             raise DatasetError(f"has no column {name!r}", where=path)
     return [_known_cells(row) for row in rows]
 
 
 def _known_cells(row: dict[str, str]) -> dict[str, str]:
-    """A row's cells without spaces around them, empty where they say that nothing is known."""
+    """A row's titles and cells without spaces around them, empty where nothing is known."""
     cells = {}
     for column, value in row.items():
         # Cells beyond the header come as a list.
         if not isinstance(value, str):
             continue
         text = value.strip()
-        cells[column] = "" if text.lower() in _UNKNOWN else text
+        cells[column.strip()] = "" if text.lower() in _UNKNOWN else text
     return cells
 
 
@@ -282,8 +283,7 @@ def _text_table(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
         reader = csv.DictReader(
             io.StringIO(text, newline=""), delimiter=delimiter, restval=""
         )
-        columns = [name.strip() for name in reader.fieldnames or ()]
-        reader.fieldnames = columns
+        columns = reader.fieldnames or []
         return columns, list(reader)
     except (UnicodeDecodeError, csv.Error) as error:
         raise DatasetError(f"not a table in UTF-8 ({error})", where=path) from None

@@ -17,6 +17,8 @@ from trinat.pipelines.models.export import export_model
 from trinat.segmentation.errors import ModelError
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.models.checkpoint import load_model, save_model
+from trinat.segmentation.models.model_info import Contrast, Description
 
 # From the schema that metadata.json names.
 REQUIRED = {
@@ -62,6 +64,24 @@ def test_metadata_has_what_the_schema_asks_for(bundle: Path) -> None:
     assert set(formats["inputs"]["image"]) >= REQUIRED_OF_DATA
     assert set(formats["outputs"]["pred"]) >= REQUIRED_OF_DATA
     assert formats["outputs"]["pred"]["channel_def"]["17"] == "Left-Hippocampus"
+
+
+@pytest.mark.parametrize(
+    ("contrast", "scans"),
+    [("T1", "T1-weighted MRI"), ("any", "MRI of any contrast")],
+)
+def test_a_bundle_says_for_which_scans_it_is(
+    tmp_path: Path, contrast: Contrast, scans: str
+) -> None:
+    networks = load_model(quick_model()).networks
+    description = Description(name="own", contrast=contrast)
+    save_model(tmp_path / "own", description, networks)
+    export_model(str(tmp_path / "own"), tmp_path / "out", format_="monai-bundle")
+    metadata = json.loads((tmp_path / "out/configs/metadata.json").read_text())
+    image = metadata["network_data_format"]["inputs"]["image"]
+    assert image["channel_def"] == {"0": scans}
+    readme = (tmp_path / "out/docs/README.md").read_text()
+    assert f"Brain structures in {scans}, segmented" in readme
 
 
 def test_a_folder_that_holds_anything_is_refused(tmp_path: Path) -> None:

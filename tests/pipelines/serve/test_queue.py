@@ -207,12 +207,12 @@ def test_of_a_running_scan_the_stage_and_the_seconds_left_are_told(
 ) -> None:
     """Two scans took 30 s each; the third has been at work for 12 s, then for a minute.
 
-    One that failed says nothing of how long a scan takes.
+    One that failed says nothing of how long a scan takes; one whose results cannot be stored does.
     """
     now = [100.0]
     monkeypatch.setattr("trinat.pipelines.serve.queue.time.monotonic", lambda: now[0])
     queue = Queue(tmp_path)
-    first, second, third, broken = (accepted(queue) for _ in range(4))
+    first, second, third, broken, lost = (accepted(queue) for _ in range(5))
     queue.enter(first.id, "reading")
     assert queue.seen(first).stage == "reading"
     assert queue.seen(first).seconds_left is None
@@ -220,6 +220,9 @@ def test_of_a_running_scan_the_stage_and_the_seconds_left_are_told(
     assert queue.seen(first).seconds_left is None
     for job in (first, second):
         queue.finish(Entry(job.id, "done", timings_s={"a": 20.0, "b": 10.0}))
+    gone = str(tmp_path / "gone")
+    queue.finish(Entry(lost.id, "done", timings_s={"a": 30.0}, staged=gone))
+    assert queue.ended == {"done": 2, "failed": 2}
     assert (queue.seen(first).stage, queue.seen(first).seconds_left) == ("", None)
     assert queue.seen(third).seconds_left is None
     queue.enter(third.id, "reading")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from helpers.browser import Browser, assert_fits_desk_and_phone, find_chromium
 from matplotlib.image import imread
 
 from trinat.pipelines.train.log import Metrics, append_scores, read_curves
-from trinat.pipelines.train.pages import write_page
+from trinat.pipelines.train.pages import draw_curves, write_page
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.loop import StepReport
@@ -167,6 +168,18 @@ def test_without_validation_there_are_two_curves_in_place_of_four(
         heights.append(imread(tmp_path / "progress.png").shape[0])
         append_scores(tmp_path, 10, scores(0.5), SCHEME)
     assert heights == [330, 660]
+
+
+def test_runs_are_named_beside_the_first_panel_of_their_colours(tmp_path: Path) -> None:
+    Metrics(tmp_path, 0).add(report(1, 1.0), last=True)
+    append_scores(tmp_path, 1, scores(0.5), SCHEME)
+    curves = read_curves(tmp_path)
+    drawn = draw_curves([("first", curves), ("second", curves)]).inline()
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
+    # Loss, then Dice by view; the rate and IoU have the same colours.
+    for name in ("first", "second"):
+        named = [text for text in texts if text.startswith(name)]
+        assert named == [name, f"{name} axial"]
 
 
 def test_a_run_of_a_minute_has_a_curve_and_one_of_hours_few_lines(

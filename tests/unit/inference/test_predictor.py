@@ -13,6 +13,7 @@ from helpers.miniatures import head_image, head_labels, turned
 from helpers.overfitted import miniature, overfitted_model, random_model
 
 from trinat.segmentation.errors import DeviceError, LabelError, ModelError
+from trinat.segmentation.inference.localisation import BrainRegion
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
@@ -296,6 +297,20 @@ def test_the_odds_of_csf_in_model_yaml_move_its_border_to_background_alone(
     )
     others = [index for index in range(len(SCHEME)) if index not in (0, csf)]
     assert torch.equal(fused[0.25][..., others], fused[1.0][..., others])
+
+
+def test_all_of_a_scan_is_looked_at_where_the_brain_goes_on_beyond_its_region(
+    segmenter: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = torch.from_numpy(segmenter.prepare(miniature()[0]).volume.data)
+    middle = slice(*(image.shape[0] * part // 4 for part in (1, 3)))
+    box = (middle, middle, middle)
+    everywhere = torch.ones_like(image[box], dtype=torch.bool)
+    small = BrainRegion(box, rim=everywhere)
+    monkeypatch.setattr(segmenter, "find_brain", lambda _image: small)
+    region, fusion, _maps = segmenter.find_and_fuse(image)
+    assert region.box == BrainRegion.whole(image.shape).box
+    assert fusion.fused.shape[:3] == image.shape
 
 
 def test_a_view_that_the_model_lacks_is_told(tmp_path: Path) -> None:

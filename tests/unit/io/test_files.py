@@ -250,7 +250,7 @@ def test_what_is_written_whole_is_read_and_hashed(tmp_path: Path) -> None:
 
 def test_an_excel_table_has_its_columns(tmp_path: Path) -> None:
     pytest.importorskip("openpyxl")
-    pd.DataFrame({"id": ["a", "b"], "age": [31, None]}).to_excel(
+    pd.DataFrame({"id ": ["a", "b"], "age": [31, None]}).to_excel(
         tmp_path / "t.xlsx", index=False
     )
     rows = read_rows(tmp_path / "t.xlsx", required=("id", "age"))

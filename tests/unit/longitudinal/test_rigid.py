@@ -55,6 +55,17 @@ def test_a_scan_without_a_head_is_like_no_other() -> None:
     assert align(image(0), nothing).likeness == 0
 
 
+def test_specks_in_far_corners_do_not_stop_the_search() -> None:
+    """On the way the two images come to have no head in common."""
+    specks = []
+    for start in (3, 34):
+        side = slice(start, start + 4)
+        values = np.zeros((40, 40, 40), np.float32)
+        values[side, side, side] = 100
+        specks.append(image_to_align(Volume(values, np.eye(4))))
+    assert align(*specks).likeness == 0
+
+
 def test_scans_are_grouped_by_the_head_that_they_show() -> None:
     images = [image(0), image(1), image(0, 3, 1, seed=1)]
     assert [head.scans for head in heads_of(images)] == [(0, 2), (1,)]

@@ -28,7 +28,7 @@ from trinat.segmentation.models.model_info import (
     Preprocessing,
     Training,
 )
-from trinat.segmentation.models.zoo import find_model
+from trinat.segmentation.models.zoo import find_model, shipped_models
 from trinat.segmentation.space.views import SliceAxes, View
 
 
@@ -107,8 +107,12 @@ def test_the_description_comes_back(tmp_path: Path) -> None:
     assert loaded.info.versions.keys() == {"trinat", "torch"}
 
 
-def test_a_shipped_description_is_written_again_as_it_is(tmp_path: Path) -> None:
-    shipped = (find_model("fast") / "model.yaml").read_bytes()
+@pytest.mark.parametrize("name", shipped_models())
+def test_a_shipped_description_is_written_again_as_it_is(
+    tmp_path: Path, name: str
+) -> None:
+    """What goes without saying, as csf_odds 1 and contrast T1 do, is not added."""
+    shipped = (find_model(name) / "model.yaml").read_bytes()
     (tmp_path / "model.yaml").write_bytes(shipped)
     update_info(tmp_path)
     assert (tmp_path / "model.yaml").read_bytes() == shipped

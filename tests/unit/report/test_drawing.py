@@ -39,6 +39,15 @@ def panelled(narrow: Narrow | None) -> Drawing:
     return Drawing("panels", figure, "five panels", narrow=narrow)
 
 
+def test_the_title_of_a_panel_is_much_nearer_to_it_than_to_the_row_above() -> None:
+    figure = panelled(None).figure
+    above = figure.axes[0].get_tightbbox()
+    lower = figure.axes[4]
+    title = lower.title.get_window_extent()
+    to_panel = title.y0 - lower.get_window_extent().y1
+    assert above.y0 - title.y1 > 2 * to_panel > 0
+
+
 def test_panels_of_a_phone_stand_as_many_abreast_as_they_should() -> None:
     for abreast, rows in ((2, 3), (1, 5)):
         svg = panelled(Narrow(abreast, 1.5)).inline_narrow()
