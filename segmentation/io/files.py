@@ -286,7 +286,11 @@ def _text_table(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
         columns = reader.fieldnames or []
         return columns, list(reader)
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DatasetError(f"not a table in UTF-8 ({error})", where=path) from None
+        raise DatasetError(
+            f"not a table in UTF-8 ({error})",
+            where=path,
+            remedy="save it as text in UTF-8",
+        ) from None
 
 
 def _sheet(path: Path) -> list[dict[str, str]]:
