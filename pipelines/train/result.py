@@ -18,7 +18,7 @@ from trinat.segmentation.labels.folding import GENERATION_SURROUNDINGS
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.models.base import Network
 from trinat.segmentation.models.checkpoint import load_model, read_info, save_model
-from trinat.segmentation.models.model_info import Description, Training
+from trinat.segmentation.models.model_info import Description, Fusion, Training
 from trinat.segmentation.models.zoo import find_model
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.config import Recipe, StageConfig
@@ -171,6 +171,7 @@ def save_run(
         Description(
             name=recipe.name,
             labels=scheme.name,
+            fusion=_fusion_of_start(recipe),
             contrast=recipe.contrast,
             not_predicted=tuple(name for name in scheme.names if name in never),
             csf=_csf_taught(recipe),
@@ -187,6 +188,24 @@ def save_run(
         overwrite=True,
     )
     return [view.value for view in networks]
+
+
+def _fusion_of_start(recipe: Recipe) -> Fusion:
+    """How views are joined in the model that the weights come from; the defaults without one.
+
+    Weights that were fitted to that model are nearer than those of the paper. What speaks of
+    structures of another scheme, or of another kind of CSF, does not carry over.
+    """
+    starts = [stage.start for stage in recipe.stages if stage.start is not None]
+    if not starts:
+        return Fusion()
+    model = read_info(find_model(starts[-1]))
+    changed: dict[str, Any] = {}
+    if model.labels != load_scheme(recipe.scheme).name:
+        changed["per_class"] = {}
+    if model.csf != _csf_taught(recipe):
+        changed["csf_odds"] = 1.0
+    return model.fusion.model_copy(update=changed)
 
 
 def _slices_seen(recipe: Recipe, out: Path) -> int:

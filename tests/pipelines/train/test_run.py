@@ -31,7 +31,7 @@ from trinat.segmentation.errors import (
     TrinatError,
 )
 from trinat.segmentation.models.checkpoint import load_model, read_info, save_model
-from trinat.segmentation.models.model_info import Description, Training
+from trinat.segmentation.models.model_info import Description, Fusion, Training
 from trinat.segmentation.models.quicknat import QuickNat, QuickNatConfig
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.config import Recipe
@@ -340,6 +340,33 @@ def test_a_view_that_the_model_lacks_starts_with_the_weights_of_another(
     assert [
         k for k in given.keys() - counters if not torch.equal(given[k], taken[k])
     ] == []
+
+
+def test_views_are_joined_as_in_the_model_that_a_run_starts_from(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(1)
+    coronal = QuickNat(QuickNatConfig.model_validate(NETWORK))
+    fitted = Fusion(
+        mean="geometric",
+        weights={View.CORONAL: 0.7, View.SAGITTAL: 0.3},
+        per_class={"Brain-Stem": {View.CORONAL: 0.2, View.SAGITTAL: 0.8}},
+        csf_odds=0.4,
+    )
+    # Its CSF is all fluid inside the skull, which the run does not teach: the odds are not for it.
+    start = Description(
+        name="start", labels="quicknat33", csf="intracranial", fusion=fitted
+    )
+    save_model(tmp_path / "start", start, {View.CORONAL: coronal})
+    recipe = tiny_recipe(
+        tmp_path,
+        views=["coronal"],
+        schedule={"steps": 1},
+        start=str(tmp_path / "start"),
+        network=None,
+    )
+    info = read_info(train(recipe, tmp_path / "run", SILENT))
+    assert info.fusion == fitted.model_copy(update={"csf_odds": 1.0})
 
 
 @pytest.mark.parametrize(
