@@ -23,6 +23,8 @@ def test_elsewhere_white_matter_is_darkest_and_fluid_brightest(name: str) -> Non
     assert fluid > cortex > white
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_each_subject_has_a_line_for_each_contrast_and_the_means_follow(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

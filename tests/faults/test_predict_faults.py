@@ -34,6 +34,8 @@ from trinat.segmentation.io.files import sha256_of
 TRINAT = Path(sys.executable).with_name("trinat")
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_scans_that_kill_hang_and_eat_memory_fail_alone(tmp_path: Path) -> None:
     names = ("a", "eats-memory", "hangs", "kills", "z")
     scans = write_scans(tmp_path / "in", *(f"{name}.nii.gz" for name in names))
@@ -99,6 +101,8 @@ def _wait_for_entries(out: Path, count: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_after_kill_a_rerun_gives_the_same_bytes_and_leaves_nothing_stray(
     many, tmp_path
 ) -> None:
@@ -125,6 +129,8 @@ def test_after_kill_a_rerun_gives_the_same_bytes_and_leaves_nothing_stray(
     assert names == tables | set(expected)
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_interrupt_finishes_the_scan_in_hand_and_a_rerun_the_others(
     many, tmp_path
 ) -> None:

@@ -104,6 +104,8 @@ def type_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], st
     return run
 
 
+@pytest.mark.slow
+@pytest.mark.important
 @pytest.mark.usefixtures("oasis", "one_thread")
 def test_from_a_datasets_server_to_a_report(type_: Callable[[str], str]) -> None:
     Path("grid.yaml").write_text("grid: [48, 48, 48]\n")

@@ -34,6 +34,8 @@ def faults(mode: str) -> int:
     )
 
 
+@pytest.mark.slow
+@pytest.mark.important
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator only")
 def test_tuned_allocation_saves_most_page_faults() -> None:
     assert tune_allocation()

@@ -242,6 +242,8 @@ def test_nothing_readable_is_an_error(tmp_path: Path) -> None:
         report_cohort(CohortSettings(tmp_path, tmp_path / "out", jobs=1))
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_processes_give_the_same_table(
     settings: CohortSettings, written: Path, tmp_path: Path
 ) -> None:

@@ -58,6 +58,8 @@ def test_what_a_model_cannot_predict_is_listed_apart(
     assert page.index('id="headline"') < page.index('id="unknown-table"')
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_csf_of_a_model_that_finds_all_fluid_is_not_compared_with_a_region(
     tmp_path: Path,
 ) -> None:

@@ -72,6 +72,8 @@ def test_a_picture_and_a_map_of_each_method_in_the_scans_place(
         assert shown.tolist() == [found.number]
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_a_random_network_has_another_map() -> None:
     """Of a structure that only its surroundings tell: absolute rank correlation, mean of three."""
     model = load_model("fast", views=["coronal"])

@@ -57,6 +57,8 @@ def lame(tmp_path: Path) -> Path:
     return tmp_path / "lame"
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_a_blind_view_loses_its_weight_and_the_model_gains(
     lame: Path, data: Path
 ) -> None:

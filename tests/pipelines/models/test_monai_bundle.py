@@ -91,6 +91,8 @@ def test_a_folder_that_holds_anything_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["own.txt"]
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_monai_runs_a_bundle_to_the_labels_of_trinat(
     bundle: Path, tmp_path: Path
 ) -> None:

@@ -103,6 +103,8 @@ def assert_same_weights(first: Path, second: Path) -> None:
     assert models[0] == models[1]
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_two_processes_train_one_model_and_one_of_them_writes(
     undisturbed: Path,
 ) -> None:
@@ -214,8 +216,9 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "way", ["nproc", pytest.param("torchrun", marks=pytest.mark.slow)]
+    "way", [pytest.param("nproc", marks=pytest.mark.important), "torchrun"]
 )
 def test_an_error_in_every_step_is_one_line_and_not_tried_again(
     recipe: Path, tmp_path: Path, way: str
@@ -349,6 +352,8 @@ def test_processes_of_one_machine_do_not_share_a_gpu(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_devices_train_a_view_each_at_once_as_they_would_one_after_the_other(
     tmp_path: Path,
 ) -> None:

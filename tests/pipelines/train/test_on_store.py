@@ -66,6 +66,8 @@ def test_a_recipe_of_stores_keeps_its_augmentation_but_flips_no_scheme_of_one_si
     assert (stage.data.synthetic is None, stage.validation) == (False, None)
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_a_run_with_transforms_and_losses_of_the_libraries_is_the_same_on_workers(
     tmp_path: Path,
 ) -> None:

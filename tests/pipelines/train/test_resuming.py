@@ -152,8 +152,10 @@ def test_a_signal_saves_and_ends_with_status_75(tmp_path: Path, number: int) -> 
     assert_same(broken, tmp_path / "straight")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "when", ["during", pytest.param("in the last step before", marks=pytest.mark.slow)]
+    "when",
+    [pytest.param("during", marks=pytest.mark.important), "in the last step before"],
 )
 def test_a_signal_does_not_wait_for_validation_which_is_made_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
@@ -199,6 +201,8 @@ def test_a_signal_does_not_wait_for_validation_which_is_made_later(
     assert ends[0]["validation_due"] is False
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_a_signal_in_the_last_validation_leaves_that_alone_to_be_made(
     tmp_path: Path,
 ) -> None:
@@ -393,6 +397,8 @@ def test_a_store_that_was_changed_starts_no_run(
     assert not list((tmp_path / "run").glob("*.*"))
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_timings_of_a_training_name_the_parts_of_a_step(tmp_path: Path) -> None:
     recipe, out = str(write_recipe(tmp_path)), str(tmp_path / "run")
     command = (*TRINAT, "train", recipe, "--view", "coronal", "--out", out, "--timings")

@@ -477,6 +477,8 @@ def test_an_unknown_recipe_is_refused() -> None:
         read_recipe("nothing")
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_runs_are_compared_by_settings_and_curves(tmp_path: Path) -> None:
     for name, settings in (("a", []), ("b", ["batch=2"])):
         train(tiny_recipe(tmp_path, *settings), tmp_path / name, SILENT)

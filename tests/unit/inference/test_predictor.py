@@ -206,6 +206,8 @@ def test_batches_do_not_change_the_result() -> None:
     torch.testing.assert_close(one, other, atol=2e-3, rtol=0)
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_uncertainty_draws_the_same_samples_for_the_same_seed(segmenter) -> None:
     scan, _ = miniature(seed=1)
     state = torch.random.get_rng_state()

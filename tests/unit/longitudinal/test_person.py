@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from helpers.overfitted import random_model
 from helpers.visits import head_of, pose_of, visit_of
@@ -29,6 +30,8 @@ def points_of(scans: list[Volume]) -> list[TimePoint]:
     return [together.time_point(order.index(number)) for number in range(len(scans))]
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_the_order_of_scans_changes_no_byte() -> None:
     scans = [
         visit_of(head_of(), np.eye(4)),
