@@ -237,7 +237,7 @@ def _write_page(
 
     settings = inputs.settings
     folder = settings.out / "figures"
-    plots = drawings(evaluation)
+    plots = drawings(evaluation, inputs.scheme)
     for of_section in plots.values():
         for drawing in of_section:
             drawing.save(folder)

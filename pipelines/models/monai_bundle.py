@@ -9,6 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from trinat.segmentation.errors import ModelError
 from trinat.segmentation.io.files import not_written, read_text
 from trinat.segmentation.models.checkpoint import Model, load_model
@@ -20,6 +22,8 @@ _SCHEMA = (
 )
 # Of the voxels that verify_net_in_out makes up.
 _SIDE = 96
+# MONAI's `load` and MONAI Label take a bundle for one without a network where this is missing.
+_WEIGHTS_OF_MONAI = "models/model.pt"
 _APACHE = """\
 Licensed under the Apache License, Version 2.0 (the "License"); you may not use these files except
 in compliance with the License. You may obtain a copy of the License at
@@ -70,6 +74,8 @@ def _write(model: Model, folder: Path) -> None:
     }
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
+    # `network_def` has its weights from safetensors: there are none to load over them.
+    torch.save({}, folder / _WEIGHTS_OF_MONAI)
 
 
 def _metadata(model: Model) -> dict[str, Any]:
@@ -168,8 +174,11 @@ numbers of FreeSurfer:
 
 They are those of `trinat predict SCANS --model models`, which also writes volumes and grades.
 
-`network_def` takes scans (N, 1, X, Y, Z) as MetaTensors and gives label maps of that shape. There
-is no model.pt: weights are never pickled here.
+`network_def` takes scans (N, 1, X, Y, Z) as MetaTensors and gives label maps of that shape.
+
+`{_WEIGHTS_OF_MONAI}` is an empty state dictionary, without weights: MONAI and MONAI Label ask for a
+file of this name. `network_def` reads the weights from the safetensors beside it. MONAI Label warns
+that the keys of `model.pt` differ from those of the network: that is expected.
 """
     card = model.folder / "MODEL_CARD.md"
     if card.is_file():

@@ -29,7 +29,7 @@ MODEL_COLORS = ("#2f7fc1", "#e0851b", "#12a07a", "#c2609a", "#8a8d1e", "#d1502f"
 WARNING_COLOR = MODEL_COLORS[5]
 _MOST_PANELS_ABREAST = 4
 # A phone shows this at its own size, so that 8 points can be read.
-_NARROW_IN = 3.4
+NARROW_IN = 3.4
 _NARROW_LETTERS = 38  # in a line across the figure
 _BETWEEN_PANELS = 0.12  # of a panel's height
 
@@ -50,8 +50,7 @@ class Drawing:
     - `label` is the text for readers who cannot see it.
     - `marks` has a name for each mark of an artist, by the artist's gid: the page shows it at the
       pointer.
-    - `narrow` is None for a figure that cannot be read at the width of a phone: pages let readers
-      scroll it.
+    - `narrow` is how its panels stand on a phone, or the figure that a phone shows in its place.
     """
 
     name: str
@@ -60,7 +59,7 @@ class Drawing:
     marks: dict[str, list[str]] = field(default_factory=dict)
     title: str = ""
     caption: str = ""
-    narrow: Narrow | None = field(default_factory=Narrow)
+    narrow: Narrow | Figure = field(default_factory=Narrow)
 
     def save(self, folder: Path) -> None:
         """As PNG and as SVG, in a folder that is made for it."""
@@ -93,11 +92,14 @@ class Drawing:
         return inline_svg(self.svg, self.name, self.label, self.marks)
 
     def inline_narrow(self) -> str:
-        """The same for a phone; empty for a figure that has no such form."""
-        if self.narrow is None:
-            return ""
-        svg = plain_svg(_narrowed(self.figure, self.narrow))
-        return inline_svg(svg, f"{self.name}-narrow", self.label, self.marks)
+        """The same for a phone."""
+        if isinstance(self.narrow, Narrow):
+            figure = _narrowed(self.figure, self.narrow)
+        else:
+            figure = self.narrow
+        return inline_svg(
+            plain_svg(figure), f"{self.name}-narrow", self.label, self.marks
+        )
 
 
 def _narrowed(figure: Figure, form: Narrow) -> Figure:
@@ -119,7 +121,7 @@ def _narrowed(figure: Figure, form: Narrow) -> Figure:
             axis.title.set_text(textwrap.fill(axis.get_title(), letters))
     with mpl.rc_context(_STYLE):
         _wrap_long_texts(narrow)
-    narrow.set_size_inches(_NARROW_IN, height_in)
+    narrow.set_size_inches(NARROW_IN, height_in)
     narrow.set_layout_engine("constrained")
     _lay_out(narrow, rows)
     return narrow
@@ -273,10 +275,9 @@ def name_rows(axis: Any, structures: Iterable[str]) -> None:
     axis.spines["left"].set_visible(False)
 
 
-def name_cells(axis: Any, structures: Iterable[str], rows: Sequence[str]) -> None:
-    """Structures along the columns of a map, upright, and the rows' names beside it."""
-    names = [short_name(structure) for structure in structures]
-    axis.set_xticks(range(len(names)), names, rotation=90)
+def name_cells(axis: Any, columns: Sequence[str], rows: Sequence[str]) -> None:
+    """Names of a map's columns below it, upright, and of its rows beside it."""
+    axis.set_xticks(range(len(columns)), columns, rotation=90)
     axis.set_yticks(range(len(rows)), rows)
     axis.tick_params(labelsize=6.5)
 

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.definitions import METRICS
 from trinat.segmentation.metrics.statistics import bland_altman
 from trinat.segmentation.report.drawing import (
     MODEL_COLORS,
+    NARROW_IN,
     WARNING_COLOR,
     Drawing,
     add_legend,
@@ -42,6 +44,8 @@ _FARTHEST_Z = 12.0
 _DASHES = (0, (4, 3))
 _MARGIN = 0.12  # beside the marks of a panel, of their extent
 _LEAST_ML = 0.01  # the extent of volumes that do not differ
+_SHARE = "share of the true structure"
+_NARROW_MAP_IN = 5.2  # high, with a scale of colours below
 # The name of the figure of robust z-scores.
 Z_SCORES = "z-scores"
 
@@ -222,7 +226,7 @@ def heat_map(frame: pd.DataFrame, model: str, metric: str) -> Drawing:
     with canvas(9.5, 0.2 * len(table) + 2.2) as (figure, axis):
         image = axis.imshow(table.to_numpy(float), vmin=0, aspect="auto", **colors)
         scans = [f"{subject} {session}".strip() for subject, session in table.index]
-        name_cells(axis, table.columns, scans)
+        name_cells(axis, [short_name(name) for name in table.columns], scans)
         label = f"{definition.title_with_unit}, {model}"
         figure.colorbar(image, ax=axis, shrink=0.7, label=label)
     name = "heat-map" if metric == "dice" else f"heat-map-{metric}"
@@ -231,25 +235,40 @@ def heat_map(frame: pd.DataFrame, model: str, metric: str) -> Drawing:
     )
 
 
-def confusion_plot(frame: pd.DataFrame, model: str) -> Drawing:
+def confusion_plot(frame: pd.DataFrame, model: str, scheme: LabelScheme) -> Drawing:
     """Share of each true structure by predicted structure, on a logarithmic scale.
 
     `frame` is that of metrics.csv. Rows are true structures, columns predicted ones; shares of 0
-    are blank.
+    are blank. A phone has room for the abbreviations of `scheme`.
     """
-    from matplotlib.colors import LogNorm
-
     table = confusion(frame, model)
-    shares = table.where(table > 0).to_numpy(float)
+    names = [short_name(name) for name in table.columns]
     with canvas(7.6, 6.8) as (figure, axis):
-        image = axis.imshow(shares, cmap="viridis", norm=LogNorm(1e-4, 1))
-        name_cells(axis, table.columns, [short_name(name) for name in table.columns])
+        image = _draw_confusion(axis, table, names)
         axis.set_xlabel("predicted")
         axis.set_ylabel("true")
-        figure.colorbar(image, ax=axis, shrink=0.7, label="share of the true structure")
+        figure.colorbar(image, ax=axis, shrink=0.7, label=_SHARE)
+    abbreviations = {label.name: label.abbreviation for label in scheme.labels}
+    short = [abbreviations[name] for name in table.columns]
+    with canvas(NARROW_IN, _NARROW_MAP_IN) as (narrow, axis):
+        image = _draw_confusion(axis, table, short)
+        # Rows higher than wide, and no words beside them: names are not on each other.
+        axis.set_aspect("auto")
+        axis.tick_params(length=0, pad=1)
+        axis.set_title("rows: true, columns: predicted", fontsize=8)
+        narrow.colorbar(image, ax=axis, location="bottom", label=_SHARE)
     label = f"Confusion between structures, model {model}"
     title = f"All confusions of {model}"
-    return Drawing("confusion", figure, label, title=title, narrow=None)
+    return Drawing("confusion", figure, label, title=title, narrow=narrow)
+
+
+def _draw_confusion(axis: Any, table: pd.DataFrame, names: Sequence[str]) -> Any:
+    """The map of shares, with the names of its rows and columns; the image that it drew."""
+    from matplotlib.colors import LogNorm
+
+    shares = table.where(table > 0).to_numpy(float)
+    name_cells(axis, names, names)
+    return axis.imshow(shares, cmap="viridis", norm=LogNorm(1e-4, 1))
 
 
 def z_score_plot(

@@ -249,20 +249,19 @@ def test_on_a_phone_nothing_is_wider_than_the_page(browser: Browser) -> None:
 def test_on_a_phone_figures_and_maps_are_read_without_scrolling(
     browser: Browser,
 ) -> None:
-    """But for the confusions of all structures, which have a table too."""
     browser.resize(390)
     browser.evaluate(
         "document.querySelectorAll('details').forEach((d) => d.open = true)"
     )
     wide = (
-        "[...document.querySelectorAll('section:not(#confusions) :is(.plot, .heat .scroll)')]"
+        "[...document.querySelectorAll(':is(.plot, .heat .scroll)')]"
         ".filter((e) => e.offsetWidth && e.scrollWidth > e.clientWidth)"
         ".map((e) => e.closest('section').id)"
     )
     assert browser.evaluate(wide) == []
     # Each mark and each name lies within its figure, and letters have at least 8 pixels.
     faults = (
-        "[...document.querySelectorAll('section:not(#confusions) .plot svg')]"
+        "[...document.querySelectorAll('.plot svg')]"
         ".filter((s) => s.getBoundingClientRect().width)"
         ".flatMap((s) => { const f = s.getBoundingClientRect();"
         " const scale = f.width / s.viewBox.baseVal.width;"

@@ -11,6 +11,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
+import torch
 from helpers.service import quick_model
 
 from trinat.pipelines.models.export import export_model
@@ -19,6 +20,7 @@ from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.checkpoint import load_model, save_model
 from trinat.segmentation.models.model_info import Contrast, Description
+from trinat.segmentation.space.views import View
 
 # From the schema that metadata.json names.
 REQUIRED = {
@@ -51,10 +53,40 @@ def test_a_bundle_has_the_files_that_monai_names(bundle: Path) -> None:
         "docs/README.md",
         "docs/data_license.txt",
         "models/coronal.safetensors",
+        "models/model.pt",
         "models/model.yaml",
     }
     assert not list(bundle.parent.glob(".trinat-*"))
     assert "no licence" in (bundle / "LICENSE").read_text()
+
+
+def test_model_pt_holds_no_weights(bundle: Path) -> None:
+    """MONAI Label builds the network where the file is, and loads it over the network."""
+    assert torch.load(bundle / "models/model.pt", weights_only=True) == {}
+    assert "empty state dictionary" in (bundle / "docs/README.md").read_text()
+
+
+def test_monai_loads_the_network_with_its_weights(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from monai.bundle import load
+
+    monkeypatch.chdir(bundle)
+    with pytest.warns(UserWarning, match="from a source you trust"):
+        network = load(
+            bundle.name,
+            bundle_dir=bundle.parent,
+            workflow_type="inference",
+            device="cpu",
+        )
+    expected = load_model(quick_model()).networks[View.CORONAL].state_dict()
+    found = network.views["coronal"].state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def test_the_models_of_a_bundle_are_a_model_of_trinat(bundle: Path) -> None:
+    assert load_model(str(bundle / "models")).networks.keys() == {View.CORONAL}
 
 
 def test_metadata_has_what_the_schema_asks_for(bundle: Path) -> None:

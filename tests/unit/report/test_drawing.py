@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 import pandas as pd
+from matplotlib.figure import Figure
 
+from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.report.drawing import (
     Drawing,
     Narrow,
@@ -13,7 +15,7 @@ from trinat.segmentation.report.drawing import (
     canvas,
     panels,
 )
-from trinat.segmentation.report.figures import z_score_plot
+from trinat.segmentation.report.figures import confusion_plot, z_score_plot
 
 PHONE = 244.8  # points: 3.4 inches
 
@@ -29,7 +31,7 @@ def texts(svg: str) -> list[str]:
     return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
 
 
-def panelled(narrow: Narrow | None) -> Drawing:
+def panelled(narrow: Narrow | Figure) -> Drawing:
     names = [f"Left-Cerebellum-White-Matter-{number}" for number in range(5)]
     with panels(names, 2.0) as (figure, axes):
         for axis in axes:
@@ -40,7 +42,7 @@ def panelled(narrow: Narrow | None) -> Drawing:
 
 
 def test_the_title_of_a_panel_is_much_nearer_to_it_than_to_the_row_above() -> None:
-    figure = panelled(None).figure
+    figure = panelled(Narrow()).figure
     above = figure.axes[0].get_tightbbox()
     lower = figure.axes[4]
     title = lower.title.get_window_extent()
@@ -69,8 +71,39 @@ def test_the_wide_form_stays_as_it_was() -> None:
     assert drawing.inline() == untouched
 
 
-def test_a_figure_may_have_no_narrow_form() -> None:
-    assert panelled(None).inline_narrow() == ""
+def test_a_phone_may_have_a_figure_of_its_own() -> None:
+    with canvas(2.0, 1.0) as (own, axis):
+        axis.set_title("small")
+    svg = panelled(own).inline_narrow()
+    assert size(svg) == (144, 72)
+    assert "small" in texts(svg)
+
+
+def test_names_of_confusions_are_not_on_each_other_on_a_phone() -> None:
+    scheme = load_scheme("quicknat33")
+    of_all = [
+        {"metric": "dice", "structure": name, "value": 1} for name in scheme.names
+    ]
+    every = [*of_all, {"metric": "labelled_as:CSF", "structure": "CSF", "value": 1}]
+    frame = pd.DataFrame(every).assign(model="m")
+    drawing = confusion_plot(frame, "m", scheme)
+    assert {"L Caudate", "true"} <= set(texts(drawing.inline()))
+    found = texts(drawing.inline_narrow())
+    assert found.count("L-Ca") == 2  # a row and a column
+    assert isinstance(drawing.narrow, Figure)
+    assert size(drawing.inline_narrow())[0] == PHONE
+    axis = drawing.narrow.axes[0]
+    axis_in = axis.get_window_extent().transformed(
+        drawing.narrow.dpi_scale_trans.inverted()
+    )
+    for names, length_in in (
+        (axis.get_xticklabels(), axis_in.width),
+        (axis.get_yticklabels(), axis_in.height),
+    ):
+        assert len(names) == 33
+        points = 72 * length_in / len(names)
+        capitals_and_gap = 0.9 * names[0].get_fontsize()
+        assert points > capitals_and_gap
 
 
 def test_a_single_axis_keeps_its_height() -> None:
