@@ -243,7 +243,10 @@ def _name_cases(
 
 
 def _name_series(
-    root: Path, paths: Sequence[Path], refusals: list[Refusal], any_contrast: bool
+    root: Path,
+    paths: Sequence[Path],
+    refusals: list[Refusal],
+    any_contrast: bool,
 ) -> Iterator[Case]:
     """A case for each series in zips and DICOM files below `root` that is a scan.
 

@@ -175,7 +175,10 @@ def _export_subject(
 
 
 def _export_view(
-    file: SubjectFile, view: View, scheme: LabelScheme, settings: ExportSettings
+    file: SubjectFile,
+    view: View,
+    scheme: LabelScheme,
+    settings: ExportSettings,
 ) -> list[Row]:
     """Write the pictures of a view; slice number, files and scale of each slice."""
     count = file.slice_count(view)

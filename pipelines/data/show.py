@@ -35,7 +35,11 @@ _OPACITY = 0.3
 
 
 def show_subject(
-    root: Path, subject: str, path: Path, *, whole_head: bool = False
+    root: Path,
+    subject: str,
+    path: Path,
+    *,
+    whole_head: bool = False,
 ) -> None:
     """Image, labels and overlay in three views; by default only the brain's part of the head.
 
@@ -132,7 +136,10 @@ def show_augmented(
 
 
 def _slices_with_brain(
-    dataset: SliceDataset, subject: str, count: int, root: Path
+    dataset: SliceDataset,
+    subject: str,
+    count: int,
+    root: Path,
 ) -> tuple[Tensor, Tensor]:
     """`count` slices with much brain in them, from one end to the other.
 

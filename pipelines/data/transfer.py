@@ -59,7 +59,11 @@ class WrongContentError(DownloadError):
 
 
 def verified(
-    path: Path, remote: RemoteFile, expected: str | None, *, remedy: str
+    path: Path,
+    remote: RemoteFile,
+    expected: str | None,
+    *,
+    remedy: str,
 ) -> str:
     """The file's checksum, "md5 ..." or "sha256 ...".
 

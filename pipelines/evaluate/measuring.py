@@ -179,7 +179,10 @@ def read_pair(task: Task) -> AlignedPair:
 def _read_labels(file: ScanFile, trust_affine: TrustAffine | None) -> Volume:
     """A label map as it is on disk; a store may vouch for its axes."""
     return Volume.read(
-        file.path, labels=True, axes=file.axes, trust_affine=trust_affine
+        file.path,
+        labels=True,
+        axes=file.axes,
+        trust_affine=trust_affine,
     )
 
 

@@ -147,7 +147,11 @@ class _Matching:
         return matches
 
     def take(
-        self, matches: Iterable[_Match], how: str, *, is_guess: bool = False
+        self,
+        matches: Iterable[_Match],
+        how: str,
+        *,
+        is_guess: bool = False,
     ) -> None:
         """Make pairs of those that match each other alone; remember why others do not."""
         possible = self._possible(matches)

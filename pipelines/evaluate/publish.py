@@ -56,7 +56,10 @@ _LIBRARIES = ("numpy", "scipy", "nibabel")
 
 
 def publish(
-    inputs: Inputs, done: Sequence[Done], started: datetime, say: Callable[[str], None]
+    inputs: Inputs,
+    done: Sequence[Done],
+    started: datetime,
+    say: Callable[[str], None],
 ) -> None:
     """Write the tables and the report, and say what was not measured.
 
@@ -154,7 +157,11 @@ def _row_of_pair(result: Done) -> dict[str, str]:
 
 
 def _row_alone(
-    file: ScanFile, model: str, pairing: Pairing, side: str, other: str
+    file: ScanFile,
+    model: str,
+    pairing: Pairing,
+    side: str,
+    other: str,
 ) -> dict[str, str]:
     """A file of one side (truth or prediction) to which the other side has none."""
     return {

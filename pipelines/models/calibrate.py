@@ -246,7 +246,11 @@ def calibrate(
 
 
 def _measure(
-    segmenter: Predictor, name: str, scan: Volume, truth: Volume, say: Say
+    segmenter: Predictor,
+    name: str,
+    scan: Volume,
+    truth: Volume,
+    say: Say,
 ) -> list[Point]:
     """Segment a scan, and compare it with its truth."""
     points = list(_compare(segmenter.segment(scan), truth))

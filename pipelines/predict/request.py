@@ -102,7 +102,11 @@ class PredictRequest(WorkerOptions):
         return "." + safe_component("_".join(parts))
 
     def settings(
-        self, model: Path, staging: Path, *, bids: bool = False
+        self,
+        model: Path,
+        staging: Path,
+        *,
+        bids: bool = False,
     ) -> RunSettings:
         """What each worker needs to know.
 

@@ -53,7 +53,11 @@ def claimed_run(recipe: Recipe, out: Path, *, resume: bool) -> Iterator[None]:
 
 
 def _check_same_run(
-    out: Path, content: dict[str, Any], data: dict[str, Any], *, resume: bool
+    out: Path,
+    content: dict[str, Any],
+    data: dict[str, Any],
+    *,
+    resume: bool,
 ) -> None:
     """Refuse a run in `out` that is not the one to go on with, by its recipe and data."""
     # The same that was killed before its first state begins again.

@@ -49,7 +49,12 @@ class JobClock:
     """
 
     def __init__(
-        self, limit: TimeLimit, done: float, others: int, *, validates: bool
+        self,
+        limit: TimeLimit,
+        done: float,
+        others: int,
+        *,
+        validates: bool,
     ) -> None:
         self.limit = limit
         self.done = done

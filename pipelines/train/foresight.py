@@ -102,7 +102,10 @@ def refuse_too_large(recipe: Recipe, jobs: Sequence[Job], processes: int) -> Non
 
 
 def say_how_long(
-    recipe: Recipe, jobs: Sequence[Job], processes: int, say: Callable[[str], None]
+    recipe: Recipe,
+    jobs: Sequence[Job],
+    processes: int,
+    say: Callable[[str], None],
 ) -> None:
     """Say how many hours the jobs will take on processors, and what takes less.
 

@@ -83,7 +83,11 @@ class _JobLoop:
     """
 
     def __init__(
-        self, run: JobRun, scores: TrainScores, limit: TimeLimit | None, others: int
+        self,
+        run: JobRun,
+        scores: TrainScores,
+        limit: TimeLimit | None,
+        others: int,
     ) -> None:
         self.run = run
         self.scores = scores

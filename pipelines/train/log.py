@@ -173,7 +173,10 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def append_scores(
-    folder: Path, step: int, scores: Mapping[View, Scores], scheme: LabelScheme
+    folder: Path,
+    step: int,
+    scores: Mapping[View, Scores],
+    scheme: LabelScheme,
 ) -> None:
     """Add the scores at a step to validations.csv: one row a view and structure.
 

@@ -98,7 +98,11 @@ def _read_examples(job: Path) -> list[tuple[str, bytes]]:
 
 
 def write_examples(
-    job: Path, step: int, view: str, examples: Examples, scheme: LabelScheme
+    job: Path,
+    step: int,
+    view: str,
+    examples: Examples,
+    scheme: LabelScheme,
 ) -> None:
     """Validation slices, the same at each step: image, truth and prediction, as one PNG.
 

@@ -43,7 +43,10 @@ def _finished(out: Path, stage: StageConfig, view: View) -> Path | None:
 
 
 def _last_finished(
-    recipe: Recipe, stages: Sequence[StageConfig], view: View, out: Path
+    recipe: Recipe,
+    stages: Sequence[StageConfig],
+    view: View,
+    out: Path,
 ) -> tuple[StageConfig, Path, View]:
     """The last of some stages that trained a view, its job's folder, and the view.
 
@@ -147,7 +150,10 @@ def _best_or_last(folder: Path, say: Callable[[str], None]) -> State:
 
 
 def save_run(
-    recipe: Recipe, out: Path, model: Path, say: Callable[[str], None]
+    recipe: Recipe,
+    out: Path,
+    model: Path,
+    say: Callable[[str], None],
 ) -> list[str]:
     """Write the model folder of all views that are finished so far; returns their names.
 

@@ -82,7 +82,10 @@ class Augmenter:
     """
 
     def __init__(
-        self, config: AugmentationConfig, view: View, scheme: LabelScheme
+        self,
+        config: AugmentationConfig,
+        view: View,
+        scheme: LabelScheme,
     ) -> None:
         """`scheme` is that of the labels: in sagittal slices the merged one.
 
@@ -100,7 +103,10 @@ class Augmenter:
         self._partner = torch.from_numpy(scheme.partner_permutation.copy())
 
     def __call__(
-        self, images: Tensor, labels: Tensor, generator: torch.Generator
+        self,
+        images: Tensor,
+        labels: Tensor,
+        generator: torch.Generator,
     ) -> tuple[Tensor, Tensor]:
         """Images (N, C, H, W) float and labels (N, H, W) of any integer type, both kept as given.
 
@@ -117,7 +123,10 @@ class Augmenter:
         return images, labels
 
     def _flip(
-        self, images: Tensor, labels: Tensor, chosen: Tensor
+        self,
+        images: Tensor,
+        labels: Tensor,
+        chosen: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Exchange the person's sides: left labels become right ones where the view has both."""
         image_chosen = _per_slice(chosen)
@@ -139,7 +148,10 @@ class _Draw:
     """
 
     def __init__(
-        self, generator: torch.Generator, count: int, device: torch.device
+        self,
+        generator: torch.Generator,
+        count: int,
+        device: torch.device,
     ) -> None:
         self.generator = generator
         self.count = count
@@ -180,7 +192,10 @@ def _indices(chosen: Tensor) -> Tensor:
 
 
 def _transform(
-    transforms: SliceTransforms, images: Tensor, labels: Tensor, draw: _Draw
+    transforms: SliceTransforms,
+    images: Tensor,
+    labels: Tensor,
+    draw: _Draw,
 ) -> tuple[Tensor, Tensor]:
     """Each slice by the named transforms, on the processor and back, kept in the same types."""
     changed_images = []
@@ -195,7 +210,10 @@ def _transform(
 
 
 def _deform(
-    images: Tensor, labels: Tensor, config: AugmentationConfig, draw: _Draw
+    images: Tensor,
+    labels: Tensor,
+    config: AugmentationConfig,
+    draw: _Draw,
 ) -> tuple[Tensor, Tensor]:
     """Affine and elastic deformation in one resampling: linear for images, nearest for labels."""
     height, width = images.shape[-2:]
@@ -228,7 +246,11 @@ def _deform(
 
 
 def _source_places(
-    matrix: Tensor, shift: Tensor, warp: Tensor, height: int, width: int
+    matrix: Tensor,
+    shift: Tensor,
+    warp: Tensor,
+    height: int,
+    width: int,
 ) -> Tensor:
     """Where each voxel of the result comes from, as `grid_sample` wants it, (N, H, W, 2).
 

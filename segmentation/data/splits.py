@@ -71,7 +71,11 @@ class Split(BaseModel):
             file.write(json.dumps(self.model_dump(), indent=1) + "\n")
 
     def check(
-        self, participants: Sequence[Participant], store: str, *, where: str = ""
+        self,
+        participants: Sequence[Participant],
+        store: str,
+        *,
+        where: str = "",
     ) -> None:
         """Raise where this split belongs to another store or a person stands in two parts.
 

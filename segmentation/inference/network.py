@@ -174,7 +174,11 @@ class ViewNetwork:
             return _softmax(logits.permute(0, 2, 3, 1).float())
 
     def _run_mirrored(
-        self, batch: Tensor, axes: SliceAxes, side_axis: int, partners: Tensor
+        self,
+        batch: Tensor,
+        axes: SliceAxes,
+        side_axis: int,
+        partners: Tensor,
     ) -> Tensor:
         """The same of the mirrored slices, turned back, with the classes' sides exchanged.
 

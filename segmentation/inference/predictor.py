@@ -122,7 +122,12 @@ class Predictor:
         return self._networks.with_less_memory(work)
 
     def segment(
-        self, volume: Volume, *, mirror: bool = False, samples: int = 0, seed: int = 0
+        self,
+        volume: Volume,
+        *,
+        mirror: bool = False,
+        samples: int = 0,
+        seed: int = 0,
     ) -> Prediction:
         """Labels of a scan in its own space, and what there is to doubt about them.
 
@@ -160,7 +165,11 @@ class Predictor:
         return self.with_less_memory(work)
 
     def _infer(
-        self, conformed: Conformed, mirror: bool, samples: int, seed: int
+        self,
+        conformed: Conformed,
+        mirror: bool,
+        samples: int,
+        seed: int,
     ) -> Prediction:
         """`infer` with the batches and the device that are set now."""
         image = torch.from_numpy(conformed.volume.data).to(self.device)
@@ -234,7 +243,11 @@ class Predictor:
         return region, fusion, maps
 
     def fuse(
-        self, image: Tensor, region: BrainRegion, *, mirror: bool = False
+        self,
+        image: Tensor,
+        region: BrainRegion,
+        *,
+        mirror: bool = False,
     ) -> tuple[ViewAggregator, dict[View, Tensor]]:
         """All views of an image's region, fused, and each view's own most probable classes."""
         fusion, maps = self._add_views(image[region.box], region.mask, mirror)
@@ -252,7 +265,10 @@ class Predictor:
         return fusion, maps
 
     def _add_views(
-        self, image: Tensor, within: Tensor | None, mirror: bool
+        self,
+        image: Tensor,
+        within: Tensor | None,
+        mirror: bool,
     ) -> tuple[ViewAggregator, dict[View, Tensor]]:
         """The part of `fuse` that only gives a GPU its work, and never waits for it."""
         shape = to_shape(image.shape)
@@ -284,7 +300,11 @@ class Predictor:
         return fusion, maps
 
     def each_view(
-        self, image: Tensor, *, mirror: bool = False, within: Tensor | None = None
+        self,
+        image: Tensor,
+        *,
+        mirror: bool = False,
+        within: Tensor | None = None,
     ) -> Iterator[tuple[View, Part]]:
         """Probabilities of an image (X, Y, Z), of K or merged K classes, view after view.
 

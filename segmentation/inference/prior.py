@@ -92,7 +92,11 @@ def default_prior(scheme: LabelScheme) -> Prior:
 
 
 def build_template(
-    maps: HeadMaps, scheme: LabelScheme, seed: int = 0, *, learn_fluid: bool = False
+    maps: HeadMaps,
+    scheme: LabelScheme,
+    seed: int = 0,
+    *,
+    learn_fluid: bool = False,
 ) -> Template:
     """Average label maps, each brought to their common space by its structures' centroids.
 

@@ -199,7 +199,10 @@ def atomic_text(path: str | Path) -> Iterator[TextIO]:
     with (
         atomic_path(path) as temporary,
         temporary.open(
-            "w", encoding="utf-8", errors="backslashreplace", newline=""
+            "w",
+            encoding="utf-8",
+            errors="backslashreplace",
+            newline="",
         ) as file,
     ):
         yield file

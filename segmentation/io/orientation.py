@@ -36,7 +36,10 @@ class Place(NamedTuple):
 
 
 def place(
-    header: Header, trust: TrustAffine | None, axes: str | None, where: Path
+    header: Header,
+    trust: TrustAffine | None,
+    axes: str | None,
+    where: Path,
 ) -> Place:
     """Choose the affine of an image.
 
@@ -80,7 +83,10 @@ def place(
 
 
 def _place_without_form(
-    header: Header, trust: TrustAffine | None, axes: str | None, where: Path
+    header: Header,
+    trust: TrustAffine | None,
+    axes: str | None,
+    where: Path,
 ) -> Place:
     """The place of an image neither of whose forms is coded: by `axes`, or as nibabel has it."""
     if axes is not None:

@@ -110,7 +110,11 @@ class Volume:
 
     @classmethod
     def of(
-        cls, scan: ScanLike, *, labels: bool = False, image: str | None = None
+        cls,
+        scan: ScanLike,
+        *,
+        labels: bool = False,
+        image: str | None = None,
     ) -> Volume:
         """A scan (or label map) as users have it: see `ScanLike`. TypeError for anything else.
 
@@ -207,7 +211,11 @@ class Volume:
 
     @classmethod
     def of_array(
-        cls, array: ArrayLike, affine: ArrayLike, *, labels: bool = False
+        cls,
+        array: ArrayLike,
+        affine: ArrayLike,
+        *,
+        labels: bool = False,
     ) -> Volume:
         """A scan of voxels (X, Y, Z) and their affine (voxel index -> RAS mm), as `of_image`.
 

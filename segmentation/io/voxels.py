@@ -96,7 +96,12 @@ def _voxels(stream: ScanStream, header: Header) -> NDArray[Any]:
 
 
 def usable_values(
-    voxels: NDArray[Any], header: Header, where: Path, *, labels: bool, fill: bool
+    voxels: NDArray[Any],
+    header: Header,
+    where: Path,
+    *,
+    labels: bool,
+    fill: bool,
 ) -> tuple[NDArray[Any], int]:
     """The voxels scaled and checked, and how many that were no numbers became 0.
 

@@ -185,7 +185,11 @@ def _segments(labels: Sequence[Label], model: str) -> list[Any]:
 
 
 def _encoded(
-    sources: list[Any], stack: Any, labels: Sequence[Label], digest: str, model: str
+    sources: list[Any],
+    stack: Any,
+    labels: Sequence[Label],
+    digest: str,
+    model: str,
 ) -> bytes:
     """The bytes of a DICOM SEG, for a stack of segment numbers (frame, row, column)."""
     import highdicom as hd

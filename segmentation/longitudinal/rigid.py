@@ -147,7 +147,10 @@ def _middle_of_head(image: Volume) -> NDArray[np.float64]:
 
 
 def _refine(
-    pair: tuple[Volume, Volume], matrix: Matrix, spacing_mm: float, most_steps: int
+    pair: tuple[Volume, Volume],
+    matrix: Matrix,
+    spacing_mm: float,
+    most_steps: int,
 ) -> Alignment:
     """Improve a matrix by Gauss-Newton steps in the halfway space of a pair of images."""
     grid = _halfway_grid(pair, matrix, spacing_mm)

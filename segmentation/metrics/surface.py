@@ -98,7 +98,10 @@ def surface_dice(distances: SurfaceDistances, tolerance_mm: float) -> float:
 
 
 def boundary_iou(
-    truth: Mask, prediction: Mask, spacing_mm: Spacing, width_mm: float
+    truth: Mask,
+    prediction: Mask,
+    spacing_mm: Spacing,
+    width_mm: float,
 ) -> float:
     """IoU of the two rims: each mask's voxels no farther than `width_mm` from a voxel outside.
 

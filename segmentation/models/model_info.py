@@ -270,7 +270,10 @@ class Template:
         """The bytes of the file."""
         buffer = io.BytesIO()
         np.savez_compressed(
-            buffer, shares=self.shares, affine=self.affine, centroids=self.centroids
+            buffer,
+            shares=self.shares,
+            affine=self.affine,
+            centroids=self.centroids,
         )
         return buffer.getvalue()
 

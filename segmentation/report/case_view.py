@@ -116,7 +116,10 @@ def view_result(image: Volume, labels: Volume, *, focus: int = 0) -> CaseView:
 
 
 def _packed(
-    shades: NDArray[np.uint8], prediction: NDArray[Any], start: Shape, **webp: int
+    shades: NDArray[np.uint8],
+    prediction: NDArray[Any],
+    start: Shape,
+    **webp: int,
 ) -> CaseView:
     """Grey values and classes (X, Y, Z) as the viewer reads them; `webp`: options of packing."""
     columns = int(np.ceil(np.sqrt(shades.shape[2])))
@@ -149,7 +152,11 @@ def _scaled(
 ) -> NDArray[Any]:
     """Resampled by spline interpolation of an order: 0 for classes, 1 for grey values."""
     scaled: NDArray[Any] = ndimage.zoom(
-        data, zoom, order=order, mode="nearest", grid_mode=True
+        data,
+        zoom,
+        order=order,
+        mode="nearest",
+        grid_mode=True,
     )
     return scaled
 

@@ -149,7 +149,10 @@ def _structures_of(courses: Sequence[Course]) -> list[str]:
 
 
 def _draw_panel(
-    axis: Any, courses: Sequence[Course], groups: Sequence[str], gid: str
+    axis: Any,
+    courses: Sequence[Course],
+    groups: Sequence[str],
+    gid: str,
 ) -> list[str]:
     """Draw the courses of one structure; what its dots are."""
     retest = courses[0].retest_percent

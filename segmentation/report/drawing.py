@@ -172,7 +172,10 @@ _STYLE: dict[str, Any] = {
 
 @contextmanager
 def canvas(
-    width: float, height: float, rows: int = 1, columns: int = 1
+    width: float,
+    height: float,
+    rows: int = 1,
+    columns: int = 1,
 ) -> Iterator[Any]:
     """A figure without pyplot, in the report's style: (figure, axis or axes).
 
@@ -211,7 +214,10 @@ def panels(
 
 
 def draw_boxes(
-    axis: Any, rows: Sequence[tuple[float, Any]], band: float, color: str
+    axis: Any,
+    rows: Sequence[tuple[float, Any]],
+    band: float,
+    color: str,
 ) -> None:
     """Quartiles and median of each (height, values), in the colour of a model.
 
@@ -242,7 +248,11 @@ def draw_boxes(
 
 
 def draw_dots(
-    axis: Any, rows: Sequence[tuple[float, Any]], band: float, color: Any, gid: str
+    axis: Any,
+    rows: Sequence[tuple[float, Any]],
+    band: float,
+    color: Any,
+    gid: str,
 ) -> None:
     """A dot for each of the values of each (height, values).
 
@@ -300,5 +310,8 @@ def add_legend(figure: Figure, models: Sequence[str], columns: int = 4) -> None:
         for number, model in enumerate(models)
     ]
     figure.legend(
-        handles=handles, loc="outside upper left", ncols=columns, frameon=False
+        handles=handles,
+        loc="outside upper left",
+        ncols=columns,
+        frameon=False,
     )

@@ -189,7 +189,11 @@ def top_first(picture: Picture) -> NDArray[np.uint8]:
 
 
 def _write_letter(
-    pen: ImageDraw, font: Any, place: tuple[int, int], letter: str, anchor: str
+    pen: ImageDraw,
+    font: Any,
+    place: tuple[int, int],
+    letter: str,
+    anchor: str,
 ) -> None:
     """An outline keeps the letter readable on bright tissue."""
     pen.text(

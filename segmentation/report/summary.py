@@ -59,7 +59,10 @@ def structure_statistics(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
 
 
 def _statistics(
-    frame: pd.DataFrame, model: str, metric: str, members: Members
+    frame: pd.DataFrame,
+    model: str,
+    metric: str,
+    members: Members,
 ) -> pd.DataFrame:
     """The rows of one model and metric; intervals end where the metric's values do."""
     persons = by_person(frame, model, metric)

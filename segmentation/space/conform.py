@@ -164,7 +164,10 @@ def _shape_around(content: _Extent) -> Shape:
 
 
 def _grid_over(
-    whole: _Extent, content: _Extent, field_of_view: _Extent, shape: Shape
+    whole: _Extent,
+    content: _Extent,
+    field_of_view: _Extent,
+    shape: Shape,
 ) -> Grid:
     """The working grid of this shape, centred on the whole along each axis where it fits.
 

@@ -101,7 +101,10 @@ def resample_probabilities(
 
 
 def _resampled_part(
-    values: Tensor, matters: Tensor, to: GridMap, less: float = 0.0
+    values: Tensor,
+    matters: Tensor,
+    to: GridMap,
+    less: float = 0.0,
 ) -> tuple[Tensor, Box] | None:
     """Values (X, Y, Z), minus `less`, on the part of the target that `matters` reaches.
 

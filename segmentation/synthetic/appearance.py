@@ -120,7 +120,10 @@ def _paint_surroundings(
 
 
 def _paint_voxels(
-    draw: Draw, entries: list[Tensor], means: Tensor, spreads: Tensor
+    draw: Draw,
+    entries: list[Tensor],
+    means: Tensor,
+    spreads: Tensor,
 ) -> Tensor:
     """Images (B, C, H, W): each voxel is the mean of its entries, with texture."""
     shape = entries[0].shape

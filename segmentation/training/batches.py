@@ -65,7 +65,11 @@ class BatchSource(Protocol):
         return
 
     def draw(
-        self, view: View, first: int, count: int, generator: torch.Generator
+        self,
+        view: View,
+        first: int,
+        count: int,
+        generator: torch.Generator,
     ) -> Batch:
         """`count` slices of a view: number `first` of those that its job trains on, and the next.
 
@@ -112,7 +116,11 @@ class SyntheticSource(BatchSource):
             self.heads[view] = heads.seen_in(view)
 
     def draw(
-        self, view: View, first: int, count: int, generator: torch.Generator
+        self,
+        view: View,
+        first: int,
+        count: int,
+        generator: torch.Generator,
     ) -> Batch:
         """New slices, whatever their numbers: the generator alone decides.
 
@@ -164,7 +172,11 @@ class MixedSource(BatchSource):
             source.expect(view, start, part)
 
     def draw(
-        self, view: View, first: int, count: int, generator: torch.Generator
+        self,
+        view: View,
+        first: int,
+        count: int,
+        generator: torch.Generator,
     ) -> Batch:
         """The synthetic slices first, then the real ones.
 
@@ -280,7 +292,11 @@ class StoreSource(BatchSource):
             self._expected[view, first, count] = self._readers.order(places, changes)
 
     def draw(
-        self, view: View, first: int, count: int, generator: torch.Generator
+        self,
+        view: View,
+        first: int,
+        count: int,
+        generator: torch.Generator,
     ) -> Batch:
         """Slices cut to size and augmented, which the readers may have read already.
 
@@ -327,7 +343,10 @@ class StoreSource(BatchSource):
 
 
 def store_scans(
-    store: Path, split: Path, view: View, limit: int
+    store: Path,
+    split: Path,
+    view: View,
+    limit: int,
 ) -> Iterator[ValidationScan]:
     """Whole subjects of a split's validation part, the first `limit`.
 

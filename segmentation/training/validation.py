@@ -74,7 +74,11 @@ class Scores:
 
 
 def synthetic_scans(
-    maps: HeadMaps, scheme: LabelScheme, config: SynthesisConfig, view: View, seed: int
+    maps: HeadMaps,
+    scheme: LabelScheme,
+    config: SynthesisConfig,
+    view: View,
+    seed: int,
 ) -> Iterator[ValidationScan]:
     """One synthetic scan of each held-out head, the same at every call.
 

@@ -161,7 +161,9 @@ class RandomGhosting(_FromTorchIO):
 
         return _change(
             RandomGhosting(
-                num_ghosts=self.num_ghosts, axes=_IN_PLANE, intensity=self.intensity
+                num_ghosts=self.num_ghosts,
+                axes=_IN_PLANE,
+                intensity=self.intensity,
             )
         )
 

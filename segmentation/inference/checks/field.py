@@ -133,7 +133,10 @@ def _directions(evidence: Evidence, ends: Points, hull: Points) -> list[Points]:
 
 
 def _in_plane(
-    ends: Points, hull: Points, direction: Points, depth_mm: float = _PLANE_MM
+    ends: Points,
+    hull: Points,
+    direction: Points,
+    depth_mm: float = _PLANE_MM,
 ) -> NDArray[np.bool_]:
     """Which points are less than a depth below the outermost label in a direction."""
     outermost = (hull @ direction).max()

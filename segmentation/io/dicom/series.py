@@ -81,7 +81,10 @@ def find_series(
 
 
 def _look_at(
-    raw: bytes, place: Path, name: str, any_contrast: bool
+    raw: bytes,
+    place: Path,
+    name: str,
+    any_contrast: bool,
 ) -> tuple[str, str, _Image]:
     """The identifier of a file's series, why it is left out, and what is known of it."""
     where = place / name
