@@ -12,10 +12,7 @@ from torch import Tensor
 from trinat.segmentation.errors import ModelError
 from trinat.segmentation.grid import to_shape
 from trinat.segmentation.inference.device_networks import DeviceNetworks
-from trinat.segmentation.inference.fusion import (
-    ViewAggregator,
-    multiply_csf_odds,
-)
+from trinat.segmentation.inference.fusion import ViewAggregator, multiply_csf_odds
 from trinat.segmentation.inference.localisation import BrainRegion, brain_region
 from trinat.segmentation.inference.network import ComputePrecision, Part
 from trinat.segmentation.inference.prediction import Prediction
@@ -30,12 +27,7 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.checkpoint import Model, load_model
 from trinat.segmentation.models.hardware import GPU, choose_device, refuse_forked_gpu
 from trinat.segmentation.space.conform import Conformed, ConformPlan
-from trinat.segmentation.space.views import (
-    View,
-    chosen_views,
-    source_axes,
-    to_slices,
-)
+from trinat.segmentation.space.views import View, chosen_views, source_axes, to_slices
 from trinat.segmentation.timing import stage
 
 _T = TypeVar("_T")
@@ -312,7 +304,8 @@ class Predictor:
         is background.
         """
         preprocessing = self.model.info.preprocessing
-        side_axis = source_axes(preprocessing.axes, "RAS")[0][0]
+        left_right, _, _ = source_axes(preprocessing.axes, "RAS")
+        side_axis, _ = left_right
         for view in self.views:
             mirroring = None
             if mirror:
@@ -339,13 +332,14 @@ class Predictor:
             return BrainRegion.whole(image.shape)
         view = self.views[0]
         axes = preprocessing.slice_axes(view)
-        seen = torch.zeros(to_shape(image.shape), dtype=torch.bool, device=self.device)
+        shape = to_shape(image.shape)
+        seen = torch.zeros(shape, dtype=torch.bool, device=self.device)
         slices = to_slices(seen, axes)
         looked: list[int] = []
-        for part in self._networks.of_view[view].probabilities(
-            image, axes, every=_EVERY
-        ):
-            slices[part.slices] = part.probabilities[..., 0] < _BACKGROUND
+        network = self._networks.of_view[view]
+        for part in network.probabilities(image, axes, every=_EVERY):
+            background = part.probabilities[..., 0]
+            slices[part.slices] = background < _BACKGROUND
             looked.extend(range(*part.slices.indices(len(slices))))
         return brain_region(seen.cpu().numpy(), looked, axes.along)
 
