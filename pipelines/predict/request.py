@@ -144,4 +144,5 @@ class PredictRequest(WorkerOptions):
 
 def _joined(labels: Iterable[str], prefix: str) -> str:
     """Labels such as 01 or sub-01 without their prefix, each once and in natural order."""
-    return "-".join(natsorted({label.removeprefix(prefix) for label in labels}))
+    short = {label.removeprefix(prefix) for label in labels}
+    return "-".join(natsorted(short))

@@ -94,7 +94,8 @@ class JobClock:
         now = 1.0
         if whole > 0:
             now = min(1.0, spent / whole)
-        self.share = max(self.share, self.done + (1 - self.done) * now)
+        share = self.done + (1 - self.done) * now
+        self.share = max(self.share, share)
         return self.share
 
     def _for_steps(self) -> float:

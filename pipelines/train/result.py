@@ -209,10 +209,10 @@ def _slices_seen(recipe: Recipe, out: Path) -> int:
 def _data_seen(recipe: Recipe) -> str:
     """What a model says of its training data: the kind of scans, and the weights it starts from."""
     sources = [stage.data for stage in recipe.stages]
-    if all(data.synthetic is not None and data.store is None for data in sources):
-        seen = "synthetic scans"
-    else:
-        seen = "scans of a slice store"
+    seen = "synthetic scans"
+    for data in sources:
+        if data.store is not None or data.synthetic is None:
+            seen = "scans of a slice store"
     for stage in recipe.stages:
         if stage.start is not None:
             # A model is given to others: it must not contain paths of this disk.

@@ -238,7 +238,12 @@ def _prepared(
 
 def _left(jobs: Iterable[Job], out: Path) -> list[Job]:
     """The jobs that are not finished."""
-    return [job for job in jobs if not (out / job.name / DONE).is_file()]
+    left = []
+    for job in jobs:
+        has_ended = (out / job.name / DONE).is_file()
+        if not has_ended:
+            left.append(job)
+    return left
 
 
 def _by_stage(

@@ -106,26 +106,6 @@ def _classes_by_reason(
     return unknown, other_csf, rejected
 
 
-def _classes_by_reason(
-    scheme: LabelScheme, excluded: Mapping[str, str]
-) -> tuple[list[int], list[int], list[int]]:
-    """Excluded classes: those not predicted, those of another CSF, and those rejected."""
-    unknown: list[int] = []
-    other_csf: list[int] = []
-    rejected: list[int] = []
-    for label in scheme.labels:
-        if label.name not in excluded:
-            continue
-        reason = excluded[label.name]
-        if reason == NOT_PREDICTED:
-            unknown.append(label.index)
-        elif reason == OTHER_CSF:
-            other_csf.append(label.index)
-        else:
-            rejected.append(label.index)
-    return unknown, other_csf, rejected
-
-
 def _voxel_values(
     joint: NDArray[np.int64],
     spacing_mm: tuple[float, float, float],
