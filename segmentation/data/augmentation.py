@@ -204,9 +204,9 @@ def _transform(
         image, classes = transforms(image, classes, draw.seed())
         changed_images.append(image)
         changed_labels.append(classes)
-    return torch.stack(changed_images).to(images), torch.stack(changed_labels).to(
-        labels
-    )
+    images = torch.stack(changed_images).to(images)
+    labels = torch.stack(changed_labels).to(labels)
+    return images, labels
 
 
 def _deform(
@@ -229,10 +229,10 @@ def _deform(
 
     # A slice that is only warped has the identity as its matrix, and no shift.
     identity = torch.eye(2, device=images.device)
-    matrix = torch.where(is_affine.view(-1, 1, 1), matrix, identity)[chosen]
-    shift = (shift * is_affine[:, None])[chosen]
-    warp = (warp * _per_slice(is_elastic))[chosen]
-    source = _source_places(matrix, shift, warp, height, width)
+    matrix = torch.where(is_affine.view(-1, 1, 1), matrix, identity)
+    shift = shift * is_affine[:, None]
+    warp = warp * _per_slice(is_elastic)
+    source = _source_places(matrix[chosen], shift[chosen], warp[chosen], height, width)
 
     images = images.clone()
     images[chosen] = grid_sample(
@@ -261,28 +261,33 @@ def _source_places(
     rows = torch.arange(height, device=device) - (height - 1) / 2
     columns = torch.arange(width, device=device) - (width - 1) / 2
     # Places from the centre, (2, H, W).
-    grid = torch.stack(torch.meshgrid(rows, columns, indexing="ij"))
+    mesh = torch.meshgrid(rows, columns, indexing="ij")
+    grid = torch.stack(mesh)
     turned = torch.einsum("nij,jhw->nihw", matrix, grid)
     source = turned + shift.view(-1, 2, 1, 1)
     source += interpolate(warp, (height, width), mode="bicubic", align_corners=True)
     # grid_sample wants columns before rows, and -1..1 from edge to edge of the outer voxels.
     down, across = source.unbind(1)
-    return torch.stack((across * (2 / width), down * (2 / height)), -1)
+    x = across * (2 / width)
+    y = down * (2 / height)
+    return torch.stack((x, y), -1)
 
 
 def _affine(config: AugmentationConfig, draw: _Draw) -> tuple[Tensor, Tensor]:
     """Matrix (N, 2, 2) and shift (N, 2) from each place in the result to its source."""
     angle = draw.uniform(-1, 1) * math.radians(config.rotation_deg)
     # As many enlarge by a factor as shrink by it.
-    scale = torch.exp(draw.uniform(-1, 1, 2) * math.log1p(config.scaling))
+    log_scale = draw.uniform(-1, 1, 2) * math.log1p(config.scaling)
+    scale = torch.exp(log_scale)
     shear = draw.uniform(-1, 1) * config.shearing
     cos = angle.cos()
     sin = angle.sin()
     zero = torch.zeros_like(angle)
     one = torch.ones_like(angle)
-    rotation = torch.stack((cos, -sin, sin, cos), -1).view(-1, 2, 2)
-    shearing = torch.stack((one, shear, zero, one), -1).view(-1, 2, 2)
-    matrix = rotation @ shearing @ torch.diag_embed(scale)
+    rotation = torch.stack((cos, -sin, sin, cos), -1)
+    shearing = torch.stack((one, shear, zero, one), -1)
+    turned_and_sheared = rotation.view(-1, 2, 2) @ shearing.view(-1, 2, 2)
+    matrix = turned_and_sheared @ torch.diag_embed(scale)
     shift = draw.uniform(-1, 1, 2) * config.shift
     return matrix, shift
 
@@ -369,7 +374,8 @@ def _coarse_matrix(factor: Tensor, length: int) -> Tensor:
         """Weights (N, L, L) of the old voxels in the long ones, as far as they overlap."""
         centre = (voxel * step)[..., None]
         distance = (place - centre).abs()
-        overlap = (step[..., None] / 2 + 0.5 - distance).clamp(0, 1)
+        reach = step[..., None] / 2 + 0.5
+        overlap = (reach - distance).clamp(0, 1)
         # Beyond the last voxel there is the last voxel again.
         outside = overlap.sum(-1, keepdim=True) == 0
         last = (place == length - 1).to(overlap.dtype)

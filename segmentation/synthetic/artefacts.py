@@ -83,7 +83,8 @@ def blur(draw: Draw, images: Tensor, thickness: Thickness) -> Tensor:
     sigma = torch.where(lengths > 1, _SIGMA_OF_WIDTH * lengths, sigma)
     reach = max(3, math.ceil(0.9 * config.low_resolution_mm))
     taps = torch.arange(-reach, reach + 1, device=draw.device)
-    kernels = torch.exp(-0.5 * (taps / sigma[..., None]) ** 2)
+    distances = taps / sigma[..., None]
+    kernels = torch.exp(-0.5 * distances**2)
     kernels = kernels / kernels.sum(-1, keepdim=True)  # (B, 3, taps)
     # Each image has a kernel of its own: a grouped convolution, first along rows, then columns.
     groups = count * channels
@@ -129,7 +130,8 @@ def move(draw: Draw, images: Tensor) -> Tensor:
 def _random_phase(draw: Draw, count: int, rows: int, columns: int) -> Tensor:
     """How a shift in a random direction turns the phase of half a spectrum, (B, H, W / 2 + 1)."""
     direction = draw.uniform(0, 2 * torch.pi, count, 1, 1)
-    length = 2 * torch.pi * draw.uniform(0, draw.config.motion_mm, count, 1, 1)
+    shift_mm = draw.uniform(0, draw.config.motion_mm, count, 1, 1)
+    length = 2 * torch.pi * shift_mm
     along_rows = torch.fft.fftfreq(rows, device=draw.device)[:, None]
     along_columns = torch.fft.rfftfreq(columns, device=draw.device)
     frequency = direction.cos() * along_rows + direction.sin() * along_columns
@@ -152,7 +154,8 @@ def corrupt(draw: Draw, images: Tensor, white: Tensor) -> Tensor:
     count, channels, *size = images.shape
     per_image = (count, 1, 1, 1)
     images = images / white.view(per_image)
-    log_gain = draw.normal(count, 1, 4, 4) * draw.uniform(0, config.bias, *per_image)
+    log_gain = draw.normal(count, 1, 4, 4)
+    log_gain *= draw.uniform(0, config.bias, *per_image)
     log_bias = interpolate(log_gain, size, mode="bicubic", align_corners=True)
     images *= log_bias.exp_()
     noise = draw.normal(count, channels, *size)

@@ -23,8 +23,7 @@ def largest_fraction(
     last = (np.array(anatomy.truth.shape) - 1).reshape(3, 1, 1, 1)
     places = np.clip(places, 0, last.astype(np.float32))
     corner = np.minimum(places.astype(np.int32), last.astype(np.int32) - 1)
-    cells = anatomy.cells
-    codes = cells.ravel()[np.ravel_multi_index(tuple(corner), cells.shape)]
+    codes = _codes_at(anatomy.cells, corner)
     by_voxel = _samples_last(codes, factors)
     # Where all samples lie in cells of one class, that is the voxel's.
     classes: NDArray[np.uint8] = by_voxel.min(axis=-1)
@@ -37,6 +36,13 @@ def largest_fraction(
     share = np.stack(place_by_axis) - base
     classes[is_mixed] = _vote(anatomy.truth, base, share)
     return classes
+
+
+def _codes_at(cells: NDArray[Any], corner: NDArray[np.int32]) -> NDArray[Any]:
+    """The codes of the cells whose first corners are `corner` (3, ...)."""
+    index = np.ravel_multi_index(tuple(corner), cells.shape)
+    codes: NDArray[Any] = cells.ravel()[index]
+    return codes
 
 
 def _vote(

@@ -103,7 +103,8 @@ def synthesise_volume(
     draw = Draw(heads, config, generator)
     entries = heads.labels[head][None]
     axes = [torch.arange(length, device=draw.device) for length in entries.shape[1:]]
-    points = torch.stack(torch.meshgrid(*axes, indexing="ij"))[None]
+    grid = torch.meshgrid(*axes, indexing="ij")
+    points = torch.stack(grid)[None]
     index = torch.tensor([head], device=draw.device)
     # Sagittal slices on each other make the slab.
     removed = find_removed(draw, index, entries, points)
