@@ -145,7 +145,8 @@ class SyntheticSource(BatchSource):
         """
         heads = self.heads[view]
         entries = len(heads.classes)
-        voxels = torch.bincount(heads.labels.flatten(), minlength=entries).double()
+        voxels = torch.bincount(heads.labels.flatten(), minlength=entries)
+        voxels = voxels.double()
         counts = voxels.new_zeros(len(heads.scheme))
         counts.index_add_(0, heads.targets.long(), voxels)
         counts[0] = self.background * counts[1:].sum()
@@ -186,11 +187,10 @@ class MixedSource(BatchSource):
             source.draw(view, start, part, generator)
             for source, start, part in self._parts(first, count)
         ]
-        return Batch(
-            torch.cat([batch.images for batch in batches]),
-            torch.cat([batch.labels for batch in batches]),
-            ", ".join(batch.what for batch in batches),
-        )
+        images = torch.cat([batch.images for batch in batches])
+        labels = torch.cat([batch.labels for batch in batches])
+        what = ", ".join(batch.what for batch in batches)
+        return Batch(images, labels, what)
 
     def counts(self, view: View) -> Tensor:
         """Shares of pixels, which sum to 1: each source counts by its share of the slices."""
