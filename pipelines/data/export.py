@@ -217,7 +217,8 @@ def _with_structure(labels: NDArray[np.uint8] | None) -> Sequence[int]:
     """Numbers of the slices (N, H, W) that hold a structure."""
     if labels is None:
         return []
-    numbers: list[int] = np.flatnonzero(labels.any(axis=(1, 2))).tolist()
+    is_labelled = labels.any(axis=(1, 2))
+    numbers: list[int] = np.flatnonzero(is_labelled).tolist()
     return numbers
 
 

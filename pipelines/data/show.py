@@ -149,7 +149,8 @@ def _slices_with_brain(
     useful = np.flatnonzero(foreground > foreground.max() / 4)
     if not len(useful):
         raise DatasetError(f"subject {subject} has no labelled voxel", where=root)
-    places = np.linspace(0, len(useful) - 1, count).round().astype(int)
+    evenly = np.linspace(0, len(useful) - 1, count)
+    places = evenly.round().astype(int)
     slices = [dataset[number] for number in useful[places]]
     images = torch.stack([image for image, _ in slices])
     labels = torch.stack([classes for _, classes in slices])

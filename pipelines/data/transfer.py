@@ -264,7 +264,8 @@ class Transfer:
                 block = response.read1(_CHUNK)
             if not block:
                 break
-            if have == 0 and block.lstrip()[:20].lower().startswith(_HTML_STARTS):
+            beginning = block.lstrip()[:20].lower()
+            if have == 0 and beginning.startswith(_HTML_STARTS):
                 raise self._web_page()
             self.stream.write(block)
             have += len(block)

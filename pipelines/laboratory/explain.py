@@ -121,7 +121,9 @@ def attribute(
     def mean_lead(given: Tensor) -> Tensor:
         """Of a batch (N, C, H, W), (N,)."""
         logits = network(given)
-        other_logits = torch.cat((logits[:, :index], logits[:, index + 1 :]), 1)
+        before = logits[:, :index]
+        behind = logits[:, index + 1 :]
+        other_logits = torch.cat((before, behind), 1)
         lead: Tensor = (logits[:, index] - other_logits.amax(1)) * region
         return lead.sum((1, 2)) / region.sum()
 

@@ -113,7 +113,9 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     temporary = final.parent / f".trinat-{secrets.token_hex(8)}.tmp"
     try:
         # Not tempfile: its files are 0600 whatever the umask says.
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+        descriptor = os.open(temporary, flags, 0o666)
+        os.close(descriptor)
         try:
             yield temporary
             sync(temporary)

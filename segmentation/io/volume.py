@@ -237,7 +237,8 @@ class Volume:
         image = nib.Nifti1Image(voxels, None)
         # Not by way of the constructor, which fails on what is refused here.
         image.header.set_sform(to_ras, "aligned")
-        image.header.set_zooms(np.linalg.norm(to_ras[:3, :3], axis=0))
+        zooms = np.linalg.norm(to_ras[:3, :3], axis=0)
+        image.header.set_zooms(zooms)
         checked = cls.of_image(image, labels=labels)
         # The header rounds to float32. ITK would refuse the labels then: they would not be at the
         # place of the scan.

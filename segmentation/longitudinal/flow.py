@@ -72,7 +72,8 @@ def smoothed(values: Tensor, sigma: float) -> Tensor:
     """Values (X, Y, Z) smoothed by a Gaussian; what is beyond the edge repeats the edge."""
     reach = max(1, round(3 * sigma))
     offsets = torch.arange(-reach, reach + 1, dtype=torch.float32)
-    weights = torch.exp(-0.5 * (offsets / sigma) ** 2)
+    distances = offsets / sigma
+    weights = torch.exp(-0.5 * distances**2)
     weights = weights / weights.sum()
     for _ in range(3):
         length = values.shape[-1]

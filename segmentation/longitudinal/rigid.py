@@ -128,8 +128,9 @@ def _cross(vector: NDArray[np.float64]) -> Matrix:
 def _level(volume: Volume, spacing_mm: float) -> Volume:
     """An image on a RAS grid of this spacing, smoothed to suit it, without shading."""
     low, high = volume.grid.extent_mm(volume.grid.box)
+    voxels = np.ceil((high - low) / spacing_mm)
     # A margin of background on all sides: what leaves the grid is as dark as what is beyond.
-    shape = to_shape(np.ceil((high - low) / spacing_mm) + 2)
+    shape = to_shape(voxels + 2)
     # From the centre of the first voxel to that of the last one.
     length_mm = spacing_mm * (np.array(shape) - 1)
     affine = np.diag([spacing_mm] * 3 + [1.0])
@@ -138,7 +139,8 @@ def _level(volume: Volume, spacing_mm: float) -> Volume:
     image = resample_image(volume.data, to_level)
     image = ndimage.gaussian_filter(image, 0.5)
     around = ndimage.gaussian_filter(image, _SHADING_MM / spacing_mm)
-    return Volume(image / (around + np.float32(_FLOOR)), affine)
+    without_shading = image / (around + np.float32(_FLOOR))
+    return Volume(without_shading, affine)
 
 
 def _middle_of_head(image: Volume) -> NDArray[np.float64]:

@@ -54,7 +54,8 @@ def _find_face(draw: Draw, head: Tensor, points: Tensor) -> Tensor:
     up = draw.uniform(-1, -0.2, count)
     normal = torch.stack([torch.zeros_like(up), forward, up], 1)
     distance = torch.einsum("bichw,bi->bchw", points.float(), normal)
-    distance_of_brain = (draw.heads.centre[head] * normal).sum(1)
+    brain = draw.heads.centre[head]
+    distance_of_brain = (brain * normal).sum(1)
     level = distance_of_brain + draw.uniform(50, 90, count)
     return distance > level.view(count, 1, 1, 1)
 

@@ -185,7 +185,8 @@ def _random_affine(draw: Draw, count: int) -> Tensor:
 
 def _random_rotation(draw: Draw, count: int) -> Tensor:
     """Rotations about random axes, (B, 3, 3)."""
-    angles = draw.normal(count, 3) * (draw.config.rotation_deg * torch.pi / 180)
+    spread = draw.config.rotation_deg * torch.pi / 180
+    angles = draw.normal(count, 3) * spread
     upper = torch.zeros(count, 3, 3, device=draw.device)
     upper[:, 0, 1] = angles[:, 0]
     upper[:, 0, 2] = angles[:, 1]
@@ -194,6 +195,8 @@ def _random_rotation(draw: Draw, count: int) -> Tensor:
     # Rodrigues: 1 + sin(a)/a K + (1 - cos a)/a^2 K^2; torch's matrix_exp asks the GPU for norms.
     turns = angles.norm(dim=1)[:, None, None] / torch.pi
     first_order = turns.sinc() * skew
-    second_order = 0.5 * (turns / 2).sinc() ** 2 * (skew @ skew)
-    rotation: Tensor = torch.eye(3, device=draw.device) + first_order + second_order
+    half_turns = turns / 2
+    second_order = 0.5 * half_turns.sinc() ** 2 * (skew @ skew)
+    identity = torch.eye(3, device=draw.device)
+    rotation: Tensor = identity + first_order + second_order
     return rotation

@@ -309,7 +309,8 @@ class StoreSource(BatchSource):
         images, labels = cut(slices, self.size, generator)
         images, labels = self.augmenters[view](images, labels, generator)
         places = self._places(view, first, count)
-        names = " ".join(self._readers.files.name(place) for place in places)
+        files = self._readers.files
+        names = " ".join(files.name(place) for place in places)
         return Batch(images, labels, f"{view.value} slices {names}")
 
     def counts(self, view: View) -> Tensor:

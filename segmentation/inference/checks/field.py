@@ -79,6 +79,7 @@ def _empty(evidence: Evidence) -> NDArray[np.bool_]:
     x, y, z = evidence.image.shape
     empty = np.zeros((x + 2, y + 2, z + 2), bool)
     to_scan = np.linalg.inv(evidence.scan.affine) @ evidence.image.affine
+    # From the voxel before the first to the one behind the last.
     i, j, k = np.ogrid[-1 : x + 1, -1 : y + 1, -1 : z + 1]
     for axis, count in enumerate(evidence.scan.shape):
         # Where each voxel is along an axis of the scan.
@@ -111,9 +112,9 @@ def _outermost(mask: NDArray[np.bool_]) -> Points:
     first = mask.argmax(axis=0)
     from_the_end = mask[::-1].argmax(axis=0)
     last = len(mask) - 1 - from_the_end
-    y, z = np.nonzero(mask.any(axis=0))
-    low_ends = np.stack([first[y, z], y, z], axis=1)
-    high_ends = np.stack([last[y, z], y, z], axis=1)
+    lines = np.nonzero(mask.any(axis=0))
+    low_ends = np.stack([first[lines], *lines], axis=1)
+    high_ends = np.stack([last[lines], *lines], axis=1)
     return np.concatenate([low_ends, high_ends]).astype(np.float32)
 
 
