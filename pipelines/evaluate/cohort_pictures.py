@@ -93,6 +93,6 @@ def _new_picture(
     except (TrinatError, OSError):
         return None
     classes = Volume(scheme.from_freesurfer(numbers.data), numbers.affine)
-    is_far = far_from_brain(classes.data > 0)
-    brain = Volume(np.where(is_far, 0, scan.volume.data), scan.volume.affine)
+    gray = np.where(far_from_brain(classes.data > 0), 0, scan.volume.data)
+    brain = Volume(gray, scan.volume.affine)
     return encoded(draw_mosaic(brain, classes, scheme), "PNG")
