@@ -76,7 +76,9 @@ def find_cases(
 
 
 def _expand_all(
-    inputs: Sequence[str | Path], exclude: Path | None, refusals: list[Refusal]
+    inputs: Sequence[str | Path],
+    exclude: Path | None,
+    refusals: list[Refusal],
 ) -> tuple[Path, list[Path]]:
     """(the folder that output paths mirror from, scans) of all inputs together.
 
@@ -111,7 +113,9 @@ def _refuse_datasets(inputs: Sequence[str | Path]) -> None:
 
 
 def _without_results(
-    inputs: Sequence[str | Path], paths: list[Path], refusals: list[Refusal]
+    inputs: Sequence[str | Path],
+    paths: list[Path],
+    refusals: list[Refusal],
 ) -> list[Path]:
     """Scans alone, unless results are all there is or were named one by one."""
     named = {absolute(given) for given in inputs}

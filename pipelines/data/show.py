@@ -87,7 +87,9 @@ def _read_volumes(
 
 
 def _whole_head(
-    image: NDArray[np.float32], labels: NDArray[np.uint8], scheme: LabelScheme
+    image: NDArray[np.float32],
+    labels: NDArray[np.uint8],
+    scheme: LabelScheme,
 ) -> dict[str, list[Picture]]:
     """Two slices of each view, each as image, labels and overlay, by the name of the view."""
     colors = label_colors(scheme)

@@ -73,7 +73,10 @@ class Pairing:
 
 
 def pair_files(
-    truths: Iterable[ScanFile], predictions: Iterable[ScanFile], *, guess: bool = False
+    truths: Iterable[ScanFile],
+    predictions: Iterable[ScanFile],
+    *,
+    guess: bool = False,
 ) -> Pairing:
     """Pair by the most specific rule that names one file on each side, then by the next.
 

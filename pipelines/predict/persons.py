@@ -148,7 +148,9 @@ def _from_bids(cases: Sequence[Case], root: Path) -> dict[str, _Visit]:
 
 
 def _times_in(
-    path: Path, key: str, read: dict[Path, Mapping[str, float]]
+    path: Path,
+    key: str,
+    read: dict[Path, Mapping[str, float]],
 ) -> Mapping[str, float]:
     """The `acq_time` of each row of a BIDS table, in years, by its `key`; none without the file.
 

@@ -37,7 +37,9 @@ def clean_up(
 
 
 def with_classes(
-    probabilities: Tensor, before: NDArray[np.uint8], after: NDArray[np.uint8]
+    probabilities: Tensor,
+    before: NDArray[np.uint8],
+    after: NDArray[np.uint8],
 ) -> Tensor:
     """Probabilities (X, Y, Z, K) whose most probable classes are `after` and were `before`.
 
@@ -92,7 +94,9 @@ def _give_away(part: NDArray[np.uint8], piece: NDArray[np.bool_]) -> None:
 
 
 def _changed_shares(
-    before: NDArray[np.uint8], after: NDArray[np.uint8], classes: int
+    before: NDArray[np.uint8],
+    after: NDArray[np.uint8],
+    classes: int,
 ) -> dict[int, float]:
     """Voxels lost and gained, of those before, of each class that changed but background."""
     sizes = np.bincount(before.ravel(), minlength=classes)

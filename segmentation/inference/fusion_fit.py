@@ -152,7 +152,9 @@ class ViewLikelihoods:
 
 
 def find_ambiguous(
-    truth: NDArray[np.uint8], probabilities: Mapping[View, Tensor], scheme: LabelScheme
+    truth: NDArray[np.uint8],
+    probabilities: Mapping[View, Tensor],
+    scheme: LabelScheme,
 ) -> AmbiguousVoxels:
     """Which voxels of a scan depend on weights.
 
@@ -281,7 +283,9 @@ def _groups(scheme: LabelScheme) -> NDArray[np.int64]:
 
 
 def _count_pairs(
-    truth: NDArray[np.uint8], found: NDArray[np.int64], classes: int
+    truth: NDArray[np.uint8],
+    found: NDArray[np.int64],
+    classes: int,
 ) -> NDArray[np.int64]:
     """Voxels by true and found class, (K, K)."""
     pairs = truth.astype(np.int64) * classes + found

@@ -58,7 +58,9 @@ def _heights_mm(indices: Volume) -> NDArray[np.float64]:
 
 
 def _of_groups(
-    classes: NDArray[np.uint8], scheme: LabelScheme, groups: tuple[str, ...]
+    classes: NDArray[np.uint8],
+    scheme: LabelScheme,
+    groups: tuple[str, ...],
 ) -> Mask:
     """Where structures of these groups are, (X, Y, Z)."""
     is_wanted = np.array([label.group in groups for label in scheme.labels])

@@ -139,7 +139,10 @@ class ViewNetwork:
             yield Part(start, rows, columns, found, every)
 
     def _of_batch(
-        self, batch: Tensor, axes: SliceAxes, mirror: tuple[int, Tensor] | None
+        self,
+        batch: Tensor,
+        axes: SliceAxes,
+        mirror: tuple[int, Tensor] | None,
     ) -> Tensor:
         """Probabilities (N, H, W, K) of slices (N, C, H, W), which may have no pixel."""
         if not batch.numel():

@@ -128,7 +128,9 @@ def dice_of_maps(one: Tensor, other: Tensor, classes: int) -> NDArray[np.float64
 
 
 def view_agreement(
-    maps: Mapping[View, Tensor], scheme: LabelScheme, merged_views: tuple[View, ...]
+    maps: Mapping[View, Tensor],
+    scheme: LabelScheme,
+    merged_views: tuple[View, ...],
 ) -> NDArray[np.float64]:
     """Mean Dice of each class over the pairs of views, (K,); NaN where none has the class.
 

@@ -150,7 +150,9 @@ def _as_float32(data: NDArray[Any], header: Header) -> NDArray[Any]:
 
 
 def _whole_numbers(
-    data: NDArray[Any], where: Path, kinds: tuple[type[np.integer[Any]], ...]
+    data: NDArray[Any],
+    where: Path,
+    kinds: tuple[type[np.integer[Any]], ...],
 ) -> NDArray[Any]:
     """The labels as the first of these types that holds them all; FormatError if none does."""
     # As Python's numbers: 2**31 - 1 as a float32 is 2**31, which would pass for it.

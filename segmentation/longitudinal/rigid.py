@@ -110,7 +110,9 @@ def _starts() -> list[Matrix]:
 
 
 def _about(
-    start: NDArray[np.float64], turn: Matrix, end: NDArray[np.float64]
+    start: NDArray[np.float64],
+    turn: Matrix,
+    end: NDArray[np.float64],
 ) -> Matrix:
     """The rigid matrix that turns about one point (3,) and takes it to another."""
     matrix = np.eye(4)

@@ -95,7 +95,9 @@ def person_space(
 
 
 def _grid_around(
-    low: NDArray[np.float64], high: NDArray[np.float64], shape: Shape | None
+    low: NDArray[np.float64],
+    high: NDArray[np.float64],
+    shape: Shape | None,
 ) -> Grid:
     """A grid with RAS axes that is centred on an extent, RAS mm."""
     if shape is None:

@@ -93,7 +93,9 @@ def _parse(data: bytes, path: Path) -> dict[str, Tensor]:
 
 
 def _check_names(
-    tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path
+    tensors: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    path: Path,
 ) -> None:
     """A file has the tensors of its network, all of them and no others."""
     missing = expected.keys() - tensors.keys()

@@ -148,7 +148,10 @@ def _zoom(volume: Volume, shape: tuple[int, ...]) -> NDArray[np.float64]:
 
 
 def _scaled(
-    data: NDArray[Any], zoom: NDArray[np.float64], *, order: int
+    data: NDArray[Any],
+    zoom: NDArray[np.float64],
+    *,
+    order: int,
 ) -> NDArray[Any]:
     """Resampled by spline interpolation of an order: 0 for classes, 1 for grey values."""
     scaled: NDArray[Any] = ndimage.zoom(

@@ -175,7 +175,9 @@ def cohort_of(
 
 
 def _with_adjusted(
-    frame: pd.DataFrame, adjusted: Mapping[str, NDArray[np.float64]], unit: str
+    frame: pd.DataFrame,
+    adjusted: Mapping[str, NDArray[np.float64]],
+    unit: str,
 ) -> pd.DataFrame:
     """The frame, and after each volume (of scan n) the adjusted one."""
     volumes = frame[frame["metric"] == "volume"]

@@ -151,7 +151,9 @@ def _values_at(volume: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
 
 
 def _quads(
-    inside: NDArray[np.bool_], number: NDArray[np.int32], axis: int
+    inside: NDArray[np.bool_],
+    number: NDArray[np.int32],
+    axis: int,
 ) -> NDArray[np.int32]:
     """The four cells around each pair of voxels along an axis that the surface parts, (Q, 4)."""
     first = np.delete(inside, -1, axis)

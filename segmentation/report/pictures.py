@@ -248,7 +248,9 @@ def _positions(truth: NDArray[Any], count: int) -> Sequence[int]:
 
 
 def encoded(
-    picture: NDArray[np.uint8] | NDArray[np.uint16], kind: str, **options: Any
+    picture: NDArray[np.uint8] | NDArray[np.uint16],
+    kind: str,
+    **options: Any,
 ) -> bytes:
     """A picture (H, W) or (H, W, 3) as a file of a `kind` that Pillow knows ("PNG", "WEBP").
 

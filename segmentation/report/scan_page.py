@@ -138,7 +138,9 @@ def _fullest(classes: np.ndarray, count: int) -> int:
 
 
 def _volumes(
-    found: Prediction, result: Mapping[str, Any], ranges: Mapping[str, NormalRange]
+    found: Prediction,
+    result: Mapping[str, Any],
+    ranges: Mapping[str, NormalRange],
 ) -> Table:
     """A row a structure, with both its sides in it; what has no side is in the middle column."""
     volumes_mm3: Mapping[str, float] = result["volumes_mm3"]

@@ -13,7 +13,9 @@ _SAMPLES_AT_ONCE = 2**14
 
 
 def largest_fraction(
-    anatomy: Anatomy, places: NDArray[np.float32], factors: tuple[int, int, int]
+    anatomy: Anatomy,
+    places: NDArray[np.float32],
+    factors: tuple[int, int, int],
 ) -> NDArray[np.uint8]:
     """The class with the largest share of each voxel, (X, Y, Z).
 
@@ -46,7 +48,9 @@ def _codes_at(cells: NDArray[Any], corner: NDArray[np.int32]) -> NDArray[Any]:
 
 
 def _vote(
-    truth: NDArray[np.uint8], base: NDArray[np.int32], share: NDArray[np.float32]
+    truth: NDArray[np.uint8],
+    base: NDArray[np.int32],
+    share: NDArray[np.float32],
 ) -> NDArray[np.uint8]:
     """The class of most weight around the samples of M voxels, (M,).
 

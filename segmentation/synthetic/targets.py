@@ -232,7 +232,9 @@ class _Survey(NamedTuple):
 
 
 def _survey(
-    head: NDArray[np.uint8], targets: NDArray[np.uint8], learned: NDArray[np.uint8]
+    head: NDArray[np.uint8],
+    targets: NDArray[np.uint8],
+    learned: NDArray[np.uint8],
 ) -> _Survey:
     """Some voxels of each class that is `learned` (T,), and where head and brain lie."""
     classes = targets[head]

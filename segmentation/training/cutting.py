@@ -13,7 +13,9 @@ from trinat.segmentation.data.dataset import StoredSlice
 
 
 def cut(
-    slices: Sequence[StoredSlice], size: tuple[int, int], generator: torch.Generator
+    slices: Sequence[StoredSlice],
+    size: tuple[int, int],
+    generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
     """Cut around what is labelled, at a random place, or pad with background, to `size`.
 

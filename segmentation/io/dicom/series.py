@@ -51,7 +51,10 @@ class _Image(NamedTuple):
 
 
 def find_series(
-    place: Path, names: Sequence[str] | None = None, *, any_contrast: bool = False
+    place: Path,
+    names: Sequence[str] | None = None,
+    *,
+    any_contrast: bool = False,
 ) -> list[Series]:
     """The series in a zip, or of these files of a folder; scans come first.
 
