@@ -265,7 +265,8 @@ def _decide(
 
 def _by_group(ambiguous: AmbiguousVoxels, groups: NDArray[np.int64]) -> Likelihoods:
     """What each view gives to each group at the ambiguous voxels, (V, N, G)."""
-    to_groups = np.eye(int(groups.max()) + 1, dtype=np.float32)[groups]
+    count = int(groups.max()) + 1
+    to_groups = np.eye(count, dtype=np.float32)[groups]
     given = []
     for probabilities in ambiguous.probabilities.values():
         of_view = probabilities.astype(np.float32)

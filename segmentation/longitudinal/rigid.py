@@ -124,7 +124,13 @@ def _about(
 def _cross(vector: NDArray[np.float64]) -> Matrix:
     """The matrix (3, 3) of the cross product with a vector."""
     x, y, z = vector
-    return np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
+    return np.array(
+        [
+            [0.0, -z, y],
+            [z, 0.0, -x],
+            [-y, x, 0.0],
+        ]
+    )
 
 
 def _level(volume: Volume, spacing_mm: float) -> Volume:

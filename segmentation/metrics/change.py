@@ -78,7 +78,8 @@ def change_of(
     if retest_percent is not None:
         # A difference of two has the noise of both scans.
         of_one_scan = retest_percent / np.sqrt(2)
-        spread = np.sqrt(((times - times.mean()) ** 2).sum())
+        squares = ((times - times.mean()) ** 2).sum()
+        spread = np.sqrt(squares)
         noise = float(of_one_scan / spread)
     return Change(
         scans=len(values),

@@ -52,7 +52,8 @@ def _mean_and_error(values: Values) -> tuple[Values, Values, Values]:
     count = (~np.isnan(values)).sum(0)
     persons = np.where(count >= 2, count, np.nan)
     mean = np.nansum(values, axis=0) / persons
-    variance = np.nansum((values - mean) ** 2, axis=0) / (persons - 1)
+    squares = np.nansum((values - mean) ** 2, axis=0)
+    variance = squares / (persons - 1)
     return persons, mean, np.sqrt(variance / persons)
 
 
@@ -205,7 +206,14 @@ def bland_altman(first: Values, second: Values) -> Agreement:
     sd = float("nan")
     if len(difference) > 1:
         sd = float(difference.std(ddof=1))
-    return Agreement(len(difference), bias, sd, bias - 1.96 * sd, bias + 1.96 * sd)
+    half = 1.96 * sd
+    return Agreement(
+        persons=len(difference),
+        bias=bias,
+        sd=sd,
+        lower=bias - half,
+        upper=bias + half,
+    )
 
 
 def icc_2_1(measurements: Values) -> float:

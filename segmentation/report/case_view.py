@@ -223,7 +223,8 @@ def _still(
     errors[true == 0] = 2  # invented
     errors[predicted == 0] = 1  # missed
     errors[true == predicted] = 0
-    error_colors = np.array([(0, 0, 0), *ERROR_COLORS], np.float32) / np.float32(255)
+    error_colors = np.array([(0, 0, 0), *ERROR_COLORS], np.float32)
+    error_colors /= np.float32(255)
     rows = [
         _planes_side_by_side(shades, true, colors, start),
         _planes_side_by_side(shades, predicted, colors, start),

@@ -135,7 +135,8 @@ class Cohort:
 
     def largest_z(self) -> list[float]:
         """The farthest of each scan's volumes and asymmetries; NaN where no z is known."""
-        sizes = self.frame["z"].abs().groupby(self.frame["scan"]).max()
+        distances = self.frame["z"].abs()
+        sizes = distances.groupby(self.frame["scan"]).max()
         return [float(sizes[number]) for number in range(len(self.scans))]
 
 

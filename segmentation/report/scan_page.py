@@ -78,7 +78,8 @@ def scan_page(
 
 def _cards(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """The grade, each volume of the whole head that was measured, and the views' agreement."""
-    cards = [("Grade", str(result["grade"]), _GRADES.get(result["grade"], ""))]
+    grade = result["grade"]
+    cards = [("Grade", str(grade), _GRADES.get(grade, ""))]
     whole = {
         "Total brain": result.get("total_brain_mm3"),
         "Intracranial volume": result.get("measures_mm3", {}).get(INTRACRANIAL.column),

@@ -159,7 +159,8 @@ def confusion(frame: pd.DataFrame, model: str) -> pd.DataFrame:
     )
     order = ["background", *structures_of(frame)]
     table = table.reindex(index=order, columns=order, fill_value=0.0)
-    return table.div(table.sum(axis=1).replace(0, np.nan), axis=0)
+    sums = table.sum(axis=1).replace(0, np.nan)
+    return table.div(sums, axis=0)
 
 
 def swapped(frame: pd.DataFrame) -> pd.DataFrame:

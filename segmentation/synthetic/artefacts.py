@@ -104,7 +104,8 @@ def _blur_across(images: Tensor, sigma: Tensor) -> Tensor:
     """Slices (B, C, H, W) mixed with their neighbours by Gaussians of widths (B,)."""
     number = torch.arange(images.shape[1], device=images.device)
     distance = number[:, None] - number
-    weights = torch.exp(-0.5 * (distance / sigma[:, None, None]) ** 2)
+    relative = distance / sigma[:, None, None]
+    weights = torch.exp(-0.5 * relative**2)
     weights = weights / weights.sum(-1, keepdim=True)
     return torch.einsum("bcd,bdhw->bchw", weights, images)
 

@@ -123,7 +123,8 @@ def _with_all_fluid(anatomy: Anatomy) -> Anatomy:
     maps = heads_of(anatomy)
     is_fluid = np.isin(maps.numbers, (GENERATION_SURROUNDINGS, *GENERATION_BETWEEN))
     truth = anatomy.truth.copy()
-    truth[is_fluid[maps.labels[0]]] = load_scheme("quicknat33").find("CSF").index
+    csf = load_scheme("quicknat33").find("CSF")
+    truth[is_fluid[maps.labels[0]]] = csf.index
     truth.setflags(write=False)
     cells = cells_of(truth)
     cells.setflags(write=False)

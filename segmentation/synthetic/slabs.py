@@ -90,7 +90,7 @@ def _random_frame(draw: Draw, view: View, mirrored: Tensor) -> Tensor:
     """
     along, rows, columns = slice_axes(view)
     affine = _random_affine(draw, len(mirrored))
-    steps = [affine[:, :, rows], affine[:, :, columns], affine[:, :, along]]
+    steps = [affine[:, :, axis] for axis in (rows, columns, along)]
     frame = torch.stack(steps, -1)
     # A mirrored head is cut by a mirrored plane: its left is painted on the right.
     frame[:, 0] *= torch.where(mirrored, -1.0, 1.0)[:, None]
@@ -177,8 +177,10 @@ def _random_affine(draw: Draw, count: int) -> Tensor:
     """Rotations times shears times scalings, (B, 3, 3)."""
     config = draw.config
     rotation = _random_rotation(draw, count)
-    shear = torch.triu(draw.normal(count, 3, 3) * config.shearing, 1)
-    scale = torch.exp(draw.uniform(-1, 1, count, 3) * config.scaling)
+    shear = draw.normal(count, 3, 3) * config.shearing
+    shear = torch.triu(shear, 1)
+    log_scale = draw.uniform(-1, 1, count, 3) * config.scaling
+    scale = torch.exp(log_scale)
     affine: Tensor = rotation @ (shear + torch.diag_embed(scale))
     return affine
 

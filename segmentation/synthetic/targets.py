@@ -267,7 +267,8 @@ def _points_of_classes(
         voxels = by_class[start:stop]
         if not len(voxels):
             voxels = brain
-        evenly = np.linspace(0, len(voxels) - 1, _POINTS).round().astype(int)
+        evenly = np.linspace(0, len(voxels) - 1, _POINTS)
+        evenly = evenly.round().astype(int)
         chosen.append(voxels[evenly])
     places = np.unravel_index(np.stack(chosen), classes.shape)
     return np.stack(places, -1).astype(np.int16)
