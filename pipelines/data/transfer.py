@@ -264,8 +264,7 @@ class Transfer:
                 block = response.read1(_CHUNK)
             if not block:
                 break
-            beginning = block.lstrip()[:20].lower()
-            if have == 0 and beginning.startswith(_HTML_STARTS):
+            if have == 0 and _is_html(block):
                 raise self._web_page()
             self.stream.write(block)
             have += len(block)
@@ -291,3 +290,9 @@ class Transfer:
         """The error for a reply that is a page for people."""
         what = "the server sent a web page in place of the file (a log-in or a notice?)"
         return DownloadError(what, where=self.remote.name)
+
+
+def _is_html(block: bytes) -> bool:
+    """Whether a file that begins so is a web page."""
+    beginning = block.lstrip()[:20]
+    return beginning.lower().startswith(_HTML_STARTS)
