@@ -107,7 +107,12 @@ def run_demo(
 
 
 def write_phantoms(
-    out: Path, *, subjects: int, seed: int, force: bool = False, **geometry: Any
+    out: Path,
+    *,
+    subjects: int,
+    seed: int,
+    force: bool = False,
+    **geometry: Any,
 ) -> Iterator[tuple[Path, Path]]:
     """Write sub-01_T1w.nii.gz, sub-01_dseg.nii.gz and so on; yield each pair once it is there.
 
@@ -134,7 +139,11 @@ def _refuse_present(pairs: Sequence[tuple[Path, Path]]) -> None:
 
 
 def _write(
-    image: Path, labels: Path, *, seed: tuple[int, int], **geometry: Any
+    image: Path,
+    labels: Path,
+    *,
+    seed: tuple[int, int],
+    **geometry: Any,
 ) -> None:
     """Make a phantom with random numbers from `seed`, and write its scan and its label map."""
     scan, classes = phantom(np.random.default_rng(seed), **geometry)

@@ -44,7 +44,11 @@ class TrinatError(Exception):
     """`where: what: remedy`, each part one line; `where` is mostly a file."""
 
     def __init__(
-        self, what: str, *, where: str | Path | None = None, remedy: str = ""
+        self,
+        what: str,
+        *,
+        where: str | Path | None = None,
+        remedy: str = "",
     ) -> None:
         self.what = what
         self.where = None if where is None else str(where)

@@ -124,7 +124,9 @@ def whole(shape: Sequence[int]) -> Box:
 
 
 def grown(
-    box: Sequence[slice], shape: Sequence[int], voxels: int | NDArray[np.int_] = 1
+    box: Sequence[slice],
+    shape: Sequence[int],
+    voxels: int | NDArray[np.int_] = 1,
 ) -> Box:
     """The box with `voxels` more on each side, one number or one per axis.
 

@@ -290,7 +290,8 @@ class Result(Prediction):
 
         drawn = self._mosaic()
         height, width = drawn.shape[:2]
-        figure: Figure = pyplot.figure(figsize=(width / 100, height / 100), dpi=100)
+        size_in = (width / 100, height / 100)
+        figure: Figure = pyplot.figure(figsize=size_in, dpi=100)
         axis = figure.add_axes((0, 0, 1, 1))
         axis.set_axis_off()
         axis.imshow(drawn, interpolation="nearest")

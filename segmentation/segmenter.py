@@ -42,7 +42,10 @@ class Segmenter(Predictor):
         """
         warn_of_licence(self.model.folder)
         found = super().segment(
-            Volume.of(volume, image=image), mirror=mirror, samples=samples, seed=seed
+            Volume.of(volume, image=image),
+            mirror=mirror,
+            samples=samples,
+            seed=seed,
         )
         return Result.of(found, self.model)
 

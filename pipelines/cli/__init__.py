@@ -109,7 +109,10 @@ def run(app: typer.Typer) -> NoReturn:
             defaults = _quiet_defaults(typer.main.get_command(app))
         name = Path(sys.argv[0]).stem  # "trinat" also for python -m trinat
         result = app(
-            arguments, prog_name=name, standalone_mode=False, default_map=defaults
+            arguments,
+            prog_name=name,
+            standalone_mode=False,
+            default_map=defaults,
         )
     except typer.TyperException as error:
         sys.exit(_usage(error))

@@ -101,7 +101,12 @@ def show(
     path = Path(f"{subject}.png") if out is None else out
     if augment:
         show_augmented(
-            store, subject, path, count=augment, config=augmentation, seed=seed
+            store,
+            subject,
+            path,
+            count=augment,
+            config=augmentation,
+            seed=seed,
         )
     else:
         show_subject(store, subject, path, whole_head=whole_head)

@@ -40,7 +40,9 @@ ShowOut = Annotated[
 Augment = Annotated[
     int,
     typer.Option(
-        min=0, max=48, help="Show this many augmented slices per view instead."
+        min=0,
+        max=48,
+        help="Show this many augmented slices per view instead.",
     ),
 ]
 Augmentation = Annotated[

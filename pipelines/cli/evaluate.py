@@ -85,7 +85,11 @@ def evaluate(
 
 
 def _place_of_truth(
-    truth: Path | None, store: Path | None, numbering: str | None, *, folds: bool
+    truth: Path | None,
+    store: Path | None,
+    numbering: str | None,
+    *,
+    folds: bool,
 ) -> Path:
     """The one truth that is given; ConfigError unless it is one, with options that fit it."""
     from trinat.segmentation.errors import ConfigError

@@ -40,7 +40,8 @@ def models(json_: options.Json = False) -> int:
         typer.echo(f"trinat: {reason}", err=True)
     missing = {name: why for name, why in NOT_YET.items() if name not in shipped}
     if json_:
-        typer.echo(json.dumps({"available": found, "not_yet": missing}, indent=2))
+        listed = {"available": found, "not_yet": missing}
+        typer.echo(json.dumps(listed, indent=2))
     else:
         _print_models(found, missing)
     return batch_exit(done=len(found), failed=len(broken))

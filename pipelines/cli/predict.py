@@ -137,7 +137,11 @@ def predict(
 
 
 def _check_source(
-    inputs: list[str] | None, model: str, store: Path | None, *, folds: bool
+    inputs: list[str] | None,
+    model: str,
+    store: Path | None,
+    *,
+    folds: bool,
 ) -> None:
     """ConfigError unless scans are given in one of the two ways, and folds have their models."""
     if bool(inputs) == (store is not None):
@@ -179,7 +183,11 @@ def _normal_ranges(
 
 
 def _requests(
-    request: PredictRequest, store: Path | None, part: Part, *, folds: bool
+    request: PredictRequest,
+    store: Path | None,
+    part: Part,
+    *,
+    folds: bool,
 ) -> list[PredictRequest]:
     """The request itself, or with a store those of the scans of its split, one for each fold."""
     if store is None:

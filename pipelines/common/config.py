@@ -124,4 +124,6 @@ def _put(content: Any, keys: list[str], value: Any, setting: str) -> None:
 
 def _is_place(content: Any, key: str) -> bool:
     """Whether a key is the number of an item in a list."""
-    return isinstance(content, list) and key.isdigit() and int(key) < len(content)
+    if not isinstance(content, list) or not key.isdigit():
+        return False
+    return int(key) < len(content)

@@ -76,7 +76,9 @@ def find_cases(
 
 
 def _expand_all(
-    inputs: Sequence[str | Path], exclude: Path | None, refusals: list[Refusal]
+    inputs: Sequence[str | Path],
+    exclude: Path | None,
+    refusals: list[Refusal],
 ) -> tuple[Path, list[Path]]:
     """(the folder that output paths mirror from, scans) of all inputs together.
 
@@ -111,7 +113,9 @@ def _refuse_datasets(inputs: Sequence[str | Path]) -> None:
 
 
 def _without_results(
-    inputs: Sequence[str | Path], paths: list[Path], refusals: list[Refusal]
+    inputs: Sequence[str | Path],
+    paths: list[Path],
+    refusals: list[Refusal],
 ) -> list[Path]:
     """Scans alone, unless results are all there is or were named one by one."""
     named = {absolute(given) for given in inputs}
@@ -243,7 +247,10 @@ def _name_cases(
 
 
 def _name_series(
-    root: Path, paths: Sequence[Path], refusals: list[Refusal], any_contrast: bool
+    root: Path,
+    paths: Sequence[Path],
+    refusals: list[Refusal],
+    any_contrast: bool,
 ) -> Iterator[Case]:
     """A case for each series in zips and DICOM files below `root` that is a scan.
 

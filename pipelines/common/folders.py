@@ -33,7 +33,9 @@ def is_closed(folder: Path) -> bool:
 
 def is_scan(path: Path) -> bool:
     """Whether it is called as a scan is, in any format but DICOM."""
-    return path.name.lower().endswith(SCAN_SUFFIXES) and not path.name.startswith(".")
+    if path.name.startswith("."):
+        return False
+    return path.name.lower().endswith(SCAN_SUFFIXES)
 
 
 def is_dicom_or_zip(path: Path) -> bool:

@@ -60,7 +60,10 @@ def run_lock(path: Path) -> Iterator[None]:
         raise
     stop = threading.Event()
     beat = threading.Thread(
-        target=_beat, args=(descriptor, stop), daemon=True, name="lock"
+        target=_beat,
+        args=(descriptor, stop),
+        daemon=True,
+        name="lock",
     )
     beat.start()
     try:

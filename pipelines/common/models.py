@@ -48,7 +48,11 @@ def find_source(given: Path) -> Path:
 
 
 def load_views(
-    model: str, device: str, instead: str, *, changed: bool = True
+    model: str,
+    device: str,
+    instead: str,
+    *,
+    changed: bool = True,
 ) -> Predictor:
     """Load a model (a name or a folder) with several views.
 

@@ -172,7 +172,9 @@ class _Workers(Generic[Item, Result]):
     torch_threads: int | None
 
     def run(
-        self, waiting: deque[tuple[int, Item]], keep: Callable[[int, Result], None]
+        self,
+        waiting: deque[tuple[int, Item]],
+        keep: Callable[[int, Result], None],
     ) -> list[tuple[int, Item]]:
         """Work on numbered items from the left of `waiting`; those in work when a process died.
 

@@ -190,7 +190,8 @@ def agreement_table(ratings: Iterable[Rating]) -> pd.DataFrame:
             both = judged.dropna()
             if both.empty:
                 continue
-            same = 100 * (both[one] == both[two]).sum() / len(both)
+            equal = (both[one] == both[two]).sum()
+            same = 100 * equal / len(both)
             kappa = cohen_kappa(both[one].tolist(), both[two].tolist())
             rows.append((kind, one, two, len(both), same, kappa))
     columns = ["of", "rater", "other_rater", "rated_by_both", "same_percent", "kappa"]

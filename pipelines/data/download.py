@@ -56,7 +56,9 @@ def fetch(
     if target.exists():
         return _found(target, remote, expected)
     # One name per source and folder, so that the next run finds it; the lock keeps it ours.
-    key = hashlib.sha256("\n".join(remote.urls).encode()).hexdigest()[:12]
+    addresses = "\n".join(remote.urls)
+    digest = hashlib.sha256(addresses.encode()).hexdigest()
+    key = digest[:12]
     part = folder / f".{remote.name}.{key}.part"
     with part.open("ab") as stream:
         try:

@@ -175,7 +175,10 @@ def _export_subject(
 
 
 def _export_view(
-    file: SubjectFile, view: View, scheme: LabelScheme, settings: ExportSettings
+    file: SubjectFile,
+    view: View,
+    scheme: LabelScheme,
+    settings: ExportSettings,
 ) -> list[Row]:
     """Write the pictures of a view; slice number, files and scale of each slice."""
     count = file.slice_count(view)
@@ -214,7 +217,8 @@ def _with_structure(labels: NDArray[np.uint8] | None) -> Sequence[int]:
     """Numbers of the slices (N, H, W) that hold a structure."""
     if labels is None:
         return []
-    numbers: list[int] = np.flatnonzero(labels.any(axis=(1, 2))).tolist()
+    is_labelled = labels.any(axis=(1, 2))
+    numbers: list[int] = np.flatnonzero(is_labelled).tolist()
     return numbers
 
 

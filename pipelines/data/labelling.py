@@ -24,7 +24,11 @@ from trinat.segmentation.models.zoo import MODEL_FILE
 
 
 def label_with_model(
-    listing: Listing, name: str, out: Path, cut: Cut, say: Callable[[str], None]
+    listing: Listing,
+    name: str,
+    out: Path,
+    cut: Cut,
+    say: Callable[[str], None],
 ) -> tuple[Listing, Pseudo]:
     """The same scans with label maps of the model `name`, written to `out` as by trinat predict.
 
@@ -71,7 +75,11 @@ def _predict(
         say(f"{entry.case}: {entry.reason or pseudo}")
 
     request = PredictRequest(
-        inputs=(), found=Found(cases), out=out, model=name, output=output
+        inputs=(),
+        found=Found(cases),
+        out=out,
+        model=name,
+        output=output,
     )
     outcome = predict(request, on_entry=say_result)
     if outcome.interrupted:

@@ -109,7 +109,8 @@ def _volume_table(store: Store, labelled: Mapping[str, Statistics]) -> Table:
     if labelled:
         for label in store.scheme.labels[1:]:
             volumes = volumes_ml(labelled, label.index)
-            low, median, high = np.percentile(volumes, (0, 50, 100)).tolist()
+            quantiles = np.percentile(volumes, (0, 50, 100))
+            low, median, high = quantiles.tolist()
             absent = int((volumes == 0).sum())
             rows.append((label.name, label.fs_id, median, low, high, absent))
     caption = "Volumes in ml on the working grid"

@@ -63,7 +63,8 @@ def volume_plot(
 
 def histogram_plot(imaged: Mapping[str, Statistics]) -> Drawing:
     """Intensities of every head, a line each, and the median of all."""
-    counts = np.array([known.histogram for known in imaged.values()], np.float64)
+    histograms = [known.histogram for known in imaged.values()]
+    counts = np.array(histograms, np.float64)
     totals = counts.sum(axis=1, keepdims=True)
     shares = 100 * counts / np.maximum(totals, 1)
     bins = counts.shape[1]
@@ -71,7 +72,8 @@ def histogram_plot(imaged: Mapping[str, Statistics]) -> Drawing:
     with canvas(_WIDTH, 3.2) as (figure, axis):
         faint = max(0.08, 1 / len(shares) ** 0.5)
         axis.plot(middles, shares.T, color=MODEL_COLORS[0], lw=0.6, alpha=faint)
-        axis.plot(middles, np.median(shares, axis=0), color=INK, lw=1.6)
+        median = np.median(shares, axis=0)
+        axis.plot(middles, median, color=INK, lw=1.6)
         axis.set_xlabel("intensity on the working scale")
         axis.set_ylabel("% of the head's voxels")
         # Not by the first bins: where air is noisy they hold half of all voxels.

@@ -35,7 +35,11 @@ _OPACITY = 0.3
 
 
 def show_subject(
-    root: Path, subject: str, path: Path, *, whole_head: bool = False
+    root: Path,
+    subject: str,
+    path: Path,
+    *,
+    whole_head: bool = False,
 ) -> None:
     """Image, labels and overlay in three views; by default only the brain's part of the head.
 
@@ -83,7 +87,9 @@ def _read_volumes(
 
 
 def _whole_head(
-    image: NDArray[np.float32], labels: NDArray[np.uint8], scheme: LabelScheme
+    image: NDArray[np.float32],
+    labels: NDArray[np.uint8],
+    scheme: LabelScheme,
 ) -> dict[str, list[Picture]]:
     """Two slices of each view, each as image, labels and overlay, by the name of the view."""
     colors = label_colors(scheme)
@@ -132,7 +138,10 @@ def show_augmented(
 
 
 def _slices_with_brain(
-    dataset: SliceDataset, subject: str, count: int, root: Path
+    dataset: SliceDataset,
+    subject: str,
+    count: int,
+    root: Path,
 ) -> tuple[Tensor, Tensor]:
     """`count` slices with much brain in them, from one end to the other.
 
@@ -142,7 +151,8 @@ def _slices_with_brain(
     useful = np.flatnonzero(foreground > foreground.max() / 4)
     if not len(useful):
         raise DatasetError(f"subject {subject} has no labelled voxel", where=root)
-    places = np.linspace(0, len(useful) - 1, count).round().astype(int)
+    evenly = np.linspace(0, len(useful) - 1, count)
+    places = evenly.round().astype(int)
     slices = [dataset[number] for number in useful[places]]
     images = torch.stack([image for image, _ in slices])
     labels = torch.stack([classes for _, classes in slices])

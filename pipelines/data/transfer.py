@@ -59,7 +59,11 @@ class WrongContentError(DownloadError):
 
 
 def verified(
-    path: Path, remote: RemoteFile, expected: str | None, *, remedy: str
+    path: Path,
+    remote: RemoteFile,
+    expected: str | None,
+    *,
+    remedy: str,
 ) -> str:
     """The file's checksum, "md5 ..." or "sha256 ...".
 
@@ -260,7 +264,7 @@ class Transfer:
                 block = response.read1(_CHUNK)
             if not block:
                 break
-            if have == 0 and block.lstrip()[:20].lower().startswith(_HTML_STARTS):
+            if have == 0 and _is_html(block):
                 raise self._web_page()
             self.stream.write(block)
             have += len(block)
@@ -286,3 +290,9 @@ class Transfer:
         """The error for a reply that is a page for people."""
         what = "the server sent a web page in place of the file (a log-in or a notice?)"
         return DownloadError(what, where=self.remote.name)
+
+
+def _is_html(block: bytes) -> bool:
+    """Whether a file that begins so is a web page."""
+    beginning = block.lstrip()[:20]
+    return beginning.lower().startswith(_HTML_STARTS)

@@ -185,7 +185,10 @@ class _Unpacked(io.BufferedIOBase):
 
 
 def _checked_members(
-    tar: tarfile.TarFile, stream: _Unpacked, archive: Path, limits: ArchiveLimits
+    tar: tarfile.TarFile,
+    stream: _Unpacked,
+    archive: Path,
+    limits: ArchiveLimits,
 ) -> Iterator[tarfile.TarInfo]:
     """The members in order; raises before it yields one that must not be written."""
     count = 0

@@ -241,6 +241,7 @@ def _scan(
         for structure, variation in facts.get("volume_cv", {}).items()
         if variation is not None
     }
+    remarks = [*facts.get("reasons", ()), *facts.get("notes", ())]
     return Scan(
         subject=file.subject,
         session=file.scan,
@@ -249,7 +250,7 @@ def _scan(
         age=person.age,
         site=person.site,
         grade=facts.get("grade", ""),
-        notes="; ".join([*facts.get("reasons", ()), *facts.get("notes", ())]),
+        notes="; ".join(remarks),
         uncertainty=uncertainty or None,
         group=person.group,
         intracranial_mm3=_intracranial_mm3(facts, person),
@@ -258,7 +259,8 @@ def _scan(
 
 def _intracranial_mm3(facts: Mapping[str, Any], person: Facts) -> float | None:
     """A scan's own, as the ledger has it, else that of the person's row in the table."""
-    measured: float | None = facts.get("measures_mm3", {}).get(INTRACRANIAL.column)
+    measures_mm3 = facts.get("measures_mm3", {})
+    measured: float | None = measures_mm3.get(INTRACRANIAL.column)
     if measured is not None:
         return measured
     return person.intracranial_mm3
@@ -271,16 +273,14 @@ def _failures(
     ledger: _Ledger,
 ) -> list[tuple[str, str]]:
     """Names and reasons: label maps that are unfit or could not be read, scans without one."""
-    failures = [(file.name, unfit[file.path]) for file in found if file.path in unfit]
-    failures += [
-        (result.subject, result.failure) for result in measured if result.failure
+    unfit_files = [file for file in found if file.path in unfit]
+    unread = [result for result in measured if result.failure]
+    failed = [entry for entry in ledger.entries if entry.status == "failed"]
+    return [
+        *((file.name, unfit[file.path]) for file in unfit_files),
+        *((result.subject, result.failure) for result in unread),
+        *((entry.case, entry.reason) for entry in failed),
     ]
-    failures += [
-        (entry.case, entry.reason)
-        for entry in ledger.entries
-        if entry.status == "failed"
-    ]
-    return failures
 
 
 def _distinct(chosen: _Chosen) -> list[Scan]:

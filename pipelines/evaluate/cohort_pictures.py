@@ -78,7 +78,10 @@ def _picture_of_prediction(labels: Path) -> bytes | None:
 
 
 def _new_picture(
-    image: Path, labels: Path, scheme: LabelScheme, trust_affine: TrustAffine | None
+    image: Path,
+    labels: Path,
+    scheme: LabelScheme,
+    trust_affine: TrustAffine | None,
 ) -> bytes | None:
     """A mosaic on the working grid, black away from the brain; None for a scan that is unfit."""
     from trinat.segmentation.space.conform import conform

@@ -27,7 +27,8 @@ from trinat.segmentation.metrics.common_grid import (
     on_grid_of,
 )
 from trinat.segmentation.metrics.counted import Made
-from trinat.segmentation.metrics.pair import Measurement, compare
+from trinat.segmentation.metrics.measurement import Measurement
+from trinat.segmentation.metrics.pair import compare
 
 _KILLED = "its process was killed (out of memory?): try again with fewer --jobs"
 
@@ -179,7 +180,10 @@ def read_pair(task: Task) -> AlignedPair:
 def _read_labels(file: ScanFile, trust_affine: TrustAffine | None) -> Volume:
     """A label map as it is on disk; a store may vouch for its axes."""
     return Volume.read(
-        file.path, labels=True, axes=file.axes, trust_affine=trust_affine
+        file.path,
+        labels=True,
+        axes=file.axes,
+        trust_affine=trust_affine,
     )
 
 

@@ -80,7 +80,8 @@ def common_beginning(names: Sequence[str]) -> str:
         return ""
     before_digits = re.split(r"\d", _shared_beginning(names))[0]
     length = len(before_digits)
-    if all(name[length : length + 1].isdigit() for name in names):
+    next_letters = [name[length : length + 1] for name in names]
+    if all(letter.isdigit() for letter in next_letters):
         return before_digits
     # -1 where there is no separator: then nothing is left.
     last_separator = max(before_digits.rfind(mark) for mark in _SEPARATORS)

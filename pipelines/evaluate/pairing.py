@@ -73,7 +73,10 @@ class Pairing:
 
 
 def pair_files(
-    truths: Iterable[ScanFile], predictions: Iterable[ScanFile], *, guess: bool = False
+    truths: Iterable[ScanFile],
+    predictions: Iterable[ScanFile],
+    *,
+    guess: bool = False,
 ) -> Pairing:
     """Pair by the most specific rule that names one file on each side, then by the next.
 
@@ -147,7 +150,11 @@ class _Matching:
         return matches
 
     def take(
-        self, matches: Iterable[_Match], how: str, *, is_guess: bool = False
+        self,
+        matches: Iterable[_Match],
+        how: str,
+        *,
+        is_guess: bool = False,
     ) -> None:
         """Make pairs of those that match each other alone; remember why others do not."""
         possible = self._possible(matches)
@@ -232,12 +239,16 @@ class _Matching:
     def result(self) -> Pairing:
         """The pairs in natural order of the truths' names, and what is left of both sides."""
         pairs = sorted(self.pairs, key=lambda pair: natural_order(pair.truth.name))
-        taken = self._taken()
-        truths = tuple(file for file in self.truths if id(file) not in taken)
-        predictions = tuple(file for file in self.predictions if id(file) not in taken)
+        truths = self._without_partner(self.truths)
+        predictions = self._without_partner(self.predictions)
         alone = {file.path for file in (*truths, *predictions)}
         doubts = {path: why for path, why in self.doubts.items() if path in alone}
         return Pairing(tuple(pairs), truths, predictions, doubts)
+
+    def _without_partner(self, files: Iterable[ScanFile]) -> tuple[ScanFile, ...]:
+        """Those of the files that are in no pair."""
+        taken = self._taken()
+        return tuple(file for file in files if id(file) not in taken)
 
     def _taken(self) -> set[int]:
         """The identities of the files that are in a pair."""
@@ -338,7 +349,8 @@ def _folders_differ(one: ScanFile, other: ScanFile) -> bool:
 
     One may be deeper: disc1/p1/T1 can be p1/T1.
     """
-    shorter, longer = sorted((_safe_folders(one), _safe_folders(other)), key=len)
+    both = (_safe_folders(one), _safe_folders(other))
+    shorter, longer = sorted(both, key=len)
     # Each search goes on behind the folder found before: the order of folders counts.
     rest = iter(longer)
     return not all(part in rest for part in shorter)

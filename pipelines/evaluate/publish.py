@@ -56,7 +56,10 @@ _LIBRARIES = ("numpy", "scipy", "nibabel")
 
 
 def publish(
-    inputs: Inputs, done: Sequence[Done], started: datetime, say: Callable[[str], None]
+    inputs: Inputs,
+    done: Sequence[Done],
+    started: datetime,
+    say: Callable[[str], None],
 ) -> None:
     """Write the tables and the report, and say what was not measured.
 
@@ -93,7 +96,8 @@ def _notices(inputs: Inputs, done: Sequence[Done]) -> list[str]:
         seen = {result.facts.get("prediction_sha256", "") for result in done}
         in_part = _rejected_in_part(done, inputs.scheme)
         notices.append(use_of_ratings(inputs.ratings, seen, in_part))
-        write_table(inputs.settings.out / "raters.csv", agreement_table(inputs.ratings))
+        raters = agreement_table(inputs.ratings)
+        write_table(inputs.settings.out / "raters.csv", raters)
     if inputs.store is not None:
         models = inputs.store.pseudo_labels(inputs.subjects)
         if models:
@@ -154,7 +158,11 @@ def _row_of_pair(result: Done) -> dict[str, str]:
 
 
 def _row_alone(
-    file: ScanFile, model: str, pairing: Pairing, side: str, other: str
+    file: ScanFile,
+    model: str,
+    pairing: Pairing,
+    side: str,
+    other: str,
 ) -> dict[str, str]:
     """A file of one side (truth or prediction) to which the other side has none."""
     return {
@@ -181,8 +189,9 @@ def _write_report(
     settings = inputs.settings
     facts = _provenance(settings, inputs.scheme, notices, started)
     evaluation = evaluate_frame(frame, pairs, inputs.scheme)
-    summary = json.dumps({"provenance": facts, **evaluation.to_json()}, indent=1)
-    write_whole(settings.out / "summary.json", summary + "\n")
+    summary = {"provenance": facts, **evaluation.to_json()}
+    text = json.dumps(summary, indent=1) + "\n"
+    write_whole(settings.out / "summary.json", text)
     _write_printed(settings, evaluation)
     if not settings.tables_only:
         _write_page(inputs, evaluation, measured, facts, notices)

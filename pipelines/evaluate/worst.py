@@ -35,7 +35,10 @@ def worst_cases(
     """
     from trinat.segmentation.report.summary import worst_scans
 
-    tasks = {tuple(scan_of(result.task).values()): result.task for result in measured}
+    tasks = {}
+    for result in measured:
+        scan = tuple(scan_of(result.task).values())
+        tasks[scan] = result.task
     image_of, notices = _find_images(measured, images)
     cases = []
     for row in worst_scans(frame).to_dict("records"):

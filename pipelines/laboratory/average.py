@@ -146,7 +146,8 @@ def _average_view(
     """Average one view's networks; what was gained, and the mean."""
     stage = _last_stage(recipe, view)
     scheme = load_scheme(recipe.scheme)
-    with open_data(recipe, stage, (view,), scheme, device, 1) as (source, scans):
+    data = open_data(recipe, stage, (view,), scheme, device, 1)
+    with data as (source, scans):
 
         def images() -> Iterator[Tensor]:
             """Batches (B, C, H, W) for the statistics of norms: the same at each call."""

@@ -99,7 +99,10 @@ def _predicted_classes(segmenter: Predictor, image: Tensor) -> NDArray[np.int64]
 
 
 def attribute(
-    network: Network, slices: Tensor, index: int, region: Tensor
+    network: Network,
+    slices: Tensor,
+    index: int,
+    region: Tensor,
 ) -> dict[str, Map]:
     """Maps (H, W) of slices (1, C, H, W), by method.
 
@@ -118,7 +121,9 @@ def attribute(
     def mean_lead(given: Tensor) -> Tensor:
         """Of a batch (N, C, H, W), (N,)."""
         logits = network(given)
-        other_logits = torch.cat((logits[:, :index], logits[:, index + 1 :]), 1)
+        before = logits[:, :index]
+        behind = logits[:, index + 1 :]
+        other_logits = torch.cat((before, behind), 1)
         lead: Tensor = (logits[:, index] - other_logits.amax(1)) * region
         return lead.sum((1, 2)) / region.sum()
 
@@ -141,7 +146,10 @@ def attribute(
 
 
 def _draw_maps(
-    gray: Map, region: NDArray[np.bool_], maps: dict[str, Map], title: str
+    gray: Map,
+    region: NDArray[np.bool_],
+    maps: dict[str, Map],
+    title: str,
 ) -> bytes:
     """A PNG: the slice with the structure's outline, and each map over it; red speaks for it."""
     from matplotlib.figure import Figure
@@ -157,7 +165,12 @@ def _draw_maps(
         most = float(np.percentile(size, 99.5)) or 1.0
         opacity = np.clip(size / most, 0, 1) * 0.8
         panel.imshow(
-            values, cmap="bwr", vmin=-most, vmax=most, alpha=opacity, origin="lower"
+            values,
+            cmap="bwr",
+            vmin=-most,
+            vmax=most,
+            alpha=opacity,
+            origin="lower",
         )
         panel.contour(region, levels=[0.5], colors="lime", linewidths=0.8)
         panel.set_title(name)

@@ -190,7 +190,8 @@ def count_flops(
 
     def note_shape(module: nn.Module, given: Any, result: Any) -> None:
         if isinstance(result, Tensor):
-            shapes[paths[module]] = " x ".join(map(str, result.shape[1:]))
+            path = paths[module]
+            shapes[path] = " x ".join(map(str, result.shape[1:]))
 
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), hooks.register_module_forward_hook(note_shape), counter:

@@ -171,7 +171,10 @@ def _sampled_views(
 
 
 def _sampled_slices(
-    store: Store, view: View, subjects: Sequence[str], every: int
+    store: Store,
+    view: View,
+    subjects: Sequence[str],
+    every: int,
 ) -> range:
     """Every n-th slice from the first to the last with labels, in the middle of that range."""
     has_labels = []
@@ -194,7 +197,10 @@ def _write_table(path: Path, ranked: pd.DataFrame) -> None:
 
 
 def _write_excluded(
-    path: Path, subjects: Iterable[str], model: Model, limit: float
+    path: Path,
+    subjects: Iterable[str],
+    model: Model,
+    limit: float,
 ) -> None:
     """The list that trinat split reads, for a person to shorten."""
     with atomic_text(path) as file:
@@ -238,7 +244,10 @@ def _page(
 
 
 def _picture(
-    subject: str, row: pd.Series, view: _SampledView, place: int
+    subject: str,
+    row: pd.Series,
+    view: _SampledView,
+    place: int,
 ) -> tuple[str, bytes]:
     """A caption, and a PNG: image, labels and prediction of the slice with the highest loss.
 

@@ -175,7 +175,10 @@ def _template_of(label_maps: Path, model: Model) -> Template:
 
 
 def _joined_content(
-    sources: Sequence[Model], members: Members, fusion: Fusion, licence: str
+    sources: Sequence[Model],
+    members: Members,
+    fusion: Fusion,
+    licence: str,
 ) -> dict[str, Any]:
     """The fields of the new model's `Description`, but for its name and its prior."""
     first = sources[0]

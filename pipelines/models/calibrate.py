@@ -119,7 +119,8 @@ class Case:
     def read(self) -> tuple[Volume, Volume]:
         """The changed scan, white matter at 1, and its truth in FreeSurfer numbers."""
         scan, truth = middle(self.seed)
-        image = self.change(scan.data, np.random.default_rng(self.seed), self.amount)
+        rng = np.random.default_rng(self.seed)
+        image = self.change(scan.data, rng, self.amount)
         return Volume(np.asarray(image, np.float32), scan.affine), truth
 
 
@@ -246,7 +247,11 @@ def calibrate(
 
 
 def _measure(
-    segmenter: Predictor, name: str, scan: Volume, truth: Volume, say: Say
+    segmenter: Predictor,
+    name: str,
+    scan: Volume,
+    truth: Volume,
+    say: Say,
 ) -> list[Point]:
     """Segment a scan, and compare it with its truth."""
     points = list(_compare(segmenter.segment(scan), truth))
@@ -279,12 +284,14 @@ def _cut_out(scan: Volume, truth: Volume) -> tuple[Volume, Volume]:
     sides = []
     for middle_voxel, length in zip(centre, _FIELD_MM, strict=True):
         first = max(0, round(middle_voxel - length / 2))
-        sides.append(slice(first, round(middle_voxel + length / 2)))
+        end = round(middle_voxel + length / 2)
+        sides.append(slice(first, end))
     box = tuple(sides)
     is_white_matter = np.isin(truth.data, _WHITE_MATTER)
     brightness = np.float32(np.median(scan.data[is_white_matter]))
     affine = scan.affine.copy()
-    affine[:3, 3] += affine[:3, :3] @ [side.start for side in box]
+    corner = [side.start for side in sides]
+    affine[:3, 3] += affine[:3, :3] @ corner
     image = scan.data[box].astype(np.float32) / brightness
     return Volume(image, affine), Volume(truth.data[box], affine)
 
@@ -297,7 +304,8 @@ def _read_subject(folder: Path) -> tuple[Volume, Volume]:
         raise DatasetError("has no mri/T1.mgz and mri/aseg.mgz", where=folder)
     # In RAS axes, as phantoms are, so that the same field is cut out.
     scan = conform(Volume.read(image))
-    truth = conform(Volume.read(labels, labels=True), labels=True, plan=scan.plan)
+    label_map = Volume.read(labels, labels=True)
+    truth = conform(label_map, labels=True, plan=scan.plan)
     if not np.isin(truth.volume.data, _THALAMUS).any():
         raise DatasetError("has no thalamus", where=labels)
     return _cut_out(scan.volume, truth.volume)

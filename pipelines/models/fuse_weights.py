@@ -284,7 +284,9 @@ def _fit(scans: Sequence[SegmentedScan], scheme: LabelScheme) -> Fusions:
         fusions[BY_VIEW + ending] = Fusion(mean=mean, weights=weights)
     for ending, mean in _MEANS.items():
         fusions[BY_CLASS + ending] = Fusion(
-            mean=mean, weights=weights, per_class=per_class
+            mean=mean,
+            weights=weights,
+            per_class=per_class,
         )
     return fusions
 

@@ -126,7 +126,10 @@ def _true_classes(
     """Class indices (X, Y, Z) on the working grid, of a truth on the scan's grid."""
     numbers = conform(truth, labels=True, plan=prepared.plan).volume
     return scheme.from_freesurfer(
-        numbers.data, spacing_mm=numbers.spacing_mm, extra=mapping.truth, where=where
+        numbers.data,
+        spacing_mm=numbers.spacing_mm,
+        extra=mapping.truth,
+        where=where,
     )
 
 

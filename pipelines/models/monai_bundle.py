@@ -43,7 +43,8 @@ def export_bundle(name_or_folder: str, out: Path) -> list[Path]:
     Raises ModelError for a model that cannot be used, and where `out` holds anything already.
     """
     model = load_model(name_or_folder)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    is_empty_folder = out.is_dir() and not any(out.iterdir())
+    if out.exists() and not is_empty_folder:
         raise ModelError("is there already", where=out, remedy="choose another name")
     new = out.parent / f".trinat-{secrets.token_hex(8)}.tmp"
     try:

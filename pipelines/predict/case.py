@@ -120,7 +120,10 @@ class CaseWorker:
         seed = int(scan.digest[:15], 16)
         with timed(scan.clock):
             scan.found = self.segmenter.infer(
-                scan.conformed, mirror=output.mirror, samples=output.samples, seed=seed
+                scan.conformed,
+                mirror=output.mirror,
+                samples=output.samples,
+                seed=seed,
             )
         scan.conformed = None
         return scan

@@ -85,7 +85,8 @@ class CaseFiles:
         labels = self.found.indices
         if self._output.format == "aseg":
             labels = self.found.labels
-        labels.write(self.names.labels(self._output, self.case.path), labels=True)
+        path = self.names.labels(self._output, self.case.path)
+        labels.write(path, labels=True)
         if self.settings.bids:
             _write_json(self.names.path(Product.LABELS, ".json"), self._origin)
 
@@ -175,8 +176,10 @@ def write_slices(path: Path, found: Prediction) -> None:
     focus = 0
     if found.agreement is not None:
         voxels = np.bincount(found.working.data.ravel(), minlength=len(labels))
+        agreement = np.nan_to_num(found.agreement)
         # Structures that were not found are no place to look at.
-        agreement = np.where(voxels > 0, np.nan_to_num(found.agreement), np.inf)
+        agreement = np.where(voxels > 0, agreement, np.inf)
+        # Nor is background.
         focus = 1 + int(np.argmin(agreement[1:]))
     content = asdict(view_result(found.image, found.working, focus=focus))
     del content["truth"]

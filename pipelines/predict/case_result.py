@@ -20,7 +20,10 @@ _REPORTED_CHANGE = 0.01
 
 
 def judge(
-    found: Prediction, changes: dict[str, float], model: Model, limits: Limits
+    found: Prediction,
+    changes: dict[str, float],
+    model: Model,
+    limits: Limits,
 ) -> tuple[dict[str, Any], BrainVolumes]:
     """All numbers of a segmentation, as an entry's `result`: grades, volumes, doubts, notes.
 

@@ -82,19 +82,27 @@ def _courses(scans: Sequence[Entry]) -> list[Course]:
     """The course of each structure of a person, whose scans are in the order of time."""
     facts = [entry.result["longitudinal"] for entry in scans]
     retest = retest_of(scans[0].result["model"])
+    person = facts[0]["person"]
+    group = facts[0].get("group") or ""
+    cases = [entry.case for entry in scans]
+    years = [_year(entry) for entry in scans]
     courses = []
     for name in facts[0]["volumes_mm3"]:
         volumes = [float(fact["volumes_mm3"].get(name, 0)) for fact in facts]
-        years = [_year(entry) for entry in scans]
         change = change_of(volumes, years, retest.get(name))
         if change is None:
             continue
-        cases = [entry.case for entry in scans]
-        person = facts[0]["person"]
-        group = facts[0].get("group") or ""
-        courses.append(
-            Course(person, group, name, cases, years, volumes, change, retest.get(name))
+        course = Course(
+            person,
+            group,
+            name,
+            cases,
+            years,
+            volumes,
+            change,
+            retest.get(name),
         )
+        courses.append(course)
     return courses
 
 
@@ -102,7 +110,7 @@ def _row(course: Course) -> list[Any]:
     """A row of changes.tsv."""
     change: Change = course.change
     beyond = change.is_beyond_noise
-    word = None if beyond is None else ("yes" if beyond else "no")
+    words = {True: "yes", False: "no", None: None}
     return [
         course.person,
         course.group or None,
@@ -116,7 +124,7 @@ def _row(course: Course) -> list[Any]:
         _rounded(change.low, 3),
         _rounded(change.high, 3),
         _rounded(change.noise, 3),
-        word,
+        words[beyond],
     ]
 
 

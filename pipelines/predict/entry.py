@@ -70,7 +70,11 @@ class Entry:
 
     @classmethod
     def of(
-        cls, case: Case, settings: RunSettings, status: Status, **fields: Any
+        cls,
+        case: Case,
+        settings: RunSettings,
+        status: Status,
+        **fields: Any,
     ) -> Entry:
         """What a run with these settings made of a case; `fields` are further fields.
 

@@ -67,7 +67,8 @@ class CaseNames:
         """Every file that these settings write of a scan, except the JSON beside some."""
         others = [product for product in Product if product is not Product.LABELS]
         wanted = [product for product in others if output.wants(product)]
-        return [self.labels(output, scan), *(self.path(product) for product in wanted)]
+        paths = [self.path(product) for product in wanted]
+        return [self.labels(output, scan), *paths]
 
     def every(self) -> list[str]:
         """Whatever any run may have written of the scan, with any settings; relative to `root`."""

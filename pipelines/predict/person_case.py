@@ -174,7 +174,11 @@ def _segment_alone(scan: CaseInProgress, predictor: Predictor, *, mirror: bool) 
 
 
 def _segment_together(
-    person: PersonInProgress, head: Head, predictor: Predictor, *, mirror: bool
+    person: PersonInProgress,
+    head: Head,
+    predictor: Predictor,
+    *,
+    mirror: bool,
 ) -> None:
     """Segment two or more scans in the space of all."""
     scans = person.scans

@@ -142,12 +142,15 @@ def _from_bids(cases: Sequence[Case], root: Path) -> dict[str, _Visit]:
         if year is None:
             filename = f"anat/{case.path.name}"
             year = _times_in(scans, "filename", times).get(filename)
-        known[case.id] = _Visit(person, year, people.get(person, Facts()).group)
+        facts = people.get(person, Facts())
+        known[case.id] = _Visit(person, year, facts.group)
     return known
 
 
 def _times_in(
-    path: Path, key: str, read: dict[Path, Mapping[str, float]]
+    path: Path,
+    key: str,
+    read: dict[Path, Mapping[str, float]],
 ) -> Mapping[str, float]:
     """The `acq_time` of each row of a BIDS table, in years, by its `key`; none without the file.
 
@@ -233,13 +236,19 @@ def _years(text: str, path: Path, line: int) -> float:
             where=path,
             remedy="write 2024-05-31, or a number of years",
         ) from error
-    days = date.toordinal(moment.date()) + moment.hour / 24
-    return days / _DAYS_OF_YEAR
+    whole_days = date.toordinal(moment.date())
+    return (whole_days + moment.hour / 24) / _DAYS_OF_YEAR
 
 
 def as_units(persons: Sequence[Person]) -> list[Case]:
     """What an engine is given: persons with several scans, and single scans as they are."""
-    return [person if len(person.scans) > 1 else person.scans[0] for person in persons]
+    units: list[Case] = []
+    for person in persons:
+        if len(person.scans) > 1:
+            units.append(person)
+        else:
+            units.append(person.scans[0])
+    return units
 
 
 def scans_of(case: Case) -> tuple[Case, ...]:

@@ -102,7 +102,8 @@ class _Reporter:
         if entry.status == "skipped":
             # What was done before says nothing of the time that is left.
             self._shown.begin(seen)
-        per_minute = 60 * self._counts["done"] / (time.monotonic() - self._began)
+        seconds = time.monotonic() - self._began
+        per_minute = 60 * self._counts["done"] / seconds
         line = f"{seen}/{self._total} {entry.case}"
         if per_minute:
             line += f", {per_minute:.1f} scans/min"

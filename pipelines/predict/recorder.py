@@ -247,9 +247,15 @@ class Recorder:
             if case.id in kept:
                 continue
             noted = known[case.id]
-            facts = (person.name, person.group, year, digests)
-            if tuple(map(noted.get, ("person", "group", "year", "scans"))) != facts:
-                return False
+            facts = {
+                "person": person.name,
+                "group": person.group,
+                "year": year,
+                "scans": digests,
+            }
+            for name, value in facts.items():
+                if noted.get(name) != value:
+                    return False
         for case in person.scans:
             if case.id in kept:
                 self.note(kept[case.id])
@@ -274,9 +280,10 @@ class Recorder:
     def _entry_if_obstructed(self, case: Case) -> Entry | None:
         """The entry of a case in the place of whose outputs there are files of the user."""
         names = CaseNames(Path(), case.id, case.entities, self.settings.bids)
-        files = [str(path) for path in names.all(self.settings.output, case.path)]
+        paths = names.all(self.settings.output, case.path)
+        digests = digests_of(self.settings.out, map(str, paths))
         try:
-            self.ledger.refuse(digests_of(self.settings.out, files))
+            self.ledger.refuse(digests)
         except OutputError as error:
             return _not_placed(Entry.of(case, self.settings, "failed"), error)
         return None

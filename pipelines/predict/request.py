@@ -102,7 +102,11 @@ class PredictRequest(WorkerOptions):
         return "." + safe_component("_".join(parts))
 
     def settings(
-        self, model: Path, staging: Path, *, bids: bool = False
+        self,
+        model: Path,
+        staging: Path,
+        *,
+        bids: bool = False,
     ) -> RunSettings:
         """What each worker needs to know.
 
@@ -140,4 +144,5 @@ class PredictRequest(WorkerOptions):
 
 def _joined(labels: Iterable[str], prefix: str) -> str:
     """Labels such as 01 or sub-01 without their prefix, each once and in natural order."""
-    return "-".join(natsorted({label.removeprefix(prefix) for label in labels}))
+    short = {label.removeprefix(prefix) for label in labels}
+    return "-".join(natsorted(short))

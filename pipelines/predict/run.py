@@ -192,7 +192,10 @@ def _entries_of_scans(
 
 
 def _write_files_of_run(
-    request: PredictRequest, staging: Path, bids_root: Path | None, ledger: Ledger
+    request: PredictRequest,
+    staging: Path,
+    bids_root: Path | None,
+    ledger: Ledger,
 ) -> None:
     """Write the files of the whole folder; a part of the work leaves the tables to `merge`."""
     folder = make_tables_folder(staging)

@@ -96,7 +96,8 @@ def _volumes_of_batch(entries: Iterable[Entry]) -> dict[str, list[float]]:
     """The volumes of each structure in all scans, in mm³, from the smallest."""
     volumes: dict[str, list[float]] = defaultdict(list)
     for entry in entries:
-        for name, volume_mm3 in entry.result.get("volumes_mm3", {}).items():
+        of_scan = entry.result.get("volumes_mm3", {})
+        for name, volume_mm3 in of_scan.items():
             volumes[name].append(volume_mm3)
     for values in volumes.values():
         values.sort()
@@ -186,6 +187,6 @@ def _place(volume_mm3: float, of_batch: Sequence[float]) -> Cell:
         return round(100 * (value - low) / (high - low), 1)
 
     q1, q2, q3 = quantiles(of_batch, n=4, method="inclusive")
-    rank = bisect_left(of_batch, volume_mm3) + 1
     place = (percent(q1), percent(q2), percent(q3), percent(volume_mm3))
+    rank = bisect_left(of_batch, volume_mm3) + 1
     return Cell(f"{rank} of {len(of_batch)}", rank, place=place)

@@ -66,7 +66,10 @@ class _Server:
     """
 
     def __init__(
-        self, connection: Connection, settings: RunSettings, device: str
+        self,
+        connection: Connection,
+        settings: RunSettings,
+        device: str,
     ) -> None:
         self._connection = connection
         self._settings = settings

@@ -57,7 +57,8 @@ class OutputSettings:
         """A hash of all settings and of trinat's version."""
         content = asdict(self)
         content["version"] = version("trinat")
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        text = json.dumps(content, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

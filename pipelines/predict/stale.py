@@ -62,8 +62,13 @@ def _unfit_in(place: Path, files: Collection[Path]) -> dict[Path, str]:
 
 def _why_unfit(entry: Entry | None, name: str, digest: str, place: Path) -> str:
     """Why a file that a run has written is unfit; empty where it is the result of its scan."""
-    if entry is None or (entry.status == "done" and entry.outputs.get(name) != digest):
-        return "is not of the last run that was finished: run trinat predict again"
+    not_of_last_run = (
+        "is not of the last run that was finished: run trinat predict again"
+    )
+    if entry is None:
+        return not_of_last_run
+    if entry.status == "done" and entry.outputs.get(name) != digest:
+        return not_of_last_run
     if entry.is_kept:
         return ""
     if entry.status != "done":

@@ -115,7 +115,9 @@ def _write_quality(path: Path, entries: Sequence[Entry]) -> None:
         row.append("; ".join(result.get("notes", ())))
         grades = result.get("structure_grades", {})
         row += [grades.get(name) for name in names]
-        row += [result.get(measure, {}).get(name) for measure, name in measures]
+        for measure, name in measures:
+            by_structure = result.get(measure, {})
+            row.append(by_structure.get(name))
         rows.append(row)
     columns = [f"{name}_{measure}" for measure, name in measures]
     header = (*key_names, *facts, "reasons", "notes", *names, *columns)
@@ -208,10 +210,13 @@ def format_aseg_stats(
         "# ColHeaders Index SegId NVoxels Volume_mm3 StructName",
     ]
     found = [label for label in scheme.labels if label.name in voxels]
-    rows = [(label.fs_id, voxels[label.name], label.name) for label in found]
-    for index, (fs_id, count, name) in enumerate(sorted(rows), start=1):
+    found.sort(key=lambda label: label.fs_id)
+    for index, label in enumerate(found, start=1):
+        count = voxels[label.name]
         volume_mm3 = count * voxel_mm3
-        lines.append(f"{index:3d} {fs_id:3d} {count:9d} {volume_mm3:13.3f}  {name}")
+        lines.append(
+            f"{index:3d} {label.fs_id:3d} {count:9d} {volume_mm3:13.3f}  {label.name}"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -74,7 +74,9 @@ class WorkerProcess:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(
-            target=target, args=(theirs, settings, device), daemon=True
+            target=target,
+            args=(theirs, settings, device),
+            daemon=True,
         )
         # While it imports, too, where Python would print a traceback.
         with deaf_to_interrupts():

@@ -36,11 +36,15 @@ class Segmentation(BaseModel):
     )
     reason: str = Field(default="", description="why it failed", examples=[""])
     grade: str = Field(
-        default="", description="pass, look or reject", examples=["pass"]
+        default="",
+        description="pass, look or reject",
+        examples=["pass"],
     )
     notes: list[str] = []
     outputs: list[str] = Field(
-        default=[], description="what was asked for", examples=[["mgz"]]
+        default=[],
+        description="what was asked for",
+        examples=[["mgz"]],
     )
 
 
@@ -75,5 +79,8 @@ def read_record(folder: Path) -> Submission:
     except (ValueError, OSError):
         # Not damaged by us: our files appear whole.
         return Submission(
-            id=folder.name, state="failed", reason="its record is damaged", ended=1
+            id=folder.name,
+            state="failed",
+            reason="its record is damaged",
+            ended=1,
         )

@@ -103,4 +103,5 @@ def _refuse_unless_asked(submission: Submission, output: str) -> None:
 def _read_map(path: Path, number: int) -> Volume:
     """One of the maps in a 4D file, without reading the others into memory."""
     image = nib.load(path)
-    return Volume(np.asarray(image.dataobj[..., number], np.float32), image.affine)
+    values = np.asarray(image.dataobj[..., number], np.float32)
+    return Volume(values, image.affine)

@@ -75,7 +75,10 @@ class _FormParser(MultiPartParser):
     """
 
     def __init__(
-        self, request: Request, body: AsyncGenerator[bytes], folder: Path
+        self,
+        request: Request,
+        body: AsyncGenerator[bytes],
+        folder: Path,
     ) -> None:
         super().__init__(
             request.headers,

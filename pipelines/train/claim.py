@@ -53,20 +53,27 @@ def claimed_run(recipe: Recipe, out: Path, *, resume: bool) -> Iterator[None]:
 
 
 def _check_same_run(
-    out: Path, content: dict[str, Any], data: dict[str, Any], *, resume: bool
+    out: Path,
+    content: dict[str, Any],
+    data: dict[str, Any],
+    *,
+    resume: bool,
 ) -> None:
     """Refuse a run in `out` that is not the one to go on with, by its recipe and data."""
     # The same that was killed before its first state begins again.
-    if not resume and (_has_begun(out) or read_yaml(out / CONFIG) != content):
-        remedy = "go on with --resume, or give another --out"
-        raise TrainingError("a run is there already", where=out, remedy=remedy)
+    if not resume:
+        is_another = _has_begun(out) or read_yaml(out / CONFIG) != content
+        if is_another:
+            remedy = "go on with --resume, or give another --out"
+            raise TrainingError("a run is there already", where=out, remedy=remedy)
     check_identity(read_yaml(out / CONFIG), content, out)
     check_identity(read_data(out), data, out)
 
 
 def _has_begun(out: Path) -> bool:
     """Whether any job of the run has a state, or has ended."""
-    return any(has_state(job) or (job / DONE).is_file() for job in out.glob("*/*/"))
+    jobs = out.glob("*/*/")
+    return any(has_state(job) or (job / DONE).is_file() for job in jobs)
 
 
 def _data_of(recipe: Recipe) -> dict[str, Any]:
@@ -88,7 +95,8 @@ def _taken_from(config: StoreConfig) -> dict[str, Any]:
     subjects = store.info.subjects
     train = store.part("train", config.split)
     used = sorted({*train, *read_split(config.split).validation})
-    files = json.dumps([(subject, subjects[subject].file.sha256) for subject in used])
+    digests = [(subject, subjects[subject].file.sha256) for subject in used]
+    files = json.dumps(digests)
     untaught: list[set[str]] = []
     for subject in train:
         model = subjects[subject].pseudo

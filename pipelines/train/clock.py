@@ -49,7 +49,12 @@ class JobClock:
     """
 
     def __init__(
-        self, limit: TimeLimit, done: float, others: int, *, validates: bool
+        self,
+        limit: TimeLimit,
+        done: float,
+        others: int,
+        *,
+        validates: bool,
     ) -> None:
         self.limit = limit
         self.done = done
@@ -89,7 +94,8 @@ class JobClock:
         now = 1.0
         if whole > 0:
             now = min(1.0, spent / whole)
-        self.share = max(self.share, self.done + (1 - self.done) * now)
+        share = self.done + (1 - self.done) * now
+        self.share = max(self.share, share)
         return self.share
 
     def _for_steps(self) -> float:

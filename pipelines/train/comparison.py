@@ -71,8 +71,9 @@ def compare(
     summaries = {str(run): summarise(run) for run in runs}
     configs = [read_yaml(run / CONFIG) for run in runs]
     changed = []
-    for run, config in zip(runs[1:], configs[1:], strict=True):
-        changed += [f"{run}: {line}" for line in differences(configs[0], config)]
+    first, *others = configs
+    for run, config in zip(runs[1:], others, strict=True):
+        changed += [f"{run}: {line}" for line in differences(first, config)]
     if out is not None:
         _write_comparison(out, runs, summaries, changed)
     return changed, summaries
@@ -144,8 +145,9 @@ def _summarise_job(job: Path, run: Path) -> JobSummary:
 
 def _counters(job: Path) -> Counters | None:
     """How far a job is, by its last word or its newest state; None where it has neither."""
-    if (job / DONE).is_file():
-        return Counters(**json.loads((job / DONE).read_text("utf-8")))
+    done = job / DONE
+    if done.is_file():
+        return Counters(**json.loads(done.read_text("utf-8")))
     state, _ = read_latest(job)
     if state is None:
         return None
@@ -154,7 +156,9 @@ def _counters(job: Path) -> Counters | None:
 
 def _means(curves: Mapping[str, Curve], metric: str) -> list[float]:
     """At each validation the mean over views that are trained together."""
-    of_views = [
-        values for key, (_, values) in curves.items() if key.endswith(f" {metric}")
-    ]
-    return [sum(at) / len(at) for at in zip(*of_views, strict=False)]
+    of_views = []
+    for key, (_, values) in curves.items():
+        if key.endswith(f" {metric}"):
+            of_views.append(values)
+    by_validation = zip(*of_views, strict=False)
+    return [sum(values) / len(values) for values in by_validation]

@@ -124,7 +124,8 @@ def _open_synthetic(
     The label maps stay on the device; slices of the recipe's size are made when they are asked for.
     """
     maps = _read_heads(config.heads)
-    seen, unseen = _divide(maps, config.held_out, most=max(1, _most_scans(stage)))
+    most = max(1, _most_scans(stage))
+    seen, unseen = _divide(maps, config.held_out, most=most)
     source = SyntheticSource(
         with_variants(seen, config.variants),
         scheme,
@@ -160,7 +161,9 @@ def _divide(maps: HeadMaps, held_out: int, *, most: int) -> tuple[HeadMaps, Head
         return maps, maps.part(slice(0, most))
     first = count - held_out
     last = min(count, first + most)
-    return maps.part(slice(0, first)), maps.part(slice(first, last))
+    seen = maps.part(slice(0, first))
+    unseen = maps.part(slice(first, last))
+    return seen, unseen
 
 
 def _open_store(

@@ -102,7 +102,10 @@ def refuse_too_large(recipe: Recipe, jobs: Sequence[Job], processes: int) -> Non
 
 
 def say_how_long(
-    recipe: Recipe, jobs: Sequence[Job], processes: int, say: Callable[[str], None]
+    recipe: Recipe,
+    jobs: Sequence[Job],
+    processes: int,
+    say: Callable[[str], None],
 ) -> None:
     """Say how many hours the jobs will take on processors, and what takes less.
 
@@ -149,6 +152,7 @@ def slice_seconds(config: NetworkConfig, size: tuple[int, int]) -> float:
         times = []
         for _ in range(_TIMES):
             began = time.perf_counter()
-            network(slices).logsumexp(1).mean().backward()
+            logits = network(slices)
+            logits.logsumexp(1).mean().backward()
             times.append(time.perf_counter() - began)
     return min(times) * size[0] * size[1] / (rows * columns)

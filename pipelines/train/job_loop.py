@@ -83,7 +83,11 @@ class _JobLoop:
     """
 
     def __init__(
-        self, run: JobRun, scores: TrainScores, limit: TimeLimit | None, others: int
+        self,
+        run: JobRun,
+        scores: TrainScores,
+        limit: TimeLimit | None,
+        others: int,
     ) -> None:
         self.run = run
         self.scores = scores
@@ -119,7 +123,8 @@ class _JobLoop:
             if at_rest:
                 over = self._take_scores()
         if self.run.workers.leads:
-            write_whole(self.run.folder / DONE, json.dumps(asdict(trainer.counters)))
+            counters = json.dumps(asdict(trainer.counters))
+            write_whole(self.run.folder / DONE, counters)
 
     def _step(self) -> StepReport:
         """One step; where its data cannot be read, the steps before are saved first."""
@@ -127,7 +132,8 @@ class _JobLoop:
             return self.trainer.step()
         except (DatasetError, InputError):
             # The user can repair a file that cannot be read; the steps before are kept.
-            if self.run.workers.leads and self.trainer.counters.step > self.saved_at:
+            has_unsaved = self.trainer.counters.step > self.saved_at
+            if self.run.workers.leads and has_unsaved:
                 self.scores.save()
             raise
 
@@ -136,7 +142,8 @@ class _JobLoop:
         clock = self.clock
         workers = self.run.workers
         if clock is not None and clock.has_started:
-            self.trainer.counters.share = workers.largest(clock.tick(report.seconds))
+            own_share = clock.tick(report.seconds)
+            self.trainer.counters.share = workers.largest(own_share)
         self.run.watcher.step(self.run.job, report, self.trainer.progress)
         if self.scores.metrics is not None:
             self.scores.metrics.add(report, last=self.trainer.progress >= 1)

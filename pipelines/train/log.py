@@ -58,7 +58,8 @@ class Metrics:
     def __init__(self, folder: Path, step: int, *, events: bool = False) -> None:
         self.path = folder / METRICS
         kept = [row for row in read_rows(self.path) if int(row["step"]) <= step]
-        _write_table(self.path, _METRIC_COLUMNS, [list(row.values()) for row in kept])
+        lines = [list(row.values()) for row in kept]
+        _write_table(self.path, _METRIC_COLUMNS, lines)
         self.pending: list[StepReport] = []
         self.began = time.monotonic()
         self.since = self.began
@@ -173,7 +174,10 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def append_scores(
-    folder: Path, step: int, scores: Mapping[View, Scores], scheme: LabelScheme
+    folder: Path,
+    step: int,
+    scores: Mapping[View, Scores],
+    scheme: LabelScheme,
 ) -> None:
     """Add the scores at a step to validations.csv: one row a view and structure.
 
@@ -185,7 +189,8 @@ def append_scores(
     rows: list[Sequence[object]] = [list(row.values()) for row in earlier]
     for view, score in scores.items():
         names = scheme.seen_in(view).names
-        for name, dice, iou in zip(names, score.dice, score.iou, strict=True):
+        scored = zip(names, score.dice, score.iou, strict=True)
+        for name, dice, iou in scored:
             if np.isfinite(dice):
                 rows.append((step, view.value, name, f"{dice:.4f}", f"{iou:.4f}"))
     _write_table(path, _SCORE_COLUMNS, rows)
@@ -209,7 +214,8 @@ def read_curves(job: Path) -> dict[str, Curve]:
         # By view and step, a score for each structure.
         scores_at: dict[tuple[str, float], list[float]] = defaultdict(list)
         for row in validations:
-            scores_at[row["view"], float(row["step"])].append(float(row[metric]))
+            step = float(row["step"])
+            scores_at[row["view"], step].append(float(row[metric]))
         for (view, step), scores in scores_at.items():
             steps, means = curves.setdefault(f"{view} {metric}", ([], []))
             steps.append(step)

@@ -98,7 +98,11 @@ def _read_examples(job: Path) -> list[tuple[str, bytes]]:
 
 
 def write_examples(
-    job: Path, step: int, view: str, examples: Examples, scheme: LabelScheme
+    job: Path,
+    step: int,
+    view: str,
+    examples: Examples,
+    scheme: LabelScheme,
 ) -> None:
     """Validation slices, the same at each step: image, truth and prediction, as one PNG.
 
@@ -208,10 +212,13 @@ def _draw_structures(scores: Sequence[Mapping[str, str]]) -> Drawing:
 
     frame = pd.DataFrame(scores)
     views = list(frame["view"].unique())
-    most = int(frame.groupby("view")["structure"].nunique().max())
+    structures = frame.groupby("view")["structure"].nunique()
+    most = int(structures.max())
     row_in = _NAME_IN * most + _BESIDE_NAMES_IN
-    with canvas(_WIDTH_IN, row_in * len(views), len(views), 2) as (figure, axes):
-        for (dice_axis, iou_axis), view in zip(axes.reshape(-1, 2), views, strict=True):
+    height_in = row_in * len(views)
+    with canvas(_WIDTH_IN, height_in, len(views), 2) as (figure, axes):
+        rows = axes.reshape(-1, 2)
+        for view, (dice_axis, iou_axis) in zip(views, rows, strict=True):
             of_view = frame[frame["view"] == view]
             _draw_heat_map(dice_axis, of_view, "dice", f"Dice, {view}")
             _draw_heat_map(iou_axis, of_view, "iou", f"IoU, {view}")
@@ -232,7 +239,8 @@ def _draw_heat_map(axis: Any, frame: Any, metric: str, title: str) -> None:
     table = table.reindex(index=names, columns=steps).astype(float)
     axis.imshow(table, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     axis.set_title(title)
-    axis.set_yticks(range(len(names)), [short_name(name) for name in names])
+    short_names = [short_name(name) for name in names]
+    axis.set_yticks(range(len(names)), short_names)
     axis.tick_params(axis="y", length=0, labelsize=7)
     every = -(-len(steps) // _MOST_STEP_LABELS)  # rounded up
     labelled = range(0, len(steps), every)

@@ -43,7 +43,10 @@ def _finished(out: Path, stage: StageConfig, view: View) -> Path | None:
 
 
 def _last_finished(
-    recipe: Recipe, stages: Sequence[StageConfig], view: View, out: Path
+    recipe: Recipe,
+    stages: Sequence[StageConfig],
+    view: View,
+    out: Path,
 ) -> tuple[StageConfig, Path, View]:
     """The last of some stages that trained a view, its job's folder, and the view.
 
@@ -147,7 +150,10 @@ def _best_or_last(folder: Path, say: Callable[[str], None]) -> State:
 
 
 def save_run(
-    recipe: Recipe, out: Path, model: Path, say: Callable[[str], None]
+    recipe: Recipe,
+    out: Path,
+    model: Path,
+    say: Callable[[str], None],
 ) -> list[str]:
     """Write the model folder of all views that are finished so far; returns their names.
 
@@ -222,10 +228,10 @@ def _slices_seen(recipe: Recipe, out: Path) -> int:
 def _data_seen(recipe: Recipe) -> str:
     """What a model says of its training data: the kind of scans, and the weights it starts from."""
     sources = [stage.data for stage in recipe.stages]
-    if all(data.synthetic is not None and data.store is None for data in sources):
-        seen = "synthetic scans"
-    else:
-        seen = "scans of a slice store"
+    seen = "synthetic scans"
+    for data in sources:
+        if data.store is not None or data.synthetic is None:
+            seen = "scans of a slice store"
     for stage in recipe.stages:
         if stage.start is not None:
             # A model is given to others: it must not contain paths of this disk.

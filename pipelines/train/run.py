@@ -216,7 +216,11 @@ def train(
 
 @contextmanager
 def _prepared(
-    recipe: Recipe, out: Path, jobs: Sequence[Job], *, resume: bool
+    recipe: Recipe,
+    out: Path,
+    jobs: Sequence[Job],
+    *,
+    resume: bool,
 ) -> Iterator[None]:
     """Hold the folder of the run, without what a killed run left half-written.
 
@@ -234,11 +238,20 @@ def _prepared(
 
 def _left(jobs: Iterable[Job], out: Path) -> list[Job]:
     """The jobs that are not finished."""
-    return [job for job in jobs if not (out / job.name / DONE).is_file()]
+    left = []
+    for job in jobs:
+        has_ended = (out / job.name / DONE).is_file()
+        if not has_ended:
+            left.append(job)
+    return left
 
 
 def _by_stage(
-    recipe: Recipe, runs: Sequence[JobRun], workers: Workers, *, apart: bool
+    recipe: Recipe,
+    runs: Sequence[JobRun],
+    workers: Workers,
+    *,
+    apart: bool,
 ) -> list[list[JobRun]]:
     """By stage, the jobs left for this process: all, or if processes work `apart` its share."""
     # As the leader finds it: a view that is done meanwhile changes nobody's share.

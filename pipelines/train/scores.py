@@ -106,12 +106,14 @@ class TrainScores:
             return True, False
         self._write(scores)
         counters = self.trainer.counters
-        mean = float(np.mean([score.mean_dice for score in scores.values()]))
+        means = [score.mean_dice for score in scores.values()]
+        mean = float(np.mean(means))
         self.run.watcher.say(
             f"{self.run.job.name}: step {counters.step}, Dice {mean:.3f}"
         )
         # The mean of no values is NaN: it is never the best.
-        if np.isfinite(mean) and (counters.best is None or mean > counters.best):
+        is_better = counters.best is None or mean > counters.best
+        if is_better and np.isfinite(mean):
             counters.best = mean
             counters.best_step = counters.step
             counters.validations_since_best = 0
@@ -137,7 +139,8 @@ class TrainScores:
 
         InterruptedRunError where the run is to stop.
         """
-        network = self.trainer.best_weights.extract(view).to(self.trainer.device)
+        network = self.trainer.best_weights.extract(view)
+        network = network.to(self.trainer.device)
 
         def check_for_stop(*_: object) -> None:
             if self.stop():

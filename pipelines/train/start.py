@@ -52,7 +52,11 @@ def _copy_first_weights(run: JobRun, network: ViewsNet, view: View) -> None:
 
 
 def resume(
-    run: JobRun, trainer: Trainer, identity: dict[str, Any], *, by_time: bool
+    run: JobRun,
+    trainer: Trainer,
+    identity: dict[str, Any],
+    *,
+    by_time: bool,
 ) -> None:
     """Load the newest sound state of the job's folder into the trainer, if there is one.
 

@@ -173,7 +173,12 @@ class Study:
         }
 
     def rate(
-        self, item: Item, structure: str, rating: str, remark: str, sha256: str
+        self,
+        item: Item,
+        structure: str,
+        rating: str,
+        remark: str,
+        sha256: str,
     ) -> None:
         """Keep the rater's judgement of a label map with this digest.
 

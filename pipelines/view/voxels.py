@@ -62,8 +62,11 @@ class Voxels:
         with self._lock:
             volume = self._whole(path, path.stat().st_mtime_ns)
         to_voxels = np.linalg.inv(volume.affine)
-        voxel = np.rint(to_voxels[:3, :3] @ place_mm + to_voxels[:3, 3]).astype(int)
-        if (voxel < 0).any() or (voxel >= volume.shape).any():
+        place = to_voxels[:3, :3] @ place_mm + to_voxels[:3, 3]
+        voxel = np.rint(place).astype(int)
+        is_before = (voxel < 0).any()
+        is_behind = (voxel >= volume.shape).any()
+        if is_before or is_behind:
             return None
         return float(volume.data[tuple(voxel)])
 

@@ -159,7 +159,9 @@ class _Protocol(H11Protocol):
                 ("Connection", "close"),
             ]
             head = h11.Response(
-                status_code=status, headers=headers, reason=status.phrase
+                status_code=status,
+                headers=headers,
+                reason=status.phrase,
             )
             for event in (head, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")

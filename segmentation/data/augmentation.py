@@ -82,7 +82,10 @@ class Augmenter:
     """
 
     def __init__(
-        self, config: AugmentationConfig, view: View, scheme: LabelScheme
+        self,
+        config: AugmentationConfig,
+        view: View,
+        scheme: LabelScheme,
     ) -> None:
         """`scheme` is that of the labels: in sagittal slices the merged one.
 
@@ -100,7 +103,10 @@ class Augmenter:
         self._partner = torch.from_numpy(scheme.partner_permutation.copy())
 
     def __call__(
-        self, images: Tensor, labels: Tensor, generator: torch.Generator
+        self,
+        images: Tensor,
+        labels: Tensor,
+        generator: torch.Generator,
     ) -> tuple[Tensor, Tensor]:
         """Images (N, C, H, W) float and labels (N, H, W) of any integer type, both kept as given.
 
@@ -117,7 +123,10 @@ class Augmenter:
         return images, labels
 
     def _flip(
-        self, images: Tensor, labels: Tensor, chosen: Tensor
+        self,
+        images: Tensor,
+        labels: Tensor,
+        chosen: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Exchange the person's sides: left labels become right ones where the view has both."""
         image_chosen = _per_slice(chosen)
@@ -139,7 +148,10 @@ class _Draw:
     """
 
     def __init__(
-        self, generator: torch.Generator, count: int, device: torch.device
+        self,
+        generator: torch.Generator,
+        count: int,
+        device: torch.device,
     ) -> None:
         self.generator = generator
         self.count = count
@@ -180,7 +192,10 @@ def _indices(chosen: Tensor) -> Tensor:
 
 
 def _transform(
-    transforms: SliceTransforms, images: Tensor, labels: Tensor, draw: _Draw
+    transforms: SliceTransforms,
+    images: Tensor,
+    labels: Tensor,
+    draw: _Draw,
 ) -> tuple[Tensor, Tensor]:
     """Each slice by the named transforms, on the processor and back, kept in the same types."""
     changed_images = []
@@ -189,13 +204,16 @@ def _transform(
         image, classes = transforms(image, classes, draw.seed())
         changed_images.append(image)
         changed_labels.append(classes)
-    return torch.stack(changed_images).to(images), torch.stack(changed_labels).to(
-        labels
-    )
+    images = torch.stack(changed_images).to(images)
+    labels = torch.stack(changed_labels).to(labels)
+    return images, labels
 
 
 def _deform(
-    images: Tensor, labels: Tensor, config: AugmentationConfig, draw: _Draw
+    images: Tensor,
+    labels: Tensor,
+    config: AugmentationConfig,
+    draw: _Draw,
 ) -> tuple[Tensor, Tensor]:
     """Affine and elastic deformation in one resampling: linear for images, nearest for labels."""
     height, width = images.shape[-2:]
@@ -211,10 +229,10 @@ def _deform(
 
     # A slice that is only warped has the identity as its matrix, and no shift.
     identity = torch.eye(2, device=images.device)
-    matrix = torch.where(is_affine.view(-1, 1, 1), matrix, identity)[chosen]
-    shift = (shift * is_affine[:, None])[chosen]
-    warp = (warp * _per_slice(is_elastic))[chosen]
-    source = _source_places(matrix, shift, warp, height, width)
+    matrix = torch.where(is_affine.view(-1, 1, 1), matrix, identity)
+    shift = shift * is_affine[:, None]
+    warp = warp * _per_slice(is_elastic)
+    source = _source_places(matrix[chosen], shift[chosen], warp[chosen], height, width)
 
     images = images.clone()
     images[chosen] = grid_sample(
@@ -228,7 +246,11 @@ def _deform(
 
 
 def _source_places(
-    matrix: Tensor, shift: Tensor, warp: Tensor, height: int, width: int
+    matrix: Tensor,
+    shift: Tensor,
+    warp: Tensor,
+    height: int,
+    width: int,
 ) -> Tensor:
     """Where each voxel of the result comes from, as `grid_sample` wants it, (N, H, W, 2).
 
@@ -239,28 +261,33 @@ def _source_places(
     rows = torch.arange(height, device=device) - (height - 1) / 2
     columns = torch.arange(width, device=device) - (width - 1) / 2
     # Places from the centre, (2, H, W).
-    grid = torch.stack(torch.meshgrid(rows, columns, indexing="ij"))
+    mesh = torch.meshgrid(rows, columns, indexing="ij")
+    grid = torch.stack(mesh)
     turned = torch.einsum("nij,jhw->nihw", matrix, grid)
     source = turned + shift.view(-1, 2, 1, 1)
     source += interpolate(warp, (height, width), mode="bicubic", align_corners=True)
     # grid_sample wants columns before rows, and -1..1 from edge to edge of the outer voxels.
     down, across = source.unbind(1)
-    return torch.stack((across * (2 / width), down * (2 / height)), -1)
+    x = across * (2 / width)
+    y = down * (2 / height)
+    return torch.stack((x, y), -1)
 
 
 def _affine(config: AugmentationConfig, draw: _Draw) -> tuple[Tensor, Tensor]:
     """Matrix (N, 2, 2) and shift (N, 2) from each place in the result to its source."""
     angle = draw.uniform(-1, 1) * math.radians(config.rotation_deg)
     # As many enlarge by a factor as shrink by it.
-    scale = torch.exp(draw.uniform(-1, 1, 2) * math.log1p(config.scaling))
+    log_scale = draw.uniform(-1, 1, 2) * math.log1p(config.scaling)
+    scale = torch.exp(log_scale)
     shear = draw.uniform(-1, 1) * config.shearing
     cos = angle.cos()
     sin = angle.sin()
     zero = torch.zeros_like(angle)
     one = torch.ones_like(angle)
-    rotation = torch.stack((cos, -sin, sin, cos), -1).view(-1, 2, 2)
-    shearing = torch.stack((one, shear, zero, one), -1).view(-1, 2, 2)
-    matrix = rotation @ shearing @ torch.diag_embed(scale)
+    rotation = torch.stack((cos, -sin, sin, cos), -1)
+    shearing = torch.stack((one, shear, zero, one), -1)
+    turned_and_sheared = rotation.view(-1, 2, 2) @ shearing.view(-1, 2, 2)
+    matrix = turned_and_sheared @ torch.diag_embed(scale)
     shift = draw.uniform(-1, 1, 2) * config.shift
     return matrix, shift
 
@@ -347,7 +374,8 @@ def _coarse_matrix(factor: Tensor, length: int) -> Tensor:
         """Weights (N, L, L) of the old voxels in the long ones, as far as they overlap."""
         centre = (voxel * step)[..., None]
         distance = (place - centre).abs()
-        overlap = (step[..., None] / 2 + 0.5 - distance).clamp(0, 1)
+        reach = step[..., None] / 2 + 0.5
+        overlap = (reach - distance).clamp(0, 1)
         # Beyond the last voxel there is the last voxel again.
         outside = overlap.sum(-1, keepdim=True) == 0
         last = (place == length - 1).to(overlap.dtype)

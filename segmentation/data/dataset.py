@@ -288,7 +288,12 @@ class BalancedSampler(Sampler[int]):
 
 
 def open_slices(
-    store: Path, split: Path, part: Part, view: View, *, thick: int = 1
+    store: Path,
+    split: Path,
+    part: Part,
+    view: View,
+    *,
+    thick: int = 1,
 ) -> SliceDataset:
     """The slices of one part of a split, after checking that the split fits the store."""
     opened = Store(store)

@@ -121,7 +121,10 @@ def _on_working_grid(
 
 
 def fingerprint(
-    subject: Subject, cut: Cut, image: str | None, labels: str | None
+    subject: Subject,
+    cut: Cut,
+    image: str | None,
+    labels: str | None,
 ) -> str:
     """SHA-256 over every setting that shapes the result, and over the inputs.
 

@@ -318,7 +318,10 @@ class SubjectFile:
 
 
 def _unpack(
-    packed: bytes, filters_left_out: int, into: NDArray[Any], is_shuffled: bool
+    packed: bytes,
+    filters_left_out: int,
+    into: NDArray[Any],
+    is_shuffled: bool,
 ) -> None:
     """Fill a slice from its chunk. HDF5 would let one thread do this at a time; zlib lets all.
 

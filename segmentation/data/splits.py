@@ -71,7 +71,11 @@ class Split(BaseModel):
             file.write(json.dumps(self.model_dump(), indent=1) + "\n")
 
     def check(
-        self, participants: Sequence[Participant], store: str, *, where: str = ""
+        self,
+        participants: Sequence[Participant],
+        store: str,
+        *,
+        where: str = "",
     ) -> None:
         """Raise where this split belongs to another store or a person stands in two parts.
 
@@ -323,7 +327,8 @@ def _deal(
     credit = shares * rng.random(len(ratios))
     for group in _in_strata(groups, rng):
         credit += shares * len(group)
-        part = int(np.argmax(np.where(shares > 0, credit, -np.inf)))
+        credit_of_wanted = np.where(shares > 0, credit, -np.inf)
+        part = int(np.argmax(credit_of_wanted))
         credit[part] -= len(group)
         dealt[part].append(group)
     for part in wanted:
@@ -351,7 +356,8 @@ def _in_strata(
     ages = _ages(chain.from_iterable(groups))
     edges = np.empty(0)
     if ages:
-        edges = np.quantile(ages, np.linspace(0, 1, _AGE_BINS + 1)[1:-1])
+        inner_shares = np.linspace(0, 1, _AGE_BINS + 1)[1:-1]
+        edges = np.quantile(ages, inner_shares)
 
     def stratum(group: list[Participant]) -> tuple[str, int]:
         """Sex, empty where it is not known, and number of the bin of age, -1 likewise."""

@@ -45,7 +45,11 @@ def split_store(
     if folds is None:
         if published:
             split = make_published_split(
-                people, training, validation=validation or 0, seed=seed, store=identity
+                people,
+                training,
+                validation=validation or 0,
+                seed=seed,
+                store=identity,
             )
         else:
             split = make_split(people, ratios, seed=seed, store=identity)
@@ -55,7 +59,11 @@ def split_store(
         if published:
             people = [person for person in people if person.subject in training]
         splits = make_folds(
-            people, folds, seed=seed, store=identity, validate=validation != 0
+            people,
+            folds,
+            seed=seed,
+            store=identity,
+            validate=validation != 0,
         )
         paths = paths_of_folds(path, folds)
         if out is None:

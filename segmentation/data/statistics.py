@@ -75,7 +75,9 @@ def describe(
 
 
 def _class_means(
-    image: NDArray[np.float32], labels: NDArray[np.uint8], classes: int
+    image: NDArray[np.float32],
+    labels: NDArray[np.uint8],
+    classes: int,
 ) -> tuple[float, ...]:
     """Mean intensity of each class; 0 for background and for classes without a voxel."""
     inside = labels > 0

@@ -107,7 +107,8 @@ def _volume_of(scan: Tensor) -> Volume:
     if isinstance(scan, MetaTensor):
         voxels, affine = from_monai(scan.cpu())
         return Volume.of((voxels, affine))
-    return Volume.of((scan[0].cpu().numpy(), np.eye(4)))
+    image = scan[0].cpu().numpy()
+    return Volume.of((image, np.eye(4)))
 
 
 class ScanEvaluator:

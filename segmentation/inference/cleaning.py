@@ -37,7 +37,9 @@ def clean_up(
 
 
 def with_classes(
-    probabilities: Tensor, before: NDArray[np.uint8], after: NDArray[np.uint8]
+    probabilities: Tensor,
+    before: NDArray[np.uint8],
+    after: NDArray[np.uint8],
 ) -> Tensor:
     """Probabilities (X, Y, Z, K) whose most probable classes are `after` and were `before`.
 
@@ -45,11 +47,12 @@ def with_classes(
     does the entropy.
     """
     places = torch.from_numpy(np.argwhere(before != after)).unbind(1)
-    old = torch.from_numpy(before).to(torch.int64)[places][:, None]
-    new = torch.from_numpy(after).to(torch.int64)[places][:, None]
+    old = _classes_at(before, places)
+    new = _classes_at(after, places)
     changed = probabilities[places]
     largest = changed.gather(1, old)
-    changed.scatter_(1, old, changed.gather(1, new))
+    smaller = changed.gather(1, new)
+    changed.scatter_(1, old, smaller)
     changed.scatter_(1, new, largest)
     # Of several classes that are equally probable the first would win.
     beaten = changed.argmax(1, keepdim=True) != new
@@ -58,6 +61,12 @@ def with_classes(
     result = probabilities.clone()
     result[places] = changed
     return result
+
+
+def _classes_at(classes: NDArray[np.uint8], places: tuple[Tensor, ...]) -> Tensor:
+    """Classes (N, 1) of a map at places, as the index that `gather` takes."""
+    found = torch.from_numpy(classes)[places]
+    return found.to(torch.int64)[:, None]
 
 
 def _keep_largest_piece(part: NDArray[np.uint8], k: int) -> None:
@@ -85,7 +94,9 @@ def _give_away(part: NDArray[np.uint8], piece: NDArray[np.bool_]) -> None:
 
 
 def _changed_shares(
-    before: NDArray[np.uint8], after: NDArray[np.uint8], classes: int
+    before: NDArray[np.uint8],
+    after: NDArray[np.uint8],
+    classes: int,
 ) -> dict[int, float]:
     """Voxels lost and gained, of those before, of each class that changed but background."""
     sizes = np.bincount(before.ravel(), minlength=classes)

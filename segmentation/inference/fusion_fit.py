@@ -152,7 +152,9 @@ class ViewLikelihoods:
 
 
 def find_ambiguous(
-    truth: NDArray[np.uint8], probabilities: Mapping[View, Tensor], scheme: LabelScheme
+    truth: NDArray[np.uint8],
+    probabilities: Mapping[View, Tensor],
+    scheme: LabelScheme,
 ) -> AmbiguousVoxels:
     """Which voxels of a scan depend on weights.
 
@@ -263,7 +265,8 @@ def _decide(
 
 def _by_group(ambiguous: AmbiguousVoxels, groups: NDArray[np.int64]) -> Likelihoods:
     """What each view gives to each group at the ambiguous voxels, (V, N, G)."""
-    to_groups = np.eye(int(groups.max()) + 1, dtype=np.float32)[groups]
+    count = int(groups.max()) + 1
+    to_groups = np.eye(count, dtype=np.float32)[groups]
     given = []
     for probabilities in ambiguous.probabilities.values():
         of_view = probabilities.astype(np.float32)
@@ -281,7 +284,9 @@ def _groups(scheme: LabelScheme) -> NDArray[np.int64]:
 
 
 def _count_pairs(
-    truth: NDArray[np.uint8], found: NDArray[np.int64], classes: int
+    truth: NDArray[np.uint8],
+    found: NDArray[np.int64],
+    classes: int,
 ) -> NDArray[np.int64]:
     """Voxels by true and found class, (K, K)."""
     pairs = truth.astype(np.int64) * classes + found

@@ -52,13 +52,16 @@ def _below_foramen(indices: Volume, scheme: LabelScheme) -> Mask:
 
 def _heights_mm(indices: Volume) -> NDArray[np.float64]:
     """How high in the world each voxel is, in mm, in a shape that spreads over (X, Y, Z)."""
-    x, y, z = indices.affine[2, :3]
-    i, j, k = np.ogrid[tuple(slice(0, length) for length in indices.shape)]
-    return np.asarray(x * i + y * j + z * k)
+    up_x, up_y, up_z = indices.affine[2, :3]
+    x, y, z = indices.shape
+    i, j, k = np.ogrid[:x, :y, :z]
+    return np.asarray(up_x * i + up_y * j + up_z * k)
 
 
 def _of_groups(
-    classes: NDArray[np.uint8], scheme: LabelScheme, groups: tuple[str, ...]
+    classes: NDArray[np.uint8],
+    scheme: LabelScheme,
+    groups: tuple[str, ...],
 ) -> Mask:
     """Where structures of these groups are, (X, Y, Z)."""
     is_wanted = np.array([label.group in groups for label in scheme.labels])

@@ -135,13 +135,23 @@ class ViewNetwork:
             if mask is not None:
                 rows, columns = self._around(mask[some].any(0))
             batch = slices[some, :, rows, columns].to(self.dtype)
-            if batch.numel():
-                found = self._run(batch)
-                if mirror is not None:
-                    found = (found + self._run_mirrored(batch, axes, *mirror)) / 2
-            else:
-                found = torch.zeros(len(batch), 0, 0, self.classes, device=self.device)
+            found = self._of_batch(batch, axes, mirror)
             yield Part(start, rows, columns, found, every)
+
+    def _of_batch(
+        self,
+        batch: Tensor,
+        axes: SliceAxes,
+        mirror: tuple[int, Tensor] | None,
+    ) -> Tensor:
+        """Probabilities (N, H, W, K) of slices (N, C, H, W), which may have no pixel."""
+        if not batch.numel():
+            return torch.zeros(len(batch), 0, 0, self.classes, device=self.device)
+        found = self._run(batch)
+        if mirror is None:
+            return found
+        side_axis, partners = mirror
+        return (found + self._run_mirrored(batch, axes, side_axis, partners)) / 2
 
     def _around(self, mask: Tensor) -> tuple[slice, slice]:
         """Rows and columns of a mask (H, W), grown where they can to what networks would pad."""
@@ -174,7 +184,11 @@ class ViewNetwork:
             return _softmax(logits.permute(0, 2, 3, 1).float())
 
     def _run_mirrored(
-        self, batch: Tensor, axes: SliceAxes, side_axis: int, partners: Tensor
+        self,
+        batch: Tensor,
+        axes: SliceAxes,
+        side_axis: int,
+        partners: Tensor,
     ) -> Tensor:
         """The same of the mirrored slices, turned back, with the classes' sides exchanged.
 
@@ -192,8 +206,9 @@ class ViewNetwork:
 def _suitable_batch(network: Network, device: torch.device) -> int:
     """How many slices a network takes at a time on a device, at least one."""
     kind = "cpu" if device.type == "cpu" else GPU
-    most = _BATCH[kind] * _FILTERS[kind] * network.config.pixels
-    return min(max(most // network.config.filters, 1), _BATCH[kind])
+    most_filters = _BATCH[kind] * _FILTERS[kind] * network.config.pixels
+    slices = max(most_filters // network.config.filters, 1)
+    return min(slices, _BATCH[kind])
 
 
 def _softmax(logits: Tensor) -> Tensor:
@@ -215,8 +230,10 @@ def _grown(is_set: Tensor, multiple: int) -> slice:
     first = int(places[0])
     end = int(places[-1]) + 1
     needed = end - first
-    wanted = min(length, math.ceil(needed / multiple) * multiple)
-    start = max(0, first - (wanted - needed) // 2)
+    rounded_up = math.ceil(needed / multiple) * multiple
+    wanted = min(length, rounded_up)
+    before = (wanted - needed) // 2
+    start = max(0, first - before)
     start = min(start, length - wanted)
     return slice(start, start + wanted)
 

@@ -12,10 +12,7 @@ from torch import Tensor
 from trinat.segmentation.errors import ModelError
 from trinat.segmentation.grid import to_shape
 from trinat.segmentation.inference.device_networks import DeviceNetworks
-from trinat.segmentation.inference.fusion import (
-    ViewAggregator,
-    multiply_csf_odds,
-)
+from trinat.segmentation.inference.fusion import ViewAggregator, multiply_csf_odds
 from trinat.segmentation.inference.localisation import BrainRegion, brain_region
 from trinat.segmentation.inference.network import ComputePrecision, Part
 from trinat.segmentation.inference.prediction import Prediction
@@ -30,12 +27,7 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.checkpoint import Model, load_model
 from trinat.segmentation.models.hardware import GPU, choose_device, refuse_forked_gpu
 from trinat.segmentation.space.conform import Conformed, ConformPlan
-from trinat.segmentation.space.views import (
-    View,
-    chosen_views,
-    source_axes,
-    to_slices,
-)
+from trinat.segmentation.space.views import View, chosen_views, source_axes, to_slices
 from trinat.segmentation.timing import stage
 
 _T = TypeVar("_T")
@@ -122,7 +114,12 @@ class Predictor:
         return self._networks.with_less_memory(work)
 
     def segment(
-        self, volume: Volume, *, mirror: bool = False, samples: int = 0, seed: int = 0
+        self,
+        volume: Volume,
+        *,
+        mirror: bool = False,
+        samples: int = 0,
+        seed: int = 0,
     ) -> Prediction:
         """Labels of a scan in its own space, and what there is to doubt about them.
 
@@ -160,7 +157,11 @@ class Predictor:
         return self.with_less_memory(work)
 
     def _infer(
-        self, conformed: Conformed, mirror: bool, samples: int, seed: int
+        self,
+        conformed: Conformed,
+        mirror: bool,
+        samples: int,
+        seed: int,
     ) -> Prediction:
         """`infer` with the batches and the device that are set now."""
         image = torch.from_numpy(conformed.volume.data).to(self.device)
@@ -234,7 +235,11 @@ class Predictor:
         return region, fusion, maps
 
     def fuse(
-        self, image: Tensor, region: BrainRegion, *, mirror: bool = False
+        self,
+        image: Tensor,
+        region: BrainRegion,
+        *,
+        mirror: bool = False,
     ) -> tuple[ViewAggregator, dict[View, Tensor]]:
         """All views of an image's region, fused, and each view's own most probable classes."""
         fusion, maps = self._add_views(image[region.box], region.mask, mirror)
@@ -252,7 +257,10 @@ class Predictor:
         return fusion, maps
 
     def _add_views(
-        self, image: Tensor, within: Tensor | None, mirror: bool
+        self,
+        image: Tensor,
+        within: Tensor | None,
+        mirror: bool,
     ) -> tuple[ViewAggregator, dict[View, Tensor]]:
         """The part of `fuse` that only gives a GPU its work, and never waits for it."""
         shape = to_shape(image.shape)
@@ -284,7 +292,11 @@ class Predictor:
         return fusion, maps
 
     def each_view(
-        self, image: Tensor, *, mirror: bool = False, within: Tensor | None = None
+        self,
+        image: Tensor,
+        *,
+        mirror: bool = False,
+        within: Tensor | None = None,
     ) -> Iterator[tuple[View, Part]]:
         """Probabilities of an image (X, Y, Z), of K or merged K classes, view after view.
 
@@ -292,7 +304,8 @@ class Predictor:
         is background.
         """
         preprocessing = self.model.info.preprocessing
-        side_axis = source_axes(preprocessing.axes, "RAS")[0][0]
+        left_right, _, _ = source_axes(preprocessing.axes, "RAS")
+        side_axis, _ = left_right
         for view in self.views:
             mirroring = None
             if mirror:
@@ -319,13 +332,14 @@ class Predictor:
             return BrainRegion.whole(image.shape)
         view = self.views[0]
         axes = preprocessing.slice_axes(view)
-        seen = torch.zeros(to_shape(image.shape), dtype=torch.bool, device=self.device)
+        shape = to_shape(image.shape)
+        seen = torch.zeros(shape, dtype=torch.bool, device=self.device)
         slices = to_slices(seen, axes)
         looked: list[int] = []
-        for part in self._networks.of_view[view].probabilities(
-            image, axes, every=_EVERY
-        ):
-            slices[part.slices] = part.probabilities[..., 0] < _BACKGROUND
+        network = self._networks.of_view[view]
+        for part in network.probabilities(image, axes, every=_EVERY):
+            background = part.probabilities[..., 0]
+            slices[part.slices] = background < _BACKGROUND
             looked.extend(range(*part.slices.indices(len(slices))))
         return brain_region(seen.cpu().numpy(), looked, axes.along)
 

@@ -92,7 +92,11 @@ def default_prior(scheme: LabelScheme) -> Prior:
 
 
 def build_template(
-    maps: HeadMaps, scheme: LabelScheme, seed: int = 0, *, learn_fluid: bool = False
+    maps: HeadMaps,
+    scheme: LabelScheme,
+    seed: int = 0,
+    *,
+    learn_fluid: bool = False,
 ) -> Template:
     """Average label maps, each brought to their common space by its structures' centroids.
 
@@ -168,7 +172,8 @@ def _template_grid(
         brains.append(moved(brain, np.linalg.inv(to_head)))
     low = np.min(brains, (0, 1)) - _TEMPLATE_MARGIN_MM
     high = np.max(brains, (0, 1)) + _TEMPLATE_MARGIN_MM
-    shape = to_shape(np.ceil((high - low) / _TEMPLATE_SPACING_MM) + 1)
+    steps = np.ceil((high - low) / _TEMPLATE_SPACING_MM)
+    shape = to_shape(steps + 1)
     affine = np.diag([_TEMPLATE_SPACING_MM] * 3 + [1.0])
     affine[:3, 3] = low
     return shape, affine
@@ -231,14 +236,13 @@ def apply_prior(
     device = fused.device
     shares = torch.from_numpy(template.shares).to(device)
     matrix = torch.from_numpy(to_template).float().to(device)
-    weights = torch.tensor(
-        [prior.per_class.get(name, prior.weight) for name in scheme.names],
-        device=device,
-    )
+    by_class = [prior.per_class.get(name, prior.weight) for name in scheme.names]
+    weights = torch.tensor(by_class, device=device)
     doubtful = (largest < prior.certain).nonzero()
     for voxels in torch.split(doubtful, _VOXELS_AT_A_TIME):
         places = voxels.float() @ matrix[:3, :3].T + matrix[:3, 3]
-        expected = rows_at(shares, places).div_(255).clamp_(min=prior.floor)
+        expected = rows_at(shares, places).div_(255)
+        expected.clamp_(min=prior.floor)
         indices = voxels.unbind(1)
         probabilities = fused[indices].float()
         changed = _weighted_by(expected, probabilities, weights)

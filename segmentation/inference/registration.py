@@ -80,8 +80,9 @@ def robust_affine(found: Points, template: Points) -> Matrix | str:
 
 def _known_in_both(start: Points, end: Points) -> NDArray[np.bool_]:
     """Which classes have a centroid in both heads, (K,)."""
-    known = np.isfinite(start).all(1) & np.isfinite(end).all(1)
-    return np.asarray(known)
+    in_start = np.isfinite(start).all(1)
+    in_end = np.isfinite(end).all(1)
+    return np.asarray(in_start & in_end)
 
 
 def _equal_weights(known: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -94,7 +95,8 @@ def _rotation_angle_deg(similarity: Matrix) -> float:
     scale = np.cbrt(np.linalg.det(linear))
     rotation = linear / scale
     cosine = (np.trace(rotation) - 1) / 2
-    return float(np.degrees(np.arccos(np.clip(cosine, -1, 1))))
+    angle = np.arccos(np.clip(cosine, -1, 1))
+    return float(np.degrees(angle))
 
 
 def _tukey_weights(off_mm: Points, tolerance_mm: float) -> NDArray[np.float64]:
@@ -111,10 +113,12 @@ def _fit_similarity(start: Points, end: Points, weights: NDArray[np.float64]) ->
     end_middle = shares @ end
     start_off = start - start_middle
     end_off = end - end_middle
-    covariance = (end_off * shares[:, None]).T @ start_off
+    weighted_end_off = end_off * shares[:, None]
+    covariance = weighted_end_off.T @ start_off
     left, spread, right = np.linalg.svd(covariance)
     # Never a reflection: the last axis, along which points spread least, turns if it must.
-    signs = np.array([1.0, 1.0, np.sign(np.linalg.det(left @ right))])
+    handedness = np.sign(np.linalg.det(left @ right))
+    signs = np.array([1.0, 1.0, handedness])
     rotation = left @ np.diag(signs) @ right
     variance = shares @ (start_off**2).sum(1)
     scale = (spread * signs).sum() / variance
@@ -138,11 +142,14 @@ def _fit_affine_near_identity(
     rows = with_constant * root_weights
     wanted = (end - start) * root_weights
     # Three more equations draw the linear part to no change; the shift is free.
-    penalty = np.diag([_SCATTER_MM / _SHAPES] * 3 + [0.0])[:3]
+    strength = _SCATTER_MM / _SHAPES
+    penalty = np.diag([strength, strength, strength, 0.0])[:3]
     all_rows = np.r_[rows, penalty]
     all_wanted = np.r_[wanted, np.zeros((3, 3))]
-    change = np.linalg.lstsq(all_rows, all_wanted, rcond=None)[0]
+    change, *_ = np.linalg.lstsq(all_rows, all_wanted, rcond=None)
+    linear = change[:3].T
+    shift = change[3]
     matrix = np.eye(4)
-    matrix[:3, :3] += change[:3].T
-    matrix[:3, 3] = change[3] - change[:3].T @ middle
+    matrix[:3, :3] += linear
+    matrix[:3, 3] = shift - linear @ middle
     return matrix

@@ -99,7 +99,10 @@ class Samples:
 
     def _volume_cv(self) -> NDArray[np.float64]:
         """Standard deviation of each class's volume, of its mean, (K,)."""
-        counts = [np.bincount(m.flatten(), minlength=self._classes) for m in self._maps]
+        counts = [
+            np.bincount(classes.flatten(), minlength=self._classes)
+            for classes in self._maps
+        ]
         volumes = np.array(counts, np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.asarray(volumes.std(0, ddof=1) / volumes.mean(0))
@@ -125,7 +128,9 @@ def dice_of_maps(one: Tensor, other: Tensor, classes: int) -> NDArray[np.float64
 
 
 def view_agreement(
-    maps: Mapping[View, Tensor], scheme: LabelScheme, merged_views: tuple[View, ...]
+    maps: Mapping[View, Tensor],
+    scheme: LabelScheme,
+    merged_views: tuple[View, ...],
 ) -> NDArray[np.float64]:
     """Mean Dice of each class over the pairs of views, (K,); NaN where none has the class.
 

@@ -113,7 +113,9 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     temporary = final.parent / f".trinat-{secrets.token_hex(8)}.tmp"
     try:
         # Not tempfile: its files are 0600 whatever the umask says.
-        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+        descriptor = os.open(temporary, flags, 0o666)
+        os.close(descriptor)
         try:
             yield temporary
             sync(temporary)
@@ -199,7 +201,10 @@ def atomic_text(path: str | Path) -> Iterator[TextIO]:
     with (
         atomic_path(path) as temporary,
         temporary.open(
-            "w", encoding="utf-8", errors="backslashreplace", newline=""
+            "w",
+            encoding="utf-8",
+            errors="backslashreplace",
+            newline="",
         ) as file,
     ):
         yield file

@@ -154,7 +154,8 @@ def read_mgh(stream: ScanStream) -> Header:
     shape = check_sides(dims, where)
     zooms = check_zooms(fields["delta"], where)
     with np.errstate(all="ignore"):
-        lengths = np.linalg.norm(fields["Mdc"].astype(np.float64), axis=1)
+        directions = fields["Mdc"].astype(np.float64)
+        lengths = np.linalg.norm(directions, axis=1)
         affine = np.asarray(fields.get_affine(), np.float64)
     if not np.all(np.abs(lengths - 1) <= _UNIT_LENGTH_TOLERANCE):
         raise GeometryError(
@@ -253,8 +254,9 @@ def _from_analyze(block: bytes, endianness: str, where: Path) -> Header:
     if len(block) != nib.AnalyzeHeader.template_dtype.itemsize:
         raise FormatError("neither NIfTI nor Analyze", where=where, remedy=REMAKE)
     fields = nib.AnalyzeHeader(block, endianness, check=False)
-    units = fields["vox_units"].tobytes().split(b"\0")[0].strip().lower()
-    if units not in (b"", b"mm"):
+    # Text ends at the first zero byte.
+    units, _, _ = fields["vox_units"].tobytes().partition(b"\0")
+    if units.strip().lower() not in (b"", b"mm"):
         raise _units_refused(where)
     shape, zooms, dtype = _grid(fields, where)
     offset = _offset(fields, where)

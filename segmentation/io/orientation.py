@@ -36,7 +36,10 @@ class Place(NamedTuple):
 
 
 def place(
-    header: Header, trust: TrustAffine | None, axes: str | None, where: Path
+    header: Header,
+    trust: TrustAffine | None,
+    axes: str | None,
+    where: Path,
 ) -> Place:
     """Choose the affine of an image.
 
@@ -80,7 +83,10 @@ def place(
 
 
 def _place_without_form(
-    header: Header, trust: TrustAffine | None, axes: str | None, where: Path
+    header: Header,
+    trust: TrustAffine | None,
+    axes: str | None,
+    where: Path,
 ) -> Place:
     """The place of an image neither of whose forms is coded: by `axes`, or as nibabel has it."""
     if axes is not None:
@@ -132,7 +138,8 @@ def _problem(affine: NDArray[np.float64]) -> str:
     if abs(np.linalg.det(directions)) < MAX_SHEAR:
         return "is singular"
     # Unit vectors at right angles: their products with each other are the identity.
-    if np.abs(directions.T @ directions - np.eye(3)).max() > MAX_SHEAR:
+    cosines = directions.T @ directions
+    if np.abs(cosines - np.eye(3)).max() > MAX_SHEAR:
         return "has shear"
     if np.abs(affine[:3, 3]).max() > MAX_ORIGIN_MM:
         return f"puts the scan more than {MAX_ORIGIN_MM / 1000:.0f} m away"
@@ -142,7 +149,8 @@ def _problem(affine: NDArray[np.float64]) -> str:
 def _spacing(affine: NDArray[np.float64]) -> NDArray[np.float64]:
     """Voxel sizes of an affine of any values, (3,), mm."""
     with np.errstate(over="ignore"):
-        return np.asarray(np.sqrt((affine[:3, :3] ** 2).sum(axis=0)))
+        steps = affine[:3, :3]
+        return np.asarray(np.sqrt((steps**2).sum(axis=0)))
 
 
 def _sides_differ(one: NDArray[np.float64], two: NDArray[np.float64]) -> bool:

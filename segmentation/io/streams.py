@@ -63,7 +63,11 @@ class ScanStream:
     """
 
     def __init__(
-        self, path: Path, *, packed: bool, digest: _Digest | None = None
+        self,
+        path: Path,
+        *,
+        packed: bool,
+        digest: _Digest | None = None,
     ) -> None:
         self.path = path
         self.position = 0

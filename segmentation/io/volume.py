@@ -110,7 +110,11 @@ class Volume:
 
     @classmethod
     def of(
-        cls, scan: ScanLike, *, labels: bool = False, image: str | None = None
+        cls,
+        scan: ScanLike,
+        *,
+        labels: bool = False,
+        image: str | None = None,
     ) -> Volume:
         """A scan (or label map) as users have it: see `ScanLike`. TypeError for anything else.
 
@@ -207,7 +211,11 @@ class Volume:
 
     @classmethod
     def of_array(
-        cls, array: ArrayLike, affine: ArrayLike, *, labels: bool = False
+        cls,
+        array: ArrayLike,
+        affine: ArrayLike,
+        *,
+        labels: bool = False,
     ) -> Volume:
         """A scan of voxels (X, Y, Z) and their affine (voxel index -> RAS mm), as `of_image`.
 
@@ -229,7 +237,8 @@ class Volume:
         image = nib.Nifti1Image(voxels, None)
         # Not by way of the constructor, which fails on what is refused here.
         image.header.set_sform(to_ras, "aligned")
-        image.header.set_zooms(np.linalg.norm(to_ras[:3, :3], axis=0))
+        zooms = np.linalg.norm(to_ras[:3, :3], axis=0)
+        image.header.set_zooms(zooms)
         checked = cls.of_image(image, labels=labels)
         # The header rounds to float32. ITK would refuse the labels then: they would not be at the
         # place of the scan.

@@ -96,7 +96,12 @@ def _voxels(stream: ScanStream, header: Header) -> NDArray[Any]:
 
 
 def usable_values(
-    voxels: NDArray[Any], header: Header, where: Path, *, labels: bool, fill: bool
+    voxels: NDArray[Any],
+    header: Header,
+    where: Path,
+    *,
+    labels: bool,
+    fill: bool,
 ) -> tuple[NDArray[Any], int]:
     """The voxels scaled and checked, and how many that were no numbers became 0.
 
@@ -145,7 +150,9 @@ def _as_float32(data: NDArray[Any], header: Header) -> NDArray[Any]:
 
 
 def _whole_numbers(
-    data: NDArray[Any], where: Path, kinds: tuple[type[np.integer[Any]], ...]
+    data: NDArray[Any],
+    where: Path,
+    kinds: tuple[type[np.integer[Any]], ...],
 ) -> NDArray[Any]:
     """The labels as the first of these types that holds them all; FormatError if none does."""
     # As Python's numbers: 2**31 - 1 as a float32 is 2**31, which would pass for it.

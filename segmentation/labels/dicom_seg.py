@@ -121,7 +121,8 @@ def write_seg(
     labels = [label for label in scheme.labels[1:] if label.name not in left_out]
     # Segments are numbered from 1, without gaps; 0 is background and what is left out.
     segment_of = np.zeros(len(scheme), np.uint8)
-    segment_of[[label.index for label in labels]] = np.arange(1, len(labels) + 1)
+    classes = [label.index for label in labels]
+    segment_of[classes] = np.arange(1, len(labels) + 1)
     stack = _in_order_of_files(segment_of[indices.data], source.frames)
     with quiet():
         content = _encoded(datasets, stack, labels, digest, model)
@@ -185,7 +186,11 @@ def _segments(labels: Sequence[Label], model: str) -> list[Any]:
 
 
 def _encoded(
-    sources: list[Any], stack: Any, labels: Sequence[Label], digest: str, model: str
+    sources: list[Any],
+    stack: Any,
+    labels: Sequence[Label],
+    digest: str,
+    model: str,
 ) -> bytes:
     """The bytes of a DICOM SEG, for a stack of segment numbers (frame, row, column)."""
     import highdicom as hd

@@ -154,7 +154,11 @@ class LabelScheme:
                 remedy="use the coronal and axial views",
             )
         # One of each pair is kept, the one that comes first.
-        kept = [x for x in self.labels if x.partner is None or x.index < x.partner]
+        kept = [
+            label
+            for label in self.labels
+            if label.partner is None or label.index < label.partner
+        ]
         to_merged = np.zeros(len(self), np.int64)
         for merged_index, label in enumerate(kept):
             to_merged[label.index] = merged_index

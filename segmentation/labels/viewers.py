@@ -40,7 +40,8 @@ def viewer_table(scheme: LabelScheme, viewer: Viewer, *, by_index: bool = False)
         if viewer == "fsleyes" and label.index == 0:
             continue  # or the scan would be hidden behind background
         rows.append(_row(line, number, label) + "\n")
-    return header.format(scheme=scheme.name, count=len(rows)) + "".join(rows)
+    beginning = header.format(scheme=scheme.name, count=len(rows))
+    return beginning + "".join(rows)
 
 
 def _number_of(numbered: tuple[int, Label]) -> int:

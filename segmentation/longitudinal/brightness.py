@@ -27,17 +27,20 @@ def evened(images: Sequence[Image]) -> list[Image]:
     Where all of them show tissue, each has the geometric mean of their local means.
     """
     coarse = [image[::_STEP, ::_STEP, ::_STEP] for image in images]
-    tissue = np.all([image > _TISSUE for image in coarse], axis=0).astype(np.float32)
+    is_tissue = np.all([image > _TISSUE for image in coarse], axis=0)
+    tissue = is_tissue.astype(np.float32)
     share = _smooth(tissue)
     logarithms = []
     for image in coarse:
-        mean = (_smooth(image * tissue) + _LEAST) / (share + _LEAST)
+        total = _smooth(image * tissue)
+        mean = (total + _LEAST) / (share + _LEAST)
         logarithms.append(np.log(mean))
     common = np.mean(logarithms, axis=0)
     result = []
     for image, logarithm in zip(images, logarithms, strict=True):
         gain = np.exp(common - logarithm)
-        result.append(np.asarray(image * _stretched(gain, image.shape), np.float32))
+        even = image * _stretched(gain, image.shape)
+        result.append(np.asarray(even, np.float32))
     return result
 
 
@@ -48,12 +51,13 @@ def _smooth(values: NDArray[Any]) -> NDArray[Any]:
 def _stretched(values: NDArray[Any], shape: Sequence[int]) -> NDArray[np.float32]:
     """Values in every n-th voxel, on the grid of all; linear between them, constant beyond."""
     for axis, length in enumerate(shape):
+        last = values.shape[axis] - 1
         places = np.arange(length) / _STEP
-        lower = np.minimum(places.astype(int), values.shape[axis] - 1)
-        upper = np.minimum(lower + 1, values.shape[axis] - 1)
+        lower = np.minimum(places.astype(int), last)
+        upper = np.minimum(lower + 1, last)
         view = [1, 1, 1]
         view[axis] = length
-        part = (places - lower).clip(0, 1).reshape(view)
+        part = np.clip(places - lower, 0, 1).reshape(view)
         low = np.take(values, lower, axis)
         high = np.take(values, upper, axis)
         values = low * (1 - part) + high * part

@@ -72,17 +72,19 @@ def smoothed(values: Tensor, sigma: float) -> Tensor:
     """Values (X, Y, Z) smoothed by a Gaussian; what is beyond the edge repeats the edge."""
     reach = max(1, round(3 * sigma))
     offsets = torch.arange(-reach, reach + 1, dtype=torch.float32)
-    weights = torch.exp(-0.5 * (offsets / sigma) ** 2)
+    distances = offsets / sigma
+    weights = torch.exp(-0.5 * distances**2)
     weights = weights / weights.sum()
     for _ in range(3):
-        lines = values.reshape(1, 1, -1, values.shape[-1])
+        length = values.shape[-1]
+        lines = values.reshape(1, 1, -1, length)
         padded = pad(lines, (reach, reach, 0, 0), mode="replicate")[0, 0]
         total = torch.zeros_like(lines[0, 0])
-        length = values.shape[-1]
         for place, weight in enumerate(weights.tolist()):
             total.add_(padded[:, place : place + length], alpha=weight)
+        total = total.reshape(values.shape)
         # The next axis comes last: after three turns all are in place.
-        values = total.reshape(values.shape).permute(2, 0, 1).contiguous()
+        values = total.permute(2, 0, 1).contiguous()
     return values
 
 
@@ -91,7 +93,9 @@ def _solved(sums: dict[tuple[int, int], Tensor], right: list[Tensor]) -> Tensor:
     a = sums[0, 0] + _LEAST_SLOPE
     b = sums[1, 1] + _LEAST_SLOPE
     c = sums[2, 2] + _LEAST_SLOPE
-    d, e, f = sums[0, 1], sums[0, 2], sums[1, 2]
+    d = sums[0, 1]
+    e = sums[0, 2]
+    f = sums[1, 2]
     # Cofactors of the symmetric matrix.
     aa = b * c - f * f
     bb = a * c - e * e
@@ -121,7 +125,8 @@ def warped(values: Tensor, flow: Tensor) -> Tensor:
         indices = torch.arange(length, dtype=torch.float32, device=flow.device)
         places = indices.view(view) + flow[axis]
         # The sampler's last axis comes first; its first voxel is at -1 and its last one at 1.
-        grid[0, ..., 2 - axis] = places.mul_(2 / (length - 1)).sub_(1)
+        places.mul_(2 / (length - 1)).sub_(1)
+        grid[0, ..., 2 - axis] = places
     found = grid_sample(values[None], grid, padding_mode="border", align_corners=True)
     return found[0]
 

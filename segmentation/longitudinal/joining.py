@@ -84,22 +84,30 @@ class Joining:
 
     def add(self, probabilities: Tensor, image: Tensor, flow: Tensor) -> None:
         """Add a scan: its probabilities, its image and the flow from the template to it."""
-        difference = (warped(image[None], flow)[0] - self._template).abs()
+        difference = self._difference(image, flow)
         strange = _strangeness(difference, self._template > _BRIGHT)
         self._count += 1
+        flow_of_voxel = flow.permute(1, 2, 3, 0)
         near = _near_boundaries(flow, self.mean, probabilities)
         for voxels in _chunks(near):
             at = voxels.unbind(1)
-            places = voxels + flow.permute(1, 2, 3, 0)[at]
+            places = voxels + flow_of_voxel[at]
             before = self.mean[at].float()
             share = (1 - strange[at])[:, None] / self._count
-            change = (rows_at(probabilities, places) - before) * share
+            change = rows_at(probabilities, places)
+            change.sub_(before).mul_(share)
             self.mean[at] = (before + change).to(self.mean.dtype)
         back = inverse_of(flow)
         in_scan = warped(strange[None], back)[0]
         at = (in_scan > _LEAST_OWN).nonzero().unbind(1)
-        self._own.append(_Own(at, in_scan[at][:, None], probabilities[at]))
+        share_of_own = in_scan[at][:, None]
+        self._own.append(_Own(at, share_of_own, probabilities[at]))
         self._ways_back.append(back)
+
+    def _difference(self, image: Tensor, flow: Tensor) -> Tensor:
+        """How far a scan's brightness is from the template's, (X, Y, Z), 0 or more."""
+        in_template = warped(image[None], flow)[0]
+        return in_template.sub_(self._template).abs_()
 
     def on_processor(self) -> None:
         """Move all to the host's memory: what is left to do needs no GPU."""
@@ -113,10 +121,11 @@ class Joining:
         `number` counts in the order in which scans were added.
         """
         back = self._ways_back[number]
+        flow_of_voxel = back.permute(1, 2, 3, 0)
         result = self.mean.clone()
         for voxels in _chunks(_near_boundaries(back, self.mean)):
             at = voxels.unbind(1)
-            places = voxels + back.permute(1, 2, 3, 0)[at]
+            places = voxels + flow_of_voxel[at]
             result[at] = rows_at(self.mean, places).to(result.dtype)
         own = self._own[number]
         joined = result[own.places].float()
@@ -135,7 +144,8 @@ def _strangeness(difference: Tensor, is_head: Tensor) -> Tensor:
     if not is_head.any():
         return torch.zeros_like(mean)
     usual = mean[is_head].median().clamp(min=1e-6)
-    return (mean / (_UNUSUAL * usual) - 1).clamp_(0, 1)
+    excess = mean / (_UNUSUAL * usual) - 1
+    return excess.clamp_(0, 1)
 
 
 def _near_boundaries(flow: Tensor, *probabilities: Tensor) -> Tensor:

@@ -137,7 +137,11 @@ def _in_space(scan: Volume, space: PersonSpace, number: int) -> Image:
 
 
 def _prepared(
-    predictor: Predictor, scan: Volume, space: PersonSpace, number: int, image: Image
+    predictor: Predictor,
+    scan: Volume,
+    space: PersonSpace,
+    number: int,
+    image: Image,
 ) -> Conformed:
     """A scan in the person's space as networks take it, with the plan to its own space."""
     pose = space.poses[number]

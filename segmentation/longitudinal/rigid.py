@@ -110,7 +110,9 @@ def _starts() -> list[Matrix]:
 
 
 def _about(
-    start: NDArray[np.float64], turn: Matrix, end: NDArray[np.float64]
+    start: NDArray[np.float64],
+    turn: Matrix,
+    end: NDArray[np.float64],
 ) -> Matrix:
     """The rigid matrix that turns about one point (3,) and takes it to another."""
     matrix = np.eye(4)
@@ -122,22 +124,31 @@ def _about(
 def _cross(vector: NDArray[np.float64]) -> Matrix:
     """The matrix (3, 3) of the cross product with a vector."""
     x, y, z = vector
-    return np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
+    return np.array(
+        [
+            [0.0, -z, y],
+            [z, 0.0, -x],
+            [-y, x, 0.0],
+        ]
+    )
 
 
 def _level(volume: Volume, spacing_mm: float) -> Volume:
     """An image on a RAS grid of this spacing, smoothed to suit it, without shading."""
     low, high = volume.grid.extent_mm(volume.grid.box)
+    voxels = np.ceil((high - low) / spacing_mm)
     # A margin of background on all sides: what leaves the grid is as dark as what is beyond.
-    shape = to_shape(np.ceil((high - low) / spacing_mm) + 2)
+    shape = to_shape(voxels + 2)
+    # From the centre of the first voxel to that of the last one.
+    length_mm = spacing_mm * (np.array(shape) - 1)
     affine = np.diag([spacing_mm] * 3 + [1.0])
-    affine[:3, 3] = (low + high) / 2 - spacing_mm * (np.array(shape) - 1) / 2
-    image = resample_image(
-        volume.data, GridMap.between(volume.grid, Grid(shape, affine))
-    )
+    affine[:3, 3] = (low + high) / 2 - length_mm / 2
+    to_level = GridMap.between(volume.grid, Grid(shape, affine))
+    image = resample_image(volume.data, to_level)
     image = ndimage.gaussian_filter(image, 0.5)
     around = ndimage.gaussian_filter(image, _SHADING_MM / spacing_mm)
-    return Volume(image / (around + np.float32(_FLOOR)), affine)
+    without_shading = image / (around + np.float32(_FLOOR))
+    return Volume(without_shading, affine)
 
 
 def _middle_of_head(image: Volume) -> NDArray[np.float64]:
@@ -147,11 +158,14 @@ def _middle_of_head(image: Volume) -> NDArray[np.float64]:
 
 
 def _refine(
-    pair: tuple[Volume, Volume], matrix: Matrix, spacing_mm: float, most_steps: int
+    pair: tuple[Volume, Volume],
+    matrix: Matrix,
+    spacing_mm: float,
+    most_steps: int,
 ) -> Alignment:
     """Improve a matrix by Gauss-Newton steps in the halfway space of a pair of images."""
     grid = _halfway_grid(pair, matrix, spacing_mm)
-    places = grid.places(np.moveaxis(np.indices(grid.shape), 0, -1).reshape(-1, 3))
+    places = _places_in(grid)
     centre = places.mean(axis=0)
     for _ in range(most_steps):
         images = _halfway(pair, matrix, grid)
@@ -159,14 +173,27 @@ def _refine(
         if not is_head.any():
             break
         twist = _step(images, is_head, places - centre, spacing_mm)
-        half = _about_centre(linalg.expm(_twist_matrix(twist / 2)), centre)
+        half_turn = linalg.expm(_twist_matrix(twist / 2))
+        half = _about_centre(half_turn, centre)
         # Halfway = root · first, and second = root · halfway: both roots get half of the step.
         root = _square_root(matrix)
         matrix = root @ half @ half @ root
-        shift = moved(places[is_head], half @ half) - places[is_head]
-        if np.linalg.norm(shift, axis=1).mean() < _STILL_MM:
+        if _mean_shift_mm(places[is_head], half @ half) < _STILL_MM:
             break
-    return Alignment(matrix, _likeness(*_halfway(pair, matrix, grid)))
+    first, second = _halfway(pair, matrix, grid)
+    return Alignment(matrix, _likeness(first, second))
+
+
+def _places_in(grid: Grid) -> NDArray[np.float64]:
+    """Where all voxels of a grid are, RAS mm, (N, 3)."""
+    indices = np.moveaxis(np.indices(grid.shape), 0, -1)
+    return grid.places(indices.reshape(-1, 3))
+
+
+def _mean_shift_mm(places: NDArray[np.float64], matrix: Matrix) -> float:
+    """How far a matrix moves places (N, 3), in the mean."""
+    shifts = moved(places, matrix) - places
+    return float(np.linalg.norm(shifts, axis=1).mean())
 
 
 def _square_root(rigid: Matrix) -> Matrix:
@@ -179,13 +206,19 @@ def _halfway_grid(
 ) -> Grid:
     """A grid around both images in their halfway space."""
     root = _square_root(matrix)
-    extents = []
-    for image, pose in zip(pair, (root, np.linalg.inv(root)), strict=True):
+    poses = (root, np.linalg.inv(root))
+    lows = []
+    highs = []
+    for image, pose in zip(pair, poses, strict=True):
         placed = image.grid.moved_by(pose)
-        extents.append(placed.extent_mm(placed.box))
-    low = np.max([extent[0] for extent in extents], axis=0)
-    high = np.min([extent[1] for extent in extents], axis=0)
-    shape = to_shape(np.maximum(np.ceil((high - low) / spacing_mm), 1))
+        low, high = placed.extent_mm(placed.box)
+        lows.append(low)
+        highs.append(high)
+    # What both images cover.
+    low = np.max(lows, axis=0)
+    high = np.min(highs, axis=0)
+    voxels = np.ceil((high - low) / spacing_mm)
+    shape = to_shape(np.maximum(voxels, 1))
     affine = np.diag([spacing_mm] * 3 + [1.0])
     affine[:3, 3] = low + spacing_mm / 2
     return Grid(shape, affine)
@@ -196,10 +229,12 @@ def _halfway(
 ) -> tuple[Image, Image]:
     """Both images on a grid of their halfway space."""
     root = _square_root(matrix)
+    poses = (root, np.linalg.inv(root))
     images = []
-    for image, pose in zip(pair, (root, np.linalg.inv(root)), strict=True):
+    for image, pose in zip(pair, poses, strict=True):
         placed = image.grid.moved_by(pose)
-        images.append(resample_image(image.data, GridMap.between(placed, grid)))
+        to_grid = GridMap.between(placed, grid)
+        images.append(resample_image(image.data, to_grid))
     return images[0], images[1]
 
 
@@ -222,15 +257,21 @@ def _step(
     turned = np.cross(places[is_head], slope)
     columns = np.concatenate([turned, slope], axis=1)
     # A first guess without weights would follow whatever differs most.
-    twist = np.zeros(6)
+    twist: NDArray[np.float64] = np.zeros(6)
     for _ in range(3):
         off = residual + columns @ twist
         spread = _NORMAL_MAD * np.median(np.abs(off)) + 1e-6
-        weights = np.clip(1 - (off / (_TUKEY * spread)) ** 2, 0, None) ** 2
+        weights = _tukey_weights(off / (_TUKEY * spread))
         weighted = columns * weights[:, None]
         normal = columns.T @ weighted + 1e-6 * np.eye(6)
-        twist = np.linalg.solve(normal, -weighted.T @ residual)
+        solution = np.linalg.solve(normal, -weighted.T @ residual)
+        twist = np.asarray(solution, np.float64)
     return twist
+
+
+def _tukey_weights(relative: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Tukey's weights of residuals: 1 for none, 0 from 1 or -1 on."""
+    return np.asarray(np.clip(1 - relative**2, 0, None) ** 2)
 
 
 def _twist_matrix(twist: NDArray[np.float64]) -> Matrix:

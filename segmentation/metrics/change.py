@@ -78,9 +78,18 @@ def change_of(
     if retest_percent is not None:
         # A difference of two has the noise of both scans.
         of_one_scan = retest_percent / np.sqrt(2)
-        spread = np.sqrt(((times - times.mean()) ** 2).sum())
+        squares = ((times - times.mean()) ** 2).sum()
+        spread = np.sqrt(squares)
         noise = float(of_one_scan / spread)
-    return Change(len(values), float(np.ptp(times)), percent, slope, low, high, noise)
+    return Change(
+        scans=len(values),
+        years=float(np.ptp(times)),
+        percent=percent,
+        percent_per_year=slope,
+        low=low,
+        high=high,
+        noise=noise,
+    )
 
 
 def _slope(percents: Values, times: Values) -> tuple[float, float | None, float | None]:
@@ -89,5 +98,6 @@ def _slope(percents: Values, times: Values) -> tuple[float, float | None, float 
     slope = float(line.slope)
     if len(times) < 3:
         return slope, None, None
-    half = float(stats.t.ppf(0.975, len(times) - 2) * line.stderr)
+    quantile = stats.t.ppf(0.975, len(times) - 2)
+    half = float(quantile * line.stderr)
     return slope, slope - half, slope + half

@@ -141,12 +141,12 @@ def _scheme_of(names: Collection[str], scheme: LabelScheme) -> LabelScheme | Non
 
 def _parts(scheme: LabelScheme, source: LabelScheme) -> dict[str, list[str]]:
     """Of each structure of `scheme`: those of `source` whose voxels become it."""
-    parts: dict[int, list[str]] = {label.index: [] for label in scheme.labels}
+    by_class: list[list[str]] = [[] for _ in scheme.labels]
     for part in source.labels[1:]:
         for index in scheme.classes_of_number(part.fs_id):
-            parts[index].append(part.name)
+            by_class[index].append(part.name)
     for label in scheme.labels:
         # Where a map lacks it, it is made around that structure.
         if label.rim_of is not None:
-            parts[label.index] = [*parts[label.index], *parts[label.rim_of]]
-    return {label.name: parts[label.index] for label in scheme.labels}
+            by_class[label.index].extend(by_class[label.rim_of])
+    return dict(zip(scheme.names, by_class, strict=True))

@@ -76,7 +76,11 @@ class Metric:
 
 
 def _share(
-    key: str, title: str, definition: str, missed: str = "0", invented: str = "0"
+    key: str,
+    title: str,
+    definition: str,
+    missed: str = "0",
+    invented: str = "0",
 ) -> Metric:
     """From 0 to 1, and 1 is perfect."""
     return Metric(key, title, "", "higher", definition, "undefined", missed, invented)
@@ -90,7 +94,11 @@ def _distance(key: str, title: str, definition: str) -> Metric:
 
 
 def _volume(
-    key: str, title: str, definition: str, missed: str, invented: str
+    key: str,
+    title: str,
+    definition: str,
+    missed: str,
+    invented: str,
 ) -> Metric:
     """In mm³; no mean over structures says anything."""
     return Metric(

@@ -63,9 +63,9 @@ def group_difference(first: Values, second: Values) -> GroupDifference:
     if min(counts) < 2:
         return GroupDifference(*counts)
     freedom = sum(counts) - 2
-    squares = ((first - first.mean()) ** 2).sum() + (
-        (second - second.mean()) ** 2
-    ).sum()
+    first_squares = ((first - first.mean()) ** 2).sum()
+    second_squares = ((second - second.mean()) ** 2).sum()
+    squares = first_squares + second_squares
     if not squares > 0:
         return GroupDifference(*counts)
     difference = float(first.mean() - second.mean())
@@ -89,10 +89,13 @@ def group_difference(first: Values, second: Values) -> GroupDifference:
 def _welch(first: Values, second: Values) -> tuple[float, float]:
     """Standard error of the difference of two means, and its degrees of freedom (Welch, 1947)."""
     # Not scipy's ttest_ind: it warns of groups whose values are nearly equal.
-    parts = [values.var(ddof=1) / len(values) for values in (first, second)]
-    freedoms = [len(values) - 1 for values in (first, second)]
-    lost = sum(part**2 / f for part, f in zip(parts, freedoms, strict=True))
-    return float(np.sqrt(sum(parts))), float(sum(parts) ** 2 / lost)
+    first_part = first.var(ddof=1) / len(first)
+    second_part = second.var(ddof=1) / len(second)
+    variance = first_part + second_part
+    first_lost = first_part**2 / (len(first) - 1)
+    second_lost = second_part**2 / (len(second) - 1)
+    freedom = variance**2 / (first_lost + second_lost)
+    return float(np.sqrt(variance)), float(freedom)
 
 
 def trend(x: Values, y: Values) -> Trend:

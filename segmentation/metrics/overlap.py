@@ -61,12 +61,18 @@ def _check_classes(name: str, labels: NDArray[Any], classes: int) -> None:
 
 def dice(joint: Counts) -> Values:
     """2 |T and P| / (|T| + |P|) of each class, (K,)."""
-    return _ratio(2 * joint.diagonal(), joint.sum(1) + joint.sum(0))
+    true = joint.sum(1)
+    predicted = joint.sum(0)
+    return _ratio(2 * joint.diagonal(), true + predicted)
 
 
 def iou(joint: Counts) -> Values:
     """|T and P| / |T or P| of each class, (K,)."""
-    return _ratio(joint.diagonal(), joint.sum(1) + joint.sum(0) - joint.diagonal())
+    true = joint.sum(1)
+    predicted = joint.sum(0)
+    in_both = joint.diagonal()
+    in_either = true + predicted - in_both
+    return _ratio(in_both, in_either)
 
 
 def precision(joint: Counts) -> Values:
@@ -90,9 +96,12 @@ def generalised_dice(joint: Counts, without: Collection[int] = ()) -> float:
     predicted = joint.sum(0)[classes].astype(float)
     if not true.any():
         return float("nan")
-    weights = 1 / np.where(true > 0, true, true[true > 0].min()) ** 2
+    smallest = true[true > 0].min()
+    weights = 1 / np.where(true > 0, true, smallest) ** 2
     both = joint.diagonal()[classes]
-    return float(2 * (weights @ both) / (weights @ (true + predicted)))
+    weighted_both = weights @ both
+    weighted_sizes = weights @ (true + predicted)
+    return float(2 * weighted_both / weighted_sizes)
 
 
 def side_swap(joint: Counts, partners: NDArray[np.integer[Any]]) -> Values:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +17,7 @@ from trinat.segmentation.labels.fluid import Csf
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics import overlap, surface
 from trinat.segmentation.metrics.common_grid import labelled_slices, on_grid_of
-from trinat.segmentation.metrics.counted import ALL_STRUCTURES, Made, members_of_groups
+from trinat.segmentation.metrics.counted import Made
 from trinat.segmentation.metrics.definitions import (
     BOUNDARY_WIDTH_MM,
     METRICS,
@@ -27,103 +26,13 @@ from trinat.segmentation.metrics.definitions import (
     TOLERANCES_MM,
     Absence,
 )
+from trinat.segmentation.metrics.measurement import PairMeasurements
 
 if TYPE_CHECKING:
     import pandas as pd
 
-# Structures with such a note are in no mean, and no scan lacks them.
-_NEVER = (NOT_PREDICTED, OTHER_CSF)
-
 Indices = NDArray[np.uint8]
 Values = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """One number: `structure` is a label's name, or `group:<name>` for a mean over a group.
-
-    `fs_id` is None for groups. `value` is NaN where it is undefined; `note` says then why, or which
-    policy for absent structures gave the value.
-    """
-
-    structure: str
-    fs_id: int | None
-    metric: str
-    value: float
-    unit: str
-    note: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class PairMeasurements:
-    """The measurements of one prediction, by class of a scheme.
-
-    `joint` (K, K) counts voxels by true and predicted class; it has no voxel of a rejected
-    structure in the prediction. `values[metric]` has one number per class, (K,), NaN where
-    undefined. `notes` (K,) says why: an `Absence`, or why the structure does not count; else it is
-    empty. `without_confusions` are true classes of which nobody asks what they were labelled as.
-    """
-
-    scheme: LabelScheme
-    joint: NDArray[np.int64]
-    values: dict[str, Values]
-    generalised_dice: float
-    notes: tuple[str, ...]
-    without_confusions: frozenset[int]
-    voxel_mm3: float
-
-    def rows(self) -> list[Measurement]:
-        """Everything in long form: per structure, per group, confusions."""
-        return [*self._structures(), *self._groups(), *self._confusions()]
-
-    def _structures(self) -> Iterator[Measurement]:
-        """Every metric of every structure; those on the midline have no side to swap."""
-        for label, note in zip(self.scheme.labels[1:], self.notes[1:], strict=True):
-            for metric, values in self.values.items():
-                if metric == "side_swap" and label.partner is None:
-                    continue
-                value = float(values[label.index])
-                unit = METRICS[metric].unit
-                yield Measurement(label.name, label.fs_id, metric, value, unit, note)
-
-    def _groups(self) -> Iterator[Measurement]:
-        """Plain means over the structures of a group; the note counts what has no value."""
-        for group, members in members_of_groups(self.scheme).items():
-            predicted = [
-                label for label in members if self.notes[label.index] not in _NEVER
-            ]
-            # Structures on the midline have no other side.
-            paired = [label for label in predicted if label.partner is not None]
-            for metric, values in self.values.items():
-                labels = paired if metric == "side_swap" else predicted
-                if not METRICS[metric].averaged or not labels:
-                    continue
-                mean, note = _mean_of_known(values[[label.index for label in labels]])
-                unit = METRICS[metric].unit
-                yield Measurement(f"group:{group}", None, metric, mean, unit, note)
-        every = f"group:{ALL_STRUCTURES}"
-        yield Measurement(every, None, "generalised_dice", self.generalised_dice, "")
-
-    def _confusions(self) -> Iterator[Measurement]:
-        """What each true class was labelled as, in mm3; background is a class here."""
-        for true, predicted in np.argwhere(self.joint):
-            if true == predicted == 0 or true in self.without_confusions:
-                continue
-            label = self.scheme.labels[true]
-            metric = f"labelled_as:{self.scheme.names[predicted]}"
-            value = float(self.joint[true, predicted] * self.voxel_mm3)
-            yield Measurement(label.name, label.fs_id, metric, value, "mm3")
-
-
-def _mean_of_known(values: Values) -> tuple[float, str]:
-    """Mean of the values that are defined, NaN if none is, and a note where some are not."""
-    known = values[~np.isnan(values)]
-    note = ""
-    if len(known) < len(values):
-        note = f"mean of {len(known)} of {len(values)}"
-    if not len(known):
-        return float("nan"), note
-    return float(known.mean()), note
 
 
 def compare(
@@ -141,23 +50,13 @@ def compare(
     """
     excluded = excluded or {}
     overlap.check_shapes(truth, prediction)
-    unknown: list[int] = []
-    other_csf: list[int] = []
-    rejected: list[int] = []
-    for label in scheme.labels:
-        if label.name not in excluded:
-            continue
-        if excluded[label.name] == NOT_PREDICTED:
-            unknown.append(label.index)
-        elif excluded[label.name] == OTHER_CSF:
-            other_csf.append(label.index)
-        else:
-            rejected.append(label.index)
+    unknown, other_csf, rejected = _classes_by_reason(scheme, excluded)
     if rejected:
         prediction = np.where(np.isin(prediction, rejected), np.uint8(0), prediction)
     voxels = truth.size
     truth, prediction = _crop(truth, prediction)
     joint = overlap.joint_histogram(truth, prediction, len(scheme))
+    # All that was cropped is background in both.
     joint[0, 0] += voxels - truth.size
     true_voxels = joint.sum(1)
     predicted_voxels = joint.sum(0)
@@ -185,6 +84,26 @@ def compare(
         without_confusions=frozenset([*other_csf, *rejected]),
         voxel_mm3=float(np.prod(spacing_mm)),
     )
+
+
+def _classes_by_reason(
+    scheme: LabelScheme, excluded: Mapping[str, str]
+) -> tuple[list[int], list[int], list[int]]:
+    """Excluded classes: those not predicted, those of another CSF, and those rejected."""
+    unknown: list[int] = []
+    other_csf: list[int] = []
+    rejected: list[int] = []
+    for label in scheme.labels:
+        if label.name not in excluded:
+            continue
+        reason = excluded[label.name]
+        if reason == NOT_PREDICTED:
+            unknown.append(label.index)
+        elif reason == OTHER_CSF:
+            other_csf.append(label.index)
+        else:
+            rejected.append(label.index)
+    return unknown, other_csf, rejected
 
 
 def _voxel_values(
@@ -245,10 +164,11 @@ def _surface_values(
 def _crop(truth: Indices, prediction: Indices) -> tuple[Indices, Indices]:
     """Both maps within the box that holds every structure of either, in one order in memory."""
     occupied = (truth > 0) | (prediction > 0)
-    box = ndimage.find_objects(occupied.view(np.uint8))
-    if not box:
+    boxes = ndimage.find_objects(occupied.view(np.uint8))
+    if not boxes:
         return truth[:1], prediction[:1]
-    return np.ascontiguousarray(truth[box[0]]), np.ascontiguousarray(prediction[box[0]])
+    (box,) = boxes
+    return np.ascontiguousarray(truth[box]), np.ascontiguousarray(prediction[box])
 
 
 def _boxes(
@@ -344,7 +264,8 @@ def _by_structure(found: PairMeasurements) -> pd.DataFrame:
     import pandas as pd
 
     scheme = found.scheme
-    table = pd.DataFrame(found.values, index=pd.Index(scheme.names, name="structure"))
+    structures = pd.Index(scheme.names, name="structure")
+    table = pd.DataFrame(found.values, index=structures)
     table.insert(0, "freesurfer", scheme.fs_ids)
     table["note"] = found.notes
     # Background is no structure.

@@ -52,21 +52,25 @@ def _mean_and_error(values: Values) -> tuple[Values, Values, Values]:
     count = (~np.isnan(values)).sum(0)
     persons = np.where(count >= 2, count, np.nan)
     mean = np.nansum(values, axis=0) / persons
-    variance = np.nansum((values - mean) ** 2, axis=0) / (persons - 1)
+    squares = np.nansum((values - mean) ** 2, axis=0)
+    variance = squares / (persons - 1)
     return persons, mean, np.sqrt(variance / persons)
 
 
 def _skewness(values: Values) -> Values:
     """Adjusted Fisher-Pearson skewness of each column; 0 for two persons, and without spread."""
     persons, mean, _ = _mean_and_error(values)
-    second = np.nansum((values - mean) ** 2, axis=0) / persons
-    third = np.nansum((values - mean) ** 3, axis=0) / persons
-    known = (persons > 2) & (second > (1e-12 * mean) ** 2)
+    deviations = values - mean
+    second_moment = np.nansum(deviations**2, axis=0) / persons
+    third_moment = np.nansum(deviations**3, axis=0) / persons
+    rounding = (1e-12 * mean) ** 2
+    known = (persons > 2) & (second_moment > rounding)
     # Any values that can be divided by, where the result is not used.
     persons = np.where(known, persons, 3)
-    second = np.where(known, second, 1)
-    adjusted = np.sqrt(persons * (persons - 1)) / (persons - 2)
-    return np.where(known, third / second**1.5 * adjusted, 0.0)
+    second_moment = np.where(known, second_moment, 1)
+    adjustment = np.sqrt(persons * (persons - 1)) / (persons - 2)
+    skewness = third_moment / second_moment**1.5 * adjustment
+    return np.where(known, skewness, 0.0)
 
 
 def _without_skewness(quantile: Values, skewness: Values) -> Values:
@@ -76,7 +80,8 @@ def _without_skewness(quantile: Values, skewness: Values) -> Values:
     """
     skewed = np.abs(skewness) > 1e-6
     a = np.where(skewed, skewness, 1.0)
-    found = 3 / a * (np.cbrt(1 + a * (quantile - a / 6)) - 1)
+    cube = 1 + a * (quantile - a / 6)
+    found = 3 / a * (np.cbrt(cube) - 1)
     return np.where(skewed, found, quantile)
 
 
@@ -135,7 +140,8 @@ def paired_test(first: Values, second: Values) -> PairedTest:
 def _exact_p(changed: Values) -> float:
     """Two-sided p of Wilcoxon's signed-rank test over all signs of these differences, (n,)."""
     # Ranks of ties end in a half: doubled, all are whole numbers, and no sum is rounded.
-    ranks = np.rint(2 * stats.rankdata(np.abs(changed))).astype(int)
+    doubled = 2 * stats.rankdata(np.abs(changed))
+    ranks = np.rint(doubled).astype(int)
     total = int(ranks.sum())
     # probability[s]: that the ranks of positive signs have the sum s, where signs are coins.
     probability = np.zeros(total + 1)
@@ -200,7 +206,14 @@ def bland_altman(first: Values, second: Values) -> Agreement:
     sd = float("nan")
     if len(difference) > 1:
         sd = float(difference.std(ddof=1))
-    return Agreement(len(difference), bias, sd, bias - 1.96 * sd, bias + 1.96 * sd)
+    half = 1.96 * sd
+    return Agreement(
+        persons=len(difference),
+        bias=bias,
+        sd=sd,
+        lower=bias - half,
+        upper=bias + half,
+    )
 
 
 def icc_2_1(measurements: Values) -> float:
@@ -212,13 +225,17 @@ def icc_2_1(measurements: Values) -> float:
     n, k = complete.shape
     if n < 2 or k < 2:
         return float("nan")
-    grand = complete.mean()
-    persons = complete.mean(1)
-    raters = complete.mean(0)
-    between_persons = k * ((persons - grand) ** 2).sum() / (n - 1)
-    between_raters = n * ((raters - grand) ** 2).sum() / (k - 1)
-    rest = complete - persons[:, None] - raters[None] + grand
-    residual = (rest**2).sum() / ((n - 1) * (k - 1))
+    grand_mean = complete.mean()
+    person_means = complete.mean(1)
+    rater_means = complete.mean(0)
+    # Mean squares of the two-way analysis of variance.
+    of_persons = ((person_means - grand_mean) ** 2).sum()
+    of_raters = ((rater_means - grand_mean) ** 2).sum()
+    between_persons = k * of_persons / (n - 1)
+    between_raters = n * of_raters / (k - 1)
+    rest = complete - person_means[:, None] - rater_means[None] + grand_mean
+    freedom = (n - 1) * (k - 1)
+    residual = (rest**2).sum() / freedom
     whole = between_persons + (k - 1) * residual + k * (between_raters - residual) / n
     if not whole > 0:
         return float("nan")
@@ -253,7 +270,8 @@ def within_subject_cv_percent(first: Values, second: Values) -> float:
     known = ~np.isnan(mean) & (mean > 0)
     if not known.any():
         return float("nan")
-    variation = (first[known] - second[known]) ** 2 / 2 / mean[known] ** 2
+    difference = first[known] - second[known]
+    variation = difference**2 / 2 / mean[known] ** 2
     return float(100 * np.sqrt(variation.mean()))
 
 
@@ -281,7 +299,8 @@ def _rank_biserial(changed: Values) -> float:
     if not len(changed):
         return 0.0
     ranks: Any = stats.rankdata(np.abs(changed))
-    return float((ranks * np.sign(changed)).sum() / ranks.sum())
+    in_favour_minus_against = (ranks * np.sign(changed)).sum()
+    return float(in_favour_minus_against / ranks.sum())
 
 
 def _join(*notes: str) -> str:

@@ -98,7 +98,10 @@ def surface_dice(distances: SurfaceDistances, tolerance_mm: float) -> float:
 
 
 def boundary_iou(
-    truth: Mask, prediction: Mask, spacing_mm: Spacing, width_mm: float
+    truth: Mask,
+    prediction: Mask,
+    spacing_mm: Spacing,
+    width_mm: float,
 ) -> float:
     """IoU of the two rims: each mask's voxels no farther than `width_mm` from a voxel outside.
 
@@ -132,7 +135,8 @@ def _percentile(distances_mm: Values, areas_mm2: Values, percent: float) -> floa
     order = np.argsort(distances_mm)
     shares = np.cumsum(areas_mm2[order])
     rank = int(np.searchsorted(shares / shares[-1], percent / 100))
-    return float(distances_mm[order[min(rank, len(order) - 1)]])
+    rank = min(rank, len(order) - 1)
+    return float(distances_mm[order[rank]])
 
 
 def _nearest_mm(points: Mask, targets: Mask, spacing_mm: Spacing) -> Values:
@@ -145,7 +149,8 @@ def _nearest_mm(points: Mask, targets: Mask, spacing_mm: Spacing) -> Values:
     offsets, distances_mm = _near_offsets(spacing_mm)
     reach = np.abs(offsets).max(0)
     # Whatever the order in memory of the targets, flat indices below count in C order.
-    padded = np.pad(np.ascontiguousarray(targets), [(r, r) for r in reach])
+    margins = [(r, r) for r in reach]
+    padded = np.pad(np.ascontiguousarray(targets), margins)
     strides = np.array(padded.strides)
     is_target = padded.ravel()
     coordinates = np.argwhere(points)
@@ -200,7 +205,8 @@ def _eroded(mask: Mask, spacing_mm: Spacing, radius_mm: float) -> Mask:
     """
     steps = np.eye(3, dtype=np.int64)
     within, _ = _ball(spacing_mm, radius_mm)
-    offsets = np.unique(np.concatenate([within, steps, -steps]), axis=0)
+    offsets = np.concatenate([within, steps, -steps])
+    offsets = np.unique(offsets, axis=0)
     reach = np.abs(offsets).max(0)
     padded = np.pad(mask, [(r, r) for r in reach])
     inside = mask.copy()
@@ -307,7 +313,9 @@ def _normals(part: NDArray[np.int64]) -> NDArray[np.float64]:
     one, other = part[neighbours == 2]
     middle_step = np.abs(one - other)
     first, second = np.eye(3)[middle_step == 0]
-    return np.stack([ones / 2, (first + middle_step) / 4, (second + middle_step) / 4])
+    first_fold = (first + middle_step) / 4
+    second_fold = (second + middle_step) / 4
+    return np.stack([ones / 2, first_fold, second_fold])
 
 
 def _centroid(mask: Mask) -> Values:

@@ -105,7 +105,10 @@ class Model:
 
 
 def class_weights(
-    fusion: Fusion, scheme: LabelScheme, views: Collection[View], where: str | Path
+    fusion: Fusion,
+    scheme: LabelScheme,
+    views: Collection[View],
+    where: str | Path,
 ) -> NDArray[np.float32]:
     """(V, K) weights of some views for each class of a scheme; columns sum to 1.
 

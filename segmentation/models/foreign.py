@@ -81,7 +81,12 @@ _MAX_NAME = 64
 
 
 def import_port(
-    file: Path, *, view: View, out: Path, labels: str = "quicknat33", licence: str = ""
+    file: Path,
+    *,
+    view: View,
+    out: Path,
+    labels: str = "quicknat33",
+    licence: str = "",
 ) -> ModelInfo:
     """Write the network in `file` as a model of one view; `trinat bundle` joins several.
 

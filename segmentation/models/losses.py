@@ -72,12 +72,12 @@ def boundaries(labels: Tensor) -> Tensor:
     In-plane alone: neighbouring slices of a batch are not neighbours in the head.
     """
     edge = torch.zeros_like(labels, dtype=torch.bool)
-    rows = labels[:, 1:] != labels[:, :-1]
-    edge[:, 1:] |= rows
-    edge[:, :-1] |= rows
-    columns = labels[:, :, 1:] != labels[:, :, :-1]
-    edge[:, :, 1:] |= columns
-    edge[:, :, :-1] |= columns
+    row_differs_from_next = labels[:, 1:] != labels[:, :-1]
+    edge[:, 1:] |= row_differs_from_next
+    edge[:, :-1] |= row_differs_from_next
+    column_differs_from_next = labels[:, :, 1:] != labels[:, :, :-1]
+    edge[:, :, 1:] |= column_differs_from_next
+    edge[:, :, :-1] |= column_differs_from_next
     return edge
 
 
@@ -129,7 +129,8 @@ class SegmentationLoss(nn.Module):
         weights = self.class_weights[labels.long()]
         valid = weights != 0
         edge_weight = self.config.boundary * self.class_weights[:classes].amax()
-        omega = ((weights + boundaries(labels) * edge_weight) * valid).flatten()
+        omega = weights + boundaries(labels) * edge_weight
+        omega = (omega * valid).flatten()
         picked = log_p.gather(1, target[:, None])[:, 0]
         # 0 where no pixel counts.
         total = omega.sum().clamp(min=torch.finfo(omega.dtype).tiny)

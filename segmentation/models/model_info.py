@@ -270,7 +270,10 @@ class Template:
         """The bytes of the file."""
         buffer = io.BytesIO()
         np.savez_compressed(
-            buffer, shares=self.shares, affine=self.affine, centroids=self.centroids
+            buffer,
+            shares=self.shares,
+            affine=self.affine,
+            centroids=self.centroids,
         )
         return buffer.getvalue()
 
@@ -318,6 +321,9 @@ class Template:
             return False
         if self.affine.dtype.kind != "f" or self.centroids.dtype.kind != "f":
             return False
-        if not np.isfinite(self.affine).all() or np.isinf(self.centroids).any():
+        is_placed = np.isfinite(self.affine).all()
+        # A centroid may be NaN: that of a class that no head has.
+        is_finite = not np.isinf(self.centroids).any()
+        if not is_placed or not is_finite:
             return False
         return bool(np.linalg.det(self.affine) != 0)

@@ -45,7 +45,10 @@ def to_safetensors(network: Network, precision: Precision, where: Path) -> bytes
 
 
 def from_safetensors(
-    data: bytes, config: NetworkConfig, precision: Precision, path: Path
+    data: bytes,
+    config: NetworkConfig,
+    precision: Precision,
+    path: Path,
 ) -> Network:
     """The network of a configuration with the weights in a file's bytes.
 
@@ -90,7 +93,9 @@ def _parse(data: bytes, path: Path) -> dict[str, Tensor]:
 
 
 def _check_names(
-    tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path
+    tensors: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    path: Path,
 ) -> None:
     """A file has the tensors of its network, all of them and no others."""
     missing = expected.keys() - tensors.keys()
@@ -108,7 +113,11 @@ def _check_names(
 
 
 def _check_tensor(
-    name: str, tensor: Tensor, expected: Tensor, precision: Precision, path: Path
+    name: str,
+    tensor: Tensor,
+    expected: Tensor,
+    precision: Precision,
+    path: Path,
 ) -> None:
     """A tensor has the shape of the network's, the stored type, and finite values."""
     if tensor.shape != expected.shape:

@@ -116,7 +116,10 @@ def view_result(image: Volume, labels: Volume, *, focus: int = 0) -> CaseView:
 
 
 def _packed(
-    shades: NDArray[np.uint8], prediction: NDArray[Any], start: Shape, **webp: int
+    shades: NDArray[np.uint8],
+    prediction: NDArray[Any],
+    start: Shape,
+    **webp: int,
 ) -> CaseView:
     """Grey values and classes (X, Y, Z) as the viewer reads them; `webp`: options of packing."""
     columns = int(np.ceil(np.sqrt(shades.shape[2])))
@@ -145,11 +148,18 @@ def _zoom(volume: Volume, shape: tuple[int, ...]) -> NDArray[np.float64]:
 
 
 def _scaled(
-    data: NDArray[Any], zoom: NDArray[np.float64], *, order: int
+    data: NDArray[Any],
+    zoom: NDArray[np.float64],
+    *,
+    order: int,
 ) -> NDArray[Any]:
     """Resampled by spline interpolation of an order: 0 for classes, 1 for grey values."""
     scaled: NDArray[Any] = ndimage.zoom(
-        data, zoom, order=order, mode="nearest", grid_mode=True
+        data,
+        zoom,
+        order=order,
+        mode="nearest",
+        grid_mode=True,
     )
     return scaled
 
@@ -213,7 +223,8 @@ def _still(
     errors[true == 0] = 2  # invented
     errors[predicted == 0] = 1  # missed
     errors[true == predicted] = 0
-    error_colors = np.array([(0, 0, 0), *ERROR_COLORS], np.float32) / np.float32(255)
+    error_colors = np.array([(0, 0, 0), *ERROR_COLORS], np.float32)
+    error_colors /= np.float32(255)
     rows = [
         _planes_side_by_side(shades, true, colors, start),
         _planes_side_by_side(shades, predicted, colors, start),

@@ -26,7 +26,10 @@ def numbers_of(row: Mapping[Any, Any], *keys: str, sign: bool = False) -> list[C
 
 
 def mean_with_interval(
-    evaluation: Evaluation, model: str, metric: str, structure: str = "group:all"
+    evaluation: Evaluation,
+    model: str,
+    metric: str,
+    structure: str = "group:all",
 ) -> Cell:
     """A mean with its 95 % interval; a dash where there is none."""
     found = evaluation.statistic(model, metric, structure)

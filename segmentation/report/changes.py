@@ -149,7 +149,10 @@ def _structures_of(courses: Sequence[Course]) -> list[str]:
 
 
 def _draw_panel(
-    axis: Any, courses: Sequence[Course], groups: Sequence[str], gid: str
+    axis: Any,
+    courses: Sequence[Course],
+    groups: Sequence[str],
+    gid: str,
 ) -> list[str]:
     """Draw the courses of one structure; what its dots are."""
     retest = courses[0].retest_percent
@@ -171,12 +174,14 @@ def _draw_panel(
         for case, volume in zip(course.cases, course.volumes_mm3, strict=True):
             names.append(f"{case}: {volume:,.0f} mm³")
     axis.scatter(x, y, s=10, c=colors, gid=gid)
-    farthest = max(half, max(abs(value) for value in y), 0.1)
+    largest_change = max(abs(value) for value in y)
+    farthest = max(half, largest_change, 0.1)
     axis.set_ylim(-1.2 * farthest, 1.2 * farthest)
     axis.axhline(0, color=INK, lw=0.5)
     if not courses[0].has_times:
         longest = max(len(course.cases) for course in courses)
-        axis.set_xticks(range(longest), [str(n + 1) for n in range(longest)])
+        numbers = [str(place + 1) for place in range(longest)]
+        axis.set_xticks(range(longest), numbers)
     return names
 
 

@@ -135,7 +135,8 @@ class Cohort:
 
     def largest_z(self) -> list[float]:
         """The farthest of each scan's volumes and asymmetries; NaN where no z is known."""
-        sizes = self.frame["z"].abs().groupby(self.frame["scan"]).max()
+        distances = self.frame["z"].abs()
+        sizes = distances.groupby(self.frame["scan"]).max()
         return [float(sizes[number]) for number in range(len(self.scans))]
 
 
@@ -175,7 +176,9 @@ def cohort_of(
 
 
 def _with_adjusted(
-    frame: pd.DataFrame, adjusted: Mapping[str, NDArray[np.float64]], unit: str
+    frame: pd.DataFrame,
+    adjusted: Mapping[str, NDArray[np.float64]],
+    unit: str,
 ) -> pd.DataFrame:
     """The frame, and after each volume (of scan n) the adjusted one."""
     volumes = frame[frame["metric"] == "volume"]

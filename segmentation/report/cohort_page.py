@@ -158,7 +158,8 @@ def _outliers(cohort: Cohort) -> Table:
         "Reference range",
     ]
     rows = []
-    farthest_first = cohort.outliers().sort_values("z", key=lambda z: -z.abs())
+    outliers = cohort.outliers()
+    farthest_first = outliers.sort_values("z", key=lambda z: -z.abs())
     for row in farthest_first.to_dict("records"):
         if row["metric"] == "volume":
             what = "volume"
@@ -235,7 +236,8 @@ def _by_group(cohort: Cohort, key: str) -> Table | None:
     groups = sorted(volumes[key].unique())
     if len(groups) < 2:
         return None
-    found = volumes.groupby(["structure", key])["value"].agg(["count", "mean", "std"])
+    by_group = volumes.groupby(["structure", key])
+    found = by_group["value"].agg(["count", "mean", "std"])
     rows = []
     for place, structure in enumerate(cohort.structures):
         cells = []

@@ -50,7 +50,11 @@ def comparisons(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
 
 
 def _comparison(
-    frame: pd.DataFrame, first: str, second: str, metric: str, members: Members
+    frame: pd.DataFrame,
+    first: str,
+    second: str,
+    metric: str,
+    members: Members,
 ) -> pd.DataFrame:
     """Two models by one metric: a row for each structure that both know, then for each group."""
     of_first = by_scan(frame, first, metric)

@@ -174,7 +174,10 @@ _STYLE: dict[str, Any] = {
 
 @contextmanager
 def canvas(
-    width: float, height: float, rows: int = 1, columns: int = 1
+    width: float,
+    height: float,
+    rows: int = 1,
+    columns: int = 1,
 ) -> Iterator[Any]:
     """A figure without pyplot, in the report's style: (figure, axis or axes).
 
@@ -201,19 +204,25 @@ def panels(
     Up to four are abreast. A row is `height_in` high, and the figure has `more_in` besides. Without
     structures the figure is empty.
     """
-    columns = max(1, min(_MOST_PANELS_ABREAST, len(structures)))
-    rows = max(1, math.ceil(len(structures) / columns))
-    with canvas(8.6, height_in * rows + more_in, rows, columns) as (figure, axes):
+    count = len(structures)
+    columns = max(1, min(_MOST_PANELS_ABREAST, count))
+    rows = max(1, math.ceil(count / columns))
+    total_in = height_in * rows + more_in
+    with canvas(8.6, total_in, rows, columns) as (figure, axes):
         every = list(np.ravel(axes))
-        for axis, structure in zip(every, structures, strict=False):
+        used = every[:count]
+        for axis, structure in zip(used, structures, strict=True):
             axis.set_title(short_name(structure), fontsize=8, color=INK)
-        for axis in every[len(structures) :]:
+        for axis in every[count:]:
             axis.set_visible(False)
-        yield figure, every[: len(structures)]
+        yield figure, used
 
 
 def draw_boxes(
-    axis: Any, rows: Sequence[tuple[float, Any]], band: float, color: str
+    axis: Any,
+    rows: Sequence[tuple[float, Any]],
+    band: float,
+    color: str,
 ) -> None:
     """Quartiles and median of each (height, values), in the colour of a model.
 
@@ -227,7 +236,8 @@ def draw_boxes(
         return
     half = band * 0.38
     places = np.array([height for height, _ in rows])
-    boxes = pd.DataFrame(boxplot_stats([values for _, values in rows]))
+    values_of_rows = [values for _, values in rows]
+    boxes = pd.DataFrame(boxplot_stats(values_of_rows))
     ends = boxes[["whislo", "q1", "med", "q3", "whishi"]]
     least, low, median, high, most = ends.to_numpy(float).T
     axis.hlines(places, least, low, color=color, lw=0.9)
@@ -240,11 +250,16 @@ def draw_boxes(
         np.stack([low, places + half], axis=1),
     ]
     outlines = np.stack(corners, axis=1)  # (boxes, 4, x and y)
-    axis.add_collection(PolyCollection(list(outlines), fc=color, alpha=0.22, lw=0))
+    filled = PolyCollection(list(outlines), fc=color, alpha=0.22, lw=0)
+    axis.add_collection(filled)
 
 
 def draw_dots(
-    axis: Any, rows: Sequence[tuple[float, Any]], band: float, color: Any, gid: str
+    axis: Any,
+    rows: Sequence[tuple[float, Any]],
+    band: float,
+    color: Any,
+    gid: str,
 ) -> None:
     """A dot for each of the values of each (height, values).
 
@@ -254,7 +269,8 @@ def draw_dots(
     places = []
     for height, values in rows:
         # Offsets keep dots apart, the same every time: the golden ratio's low discrepancy.
-        offsets = (np.arange(len(values)) * 0.618034 + 0.5) % 1 - 0.5
+        steps = np.arange(len(values)) * 0.618034
+        offsets = (steps + 0.5) % 1 - 0.5
         places.append(height + offsets * band * 0.7)
     x = np.concatenate([values for _, values in rows])
     y = np.concatenate(places)
@@ -301,5 +317,8 @@ def add_legend(figure: Figure, models: Sequence[str], columns: int = 4) -> None:
         for number, model in enumerate(models)
     ]
     figure.legend(
-        handles=handles, loc="outside upper left", ncols=columns, frameon=False
+        handles=handles,
+        loc="outside upper left",
+        ncols=columns,
+        frameon=False,
     )

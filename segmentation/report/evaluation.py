@@ -264,7 +264,8 @@ def _doubtful_pairs(pairs: pd.DataFrame) -> list[str]:
             "Files were paired by their order, because no names match: check the table."
         )
     measured = pairs[pairs["status"] == "measured"]
-    for note, number in measured["note"].replace("", pd.NA).value_counts().items():
+    notes = measured["note"].replace("", pd.NA)
+    for note, number in notes.value_counts().items():
         notices.append(f"{count(int(number), 'prediction')}: {note}.")
     return notices
 

@@ -136,7 +136,10 @@ def bland_altman_plot(
 
 
 def _bland_altman_panel(
-    axis: Any, true: pd.Series, predicted: pd.Series, gid: str
+    axis: Any,
+    true: pd.Series,
+    predicted: pd.Series,
+    gid: str,
 ) -> list[str]:
     """Draw one structure's volumes (ml, by person); what its dots are."""
     true_ml = true.to_numpy()
@@ -170,7 +173,10 @@ def _bland_altman_panel(
 
 
 def comparison_plot(
-    table: pd.DataFrame, metric: str, first: str, second: str
+    table: pd.DataFrame,
+    metric: str,
+    first: str,
+    second: str,
 ) -> Drawing:
     """Mean paired difference with its 95 % interval; filled where significant after Holm.
 
@@ -191,7 +197,13 @@ def comparison_plot(
         axis.hlines(places[known], low, high, color=color, lw=1.6)
         faces = [color if p < _SIGNIFICANT else "none" for p in rows["p_holm"]]
         axis.scatter(
-            rows["mean_difference"], places, s=26, fc=faces, ec=color, zorder=3, gid=gid
+            rows["mean_difference"],
+            places,
+            s=26,
+            fc=faces,
+            ec=color,
+            zorder=3,
+            gid=gid,
         )
         name_rows(axis, rows["structure"])
         # Below the names of the structures too: names of models are long.

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from trinat.segmentation.io.files import atomic_text, spreadsheet_safe
-from trinat.segmentation.metrics.pair import Measurement
+from trinat.segmentation.metrics.measurement import Measurement
 
 METRICS_COLUMNS = (
     "subject",

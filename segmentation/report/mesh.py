@@ -109,11 +109,15 @@ def surface_net(field: NDArray[Any], affine: NDArray[np.floating]) -> Surface:
     number[border] = np.arange(len(cells))
     vertices = cells + _crossings(padded, cells)
     quads = np.concatenate([_quads(inside, number, axis) for axis in range(3)])
+    # Each quad becomes two triangles.
     faces = np.concatenate([quads[:, :3], quads[:, [0, 2, 3]]])
     if np.linalg.det(affine[:3, :3]) < 0:
         faces = faces[:, ::-1]
     places = moved(vertices - 1, affine)  # without the padding
-    return Surface(places.astype(np.float32), np.ascontiguousarray(faces, np.int32))
+    return Surface(
+        places.astype(np.float32),
+        np.ascontiguousarray(faces, np.int32),
+    )
 
 
 def _crossings(
@@ -147,7 +151,9 @@ def _values_at(volume: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
 
 
 def _quads(
-    inside: NDArray[np.bool_], number: NDArray[np.int32], axis: int
+    inside: NDArray[np.bool_],
+    number: NDArray[np.int32],
+    axis: int,
 ) -> NDArray[np.int32]:
     """The four cells around each pair of voxels along an axis that the surface parts, (Q, 4)."""
     first = np.delete(inside, -1, axis)

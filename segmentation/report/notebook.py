@@ -23,7 +23,10 @@ _NUMBER = f"{_CELL}; text-align: right; white-space: nowrap"
 
 
 def notebook_html(
-    title: str, reasons: Sequence[str], picture: bytes, volumes: pd.DataFrame
+    title: str,
+    reasons: Sequence[str],
+    picture: bytes,
+    volumes: pd.DataFrame,
 ) -> str:
     """Title, reasons of the grade, a PNG no wider than the notebook, and volumes to unfold.
 

@@ -46,7 +46,10 @@ def effect_tables(cohort: Cohort) -> list[Table]:
 
 
 def _effect_table(
-    identity: str, caption: str, rows: pd.DataFrame, cohort: Cohort
+    identity: str,
+    caption: str,
+    rows: pd.DataFrame,
+    cohort: Cohort,
 ) -> Table:
     """The differences between two groups, a row a structure."""
     digits = DIGITS[cohort.unit]

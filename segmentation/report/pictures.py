@@ -115,9 +115,9 @@ def draw_mosaic(
         window = brain_window(classes)
         rows[view.value] = []
         for position in _positions(classes, slices_per_view):
-            rows[view.value] += three_pictures(
-                gray[position][window] / brightest, classes[position][window], colors
-            )
+            shades = gray[position][window] / brightest
+            seen = classes[position][window]
+            rows[view.value] += three_pictures(shades, seen, colors)
     edges = {view.value: letters for view, letters in EDGES.items()}
     return draw_rows(rows, title, edges)
 
@@ -137,9 +137,11 @@ def draw_rows(
     pictures: list[Picture] = []
     for row in rows.values():
         pictures += row
+    edges = edges or {}
     longest_side = max(max(picture.shape[:2]) for picture in pictures)
     zoom = max(1, _LEAST_SIDE // longest_side)
-    width = zoom * max(picture.shape[1] for picture in pictures) + _GAP
+    widest = max(picture.shape[1] for picture in pictures)
+    width = zoom * widest + _GAP
     heights = [zoom * _tallest(row) + _GAP for row in rows.values()]
     most_in_a_row = max(len(row) for row in rows.values())
     bottom = 2 * _GAP if title else 0
@@ -152,10 +154,11 @@ def draw_rows(
         bottom += height
         label = _upright_label(name, height - _GAP, font)
         page.paste(label, (0, bottom - label.height))
-        first, last = (edges or {}).get(name, ("", ""))
+        first, last = edges.get(name, ("", ""))
         for column, picture in enumerate(row):
             drawn = _as_image(picture, zoom)
-            left = _GAP + column * width + (width - drawn.width) // 2
+            beside = (width - drawn.width) // 2
+            left = _GAP + column * width + beside
             page.paste(drawn, (left, bottom - drawn.height))
             right = left + drawn.width
             _write_letter(pen, font, (left + 3, bottom - 3), first, "ls")
@@ -172,7 +175,8 @@ def _upright_label(name: str, length: int, font: Any) -> Image:
     from PIL import Image, ImageDraw
 
     label = Image.new("RGB", (length, _GAP), _PAPER)
-    ImageDraw.Draw(label).text((length / 2, _GAP / 2), name, _INK, font, "mm")
+    pen = ImageDraw.Draw(label)
+    pen.text((length / 2, _GAP / 2), name, _INK, font, "mm")
     return label.transpose(Image.Transpose.ROTATE_90)
 
 
@@ -180,16 +184,22 @@ def _as_image(picture: Picture, zoom: int) -> Image:
     """A picture whose row 0 is at the bottom, each pixel a square of `zoom`."""
     from PIL import Image
 
-    return Image.fromarray(top_first(picture).repeat(zoom, 0).repeat(zoom, 1))
+    pixels = top_first(picture)
+    return Image.fromarray(pixels.repeat(zoom, 0).repeat(zoom, 1))
 
 
 def top_first(picture: Picture) -> NDArray[np.uint8]:
     """A picture whose row 0 is at the bottom as files have it: row 0 at the top, 0 to 255."""
-    return np.rint(np.clip(picture[::-1], 0, 1) * 255).astype(np.uint8)
+    turned = np.clip(picture[::-1], 0, 1)
+    return np.rint(turned * 255).astype(np.uint8)
 
 
 def _write_letter(
-    pen: ImageDraw, font: Any, place: tuple[int, int], letter: str, anchor: str
+    pen: ImageDraw,
+    font: Any,
+    place: tuple[int, int],
+    letter: str,
+    anchor: str,
 ) -> None:
     """An outline keeps the letter readable on bright tissue."""
     pen.text(
@@ -233,11 +243,14 @@ def _positions(truth: NDArray[Any], count: int) -> Sequence[int]:
         low = int(occupied[0])
         high = int(occupied[-1])
     parts = count + 1
-    return [round(low + (high - low) * part / parts) for part in range(1, parts)]
+    length = high - low
+    return [round(low + length * part / parts) for part in range(1, parts)]
 
 
 def encoded(
-    picture: NDArray[np.uint8] | NDArray[np.uint16], kind: str, **options: Any
+    picture: NDArray[np.uint8] | NDArray[np.uint16],
+    kind: str,
+    **options: Any,
 ) -> bytes:
     """A picture (H, W) or (H, W, 3) as a file of a `kind` that Pillow knows ("PNG", "WEBP").
 

@@ -78,7 +78,8 @@ def scan_page(
 
 def _cards(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """The grade, each volume of the whole head that was measured, and the views' agreement."""
-    cards = [("Grade", str(result["grade"]), _GRADES.get(result["grade"], ""))]
+    grade = result["grade"]
+    cards = [("Grade", str(grade), _GRADES.get(grade, ""))]
     whole = {
         "Total brain": result.get("total_brain_mm3"),
         "Intracranial volume": result.get("measures_mm3", {}).get(INTRACRANIAL.column),
@@ -109,12 +110,18 @@ def _pictures(found: Prediction) -> list[tuple[str, str, tuple[str, str]]]:
         gray = to_slices(shades, view)
         chosen = _fullest(classes, len(scheme))
         # Enlarged before outlines are drawn: these are thin then.
-        enlarged = classes[chosen][window].repeat(_ZOOM, 0).repeat(_ZOOM, 1)
-        values = gray[chosen][window].repeat(_ZOOM, 0).repeat(_ZOOM, 1)
+        enlarged = _enlarged(classes[chosen][window])
+        values = _enlarged(gray[chosen][window])
         drawn = overlay(values, outlines(enlarged), colors, opacity=1)
-        picture = data_uri("png", encoded(top_first(drawn), "PNG"))
+        png = encoded(top_first(drawn), "PNG")
+        picture = data_uri("png", png)
         pictures.append((view.value.capitalize(), picture, EDGES[view]))
     return pictures
+
+
+def _enlarged(pixels: np.ndarray) -> np.ndarray:
+    """A picture (H, W), each pixel a square of `_ZOOM`."""
+    return pixels.repeat(_ZOOM, 0).repeat(_ZOOM, 1)
 
 
 def _fullest(classes: np.ndarray, count: int) -> int:
@@ -123,7 +130,8 @@ def _fullest(classes: np.ndarray, count: int) -> int:
     chosen = len(classes) // 2
     for place, of_slice in enumerate(classes):
         voxels = np.bincount(of_slice.ravel(), minlength=count)[1:]
-        shown = (int((voxels > 0).sum()), int(voxels.sum()))
+        structures = int((voxels > 0).sum())
+        shown = (structures, int(voxels.sum()))
         if shown > best:
             best = shown
             chosen = place
@@ -131,7 +139,9 @@ def _fullest(classes: np.ndarray, count: int) -> int:
 
 
 def _volumes(
-    found: Prediction, result: Mapping[str, Any], ranges: Mapping[str, NormalRange]
+    found: Prediction,
+    result: Mapping[str, Any],
+    ranges: Mapping[str, NormalRange],
 ) -> Table:
     """A row a structure, with both its sides in it; what has no side is in the middle column."""
     volumes_mm3: Mapping[str, float] = result["volumes_mm3"]
@@ -207,7 +217,8 @@ def _measured(value: float | None, digits: int = 0, *, sign: bool = False) -> Ce
 
 def _grade(names: Sequence[str], result: Mapping[str, Any]) -> Cell:
     """The worse grade of the sides, which is named where they differ."""
-    grades = [result.get("structure_grades", {}).get(name, "") for name in names]
+    known = result.get("structure_grades", {})
+    grades = [known.get(name, "") for name in names]
     for grade in ("reject", "look"):
         sides = [
             name.partition("-")[0].lower()
@@ -234,5 +245,8 @@ def _place(volume_mm3: float, limits: NormalRange | None) -> Cell:
         words = "above"
     length = max(high - low, 1e-9)
     own = _LOW + (_HIGH - _LOW) * (volume_mm3 - low) / length
-    place = (_LOW, (_LOW + _HIGH) / 2, _HIGH, min(max(round(own, 1), 0), 100))
+    # Not beyond the ends of the scale.
+    own = min(max(round(own, 1), 0), 100)
+    middle = (_LOW + _HIGH) / 2
+    place = (_LOW, middle, _HIGH, own)
     return Cell(f"{words} {low:,.0f}–{high:,.0f}", place=place)

@@ -59,7 +59,10 @@ def structure_statistics(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
 
 
 def _statistics(
-    frame: pd.DataFrame, model: str, metric: str, members: Members
+    frame: pd.DataFrame,
+    model: str,
+    metric: str,
+    members: Members,
 ) -> pd.DataFrame:
     """The rows of one model and metric; intervals end where the metric's values do."""
     persons = by_person(frame, model, metric)
@@ -156,7 +159,8 @@ def confusion(frame: pd.DataFrame, model: str) -> pd.DataFrame:
     )
     order = ["background", *structures_of(frame)]
     table = table.reindex(index=order, columns=order, fill_value=0.0)
-    return table.div(table.sum(axis=1).replace(0, np.nan), axis=0)
+    sums = table.sum(axis=1).replace(0, np.nan)
+    return table.div(sums, axis=0)
 
 
 def swapped(frame: pd.DataFrame) -> pd.DataFrame:

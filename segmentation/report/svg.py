@@ -96,7 +96,8 @@ def _name_marks(group: ElementTree.Element, names: Sequence[str]) -> None:
     shapes = [element for element in group.iter() if element.tag in (_USE, _PATH)]
     marks = [shape for shape in shapes if id(shape) not in defined]
     for mark, name in zip(marks, names, strict=True):
-        ElementTree.SubElement(mark, _TITLE).text = name
+        title = ElementTree.SubElement(mark, _TITLE)
+        title.text = name
 
 
 def _restyle(element: ElementTree.Element) -> None:

@@ -297,7 +297,9 @@ def _largest_confusions(
     """True structure, what it was labelled as, and its share that was; the largest first."""
     shares = summary.confusion(frame, model).drop(index="background")
     values = np.nan_to_num(shares.to_numpy(float, copy=True))
-    is_right = np.array(shares.index)[:, None] == np.array(shares.columns)
+    true_names = np.array(shares.index)
+    predicted_names = np.array(shares.columns)
+    is_right = true_names[:, None] == predicted_names
     values[is_right] = 0
     largest = np.argsort(-values, axis=None)[:_MOST_CONFUSIONS]
     true_places, predicted_places = np.unravel_index(largest, values.shape)

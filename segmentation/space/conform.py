@@ -158,13 +158,17 @@ def _content_extent(volume: Volume, labels: bool) -> _Extent:
 
 def _shape_around(content: _Extent) -> Shape:
     """Sides that hold an extent, in multiples of 16 voxels, up to 256."""
-    multiples = (content.high - content.low) / _GRID_MM / _SIDE_MULTIPLE
+    sides_mm = content.high - content.low
+    multiples = sides_mm / _GRID_MM / _SIDE_MULTIPLE
     sides = np.ceil(multiples - _SAME_MM) * _SIDE_MULTIPLE
     return to_shape(np.minimum(sides, _LARGEST).astype(int))
 
 
 def _grid_over(
-    whole: _Extent, content: _Extent, field_of_view: _Extent, shape: Shape
+    whole: _Extent,
+    content: _Extent,
+    field_of_view: _Extent,
+    shape: Shape,
 ) -> Grid:
     """The working grid of this shape, centred on the whole along each axis where it fits.
 
@@ -178,7 +182,8 @@ def _grid_over(
         centre[2] = content.high[2] - size_mm[2] / 2
     face = field_of_view.low
     # From the scan's face to the grid's there are whole voxels.
-    shift_voxels = (centre - size_mm / 2 - face) / _GRID_MM
+    wanted_shift_mm = centre - size_mm / 2 - face
+    shift_voxels = wanted_shift_mm / _GRID_MM
     shift_mm = np.rint(shift_voxels - _ROUNDING) * _GRID_MM
     affine = np.diag([_GRID_MM, _GRID_MM, _GRID_MM, 1.0])
     # The centre of the first voxel is half a voxel behind the face.

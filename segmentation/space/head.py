@@ -74,8 +74,9 @@ def _block_means(data: NDArray[Any], steps: Steps) -> NDArray[np.float64]:
     """
     means = data
     for axis, step in enumerate(steps):
-        starts = np.arange(0, data.shape[axis], step)
-        counts = np.diff(np.append(starts, data.shape[axis]))
+        length = data.shape[axis]
+        starts = np.arange(0, length, step)
+        counts = np.diff(starts, append=length)
         sums = np.add.reduceat(means, starts, axis=axis, dtype=np.float64)
         other_axes = [other for other in range(3) if other != axis]
         means = sums / np.expand_dims(counts, other_axes)

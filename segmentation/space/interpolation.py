@@ -164,7 +164,11 @@ def _target_indices(
     along_x = np.arange(rows.start, rows.stop) + point[0]
     along_y = np.arange(y_size) + point[1]
     along_z = np.arange(z_size) + point[2]
-    return along_x[:, None, None], along_y[None, :, None], along_z[None, None, :]
+    return (
+        along_x[:, None, None],
+        along_y[None, :, None],
+        along_z[None, None, :],
+    )
 
 
 def rows_at(values: Tensor, places: Tensor) -> Tensor:
@@ -185,8 +189,10 @@ def rows_at(values: Tensor, places: Tensor) -> Tensor:
         step = torch.tensor(
             [corner >> 2 & 1, corner >> 1 & 1, corner & 1], device=device
         )
-        x, y, z = (low.long() + step).clamp(first, last).unbind(1)
+        voxel = (low.long() + step).clamp(first, last)
+        x, y, z = voxel.unbind(1)
+        index = (x * shape[1] + y) * shape[2] + z
+        rows = flat.index_select(0, index)
         weight = torch.where(step.bool(), part, 1 - part).prod(1)
-        rows = flat.index_select(0, (x * shape[1] + y) * shape[2] + z)
         found.addcmul_(rows.float(), weight[:, None])
     return found

@@ -103,10 +103,12 @@ class LabelVotes:
             positions = shifted @ matrix[:3, :3].T + origins
             cell, part = self._locate(list(positions.T))
             first_corner = _flat_index(cell, self._labels.shape)
-            labels = self._labels.take(first_corner[:, None] + corner_steps)
+            corners = first_corner[:, None] + corner_steps
+            labels = self._labels.take(corners)
             votes.scatter_add_(1, labels.long(), _corner_shares(part))
-        # Rounded, so that ties are equal. The first of equal maxima is the lowest label.
+        # Rounded, so that ties are equal.
         whole_votes = (votes / (len(points) * _TIE)).round_()
+        # The first of equal maxima is the lowest label.
         return whole_votes.argmax(dim=1).to(torch.int16)
 
     def _corner_steps(self) -> Tensor:
@@ -146,7 +148,10 @@ def _corner_shares(part: list[Tensor]) -> Tensor:
         both = torch.stack([1 - along_axis, along_axis], dim=1)
         near_and_far.append(both.float())
     x, y, z = near_and_far
-    shares = x[:, :, None, None] * y[:, None, :, None] * z[:, None, None, :]
+    along_x = x[:, :, None, None]
+    along_y = y[:, None, :, None]
+    along_z = z[:, None, None, :]
+    shares = along_x * along_y * along_z
     return shares.reshape(-1, 8)
 
 

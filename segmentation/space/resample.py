@@ -56,7 +56,8 @@ def resample_labels(data: NDArray[Any], to: GridMap) -> NDArray[Any]:
     if is_empty(inside) or is_empty(reached):
         return out
     part = data[inside]
-    names = np.unique(np.append(np.unique(part), 0))
+    names = np.unique(part)
+    names = np.unique(np.append(names, 0))
     if len(names) > _MOST_LABELS:
         raise LabelError(
             f"{len(names)} different labels, as no label map has",
@@ -101,7 +102,10 @@ def resample_probabilities(
 
 
 def _resampled_part(
-    values: Tensor, matters: Tensor, to: GridMap, less: float = 0.0
+    values: Tensor,
+    matters: Tensor,
+    to: GridMap,
+    less: float = 0.0,
 ) -> tuple[Tensor, Box] | None:
     """Values (X, Y, Z), minus `less`, on the part of the target that `matters` reaches.
 
@@ -162,7 +166,8 @@ def _reordered(data: NDArray[Any], to: GridMap) -> NDArray[Any] | None:
     sources = to.reordering
     if sources is None:
         return None
-    source = turned(data, [(axis, direction) for axis, direction, _ in sources])
+    axes = [(axis, direction) for axis, direction, _ in sources]
+    source = turned(data, axes)
     out = np.zeros(to.shape, data.dtype)
     taken = []
     filled = []
@@ -171,10 +176,11 @@ def _reordered(data: NDArray[Any], to: GridMap) -> NDArray[Any] | None:
     ):
         # Of an axis that is turned round, voxels are counted from its other end.
         first = start if direction > 0 else length - 1 - start
-        inside = slice(max(0, -first), min(size, length - first))
-        if inside.start >= inside.stop:
+        low = max(0, -first)
+        high = min(size, length - first)
+        if low >= high:
             return out
-        filled.append(inside)
-        taken.append(slice(inside.start + first, inside.stop + first))
+        filled.append(slice(low, high))
+        taken.append(slice(low + first, high + first))
     out[tuple(filled)] = source[tuple(taken)]
     return out

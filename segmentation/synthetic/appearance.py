@@ -120,16 +120,25 @@ def _paint_surroundings(
 
 
 def _paint_voxels(
-    draw: Draw, entries: list[Tensor], means: Tensor, spreads: Tensor
+    draw: Draw,
+    entries: list[Tensor],
+    means: Tensor,
+    spreads: Tensor,
 ) -> Tensor:
     """Images (B, C, H, W): each voxel is the mean of its entries, with texture."""
     shape = entries[0].shape
     count = len(entries[0])
     flat = [part.view(count, -1).long() for part in entries]
-    spread = torch.stack([spreads.gather(1, part) for part in flat]).mean(0)
-    images = torch.stack([means.gather(1, part) for part in flat]).mean(0)
+    spread = _mean_of_entries(spreads, flat)
+    images = _mean_of_entries(means, flat)
     texture = draw.normal(*images.shape)
-    return images.addcmul_(spread, texture).view(shape)
+    images.addcmul_(spread, texture)
+    return images.view(shape)
+
+
+def _mean_of_entries(values: Tensor, entries: list[Tensor]) -> Tensor:
+    """Values (B, E) of the entries (B, V) of all places within a voxel, their mean (B, V)."""
+    return torch.stack([values.gather(1, part) for part in entries]).mean(0)
 
 
 def _make_patchy(draw: Draw, images: Tensor, entries: Tensor) -> Tensor:

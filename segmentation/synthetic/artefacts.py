@@ -54,7 +54,8 @@ def _find_face(draw: Draw, head: Tensor, points: Tensor) -> Tensor:
     up = draw.uniform(-1, -0.2, count)
     normal = torch.stack([torch.zeros_like(up), forward, up], 1)
     distance = torch.einsum("bichw,bi->bchw", points.float(), normal)
-    distance_of_brain = (draw.heads.centre[head] * normal).sum(1)
+    brain = draw.heads.centre[head]
+    distance_of_brain = (brain * normal).sum(1)
     level = distance_of_brain + draw.uniform(50, 90, count)
     return distance > level.view(count, 1, 1, 1)
 
@@ -83,7 +84,8 @@ def blur(draw: Draw, images: Tensor, thickness: Thickness) -> Tensor:
     sigma = torch.where(lengths > 1, _SIGMA_OF_WIDTH * lengths, sigma)
     reach = max(3, math.ceil(0.9 * config.low_resolution_mm))
     taps = torch.arange(-reach, reach + 1, device=draw.device)
-    kernels = torch.exp(-0.5 * (taps / sigma[..., None]) ** 2)
+    distances = taps / sigma[..., None]
+    kernels = torch.exp(-0.5 * distances**2)
     kernels = kernels / kernels.sum(-1, keepdim=True)  # (B, 3, taps)
     # Each image has a kernel of its own: a grouped convolution, first along rows, then columns.
     groups = count * channels
@@ -102,7 +104,8 @@ def _blur_across(images: Tensor, sigma: Tensor) -> Tensor:
     """Slices (B, C, H, W) mixed with their neighbours by Gaussians of widths (B,)."""
     number = torch.arange(images.shape[1], device=images.device)
     distance = number[:, None] - number
-    weights = torch.exp(-0.5 * (distance / sigma[:, None, None]) ** 2)
+    relative = distance / sigma[:, None, None]
+    weights = torch.exp(-0.5 * relative**2)
     weights = weights / weights.sum(-1, keepdim=True)
     return torch.einsum("bcd,bdhw->bchw", weights, images)
 
@@ -129,7 +132,8 @@ def move(draw: Draw, images: Tensor) -> Tensor:
 def _random_phase(draw: Draw, count: int, rows: int, columns: int) -> Tensor:
     """How a shift in a random direction turns the phase of half a spectrum, (B, H, W / 2 + 1)."""
     direction = draw.uniform(0, 2 * torch.pi, count, 1, 1)
-    length = 2 * torch.pi * draw.uniform(0, draw.config.motion_mm, count, 1, 1)
+    shift_mm = draw.uniform(0, draw.config.motion_mm, count, 1, 1)
+    length = 2 * torch.pi * shift_mm
     along_rows = torch.fft.fftfreq(rows, device=draw.device)[:, None]
     along_columns = torch.fft.rfftfreq(columns, device=draw.device)
     frequency = direction.cos() * along_rows + direction.sin() * along_columns
@@ -152,7 +156,8 @@ def corrupt(draw: Draw, images: Tensor, white: Tensor) -> Tensor:
     count, channels, *size = images.shape
     per_image = (count, 1, 1, 1)
     images = images / white.view(per_image)
-    log_gain = draw.normal(count, 1, 4, 4) * draw.uniform(0, config.bias, *per_image)
+    log_gain = draw.normal(count, 1, 4, 4)
+    log_gain *= draw.uniform(0, config.bias, *per_image)
     log_bias = interpolate(log_gain, size, mode="bicubic", align_corners=True)
     images *= log_bias.exp_()
     noise = draw.normal(count, channels, *size)

@@ -18,7 +18,10 @@ class Draw:
     """
 
     def __init__(
-        self, heads: Heads, config: SynthesisConfig, generator: torch.Generator
+        self,
+        heads: Heads,
+        config: SynthesisConfig,
+        generator: torch.Generator,
     ) -> None:
         self.heads = heads
         self.config = config

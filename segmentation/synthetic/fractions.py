@@ -13,7 +13,9 @@ _SAMPLES_AT_ONCE = 2**14
 
 
 def largest_fraction(
-    anatomy: Anatomy, places: NDArray[np.float32], factors: tuple[int, int, int]
+    anatomy: Anatomy,
+    places: NDArray[np.float32],
+    factors: tuple[int, int, int],
 ) -> NDArray[np.uint8]:
     """The class with the largest share of each voxel, (X, Y, Z).
 
@@ -23,8 +25,7 @@ def largest_fraction(
     last = (np.array(anatomy.truth.shape) - 1).reshape(3, 1, 1, 1)
     places = np.clip(places, 0, last.astype(np.float32))
     corner = np.minimum(places.astype(np.int32), last.astype(np.int32) - 1)
-    cells = anatomy.cells
-    codes = cells.ravel()[np.ravel_multi_index(tuple(corner), cells.shape)]
+    codes = _codes_at(anatomy.cells, corner)
     by_voxel = _samples_last(codes, factors)
     # Where all samples lie in cells of one class, that is the voxel's.
     classes: NDArray[np.uint8] = by_voxel.min(axis=-1)
@@ -39,8 +40,17 @@ def largest_fraction(
     return classes
 
 
+def _codes_at(cells: NDArray[Any], corner: NDArray[np.int32]) -> NDArray[Any]:
+    """The codes of the cells whose first corners are `corner` (3, ...)."""
+    index = np.ravel_multi_index(tuple(corner), cells.shape)
+    codes: NDArray[Any] = cells.ravel()[index]
+    return codes
+
+
 def _vote(
-    truth: NDArray[np.uint8], base: NDArray[np.int32], share: NDArray[np.float32]
+    truth: NDArray[np.uint8],
+    base: NDArray[np.int32],
+    share: NDArray[np.float32],
 ) -> NDArray[np.uint8]:
     """The class of most weight around the samples of M voxels, (M,).
 

@@ -123,7 +123,8 @@ def _with_all_fluid(anatomy: Anatomy) -> Anatomy:
     maps = heads_of(anatomy)
     is_fluid = np.isin(maps.numbers, (GENERATION_SURROUNDINGS, *GENERATION_BETWEEN))
     truth = anatomy.truth.copy()
-    truth[is_fluid[maps.labels[0]]] = load_scheme("quicknat33").find("CSF").index
+    csf = load_scheme("quicknat33").find("CSF")
+    truth[is_fluid[maps.labels[0]]] = csf.index
     truth.setflags(write=False)
     cells = cells_of(truth)
     cells.setflags(write=False)
@@ -173,13 +174,22 @@ def _draw_head(rng: np.random.Generator) -> _HeadShape:
 
 def _invertible(warp: _Warp) -> _Warp:
     """The warp, halved until its Jacobian is above `MIN_JACOBIAN` on all nodes."""
-    lines = [np.arange(-mm / 2, mm / 2 + NODE_MM, NODE_MM) for mm in FIELD_OF_VIEW_MM]
+    lines = []
+    for length_mm in FIELD_OF_VIEW_MM:
+        half_mm = length_mm / 2
+        lines.append(np.arange(-half_mm, half_mm + NODE_MM, NODE_MM))
     points = np.stack(np.meshgrid(*lines, indexing="ij"))
     # (3 components, 3 directions, X, Y, Z) to matrices; halving the warp halves its gradient.
     gradients = [np.gradient(field.at(points), NODE_MM) for field in warp]
     gradient = np.moveaxis(np.array(gradients), (0, 1), (-2, -1))
+
+    def least_jacobian(scale: float) -> float:
+        """The smallest determinant on all nodes, of the warp times `scale`."""
+        jacobians = np.eye(3) + scale * gradient
+        return float(np.linalg.det(jacobians).min())
+
     scale = 1.0
-    while np.linalg.det(np.eye(3) + scale * gradient).min() < MIN_JACOBIAN:
+    while least_jacobian(scale) < MIN_JACOBIAN:
         scale /= 2
     along_x, along_y, along_z = [
         SmoothField(scale * field.knots, field.spacing_mm) for field in warp
@@ -266,18 +276,26 @@ def _between_nodes(
     """Places (3, X, Y, Z) and log gain (X, Y, Z) of a slab's samples, linear between nodes."""
     factor = grid.factors[0]
     total, rows, columns = grid.samples
-    nodes_of_a_sample = (nodes.shape[1] - 1) / max(total - 1, 1)
+    last_node = nodes.shape[1] - 1
+    nodes_of_a_sample = last_node / max(total - 1, 1)
     samples = torch.arange(slab.start * factor, slab.stop * factor)
     along = samples * nodes_of_a_sample
-    lower = along.floor().clamp(max=nodes.shape[1] - 2)
+    lower = along.floor().clamp(max=last_node - 1)
     share = (along - lower).reshape(1, -1, 1, 1)
     index = lower.long()
-    planes = nodes[:, index] * (1 - share) + nodes[:, index + 1] * share
+    below = nodes[:, index]
+    above = nodes[:, index + 1]
+    planes = below * (1 - share) + above * share
     values = functional.interpolate(
-        planes.transpose(0, 1), (rows, columns), mode="bilinear", align_corners=True
+        planes.transpose(0, 1),
+        (rows, columns),
+        mode="bilinear",
+        align_corners=True,
     )
     values = values.transpose(0, 1)
-    return values[:3], values[3]
+    places = values[:3]
+    log_gain = values[3]
+    return places, log_gain
 
 
 def _sample(field: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

@@ -46,7 +46,8 @@ class SampledGrid(Grid):
         """
         steps_mm = np.array(self.spacing_mm) / np.array(self.factors)
         lengths_mm = np.array(self.samples) * steps_mm
-        counts = np.maximum(np.ceil(lengths_mm / NODE_MM).astype(int) + 1, 2)
+        intervals = np.ceil(lengths_mm / NODE_MM).astype(int)
+        counts = np.maximum(intervals + 1, 2)
         voxels = []
         for samples, factor, count in zip(
             self.samples, self.factors, counts, strict=True

@@ -90,7 +90,7 @@ def _random_frame(draw: Draw, view: View, mirrored: Tensor) -> Tensor:
     """
     along, rows, columns = slice_axes(view)
     affine = _random_affine(draw, len(mirrored))
-    steps = [affine[:, :, rows], affine[:, :, columns], affine[:, :, along]]
+    steps = [affine[:, :, axis] for axis in (rows, columns, along)]
     frame = torch.stack(steps, -1)
     # A mirrored head is cut by a mirrored plane: its left is painted on the right.
     frame[:, 0] *= torch.where(mirrored, -1.0, 1.0)[:, None]
@@ -177,15 +177,18 @@ def _random_affine(draw: Draw, count: int) -> Tensor:
     """Rotations times shears times scalings, (B, 3, 3)."""
     config = draw.config
     rotation = _random_rotation(draw, count)
-    shear = torch.triu(draw.normal(count, 3, 3) * config.shearing, 1)
-    scale = torch.exp(draw.uniform(-1, 1, count, 3) * config.scaling)
+    shear = draw.normal(count, 3, 3) * config.shearing
+    shear = torch.triu(shear, 1)
+    log_scale = draw.uniform(-1, 1, count, 3) * config.scaling
+    scale = torch.exp(log_scale)
     affine: Tensor = rotation @ (shear + torch.diag_embed(scale))
     return affine
 
 
 def _random_rotation(draw: Draw, count: int) -> Tensor:
     """Rotations about random axes, (B, 3, 3)."""
-    angles = draw.normal(count, 3) * (draw.config.rotation_deg * torch.pi / 180)
+    spread = draw.config.rotation_deg * torch.pi / 180
+    angles = draw.normal(count, 3) * spread
     upper = torch.zeros(count, 3, 3, device=draw.device)
     upper[:, 0, 1] = angles[:, 0]
     upper[:, 0, 2] = angles[:, 1]
@@ -194,6 +197,8 @@ def _random_rotation(draw: Draw, count: int) -> Tensor:
     # Rodrigues: 1 + sin(a)/a K + (1 - cos a)/a^2 K^2; torch's matrix_exp asks the GPU for norms.
     turns = angles.norm(dim=1)[:, None, None] / torch.pi
     first_order = turns.sinc() * skew
-    second_order = 0.5 * (turns / 2).sinc() ** 2 * (skew @ skew)
-    rotation: Tensor = torch.eye(3, device=draw.device) + first_order + second_order
+    half_turns = turns / 2
+    second_order = 0.5 * half_turns.sinc() ** 2 * (skew @ skew)
+    identity = torch.eye(3, device=draw.device)
+    rotation: Tensor = identity + first_order + second_order
     return rotation

@@ -42,7 +42,11 @@ class SmoothField:
         centre = (np.array(self.knots.shape) - 1) / 2
         places = points_mm / self.spacing_mm + as_column(centre, points_mm.ndim)
         values: Floats = map_coordinates(
-            self.knots, places, order=3, mode="nearest", prefilter=False
+            self.knots,
+            places,
+            order=3,
+            mode="nearest",
+            prefilter=False,
         )
         return values
 

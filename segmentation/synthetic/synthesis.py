@@ -75,7 +75,10 @@ def synthesise(
 
 
 def _classes_to_learn(
-    heads: Heads, config: SynthesisConfig, entries: Tensor, mirrored: Tensor
+    heads: Heads,
+    config: SynthesisConfig,
+    entries: Tensor,
+    mirrored: Tensor,
 ) -> Tensor:
     """Classes of entries (B, H, W) in heads of which some are `mirrored` (B,)."""
     classes = torch.where(
@@ -91,13 +94,17 @@ def _classes_to_learn(
 
 
 def synthesise_volume(
-    heads: Heads, config: SynthesisConfig, head: int, generator: torch.Generator
+    heads: Heads,
+    config: SynthesisConfig,
+    head: int,
+    generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
     """One head as it is, whole: image (X, Y, Z) and classes (X, Y, Z), for validation."""
     draw = Draw(heads, config, generator)
     entries = heads.labels[head][None]
     axes = [torch.arange(length, device=draw.device) for length in entries.shape[1:]]
-    points = torch.stack(torch.meshgrid(*axes, indexing="ij"))[None]
+    grid = torch.meshgrid(*axes, indexing="ij")
+    points = torch.stack(grid)[None]
     index = torch.tensor([head], device=draw.device)
     # Sagittal slices on each other make the slab.
     removed = find_removed(draw, index, entries, points)
@@ -107,7 +114,10 @@ def synthesise_volume(
 
 
 def _render(
-    draw: Draw, entries: list[Tensor], removed: Tensor, thickness: Thickness
+    draw: Draw,
+    entries: list[Tensor],
+    removed: Tensor,
+    thickness: Thickness,
 ) -> Tensor:
     """What a scanner makes of entries (B, C, H, W), one or several for each voxel.
 

@@ -232,7 +232,9 @@ class _Survey(NamedTuple):
 
 
 def _survey(
-    head: NDArray[np.uint8], targets: NDArray[np.uint8], learned: NDArray[np.uint8]
+    head: NDArray[np.uint8],
+    targets: NDArray[np.uint8],
+    learned: NDArray[np.uint8],
 ) -> _Survey:
     """Some voxels of each class that is `learned` (T,), and where head and brain lie."""
     classes = targets[head]
@@ -265,7 +267,8 @@ def _points_of_classes(
         voxels = by_class[start:stop]
         if not len(voxels):
             voxels = brain
-        evenly = np.linspace(0, len(voxels) - 1, _POINTS).round().astype(int)
+        evenly = np.linspace(0, len(voxels) - 1, _POINTS)
+        evenly = evenly.round().astype(int)
         chosen.append(voxels[evenly])
     places = np.unravel_index(np.stack(chosen), classes.shape)
     return np.stack(places, -1).astype(np.int16)

@@ -65,7 +65,11 @@ class BatchSource(Protocol):
         return
 
     def draw(
-        self, view: View, first: int, count: int, generator: torch.Generator
+        self,
+        view: View,
+        first: int,
+        count: int,
+        generator: torch.Generator,
     ) -> Batch:
         """`count` slices of a view: number `first` of those that its job trains on, and the next.
 
@@ -112,7 +116,11 @@ class SyntheticSource(BatchSource):
             self.heads[view] = heads.seen_in(view)
 
     def draw(
-        self, view: View, first: int, count: int, generator: torch.Generator
+        self,
+        view: View,
+        first: int,
+        count: int,
+        generator: torch.Generator,
     ) -> Batch:
         """New slices, whatever their numbers: the generator alone decides.
 
@@ -137,7 +145,8 @@ class SyntheticSource(BatchSource):
         """
         heads = self.heads[view]
         entries = len(heads.classes)
-        voxels = torch.bincount(heads.labels.flatten(), minlength=entries).double()
+        voxels = torch.bincount(heads.labels.flatten(), minlength=entries)
+        voxels = voxels.double()
         counts = voxels.new_zeros(len(heads.scheme))
         counts.index_add_(0, heads.targets.long(), voxels)
         counts[0] = self.background * counts[1:].sum()
@@ -164,7 +173,11 @@ class MixedSource(BatchSource):
             source.expect(view, start, part)
 
     def draw(
-        self, view: View, first: int, count: int, generator: torch.Generator
+        self,
+        view: View,
+        first: int,
+        count: int,
+        generator: torch.Generator,
     ) -> Batch:
         """The synthetic slices first, then the real ones.
 
@@ -174,11 +187,10 @@ class MixedSource(BatchSource):
             source.draw(view, start, part, generator)
             for source, start, part in self._parts(first, count)
         ]
-        return Batch(
-            torch.cat([batch.images for batch in batches]),
-            torch.cat([batch.labels for batch in batches]),
-            ", ".join(batch.what for batch in batches),
-        )
+        images = torch.cat([batch.images for batch in batches])
+        labels = torch.cat([batch.labels for batch in batches])
+        what = ", ".join(batch.what for batch in batches)
+        return Batch(images, labels, what)
 
     def counts(self, view: View) -> Tensor:
         """Shares of pixels, which sum to 1: each source counts by its share of the slices."""
@@ -280,7 +292,11 @@ class StoreSource(BatchSource):
             self._expected[view, first, count] = self._readers.order(places, changes)
 
     def draw(
-        self, view: View, first: int, count: int, generator: torch.Generator
+        self,
+        view: View,
+        first: int,
+        count: int,
+        generator: torch.Generator,
     ) -> Batch:
         """Slices cut to size and augmented, which the readers may have read already.
 
@@ -293,7 +309,8 @@ class StoreSource(BatchSource):
         images, labels = cut(slices, self.size, generator)
         images, labels = self.augmenters[view](images, labels, generator)
         places = self._places(view, first, count)
-        names = " ".join(self._readers.files.name(place) for place in places)
+        files = self._readers.files
+        names = " ".join(files.name(place) for place in places)
         return Batch(images, labels, f"{view.value} slices {names}")
 
     def counts(self, view: View) -> Tensor:
@@ -327,7 +344,10 @@ class StoreSource(BatchSource):
 
 
 def store_scans(
-    store: Path, split: Path, view: View, limit: int
+    store: Path,
+    split: Path,
+    view: View,
+    limit: int,
 ) -> Iterator[ValidationScan]:
     """Whole subjects of a split's validation part, the first `limit`.
 

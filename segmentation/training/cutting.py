@@ -13,7 +13,9 @@ from trinat.segmentation.data.dataset import StoredSlice
 
 
 def cut(
-    slices: Sequence[StoredSlice], size: tuple[int, int], generator: torch.Generator
+    slices: Sequence[StoredSlice],
+    size: tuple[int, int],
+    generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
     """Cut around what is labelled, at a random place, or pad with background, to `size`.
 
@@ -51,8 +53,9 @@ def _fill(
     `shares` say where the window is, down and across; beyond the slice is background.
     """
     height, width = labels.shape
-    rows = _window(np.any(stored.labels, axis=1), height, shares[0])
-    columns = _window(np.any(stored.labels, axis=0), width, shares[1])
+    down, across = shares
+    rows = _window(np.any(stored.labels, axis=1), height, down)
+    columns = _window(np.any(stored.labels, axis=0), width, across)
     inside = stored.labels[rows, columns]
     height_inside, width_inside = inside.shape
     labels[:height_inside, :width_inside] = inside

@@ -240,8 +240,9 @@ class Trainer:
         loss = self.workers.average(parameters, loss)
         norm = nn.utils.clip_grad_norm_(parameters, self.stage.optimiser.clip)
         # One synchronisation: both numbers are read at once.
-        both = torch.stack((loss.double(), norm.double())).tolist()
-        return both[0], both[1]
+        both = torch.stack((loss.double(), norm.double()))
+        loss_value, norm_value = both.tolist()
+        return loss_value, norm_value
 
     def _draw(self, number: int) -> list[Batch]:
         """Batch `number`, for each view that is in it; its random numbers are its own."""

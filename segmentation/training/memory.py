@@ -30,7 +30,11 @@ class StepMemory(NamedTuple):
 
     @classmethod
     def of(
-        cls, config: NetworkConfig, size: tuple[int, int], *, bfloat16: bool = False
+        cls,
+        config: NetworkConfig,
+        size: tuple[int, int],
+        *,
+        bfloat16: bool = False,
     ) -> StepMemory:
         """For slices of (rows, columns); nothing is computed."""
         kept, weights = _kept_by_a_slice(config, size)

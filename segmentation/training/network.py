@@ -114,7 +114,10 @@ def copy_matching(
 
 @torch.no_grad()
 def update_average(
-    average: nn.Module, network: nn.Module, decay: float, step: int
+    average: nn.Module,
+    network: nn.Module,
+    decay: float,
+    step: int,
 ) -> None:
     """Move the running average of the weights, in place; young averages follow faster.
 

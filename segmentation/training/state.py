@@ -255,7 +255,9 @@ def _in_short(value: Any) -> str:
 
 
 def check_identity(
-    stored: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path
+    stored: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    folder: Path,
 ) -> None:
     """Refuse to go on with other settings or other data than the run began with.
 

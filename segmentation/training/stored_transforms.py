@@ -20,7 +20,10 @@ class StoredTransforms:
     """Gives the change of each slice of a training; its numbers follow from the slice's number."""
 
     def __init__(
-        self, transforms: SliceTransforms, seed: int, processes: Executor | None
+        self,
+        transforms: SliceTransforms,
+        seed: int,
+        processes: Executor | None,
     ) -> None:
         """`seed` is that of the run. Without `processes` slices are changed where they are read."""
         self.transforms = transforms
@@ -49,7 +52,10 @@ def transformed(
 
 
 def _elsewhere(
-    processes: Executor, transforms: SliceTransforms, seed: int, stored: StoredSlice
+    processes: Executor,
+    transforms: SliceTransforms,
+    seed: int,
+    stored: StoredSlice,
 ) -> StoredSlice:
     """As `transformed`, in one of the processes; TrainingError where one of them has died."""
     try:

@@ -80,8 +80,8 @@ def look(network: Network, slices: Tensor, truth: Tensor) -> Look:
     gradients, (loss, predicted) = per_slice(
         weights, classifier, features, truth.long()
     )
-    squares = sum(value.flatten(1).square().sum(1) for value in gradients.values())
-    norm = squares.sqrt()
+    squares = [part.flatten(1).square().sum(1) for part in gradients.values()]
+    norm = sum(squares).sqrt()
     truth = truth.cpu()
     known = truth != IGNORE
     return Look(
@@ -110,8 +110,9 @@ def _loss(
     costs = cross_entropy(logits, truth[None], ignore_index=IGNORE, reduction="none")
     is_structure = (truth > 0) | (predicted > 0)
     counted = (truth != IGNORE) & is_structure
+    total = (costs[0] * counted).sum()
     number = counted.sum().clamp(min=1)
-    return (costs[0] * counted).sum() / number, predicted
+    return total / number, predicted
 
 
 def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> SubjectSummary:
@@ -193,9 +194,8 @@ def rank(
     `structure` is the one that is farthest from theirs. `names` are those of the classes.
     """
     subjects = list(found)
-    measures = pd.DataFrame(
-        [subject.measures for subject in found.values()], subjects, list(MEASURES)
-    )
+    rows = [subject.measures for subject in found.values()]
+    measures = pd.DataFrame(rows, subjects, list(MEASURES))
     # From 1 on, so that measures which are 0 for most subjects have a least spread too.
     distances = (1 + measures).apply(robust_z, raw=True, least_spread=_LEAST)
     joint = np.array([subject.joint for subject in found.values()])
@@ -205,27 +205,29 @@ def rank(
     distances["structure"] = farthest - np.median(farthest)
     # The columns of `by_structure` begin with the first structure, the names with background.
     structures = [names[1 + number] for number in by_structure.argmax(1)]
+    kinds = distances.idxmax(axis=1)
     why = []
-    for kind, structure in zip(distances.idxmax(axis=1), structures, strict=True):
+    for kind, structure in zip(kinds, structures, strict=True):
         why.append(MEASURES.get(str(kind), f"{structure} differs"))
-    table = pd.DataFrame(
-        {"score": distances.max(axis=1), "why": why, "structure": structures}
-    )
-    return table.join(measures).sort_values("score", ascending=False, kind="stable")
+    scores = distances.max(axis=1)
+    table = pd.DataFrame({"score": scores, "why": why, "structure": structures})
+    table = table.join(measures)
+    return table.sort_values("score", ascending=False, kind="stable")
 
 
 def _by_structure(joint: NDArray[np.int64], partners: NDArray[np.int64]) -> Values:
     """How far each subject's structures are from the others', (N, K, K) to (N, K - 1)."""
     labelled = joint.sum(2)[:, 1:] + float(_FEWEST)
     predicted = joint.sum(1)[:, 1:] + float(_FEWEST)
-    overlap = np.array([dice(of_subject) for of_subject in joint])[:, 1:]
-    missed = 1 - np.nan_to_num(overlap, nan=1.0)
+    overlap = np.array([dice(of_subject) for of_subject in joint])
+    missed = 1 - np.nan_to_num(overlap[:, 1:], nan=1.0)
     # Large heads are nothing to look at: a structure's share of all.
     share = labelled / labelled.sum(1, keepdims=True)
     # Here a person's own anatomy drops out.
     against_predicted = labelled / predicted
     # And sides are more alike than persons.
-    against_other_side = labelled / labelled[:, partners[1:] - 1]
+    other_side = labelled[:, partners[1:] - 1]
+    against_other_side = labelled / other_side
     sizes = (share, against_predicted, against_other_side)
     distances = [_moderated(missed)]
     distances += [np.abs(_moderated(np.log(size))) for size in sizes]

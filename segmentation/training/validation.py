@@ -74,7 +74,11 @@ class Scores:
 
 
 def synthetic_scans(
-    maps: HeadMaps, scheme: LabelScheme, config: SynthesisConfig, view: View, seed: int
+    maps: HeadMaps,
+    scheme: LabelScheme,
+    config: SynthesisConfig,
+    view: View,
+    seed: int,
 ) -> Iterator[ValidationScan]:
     """One synthetic scan of each held-out head, the same at every call.
 
@@ -178,6 +182,7 @@ def _worth_a_look(labels: Tensor) -> list[int]:
 
 def _mean_over(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     """Mean of each class over the scans that it is defined in, without background."""
-    means = np.asarray(torch.from_numpy(np.stack(values)).nanmean(0))
+    stacked = torch.from_numpy(np.stack(values))
+    means = np.asarray(stacked.nanmean(0))
     means[0] = np.nan
     return means

@@ -42,7 +42,8 @@ class Workers:
         gradients = [one.grad for one in parameters if one.grad is not None]
         parts = [gradient.flatten() for gradient in gradients]
         # One message for all: small ones cost more than they carry.
-        flat = torch.cat([*parts, loss.to(parts[0].dtype).reshape(1)])
+        loss_part = loss.to(parts[0].dtype).reshape(1)
+        flat = torch.cat([*parts, loss_part])
         distributed.all_reduce(flat)
         flat /= self.count
         start = 0

@@ -157,7 +157,9 @@ def _add(files: dict[str, Path], scan: str, path: Path) -> None:
 
 
 def _files(
-    root: Path, folders: tuple[str, ...], pattern: re.Pattern[str]
+    root: Path,
+    folders: tuple[str, ...],
+    pattern: re.Pattern[str],
 ) -> Iterator[tuple[Path, re.Match[str]]]:
     """Files in these folders of `root` whose names match, as far as the folders are there."""
     for name in folders:

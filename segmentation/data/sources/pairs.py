@@ -86,7 +86,8 @@ def image_files(
     """
     files: dict[str, Path] = {}
     for path in by_name(folder.iterdir()):
-        if path.name.startswith(".") or not path.name.lower().endswith(suffixes):
+        has_suffix = path.name.lower().endswith(suffixes)
+        if path.name.startswith(".") or not has_suffix:
             continue
         name = without_suffix(path)
         if name in files:

@@ -37,7 +37,11 @@ SOURCES: Mapping[str, Source] = {
 
 
 def list_subjects(
-    source: str, root: Path, options: SourceOptions, *, keep_unlabelled: bool = False
+    source: str,
+    root: Path,
+    options: SourceOptions,
+    *,
+    keep_unlabelled: bool = False,
 ) -> Listing:
     """What `source` finds below `root`.
 

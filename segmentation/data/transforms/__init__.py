@@ -39,7 +39,10 @@ class SliceTransforms:
         return bool(self.transforms)
 
     def __call__(
-        self, image: Tensor, labels: Tensor, seed: int
+        self,
+        image: Tensor,
+        labels: Tensor,
+        seed: int,
     ) -> tuple[Tensor, Tensor]:
         """Image (C, H, W) float32 and labels (H, W) of any integer type, both on the processor.
 

@@ -128,7 +128,9 @@ class MonaiSpikeNoise(_FromMonai):
 
         return _still(
             RandKSpaceSpikeNoise(
-                prob=1, intensity_range=self.intensity_range, channel_wise=False
+                prob=1,
+                intensity_range=self.intensity_range,
+                channel_wise=False,
             )
         )
 

@@ -161,7 +161,9 @@ class RandomGhosting(_FromTorchIO):
 
         return _change(
             RandomGhosting(
-                num_ghosts=self.num_ghosts, axes=_IN_PLANE, intensity=self.intensity
+                num_ghosts=self.num_ghosts,
+                axes=_IN_PLANE,
+                intensity=self.intensity,
             )
         )
 
@@ -207,7 +209,9 @@ class RandomMotion(_FromTorchIO):
             _, height, width = image.shape
             # It turns around the origin: put there, the middle of the slice stays in place.
             affine = np.eye(4)
-            affine[:3, 3] = (-(height - 1) / 2, 0, -(width - 1) / 2)
+            last_row = height - 1
+            last_column = width - 1
+            affine[:3, 3] = (-last_row / 2, 0, -last_column / 2)
             volume = ScalarImage(tensor=image[:, :, None], affine=affine)
             return motion(volume).data[:, :, 0], labels
 

@@ -79,11 +79,12 @@ def _empty(evidence: Evidence) -> NDArray[np.bool_]:
     x, y, z = evidence.image.shape
     empty = np.zeros((x + 2, y + 2, z + 2), bool)
     to_scan = np.linalg.inv(evidence.scan.affine) @ evidence.image.affine
+    # From the voxel before the first to the one behind the last.
     i, j, k = np.ogrid[-1 : x + 1, -1 : y + 1, -1 : z + 1]
     for axis, count in enumerate(evidence.scan.shape):
         # Where each voxel is along an axis of the scan.
-        row = to_scan[axis]
-        place = row[3] + (row[0] * i + row[1] * j + row[2] * k)
+        along_i, along_j, along_k, start = to_scan[axis]
+        place = start + (along_i * i + along_j * j + along_k * k)
         # A voxel reaches half its size beyond its centre.
         empty |= (place < -0.5) | (place > count - 0.5)
     empty[1:-1, 1:-1, 1:-1] |= evidence.image.data == 0
@@ -109,10 +110,11 @@ def _points(mask: NDArray[np.bool_]) -> Points:
 def _outermost(mask: NDArray[np.bool_]) -> Points:
     """The first and the last voxel of each line along the first axis: the hull's corners too."""
     first = mask.argmax(axis=0)
-    last = mask.shape[0] - 1 - mask[::-1].argmax(axis=0)
-    y, z = np.nonzero(mask.any(axis=0))
-    low_ends = np.stack([first[y, z], y, z], axis=1)
-    high_ends = np.stack([last[y, z], y, z], axis=1)
+    from_the_end = mask[::-1].argmax(axis=0)
+    last = len(mask) - 1 - from_the_end
+    lines = np.nonzero(mask.any(axis=0))
+    low_ends = np.stack([first[lines], *lines], axis=1)
+    high_ends = np.stack([last[lines], *lines], axis=1)
     return np.concatenate([low_ends, high_ends]).astype(np.float32)
 
 
@@ -133,7 +135,10 @@ def _directions(evidence: Evidence, ends: Points, hull: Points) -> list[Points]:
 
 
 def _in_plane(
-    ends: Points, hull: Points, direction: Points, depth_mm: float = _PLANE_MM
+    ends: Points,
+    hull: Points,
+    direction: Points,
+    depth_mm: float = _PLANE_MM,
 ) -> NDArray[np.bool_]:
     """Which points are less than a depth below the outermost label in a direction."""
     outermost = (hull @ direction).max()

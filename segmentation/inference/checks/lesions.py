@@ -119,7 +119,8 @@ def _inside(labelled: Mask) -> Mask:
 
 def _opened(mask: Mask, radius: int) -> Mask:
     """The part of a mask that balls inside it can cover, of this radius in blocks."""
-    i, j, k = np.ogrid[-radius : radius + 1, -radius : radius + 1, -radius : radius + 1]
+    side = slice(-radius, radius + 1)
+    i, j, k = np.ogrid[side, side, side]
     ball = i**2 + j**2 + k**2 <= radius**2
     return np.asarray(ndimage.binary_opening(mask, ball))
 

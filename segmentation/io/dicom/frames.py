@@ -91,7 +91,8 @@ def _frame(dataset: Dataset, file: int, number: int, where: Path) -> Frame:
     slope = _numbers(dataset, number, "RescaleSlope") or (1.0,)
     intercept = _numbers(dataset, number, "RescaleIntercept") or (0.0,)
     scaling = (*slope, *intercept)
-    is_complete = (len(position), len(cosines), len(spacing)) == (3, 6, 2)
+    counts = (len(position), len(cosines), len(spacing))
+    is_complete = counts == (3, 6, 2)
     numbers = (*position, *cosines, *spacing, *scaling)
     if not is_complete or not np.isfinite(numbers).all():
         raise GeometryError(
@@ -118,7 +119,11 @@ def stack(frames: list[Frame], where: Path) -> Stack:
     """
     row, column = _common_plane(frames, where)
     normal = np.cross(row, column)
-    ordered = sorted(frames, key=lambda frame: float(np.dot(frame.position, normal)))
+
+    def along_normal(frame: Frame) -> float:
+        return float(np.dot(frame.position, normal))
+
+    ordered = sorted(frames, key=along_normal)
     places = np.array([frame.position for frame in ordered])
     # The even grid that comes nearest to all slices: a line fitted by least squares. With slice
     # numbers counted from the middle their sum is 0, and the fit is one division.

@@ -166,7 +166,8 @@ def _lay_out(
     else:
         dtype = np.dtype(np.float32)
         slope, intercept = _UNSCALED
-    zooms = check_zooms(np.linalg.norm(affine[:3, :3], axis=0), where)
+    lengths = np.linalg.norm(affine[:3, :3], axis=0)
+    zooms = check_zooms(lengths, where)
     # One statement stands for both forms: they cannot disagree.
     form = Form(1, affine)
     header = Header(shape, dtype, 0, slope, intercept, zooms, form, form, affine)

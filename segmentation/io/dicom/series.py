@@ -51,7 +51,10 @@ class _Image(NamedTuple):
 
 
 def find_series(
-    place: Path, names: Sequence[str] | None = None, *, any_contrast: bool = False
+    place: Path,
+    names: Sequence[str] | None = None,
+    *,
+    any_contrast: bool = False,
 ) -> list[Series]:
     """The series in a zip, or of these files of a folder; scans come first.
 
@@ -81,7 +84,10 @@ def find_series(
 
 
 def _look_at(
-    raw: bytes, place: Path, name: str, any_contrast: bool
+    raw: bytes,
+    place: Path,
+    name: str,
+    any_contrast: bool,
 ) -> tuple[str, str, _Image]:
     """The identifier of a file's series, why it is left out, and what is known of it."""
     where = place / name

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from trinat.segmentation.io.files import spreadsheet_safe
-from trinat.segmentation.metrics.pair import Measurement
+from trinat.segmentation.metrics.measurement import Measurement
 from trinat.segmentation.report import comparison, frames, summary
 from trinat.segmentation.report.measurements import metrics_frame, write_table
 from trinat.segmentation.report.page import short_name
