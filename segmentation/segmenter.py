@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeVar, overload
 
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import ScanLike, Volume
 from trinat.segmentation.models.zoo import warn_of_licence
 from trinat.segmentation.result import Result
 from trinat.segmentation.space.views import View
+
+_Scan = TypeVar("_Scan", bound=ScanLike)
 
 
 class Segmenter(Predictor):
@@ -50,21 +53,44 @@ class Segmenter(Predictor):
         return Result.of(found, self.model)
 
 
+@overload
 def segment(
     scan: ScanLike,
+    *,
+    model: str | Path = ...,
+    device: str = ...,
+    views: Iterable[View | str] | str | None = ...,
+    image: str | None = ...,
+) -> Result: ...
+
+
+@overload
+def segment(
+    scan: list[_Scan],
+    *,
+    model: str | Path = ...,
+    device: str = ...,
+    views: Iterable[View | str] | str | None = ...,
+    image: str | None = ...,
+) -> list[Result]: ...
+
+
+def segment(
+    scan: ScanLike | list[_Scan],
     *,
     model: str | Path = "fast",
     device: str = "auto",
     views: Iterable[View | str] | str | None = None,
     image: str | None = None,
-) -> Result:
-    """Segment one T1-weighted scan of a head.
+) -> Result | list[Result]:
+    """Segment a T1-weighted scan of a head, or each of a list.
 
     Parameters
     ----------
     scan : path, (array, affine), Volume, or image of nibabel, torchio, MONAI or SimpleITK
         3D with one channel. The array is (X, Y, Z), the affine (4, 4) takes voxel indices to
-        RAS mm.
+        RAS mm. Or a list of any of them, whose results stay in memory: `segment_many` writes
+        files, and goes on after a scan that fails.
     model : str or path
         Name of a shipped model, or a model folder.
     device : str
@@ -77,7 +103,8 @@ def segment(
     Returns
     -------
     Result
-        Labels, volumes, probabilities, surfaces and a grade, in the scan's own space.
+        Labels, volumes, probabilities, surfaces and a grade, in the scan's own space. For a list
+        of scans a list of results, in the same order.
 
     Examples
     --------
@@ -85,4 +112,13 @@ def segment(
     >>> result.save("labels.nii.gz")
     """
     segmenter = Segmenter.load(model, device=device, views=views)
-    return segmenter.segment(scan, image=image)
+    if not isinstance(scan, list):
+        return segmenter.segment(scan, image=image)
+    results = []
+    for number, one in enumerate(scan, start=1):
+        try:
+            results.append(segmenter.segment(one, image=image))
+        except Exception as error:
+            error.add_note(f"scan {number} of {len(scan)} in the list")
+            raise
+    return results

@@ -60,7 +60,13 @@ def test_a_wrong_path(scan: Path) -> None:
 
 
 def test_a_list_of_paths(scan: Path) -> None:
-    refused([scan, scan], f"cannot use list: {TAKEN}; segment_many takes several scans")
+    first, second = trinat.segment(
+        [scan, nib.load(scan)], model=overfitted_model(), views="axial"
+    )
+    np.testing.assert_array_equal(first.labels.data, second.labels.data)
+    with pytest.raises(trinat.TrinatError, match="no such file") as error:
+        trinat.segment([scan, scan.with_name("none.nii")], model=overfitted_model())
+    assert error.value.__notes__ == ["scan 2 of 2 in the list"]
     table = trinat.segment_many([scan, scan], model=overfitted_model(), progress=False)
     assert set(table.status) == {"done", "skipped"}
 
