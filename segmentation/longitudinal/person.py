@@ -206,10 +206,24 @@ def _around_brain(probabilities: Tensor) -> Tensor:
 
 def _volumes(prediction: Prediction) -> dict[str, float]:
     """The sum of the probabilities of each structure that the model knows, in mm³."""
-    sums = prediction.fused.sum((0, 1, 2), dtype=torch.float64).tolist()
+    sums = _sums(prediction.fused).tolist()
     voxel_mm3 = prediction.plan.working.voxel_mm3
     volumes = {}
     for label in prediction.scheme.labels[1:]:
         if label.name not in prediction.not_predicted:
             volumes[label.name] = sums[label.index] * voxel_mm3
     return volumes
+
+
+def _sums(probabilities: Tensor) -> Tensor:
+    """The sum (K,) of each class of probabilities (X, Y, Z, K), float64.
+
+    By products with a row of ones: of four million voxels 0.2 s; torch's `sum` takes 0.9 s.
+    """
+    classes = probabilities.shape[-1]
+    sums = torch.zeros(classes, dtype=torch.float64)
+    for plane in probabilities:
+        voxels = plane.reshape(-1, classes).double()
+        ones = torch.ones(len(voxels), dtype=torch.float64)
+        sums += ones @ voxels
+    return sums

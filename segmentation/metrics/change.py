@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 __all__ = ["Change", "change_of"]
 
@@ -94,10 +93,14 @@ def change_of(
 
 def _slope(percents: Values, times: Values) -> tuple[float, float | None, float | None]:
     """Slope of the line of least squares, with its 95 % interval where there are three or more."""
+    if len(times) < 3:
+        slope = (percents[1] - percents[0]) / (times[1] - times[0])
+        return float(slope), None, None
+    # Importing it takes half a second, which two scans need not wait for.
+    from scipy import stats
+
     line = stats.linregress(times, percents)
     slope = float(line.slope)
-    if len(times) < 3:
-        return slope, None, None
     quantile = stats.t.ppf(0.975, len(times) - 2)
     half = float(quantile * line.stderr)
     return slope, slope - half, slope + half

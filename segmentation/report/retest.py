@@ -6,7 +6,7 @@ from functools import cache
 from importlib.resources import files
 
 import pandas as pd
-from scipy import stats
+from scipy import special
 
 __all__ = ["retest_of"]
 
@@ -24,5 +24,5 @@ def retest_of(model: str) -> dict[str, float]:
         return {}
     with table.open(encoding="utf-8") as file:
         frame = pd.read_csv(file, sep="\t", comment="#")
-    within = frame["sd_percent"] * stats.t.ppf(0.975, frame["freedom"])
+    within = frame["sd_percent"] * special.stdtrit(frame["freedom"], 0.975)
     return dict(zip(frame["structure"], within.astype(float), strict=True))

@@ -11,6 +11,7 @@ small structure 5 % of its volume. What is a tie even so goes to the lowest labe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -81,17 +82,18 @@ def resample_probabilities(
     # Class 0 is counted by what it lacks of 1, so that beyond the edge it lacks nothing.
     best = torch.ones(to.shape)
     winner = torch.zeros(to.shape, dtype=torch.uint8)
-    background = torch.as_tensor(probabilities[0])
-    lacking = _resampled_part(background, background < 1, to, less=1.0)
+    given = torch.as_tensor(probabilities)
+    background = given[0]
+    lacking = _resampled_part(background, occupied_box(background < 1), to, less=1.0)
     if lacking is not None:
         values, reached = lacking
         best[reached] += values
     # The largest of K that sum to 1 is at least 1/K: where a class has less, another one wins.
     # Rounding to float16 takes up to a thousandth off the sum.
     least = 0.99 / len(probabilities)
-    for k in range(1, len(probabilities)):
-        of_class = torch.as_tensor(probabilities[k])
-        found = _resampled_part(of_class, of_class >= least, to)
+    boxes = _boxes_of_classes(given, least)
+    for k in range(1, len(given)):
+        found = _resampled_part(given[k], boxes[k], to)
         if found is None:
             continue
         values, reached = found
@@ -101,17 +103,35 @@ def resample_probabilities(
     return np.asarray(winner.numpy())
 
 
+def _boxes_of_classes(probabilities: Tensor, least: float) -> list[Box]:
+    """The smallest box around where each class has at least this probability, (K, X, Y, Z).
+
+    In one pass: where classes are innermost in memory, one of them is read no faster than all.
+    """
+    classes, *shape = probabilities.shape
+    lines = [torch.zeros(length, classes, dtype=torch.uint8) for length in shape]
+    along_x, along_y, along_z = lines
+    for x in range(shape[0]):
+        # Bytes, with the classes last: their maxima take a tenth of the time of `any`.
+        plane = probabilities[:, x].movedim(0, -1) >= least
+        matters = plane.view(torch.uint8)
+        of_plane = matters.amax(0)
+        along_x[x] = of_plane.amax(0)
+        along_y |= matters.amax(1)
+        along_z |= of_plane
+    return [_box_between([line[:, k] for line in lines]) for k in range(classes)]
+
+
 def _resampled_part(
     values: Tensor,
-    matters: Tensor,
+    occupied: Box,
     to: GridMap,
     less: float = 0.0,
 ) -> tuple[Tensor, Box] | None:
-    """Values (X, Y, Z), minus `less`, on the part of the target that `matters` reaches.
+    """Values (X, Y, Z), minus `less`, on the part of the target that a box of them reaches.
 
     Returns them, float32, with the box of the target that they fill. None if it is empty.
     """
-    occupied = occupied_box(matters)
     # A voxel more on each side: what the values are there counts between the two.
     inside = grown(occupied, values.shape)
     reached = to.reach(inside)
@@ -136,8 +156,13 @@ def occupied_box(mask: NDArray[np.bool_] | Tensor) -> Box:
     along_x = plane.any(dim=1)
     along_y = plane.any(dim=0)
     along_z = flags.any(dim=0).any(dim=0)
+    return _box_between([along_x, along_y, along_z])
+
+
+def _box_between(lines: Sequence[Tensor]) -> Box:
+    """The box from the first to the last that is set along each axis; empty if nothing is."""
     sides = []
-    for line in (along_x, along_y, along_z):
+    for line in lines:
         occupied = line.nonzero().flatten()
         if not len(occupied):
             return slice(0, 0), slice(0, 0), slice(0, 0)

@@ -6,8 +6,9 @@
 
 `visits` writes five scans of each head of a SUBJECTS_DIR: two that are unchanged, and three in
 which hippocampus, ventricles or cortex have changed by 1, 2 and 3 %. Each is turned, shifted,
-shaded and noisy in a way of its own. `found` compares with what was found. Of real persons who
-were scanned twice, and of two outputs with and without --longitudinal:
+shaded and noisy in a way of its own. `visits SUBJECTS_DIR OUT cortex 2 0,0,2` writes three scans of
+each of the first two heads, with these changes. `found` compares with what was found. Of real
+persons who were scanned twice, and of two outputs with and without --longitudinal:
 
     scripts/bench longitudinal retest TABLE OUTPUT ...
 
@@ -15,6 +16,11 @@ TABLE is that of --persons. Printed are mean absolute differences, in per cent. 
 changes draws as noise is written of an output with --longitudinal by
 
     scripts/bench longitudinal noise TABLE OUTPUT > configs/retest/MODEL.tsv
+
+Of the first two scans of each person in several outputs with --longitudinal, the ICC of each
+structure with its 95 % interval:
+
+    scripts/bench longitudinal icc OUTPUT ...
 """
 
 from __future__ import annotations
@@ -23,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from bench._visits import Protocol, deformation, visit
 from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
@@ -31,7 +38,7 @@ from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.metrics.statistics import icc_2_1
 from trinat.segmentation.space.conform import conform
 
-__all__ = ["differences", "run", "slope_of"]
+__all__ = ["differences", "icc_interval", "run", "slope_of"]
 
 # FreeSurfer's numbers, and by how much a visit changes: tissue is lost, fluid is gained.
 _STRUCTURES = {
@@ -44,7 +51,7 @@ _NAMES = {
     "ventricles": ("Left-Lateral-Ventricle", "Right-Lateral-Ventricle"),
     "cortex": ("Left-Cerebral-Cortex", "Right-Cerebral-Cortex"),
 }
-_PERCENTS = (0, 0, 1, 2, 3)
+_PERCENTS = "0,0,1,2,3"
 _TABLE = "visits.tsv"
 
 
@@ -54,14 +61,22 @@ def run(what: str = "", *arguments: str) -> None:
         "found": _print_found,
         "retest": _print_retest,
         "noise": _print_noise,
+        "icc": _print_icc,
     }
     if what not in commands:
         raise SystemExit(f"say {', '.join(commands)}")
     commands[what](*arguments)
 
 
-def _write_visits(subjects_dir: str, out: str, structure: str, most: str = "9") -> None:
+def _write_visits(
+    subjects_dir: str,
+    out: str,
+    structure: str,
+    most: str = "9",
+    percents: str = _PERCENTS,
+) -> None:
     numbers, sign = _STRUCTURES[structure]
+    changes = [float(percent) for percent in percents.split(",")]
     folder = Path(out)
     folder.mkdir(parents=True)
     rows = []
@@ -76,7 +91,7 @@ def _write_visits(subjects_dir: str, out: str, structure: str, most: str = "9") 
         truth = Volume.read(labels, labels=True)
         truth = conform(truth, labels=True, plan=conformed.plan).volume
         draw = np.random.default_rng(seed)
-        for number, percent in enumerate(_PERCENTS, start=1):
+        for number, percent in enumerate(changes, start=1):
             field = None
             if percent:
                 inside = np.isin(truth.data, numbers)
@@ -129,6 +144,44 @@ def _print_noise(table: str, output: str) -> None:
     print("structure\tsd_percent\tfreedom")
     for name, sd, freedom in pooled(frame["sd"], count):
         print(f"{name}\t{sd:.3f}\t{freedom}")
+
+
+def _print_icc(*outputs: str) -> None:
+    pairs = []
+    for output in outputs:
+        points = pd.read_csv(Path(output) / "timepoints.tsv", sep="\t")
+        volumes = _volumes(Path(output))
+        for _, of_person in points.groupby("person"):
+            cases = of_person["case"].astype(str).iloc[:2]
+            pairs.append(volumes.loc[cases])
+    print(f"{len(pairs)} persons")
+    print("structure\ticc\tlow\thigh")
+    for name in pairs[0]:
+        measured = np.stack([pair[name].to_numpy() for pair in pairs])
+        low, high = icc_interval(measured)
+        print(f"{name}\t{icc_2_1(measured):.3f}\t{low:.3f}\t{high:.3f}")
+
+
+def icc_interval(measured: np.ndarray, level: float = 0.95) -> tuple[float, float]:
+    """The interval of `icc_2_1`, (P, raters), after McGraw and Wong (1996, table 7, ICC(A,1))."""
+    n, k = measured.shape
+    persons = measured.mean(axis=1)
+    raters = measured.mean(axis=0)
+    grand = measured.mean()
+    rest = measured - persons[:, None] - raters + grand
+    of_persons = k * ((persons - grand) ** 2).sum() / (n - 1)
+    of_raters = n * ((raters - grand) ** 2).sum() / (k - 1)
+    of_rest = (rest**2).sum() / ((n - 1) * (k - 1))
+    icc = icc_2_1(measured)
+    a = k * icc / (n * (1 - icc)) * of_raters
+    b = (1 + k * icc * (n - 1) / (n * (1 - icc))) * of_rest
+    freedom = (a + b) ** 2 / (a**2 / (k - 1) + b**2 / ((n - 1) * (k - 1)))
+    noise = k * of_raters + (k * n - k - n) * of_rest
+    upper_f = stats.f.ppf((1 + level) / 2, n - 1, freedom)
+    lower_f = stats.f.ppf((1 + level) / 2, freedom, n - 1)
+    low = n * (of_persons - upper_f * of_rest) / (upper_f * noise + n * of_persons)
+    high = n * (lower_f * of_persons - of_rest) / (noise + n * lower_f * of_persons)
+    return float(low), float(high)
 
 
 def pooled(sds: pd.Series, persons: int) -> list[tuple[str, float, int]]:

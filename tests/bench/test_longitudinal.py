@@ -8,7 +8,7 @@ import pytest
 from helpers.visits import head_of
 
 from bench._visits import Protocol, change_of, deformation, visit
-from bench.longitudinal import differences, pooled, slope_of
+from bench.longitudinal import differences, icc_interval, pooled, slope_of
 
 
 def ball() -> np.ndarray:
@@ -52,3 +52,20 @@ def test_both_sides_of_a_structure_have_one_noise() -> None:
         ("Right-Caudate", 5.0, 4),
         ("Brain-Stem", 2.0, 2),
     ]
+
+
+def test_the_interval_of_the_icc_of_the_published_example() -> None:
+    # Shrout and Fleiss (1979): six targets, four judges. R's psych gives 0.019 to 0.76.
+    ratings = np.array(
+        [
+            [9, 2, 5, 8],
+            [6, 1, 3, 2],
+            [8, 4, 6, 8],
+            [7, 1, 2, 6],
+            [10, 5, 6, 9],
+            [6, 2, 4, 7],
+        ]
+    )
+    low, high = icc_interval(ratings.astype(float))
+    assert low == pytest.approx(0.019, abs=0.001)
+    assert high == pytest.approx(0.76, abs=0.005)

@@ -56,3 +56,16 @@ def test_labels_lie_in_each_scans_own_space() -> None:
         labels = point.prediction.labels
         assert labels.shape == scan.shape
         np.testing.assert_array_equal(labels.affine, scan.affine)
+
+
+def test_volumes_are_sums_of_probabilities() -> None:
+    scans = [
+        visit_of(head_of(), np.eye(4)),
+        visit_of(head_of(), pose_of(5, 2), seed=1),
+    ]
+    (first, _) = points_of(scans)
+    found = first.prediction
+    assert found.plan.working.voxel_mm3 == pytest.approx(1)
+    for name, mm3 in first.volumes_mm3.items():
+        of_class = found.fused[..., found.scheme.find(name).index]
+        assert mm3 == pytest.approx(float(of_class.double().sum()))

@@ -275,6 +275,19 @@ def test_unknown_places_and_the_world_outside_are_class_0() -> None:
     assert classes[:, 0, 0].tolist() == [0, 0, 2, 2, 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_classes_come_back_from_their_own_corners(order: str) -> None:
+    labels = np.zeros((9, 10, 11), np.uint8)
+    labels[1:4, 2:5, 7:10] = 1
+    labels[5:8, 6:9, 1:4] = 3
+    # With F the classes are innermost, as fused probabilities have them.
+    probabilities = np.asarray(one_hot(labels, 4).astype(np.float16), order=order)
+    to = grid_map((0.5, 1, 1), shape=(18, 10, 11))
+    np.testing.assert_array_equal(
+        resample_probabilities(probabilities, to)[::2], labels
+    )
+
+
 def test_the_box_around_what_is_set() -> None:
     mask = np.zeros((6, 7, 8), bool)
     mask[2, 3, 4] = mask[4, 3, 7] = True
