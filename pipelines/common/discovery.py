@@ -35,7 +35,7 @@ from trinat.segmentation.errors import ConfigError, InputError, reason_of
 from trinat.segmentation.io.dicom.containers import is_dicom
 from trinat.segmentation.io.dicom.series import Series, find_series
 from trinat.segmentation.io.files import read_text
-from trinat.segmentation.io.streams import SCAN_SUFFIXES
+from trinat.segmentation.io.streams import SCAN_SUFFIXES, what_to_give
 
 _LISTS = (".txt", ".list")
 
@@ -239,7 +239,7 @@ def _name_cases(
                 reason = "not a regular file"
             refusals.append(Refusal(str(relative), reason, case=name))
         elif not is_scan(path):
-            reason = f"not a known kind of scan ({', '.join(SCAN_SUFFIXES)})"
+            reason = f"not a known kind of scan: {what_to_give(path)}"
             refusals.append(Refusal(str(relative), reason))
         else:
             yield Case(name, path, str(relative))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # Every kind of scan that is read; of two that end a name, the longer comes first.
 SCAN_SUFFIXES = (".nii.gz", ".nii", ".mgh.gz", ".mgz", ".mgh", ".hdr", ".img")
+_ARCHIVE_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".7z", ".rar")
 
 NO_CHECKSUM = (
     "its format has no checksum, and --require-checksum is given: compress it (gzip)"
@@ -35,6 +36,13 @@ _BOMB_RATIO = 500
 _BOMB_BYTES = 256 * 2**20
 _PIECE = 2**20
 _FETCH_AGAIN = "fetch or make it again"
+
+
+def what_to_give(path: Path) -> str:
+    """What to do in place of giving a file that is no known kind of scan."""
+    if path.name.lower().endswith(_ARCHIVE_SUFFIXES):
+        return "unpack the archive and give the folder"
+    return f"give one of {', '.join(SCAN_SUFFIXES)}"
 
 
 def has_checksum(path: Path) -> bool:

@@ -102,6 +102,15 @@ def test_a_packed_file_without_its_extension(scan: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["scans.tar.gz", "Scans.TGZ", "scans.7z"])
+def test_an_archive(scan: Path, name: str) -> None:
+    message = "not a known kind of scan: unpack the archive and give the folder"
+    archive = scan.rename(scan.with_name(name))
+    refused(archive, message)
+    table = trinat.segment_many([archive], model=overfitted_model(), progress=False)
+    assert table.reason.tolist() == [message]
+
+
 def test_a_label_map_as_scan(scan: Path) -> None:
     result = segment(miniature("LIA")[1])
     assert result.quality.name != "pass"
