@@ -177,7 +177,7 @@ def save_run(
         Description(
             name=recipe.name,
             labels=scheme.name,
-            fusion=_fusion_of_start(recipe),
+            fusion=_fusion_of_start(recipe, scheme),
             contrast=recipe.contrast,
             not_predicted=tuple(name for name in scheme.names if name in never),
             csf=_csf_taught(recipe),
@@ -196,22 +196,38 @@ def save_run(
     return [view.value for view in networks]
 
 
-def _fusion_of_start(recipe: Recipe) -> Fusion:
+def _fusion_of_start(recipe: Recipe, scheme: LabelScheme) -> Fusion:
     """How views are joined in the model that the weights come from; the defaults without one.
 
-    Weights that were fitted to that model are nearer than those of the paper. What speaks of
-    structures of another scheme, or of another kind of CSF, does not carry over.
+    Weights that were fitted to that model are nearer than those of the paper, if all views come
+    from it and it has each of them. What speaks of structures that the scheme lacks, or of another
+    kind of CSF, does not carry over.
     """
-    starts = [stage.start for stage in recipe.stages if stage.start is not None]
-    if not starts:
+    starts = {_start_of(recipe, view) for view in recipe.views}
+    start = starts.pop()
+    if start is None or starts:
         return Fusion()
-    model = read_info(find_model(starts[-1]))
-    changed: dict[str, Any] = {}
-    if model.labels != load_scheme(recipe.scheme).name:
-        changed["per_class"] = {}
+    model = read_info(find_model(start))
+    if not set(recipe.views) <= set(model.architectures):
+        return Fusion()
+    of_classes = model.fusion.per_class.items()
+    changed: dict[str, Any] = {
+        "per_class": {
+            name: weights for name, weights in of_classes if name in scheme.names
+        }
+    }
     if model.csf != _csf_taught(recipe):
         changed["csf_odds"] = 1.0
     return model.fusion.model_copy(update=changed)
+
+
+def _start_of(recipe: Recipe, view: View) -> Path | None:
+    """The last model that a view starts from in any of its stages; None without one."""
+    start = None
+    for stage in recipe.stages:
+        if stage.start is not None and view in (stage.views or recipe.views):
+            start = stage.start
+    return start
 
 
 def _slices_seen(recipe: Recipe, out: Path) -> int:

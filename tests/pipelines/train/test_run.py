@@ -22,6 +22,7 @@ from trinat.pipelines.common.config import with_settings
 from trinat.pipelines.train.comparison import compare, summarise
 from trinat.pipelines.train.data import usual_readers
 from trinat.pipelines.train.job import Watcher
+from trinat.pipelines.train.result import _fusion_of_start
 from trinat.pipelines.train.run import read_recipe, train
 from trinat.segmentation.errors import (
     ConfigError,
@@ -30,6 +31,7 @@ from trinat.segmentation.errors import (
     TrainingError,
     TrinatError,
 )
+from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.checkpoint import load_model, read_info, save_model
 from trinat.segmentation.models.model_info import Description, Fusion, Training
 from trinat.segmentation.models.quicknat import QuickNat, QuickNatConfig
@@ -342,22 +344,28 @@ def test_a_view_that_the_model_lacks_starts_with_the_weights_of_another(
     ] == []
 
 
-def test_views_are_joined_as_in_the_model_that_a_run_starts_from(
-    tmp_path: Path,
-) -> None:
+def save_start(folder: Path, *structures: str) -> Fusion:
+    """A coronal network with random weights in a model with fitted weights of views, returned."""
     torch.manual_seed(1)
     coronal = QuickNat(QuickNatConfig.model_validate(NETWORK))
     fitted = Fusion(
         mean="geometric",
         weights={View.CORONAL: 0.7, View.SAGITTAL: 0.3},
-        per_class={"Brain-Stem": {View.CORONAL: 0.2, View.SAGITTAL: 0.8}},
+        per_class={name: {View.CORONAL: 0.2} for name in structures},
         csf_odds=0.4,
     )
-    # Its CSF is all fluid inside the skull, which the run does not teach: the odds are not for it.
+    # Its CSF is all fluid inside the skull, which the runs do not teach: the odds are not for it.
     start = Description(
         name="start", labels="quicknat33", csf="intracranial", fusion=fitted
     )
-    save_model(tmp_path / "start", start, {View.CORONAL: coronal})
+    save_model(folder, start, {View.CORONAL: coronal})
+    return fitted
+
+
+def test_views_are_joined_as_in_the_model_that_a_run_starts_from(
+    tmp_path: Path,
+) -> None:
+    fitted = save_start(tmp_path / "start", "Brain-Stem")
     recipe = tiny_recipe(
         tmp_path,
         views=["coronal"],
@@ -367,6 +375,38 @@ def test_views_are_joined_as_in_the_model_that_a_run_starts_from(
     )
     info = read_info(train(recipe, tmp_path / "run", SILENT))
     assert info.fusion == fitted.model_copy(update={"csf_odds": 1.0})
+
+
+def test_fitted_weights_of_structures_that_a_scheme_lacks_do_not_carry_over(
+    tmp_path: Path,
+) -> None:
+    save_start(tmp_path / "start", "Brain-Stem", "CSF")
+    recipe = tiny_recipe(
+        tmp_path, "scheme=tissue4", views=["coronal"], start=str(tmp_path / "start")
+    )
+    scheme = load_scheme("tissue4")
+    fusion = _fusion_of_start(recipe, scheme)
+    assert fusion.weights == {View.CORONAL: 0.7, View.SAGITTAL: 0.3}
+    assert fusion.per_class == {"CSF": {View.CORONAL: 0.2}}
+
+
+def test_views_that_are_not_all_of_one_model_have_the_default_weights(
+    tmp_path: Path,
+) -> None:
+    save_start(tmp_path / "start")
+    start = str(tmp_path / "start")
+    scheme = load_scheme("quicknat33")
+    # The model has no axial network: its weights would leave that view out.
+    lacks = tiny_recipe(tmp_path, views=["coronal", "axial"], start=start)
+    assert _fusion_of_start(lacks, scheme) == Fusion()
+    stages = [
+        {"name": "first", "start": "fast"},
+        {"name": "second", "start": start, "views": ["coronal"]},
+    ]
+    mixed = tiny_recipe(tmp_path, views=["coronal", "axial"], stages=stages)
+    assert _fusion_of_start(mixed, scheme) == Fusion()
+    later = tiny_recipe(tmp_path, views=["coronal"], stages=stages)
+    assert _fusion_of_start(later, scheme).weights[View.CORONAL] == 0.7
 
 
 @pytest.mark.parametrize(
