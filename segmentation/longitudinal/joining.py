@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -81,7 +82,6 @@ class Joining:
         self._count = 1
         self._ways_back: list[Tensor] = []
         self._own: list[_Own] = []
-        self._is_open: Tensor | None = None
 
     def add(self, probabilities: Tensor, image: Tensor, flow: Tensor) -> None:
         """Add a scan: its probabilities, its image and the flow from the template to it."""
@@ -116,6 +116,11 @@ class Joining:
         self._ways_back = [back.cpu() for back in self._ways_back]
         self._own = [own.on_processor() for own in self._own]
 
+    @cached_property
+    def _is_open(self) -> Tensor:
+        """`_near_boundaries` of the mean, which changes no more once a scan's part is asked for."""
+        return _near_boundaries(self.mean)
+
     def of_scan(self, number: int) -> Tensor:
         """The probabilities (X, Y, Z, K) of a scan in the place where it has its tissue.
 
@@ -124,9 +129,6 @@ class Joining:
         back = self._ways_back[number]
         flow_of_voxel = back.permute(1, 2, 3, 0)
         result = self.mean.clone()
-        if self._is_open is None:
-            # The same for every scan, since the mean changes no more.
-            self._is_open = _near_boundaries(self.mean)
         for voxels in _chunks(_within_reach(self._is_open, back)):
             at = voxels.unbind(1)
             places = voxels + flow_of_voxel[at]

@@ -218,12 +218,10 @@ def _volumes(prediction: Prediction) -> dict[str, float]:
 def _sums(probabilities: Tensor) -> Tensor:
     """The sum (K,) of each class of probabilities (X, Y, Z, K), float64.
 
-    By products with a row of ones: of four million voxels 0.2 s; torch's `sum` takes 0.9 s.
+    Plane by plane: of four million voxels 0.1 s in one thread; the `sum` of all at once
+    takes 2.5 s.
     """
-    classes = probabilities.shape[-1]
-    sums = torch.zeros(classes, dtype=torch.float64)
+    sums = torch.zeros(probabilities.shape[-1], dtype=torch.float64)
     for plane in probabilities:
-        voxels = plane.reshape(-1, classes).double()
-        ones = torch.ones(len(voxels), dtype=torch.float64)
-        sums += ones @ voxels
+        sums += plane.double().sum((0, 1))
     return sums

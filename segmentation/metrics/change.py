@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
 __all__ = ["Change", "change_of"]
 
@@ -72,13 +73,18 @@ def change_of(
         times = np.asarray(years, float)
     if times is None or np.ptp(times) == 0:
         return Change(len(values), None, percent, None, None, None, retest_percent)
-    slope, low, high = _slope(percents, times)
+    from_mean = times - times.mean()
+    spread = float(np.sqrt((from_mean**2).sum()))
+    slope, half = _slope(percents, from_mean)
+    low = None
+    high = None
+    if half is not None:
+        low = slope - half
+        high = slope + half
     noise = None
     if retest_percent is not None:
         # A difference of two has the noise of both scans.
         of_one_scan = retest_percent / np.sqrt(2)
-        squares = ((times - times.mean()) ** 2).sum()
-        spread = np.sqrt(squares)
         noise = float(of_one_scan / spread)
     return Change(
         scans=len(values),
@@ -91,16 +97,17 @@ def change_of(
     )
 
 
-def _slope(percents: Values, times: Values) -> tuple[float, float | None, float | None]:
-    """Slope of the line of least squares, with its 95 % interval where there are three or more."""
-    if len(times) < 3:
-        slope = (percents[1] - percents[0]) / (times[1] - times[0])
-        return float(slope), None, None
-    # Importing it takes half a second, which two scans need not wait for.
-    from scipy import stats
+def _slope(percents: Values, from_mean: Values) -> tuple[float, float | None]:
+    """Slope of the line of least squares, and half its 95 % interval with three or more scans.
 
-    line = stats.linregress(times, percents)
-    slope = float(line.slope)
-    quantile = stats.t.ppf(0.975, len(times) - 2)
-    half = float(quantile * line.stderr)
-    return slope, slope - half, slope + half
+    `from_mean` are the times, counted from their mean.
+    """
+    squares = (from_mean**2).sum()
+    slope = float((from_mean * percents).sum() / squares)
+    freedom = len(percents) - 2
+    if not freedom:
+        return slope, None
+    off = percents - percents.mean() - slope * from_mean
+    error = np.sqrt((off**2).sum() / freedom / squares)
+    # The quantile of Student's t; `scipy.stats` takes half a second to import.
+    return slope, float(special.stdtrit(freedom, 0.975) * error)

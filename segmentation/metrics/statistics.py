@@ -225,21 +225,28 @@ def icc_2_1(measurements: Values) -> float:
     n, k = complete.shape
     if n < 2 or k < 2:
         return float("nan")
-    grand_mean = complete.mean()
-    person_means = complete.mean(1)
-    rater_means = complete.mean(0)
-    # Mean squares of the two-way analysis of variance.
-    of_persons = ((person_means - grand_mean) ** 2).sum()
-    of_raters = ((rater_means - grand_mean) ** 2).sum()
-    between_persons = k * of_persons / (n - 1)
-    between_raters = n * of_raters / (k - 1)
-    rest = complete - person_means[:, None] - rater_means[None] + grand_mean
-    freedom = (n - 1) * (k - 1)
-    residual = (rest**2).sum() / freedom
-    whole = between_persons + (k - 1) * residual + k * (between_raters - residual) / n
+    of_persons, of_raters, residual = mean_squares(complete)
+    whole = of_persons + (k - 1) * residual + k * (of_raters - residual) / n
     if not whole > 0:
         return float("nan")
-    return float((between_persons - residual) / whole)
+    return float((of_persons - residual) / whole)
+
+
+def mean_squares(measurements: Values) -> tuple[float, float, float]:
+    """Those of the two-way analysis of variance, (P, raters): persons, raters, residual.
+
+    There are two or more of each, and no NaN.
+    """
+    n, k = measurements.shape
+    grand_mean = measurements.mean()
+    person_means = measurements.mean(1)
+    rater_means = measurements.mean(0)
+    of_persons = k * ((person_means - grand_mean) ** 2).sum() / (n - 1)
+    of_raters = n * ((rater_means - grand_mean) ** 2).sum() / (k - 1)
+    rest = measurements - person_means[:, None] - rater_means[None] + grand_mean
+    freedom = (n - 1) * (k - 1)
+    residual = (rest**2).sum() / freedom
+    return float(of_persons), float(of_raters), float(residual)
 
 
 def cohen_kappa(first: Sequence[str], second: Sequence[str]) -> float:

@@ -100,8 +100,7 @@ def from_slices(slices: _Array, view: View | SliceAxes) -> _Array:
     # Where slices hold each axis of the volume: N comes first, H and W last.
     held_at = {axes.along: 0, axes.rows: leading + 1, axes.columns: leading + 2}
     volume_axes: tuple[int, ...] = tuple(held_at[axis] for axis in range(3))
-    leading_axes: range = range(1, leading + 1)
-    return _permute(slices, (*leading_axes, *volume_axes))
+    return _permute(slices, (*range(1, leading + 1), *volume_axes))
 
 
 def _as_axes(view: View | SliceAxes) -> SliceAxes:

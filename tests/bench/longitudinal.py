@@ -35,7 +35,7 @@ from bench._visits import Protocol, deformation, visit
 from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
-from trinat.segmentation.metrics.statistics import icc_2_1
+from trinat.segmentation.metrics.statistics import icc_2_1, mean_squares
 from trinat.segmentation.space.conform import conform
 
 __all__ = ["differences", "icc_interval", "run", "slope_of"]
@@ -149,10 +149,12 @@ def _print_noise(table: str, output: str) -> None:
 def _print_icc(*outputs: str) -> None:
     pairs = []
     for output in outputs:
-        points = pd.read_csv(Path(output) / "timepoints.tsv", sep="\t")
+        path = Path(output) / "timepoints.tsv"
+        # Cases are names, also where they are all digits.
+        points = pd.read_csv(path, sep="\t", dtype={"case": str})
         volumes = _volumes(Path(output))
         for _, of_person in points.groupby("person"):
-            cases = of_person["case"].astype(str).iloc[:2]
+            cases = of_person["case"].iloc[:2]
             pairs.append(volumes.loc[cases])
     print(f"{len(pairs)} persons")
     print("structure\ticc\tlow\thigh")
@@ -163,18 +165,16 @@ def _print_icc(*outputs: str) -> None:
 
 
 def icc_interval(measured: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    """The interval of `icc_2_1`, (P, raters), after McGraw and Wong (1996, table 7, ICC(A,1))."""
+    """The interval of `icc_2_1`, (P, raters), after McGraw and Wong (1996, table 7, ICC(A,1)).
+
+    No value is NaN.
+    """
     n, k = measured.shape
-    persons = measured.mean(axis=1)
-    raters = measured.mean(axis=0)
-    grand = measured.mean()
-    rest = measured - persons[:, None] - raters + grand
-    of_persons = k * ((persons - grand) ** 2).sum() / (n - 1)
-    of_raters = n * ((raters - grand) ** 2).sum() / (k - 1)
-    of_rest = (rest**2).sum() / ((n - 1) * (k - 1))
+    of_persons, of_raters, of_rest = mean_squares(measured)
     icc = icc_2_1(measured)
-    a = k * icc / (n * (1 - icc)) * of_raters
-    b = (1 + k * icc * (n - 1) / (n * (1 - icc))) * of_rest
+    # Both are n (1 - icc) times the a and b of the paper, which leaves the freedom as it is.
+    a = k * icc * of_raters
+    b = (n * (1 - icc) + k * icc * (n - 1)) * of_rest
     freedom = (a + b) ** 2 / (a**2 / (k - 1) + b**2 / ((n - 1) * (k - 1)))
     noise = k * of_raters + (k * n - k - n) * of_rest
     upper_f = stats.f.ppf((1 + level) / 2, n - 1, freedom)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
+from helpers.ratings import SHROUT_FLEISS
 from helpers.visits import head_of
 
 from bench._visits import Protocol, change_of, deformation, visit
-from bench.longitudinal import differences, icc_interval, pooled, slope_of
+from bench.longitudinal import differences, icc_interval, pooled, run, slope_of
 
 
 def ball() -> np.ndarray:
@@ -55,17 +58,25 @@ def test_both_sides_of_a_structure_have_one_noise() -> None:
 
 
 def test_the_interval_of_the_icc_of_the_published_example() -> None:
-    # Shrout and Fleiss (1979): six targets, four judges. R's psych gives 0.019 to 0.76.
-    ratings = np.array(
-        [
-            [9, 2, 5, 8],
-            [6, 1, 3, 2],
-            [8, 4, 6, 8],
-            [7, 1, 2, 6],
-            [10, 5, 6, 9],
-            [6, 2, 4, 7],
-        ]
-    )
-    low, high = icc_interval(ratings.astype(float))
+    # R's psych gives 0.019 to 0.76.
+    low, high = icc_interval(SHROUT_FLEISS)
     assert low == pytest.approx(0.019, abs=0.001)
     assert high == pytest.approx(0.76, abs=0.005)
+
+
+def test_the_icc_of_scans_whose_names_are_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = pd.DataFrame(
+        {
+            "person": ["a", "a", "b", "b", "c", "c"],
+            "case": ["001", "002", "003", "004", "005", "006"],
+            # As in the tests of `icc_2_1`: 1, 2, 3 and one more each.
+            "Left-Caudate_mm3": [1, 2, 2, 3, 3, 4],
+        }
+    )
+    table.to_csv(tmp_path / "timepoints.tsv", sep="\t", index=False)
+    run("icc", str(tmp_path))
+    persons, _, caudate = capsys.readouterr().out.splitlines()
+    assert persons == "3 persons"
+    assert caudate.startswith("Left-Caudate\t0.667\t")

@@ -66,6 +66,7 @@ def test_volumes_are_sums_of_probabilities() -> None:
     (first, _) = points_of(scans)
     found = first.prediction
     assert found.plan.working.voxel_mm3 == pytest.approx(1)
+    assert {"Left-Hippocampus", "Right-Hippocampus"} <= set(first.volumes_mm3)
     for name, mm3 in first.volumes_mm3.items():
         of_class = found.fused[..., found.scheme.find(name).index]
         assert mm3 == pytest.approx(float(of_class.double().sum()))

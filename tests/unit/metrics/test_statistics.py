@@ -7,6 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from helpers.ratings import SHROUT_FLEISS
 from scipy import stats
 
 from trinat.segmentation.metrics.statistics import (
@@ -19,19 +20,6 @@ from trinat.segmentation.metrics.statistics import (
     robust_z,
     students_t_interval,
     within_subject_cv_percent,
-)
-
-# Shrout and Fleiss (1979), table 2: six targets, four judges; their ICC(2,1) is 0.29.
-SHROUT_FLEISS = np.array(
-    [
-        [9, 2, 5, 8],
-        [6, 1, 3, 2],
-        [8, 4, 6, 8],
-        [7, 1, 2, 6],
-        [10, 5, 6, 9],
-        [6, 2, 4, 7],
-    ],
-    float,
 )
 
 
