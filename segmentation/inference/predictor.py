@@ -219,8 +219,27 @@ class Predictor:
             csf=self.model.info.csf,
         )
 
+    @property
+    def enough_views(self) -> tuple[View, ...]:
+        """The view that counts most of those that know all classes with their sides.
+
+        All views where none does.
+        """
+        weights = self.model.fusion_weights(self.views)
+        weight_of = {}
+        for view, of_view in zip(self.views, weights, strict=True):
+            if of_view.all() and not self.model.is_merged(view):
+                weight_of[view] = of_view.sum()
+        if not weight_of:
+            return self.views
+        return (max(weight_of, key=weight_of.__getitem__),)
+
     def find_and_fuse(
-        self, image: Tensor, *, mirror: bool = False
+        self,
+        image: Tensor,
+        *,
+        views: tuple[View, ...] | None = None,
+        mirror: bool = False,
     ) -> tuple[BrainRegion, ViewAggregator, dict[View, Tensor]]:
         """The region of the brain in an image (X, Y, Z), and what `fuse` gives for it.
 
@@ -228,10 +247,10 @@ class Predictor:
         """
         with stage("localisation"):
             region = self.find_brain(image)
-        fusion, maps = self.fuse(image, region, mirror=mirror)
+        fusion, maps = self.fuse(image, region, views=views, mirror=mirror)
         if region.is_too_small(fusion.fused):
             region = BrainRegion.whole(image.shape)
-            fusion, maps = self.fuse(image, region, mirror=mirror)
+            fusion, maps = self.fuse(image, region, views=views, mirror=mirror)
         return region, fusion, maps
 
     def fuse(
@@ -239,10 +258,16 @@ class Predictor:
         image: Tensor,
         region: BrainRegion,
         *,
+        views: tuple[View, ...] | None = None,
         mirror: bool = False,
     ) -> tuple[ViewAggregator, dict[View, Tensor]]:
-        """All views of an image's region, fused, and each view's own most probable classes."""
-        fusion, maps = self._add_views(image[region.box], region.mask, mirror)
+        """Views of an image's region, fused, and each view's own most probable classes.
+
+        `views` are all of the predictor's, or some of them in the same order.
+        """
+        fusion, maps = self._add_views(
+            image[region.box], views or self.views, region.mask, mirror
+        )
         with stage("fusion"):
             fusion.finish()
             csf_odds = self.model.info.fusion.csf_odds
@@ -259,35 +284,38 @@ class Predictor:
     def _add_views(
         self,
         image: Tensor,
+        views: tuple[View, ...],
         within: Tensor | None,
         mirror: bool,
     ) -> tuple[ViewAggregator, dict[View, Tensor]]:
         """The part of `fuse` that only gives a GPU its work, and never waits for it."""
         shape = to_shape(image.shape)
         info = self.model.info
-        axes = {view: info.preprocessing.slice_axes(view) for view in self.views}
+        axes = {view: info.preprocessing.slice_axes(view) for view in views}
         # The model's own weights, from its model.yaml.
-        weights = self.model.fusion_weights(self.views)
+        weights = self.model.fusion_weights(views)
         fusion = ViewAggregator(
             shape,
             self.model.scheme,
-            self.views,
-            dict(zip(self.views, weights, strict=True)),
+            views,
+            dict(zip(views, weights, strict=True)),
             self.device,
             axes=axes,
             sagittal_is_merged=View.SAGITTAL in self._merged_views(),
             mean=info.fusion.mean,
         )
         maps = {}
-        for view in self.views:
+        for view in views:
             maps[view] = torch.zeros(shape, dtype=torch.uint8, device=self.device)
-        for view, part in self.each_view(image, mirror=mirror, within=within):
+        parts = self.each_view(image, views=views, mirror=mirror, within=within)
+        for view, part in parts:
             with stage("fusion"):
                 fusion.add(
                     view, part.first, part.probabilities, part.rows, part.columns
                 )
                 labels = to_slices(maps[view], axes[view])
-                most_probable = part.probabilities.argmax(-1)
+                # `max` finds the place in two thirds of the time that `argmax` takes.
+                most_probable = part.probabilities.max(-1).indices
                 labels[part.slices, part.rows, part.columns] = most_probable
         return fusion, maps
 
@@ -295,18 +323,19 @@ class Predictor:
         self,
         image: Tensor,
         *,
+        views: tuple[View, ...] | None = None,
         mirror: bool = False,
         within: Tensor | None = None,
     ) -> Iterator[tuple[View, Part]]:
         """Probabilities of an image (X, Y, Z), of K or merged K classes, view after view.
 
-        The sagittal view comes last. Only what is set in `within` (X, Y, Z) is looked at, all else
+        The sagittal view comes last; `views` are as for `fuse`. Only what is set in `within` (X, Y, Z) is looked at, all else
         is background.
         """
         preprocessing = self.model.info.preprocessing
         left_right, _, _ = source_axes(preprocessing.axes, "RAS")
         side_axis, _ = left_right
-        for view in self.views:
+        for view in views or self.views:
             mirroring = None
             if mirror:
                 partners = self.model.classes_of(view).partner_permutation.copy()

@@ -234,7 +234,7 @@ def apply_prior(
     to_template = np.linalg.inv(template.affine) @ head_to_template_mm @ affine
 
     device = fused.device
-    shares = torch.from_numpy(template.shares).to(device)
+    shares = torch.from_numpy(template.shares).to(device).float()
     matrix = torch.from_numpy(to_template).float().to(device)
     by_class = [prior.per_class.get(name, prior.weight) for name in scheme.names]
     weights = torch.tensor(by_class, device=device)

@@ -25,7 +25,7 @@ _ROUNDS = 3
 _CELL = 2
 # No tissue is shifted further than this from one round to the next.
 _MOST_STEP_MM = 2.0
-_INVERSE_ROUNDS = 3
+_INVERSE_ROUNDS = 2
 
 
 def find_flow(first: Tensor, second: Tensor, rounds: int = _ROUNDS) -> Tensor:

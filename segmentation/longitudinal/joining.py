@@ -95,7 +95,7 @@ class Joining:
             places = voxels + flow_of_voxel[at]
             before = self.mean[at].float()
             share = (1 - strange[at])[:, None] / self._count
-            change = rows_at(probabilities, places)
+            change = rows_at(probabilities, places).float()
             change.sub_(before).mul_(share)
             self.mean[at] = (before + change).to(self.mean.dtype)
         back = inverse_of(flow)
@@ -132,7 +132,7 @@ class Joining:
         for voxels in _chunks(_within_reach(self._is_open, back)):
             at = voxels.unbind(1)
             places = voxels + flow_of_voxel[at]
-            result[at] = rows_at(self.mean, places).to(result.dtype)
+            result[at] = rows_at(self.mean, places)
         own = self._own[number]
         joined = result[own.places].float()
         kept = torch.lerp(joined, own.probabilities.float(), own.share)

@@ -171,7 +171,10 @@ def _segment(
 ) -> Together:
     """Run the networks on the template and on all scans, and join what they say."""
     image = torch.from_numpy(template.volume.data).to(predictor.device)
-    region, fusion, _ = predictor.find_and_fuse(image, mirror=mirror)
+    # One view is enough here: it is one answer among those of all scans.
+    region, fusion, _ = predictor.find_and_fuse(
+        image, views=predictor.enough_views, mirror=mirror
+    )
     near = BrainRegion(region.box, _around_brain(fusion.fused))
     images = [
         torch.from_numpy(scan.volume.data).to(predictor.device) for scan in prepared

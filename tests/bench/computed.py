@@ -111,7 +111,9 @@ def count(
     with Counted() as counted:
         for _ in segmenter._networks.of_view[view].probabilities(image, axes, every=8):
             pass
-        fusion, _maps = segmenter._add_views(image[region.box], region.mask, mirror)
+        fusion, _maps = segmenter._add_views(
+            image[region.box], segmenter.views, region.mask, mirror
+        )
         fusion.finish()
     return counted
 

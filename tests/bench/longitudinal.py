@@ -7,7 +7,8 @@
 `visits` writes five scans of each head of a SUBJECTS_DIR: two that are unchanged, and three in
 which hippocampus, ventricles or cortex have changed by 1, 2 and 3 %. Each is turned, shifted,
 shaded and noisy in a way of its own. `visits SUBJECTS_DIR OUT cortex 2 0,0,2` writes three scans of
-each of the first two heads, with these changes. `found` compares with what was found. Of real
+each of the first two heads, with these changes, and `... cortex 2 0,0 1,1.2` two of each, the
+second with voxels of 1.2 mm. `found` compares with what was found. Of real
 persons who were scanned twice, and of two outputs with and without --longitudinal:
 
     scripts/bench longitudinal retest TABLE OUTPUT ...
@@ -74,9 +75,11 @@ def _write_visits(
     structure: str,
     most: str = "9",
     percents: str = _PERCENTS,
+    voxels_mm: str = "1",
 ) -> None:
     numbers, sign = _STRUCTURES[structure]
     changes = [float(percent) for percent in percents.split(",")]
+    sizes = [float(size) for size in voxels_mm.split(",")]
     folder = Path(out)
     folder.mkdir(parents=True)
     rows = []
@@ -97,7 +100,10 @@ def _write_visits(
                 inside = np.isin(truth.data, numbers)
                 field = deformation(inside, sign * percent / 100)
             name = f"{mri.parent.name}_MR{number}.nii.gz"
-            visit(conformed.volume, field, Protocol(), draw).write(folder / name)
+            # Sizes of voxels are taken in turn.
+            size = sizes[(number - 1) % len(sizes)]
+            protocol = Protocol(spacing_mm=(size, size, size))
+            visit(conformed.volume, field, protocol, draw).write(folder / name)
             rows.append((name, mri.parent.name, number, sign * percent, structure))
             print(folder / name, flush=True)
     columns = ["scan", "person", "date", "percent", "structure"]

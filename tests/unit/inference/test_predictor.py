@@ -315,6 +315,37 @@ def test_all_of_a_scan_is_looked_at_where_the_brain_goes_on_beyond_its_region(
     assert fusion.fused.shape[:3] == image.shape
 
 
+def test_some_views_are_fused_as_if_the_model_had_no_others(
+    segmenter: Predictor,
+) -> None:
+    views = (View.CORONAL, View.AXIAL)
+    image = torch.from_numpy(segmenter.prepare(miniature()[0]).volume.data)
+    everywhere = BrainRegion.whole(image.shape)
+    fusion, maps = segmenter.fuse(image, everywhere, views=views)
+    of_two = Predictor.load(overfitted_model(), device="cpu", views=views)
+    assert torch.equal(fusion.fused, of_two.fuse(image, everywhere)[0].fused)
+    assert tuple(maps) == views
+
+
+@pytest.mark.parametrize(
+    ("per_class", "view"),
+    [({}, View.AXIAL), ({"Brain-Stem": {View.CORONAL: 1.0}}, View.CORONAL)],
+)
+def test_the_view_that_counts_most_and_knows_all_classes_is_enough(
+    per_class, view: View, tmp_path: Path
+) -> None:
+    networks = load_model(random_model()).networks
+    weights = {View.CORONAL: 1.0, View.AXIAL: 1.1, View.SAGITTAL: 2.0}
+    fusion = Fusion(weights=weights, per_class=per_class)
+    save_model(tmp_path / "m", Description(name="m", fusion=fusion), networks)
+    assert Predictor.load(tmp_path / "m", device="cpu").enough_views == (view,)
+
+
+def test_a_view_without_sides_is_enough_where_it_is_the_only_one() -> None:
+    sagittal = Predictor.load(random_model(), device="cpu", views=[View.SAGITTAL])
+    assert sagittal.enough_views == (View.SAGITTAL,)
+
+
 def test_a_view_that_the_model_lacks_is_told(tmp_path: Path) -> None:
     coronal = load_model(random_model(), views=["coronal"])
     save_model(tmp_path / "m", Description(name="m"), coronal.networks)
