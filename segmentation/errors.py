@@ -37,6 +37,8 @@ _OUT_OF_MEMORY = re.compile(
     "^OutOfMemoryError|can't allocate memory|can't start new thread"
     # oneDNN, where it gets no memory for its kernels.
     "|could not create a primitive"
+    # Libraries in C++.
+    "|std::bad_alloc"
 )
 
 

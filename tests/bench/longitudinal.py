@@ -104,7 +104,8 @@ def _write_visits(
             size = sizes[(number - 1) % len(sizes)]
             protocol = Protocol(spacing_mm=(size, size, size))
             visit(conformed.volume, field, protocol, draw).write(folder / name)
-            rows.append((name, mri.parent.name, number, sign * percent, structure))
+            change = sign * percent if percent else 0.0
+            rows.append((name, mri.parent.name, number, change, structure))
             print(folder / name, flush=True)
     columns = ["scan", "person", "date", "percent", "structure"]
     frame = pd.DataFrame(rows, columns=columns)

@@ -13,6 +13,7 @@ from trinat.segmentation.errors import reason_of
         MemoryError(),
         RuntimeError("can't start new thread"),
         RuntimeError("could not create a primitive"),
+        RuntimeError("std::bad_alloc"),
         RuntimeError(
             "[enforce fail at alloc_cpu.cpp:1] . DefaultCPUAllocator: can't allocate memory"
         ),
