@@ -329,8 +329,8 @@ class Predictor:
     ) -> Iterator[tuple[View, Part]]:
         """Probabilities of an image (X, Y, Z), of K or merged K classes, view after view.
 
-        The sagittal view comes last; `views` are as for `fuse`. Only what is set in `within` (X, Y, Z) is looked at, all else
-        is background.
+        The sagittal view comes last; `views` are as for `fuse`. Only what is set in `within`
+        (X, Y, Z) is looked at, all else is background.
         """
         preprocessing = self.model.info.preprocessing
         left_right, _, _ = source_axes(preprocessing.axes, "RAS")
