@@ -221,18 +221,12 @@ class Predictor:
 
     @property
     def enough_views(self) -> tuple[View, ...]:
-        """The view that counts most of those that know all classes with their sides.
-
-        All views where none does.
-        """
+        """The first view that knows all classes with their sides; all views where none does."""
         weights = self.model.fusion_weights(self.views)
-        weight_of = {}
         for view, of_view in zip(self.views, weights, strict=True):
             if of_view.all() and not self.model.is_merged(view):
-                weight_of[view] = of_view.sum()
-        if not weight_of:
-            return self.views
-        return (max(weight_of, key=weight_of.__getitem__),)
+                return (view,)
+        return self.views
 
     def find_and_fuse(
         self,

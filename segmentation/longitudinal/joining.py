@@ -73,13 +73,15 @@ class Joining:
     """The mean of the template's probabilities and of all scans', which are added one by one.
 
     `mean` (X, Y, Z, K) is in the template's space, and may be changed once all are added. It is the
-    tensor that was given.
+    tensor that was given. The template's probabilities count `weight` times as much as a scan's.
     """
 
-    def __init__(self, template: Tensor, probabilities: Tensor) -> None:
+    def __init__(
+        self, template: Tensor, probabilities: Tensor, weight: float = 1.0
+    ) -> None:
         self.mean = probabilities
         self._template = template
-        self._count = 1
+        self._total_weight = weight
         self._ways_back: list[Tensor] = []
         self._own: list[_Own] = []
 
@@ -87,14 +89,14 @@ class Joining:
         """Add a scan: its probabilities, its image and the flow from the template to it."""
         difference = self._difference(image, flow)
         strange = _strangeness(difference, self._template > _BRIGHT)
-        self._count += 1
+        self._total_weight += 1
         flow_of_voxel = flow.permute(1, 2, 3, 0)
         is_open = _near_boundaries(self.mean, probabilities)
         for voxels in _chunks(_within_reach(is_open, flow)):
             at = voxels.unbind(1)
             places = voxels + flow_of_voxel[at]
             before = self.mean[at].float()
-            share = (1 - strange[at])[:, None] / self._count
+            share = (1 - strange[at])[:, None] / self._total_weight
             change = rows_at(probabilities, places).float()
             change.sub_(before).mul_(share)
             self.mean[at] = (before + change).to(self.mean.dtype)

@@ -171,10 +171,9 @@ def _segment(
 ) -> Together:
     """Run the networks on the template and on all scans, and join what they say."""
     image = torch.from_numpy(template.volume.data).to(predictor.device)
-    # One view is enough here: it is one answer among those of all scans.
-    region, fusion, _ = predictor.find_and_fuse(
-        image, views=predictor.enough_views, mirror=mirror
-    )
+    # One view is enough here, and counts as one of the views that look at each scan.
+    views = predictor.enough_views
+    region, fusion, _ = predictor.find_and_fuse(image, views=views, mirror=mirror)
     near = BrainRegion(region.box, _around_brain(fusion.fused))
     images = [
         torch.from_numpy(scan.volume.data).to(predictor.device) for scan in prepared
@@ -182,7 +181,8 @@ def _segment(
     with stage("flow"):
         parts = [scan[region.box] for scan in images]
         flows = flows_from(image[region.box], parts)
-    joining = Joining(image[region.box], fusion.fused)
+    weight = len(views) / len(predictor.views)
+    joining = Joining(image[region.box], fusion.fused, weight)
     maps = []
     for scan, part, flow in zip(images, parts, flows, strict=True):
         of_scan, maps_of_scan = predictor.fuse(scan, near, mirror=mirror)
