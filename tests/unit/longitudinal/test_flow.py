@@ -63,6 +63,15 @@ def test_where_images_agree_scans_get_the_same_probabilities() -> None:
     assert first[..., 1].float() == pytest.approx(inside, abs=2e-3)
 
 
+def test_a_template_of_fewer_views_counts_less() -> None:
+    image = ball(10.0)
+    joining = Joining(image, two_classes(ball(10.0)), weight=0.5)
+    joining.add(two_classes(ball(10.6)), image, torch.zeros(3, *image.shape))
+    # Of 1.5 in all, the template has a third.
+    inside = (ball(10.6) + 0.5 * ball(10.0)) / 1.5
+    assert joining.of_scan(0)[..., 1].float() == pytest.approx(inside, abs=2e-3)
+
+
 def test_volumes_differ_as_images_do() -> None:
     template = ball(10.0)
     images = [ball(10.1), ball(9.9)]
