@@ -335,7 +335,7 @@ def test_the_first_view_that_knows_all_classes_is_enough(
     per_class, view: View, tmp_path: Path
 ) -> None:
     networks = load_model(random_model()).networks
-    weights = {view: 1.0 for view in View}
+    weights = dict.fromkeys(View, 1.0)
     fusion = Fusion(weights=weights, per_class=per_class)
     save_model(tmp_path / "m", Description(name="m", fusion=fusion), networks)
     assert Predictor.load(tmp_path / "m", device="cpu").enough_views == (view,)
