@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from helpers.miniatures import freesurfer_subject
 from helpers.ratings import SHROUT_FLEISS
 from helpers.visits import head_of
 
 from bench._visits import Protocol, change_of, deformation, visit
 from bench.longitudinal import differences, icc_interval, pooled, run, slope_of
+from trinat.segmentation.io.volume import Volume
 
 
 def ball() -> np.ndarray:
@@ -35,6 +37,15 @@ def test_a_visit_is_another_acquisition_each_time() -> None:
     head = type(head)(head.data / 200, head.affine)
     first, second = (visit(head, None, Protocol(), draw) for _ in range(2))
     assert first.shape != second.shape or not np.allclose(first.affine, second.affine)
+
+
+def test_voxels_have_the_sizes_that_are_named_in_turn(tmp_path: Path) -> None:
+    freesurfer_subject(tmp_path / "heads", "a", image="T1.mgz")
+    out = tmp_path / "out"
+    run("visits", str(tmp_path / "heads"), str(out), "hippocampus", "1", "0,0", "1,1.2")
+    sizes = [Volume.read(out / f"a_MR{n}.nii.gz").grid.spacing_mm for n in (1, 2)]
+    assert sizes[0] == pytest.approx((1, 1, 1))
+    assert sizes[1] == pytest.approx((1.2, 1.2, 1.2))
 
 
 def test_differences_are_of_the_mean_of_both_scans() -> None:
