@@ -1,10 +1,9 @@
-"""trinat train: recipes, what a run leaves, stages and starts, refusals in one line."""
+"""trinat train: recipes, what a run leaves, refusals in one line."""
 
 from __future__ import annotations
 
 import csv
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 import yaml
 from helpers.small_store import all_train, small_store
-from helpers.tiny_training import NETWORK, SILENT, tiny_recipe, weights
+from helpers.tiny_training import SILENT, tiny_recipe
 from matplotlib.image import imread
 from pydantic import ValidationError
 from typer.testing import CliRunner
@@ -21,8 +20,6 @@ from trinat.pipelines.cli import app
 from trinat.pipelines.common.config import with_settings
 from trinat.pipelines.train.comparison import compare, summarise
 from trinat.pipelines.train.data import usual_readers
-from trinat.pipelines.train.job import Watcher
-from trinat.pipelines.train.result import _fusion_of_start
 from trinat.pipelines.train.run import read_recipe, train
 from trinat.segmentation.errors import (
     ConfigError,
@@ -31,15 +28,11 @@ from trinat.segmentation.errors import (
     TrainingError,
     TrinatError,
 )
-from trinat.segmentation.labels.scheme import load_scheme
-from trinat.segmentation.models.checkpoint import load_model, read_info, save_model
-from trinat.segmentation.models.model_info import Description, Fusion, Training
-from trinat.segmentation.models.quicknat import QuickNat, QuickNatConfig
+from trinat.segmentation.models.checkpoint import load_model, read_info
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.config import Recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-FROZEN = dict.fromkeys(("encoders", "bottleneck", "decoders"), 0)
 
 
 SHIPPED = Path(__file__).parents[3] / "configs" / "train"
@@ -228,207 +221,6 @@ def test_a_model_brings_the_label_scheme_of_ones_own_that_it_learnt(
         "Grey",
         "White-Matter",
     )
-
-
-def test_a_stage_starts_from_the_one_before(tmp_path: Path) -> None:
-    # A frozen second stage ends with the weights of the first.
-    stages = [{"name": "a"}, {"name": "b", "optimiser": {"parts": FROZEN}}]
-    recipe = tiny_recipe(tmp_path, views=["coronal"], ema=0, stages=stages)
-    train(recipe, tmp_path / "run", SILENT)
-    first, second = (weights(tmp_path / "run", f"{name}/coronal") for name in "ab")
-    assert first.keys() == second.keys()
-    differing = {name for name in first if first[name] != second[name]}
-    assert differing == {"classifiers.coronal.weight", "classifiers.coronal.bias"}
-
-
-def test_a_stage_may_train_some_views_and_the_others_start_from_theirs(
-    tmp_path: Path,
-) -> None:
-    still = {"rate": 1e-30, "weight_decay": 0, "parts": FROZEN}
-    stages = [
-        {"name": "first", "views": ["coronal"], "schedule": {"steps": 2}},
-        {
-            "name": "others",
-            "views": ["axial"],
-            "schedule": {"steps": 1},
-            "optimiser": still,
-        },
-    ]
-    views, network = ["coronal", "axial"], NETWORK | {"unshuffle": 2}
-    recipe = tiny_recipe(tmp_path, views=views, network=network, ema=0, stages=stages)
-    model = load_model(train(recipe, tmp_path / "run", SILENT))
-    assert [job.name for job in summarise(tmp_path / "run")] == [
-        "first/coronal",
-        "others/axial",
-    ]
-    coronal, axial = (
-        model.networks[view].state_dict() for view in (View.CORONAL, View.AXIAL)
-    )
-    counters = {name for name in coronal if name.endswith("num_batches_tracked")}
-    assert [
-        k for k in coronal.keys() - counters if not torch.equal(coronal[k], axial[k])
-    ] == []
-
-
-def test_a_view_alone_whose_stage_starts_from_another_starts_from_random_weights(
-    tmp_path: Path,
-) -> None:
-    stages = [
-        {"name": "first", "views": ["coronal"]},
-        {"name": "others", "views": ["axial"]},
-    ]
-    views = ["coronal", "axial"]
-    recipe = tiny_recipe(tmp_path, views=views, stages=stages, schedule={"steps": 1})
-    said: list[str] = []
-    watcher = Watcher(said.append, lambda *_: None)
-    model = load_model(train(recipe, tmp_path / "run", watcher, views=[View.AXIAL]))
-    assert list(model.networks) == [View.AXIAL]
-    assert "others: axial starts from random weights: no other view is here" in said
-
-
-def test_a_stage_of_a_view_that_the_recipe_does_not_name_is_refused(
-    tmp_path: Path,
-) -> None:
-    with pytest.raises(ConfigError, match="a view that the recipe does not name"):
-        tiny_recipe(tmp_path, views=["coronal"], stages=[{"views": ["axial"]}])
-
-
-def test_a_run_starts_from_a_model_that_it_names(tmp_path: Path) -> None:
-    tiny = partial(tiny_recipe, tmp_path, views=["coronal"], ema=0)
-    start = train(tiny(), tmp_path / "first", SILENT)
-    # Frozen, so that the weights stay what they were; the network is not named again.
-    recipe = tiny(start=str(start), optimiser={"parts": FROZEN}, network=None)
-    tuned = load_model(train(recipe, tmp_path / "tuned", SILENT))
-    first, second = (
-        model.networks[View.CORONAL].state_dict()
-        for model in (load_model(start), tuned)
-    )
-    assert {name for name in first if not torch.equal(first[name], second[name])} == {
-        "classifier.weight",
-        "classifier.bias",
-    }
-    assert (
-        tuned.info.training.data == "synthetic scans, from the weights of first/model"
-    )
-
-
-def test_a_view_that_the_model_lacks_starts_with_the_weights_of_another(
-    tmp_path: Path,
-) -> None:
-    torch.manual_seed(1)
-    coronal = QuickNat(QuickNatConfig.model_validate(NETWORK))
-    seen = Training(data="nothing")
-    description = Description(name="random", labels="quicknat33", training=seen)
-    save_model(tmp_path / "random", description, {View.CORONAL: coronal})
-    # One step too small to be seen in any weight.
-    still = {"rate": 1e-30, "weight_decay": 0, "parts": FROZEN}
-    recipe = tiny_recipe(
-        tmp_path,
-        views=["axial"],
-        ema=0,
-        schedule={"steps": 1},
-        optimiser=still,
-        start=str(tmp_path / "random"),
-    )
-    said: list[str] = []
-    model = load_model(
-        train(recipe, tmp_path / "run", Watcher(said.append, lambda *_: None))
-    )
-    assert any(
-        "axial starts with the model's weights for 33 of 33 classes" in x for x in said
-    )
-    given, taken = coronal.state_dict(), model.networks[View.AXIAL].state_dict()
-    counters = {name for name in given if name.endswith("num_batches_tracked")}
-    assert [
-        k for k in given.keys() - counters if not torch.equal(given[k], taken[k])
-    ] == []
-
-
-def save_start(folder: Path, *structures: str) -> Fusion:
-    """A coronal network with random weights in a model with fitted weights of views, returned."""
-    torch.manual_seed(1)
-    coronal = QuickNat(QuickNatConfig.model_validate(NETWORK))
-    fitted = Fusion(
-        mean="geometric",
-        weights={View.CORONAL: 0.7, View.SAGITTAL: 0.3},
-        per_class={name: {View.CORONAL: 0.2} for name in structures},
-        csf_odds=0.4,
-    )
-    # Its CSF is all fluid inside the skull, which the runs do not teach: the odds are not for it.
-    start = Description(
-        name="start", labels="quicknat33", csf="intracranial", fusion=fitted
-    )
-    save_model(folder, start, {View.CORONAL: coronal})
-    return fitted
-
-
-def test_views_are_joined_as_in_the_model_that_a_run_starts_from(
-    tmp_path: Path,
-) -> None:
-    fitted = save_start(tmp_path / "start", "Brain-Stem")
-    recipe = tiny_recipe(
-        tmp_path,
-        views=["coronal"],
-        schedule={"steps": 1},
-        start=str(tmp_path / "start"),
-        network=None,
-    )
-    info = read_info(train(recipe, tmp_path / "run", SILENT))
-    assert info.fusion == fitted.model_copy(update={"csf_odds": 1.0})
-
-
-def test_fitted_weights_of_structures_that_a_scheme_lacks_do_not_carry_over(
-    tmp_path: Path,
-) -> None:
-    save_start(tmp_path / "start", "Brain-Stem", "CSF")
-    recipe = tiny_recipe(
-        tmp_path, "scheme=tissue4", views=["coronal"], start=str(tmp_path / "start")
-    )
-    scheme = load_scheme("tissue4")
-    fusion = _fusion_of_start(recipe, scheme)
-    assert fusion.weights == {View.CORONAL: 0.7, View.SAGITTAL: 0.3}
-    assert fusion.per_class == {"CSF": {View.CORONAL: 0.2}}
-
-
-def test_views_that_are_not_all_of_one_model_have_the_default_weights(
-    tmp_path: Path,
-) -> None:
-    save_start(tmp_path / "start")
-    start = str(tmp_path / "start")
-    scheme = load_scheme("quicknat33")
-    # The model has no axial network: its weights would leave that view out.
-    lacks = tiny_recipe(tmp_path, views=["coronal", "axial"], start=start)
-    assert _fusion_of_start(lacks, scheme) == Fusion()
-    stages = [
-        {"name": "first", "start": "fast"},
-        {"name": "second", "start": start, "views": ["coronal"]},
-    ]
-    mixed = tiny_recipe(tmp_path, views=["coronal", "axial"], stages=stages)
-    assert _fusion_of_start(mixed, scheme) == Fusion()
-    later = tiny_recipe(tmp_path, views=["coronal"], stages=stages)
-    assert _fusion_of_start(later, scheme).weights[View.CORONAL] == 0.7
-
-
-@pytest.mark.parametrize(
-    ("lack", "message"),
-    [
-        ({"data": {"synthetic": {"heads": "nowhere"}}}, "nowhere: no label maps"),
-        ({"start": "nowhere"}, "nowhere: no such model"),
-        (
-            {"data": {"store": {"path": "nowhere", "split": "s.json"}}},
-            "nowhere: not a slice store",
-        ),
-    ],
-    ids=["heads", "start", "store"],
-)
-def test_what_a_later_stage_lacks_is_said_before_the_first(
-    tmp_path: Path, lack: dict[str, Any], message: str
-) -> None:
-    recipe = tiny_recipe(tmp_path, stages=[{"name": "a"}, {"name": "b", **lack}])
-    with pytest.raises(TrinatError, match=message):
-        train(recipe, tmp_path / "run", SILENT)
-    # The place is still free for the run that lacks nothing.
-    assert not (tmp_path / "run/config.yaml").exists()
 
 
 @pytest.mark.parametrize(
