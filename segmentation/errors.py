@@ -39,6 +39,8 @@ _OUT_OF_MEMORY = re.compile(
     "|could not create a primitive"
     # Libraries in C++.
     "|std::bad_alloc"
+    # The system's loader, where a library finds no room.
+    "|failed to map segment from shared object"
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -259,6 +260,10 @@ def encoded(
     """
     from PIL import Image
 
+    if kind == "WEBP":
+        # Pillow goes on without a library that cannot be loaded, and then knows no such kind.
+        # Asked for by name, it says why: mostly want of memory.
+        importlib.import_module("PIL._webp")
     buffer = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(picture)).save(buffer, kind, **options)
     return buffer.getvalue()

@@ -14,6 +14,7 @@ from trinat.segmentation.errors import reason_of
         RuntimeError("can't start new thread"),
         RuntimeError("could not create a primitive"),
         RuntimeError("std::bad_alloc"),
+        ImportError("libwebp.so.7: failed to map segment from shared object"),
         RuntimeError(
             "[enforce fail at alloc_cpu.cpp:1] . DefaultCPUAllocator: can't allocate memory"
         ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib import resources
 
 import numpy as np
@@ -137,4 +139,42 @@ def test_outlines_keep_what_touches_another_class() -> None:
         [0, 0, 1, 2, 0],
         [0, 0, 1, 2, 0],
         [0, 1, 0, 2, 0],
+    ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory")
+def test_a_kind_whose_library_finds_no_memory_is_not_called_unknown() -> None:
+    probe = """
+import contextlib
+import importlib
+import resource
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, _plugins
+
+from trinat.segmentation.errors import reason_of
+from trinat.segmentation.report.pictures import encoded
+
+# All kinds are there but WEBP, whose library is not loaded yet, and has 500 kB.
+for plugin in set(_plugins) - {"WebPImagePlugin"}:
+    with contextlib.suppress(ImportError):
+        importlib.import_module(f"PIL.{plugin}")
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+most = pages * resource.getpagesize() + 500_000
+resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+try:
+    encoded(np.zeros((2, 2), np.uint8), "WEBP")
+except Exception as error:
+    print(reason_of(error))
+# The next picture has memory again.
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+print(encoded(np.zeros((2, 2), np.uint8), "WEBP")[8:12])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [
+        "out of memory: close other programs, or use a larger machine",
+        "b'WEBP'",
     ]
