@@ -34,11 +34,13 @@ if TYPE_CHECKING:
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 # torch on a GPU and on a processor, and Python, where a thread's stack has no room.
 _OUT_OF_MEMORY = re.compile(
-    "^OutOfMemoryError|can't allocate memory|can't start new thread"
+    "^OutOfMemoryError|can't allocate |can't start new thread"
     # oneDNN, where it gets no memory for its kernels.
     "|could not create a primitive"
     # Libraries in C++.
     "|std::bad_alloc"
+    # Python, where not even the error finds room.
+    "|^SystemError .* returned NULL without setting an exception"
     # The system's loader, where a library finds no room.
     "|failed to map segment from shared object"
 )

@@ -12,8 +12,10 @@ from trinat.segmentation.errors import reason_of
     [
         MemoryError(),
         RuntimeError("can't start new thread"),
+        RuntimeError("can't allocate read lock"),
         RuntimeError("could not create a primitive"),
         RuntimeError("std::bad_alloc"),
+        SystemError("<function f> returned NULL without setting an exception"),
         ImportError("libwebp.so.7: failed to map segment from shared object"),
         RuntimeError(
             "[enforce fail at alloc_cpu.cpp:1] . DefaultCPUAllocator: can't allocate memory"
