@@ -32,15 +32,18 @@ if TYPE_CHECKING:
 
 # Of the disk itself, and of a user's share of it.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-# torch on a GPU and on a processor, and Python, where a thread's stack has no room.
 _OUT_OF_MEMORY = re.compile(
-    "^OutOfMemoryError|can't allocate |can't start new thread"
+    # torch on a GPU and on a processor, and Python for a lock.
+    "^OutOfMemoryError|can't allocate "
+    # Python, where a thread's stack has no room, and where not even the error has.
+    "|can't start new thread"
+    "|^SystemError .* returned NULL without setting an exception"
     # oneDNN, where it gets no memory for its kernels.
     "|could not create a primitive"
     # Libraries in C++.
     "|std::bad_alloc"
-    # Python, where not even the error finds room.
-    "|^SystemError .* returned NULL without setting an exception"
+    # HDF5.
+    "|unable to allocate memory|memory allocation failed"
     # The system's loader, where a library finds no room.
     "|failed to map segment from shared object"
 )
@@ -136,6 +139,16 @@ def is_disk_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _NO_ROOM
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether there was too little memory, whoever raised the error."""
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError) and error.errno is not None:
+        # Its text has the name of a file, which may say anything.
+        return error.errno == errno.ENOMEM
+    return bool(_OUT_OF_MEMORY.search(f"{type(error).__name__} {error}"))
+
+
 def one_line(text: str) -> str:
     """The text with line breaks and control characters escaped, as file names may hold them."""
     return "".join(ch if ch.isprintable() else repr(ch)[1:-1] for ch in text)
@@ -163,6 +176,8 @@ def _parts_of(error: BaseException, where: bool) -> list[str | None]:
     """Where, what and what to do, as far as each is known."""
     if isinstance(error, TrinatError):
         return [error.where if where else None, error.what, error.remedy]
+    if is_out_of_memory(error):
+        return ["out of memory", "close other programs, or use a larger machine"]
     first_line = str(error).strip().partition("\n")[0]
     if isinstance(error, OSError):
         name = os.fsdecode(error.filename) if error.filename else None
@@ -172,9 +187,6 @@ def _parts_of(error: BaseException, where: bool) -> list[str | None]:
         if is_disk_full(error):
             remedy = "free some space there"
         return [name, error.strerror or first_line, remedy]
-    kind = type(error).__name__
-    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(f"{kind} {first_line}"):
-        return ["out of memory", "close other programs, or use a larger machine"]
     if isinstance(error, ImportError):
         return [first_line, "trinat doctor shows what is missing"]
-    return [kind, first_line, "a fault of trinat"]
+    return [type(error).__name__, first_line, "a fault of trinat"]
