@@ -18,7 +18,9 @@ from trinat.segmentation.errors import reason_of
         RuntimeError("could not create a primitive"),
         RuntimeError("std::bad_alloc"),
         OSError(errno.ENOMEM, "Cannot allocate memory", "/data/scan.nii"),
-        OSError("Unable to synchronously create file (unable to allocate memory block)"),
+        OSError(
+            "Unable to synchronously create file (unable to allocate memory block)"
+        ),
         ValueError("Unable to create dataset (memory allocation failed for chunk)"),
         SystemError("<function f> returned NULL without setting an exception"),
         ImportError("libwebp.so.7: failed to map segment from shared object"),
@@ -32,7 +34,9 @@ def test_want_of_memory_is_told_as_such_whoever_notices_it(error: Exception) -> 
 
 
 def test_a_name_of_a_file_is_not_taken_for_want_of_memory() -> None:
-    error = FileNotFoundError(errno.ENOENT, "No such file or directory", "std::bad_alloc")
+    error = FileNotFoundError(
+        errno.ENOENT, "No such file or directory", "std::bad_alloc"
+    )
     assert reason_of(error).startswith("std::bad_alloc: No such file or directory: ")
 
 
