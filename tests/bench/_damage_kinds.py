@@ -95,14 +95,19 @@ def blur(head: Head, width_mm: float, _: np.random.Generator) -> Damaged:
 
 def thick(head: Head, slices_mm: float, _: np.random.Generator) -> Damaged:
     """Thick axial slices, with a header that says so."""
-    step = round(slices_mm)
-    count = head.image.shape[2] // step
-    x, y = head.image.shape[:2]
-    slices = head.image[:, :, : count * step].reshape(x, y, count, step).mean(axis=3)
-    affine = head.affine.copy()
-    affine[:3, 3] += affine[:3, 2] * (step - 1) / 2
-    affine[:3, 2] *= step
-    return Damaged(as_scan(slices, affine), affine)
+    slices = in_thick_slices(Volume(head.image, head.affine), round(slices_mm))
+    return Damaged(as_scan(slices.data, slices.affine), slices.affine)
+
+
+def in_thick_slices(scan: Volume, voxels: int) -> Volume:
+    """The means of so many voxels along the last axis, without gaps; the header says so."""
+    x, y, z = scan.data.shape
+    count = z // voxels
+    in_slices = scan.data[:, :, : count * voxels].reshape(x, y, count, voxels)
+    affine = scan.affine.copy()
+    affine[:3, 3] += affine[:3, 2] * (voxels - 1) / 2
+    affine[:3, 2] *= voxels
+    return Volume(in_slices.mean(axis=3, dtype=np.float32), affine)
 
 
 def bias(head: Head, strength: float, _: np.random.Generator) -> Damaged:

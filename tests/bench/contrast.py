@@ -2,11 +2,13 @@
 
 `scripts/bench contrast MODEL SUBJECTS_DIR`. The T1 scans of FreeSurfer's subjects get another
 contrast by a curve over their values, so that the truth stays what it was. That is easier than a
-scan of that contrast: what T1 does not show does not appear.
+scan of that contrast: what T1 does not show does not appear. Thick slices are means of five, and
+the truth is brought to their grid.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench._damage_kinds import in_thick_slices
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.metrics.common_grid import on_grid_of
 from trinat.segmentation.metrics.pair import evaluate
 from trinat.segmentation.segmenter import Segmenter
+from trinat.segmentation.space.views import reoriented
 
 _SCANS = ("mri/T1.mgz", "mri/brainmask.mgz")
 _TRUTH = "mri/aparc+aseg.mgz"
@@ -28,26 +33,37 @@ CURVES = {
     "T2-like, flat": (0, 10, 125, 80, 40, 0),
     "PD-like": (0, 12, 200, 190, 150, 180),
 }
+IN_THICK_SLICES = ("T1", "T2-like")
+_SLICE_VOXELS = 5
 
 
 def run(model: str, subjects_dir: str) -> None:
     """Print the mean Dice without CSF of each subject and contrast, and the grade."""
     segmenter = Segmenter(model)
-    scores: dict[str, list[float]] = {name: [] for name in CURVES}
+    scores: dict[str, list[float]] = {}
     for folder in sorted(Path(subjects_dir).iterdir()):
         scan = _scan_of(folder)
         if scan is None:
             continue
-        for name, curve in CURVES.items():
-            turned = replace(scan, data=with_contrast(scan.data, curve))
+        truth = Volume.read(folder / _TRUTH)
+        for name, turned in turned_scans(scan):
             result = segmenter.segment(turned)
-            table = evaluate(folder / _TRUTH, result)
-            dice = float(table["dice"].drop("CSF").mean())
-            scores[name].append(dice)
-            print(f"{folder.name}  {name:14s} {dice:.3f}  {result.quality.name}")
+            true, _ = on_grid_of(truth, turned, resample=True)
+            dice = float(evaluate(true, result)["dice"].drop("CSF").mean())
+            scores.setdefault(name, []).append(dice)
+            print(f"{folder.name}  {name:23s} {dice:.3f}  {result.quality.name}")
     for name, values in scores.items():
-        if values:
-            print(f"mean    {name:14s} {np.mean(values):.3f}")
+        print(f"mean    {name:23s} {np.mean(values):.3f}")
+
+
+def turned_scans(scan: Volume) -> Iterator[tuple[str, Volume]]:
+    """The scan in each contrast, and in some in thick axial slices too."""
+    for name, curve in CURVES.items():
+        yield name, replace(scan, data=with_contrast(scan.data, curve))
+    for name in IN_THICK_SLICES:
+        turned = replace(scan, data=with_contrast(scan.data, CURVES[name]))
+        slices = in_thick_slices(reoriented(turned, "RAS"), _SLICE_VOXELS)
+        yield f"{name}, slices of {slices.spacing_mm[2]:g} mm", slices
 
 
 def _scan_of(folder: Path) -> Volume | None:
