@@ -20,7 +20,7 @@ from trinat.segmentation.errors import InterruptedRunError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.checkpoint import Model, load_model
-from trinat.segmentation.models.zoo import MODEL_FILE
+from trinat.segmentation.models.zoo import MODEL_FILE, licence_notice
 
 
 def label_with_model(
@@ -35,6 +35,8 @@ def label_with_model(
     A subject without an image, or whose scan gave no result, becomes an exclusion.
     """
     model = load_model(name)
+    if notice := licence_notice(model.folder):
+        say(notice)
     pseudo = Pseudo(
         model=model.name,
         sha256=sha256_of(model.folder / MODEL_FILE),

@@ -87,7 +87,7 @@ def _data_of(recipe: Recipe) -> dict[str, Any]:
 
 
 def _taken_from(config: StoreConfig) -> dict[str, Any]:
-    """The files of the subjects that train or validate, and what made the labels that train.
+    """The files of the subjects that train or validate; licences and makers of labels that train.
 
     `not_predicted` are the structures that none of these labels has.
     """
@@ -97,6 +97,7 @@ def _taken_from(config: StoreConfig) -> dict[str, Any]:
     used = sorted({*train, *read_split(config.split).validation})
     digests = [(subject, subjects[subject].file.sha256) for subject in used]
     files = json.dumps(digests)
+    licences = {subjects[subject].licence for subject in train}
     untaught: list[set[str]] = []
     for subject in train:
         model = subjects[subject].pseudo
@@ -106,6 +107,7 @@ def _taken_from(config: StoreConfig) -> dict[str, Any]:
             untaught.append(set(model.not_predicted))
     return {
         "sha256": hashlib.sha256(files.encode()).hexdigest(),
+        "licences": sorted(licences - {""}),
         "pseudo_labels": store.pseudo_labels(train),
         "not_predicted": sorted(set.intersection(*untaught)),
     }

@@ -19,7 +19,7 @@ from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.models.base import Network
 from trinat.segmentation.models.checkpoint import load_model, read_info, save_model
 from trinat.segmentation.models.model_info import Description, Fusion, Training
-from trinat.segmentation.models.zoo import find_model
+from trinat.segmentation.models.zoo import OWN_LICENCE, find_model, licence_of
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.config import Recipe, StageConfig
 from trinat.segmentation.training.network import ViewsNet
@@ -182,7 +182,8 @@ def save_run(
             not_predicted=tuple(name for name in scheme.names if name in never),
             csf=_csf_taught(recipe),
             training=Training(
-                data=_data_seen(recipe),
+                data=_data_seen(recipe, out),
+                licence=_licence_of_starts(recipe),
                 recipe=recipe.name,
                 pseudo_labels=pseudo_labels(recipe, out),
                 slices_seen=_slices_seen(recipe, out),
@@ -241,19 +242,37 @@ def _slices_seen(recipe: Recipe, out: Path) -> int:
     return slices
 
 
-def _data_seen(recipe: Recipe) -> str:
-    """What a model says of its training data: the kind of scans, and the weights it starts from."""
+def _data_seen(recipe: Recipe, out: Path) -> str:
+    """What a model says of its training data.
+
+    That is the kind of scans and their licence, and the weights that it starts from.
+    """
     sources = [stage.data for stage in recipe.stages]
     seen = "synthetic scans"
     for data in sources:
         if data.store is not None or data.synthetic is None:
             seen = "scans of a slice store"
+    licences: set[str] = set()
+    for of_store in read_data(out).values():
+        licences.update(of_store["licences"])
+    if licences:
+        seen += f" ({'; '.join(sorted(licences))})"
     for stage in recipe.stages:
         if stage.start is not None:
             # A model is given to others: it must not contain paths of this disk.
             start = "/".join(stage.start.parts[-2:])
             seen += f", from the weights of {start}"
     return seen
+
+
+def _licence_of_starts(recipe: Recipe) -> str:
+    """The licences of the models whose weights a run starts from: they hold for what it makes.
+
+    That of trinat itself allows another one for what is made of it.
+    """
+    starts = [stage.start for stage in recipe.stages if stage.start is not None]
+    licences = {licence_of(find_model(start)) for start in starts}
+    return "; ".join(sorted(licences - {"", OWN_LICENCE}))
 
 
 def _not_predicted(recipe: Recipe, scheme: LabelScheme, out: Path) -> set[str]:

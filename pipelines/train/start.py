@@ -9,6 +9,7 @@ import torch
 from trinat.pipelines.train.job import JobRun
 from trinat.pipelines.train.result import first_weights
 from trinat.segmentation.errors import TrainingError
+from trinat.segmentation.models.zoo import find_model, licence_notice
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training import state as states
 from trinat.segmentation.training.loop import Trainer
@@ -49,6 +50,8 @@ def _copy_first_weights(run: JobRun, network: ViewsNet, view: View) -> None:
     if random:
         line += f"; random weights: {', '.join(random)}"
     run.watcher.say(line)
+    if notice := licence_notice(find_model(stage.start)):
+        run.watcher.say(notice)
 
 
 def resume(

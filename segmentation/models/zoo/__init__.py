@@ -16,6 +16,7 @@ from trinat.segmentation.io.plain_yaml import parse_yaml
 __all__ = [
     "MODEL_FILE",
     "NOT_YET",
+    "OWN_LICENCE",
     "default_model",
     "find_model",
     "is_for_any_contrast",
@@ -29,7 +30,7 @@ __all__ = [
 MODEL_FILE = "model.yaml"
 
 # The licence of trinat itself: weights that have it need no word.
-_OWN_LICENCE = "Apache-2.0"
+OWN_LICENCE = "Apache-2.0"
 
 # Known names without weights, and what there is of them.
 NOT_YET = {
@@ -116,7 +117,7 @@ def _said(folder: Path) -> dict[str, Any]:
 def licence_notice(folder: Path) -> str:
     """A line for whoever uses a model whose licence is not that of trinat; else ""."""
     licence = licence_of(folder)
-    if licence in ("", _OWN_LICENCE):
+    if licence in ("", OWN_LICENCE):
         return ""
     return f"the weights of {folder.name} are licensed under {licence}"
 

@@ -25,6 +25,7 @@ def test_a_recipe_takes_what_a_store_has_and_says_who_made_its_labels(
     info = json.loads((store / "store.json").read_text())
     for subject in info["subjects"].values():
         subject["pseudo"] = {"model": "m", "sha256": "0" * 64, "not_predicted": ["CSF"]}
+        subject["licence"] = "CC BY-NC 3.0"
     (store / "store.json").write_text(json.dumps(info))
     views = [view.value for view in View]
     stages = [{"name": "sides", "views": ["sagittal"]}, {"name": "train"}]
@@ -36,6 +37,7 @@ def test_a_recipe_takes_what_a_store_has_and_says_who_made_its_labels(
     assert (stage.name, stage.validation, stage.data.synthetic) == ("train", None, None)
     found = read_info(train(recipe, tmp_path / "run", SILENT, views=[View.AXIAL]))
     assert found.training.pseudo_labels == "pseudo-labels of m (000000000000)"
+    assert found.training.data == "scans of a slice store (CC BY-NC 3.0)"
     assert found.not_predicted == ("CSF",)
     page = (tmp_path / "run/train/axial/run.html").read_text()
     assert "train/axial, pseudo-labels of m" in page

@@ -142,7 +142,7 @@ def test_a_view_that_the_model_lacks_starts_with_the_weights_of_another(
     ] == []
 
 
-def save_start(folder: Path, *structures: str) -> Fusion:
+def save_start(folder: Path, *structures: str, licence: str = "") -> Fusion:
     """A coronal network with random weights in a model with fitted weights of views, returned."""
     torch.manual_seed(1)
     coronal = QuickNat(QuickNatConfig.model_validate(NETWORK))
@@ -154,7 +154,11 @@ def save_start(folder: Path, *structures: str) -> Fusion:
     )
     # Its CSF is all fluid inside the skull, which the runs do not teach: the odds are not for it.
     start = Description(
-        name="start", labels="quicknat33", csf="intracranial", fusion=fitted
+        name="start",
+        labels="quicknat33",
+        csf="intracranial",
+        fusion=fitted,
+        training=Training(licence=licence),
     )
     save_model(folder, start, {View.CORONAL: coronal})
     return fitted
@@ -173,6 +177,23 @@ def test_views_are_joined_as_in_the_model_that_a_run_starts_from(
     )
     info = read_info(train(recipe, tmp_path / "run", SILENT))
     assert info.fusion == fitted.model_copy(update={"csf_odds": 1.0})
+
+
+def test_a_licence_of_the_weights_that_a_run_starts_from_goes_on(
+    tmp_path: Path,
+) -> None:
+    save_start(tmp_path / "start", licence="CC BY-NC 3.0")
+    recipe = tiny_recipe(
+        tmp_path,
+        views=["coronal"],
+        schedule={"steps": 1},
+        start=str(tmp_path / "start"),
+        network=None,
+    )
+    said: list[str] = []
+    info = read_info(train(recipe, tmp_path / "run", Watcher(said.append, SILENT.step)))
+    assert info.training.licence == "CC BY-NC 3.0"
+    assert "the weights of start are licensed under CC BY-NC 3.0" in said
 
 
 def test_fitted_weights_of_structures_that_a_scheme_lacks_do_not_carry_over(
