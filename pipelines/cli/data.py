@@ -194,13 +194,19 @@ def _say_split(store: Path, source: str) -> None:
     from trinat.segmentation.data.sources.registry import SOURCES
     from trinat.segmentation.data.store import Store
 
-    persons = {subject.person for subject in Store(store).labelled}
+    labelled = Store(store).labelled
+    persons = {subject.person for subject in labelled}
     if len(persons) < 3:
         return
-    if SOURCES[source].published_training:
-        say_next("split", store, "--published", "--validation", "2")
-    else:
+    training = SOURCES[source].published_training
+    if not training:
         say_next("split", store, "--ratios", "8", "1", "1", "--seed", "0")
+    elif any(subject.subject not in training for subject in labelled):
+        say_next("split", store, "--published")
+    else:
+        # The published test part is not here.
+        folds = str(min(5, len(persons)))
+        say_next("split", store, "--kfold", folds, "--validation", "0")
 
 
 def split(

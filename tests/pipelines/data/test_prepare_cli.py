@@ -85,10 +85,20 @@ def test_the_challenge_is_prepared_and_split_as_published(tmp_path: Path) -> Non
     ]
     prepared = call(*words, "--config", str(tmp_path / "c.yaml"))
     assert "5 in, 5 made, 0 up to date, 0 failed, 0 skipped" in prepared
-    assert f"next: trinat split {out} --published --validation 2" in prepared
+    assert prepared.endswith(f"next: trinat split {out} --published\n")
     assert "2 train, 0 validation, 3 test" in call("split", str(out), "--published")
     said = call("split", str(out), "--published", "--validation", "1")
     assert "1 train, 1 validation, 3 test" in said
+
+
+def test_of_the_published_training_part_alone_a_cross_validation_is_proposed(
+    tmp_path: Path,
+) -> None:
+    for scan in ("1000", "1001", "1002"):
+        malc_scan(tmp_path / "in", scan)
+    root, out = str(tmp_path / "in"), str(tmp_path / "out")
+    said = call("prepare", "--source", "malc", "--root", root, "--out", out)
+    assert said.endswith(f"next: trinat split {out} --kfold 3 --validation 0\n")
 
 
 def test_a_cross_validation_of_the_published_training_part_leaves_the_test_part_out(
