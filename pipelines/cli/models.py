@@ -80,11 +80,12 @@ def _print_models(
 
 def _described(name: str, folder: Path, info: ModelInfo) -> dict[str, Any]:
     """A model as --json prints it."""
-    from trinat.segmentation.models.model_info import weights_file
+    from trinat.segmentation.models.model_info import PRIOR_FILE, weights_file
 
-    size = 0
-    for view in info.architectures:
-        size += (folder / weights_file(view)).stat().st_size
+    files = [weights_file(view) for view in info.architectures]
+    if info.prior is not None:
+        files.append(PRIOR_FILE)
+    size = sum((folder / name).stat().st_size for name in files)
     return {
         "name": name,
         "views": [view.value for view in info.architectures],

@@ -127,6 +127,40 @@ def test_from_the_labelling_challenge_to_a_report(
 
 @pytest.mark.slow
 @pytest.mark.important
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        ("manual", ["batch=2"]),
+        ("quicknat-paper", ["data.rows=64", "data.columns=64", "validation=null"]),
+    ],
+)
+def test_the_recipes_of_the_paper_and_of_manual_learn_from_the_challenge(
+    recipe: str, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two steps of the real networks."""
+    monkeypatch.chdir(tmp_path)
+    for number, scan in enumerate(("1000", "1001", "1002")):
+        malc_scan(Path("malc"), scan, part="training", shift=number)
+    options = [
+        word
+        for setting in (*settings, "schedule={kind: constant, steps: 2}")
+        for word in ("--set", setting)
+    ]
+    for line in (
+        ["prepare", "--source", "malc", "--root", "malc", "--out", "store"],
+        ["split", "store", "--published"],
+        ["train", recipe, "--view", "axial", "--store", "store", *options],
+    ):
+        done = CliRunner().invoke(app, line)
+        assert done.exit_code == 0, done.output
+    info = read_info(Path(f"runs/{recipe}/model"))
+    assert list(info.architectures) == [View.AXIAL]
+    assert info.training.slices_seen == 2 * (2 if recipe == "manual" else 4)
+    assert "CC BY-NC 3.0" in info.training.data
+
+
+@pytest.mark.slow
+@pytest.mark.important
 def test_cross_validation_pools_the_persons_of_all_folds(
     follow: Callable[..., list[str]],
 ) -> None:

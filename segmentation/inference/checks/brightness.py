@@ -39,7 +39,10 @@ def check_contrast(evidence: Evidence, limits: Limits) -> list[Finding]:
     contrast = tissue_contrast(evidence)
     if contrast is None:
         return []
-    reason = f"white matter {contrast:.2f} times as bright as cortex: not T1-weighted?"
+    reason = (
+        f"white matter {contrast:.2f} times as bright as cortex: not T1-weighted? "
+        "then use the model any"
+    )
     return below(contrast, limits.contrast, reason)
 
 
