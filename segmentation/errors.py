@@ -35,7 +35,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _OUT_OF_MEMORY = re.compile(
     # torch on a GPU and on a processor, and Python for a lock.
     "^OutOfMemoryError|can't allocate "
-    # Python, where a thread's stack has no room, and where not even the error has.
+    # Python: no room for a thread's stack, or for the error itself.
     "|can't start new thread"
     "|^SystemError .* returned NULL without setting an exception"
     # oneDNN, where it gets no memory for its kernels.
@@ -139,7 +139,7 @@ def is_disk_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _NO_ROOM
 
 
-def is_out_of_memory(error: BaseException) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     """Whether there was too little memory, whoever raised the error."""
     if isinstance(error, MemoryError):
         return True
@@ -176,7 +176,7 @@ def _parts_of(error: BaseException, where: bool) -> list[str | None]:
     """Where, what and what to do, as far as each is known."""
     if isinstance(error, TrinatError):
         return [error.where if where else None, error.what, error.remedy]
-    if is_out_of_memory(error):
+    if _is_out_of_memory(error):
         return ["out of memory", "close other programs, or use a larger machine"]
     first_line = str(error).strip().partition("\n")[0]
     if isinstance(error, OSError):

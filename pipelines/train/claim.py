@@ -87,9 +87,10 @@ def _data_of(recipe: Recipe) -> dict[str, Any]:
 
 
 def _taken_from(config: StoreConfig) -> dict[str, Any]:
-    """The files of the subjects that train or validate; licences and makers of labels that train.
+    """What a run takes from a store: the files of the subjects that train or validate.
 
-    `not_predicted` are the structures that none of these labels has.
+    Of those that train it has the licences, and who made the labels; `not_predicted` are the
+    structures that none of these labels has.
     """
     store = Store(config.path)
     subjects = store.info.subjects

@@ -23,6 +23,7 @@ from trinat.segmentation.models.checkpoint import load_model, read_info, save_mo
 from trinat.segmentation.models.model_info import Description, Fusion, Training
 from trinat.segmentation.models.quicknat import QuickNat, QuickNatConfig
 from trinat.segmentation.space.views import View
+from trinat.segmentation.training.config import Recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FROZEN = dict.fromkeys(("encoders", "bottleneck", "decoders"), 0)
@@ -164,17 +165,22 @@ def save_start(folder: Path, *structures: str, licence: str = "") -> Fusion:
     return fitted
 
 
+def one_step_from_start(folder: Path) -> Recipe:
+    """A recipe that goes on from the model that `save_start` wrote to `start` in the folder."""
+    return tiny_recipe(
+        folder,
+        views=["coronal"],
+        schedule={"steps": 1},
+        start=str(folder / "start"),
+        network=None,
+    )
+
+
 def test_views_are_joined_as_in_the_model_that_a_run_starts_from(
     tmp_path: Path,
 ) -> None:
     fitted = save_start(tmp_path / "start", "Brain-Stem")
-    recipe = tiny_recipe(
-        tmp_path,
-        views=["coronal"],
-        schedule={"steps": 1},
-        start=str(tmp_path / "start"),
-        network=None,
-    )
+    recipe = one_step_from_start(tmp_path)
     info = read_info(train(recipe, tmp_path / "run", SILENT))
     assert info.fusion == fitted.model_copy(update={"csf_odds": 1.0})
 
@@ -183,13 +189,7 @@ def test_a_licence_of_the_weights_that_a_run_starts_from_goes_on(
     tmp_path: Path,
 ) -> None:
     save_start(tmp_path / "start", licence="CC BY-NC 3.0")
-    recipe = tiny_recipe(
-        tmp_path,
-        views=["coronal"],
-        schedule={"steps": 1},
-        start=str(tmp_path / "start"),
-        network=None,
-    )
+    recipe = one_step_from_start(tmp_path)
     said: list[str] = []
     info = read_info(train(recipe, tmp_path / "run", Watcher(said.append, SILENT.step)))
     assert info.training.licence == "CC BY-NC 3.0"

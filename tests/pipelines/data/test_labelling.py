@@ -1,0 +1,32 @@
+"""Labels that a model makes: whose they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trinat.pipelines.data.labelling import label_with_model
+from trinat.segmentation.data.preparing import Cut
+from trinat.segmentation.data.sources.base import Listing
+from trinat.segmentation.errors import InputError
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.space.views import View
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ("manual", ["the weights of manual are licensed under CC BY-NC 3.0"]),
+        ("fast", []),
+    ],
+)
+def test_a_licence_that_is_not_that_of_trinat_is_told(
+    model: str, told: list[str], tmp_path: Path
+) -> None:
+    cut = Cut(load_scheme("quicknat33"), (View.CORONAL,))
+    said: list[str] = []
+    # It is told first: there is no scan here.
+    with pytest.raises(InputError):
+        label_with_model(Listing.of([]), model, tmp_path / "labels", cut, said.append)
+    assert said == told
