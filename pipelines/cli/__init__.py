@@ -66,6 +66,7 @@ for _command in (
     toolbox.explain,
     models.export,
     models.fuse_weights,
+    models.fit_odds,
     models.import_weights,
     models.labels,
     predict.merge,

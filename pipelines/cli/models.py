@@ -1,4 +1,4 @@
-"""trinat models, bundle, calibrate, export, fuse-weights and import-weights: model folders."""
+"""Model folders: trinat models, bundle, calibrate, export, fuse-weights, fit-odds and others."""
 
 from __future__ import annotations
 
@@ -208,6 +208,40 @@ def fuse_weights(
         typer.echo(f"{model}: unchanged")
     else:
         typer.echo(f"{model}: updated")
+    return found.exit
+
+
+def fit_odds(
+    model: models_options.FitOddsModel,
+    scans: models_options.FitOddsScans,
+    truth: models_options.Truth,
+    out: options.ModelOut,
+    mapping: models_options.Mapping = None,
+    numbering: models_options.Numbering = None,
+    trust_affine: options.TrustAffine = None,
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+    overwrite: options.OverwriteModel = False,
+    quiet: options.Quiet = False,
+) -> int:
+    """Fit a model to your own convention of labels without training; kept only if Dice rises.
+
+    Example: trinat fit-odds fast --scans t1/ --truth manual/ --out own
+    """
+    from trinat.pipelines.common.process import prepare_process
+    from trinat.pipelines.models.fit_odds import OddsSettings, fit_model_odds
+
+    prepare_process(threads)
+    settings = OddsSettings(
+        model, scans, truth, out, mapping, numbering, trust_affine, device, overwrite
+    )
+    found = fit_model_odds(settings, _say(quiet))
+    for line in found.lines():
+        typer.echo(line)
+    if found.better:
+        typer.echo(out)
+    else:
+        typer.echo("no model is written: other persons gain less than 0.001")
     return found.exit
 
 

@@ -83,6 +83,22 @@ Mapping = Annotated[
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Random seed of the sampled voxels.")]
 
+# trinat fit-odds
+
+FitOddsModel = Annotated[
+    str, typer.Argument(help="Model: name of a shipped model, or a folder.")
+]
+FitOddsScans = Annotated[
+    Path, typer.Option("--scans", "-i", help="Scans not used in training.")
+]
+Numbering = Annotated[
+    str | None,
+    typer.Option(
+        help="Numbering of the true label maps, if not FreeSurfer's: neuromorphometrics, or a TSV "
+        "file with columns first, last, name, target."
+    ),
+]
+
 # trinat import-weights
 
 File = Annotated[

@@ -224,9 +224,9 @@ def _choose(segmenter: Predictor, scans: Sequence[SegmentedScan], failed: int) -
     chosen = _best_kind(scores, kinds)
     fusion = before
     if chosen != BEFORE:
-        # CSF is not compared: how far it reaches is not a matter of these weights.
-        csf_odds = {"csf_odds": before.csf_odds}
-        fusion = fitted_to_all[chosen].model_copy(update=csf_odds)
+        # CSF is not compared: how far it reaches is not a matter of these weights, nor are odds.
+        kept = {"csf_odds": before.csf_odds, "class_odds": before.class_odds}
+        fusion = fitted_to_all[chosen].model_copy(update=kept)
     return Found(
         scans=tuple(scan.name for scan in scans),
         dice={kind: tuple(values) for kind, values in scores.items()},

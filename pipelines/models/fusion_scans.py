@@ -1,4 +1,4 @@
-"""Scans as trinat fuse-weights looks at them: all views run once, the undecided voxels kept."""
+"""Scans with truth as trinat fuse-weights and fit-odds look at them: the undecided voxels kept."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.space.conform import Conformed, conform
 from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import View, to_slices
+from trinat.segmentation.training.odds_fit import DoubtfulVoxels
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,17 +81,7 @@ def segment_pair(
     """
     model = segmenter.model
     without = not_compared(model)
-    scan = Volume.read(pair.prediction.path, trust_affine=trust_affine)
-    truth = Volume.read(pair.truth.path, labels=True, trust_affine=trust_affine)
-    prepared = segmenter.prepare(scan)
-    truth_on_scan, _ = on_grid_of(truth, scan)
-    classes = _true_classes(
-        truth_on_scan, prepared, model.scheme, mapping, pair.truth.path
-    )
-    if np.isin(classes, [0, *without]).all():
-        raise EvaluationError(
-            f"has nothing of {model.scheme.name}", where=pair.truth.path
-        )
+    prepared, classes = _prepare_pair(segmenter, pair, mapping, trust_affine)
     image = torch.from_numpy(prepared.volume.data)
     box = around_both(segmenter.find_brain(image).box, occupied_box(classes > 0))
     probabilities = _probabilities_of_views(segmenter, image[box])
@@ -108,12 +99,59 @@ def segment_pair(
     return segmented
 
 
+def doubtful_voxels(
+    segmenter: Predictor,
+    pair: Pair,
+    mapping: Mappings,
+    trust_affine: TrustAffine | None,
+) -> DoubtfulVoxels:
+    """Segment a scan, and keep what depends on the odds of structures.
+
+    The "prediction" of the pair is the scan itself, as for `segment_pair`.
+    """
+    prepared, classes = _prepare_pair(segmenter, pair, mapping, trust_affine)
+    image = torch.from_numpy(prepared.volume.data).to(segmenter.device)
+    region, fusion, _maps = segmenter.find_and_fuse(image)
+    segmenter.weigh(fusion.fused, prepared.plan.cropped(region.box))
+    fixed = [0, *not_compared(segmenter.model)]
+    true_in_box = np.ascontiguousarray(classes[region.box])
+    voxels = DoubtfulVoxels.of(fusion.fused.cpu(), true_in_box, fixed)
+    # Beyond the region all was found to be background.
+    count = len(segmenter.model.scheme)
+    beyond = np.bincount(classes.ravel(), minlength=count)
+    beyond -= np.bincount(true_in_box.ravel(), minlength=count)
+    voxels.decided[:, 0] += beyond
+    return voxels
+
+
 def not_compared(model: Model) -> list[int]:
     """Classes that a truth says nothing of: not predicted, or CSF that is more than a region."""
     info = model.info
     made = Made(source=model.scheme, not_predicted=info.not_predicted, csf=info.csf)
     names = made.left_out(model.scheme, truth_csf="region")
     return [model.scheme.names.index(name) for name in names]
+
+
+def _prepare_pair(
+    segmenter: Predictor,
+    pair: Pair,
+    mapping: Mappings,
+    trust_affine: TrustAffine | None,
+) -> tuple[Conformed, NDArray[np.uint8]]:
+    """A scan as the networks take it, and its truth's classes (X, Y, Z) on the same grid."""
+    model = segmenter.model
+    scan = Volume.read(pair.prediction.path, trust_affine=trust_affine)
+    truth = Volume.read(pair.truth.path, labels=True, trust_affine=trust_affine)
+    prepared = segmenter.prepare(scan)
+    truth_on_scan, _ = on_grid_of(truth, scan)
+    classes = _true_classes(
+        truth_on_scan, prepared, model.scheme, mapping, pair.truth.path
+    )
+    if np.isin(classes, [0, *not_compared(model)]).all():
+        raise EvaluationError(
+            f"has nothing of {model.scheme.name}", where=pair.truth.path
+        )
+    return prepared, classes
 
 
 def _true_classes(
@@ -129,6 +167,7 @@ def _true_classes(
         numbers.data,
         spacing_mm=numbers.spacing_mm,
         extra=mapping.truth,
+        fold=mapping.truth_fold,
         where=where,
     )
 

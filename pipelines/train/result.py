@@ -202,7 +202,7 @@ def _fusion_of_start(recipe: Recipe, scheme: LabelScheme) -> Fusion:
 
     Weights that were fitted to that model are nearer than those of the paper, if all views come
     from it and it has each of them. What speaks of structures that the scheme lacks, or of another
-    kind of CSF, does not carry over.
+    kind of CSF, does not carry over; nor do odds of structures, which training makes needless.
     """
     starts = {_start_of(recipe, view) for view in recipe.views}
     start = starts.pop()
@@ -215,7 +215,8 @@ def _fusion_of_start(recipe: Recipe, scheme: LabelScheme) -> Fusion:
     changed: dict[str, Any] = {
         "per_class": {
             name: weights for name, weights in of_classes if name in scheme.names
-        }
+        },
+        "class_odds": {},
     }
     if model.csf != _csf_taught(recipe):
         changed["csf_odds"] = 1.0

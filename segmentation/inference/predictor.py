@@ -15,6 +15,7 @@ from trinat.segmentation.inference.device_networks import DeviceNetworks
 from trinat.segmentation.inference.fusion import ViewAggregator, multiply_csf_odds
 from trinat.segmentation.inference.localisation import BrainRegion, brain_region
 from trinat.segmentation.inference.network import ComputePrecision, Part
+from trinat.segmentation.inference.odds import multiply_odds
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.preparation import prepare_scan
 from trinat.segmentation.inference.prior import apply_prior
@@ -168,7 +169,7 @@ class Predictor:
         region, fusion, maps = self.find_and_fuse(image, mirror=mirror)
         plan = conformed.plan.cropped(region.box)
         with stage("prior"):
-            problem = self.apply_prior(fusion.fused, plan)
+            problem = self.weigh(fusion.fused, plan)
         uncertainty: Uncertainty | None = None
         if samples:
             with stage("samples"):
@@ -189,7 +190,7 @@ class Predictor:
         """The prediction of a scan from what its views have come to.
 
         `probabilities` (X, Y, Z, K) and `maps`, each view's own classes, are those of the region.
-        `problem` is what `apply_prior` has said.
+        `problem` is what `weigh` has said.
         """
         plan = conformed.plan.cropped(region.box)
         notes = conformed.volume.notes
@@ -366,11 +367,21 @@ class Predictor:
             looked.extend(range(*part.slices.indices(len(slices))))
         return brain_region(seen.cpu().numpy(), looked, axes.along)
 
-    def apply_prior(self, probabilities: Tensor, plan: ConformPlan) -> str:
-        """Let anatomy decide where networks are in doubt; returns why it was not asked.
+    def weigh(self, probabilities: Tensor, plan: ConformPlan) -> str:
+        """Let anatomy and the odds of structures decide where networks are in doubt.
 
-        `probabilities` (X, Y, Z, K) on the working grid of `plan` change in place.
+        Returns why anatomy was not asked. `probabilities` (X, Y, Z, K) on the working grid of
+        `plan` change in place.
         """
+        problem = self._apply_prior(probabilities, plan)
+        # The odds name sided structures, which merged classes are not.
+        if not self._is_merged():
+            odds = self.model.info.fusion.class_odds
+            multiply_odds(probabilities, self.model.scheme, odds)
+        return problem
+
+    def _apply_prior(self, probabilities: Tensor, plan: ConformPlan) -> str:
+        """The part of `weigh` that asks anatomy."""
         prior = self.model.info.prior
         template = self.model.template
         # Classes without sides have no template.
@@ -397,7 +408,7 @@ class Predictor:
                 for sample in range(count):
                     self._networks.vary(sample)
                     fusion, _maps = self.fuse(image, region)
-                    self.apply_prior(fusion.fused, plan)
+                    self.weigh(fusion.fused, plan)
                     if samples is None:
                         samples = Samples(fusion.scheme)
                     samples.add(fusion.fused)

@@ -192,7 +192,7 @@ def _segment(
         del of_scan
     plan = template.plan.cropped(region.box)
     with stage("prior"):
-        problem = predictor.apply_prior(joining.mean, plan)
+        problem = predictor.weigh(joining.mean, plan)
     joining.on_processor()
     conclude = [
         partial(predictor.conclude, scan, region, maps=maps_of_scan, problem=problem)

@@ -316,7 +316,8 @@ def _check_labels(info: ModelInfo, scheme: LabelScheme, folder: Path) -> None:
             f"{scheme.names[0]} is always predicted, not_predicted names it",
             where=where,
         )
-    named = [*info.not_predicted, *info.fusion.per_class]
+    fusion = info.fusion
+    named = [*info.not_predicted, *fusion.per_class, *fusion.class_odds]
     if info.prior is not None:
         named.extend(info.prior.per_class)
     for name in named:

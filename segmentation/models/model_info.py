@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -64,6 +65,11 @@ def _each_axis_once(axes: SliceAxes) -> SliceAxes:
 
 def _is_empty(given: str) -> bool:
     """Keys without a text are not written: files from before they existed have the same bytes."""
+    return not given
+
+
+def _is_nothing(given: Mapping[str, float]) -> bool:
+    """Nor are keys without an entry, for the same reason."""
     return not given
 
 
@@ -143,6 +149,9 @@ class Fusion(_Part):
     # The odds of CSF against background are multiplied by this: 0.5 halves them. It moves the outer
     # border of the fluid, and with it the intracranial volume.
     csf_odds: Odds = Field(default=1.0, exclude_if=_is_one)
+    # For structures, by name: their probability is multiplied by this before the most probable one
+    # is taken, after the prior. Above 1 a structure wins more of the voxels in doubt.
+    class_odds: dict[str, Odds] = Field(default={}, exclude_if=_is_nothing)
 
 
 class Quality(_Part):

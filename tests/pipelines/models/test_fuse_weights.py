@@ -50,7 +50,7 @@ def lame(tmp_path: Path) -> Path:
     description = Description(
         name="lame",
         not_predicted=good.info.not_predicted,
-        fusion=Fusion(weights=weights, csf_odds=0.5),
+        fusion=Fusion(weights=weights, csf_odds=0.5, class_odds={"CSF": 0.9}),
         metrics={"kept": 1},
     )
     save_model(tmp_path / "lame", description, networks)
@@ -76,6 +76,7 @@ def test_a_blind_view_loses_its_weight_and_the_model_gains(
     info = load_model(lame).info
     assert info.fusion.weights[View.SAGITTAL] < 0.1
     assert info.fusion.csf_odds == 0.5
+    assert info.fusion.class_odds == {"CSF": 0.9}
     figures = info.metrics["fusion_weights"]
     assert figures["mean_dice_after"] > figures["mean_dice_before"] + 0.1
     assert (info.metrics["kept"], figures["scans"]) == (1, 3)

@@ -152,6 +152,7 @@ def save_start(folder: Path, *structures: str, licence: str = "") -> Fusion:
         weights={View.CORONAL: 0.7, View.SAGITTAL: 0.3},
         per_class={name: {View.CORONAL: 0.2} for name in structures},
         csf_odds=0.4,
+        class_odds=dict.fromkeys(structures, 2.0),
     )
     # Its CSF is all fluid inside the skull, which the runs do not teach: the odds are not for it.
     start = Description(
@@ -182,7 +183,9 @@ def test_views_are_joined_as_in_the_model_that_a_run_starts_from(
     fitted = save_start(tmp_path / "start", "Brain-Stem")
     recipe = one_step_from_start(tmp_path)
     info = read_info(train(recipe, tmp_path / "run", SILENT))
-    assert info.fusion == fitted.model_copy(update={"csf_odds": 1.0})
+    # Nor are odds of structures for other weights.
+    without = {"csf_odds": 1.0, "class_odds": {}}
+    assert info.fusion == fitted.model_copy(update=without)
 
 
 def test_a_licence_of_the_weights_that_a_run_starts_from_goes_on(

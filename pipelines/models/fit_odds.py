@@ -1,0 +1,260 @@
+"""trinat fit-odds: a model fitted to a convention of labels, without training.
+
+Every scan is segmented once, and what the odds of structures decide on is kept. Odds are fitted
+without a person and scored on that person's scans. Only if they do better than the model's own is a
+model with odds fitted to all scans written: the same networks, and a few numbers in model.yaml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from pydantic import JsonValue
+
+from trinat.pipelines.common.config import check
+from trinat.pipelines.common.exits import Exit, batch_exit
+from trinat.pipelines.common.models import check_out
+from trinat.pipelines.common.scanfiles import find_files
+from trinat.pipelines.evaluate.mappings import Mappings, read_mapping
+from trinat.pipelines.evaluate.pairing import Pair, pair_files
+from trinat.pipelines.models.fusion_scans import doubtful_voxels, not_compared
+from trinat.segmentation.errors import ConfigError, EvaluationError, TrinatError
+from trinat.segmentation.inference.odds import Odds
+from trinat.segmentation.inference.predictor import Predictor
+from trinat.segmentation.io.orientation import TrustAffine
+from trinat.segmentation.labels.folding import load_folding
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.models.checkpoint import Model, load_model, save_model
+from trinat.segmentation.models.model_info import Description
+from trinat.segmentation.training.odds_fit import (
+    DoubtfulVoxels,
+    fit_odds,
+    logarithms_of,
+)
+
+Say = Callable[[str], None]
+
+# Odds are fitted at most this often to be tried on persons that they have not seen.
+_FOLDS = 5
+# Odds that gain less Dice than this on persons they have not seen are not worth having.
+_WORTHWHILE = 0.001
+# The columns of the table for people.
+_BEFORE = "as they were"
+_AFTER = "fitted"
+
+
+@dataclass(frozen=True)
+class OddsSettings:
+    """What the command was asked for.
+
+    `out` is the folder of the new model. `mapping` translates label numbers of the truths, which
+    have the `numbering` of a folding table, or FreeSurfer's.
+    """
+
+    model: str
+    scans: Path
+    truth: Path
+    out: Path
+    mapping: Path | None = None
+    numbering: str | None = None
+    trust_affine: TrustAffine | None = None
+    device: str = "auto"
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class FoundOdds:
+    """What was measured and fitted.
+
+    `before` and `after` are the mean Dice over structures of each of the `scans`: with the model's
+    own odds, and with odds that have not seen its person. With one person `held_out` is False: the
+    same scans fit and score. `odds` were fitted to all scans; `better` is whether they are worth
+    having.
+    """
+
+    scans: tuple[str, ...]
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+    odds: Odds
+    held_out: bool
+    exit: Exit
+
+    @property
+    def better(self) -> bool:
+        """Whether persons whom the odds have not seen gain."""
+        gain = float(np.mean(self.after)) - float(np.mean(self.before))
+        return gain >= _WORTHWHILE
+
+    def lines(self) -> list[str]:
+        """The figures for people: Dice of each scan before and after, and all odds."""
+        judged = "fitted to this very person"
+        if self.held_out:
+            judged = "fitted without its person"
+        columns = {_BEFORE: self.before, _AFTER: self.after}
+        table = pd.DataFrame(columns, self.scans).rename_axis(columns="scan")
+        table.loc["mean"] = table.mean()
+        rows = table.to_string(float_format="{:.4f}".format).splitlines()
+        by_structure = {}
+        for name, factor in self.odds.items():
+            # Both sides share one.
+            structure = name.removeprefix("Left-").removeprefix("Right-")
+            by_structure[structure] = factor
+        odds = ", ".join(f"{name} {factor:g}" for name, factor in by_structure.items())
+        return [
+            f"Mean Dice over structures of each scan, with odds {judged}:",
+            *rows,
+            f"fitted to all: {odds or 'nothing'}",
+        ]
+
+
+def fit_model_odds(settings: OddsSettings, say: Say = lambda line: None) -> FoundOdds:
+    """Fit odds, try them on persons left out, and write a model with them if they are better.
+
+    Scans that cannot be used are reported by `say`, and count as failed. Raises EvaluationError
+    where no scan can be used.
+    """
+    check_out(settings.out, settings.overwrite)
+    model = load_model(settings.model)
+    mapping = _mappings(settings)
+    pairing = pair_files(
+        find_files(settings.truth), find_files(settings.scans, suffix="T1w")
+    )
+    failures = [f"{file.name}: no scan" for file in pairing.truths_alone]
+    pairs, scans, failed = _segment_all(model, pairing.pairs, mapping, settings, say)
+    failures += failed
+    if not scans:
+        what = "no scan"
+        if failures:
+            what = f"no scan can be used; the first: {failures[0]}"
+        raise EvaluationError(
+            what, where=settings.scans, remedy="name scans and truths alike"
+        )
+    skipped = [f"{file.name}: no truth" for file in pairing.predictions_alone]
+    for reason in [*skipped, *failures]:
+        say(f"not used: {reason}")
+
+    say(f"fitting odds to {len(scans)} scans")
+    found = _fit(model, pairs, scans, len(failures))
+    if found.better:
+        _write(settings, model, found)
+    return found
+
+
+def _mappings(settings: OddsSettings) -> Mappings:
+    """What the numbers of the truths stand for."""
+    mapping = Mappings()
+    if settings.mapping is not None:
+        mapping = read_mapping(settings.mapping)
+    if settings.numbering is not None:
+        mapping = replace(mapping, truth_fold=load_folding(settings.numbering))
+    return mapping
+
+
+def _segment_all(
+    model: Model,
+    pairs: Sequence[Pair],
+    mapping: Mappings,
+    settings: OddsSettings,
+    say: Say,
+) -> tuple[list[Pair], list[DoubtfulVoxels], list[str]]:
+    """Segment all scans; those that can be used, what is kept of them, and why others cannot."""
+    # The model's own odds are tried like any others: what it finds without them is kept.
+    fusion = model.info.fusion.model_copy(update={"class_odds": {}})
+    info = model.info.model_copy(update={"fusion": fusion})
+    segmenter = Predictor(replace(model, info=info), device=settings.device)
+    if all(model.is_merged(view) for view in segmenter.views):
+        raise ConfigError("its views do not tell left from right", where=model.folder)
+    used = []
+    scans = []
+    failures = []
+    for number, pair in enumerate(pairs, start=1):
+        try:
+            scan = doubtful_voxels(segmenter, pair, mapping, settings.trust_affine)
+        except (TrinatError, OSError) as error:
+            failures.append(f"{pair.truth.name}: {error}")
+            continue
+        used.append(pair)
+        scans.append(scan)
+        say(f"{_name(pair)}: segmented, {number} of {len(pairs)}")
+    return used, scans, failures
+
+
+def _fit(
+    model: Model, pairs: Sequence[Pair], scans: Sequence[DoubtfulVoxels], failed: int
+) -> FoundOdds:
+    """Odds fitted to all scans, and scores of each scan with odds fitted to other persons."""
+    scheme = model.scheme
+    fixed = [0, *not_compared(model)]
+    own = model.info.fusion.class_odds
+    fitted_to_all = fit_odds(scans, scheme, fixed)
+    fold_of = _folds(pairs)
+    held_out = len(set(fold_of)) > 1
+    before = [_mean_dice(scan, own, scheme, fixed) for scan in scans]
+    after = [0.0] * len(scans)
+    for fold in sorted(set(fold_of)):
+        odds = fitted_to_all
+        if held_out:
+            others = [
+                scan
+                for scan, other in zip(scans, fold_of, strict=True)
+                if other != fold
+            ]
+            odds = fit_odds(others, scheme, fixed)
+        for number, scan in enumerate(scans):
+            if fold_of[number] == fold:
+                after[number] = _mean_dice(scan, odds, scheme, fixed)
+    return FoundOdds(
+        scans=tuple(_name(pair) for pair in pairs),
+        before=tuple(before),
+        after=tuple(after),
+        odds=fitted_to_all,
+        held_out=held_out,
+        exit=batch_exit(done=len(scans), failed=failed),
+    )
+
+
+def _folds(pairs: Sequence[Pair]) -> list[int]:
+    """The fold of each scan, in which all scans of its person are left out together."""
+    persons = sorted({pair.truth.subject for pair in pairs})
+    folds = min(len(persons), _FOLDS)
+    return [persons.index(pair.truth.subject) % folds for pair in pairs]
+
+
+def _mean_dice(
+    scan: DoubtfulVoxels, odds: Odds, scheme: LabelScheme, fixed: Sequence[int]
+) -> float:
+    """Mean Dice over a scan's structures with these odds."""
+    return scan.mean_dice(logarithms_of(odds, scheme), fixed)
+
+
+def _name(pair: Pair) -> str:
+    """A scan as it is called in tables."""
+    return f"{pair.truth.subject} {pair.truth.scan}".strip()
+
+
+def _write(settings: OddsSettings, model: Model, found: FoundOdds) -> None:
+    """The same model with other odds, and how they were measured."""
+    figures: dict[str, JsonValue] = {
+        "scans": len(found.scans),
+        "mean_dice_before": round(float(np.mean(found.before)), 4),
+        "mean_dice_after": round(float(np.mean(found.after)), 4),
+    }
+    info = model.info
+    content = {field: getattr(info, field) for field in Description.model_fields}
+    content["name"] = settings.out.resolve().name
+    content["fusion"] = info.fusion.model_copy(update={"class_odds": found.odds})
+    # Other figures were measured with other odds.
+    content["metrics"] = {"class_odds": figures}
+    save_model(
+        settings.out,
+        check(Description, content, settings.out),
+        model.networks,
+        label_table=model.label_table,
+        template=model.template,
+        precision=info.precision,
+        overwrite=settings.overwrite,
+    )

@@ -1,0 +1,180 @@
+"""trinat fit-odds: a structure that a model draws too small gets its size, without training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.miniatures import head_image, head_labels, write_nifti
+from helpers.overfitted import overfitted_model, random_model
+from typer.testing import CliRunner
+
+from trinat.pipelines.cli import app
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.models.fit_odds import OddsSettings, fit_model_odds
+from trinat.segmentation.errors import ConfigError, EvaluationError, ModelError
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.metrics.pair import evaluate
+from trinat.segmentation.models.checkpoint import load_model, read_info, save_model
+from trinat.segmentation.models.model_info import Description, Fusion, Quality
+from trinat.segmentation.segmenter import Segmenter
+from trinat.segmentation.space.views import View
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# Numbers of a numbering of their own are FreeSurfer's and this.
+_FARTHER = 1000
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Scans of two persons, their truths, and these once more in a numbering of their own."""
+    folder = tmp_path_factory.mktemp("data")
+    for seed, name in enumerate(("sub-01", "sub-02")):
+        labels = head_labels(seed)
+        write_nifti(
+            folder / f"scans/{name}_T1w.nii.gz", head_image(labels, seed), "LIA"
+        )
+        write_nifti(folder / f"truth/{name}_dseg.nii.gz", labels, "PSR")
+        farther = np.where(labels > 0, labels + _FARTHER, 0).astype(np.int16)
+        write_nifti(folder / f"farther/{name}_dseg.nii.gz", farther, "PSR")
+    rows = ["first\tlast\tname\ttarget", "0\t0\tbackground\t0"]
+    rows.extend(
+        f"{number + _FARTHER}\t{number + _FARTHER}\tx\t{number}"
+        for number in np.unique(head_labels())[1:]
+    )
+    (folder / "farther.tsv").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that knows the head, but takes cortex for less likely than it is."""
+    model = load_model(overfitted_model())
+    for view, network in model.networks.items():
+        assert network.classifier.bias is not None
+        for index, name in enumerate(model.classes_of(view).names):
+            if name.endswith("Cerebral-Cortex"):
+                network.classifier.bias[index] -= 2.5
+    folder = tmp_path_factory.mktemp("models") / "shy"
+    description = Description(
+        name="shy",
+        not_predicted=model.info.not_predicted,
+        fusion=Fusion(csf_odds=0.5),
+        quality=Quality(agreement=(0.7, 0.4)),
+        metrics={"of other odds": 1},
+    )
+    save_model(folder, description, model.networks)
+    return folder
+
+
+def dice_of_cortex(model: Path, data: Path) -> float:
+    scan = Volume.read(data / "scans/sub-01_T1w.nii.gz")
+    truth = Volume.read(data / "truth/sub-01_dseg.nii.gz", labels=True)
+    found = Segmenter(model, device="cpu").segment(scan)
+    table = evaluate(truth, found)["dice"]
+    return float(table[["Left-Cerebral-Cortex", "Right-Cerebral-Cortex"]].mean())
+
+
+@pytest.mark.parametrize("numbering", [None, "farther.tsv"])
+def test_the_cortex_gets_its_size(
+    shy: Path, data: Path, tmp_path: Path, numbering: str | None
+) -> None:
+    before = {path.name: path.read_bytes() for path in shy.iterdir()}
+    out = tmp_path / "fitted"
+    words = ["fit-odds", str(shy), "--scans", str(data / "scans"), "--out", str(out)]
+    if numbering is None:
+        words += ["--truth", str(data / "truth")]
+    else:
+        words += ["--truth", str(data / "farther")]
+        words += ["--numbering", str(data / numbering)]
+    done = CliRunner().invoke(app, [*words, "--device", "cpu"], standalone_mode=False)
+    assert done.exception is None, done.exception
+    assert done.return_value == Exit.OK
+    assert "fitted without its person" in done.output
+    info = load_model(out).info
+    odds = info.fusion.class_odds
+    assert odds["Left-Cerebral-Cortex"] > 2 * odds["Left-Cerebral-White-Matter"]
+    assert odds["Left-Cerebral-Cortex"] == odds["Right-Cerebral-Cortex"]
+    assert (info.name, info.fusion.csf_odds) == ("fitted", 0.5)
+    assert info.quality == read_info(shy).quality
+    assert set(info.metrics) == {"class_odds"}
+    assert dice_of_cortex(out, data) > dice_of_cortex(shy, data) + 0.05
+    assert {path.name: path.read_bytes() for path in shy.iterdir()} == before
+
+
+def test_odds_that_the_model_has_are_tried_like_others_and_replaced(
+    shy: Path, data: Path, tmp_path: Path
+) -> None:
+    model = load_model(shy)
+    own = {"Left-Cerebral-Cortex": 0.2, "Right-Cerebral-Cortex": 0.2}
+    description = Description(
+        name="shyer",
+        not_predicted=model.info.not_predicted,
+        fusion=Fusion(class_odds=own),
+    )
+    save_model(tmp_path / "shyer", description, model.networks)
+    found = {}
+    for name, folder in (("shy", shy), ("shyer", tmp_path / "shyer")):
+        settings = OddsSettings(
+            str(folder),
+            data / "scans",
+            data / "truth",
+            tmp_path / f"from-{name}",
+            device="cpu",
+        )
+        found[name] = fit_model_odds(settings)
+    assert found["shyer"].odds == found["shy"].odds
+    assert found["shyer"].after == found["shy"].after
+    assert np.mean(found["shyer"].before) < np.mean(found["shy"].before)
+
+
+def test_no_model_is_written_where_too_little_is_gained(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trinat.pipelines.models.fit_odds._WORTHWHILE", 2.0)
+    said: list[str] = []
+    (tmp_path / "truth").mkdir()
+    for name in ("sub-01", "sub-02"):
+        path = data / f"truth/{name}_dseg.nii.gz"
+        (tmp_path / "truth" / path.name).write_bytes(path.read_bytes())
+    broken = tmp_path / "truth/sub-02_dseg.nii.gz"
+    broken.write_bytes(broken.read_bytes()[:-50])
+    settings = OddsSettings(
+        str(overfitted_model()),
+        data / "scans",
+        tmp_path / "truth",
+        tmp_path / "fitted",
+        device="cpu",
+    )
+    found = fit_model_odds(settings, said.append)
+    assert found.exit is Exit.SOME_FAILED
+    assert not found.held_out
+    assert not found.better
+    assert not (tmp_path / "fitted").exists()
+    assert any(line.startswith("not used: sub-02") for line in said)
+
+
+def test_what_cannot_work_is_refused(data: Path, tmp_path: Path) -> None:
+    def fit(model: Path, truth: Path, out: Path) -> None:
+        fit_model_odds(
+            OddsSettings(str(model), data / "scans", truth, out, device="cpu")
+        )
+
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/a.txt").write_text("mine")
+    with pytest.raises(ModelError, match="is there already, and is no model"):
+        fit(random_model(), data / "truth", tmp_path / "notes")
+
+    network = load_model(random_model()).networks[View.SAGITTAL]
+    save_model(tmp_path / "one", Description(name="one"), {View.SAGITTAL: network})
+    with pytest.raises(ConfigError, match="do not tell left from right"):
+        fit(tmp_path / "one", data / "truth", tmp_path / "out")
+
+    write_nifti(
+        tmp_path / "empty/sub-01_dseg.nii.gz", np.zeros_like(head_labels()), "PSR"
+    )
+    with pytest.raises(EvaluationError, match=r"no scan can be used.*has nothing of"):
+        fit(random_model(), tmp_path / "empty", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,110 @@
+"""Fitted odds of structures: which factors scans with truth ask for, and what decides on them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.training.odds_fit import (
+    DoubtfulVoxels,
+    fit_odds,
+    logarithms_of,
+)
+
+SCHEME = load_scheme("quicknat33")
+LEFT, RIGHT, CORTEX = (
+    SCHEME.names.index(name)
+    for name in ("Left-Pallidum", "Right-Pallidum", "Left-Cerebral-Cortex")
+)
+FIXED = [0, SCHEME.names.index("CSF")]
+NO_ODDS = np.zeros(len(SCHEME))
+
+
+def row(voxels: list[dict[int, float]]) -> Tensor:
+    """Probabilities (1, 1, N, K) of a row of voxels, given by class."""
+    fused = torch.zeros(1, 1, len(voxels), len(SCHEME), dtype=torch.float16)
+    for place, probabilities in enumerate(voxels):
+        for index, probability in probabilities.items():
+            fused[0, 0, place, index] = probability
+    return fused
+
+
+def truth(*classes: int) -> np.ndarray:
+    return np.array([[classes]], np.uint8)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_kept_voxels_say_what_all_of_the_scan_would(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    # No voxel is in doubt between more classes than are looked at.
+    probabilities = generator.dirichlet([0.3] * 5, (3, 20, 30))
+    classes = generator.permuted(
+        np.tile(np.arange(len(SCHEME)), (3, 20, 30, 1)), axis=-1
+    )
+    fused = torch.zeros(3, 20, 30, len(SCHEME)).half()
+    fused.scatter_(
+        -1,
+        torch.from_numpy(classes[..., :5]),
+        torch.from_numpy(probabilities).half(),
+    )
+    true = generator.integers(0, len(SCHEME), fused.shape[:3], np.uint8)
+    scan = DoubtfulVoxels.of(fused, true, FIXED)
+    assert 0 < len(scan.truth) < true.size
+    # As far as factors go; the fixed classes have none.
+    logarithms = generator.uniform(-math.log(10), math.log(10), len(SCHEME))
+    logarithms[FIXED] = 0
+    # The same probabilities, of which those below 0.0001 count as that.
+    weighted = fused.float().clamp(min=1e-4) * torch.from_numpy(np.exp(logarithms))
+    expected = np.zeros((len(SCHEME), len(SCHEME)), int)
+    np.add.at(expected, (true.ravel(), weighted.argmax(-1).numpy().ravel()), 1)
+    np.testing.assert_array_equal(scan.joint(logarithms), expected)
+    assert scan.joint(NO_ODDS).sum() == true.size
+
+
+def test_mean_dice_is_over_the_structures_that_the_truth_has() -> None:
+    """Of two true pallidum voxels one is found, as 2 * 1 / (2 + 1); cortex is not in the truth."""
+    fused = row([{LEFT: 0.9, 0: 0.1}, {CORTEX: 0.9, LEFT: 0.1}])
+    scan = DoubtfulVoxels.of(fused, truth(LEFT, LEFT), FIXED)
+    assert scan.mean_dice(NO_ODDS, FIXED) == pytest.approx(2 / 3)
+    # Ten times as likely, the second voxel is pallidum too.
+    odds = logarithms_of({"Left-Pallidum": 9.9}, SCHEME)
+    assert scan.mean_dice(odds, FIXED) == 1
+
+
+def test_a_structure_that_is_drawn_too_small_gains_on_both_sides() -> None:
+    """Cortex has 0.6 where the truth has left pallidum: a factor of 1.5 is the least that helps."""
+    fused = row([{CORTEX: 0.6, LEFT: 0.4}, {CORTEX: 0.99, LEFT: 0.01}, {RIGHT: 1.0}])
+    scan = DoubtfulVoxels.of(fused, truth(LEFT, CORTEX, RIGHT), FIXED)
+    odds = fit_odds([scan], SCHEME, FIXED)
+    ratio = odds.get("Left-Pallidum", 1) / odds.get("Left-Cerebral-Cortex", 1)
+    assert 1.5 < ratio < 10
+    assert odds.get("Right-Pallidum") == odds.get("Left-Pallidum")
+    assert scan.mean_dice(logarithms_of(odds, SCHEME), FIXED) == 1
+
+
+def test_what_is_right_already_needs_no_factor() -> None:
+    fused = row([{CORTEX: 0.6, LEFT: 0.4}, {LEFT: 0.6, CORTEX: 0.4}])
+    scan = DoubtfulVoxels.of(fused, truth(CORTEX, LEFT), FIXED)
+    assert fit_odds([scan], SCHEME, FIXED) == {}
+
+
+def test_a_structure_that_no_truth_has_gets_no_factor() -> None:
+    """Lower odds of cortex would help the pallidum, but nobody has drawn cortex."""
+    fused = row([{CORTEX: 0.6, LEFT: 0.4}])
+    scan = DoubtfulVoxels.of(fused, truth(LEFT), FIXED)
+    odds = fit_odds([scan], SCHEME, FIXED)
+    assert set(odds) == {"Left-Pallidum", "Right-Pallidum"}
+    assert odds["Left-Pallidum"] > 1.5
+
+
+def test_a_gain_that_is_not_worth_the_distance_is_not_taken() -> None:
+    """One voxel of 20,000 gains less than its factor must."""
+    voxels = [{CORTEX: 0.75, LEFT: 0.25}] + [{LEFT: 1.0}] * 20_000 + [{CORTEX: 1.0}]
+    true = (LEFT,) * 20_001 + (CORTEX,)
+    scan = DoubtfulVoxels.of(row(voxels), truth(*true), [*FIXED, CORTEX])
+    assert fit_odds([scan], SCHEME, [*FIXED, CORTEX]) == {}
