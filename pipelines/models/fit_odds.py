@@ -128,11 +128,12 @@ def fit_model_odds(settings: OddsSettings, say: Say = lambda line: None) -> Foun
     failures += failed
     if not scans:
         what = "no scan"
+        remedy = "name scans and truths alike"
         if failures:
             what = f"no scan can be used; the first: {failures[0]}"
-        raise EvaluationError(
-            what, where=settings.scans, remedy="name scans and truths alike"
-        )
+        if failed:
+            remedy = "--numbering names the numbers of truths that are not FreeSurfer's"
+        raise EvaluationError(what, where=settings.scans, remedy=remedy)
     skipped = [f"{file.name}: no truth" for file in pairing.predictions_alone]
     for reason in [*skipped, *failures]:
         say(f"not used: {reason}")
