@@ -30,6 +30,7 @@ from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.checkpoint import Model, load_model, save_model
 from trinat.segmentation.models.model_info import Description
+from trinat.segmentation.models.zoo import licence_notice
 from trinat.segmentation.training.odds_fit import (
     DoubtfulVoxels,
     fit_odds,
@@ -119,6 +120,8 @@ def fit_model_odds(settings: OddsSettings, say: Say = lambda line: None) -> Foun
     """
     check_out(settings.out, settings.overwrite)
     model = load_model(settings.model)
+    if notice := licence_notice(model.folder):
+        say(notice)
     mapping = _mappings(settings)
     pairing = pair_files(
         find_files(settings.truth), find_files(settings.scans, suffix="T1w")

@@ -17,7 +17,12 @@ from trinat.segmentation.errors import ConfigError, EvaluationError, ModelError
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.metrics.pair import evaluate
 from trinat.segmentation.models.checkpoint import load_model, read_info, save_model
-from trinat.segmentation.models.model_info import Description, Fusion, Quality
+from trinat.segmentation.models.model_info import (
+    Description,
+    Fusion,
+    Quality,
+    Training,
+)
 from trinat.segmentation.segmenter import Segmenter
 from trinat.segmentation.space.views import View
 
@@ -63,6 +68,7 @@ def shy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         not_predicted=model.info.not_predicted,
         fusion=Fusion(csf_odds=0.5),
         quality=Quality(agreement=(0.7, 0.4)),
+        training=Training(licence="CC BY-NC 3.0"),
         metrics={"of other odds": 1},
     )
     save_model(folder, description, model.networks)
@@ -99,6 +105,8 @@ def test_the_cortex_gets_its_size(
     assert odds["Left-Cerebral-Cortex"] == odds["Right-Cerebral-Cortex"]
     assert (info.name, info.fusion.csf_odds) == ("fitted", 0.5)
     assert info.quality == read_info(shy).quality
+    assert info.training.licence == "CC BY-NC 3.0"
+    assert "licensed under CC BY-NC 3.0" in done.stderr
     assert set(info.metrics) == {"class_odds"}
     assert dice_of_cortex(out, data) > dice_of_cortex(shy, data) + 0.05
     assert {path.name: path.read_bytes() for path in shy.iterdir()} == before
