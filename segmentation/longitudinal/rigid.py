@@ -296,5 +296,7 @@ def _likeness(first: Image, second: Image) -> float:
     is_head = np.maximum(first, second) > _HEAD
     if is_head.sum() < 2:
         return 0.0
-    values = np.corrcoef(first[is_head], second[is_head])[0, 1]
+    # An image that is the same everywhere correlates with nothing: 0 by 0, of which NumPy warns.
+    with np.errstate(invalid="ignore"):
+        values = np.corrcoef(first[is_head], second[is_head])[0, 1]
     return float(np.nan_to_num(values))

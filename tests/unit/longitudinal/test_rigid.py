@@ -9,7 +9,7 @@ from helpers.visits import head_of, pose_of, visit_of
 from trinat.segmentation.grid import moved
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.longitudinal.person import image_to_align
-from trinat.segmentation.longitudinal.rigid import align, mean_pose
+from trinat.segmentation.longitudinal.rigid import _likeness, align, mean_pose
 from trinat.segmentation.longitudinal.space import (
     SAME_HEAD,
     heads_of,
@@ -64,6 +64,13 @@ def test_specks_in_far_corners_do_not_stop_the_search() -> None:
         values[side, side, side] = 100
         specks.append(image_to_align(Volume(values, np.eye(4))))
     assert align(*specks).likeness == 0
+
+
+def test_an_image_that_is_the_same_everywhere_is_like_no_other() -> None:
+    same = np.zeros((2, 2, 2), np.float32)
+    other = np.arange(1, 9, dtype=np.float32).reshape(2, 2, 2)
+    assert _likeness(same, other) == 0
+    assert _likeness(other, other) == pytest.approx(1)
 
 
 def test_scans_are_grouped_by_the_head_that_they_show() -> None:
