@@ -14,6 +14,7 @@ from trinat.pipelines.cli import app
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.models.fit_odds import OddsSettings, fit_model_odds
 from trinat.segmentation.errors import ConfigError, EvaluationError, ModelError
+from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.metrics.pair import evaluate
 from trinat.segmentation.models.checkpoint import load_model, read_info, save_model
@@ -23,7 +24,6 @@ from trinat.segmentation.models.model_info import (
     Quality,
     Training,
 )
-from trinat.segmentation.segmenter import Segmenter
 from trinat.segmentation.space.views import View
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -78,8 +78,8 @@ def shy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dice_of_cortex(model: Path, data: Path) -> float:
     scan = Volume.read(data / "scans/sub-01_T1w.nii.gz")
     truth = Volume.read(data / "truth/sub-01_dseg.nii.gz", labels=True)
-    found = Segmenter(model, device="cpu").segment(scan)
-    table = evaluate(truth, found)["dice"]
+    found = Predictor.load(model, device="cpu").segment(scan)
+    table = evaluate(truth, found.labels)["dice"]
     return float(table[["Left-Cerebral-Cortex", "Right-Cerebral-Cortex"]].mean())
 
 
