@@ -241,7 +241,7 @@ def fit_odds(
     if found.better:
         typer.echo(out)
     else:
-        typer.echo("no model is written: other persons gain less than 0.001")
+        typer.echo("no model is written: the mean gains less than 0.001")
     return found.exit
 
 
