@@ -21,7 +21,7 @@ from trinat.pipelines.common.models import check_out
 from trinat.pipelines.common.scanfiles import find_files
 from trinat.pipelines.evaluate.mappings import Mappings, read_mapping
 from trinat.pipelines.evaluate.pairing import Pair, pair_files
-from trinat.pipelines.models.fusion_scans import doubtful_voxels, not_compared
+from trinat.pipelines.models.fusion_scans import doubtful_voxels, without_odds
 from trinat.segmentation.errors import ConfigError, EvaluationError, TrinatError
 from trinat.segmentation.inference.odds import Odds
 from trinat.segmentation.inference.predictor import Predictor
@@ -35,6 +35,7 @@ from trinat.segmentation.training.odds_fit import (
     DoubtfulVoxels,
     fit_odds,
     logarithms_of,
+    without_truth,
 )
 
 Say = Callable[[str], None]
@@ -43,6 +44,10 @@ Say = Callable[[str], None]
 _FOLDS = 5
 # Odds that gain less Dice than this on persons they have not seen are not worth having.
 _WORTHWHILE = 0.001
+# What helps most often where scans have truths that cannot be used.
+_NUMBERS = (
+    "if the truths do not have FreeSurfer's numbers, add --numbering or --mapping"
+)
 # The columns of the table for people.
 _BEFORE = "as they were"
 _AFTER = "fitted"
@@ -120,6 +125,7 @@ def fit_model_odds(settings: OddsSettings, say: Say = lambda line: None) -> Foun
     """
     check_out(settings.out, settings.overwrite)
     model = load_model(settings.model)
+    description = _description(settings, model)
     if notice := licence_notice(model.folder):
         say(notice)
     mapping = _mappings(settings)
@@ -131,11 +137,9 @@ def fit_model_odds(settings: OddsSettings, say: Say = lambda line: None) -> Foun
     failures += failed
     if not scans:
         what = "no scan"
-        remedy = "name scans and truths alike"
         if failures:
             what = f"no scan can be used; the first: {failures[0]}"
-        if failed:
-            remedy = "--numbering names the numbers of truths that are not FreeSurfer's"
+        remedy = _NUMBERS if failed else "name scans and truths alike"
         raise EvaluationError(what, where=settings.scans, remedy=remedy)
     skipped = [f"{file.name}: no truth" for file in pairing.predictions_alone]
     for reason in [*skipped, *failures]:
@@ -144,8 +148,18 @@ def fit_model_odds(settings: OddsSettings, say: Say = lambda line: None) -> Foun
     say(f"fitting odds to {len(scans)} scans")
     found = _fit(model, pairs, scans, len(failures))
     if found.better:
-        _write(settings, model, found)
+        _write(settings, model, description, found)
     return found
+
+
+def _description(settings: OddsSettings, model: Model) -> Description:
+    """What is known of the new model before: all that the old one says, but for its name.
+
+    A name that a model cannot have is a ConfigError, before the work.
+    """
+    content = {field: getattr(model.info, field) for field in Description.model_fields}
+    content["name"] = settings.out.resolve().name
+    return check(Description, content, settings.out)
 
 
 def _mappings(settings: OddsSettings) -> Mappings:
@@ -192,25 +206,26 @@ def _fit(
 ) -> FoundOdds:
     """Odds fitted to all scans, and scores of each scan with odds fitted to other persons."""
     scheme = model.scheme
-    fixed = [0, *not_compared(model)]
+    fixed = sorted({*without_odds(model), *without_truth(scans)})
     own = model.info.fusion.class_odds
     fitted_to_all = fit_odds(scans, scheme, fixed)
     fold_of = _folds(pairs)
-    held_out = len(set(fold_of)) > 1
-    before = [_mean_dice(scan, own, scheme, fixed) for scan in scans]
-    after = [0.0] * len(scans)
-    for fold in sorted(set(fold_of)):
-        odds = fitted_to_all
-        if held_out:
+    folds = set(fold_of)
+    held_out = len(folds) > 1
+    odds_without: dict[int, Odds] = dict.fromkeys(folds, fitted_to_all)
+    if held_out:
+        for fold in folds:
             others = [
                 scan
-                for scan, other in zip(scans, fold_of, strict=True)
-                if other != fold
+                for scan, of_scan in zip(scans, fold_of, strict=True)
+                if of_scan != fold
             ]
-            odds = fit_odds(others, scheme, fixed)
-        for number, scan in enumerate(scans):
-            if fold_of[number] == fold:
-                after[number] = _mean_dice(scan, odds, scheme, fixed)
+            odds_without[fold] = fit_odds(others, scheme, fixed)
+    before = []
+    after = []
+    for scan, fold in zip(scans, fold_of, strict=True):
+        before.append(_mean_dice(scan, own, scheme, fixed))
+        after.append(_mean_dice(scan, odds_without[fold], scheme, fixed))
     return FoundOdds(
         scans=tuple(_name(pair) for pair in pairs),
         before=tuple(before),
@@ -240,25 +255,26 @@ def _name(pair: Pair) -> str:
     return f"{pair.truth.subject} {pair.truth.scan}".strip()
 
 
-def _write(settings: OddsSettings, model: Model, found: FoundOdds) -> None:
+def _write(
+    settings: OddsSettings, model: Model, description: Description, found: FoundOdds
+) -> None:
     """The same model with other odds, and how they were measured."""
     figures: dict[str, JsonValue] = {
         "scans": len(found.scans),
         "mean_dice_before": round(float(np.mean(found.before)), 4),
         "mean_dice_after": round(float(np.mean(found.after)), 4),
     }
-    info = model.info
-    content = {field: getattr(info, field) for field in Description.model_fields}
-    content["name"] = settings.out.resolve().name
-    content["fusion"] = info.fusion.model_copy(update={"class_odds": found.odds})
-    # Other figures were measured with other odds.
-    content["metrics"] = {"class_odds": figures}
+    changed = {
+        "fusion": model.info.fusion.model_copy(update={"class_odds": found.odds}),
+        # Other figures were measured with other odds.
+        "metrics": {"class_odds": figures},
+    }
     save_model(
         settings.out,
-        check(Description, content, settings.out),
+        description.model_copy(update=changed),
         model.networks,
         label_table=model.label_table,
         template=model.template,
-        precision=info.precision,
+        precision=model.info.precision,
         overwrite=settings.overwrite,
     )

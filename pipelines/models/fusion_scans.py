@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from trinat.pipelines.evaluate.mappings import Mappings
 from trinat.pipelines.evaluate.pairing import Pair
 from trinat.segmentation.errors import EvaluationError
-from trinat.segmentation.grid import around_both
+from trinat.segmentation.grid import Box, around_both
 from trinat.segmentation.inference.fusion_fit import (
     AmbiguousVoxels,
     ViewLikelihoods,
@@ -22,6 +23,7 @@ from trinat.segmentation.inference.fusion_fit import (
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.fluid import CSF_GROUP
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.common_grid import on_grid_of
 from trinat.segmentation.metrics.counted import Made
@@ -110,18 +112,30 @@ def doubtful_voxels(
     The "prediction" of the pair is the scan itself, as for `segment_pair`.
     """
     prepared, classes = _prepare_pair(segmenter, pair, mapping, trust_affine)
-    image = torch.from_numpy(prepared.volume.data).to(segmenter.device)
-    region, fusion, _maps = segmenter.find_and_fuse(image)
-    segmenter.weigh(fusion.fused, prepared.plan.cropped(region.box))
-    fixed = [0, *not_compared(segmenter.model)]
-    true_in_box = np.ascontiguousarray(classes[region.box])
-    voxels = DoubtfulVoxels.of(fusion.fused.cpu(), true_in_box, fixed)
-    # Beyond the region all was found to be background.
+
+    def work() -> tuple[Tensor, Box]:
+        image = torch.from_numpy(prepared.volume.data).to(segmenter.device)
+        region, fusion, _maps = segmenter.find_and_fuse(image)
+        segmenter.weigh(fusion.fused, prepared.plan.cropped(region.box))
+        return fusion.fused.cpu(), region.box
+
+    probabilities, box = segmenter.with_less_memory(work)
+    true_in_box = np.ascontiguousarray(classes[box])
     count = len(segmenter.model.scheme)
-    beyond = np.bincount(classes.ravel(), minlength=count)
-    beyond -= np.bincount(true_in_box.ravel(), minlength=count)
-    voxels.decided[:, 0] += beyond
-    return voxels
+    everywhere = np.bincount(classes.ravel(), minlength=count)
+    in_box = np.bincount(true_in_box.ravel(), minlength=count)
+    return DoubtfulVoxels.of(
+        probabilities,
+        true_in_box,
+        without_odds(segmenter.model),
+        beyond=everywhere - in_box,
+    )
+
+
+def without_odds(model: Model) -> list[int]:
+    """Classes that have no factor: background, CSF of any kind, and what is not predicted."""
+    fluids = [label.index for label in model.scheme.labels if label.group == CSF_GROUP]
+    return sorted({0, *fluids, *not_compared(model)})
 
 
 def not_compared(model: Model) -> list[int]:

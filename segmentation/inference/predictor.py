@@ -374,11 +374,18 @@ class Predictor:
         `plan` change in place.
         """
         problem = self._apply_prior(probabilities, plan)
+        self.multiply_odds(probabilities)
+        return problem
+
+    def multiply_odds(self, probabilities: Tensor) -> None:
+        """The part of `weigh` that needs no place: odds of structures alone, in place.
+
+        `probabilities` are (X, Y, Z, K), or (N, K) of single voxels.
+        """
         # The odds name sided structures, which merged classes are not.
         if not self._is_merged():
             odds = self.model.info.fusion.class_odds
             multiply_odds(probabilities, self.model.scheme, odds)
-        return problem
 
     def _apply_prior(self, probabilities: Tensor, plan: ConformPlan) -> str:
         """The part of `weigh` that asks anatomy."""

@@ -12,7 +12,7 @@ of the template, which is the mean image.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -111,6 +111,14 @@ class Joining:
         """How far a scan's brightness is from the template's, (X, Y, Z), 0 or more."""
         in_template = warped(image[None], flow)[0]
         return in_template.sub_(self._template).abs_()
+
+    def change_own(self, change: Callable[[Tensor], None]) -> None:
+        """Change what each scan keeps of its own, probabilities (N, K), in place.
+
+        What is done to `mean` once all are added is not done to that.
+        """
+        for own in self._own:
+            change(own.probabilities)
 
     def on_processor(self) -> None:
         """Move all to the host's memory: what is left to do needs no GPU."""

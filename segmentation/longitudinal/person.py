@@ -193,6 +193,7 @@ def _segment(
     plan = template.plan.cropped(region.box)
     with stage("prior"):
         problem = predictor.weigh(joining.mean, plan)
+        joining.change_own(predictor.multiply_odds)
     joining.on_processor()
     conclude = [
         partial(predictor.conclude, scan, region, maps=maps_of_scan, problem=problem)

@@ -46,6 +46,8 @@ Weight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Share = Annotated[float, Field(ge=0, le=1)]
 Odds = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
+# As far as `trinat fit-odds` looks.
+ClassOdds = Annotated[float, Field(ge=0.1, le=10, allow_inf_nan=False)]
 # The power that a template's probabilities are taken to.
 PriorWeight = Annotated[float, Field(ge=0, le=4, allow_inf_nan=False)]
 
@@ -151,7 +153,7 @@ class Fusion(_Part):
     csf_odds: Odds = Field(default=1.0, exclude_if=_is_one)
     # For structures, by name: their probability is multiplied by this before the most probable one
     # is taken, after the prior. Above 1 a structure wins more of the voxels in doubt.
-    class_odds: dict[str, Odds] = Field(default={}, exclude_if=_is_nothing)
+    class_odds: dict[str, ClassOdds] = Field(default={}, exclude_if=_is_nothing)
 
 
 class Quality(_Part):

@@ -29,8 +29,9 @@ _STEPS = (-0.6, -0.3, -0.15, 0.15, 0.3, 0.6)
 _ROUNDS = 4
 # A step that gains less mean Dice is not taken.
 _LEAST_GAIN = 2e-5
-# Mean Dice that a factor of e must gain: few scans move rare structures only a little.
-_PENALTY = 3e-4
+# Mean Dice that a factor of e must gain for each side of a structure: few scans move rare
+# structures only a little.
+_PENALTY = 1.5e-4
 # Classes of a voxel that are looked at, the most probable ones.
 _KEPT = 6
 # No probability is taken for less.
@@ -54,16 +55,23 @@ class DoubtfulVoxels:
 
     @classmethod
     def of(
-        cls, fused: Tensor, truth: NDArray[np.uint8], fixed: Sequence[int]
+        cls,
+        fused: Tensor,
+        truth: NDArray[np.uint8],
+        fixed: Sequence[int],
+        beyond: NDArray[np.int64] | None = None,
     ) -> DoubtfulVoxels:
         """Those of a scan with probabilities (X, Y, Z, K); the `fixed` classes have no factor.
 
-        `truth` (X, Y, Z) is class indices.
+        `truth` (X, Y, Z) is class indices. `beyond` (K,) counts the true classes of voxels that
+        were not looked at, and are background.
         """
         count = fused.shape[-1]
         is_fixed = torch.zeros(count, dtype=torch.bool)
         is_fixed[list(fixed)] = True
         decided = torch.zeros(count, count, dtype=torch.int64)
+        if beyond is not None:
+            decided[:, 0] += torch.from_numpy(beyond)
         truths = []
         classes = []
         logarithms = []
@@ -71,8 +79,7 @@ class DoubtfulVoxels:
         true_slabs = torch.split(torch.from_numpy(truth), _SLAB)
         for slab, true in zip(slabs, true_slabs, strict=True):
             best = slab.float().clamp_(min=_LEAST).log_().topk(min(_KEPT, count))
-            # One class may lose as much as the other gains.
-            reachable = best.values > best.values[..., :1] - 2 * _FARTHEST
+            reachable = _is_reachable(best.values)
             has_factor = (reachable & ~is_fixed[best.indices]).any(-1)
             doubtful = has_factor & reachable[..., 1]
             sure = ~doubtful
@@ -89,7 +96,7 @@ class DoubtfulVoxels:
         cls, truth: Tensor, classes: Tensor, logarithms: Tensor, decided: Tensor
     ) -> DoubtfulVoxels:
         """From N voxels with all that is kept of each, (N, R)."""
-        reachable = logarithms > logarithms[:, :1] - 2 * _FARTHEST
+        reachable = _is_reachable(logarithms)
         ranks = reachable.sum(1)
         order = ranks.argsort(descending=True)
         # How many voxels have a first class, a second one, and so on.
@@ -118,13 +125,21 @@ class DoubtfulVoxels:
         joint: NDArray[np.int64] = self.decided + counted.numpy()
         return joint
 
+    @property
+    def true_voxels(self) -> NDArray[np.int64]:
+        """Voxels of each class in the truth, (K,)."""
+        decided: NDArray[np.int64] = self.decided.sum(1)
+        doubtful = np.bincount(self.truth, minlength=len(decided))
+        return decided + doubtful
+
     def mean_dice(
         self, logarithms_of_odds: NDArray[np.float64], fixed: Sequence[int]
     ) -> float:
-        """Mean Dice over the structures that the truth has, without the `fixed` classes."""
-        joint = self.joint(logarithms_of_odds)
-        values = dice(joint)
-        values[joint.sum(1) == 0] = np.nan
+        """Mean Dice over structures, without the `fixed` classes.
+
+        What is neither true nor found is in no mean.
+        """
+        values = dice(self.joint(logarithms_of_odds))
         values[list(fixed)] = np.nan
         return float(np.nanmean(values))
 
@@ -135,16 +150,13 @@ def fit_odds(
     """Factors, by name of class, that give these scans the best mean Dice over structures.
 
     Both sides of a structure share one. The `fixed` classes, background among them, have none and
-    are in no mean; nor have structures that no truth has. Factors that are 1 are left out.
+    are in no mean. Factors that are 1 are left out.
     """
-    true_voxels = sum(scan.joint(np.zeros(len(scheme))).sum(1) for scan in scans)
     logarithms = np.zeros(len(scheme))
     best = _worth(scans, logarithms, fixed)
     for _ in range(_ROUNDS):
         before = best
         for group in _groups(scheme, fixed):
-            if not np.any(true_voxels[group]):
-                continue
             for step in _STEPS:
                 tried = logarithms.copy()
                 tried[group] += step
@@ -157,10 +169,17 @@ def fit_odds(
         if best == before:
             break
     odds = {}
-    for name, logarithm in zip(scheme.names, logarithms, strict=True):
-        if abs(logarithm) > _LEAST:
-            odds[name] = round(math.exp(logarithm), 2)
+    for name, logarithm in zip(scheme.names, logarithms.tolist(), strict=True):
+        factor = round(math.exp(logarithm), 2)
+        if factor != 1:
+            odds[name] = factor
     return odds
+
+
+def without_truth(scans: Sequence[DoubtfulVoxels]) -> list[int]:
+    """Classes that no scan's truth has: nobody has drawn them, and they are to be `fixed`."""
+    true_voxels = sum(scan.true_voxels for scan in scans)
+    return np.flatnonzero(true_voxels == 0).tolist()
 
 
 def logarithms_of(odds: Odds, scheme: LabelScheme) -> NDArray[np.float64]:
@@ -175,18 +194,26 @@ def _worth(
 ) -> float:
     """Mean over scans of their mean Dice, less what factors far from 1 must gain."""
     values = [scan.mean_dice(logarithms, fixed) for scan in scans]
-    # Each side of a structure has the penalty by half.
-    penalty = _PENALTY * float(np.square(logarithms).sum()) / 2
+    penalty = _PENALTY * float(np.square(logarithms).sum())
     return float(np.mean(values)) - penalty
 
 
 def _groups(scheme: LabelScheme, fixed: Sequence[int]) -> list[list[int]]:
-    """Classes that share a factor: both sides of a structure."""
+    """Classes that share a factor: both sides of a structure, as far as they may have one."""
     groups = []
     for index, partner in enumerate(scheme.partner_permutation.tolist()):
-        if index not in fixed and index <= partner:
-            groups.append(sorted({index, partner}))
+        free = sorted({index, partner} - set(fixed))
+        if free and index <= partner:
+            groups.append(free)
     return groups
+
+
+def _is_reachable(logarithms: Tensor) -> Tensor:
+    """Which classes of voxels (..., R) can become the most probable, which comes first.
+
+    A factor may make the first ten times less probable, and another make it ten times more.
+    """
+    return logarithms > logarithms[..., :1] - 2 * _FARTHEST
 
 
 def _pairs(truth: Tensor, found: Tensor, classes: int) -> Tensor:

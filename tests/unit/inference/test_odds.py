@@ -30,3 +30,15 @@ def test_without_factors_nothing_changes() -> None:
     before = fused.clone()
     multiply_odds(fused, SCHEME, {})
     assert torch.equal(fused, before)
+
+
+def test_single_voxels_are_multiplied_alike() -> None:
+    fused = torch.rand(3, 4, 5, len(SCHEME)).half()
+    voxels = fused.flatten(0, 2).clone()
+    odds = {"Left-Pallidum": 3.0, "Left-Cerebral-Cortex": 0.5}
+    multiply_odds(fused, SCHEME, odds)
+    multiply_odds(voxels, SCHEME, odds)
+    assert torch.equal(voxels, fused.flatten(0, 2))
+    nothing = torch.zeros(0, len(SCHEME)).half()
+    multiply_odds(nothing, SCHEME, odds)
+    assert nothing.shape == (0, len(SCHEME))

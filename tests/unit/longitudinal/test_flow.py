@@ -96,3 +96,7 @@ def test_a_scan_keeps_its_own_answer_where_it_shows_something_else() -> None:
     joining.add(two_classes(ball(10.0)), template, still)
     assert joining.of_scan(0)[20, 20, 20, 1] < 0.05
     assert joining.of_scan(1)[20, 20, 20, 1] > 0.95
+    # What it keeps can be changed by itself: here the two classes change places.
+    joining.change_own(lambda kept: kept.copy_(kept.flip(1)))
+    assert joining.of_scan(0)[20, 20, 20, 1] > 0.95
+    assert joining.of_scan(1)[20, 20, 20, 1] > 0.95

@@ -70,3 +70,19 @@ def test_volumes_are_sums_of_probabilities() -> None:
     for name, mm3 in first.volumes_mm3.items():
         of_class = found.fused[..., found.scheme.find(name).index]
         assert mm3 == pytest.approx(float(of_class.double().sum()))
+
+
+def test_odds_of_structures_reach_what_each_scan_keeps_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dimensions = []
+
+    def multiply(predictor: Predictor, probabilities: torch.Tensor) -> None:
+        dimensions.append(probabilities.dim())
+
+    monkeypatch.setattr(Predictor, "multiply_odds", multiply)
+    points_of(
+        [visit_of(head_of(), np.eye(4)), visit_of(head_of(), pose_of(5, 2), seed=1)]
+    )
+    # The mean of both, and of each scan the voxels where it shows something else.
+    assert dimensions == [4, 2, 2]

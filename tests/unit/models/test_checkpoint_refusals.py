@@ -93,7 +93,7 @@ def test_weights_that_do_not_fit_are_refused(
             "Nose is no structure",
         ),
         (set_key("fusion", "class_odds", to={"Nose": 2}), "Nose is no structure"),
-        (set_key("fusion", "class_odds", to={"CSF": 0}), "fusion.class_odds.CSF: "),
+        (set_key("fusion", "class_odds", to={"CSF": 11}), "fusion.class_odds.CSF: "),
         (set_key("fusion", "weights", "axial", to=-1), "fusion.weights.axial: "),
         (set_key("preprocessing", "axes", to="LRA"), "preprocessing.axes: "),
         (

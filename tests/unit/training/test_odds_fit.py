@@ -14,6 +14,7 @@ from trinat.segmentation.training.odds_fit import (
     DoubtfulVoxels,
     fit_odds,
     logarithms_of,
+    without_truth,
 )
 
 SCHEME = load_scheme("quicknat33")
@@ -66,14 +67,25 @@ def test_kept_voxels_say_what_all_of_the_scan_would(seed: int) -> None:
     assert scan.joint(NO_ODDS).sum() == true.size
 
 
-def test_mean_dice_is_over_the_structures_that_the_truth_has() -> None:
-    """Of two true pallidum voxels one is found, as 2 * 1 / (2 + 1); cortex is not in the truth."""
+def test_mean_dice_is_over_what_is_true_or_found() -> None:
+    """Of two true pallidum voxels one is found, as 2 * 1 / (2 + 1); cortex has 0: half of it."""
     fused = row([{LEFT: 0.9, 0: 0.1}, {CORTEX: 0.9, LEFT: 0.1}])
     scan = DoubtfulVoxels.of(fused, truth(LEFT, LEFT), FIXED)
-    assert scan.mean_dice(NO_ODDS, FIXED) == pytest.approx(2 / 3)
+    assert scan.mean_dice(NO_ODDS, FIXED) == pytest.approx(1 / 3)
+    # Fixed classes are in no mean.
+    assert scan.mean_dice(NO_ODDS, [*FIXED, CORTEX]) == pytest.approx(2 / 3)
     # Ten times as likely, the second voxel is pallidum too.
     odds = logarithms_of({"Left-Pallidum": 9.9}, SCHEME)
     assert scan.mean_dice(odds, FIXED) == 1
+
+
+def test_truth_beyond_what_was_looked_at_was_missed() -> None:
+    """Of three true pallidum voxels one is found: 2 * 1 / (3 + 1)."""
+    beyond = np.zeros(len(SCHEME), int)
+    beyond[LEFT] = 2
+    scan = DoubtfulVoxels.of(row([{LEFT: 1.0}]), truth(LEFT), FIXED, beyond)
+    assert scan.mean_dice(NO_ODDS, FIXED) == pytest.approx(1 / 2)
+    assert scan.true_voxels[LEFT] == 3
 
 
 def test_a_structure_that_is_drawn_too_small_gains_on_both_sides() -> None:
@@ -95,11 +107,22 @@ def test_what_is_right_already_needs_no_factor() -> None:
 
 def test_a_structure_that_no_truth_has_gets_no_factor() -> None:
     """Lower odds of cortex would help the pallidum, but nobody has drawn cortex."""
-    fused = row([{CORTEX: 0.6, LEFT: 0.4}])
-    scan = DoubtfulVoxels.of(fused, truth(LEFT), FIXED)
-    odds = fit_odds([scan], SCHEME, FIXED)
+    fused = row([{CORTEX: 0.6, LEFT: 0.4}, {RIGHT: 1.0}])
+    scan = DoubtfulVoxels.of(fused, truth(LEFT, RIGHT), FIXED)
+    undrawn = without_truth([scan])
+    assert CORTEX in undrawn
+    assert LEFT not in undrawn
+    odds = fit_odds([scan], SCHEME, [*FIXED, *undrawn])
     assert set(odds) == {"Left-Pallidum", "Right-Pallidum"}
     assert odds["Left-Pallidum"] > 1.5
+
+
+def test_of_a_pair_the_fixed_side_has_no_factor() -> None:
+    fused = row([{CORTEX: 0.6, LEFT: 0.4}, {CORTEX: 0.99, LEFT: 0.01}])
+    scan = DoubtfulVoxels.of(fused, truth(LEFT, CORTEX), FIXED)
+    odds = fit_odds([scan], SCHEME, [*FIXED, RIGHT])
+    assert "Right-Pallidum" not in odds
+    assert scan.mean_dice(logarithms_of(odds, SCHEME), [*FIXED, RIGHT]) == 1
 
 
 def test_a_gain_that_is_not_worth_the_distance_is_not_taken() -> None:
