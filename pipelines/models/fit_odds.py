@@ -12,17 +12,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from pydantic import JsonValue
 
 from trinat.pipelines.common.config import check
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.models import check_out
-from trinat.pipelines.common.scanfiles import find_files
 from trinat.pipelines.evaluate.mappings import Mappings, read_mapping
-from trinat.pipelines.evaluate.pairing import Pair, pair_files
-from trinat.pipelines.models.fusion_scans import doubtful_voxels, without_odds
-from trinat.segmentation.errors import ConfigError, EvaluationError, TrinatError
+from trinat.pipelines.evaluate.pairing import Pair
+from trinat.pipelines.models.fusion_scans import (
+    dice_lines,
+    doubtful_voxels,
+    folds_of,
+    pair_scans,
+    require_scans,
+    without_odds,
+)
+from trinat.segmentation.errors import ConfigError, TrinatError
 from trinat.segmentation.inference.odds import Odds
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.orientation import TrustAffine
@@ -48,9 +53,6 @@ _WORTHWHILE = 0.001
 _NUMBERS = (
     "if the truths do not have FreeSurfer's numbers, add --numbering or --mapping"
 )
-# The columns of the table for people.
-_BEFORE = "as they were"
-_AFTER = "fitted"
 
 
 @dataclass(frozen=True)
@@ -97,24 +99,15 @@ class FoundOdds:
 
     def lines(self) -> list[str]:
         """The figures for people: Dice of each scan before and after, and all odds."""
-        judged = "fitted to this very person"
-        if self.held_out:
-            judged = "fitted without its person"
-        columns = {_BEFORE: self.before, _AFTER: self.after}
-        table = pd.DataFrame(columns, self.scans).rename_axis(columns="scan")
-        table.loc["mean"] = table.mean()
-        rows = table.to_string(float_format="{:.4f}".format).splitlines()
+        columns = {"as they were": self.before, "fitted": self.after}
+        table = dice_lines(columns, self.scans, "odds", held_out=self.held_out)
         by_structure = {}
         for name, factor in self.odds.items():
             # Both sides share one.
             structure = name.removeprefix("Left-").removeprefix("Right-")
             by_structure[structure] = factor
         odds = ", ".join(f"{name} {factor:g}" for name, factor in by_structure.items())
-        return [
-            f"Mean Dice over structures of each scan, with odds {judged}:",
-            *rows,
-            f"fitted to all: {odds or 'nothing'}",
-        ]
+        return [*table, f"fitted to all: {odds or 'nothing'}"]
 
 
 def fit_model_odds(settings: OddsSettings, say: Say = lambda line: None) -> FoundOdds:
@@ -129,18 +122,12 @@ def fit_model_odds(settings: OddsSettings, say: Say = lambda line: None) -> Foun
     if notice := licence_notice(model.folder):
         say(notice)
     mapping = _mappings(settings)
-    pairing = pair_files(
-        find_files(settings.truth), find_files(settings.scans, suffix="T1w")
-    )
+    pairing = pair_scans(settings.scans, settings.truth)
     failures = [f"{file.name}: no scan" for file in pairing.truths_alone]
     pairs, scans, failed = _segment_all(model, pairing.pairs, mapping, settings, say)
     failures += failed
-    if not scans:
-        what = "no scan"
-        if failures:
-            what = f"no scan can be used; the first: {failures[0]}"
-        remedy = _NUMBERS if failed else "name scans and truths alike"
-        raise EvaluationError(what, where=settings.scans, remedy=remedy)
+    remedy = _NUMBERS if failed else "name scans and truths alike"
+    require_scans(scans, failures, settings.scans, remedy)
     skipped = [f"{file.name}: no truth" for file in pairing.predictions_alone]
     for reason in [*skipped, *failures]:
         say(f"not used: {reason}")
@@ -209,7 +196,9 @@ def _fit(
     fixed = sorted({*without_odds(model), *without_truth(scans)})
     own = model.info.fusion.class_odds
     fitted_to_all = fit_odds(scans, scheme, fixed)
-    fold_of = _folds(pairs)
+    persons = [pair.truth.subject for pair in pairs]
+    fold_of_person = folds_of(persons, _FOLDS)
+    fold_of = [fold_of_person[person] for person in persons]
     folds = set(fold_of)
     held_out = len(folds) > 1
     odds_without: dict[int, Odds] = dict.fromkeys(folds, fitted_to_all)
@@ -234,13 +223,6 @@ def _fit(
         held_out=held_out,
         exit=batch_exit(done=len(scans), failed=failed),
     )
-
-
-def _folds(pairs: Sequence[Pair]) -> list[int]:
-    """The fold of each scan, in which all scans of its person are left out together."""
-    persons = sorted({pair.truth.subject for pair in pairs})
-    folds = min(len(persons), _FOLDS)
-    return [persons.index(pair.truth.subject) % folds for pair in pairs]
 
 
 def _mean_dice(

@@ -13,21 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import yaml
 from pydantic import JsonValue
 
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.models import load_views
-from trinat.pipelines.common.scanfiles import find_files
 from trinat.pipelines.evaluate.mappings import Mappings, read_mapping
-from trinat.pipelines.evaluate.pairing import Pair, pair_files
+from trinat.pipelines.evaluate.pairing import Pair
 from trinat.pipelines.models.fusion_scans import (
     SegmentedScan,
+    dice_lines,
+    folds_of,
     not_compared,
+    pair_scans,
+    require_scans,
     segment_pair,
 )
-from trinat.segmentation.errors import ConfigError, EvaluationError, TrinatError
+from trinat.segmentation.errors import ConfigError, TrinatError
 from trinat.segmentation.inference.fusion_fit import (
     AmbiguousVoxels,
     fit_weights,
@@ -104,20 +106,12 @@ class Found:
 
         Dice of each scan with each way of joining the views, then the best way with its weights.
         """
-        judged = "fitted to this very person"
-        if self.held_out:
-            judged = "fitted without its person"
-        table = pd.DataFrame(self.dice, self.scans).rename_axis(columns="scan")
-        table.loc["mean"] = table.mean()
-        rows = table.to_string(float_format="{:.4f}".format).splitlines()
+        table = dice_lines(self.dice, self.scans, "weights", held_out=self.held_out)
         weights = ", ".join(
             f"{view.value} {weight:.2f}" for view, weight in self.fusion.weights.items()
         )
-        return [
-            f"Mean Dice over structures of each scan, with weights {judged}:",
-            *rows,
-            f"best: {self.chosen} ({self.fusion.mean} mean; {weights})",
-        ]
+        best = f"best: {self.chosen} ({self.fusion.mean} mean; {weights})"
+        return [*table, best]
 
 
 def fuse_weights(settings: FuseSettings, say: Say = lambda line: None) -> Found:
@@ -137,22 +131,15 @@ def fuse_weights(settings: FuseSettings, say: Say = lambda line: None) -> Found:
     mapping = Mappings()
     if settings.mapping is not None:
         mapping = read_mapping(settings.mapping)
-    pairing = pair_files(
-        find_files(settings.truth), find_files(settings.scans, suffix="T1w")
-    )
+    pairing = pair_scans(settings.scans, settings.truth)
     failures = [f"{file.name}: no scan" for file in pairing.truths_alone]
     with tempfile.TemporaryDirectory(prefix="trinat-") as folder:
         scans, failed = _segment_all(
             segmenter, pairing.pairs, Path(folder), mapping, settings, say
         )
         failures += failed
-        if not scans:
-            what = "no scan"
-            if failures:
-                what = f"no scan can be used; the first: {failures[0]}"
-            raise EvaluationError(
-                what, where=settings.scans, remedy="name scans and truths alike"
-            )
+        remedy = "name scans and truths alike"
+        require_scans(scans, failures, settings.scans, remedy)
         found = _choose(segmenter, scans, len(failures))
     skipped = [f"{file.name}: no truth" for file in pairing.predictions_alone]
     for reason in [*skipped, *failures]:
@@ -201,7 +188,7 @@ def _choose(segmenter: Predictor, scans: Sequence[SegmentedScan], failed: int) -
     scheme = segmenter.model.scheme
     before = segmenter.model.info.fusion
     fitted_to_all = _fit(scans, scheme)
-    fold_of = _folds(scans)
+    fold_of = folds_of([scan.person for scan in scans], _FOLDS)
     folds = sorted(set(fold_of.values()))
     held_out = len(folds) > 1
     fitted_without: dict[int, Fusions] = {}
@@ -235,16 +222,6 @@ def _choose(segmenter: Predictor, scans: Sequence[SegmentedScan], failed: int) -
         held_out=held_out,
         exit=batch_exit(done=len(scans), failed=failed),
     )
-
-
-def _folds(scans: Sequence[SegmentedScan]) -> dict[str, int]:
-    """By person, the fold in which that person's scans are left out together.
-
-    A single person cannot be left out: there is then one fold, fitted and scored on itself.
-    """
-    persons = sorted({scan.person for scan in scans})
-    folds = min(len(persons), _FOLDS)
-    return {person: number % folds for number, person in enumerate(persons)}
 
 
 def _mean_dice(

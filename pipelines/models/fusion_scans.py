@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trinat.pipelines.common.scanfiles import find_files
 from trinat.pipelines.evaluate.mappings import Mappings
-from trinat.pipelines.evaluate.pairing import Pair
+from trinat.pipelines.evaluate.pairing import Pair, Pairing, pair_files
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.grid import Box, around_both
 from trinat.segmentation.inference.fusion_fit import (
@@ -66,6 +69,53 @@ class SegmentedScan:
         with np.load(self.file) as stored:
             probabilities = {view: stored[view.value] for view in self.evidence.views}
             return AmbiguousVoxels(stored["truth"], probabilities, stored["decided"])
+
+
+def pair_scans(scans: Path, truth: Path) -> Pairing:
+    """Scans and their truths, by name; the scans stand in for predictions."""
+    return pair_files(find_files(truth), find_files(scans, suffix="T1w"))
+
+
+def require_scans(
+    used: Sequence[object], failures: Sequence[str], where: Path, remedy: str
+) -> None:
+    """Refuse to go on where no scan can be used: an EvaluationError that names the first reason."""
+    if used:
+        return
+    what = "no scan"
+    if failures:
+        what = f"no scan can be used; the first: {failures[0]}"
+    raise EvaluationError(what, where=where, remedy=remedy)
+
+
+def folds_of(persons: Collection[str], most: int) -> dict[str, int]:
+    """By person, the fold in which that person's scans are left out together.
+
+    There are at most so many folds. A single person cannot be left out: there is then one.
+    """
+    different = sorted(set(persons))
+    folds = min(len(different), most)
+    return {person: number % folds for number, person in enumerate(different)}
+
+
+def dice_lines(
+    columns: Mapping[str, Sequence[float]],
+    scans: Sequence[str],
+    what: str,
+    *,
+    held_out: bool,
+) -> list[str]:
+    """A table for people: Dice of each scan, a column a kind, and how that was judged.
+
+    `what` was fitted, such as weights; `held_out` is whether without the scan's person.
+    """
+    judged = "fitted to this very person"
+    if held_out:
+        judged = "fitted without its person"
+    table = pd.DataFrame(dict(columns), list(scans)).rename_axis(columns="scan")
+    table.loc["mean"] = table.mean()
+    rows = table.to_string(float_format="{:.4f}".format).splitlines()
+    return [f"Mean Dice over structures of each scan, with {what} {judged}:", *rows]
 
 
 def segment_pair(

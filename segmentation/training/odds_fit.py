@@ -18,9 +18,9 @@ from torch import Tensor
 
 from trinat.segmentation.inference.odds import Odds
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.metrics.overlap import dice
+from trinat.segmentation.metrics.overlap import dice, joint_histogram
 
-# Slices that are looked at at a time.
+# Slices whose voxels are sorted out at a time.
 _SLAB = 8
 # Factors are fitted from 1/10 to 10, in steps of their logarithms.
 _FARTHEST = math.log(10)
@@ -69,9 +69,9 @@ class DoubtfulVoxels:
         count = fused.shape[-1]
         is_fixed = torch.zeros(count, dtype=torch.bool)
         is_fixed[list(fixed)] = True
-        decided = torch.zeros(count, count, dtype=torch.int64)
+        decided = np.zeros((count, count), np.int64)
         if beyond is not None:
-            decided[:, 0] += torch.from_numpy(beyond)
+            decided[:, 0] += beyond
         truths = []
         classes = []
         logarithms = []
@@ -83,7 +83,8 @@ class DoubtfulVoxels:
             has_factor = (reachable & ~is_fixed[best.indices]).any(-1)
             doubtful = has_factor & reachable[..., 1]
             sure = ~doubtful
-            decided += _pairs(true[sure], best.indices[..., 0][sure], count)
+            found = best.indices[..., 0][sure]
+            decided += _joint_of(true[sure].numpy(), found.numpy(), count)
             truths.append(true[doubtful])
             classes.append(best.indices[doubtful].to(torch.uint8))
             logarithms.append(best.values[doubtful])
@@ -93,7 +94,11 @@ class DoubtfulVoxels:
 
     @classmethod
     def _sorted(
-        cls, truth: Tensor, classes: Tensor, logarithms: Tensor, decided: Tensor
+        cls,
+        truth: Tensor,
+        classes: Tensor,
+        logarithms: Tensor,
+        decided: NDArray[np.int64],
     ) -> DoubtfulVoxels:
         """From N voxels with all that is kept of each, (N, R)."""
         reachable = _is_reachable(logarithms)
@@ -107,7 +112,7 @@ class DoubtfulVoxels:
             voxels = order[:length]
             of_rank.append(classes[voxels, rank].numpy())
             logarithms_of_rank.append(logarithms[voxels, rank].numpy())
-        return cls(truth[order].numpy(), of_rank, logarithms_of_rank, decided.numpy())
+        return cls(truth[order].numpy(), of_rank, logarithms_of_rank, decided)
 
     def joint(self, logarithms_of_odds: NDArray[np.float64]) -> NDArray[np.int64]:
         """All voxels of the scan by true and found class, (K, K), with factors (K,) of classes."""
@@ -119,11 +124,7 @@ class DoubtfulVoxels:
             is_higher = value > highest[: len(value)]
             np.copyto(highest[: len(value)], value, where=is_higher)
             np.copyto(found[: len(value)], classes, where=is_higher)
-        counted = _pairs(
-            torch.from_numpy(self.truth), torch.from_numpy(found), len(self.decided)
-        )
-        joint: NDArray[np.int64] = self.decided + counted.numpy()
-        return joint
+        return self.decided + _joint_of(self.truth, found, len(self.decided))
 
     @property
     def true_voxels(self) -> NDArray[np.int64]:
@@ -216,7 +217,9 @@ def _is_reachable(logarithms: Tensor) -> Tensor:
     return logarithms > logarithms[..., :1] - 2 * _FARTHEST
 
 
-def _pairs(truth: Tensor, found: Tensor, classes: int) -> Tensor:
-    """Voxels by true and found class, (K, K)."""
-    pairs = truth.flatten().long() * classes + found.flatten().long()
-    return torch.bincount(pairs, minlength=classes**2).view(classes, classes)
+def _joint_of(
+    truth: NDArray[np.integer], found: NDArray[np.integer], classes: int
+) -> NDArray[np.int64]:
+    """Voxels in a row by true and found class, (K, K)."""
+    # As a map of one slice: `joint_histogram` goes from slice to slice.
+    return joint_histogram(truth[None, None], found[None, None], classes)
