@@ -148,6 +148,8 @@ class _JobLoop:
         if self.scores.metrics is not None:
             self.scores.metrics.add(report, last=self.trainer.progress >= 1)
         if clock is not None and not clock.has_started:
+            # The first page loads the library that draws, which no later one does: not timed.
+            workers.share(self.run.write_page)
             began = time.monotonic()
             workers.share(self._save_with_page)
             clock.start(time.monotonic() - began)

@@ -73,7 +73,7 @@ REPLACED = (
     (r"^trinat train finetune\b", "trinat train finetune --set 'schedule={steps: 2}'"),
     (r"--device cuda(:[\d,]+)?", "--device cpu"),
     (r"--nproc 4", "--nproc 2"),
-    (r"--seconds 420", "--seconds 5"),
+    (r"--seconds 420", "--seconds 15"),
     # Gigabytes from a server, which tests/pipelines/test_whole.py downloads from one of its own.
     (r"^trinat data get ", "test -d oasis && true "),
 )
