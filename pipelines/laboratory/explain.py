@@ -57,9 +57,10 @@ def explain(
     segmenter = Predictor.load(model, device=device, views=[view])
     network = segmenter.model.networks[view].fold().to(segmenter.device)
     label = segmenter.model.classes_of(view).find(structure)
-    volume = segmenter.prepare(Volume.read(scan)).volume
+    prepared = segmenter.prepare(Volume.read(scan))
+    volume = prepared.volume
     axes = segmenter.model.info.preprocessing.slice_axes(view)
-    image = torch.from_numpy(volume.data)
+    image = segmenter.image_of(prepared).cpu()
     classes = _predicted_classes(segmenter, image)
     voxels_by_slice = (classes == label.index).sum((1, 2))
     if not voxels_by_slice.any():

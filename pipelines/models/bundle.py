@@ -140,6 +140,7 @@ def _common_facts(model: Model) -> dict[str, Any]:
         "labels": info.labels,
         "classes of these labels": info.labels_sha256,
         "contrast": info.contrast,
+        "reverse_contrast": info.reverse_contrast,
     }
     # How slices are cut is a view's own.
     grid = info.preprocessing.model_dump(exclude={"slices"})
@@ -195,6 +196,7 @@ def _joined_content(
         "preprocessing": _joined_preprocessing(members),
         "fusion": fusion,
         "contrast": first.info.contrast,
+        "reverse_contrast": first.info.reverse_contrast,
         "not_predicted": _not_predicted(sources, first.scheme),
         "csf": _joined_csf(sources),
         "quality": quality,

@@ -134,7 +134,7 @@ def segment_pair(
     model = segmenter.model
     without = not_compared(model)
     prepared, classes = _prepare_pair(segmenter, pair, mapping, trust_affine)
-    image = torch.from_numpy(prepared.volume.data)
+    image = segmenter.image_of(prepared).cpu()
     box = around_both(segmenter.find_brain(image).box, occupied_box(classes > 0))
     probabilities = _probabilities_of_views(segmenter, image[box])
     true_in_box = np.ascontiguousarray(classes[box])
@@ -164,7 +164,7 @@ def doubtful_voxels(
     prepared, classes = _prepare_pair(segmenter, pair, mapping, trust_affine)
 
     def work() -> tuple[Tensor, Box]:
-        image = torch.from_numpy(prepared.volume.data).to(segmenter.device)
+        image = segmenter.image_of(prepared)
         region, fusion, _maps = segmenter.find_and_fuse(image)
         segmenter.weigh(fusion.fused, prepared.plan.cropped(region.box))
         return fusion.fused.cpu(), region.box

@@ -179,6 +179,7 @@ def save_run(
             labels=scheme.name,
             fusion=_fusion_of_start(recipe, scheme),
             contrast=recipe.contrast,
+            reverse_contrast=recipe.reverse_contrast,
             not_predicted=tuple(name for name in scheme.names if name in never),
             csf=_csf_taught(recipe),
             training=Training(

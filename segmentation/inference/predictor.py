@@ -19,6 +19,7 @@ from trinat.segmentation.inference.odds import multiply_odds
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.preparation import prepare_scan
 from trinat.segmentation.inference.prior import apply_prior
+from trinat.segmentation.inference.reversal import Reversal, Seen, find_reversal
 from trinat.segmentation.inference.uncertainty import (
     Samples,
     Uncertainty,
@@ -35,6 +36,8 @@ _T = TypeVar("_T")
 
 # The brain is looked for in every eighth coronal slice.
 _EVERY = 8
+# The order of tissues shows in every sixteenth.
+_EVERY_FOR_ORDER = 16
 # A voxel that is less likely to be background than this may be brain.
 _BACKGROUND = 0.95
 
@@ -165,7 +168,7 @@ class Predictor:
         seed: int,
     ) -> Prediction:
         """`infer` with the batches and the device that are set now."""
-        image = torch.from_numpy(conformed.volume.data).to(self.device)
+        image = self.image_of(conformed)
         region, fusion, maps = self.find_and_fuse(image, mirror=mirror)
         plan = conformed.plan.cropped(region.box)
         with stage("prior"):
@@ -344,6 +347,34 @@ class Predictor:
                 )
                 for part in parts:
                     yield view, part
+
+    def image_of(self, conformed: Conformed) -> Tensor:
+        """A scan as networks are to see it, (X, Y, Z) on their device."""
+        image = torch.from_numpy(conformed.volume.data).to(self.device)
+        reversal = self.find_reversal(image)
+        if reversal is None:
+            return image
+        return reversal.apply(image)
+
+    def find_reversal(self, image: Tensor) -> Reversal | None:
+        """How an image (X, Y, Z) is turned round before networks see it; None if it is not.
+
+        Only models whose `reverse_contrast` says so turn scans round. A few slices are looked at.
+        """
+        if not self.model.info.reverse_contrast:
+            return None
+        view = self.views[0]
+        axes = self.model.info.preprocessing.slice_axes(view)
+        all_slices = to_slices(image, axes)
+        network = self._networks.of_view[view]
+
+        def seen() -> Iterator[Seen]:
+            for part in network.probabilities(image, axes, every=_EVERY_FOR_ORDER):
+                brightness = all_slices[part.slices, part.rows, part.columns]
+                yield Seen(brightness, part.probabilities)
+
+        with stage("contrast"):
+            return find_reversal(seen(), self.model.classes_of(view))
 
     def find_brain(self, image: Tensor) -> BrainRegion:
         """Where brain may be, from a few slices of an image; everywhere where none is seen.

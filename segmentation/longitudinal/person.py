@@ -170,14 +170,17 @@ def _segment(
     mirror: bool,
 ) -> Together:
     """Run the networks on the template and on all scans, and join what they say."""
-    image = torch.from_numpy(template.volume.data).to(predictor.device)
+    # The template says for all scans whether they are turned round, and so they stay comparable.
+    image = _on_device(predictor, template)
+    reversal = predictor.find_reversal(image)
+    images = [_on_device(predictor, scan) for scan in prepared]
+    if reversal is not None:
+        image = reversal.apply(image)
+        images = [reversal.apply(scan) for scan in images]
     # One view is enough here, and counts as one of the views that look at each scan.
     views = predictor.enough_views
     region, fusion, _ = predictor.find_and_fuse(image, views=views, mirror=mirror)
     near = BrainRegion(region.box, _around_brain(fusion.fused))
-    images = [
-        torch.from_numpy(scan.volume.data).to(predictor.device) for scan in prepared
-    ]
     with stage("flow"):
         parts = [scan[region.box] for scan in images]
         flows = flows_from(image[region.box], parts)
@@ -200,6 +203,11 @@ def _segment(
         for scan, maps_of_scan in zip(prepared, maps, strict=True)
     ]
     return Together(joining, conclude)
+
+
+def _on_device(predictor: Predictor, scan: Conformed) -> Tensor:
+    """A scan (X, Y, Z) where the networks are."""
+    return torch.from_numpy(scan.volume.data).to(predictor.device)
 
 
 def _around_brain(probabilities: Tensor) -> Tensor:

@@ -80,6 +80,11 @@ def _is_t1(given: str) -> bool:
     return given == "T1"
 
 
+def _is_not(given: bool) -> bool:
+    """Nor is what a model does not do, for the same reason."""
+    return not given
+
+
 def _is_missing(given: object) -> bool:
     """Keys without a value are not written, for the same reason."""
     return given is None
@@ -218,6 +223,9 @@ class Description(_Part):
     fusion: Fusion = Fusion()
     # Of the scans that the model is for. Grades of a model for T1 doubt other contrasts.
     contrast: Contrast = Field(default="T1", exclude_if=_is_t1)
+    # Whether scans in which fluid and cortex are brighter than white matter (T2, PD) are turned
+    # round before the networks see them, so that tissues have the order of T1.
+    reverse_contrast: bool = Field(default=False, exclude_if=_is_not)
     # Structures of the scheme that the model does not predict: they have no volume.
     not_predicted: tuple[str, ...] = ()
     # What it calls CSF: "region", a small one as in FreeSurfer's aseg and in manual labels, or

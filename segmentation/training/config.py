@@ -139,6 +139,9 @@ class Recipe(_Config):
     # Of the weights in the model folder that a run leaves; training itself keeps 32 bits.
     stored: Precision = "float32"
     contrast: Contrast = "T1"  # of the scans that the model is for
+    # Whether the model turns scans like T2 and PD round before its networks see them, so that
+    # tissues have the order of T1. Training shows scans as they are.
+    reverse_contrast: bool = False
     events: bool = False  # curves also go to files for TensorBoard
     stages: tuple[StageConfig, ...] = Field(min_length=1)  # one after the other
 

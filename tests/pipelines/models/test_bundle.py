@@ -86,8 +86,10 @@ def test_weights_keep_their_bytes_and_their_origin(
 
 
 def test_a_model_for_any_contrast_stays_one(tmp_path: Path) -> None:
-    sources = [model(tmp_path / view.value, view, contrast="any") for view in (C, A)]
-    assert bundle(sources, tmp_path / "out").contrast == "any"
+    said = {"contrast": "any", "reverse_contrast": True}
+    sources = [model(tmp_path / view.value, view, **said) for view in (C, A)]
+    joined = bundle(sources, tmp_path / "out")
+    assert (joined.contrast, joined.reverse_contrast) == ("any", True)
 
 
 @pytest.mark.parametrize("views", [(S,), (C, A)])
@@ -250,6 +252,10 @@ def test_weights_that_differ_are_not_chosen_from_in_silence(tmp_path: Path) -> N
             "minimum-maximum, where",
         ),
         ({"contrast": "any"}, "contrast: any, where .*/a has T1"),
+        (
+            {"reverse_contrast": True},
+            "reverse_contrast: True, where .*/a has False",
+        ),
     ],
 )
 def test_what_cannot_live_together_is_refused(

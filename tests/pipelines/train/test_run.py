@@ -186,14 +186,19 @@ def test_a_model_says_what_it_was_taught_to_call_csf(
     assert (info.csf, info.not_predicted) == (csf, not_predicted)
 
 
-@pytest.mark.parametrize("contrast", ["T1", "any"])
+@pytest.mark.parametrize(("contrast", "reverse"), [("T1", False), ("any", True)])
 def test_a_model_says_for_which_contrast_its_recipe_is(
-    tmp_path: Path, contrast: str
+    tmp_path: Path, contrast: str, *, reverse: bool
 ) -> None:
     recipe = tiny_recipe(
-        tmp_path, views=["axial"], schedule={"steps": 1}, contrast=contrast
+        tmp_path,
+        views=["axial"],
+        schedule={"steps": 1},
+        contrast=contrast,
+        reverse_contrast=reverse,
     )
-    assert read_info(train(recipe, tmp_path / "run", SILENT)).contrast == contrast
+    info = read_info(train(recipe, tmp_path / "run", SILENT))
+    assert (info.contrast, info.reverse_contrast) == (contrast, reverse)
 
 
 def test_a_class_that_holds_more_than_what_surrounds_the_brain_is_taught(

@@ -1,0 +1,97 @@
+"""Scans in which bright and dark are the reverse of T1: their values are turned round.
+
+In T2 and PD fluid and cortex are brighter than white matter. A network for any contrast learnt most
+of T1, and finds more in such a scan once its tissues have the order of T1 (docs/notes/any.md). Its
+own look at a few slices says what fluid, cortex and white matter are, and so which order they have.
+
+Brightness is that of the working grid, where 1 is the bright end of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trinat.segmentation.labels.scheme import LabelScheme
+
+# What is as bright as this becomes 0, and nothing is brighter in the result.
+_BRIGHTEST = 1.2
+# Darker than this share of white matter are air and bone: they stay dark, as they are in T1.
+_AIR = 0.5
+# Cortex that is less than this times as bright as white matter says nothing of the order.
+_CLEARLY = 1.04
+# Fewer voxels of a tissue say nothing either.
+_ENOUGH_VOXELS = 100
+# Labels that are less likely than this are no evidence.
+_LIKELY = 0.5
+# Groups of label schemes that a tissue consists of.
+_WHITE_MATTER = ("white-matter",)
+_CORTEX = ("cortical",)
+_FLUID = ("ventricles", "csf")
+
+
+class Seen(NamedTuple):
+    """Some slices of a scan: brightness (N, H, W), and the probabilities of K classes in them.
+
+    `probabilities` are (N, H, W, K).
+    """
+
+    brightness: Tensor
+    probabilities: Tensor
+
+
+@dataclass(frozen=True)
+class Reversal:
+    """How a scan is turned round; `white_matter` is the brightness of that."""
+
+    white_matter: float
+
+    def apply(self, image: Tensor) -> Tensor:
+        """The image with white matter brightest and fluid darkest; air stays dark."""
+        end_of_air = _AIR * self.white_matter
+        steepness = (_BRIGHTEST - end_of_air) / end_of_air
+        rising = image * steepness
+        falling = (_BRIGHTEST - image).clamp(min=0)
+        return torch.minimum(rising, falling)
+
+
+def find_reversal(slices: Iterable[Seen], scheme: LabelScheme) -> Reversal | None:
+    """How to turn a scan round, by some of its slices; None where its order is not the reverse.
+
+    `scheme` has the K classes of the slices. In T1 cortex is darker than white matter. In FLAIR it
+    is brighter, but fluid is darker: such a scan stays as it is.
+    """
+    groups = (_WHITE_MATTER, _CORTEX, _FLUID)
+    seen: dict[tuple[str, ...], list[Tensor]] = {group: [] for group in groups}
+    for brightness, probabilities in slices:
+        likelihood, classes = probabilities.max(-1)
+        is_likely = likelihood > _LIKELY
+        for group, values in seen.items():
+            members = _classes_of(scheme, group).to(classes.device)
+            values.append(brightness[is_likely & members[classes]])
+    white_matter, cortex, fluid = (_median(seen[group]) for group in groups)
+    if white_matter is None or cortex is None or fluid is None:
+        return None
+    is_reverse = cortex > _CLEARLY * white_matter and fluid > white_matter
+    if white_matter <= 0 or not is_reverse:
+        return None
+    return Reversal(white_matter)
+
+
+def _classes_of(scheme: LabelScheme, groups: tuple[str, ...]) -> Tensor:
+    """Flags (K,) of the classes that belong to one of the groups."""
+    return torch.tensor([label.group in groups for label in scheme.labels])
+
+
+def _median(parts: list[Tensor]) -> float | None:
+    """The median of all values; None of too few."""
+    if not parts:
+        return None
+    values = torch.cat(parts)
+    if len(values) < _ENOUGH_VOXELS:
+        return None
+    return float(values.median())

@@ -1,0 +1,130 @@
+"""Scans in which bright and dark are the reverse of T1 are turned round, and no others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.overfitted import miniature, random_model
+
+from trinat.segmentation.inference.predictor import Predictor
+from trinat.segmentation.inference.reversal import Reversal, Seen, find_reversal
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.models.checkpoint import load_model, save_model
+from trinat.segmentation.metrics.pair import evaluate
+from trinat.segmentation.models.model_info import Description
+from trinat.segmentation.segmenter import Segmenter
+from trinat.segmentation.synthetic.phantom import phantom
+
+SCHEME = load_scheme("quicknat33")
+WHITE_MATTER = SCHEME.find("Left-Cerebral-White-Matter").index
+CORTEX = SCHEME.find("Right-Cerebral-Cortex").index
+VENTRICLE = SCHEME.find("Left-Lateral-Ventricle").index
+THALAMUS = SCHEME.find("Left-Thalamus").index
+VOXELS = 150
+
+
+def slices_of(
+    brightness: dict[int, float], *, voxels: int = VOXELS, likelihood: float = 0.9
+) -> list[Seen]:
+    """A slice for each class, all of it that bright and that likely of that class."""
+    found = []
+    for index, value in brightness.items():
+        probabilities = torch.zeros(1, 1, voxels, len(SCHEME))
+        probabilities[..., index] = likelihood
+        found.append(Seen(torch.full((1, 1, voxels), value), probabilities))
+    return found
+
+
+def test_white_matter_becomes_bright_and_fluid_dark_and_air_stays_dark() -> None:
+    image = torch.tensor([0.0, 0.1, 0.2, 0.4, 0.6, 1.0, 1.2, 1.7])
+    #                      air  bone      white grey fluid
+    # Up to half of white matter, 0.2, five times as bright; from there on 1.2 minus the brightness.
+    expected = torch.tensor([0.0, 0.5, 1.0, 0.8, 0.6, 0.2, 0.0, 0.0])
+    torch.testing.assert_close(Reversal(white_matter=0.4).apply(image), expected)
+
+
+@pytest.mark.parametrize(
+    ("white_matter", "cortex", "fluid", "is_reverse"),
+    [
+        pytest.param(0.35, 0.5, 1.0, True, id="T2"),
+        pytest.param(0.75, 0.88, 0.9, True, id="PD"),
+        pytest.param(0.75, 0.88, 0.85, True, id="PD with grey fluid"),
+        pytest.param(0.9, 0.6, 0.3, False, id="T1"),
+        pytest.param(0.75, 0.88, 0.3, False, id="FLAIR"),
+        pytest.param(0.75, 0.76, 0.9, False, id="no contrast"),
+    ],
+)
+def test_what_is_turned_round(
+    white_matter: float, cortex: float, fluid: float, is_reverse: bool
+) -> None:
+    # The thalamus is none of the three.
+    seen = slices_of(
+        {WHITE_MATTER: white_matter, CORTEX: cortex, VENTRICLE: fluid, THALAMUS: 0.1}
+    )
+    found = find_reversal(seen, SCHEME)
+    if is_reverse:
+        assert found is not None
+        assert found.white_matter == pytest.approx(white_matter)
+    else:
+        assert found is None
+
+
+@pytest.mark.parametrize(
+    "weak",
+    [{"voxels": 99}, {"likelihood": 0.5}],
+    ids=["few voxels", "unlikely labels"],
+)
+def test_without_evidence_a_scan_stays_as_it_is(weak: dict[str, float]) -> None:
+    t2 = {WHITE_MATTER: 0.35, CORTEX: 0.5, VENTRICLE: 1.0}
+    assert find_reversal(slices_of(t2), SCHEME) is not None
+    assert find_reversal(slices_of(t2, **weak), SCHEME) is None  # type: ignore[arg-type]
+    del t2[VENTRICLE]
+    assert find_reversal(slices_of(t2), SCHEME) is None
+    assert find_reversal([], SCHEME) is None
+
+
+def test_networks_see_the_scan_turned_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_it_is = Predictor.load(random_model(), device="cpu")
+    description = Description(name="m", contrast="any", reverse_contrast=True)
+    save_model(tmp_path, description, load_model(random_model()).networks)
+    predictor = Predictor.load(tmp_path, device="cpu")
+    prepared = predictor.prepare(miniature()[0])
+    turn = Reversal(white_matter=0.4)
+    data = turn.apply(torch.from_numpy(prepared.volume.data)).numpy()
+    beforehand = replace(prepared, volume=replace(prepared.volume, data=data))
+    monkeypatch.setattr(predictor, "find_reversal", lambda _image: turn)
+    found = predictor.infer(prepared)
+    assert torch.equal(found.fused, as_it_is.infer(beforehand).fused)
+    assert not torch.equal(found.fused, as_it_is.infer(prepared).fused)
+    # Grades and pictures are of the scan as it is.
+    assert (found.image.data == as_it_is.infer(prepared).image.data).all()
+
+
+def like_t2(scan: Volume) -> Volume:
+    """Fluid brightest, white matter darkest; air stays dark."""
+    brightness = scan.data / np.percentile(scan.data, 99.5)
+    turned = np.interp(brightness, (0, 0.1, 0.25, 0.65, 1, 2), (0, 5, 250, 140, 75, 90))
+    return replace(scan, data=turned.astype(np.float32))
+
+
+@pytest.mark.slow
+@pytest.mark.important
+def test_the_shipped_model_turns_t2_round_and_not_t1() -> None:
+    scan, truth = phantom(seed=5, spacing_mm=(1.5, 1.5, 1.5))
+    segmenter = Segmenter("any")
+    images = {
+        name: torch.from_numpy(segmenter.prepare(volume).volume.data)
+        for name, volume in {"T1": scan, "T2": like_t2(scan)}.items()
+    }
+    assert segmenter.find_reversal(images["T1"]) is None
+    assert segmenter.find_reversal(images["T2"]) is not None
+    assert Segmenter("fast").find_reversal(images["T2"]) is None
+    dice = evaluate(truth, segmenter.segment(like_t2(scan)))["dice"].drop("CSF")
+    assert dice.mean() > 0.8
