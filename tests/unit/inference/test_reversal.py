@@ -14,8 +14,8 @@ from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.reversal import Reversal, Seen, find_reversal
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
-from trinat.segmentation.models.checkpoint import load_model, save_model
 from trinat.segmentation.metrics.pair import evaluate
+from trinat.segmentation.models.checkpoint import load_model, save_model
 from trinat.segmentation.models.model_info import Description
 from trinat.segmentation.segmenter import Segmenter
 from trinat.segmentation.synthetic.phantom import phantom
