@@ -17,6 +17,7 @@ def command(
     level: bids_options.Level,
     participant_label: bids_options.ParticipantLabel = None,
     session_label: bids_options.SessionLabel = None,
+    suffix: options.Suffix = "T1w",
     model: options.Model = "",
     device: bids_options.Device = "auto",
     n_cpus: bids_options.NCpus = None,
@@ -33,7 +34,7 @@ def command(
     _version: bids_options.Version = False,
     skip_bids_validation: bids_options.SkipBidsValidation = False,
 ) -> int:
-    """Segment the T1w scans of a BIDS dataset into BIDS derivatives.
+    """Segment the T1w scans (or others: --suffix) of a BIDS dataset into BIDS derivatives.
 
     Example: trinat-bids data/ derivatives/ participant --participant_label 01 02
     """
@@ -71,6 +72,7 @@ def command(
         overwrite=overwrite,
         participants=participant_label or (),
         sessions=session_label or (),
+        suffix=suffix,
     )
     return run_with_progress([request], quiet=quiet).exit
 

@@ -123,6 +123,13 @@ Longitudinal = Annotated[
         help="Segment the scans of each person together; write changes.tsv and changes.html.",
     ),
 ]
+Suffix = Annotated[
+    str,
+    typer.Option(
+        help="Of a BIDS dataset, the scans to take: T1w, T2w, FLAIR, PDw. Others than T1w are for "
+        "a model such as any."
+    ),
+]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Output folder.")]
 Workers = Annotated[
     int, typer.Option(min=1, help="Number of processes; each loads the model.")

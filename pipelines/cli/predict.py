@@ -42,6 +42,7 @@ def predict(
     clean: predict_options.Clean = False,
     longitudinal: options.Longitudinal = False,
     persons: predict_options.Persons = None,
+    suffix: options.Suffix = "T1w",
     format_: predict_options.Format = "aseg",
     mgz: predict_options.Mgz = False,
     stats: options.Stats = False,
@@ -80,6 +81,8 @@ def predict(
 
     devices = split_devices(device)
     _check_source(inputs, model, store, folds=folds)
+    if store is not None and suffix != "T1w":
+        raise ConfigError("--suffix is for a BIDS dataset, not for --store")
     model = model or default_model(devices)
     if persons is not None and not longitudinal:
         raise ConfigError("--persons is for --longitudinal", remedy="give both")
@@ -123,6 +126,7 @@ def predict(
         timings=timings,
         overwrite=overwrite,
         persons=persons,
+        suffix=suffix,
         shard=Shard.parse(shard) if shard else None,
         engine=engine,
     )

@@ -15,25 +15,35 @@ from trinat.segmentation.data.sources.bids import anat_files, entities, misnamed
 from trinat.segmentation.data.sources.freesurfer import find_image
 from trinat.segmentation.errors import InputError
 
+# BIDS's word for the scans that are taken unless others are asked for.
+T1W = "T1w"
 # Where BIDS has folders; one that cannot be read may hide scans.
 _BIDS_FOLDERS = ("sub-*", "sub-*/anat", "sub-*/ses-*", "sub-*/ses-*/anat")
 
 
-def is_bids(root: Path) -> bool:
-    """Whether it is a BIDS dataset: one that says so, or a folder with T1w scans as BIDS has it."""
+def is_bids(root: Path, suffix: str = T1W) -> bool:
+    """Whether it is a BIDS dataset: one that says so, or a folder with such scans as BIDS has it.
+
+    `suffix` is BIDS's word for them.
+    """
     if not is_dir(root):
         return False
-    return (root / "dataset_description.json").is_file() or any(anat_files(root, "T1w"))
+    is_described = (root / "dataset_description.json").is_file()
+    return is_described or any(anat_files(root, suffix))
 
 
 def find_bids(
-    root: Path, participants: Collection[str], sessions: Collection[str]
+    root: Path,
+    participants: Collection[str],
+    sessions: Collection[str],
+    suffix: str = T1W,
 ) -> Found:
-    """The T1w scans of a BIDS dataset; participants and sessions, if given, say which.
+    """The scans of a BIDS dataset that have a suffix; participants and sessions say which of them.
 
     Labels may have their prefix or not (01, sub-01). Refused are folders that may not be read,
-    images whose names say another person than their folders, and participants without a T1w scan.
-    InputError where the whole dataset has none.
+    images whose names say another person than their folders, and participants without such a scan.
+    InputError where the whole dataset has none. Results of other scans than T1w have the suffix in
+    their names, as BIDS has it: those of both may be in one folder.
     """
     wanted = {label.removeprefix("sub-") for label in participants}
     visits = {label.removeprefix("ses-") for label in sessions}
@@ -43,26 +53,31 @@ def find_bids(
         refusals += [closed_folder(folder.relative_to(root)) for folder in closed]
     cases: list[Case] = []
     present: set[str] = set()
-    for path in natsorted(anat_files(root, "T1w"), key=str):
+    for path in natsorted(anat_files(root, suffix), key=str):
         place = path.relative_to(root)
         if reason := misnamed(path, root):
             refusals.append(Refusal(str(place), reason))
             continue
-        stem = without_suffix(path).removesuffix("_T1w")
+        stem = without_suffix(path).removesuffix(f"_{suffix}")
         facts = entities(stem)
         present.add(facts["sub"])
         if wanted and facts["sub"] not in wanted:
             continue
         if visits and facts.get("ses") not in visits:
             continue
+        if suffix != T1W:
+            # The space of this scan, not of the person's T1w.
+            facts["space"] = suffix
+            stem = f"{stem}_space-{suffix}"
         cases.append(Case(f"{place.parent}/{stem}", path, str(place), facts))
     refusals += [
-        Refusal(f"sub-{label}", "no such participant with a T1w scan")
+        Refusal(f"sub-{label}", f"no such participant with a {suffix} scan")
         for label in natsorted(wanted - present)
     ]
     if not cases and not refusals and not visits:
         raise InputError(
-            "no sub-*/[ses-*/]anat/*_T1w.nii[.gz] in this BIDS dataset", where=root
+            f"no sub-*/[ses-*/]anat/*_{suffix}.nii[.gz] in this BIDS dataset",
+            where=root,
         )
     return Found.of(cases, refusals, root)
 

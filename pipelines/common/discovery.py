@@ -14,6 +14,7 @@ from natsort import natsorted
 
 from trinat.pipelines.common.cases import Case, Found, Refusal, closed_folder
 from trinat.pipelines.common.datasets import (
+    T1W,
     find_bids,
     find_subjects,
     is_bids,
@@ -46,18 +47,26 @@ def find_cases(
     exclude: Path | None = None,
     participants: Collection[str] = (),
     sessions: Collection[str] = (),
+    suffix: str = T1W,
     any_contrast: bool = False,
 ) -> Found:
     """Every scan that `inputs` name, in natural order; `exclude` is never searched (the output).
 
-    Participants and sessions, if given, say which scans of a BIDS dataset are meant. Of DICOM
-    series, those that are T1-weighted are taken, or with `any_contrast` all anatomical ones. Raises
-    ConfigError for a dataset among other inputs, or an input that is the output folder.
+    Participants and sessions, if given, say which scans of a BIDS dataset are meant, and `suffix`
+    of which kind they are. Of DICOM series, those that are T1-weighted are taken, or with
+    `any_contrast` all anatomical ones. Raises ConfigError for a dataset among other inputs, for a
+    suffix without one, or for an input that is the output folder.
     """
+    if len(inputs) == 1 and is_bids(Path(inputs[0]), suffix):
+        root = absolute(Path(inputs[0]))
+        return find_bids(root, participants, sessions, suffix)
+    if suffix != T1W:
+        raise ConfigError(
+            f"--suffix {suffix} is for a BIDS dataset",
+            remedy="give its folder alone, or other scans without --suffix",
+        )
     if len(inputs) == 1:
         root = Path(inputs[0])
-        if is_bids(root):
-            return find_bids(absolute(root), participants, sessions)
         if is_subjects_dir(root):
             return find_subjects(absolute(root))
     else:

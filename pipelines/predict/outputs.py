@@ -97,7 +97,8 @@ class CaseNames:
         folder, _, stem = self.id.rpartition("/")
         suffix = product.plain
         if self.bids:
-            stem = bids_name(self.entities, space="orig", desc=product.description)
+            space = self.entities.get("space", "orig")
+            stem = bids_name(self.entities, space=space, desc=product.description)
             suffix = product.suffix
         return self.root / folder / f"{stem}_{suffix}{ending or product.ending}"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from natsort import natsorted
 
 from trinat.pipelines.common.cases import Found
+from trinat.pipelines.common.datasets import T1W
 from trinat.pipelines.common.naming import safe_component
 from trinat.pipelines.common.process import cpu_count
 from trinat.pipelines.predict.engine import Engine, LocalEngine
@@ -64,7 +65,8 @@ class PredictRequest(WorkerOptions):
 
     - `devices` are one or more device names, `workers` is the number of processes.
     - `timeout_s` is for one scan; 0 is no limit, None the default of `limit_s`.
-    - `participants` and `sessions` select from a BIDS dataset; empty: all.
+    - `participants` and `sessions` select from a BIDS dataset; empty: all. `suffix` is BIDS's word
+      for the kind of its scans.
     - `persons` is a table that says whose each scan is, for `output.longitudinal`.
     - `found` are cases that were found already, in place of `inputs`.
     - `engine` makes another engine than processes on this machine.
@@ -80,6 +82,7 @@ class PredictRequest(WorkerOptions):
     shard: Shard | None = None
     participants: Collection[str] = ()
     sessions: Collection[str] = ()
+    suffix: str = T1W
     persons: Path | None = None
     found: Found | None = None
     engine: EngineMaker | None = None

@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from trinat.pipelines.common.cases import Case, Found, Refusal
+from trinat.pipelines.common.datasets import T1W
 from trinat.pipelines.common.discovery import find_cases
 from trinat.pipelines.predict.changes import write_changes
 from trinat.pipelines.predict.entry import Entry, digests_of
@@ -88,6 +89,7 @@ def _find(request: PredictRequest, model: Path) -> Found:
             exclude=request.out,
             participants=request.participants,
             sessions=request.sessions,
+            suffix=request.suffix,
             any_contrast=is_for_any_contrast(model),
         )
     if not found.cases and not found.refusals:
@@ -119,7 +121,7 @@ def _inputs_of_part(
 
 def _sees_all_refusals(request: PredictRequest) -> bool:
     """Whether what this run does not refuse is refused no longer."""
-    if request.participants or request.sessions:
+    if request.participants or request.sessions or request.suffix != T1W:
         return False
     return request.shard is None or request.shard.part == 1
 

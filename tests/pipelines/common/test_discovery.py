@@ -192,6 +192,34 @@ def test_bids_keeps_sessions_runs_and_entities_and_takes_only_t1w(
     assert found.bids_root == tmp_path
 
 
+def test_of_a_bids_dataset_scans_of_another_suffix_are_taken_if_asked_for(
+    tmp_path: Path,
+) -> None:
+    touch(
+        tmp_path,
+        "sub-02/anat/sub-02_T1w.nii",
+        "sub-02/anat/sub-02_T2w.nii",
+        "sub-10/ses-a/anat/sub-10_ses-a_acq-hi_T2w.nii.gz",
+        "sub-11/anat/sub-11_FLAIR.nii.gz",
+    )
+    found = find_cases([tmp_path], suffix="T2w")
+    # The results of both kinds may lie in one folder.
+    assert ids(found) == [
+        "sub-02/anat/sub-02_space-T2w",
+        "sub-10/ses-a/anat/sub-10_ses-a_acq-hi_space-T2w",
+    ]
+    assert found.cases[0].entities == {"sub": "02", "space": "T2w"}
+    missing = find_cases([tmp_path], suffix="T2w", participants=["11"])
+    assert refused(missing) == {"sub-11": "no such participant with a T2w scan"}
+
+
+def test_a_suffix_is_for_bids_datasets_alone(tmp_path: Path) -> None:
+    touch(tmp_path, "a.nii", "sub-01/anat/sub-01_T1w.nii")
+    for inputs in ([tmp_path / "a.nii"], [tmp_path], [tmp_path, tmp_path / "a.nii"]):
+        with pytest.raises(ConfigError, match="--suffix PDw is for a BIDS dataset"):
+            find_cases(inputs, suffix="PDw")
+
+
 def test_participants_are_chosen_with_and_without_prefix_and_missing_ones_told(
     tmp_path: Path,
 ) -> None:

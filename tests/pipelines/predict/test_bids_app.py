@@ -78,6 +78,27 @@ def test_sessions_and_further_outputs_are_chosen(
     assert run(monkeypatch, raw, out, "participant", *other) == Exit.ALL_FAILED
 
 
+def test_scans_of_another_contrast_have_results_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    write_scans(raw, *(f"sub-01/anat/sub-01_{kind}.nii.gz" for kind in ("T1w", "T2w")))
+    (raw / "dataset_description.json").write_text(
+        '{"Name": "x", "BIDSVersion": "1.10.0"}'
+    )
+    options = ("--model", random_model(), "--n_cpus", 1)
+    assert run(monkeypatch, raw, out, "participant", *options) == Exit.OK
+    other = (*options, "--suffix", "T2w")
+    assert run(monkeypatch, raw, out, "participant", *other) == Exit.OK
+    anat = out / "sub-01/anat"
+    assert {path.name for path in anat.glob("*dseg.nii.gz")} == {
+        "sub-01_space-orig_desc-trinat_dseg.nii.gz",
+        "sub-01_space-T2w_desc-trinat_dseg.nii.gz",
+    }
+    # Tables are of both.
+    assert (out / "volumes.tsv").read_text().count("\n") == 1 + 2
+
+
 def test_jobs_of_one_participant_each_share_an_output_folder(tmp_path: Path) -> None:
     raw, out = tmp_path / "raw", tmp_path / "out"
     write_scans(raw, *(f"sub-{n}/anat/sub-{n}_T1w.nii.gz" for n in ("01", "02")))
