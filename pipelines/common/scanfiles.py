@@ -22,7 +22,7 @@ from trinat.segmentation.data.sources.freesurfer import (
 )
 from trinat.segmentation.data.sources.pairs import image_files
 from trinat.segmentation.errors import ConfigError, EvaluationError, InputError
-from trinat.segmentation.io.streams import SCAN_SUFFIXES
+from trinat.segmentation.io.streams import SCAN_SUFFIXES, what_to_give
 from trinat.segmentation.labels.folding import FoldingTable
 
 # All that can be read; a header stands for its pair.
@@ -80,6 +80,10 @@ def find_files(place: Path, *, suffix: str = Product.LABELS.suffix) -> list[Scan
     files called *_dseg, and what is neither such a file's scan nor a result; a folder of files.
     """
     if place.is_file():
+        if not place.name.lower().endswith(SCAN_SUFFIXES):
+            raise EvaluationError(
+                "not a known kind of scan", where=place, remedy=what_to_give(place)
+            )
         return [replace(_named(place), is_given=True)]
     if not place.is_dir():
         remedy = "check the path; a relative one starts at the current folder"

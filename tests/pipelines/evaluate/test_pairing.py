@@ -154,6 +154,19 @@ def test_the_longest_name_that_begins_another_has_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("all.tar.gz", "unpack the archive"), ("notes.txt", "give one of .nii.gz")],
+)
+def test_a_file_that_is_no_scan_is_refused_with_what_to_give(
+    tmp_path: Path, name: str, remedy: str
+) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(EvaluationError, match="not a known kind of scan") as caught:
+        find_files(tmp_path / name)
+    assert remedy in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("name", "is_guess"), [("a_seg.nii", False), ("a_MR2_seg.nii", True)]
 )
 def test_an_ending_that_says_what_a_file_is_needs_no_check(
