@@ -9,6 +9,7 @@ from helpers.overfitted import random_model
 from helpers.visits import head_of, pose_of, visit_of
 
 from trinat.segmentation.inference.predictor import Predictor
+from trinat.segmentation.inference.reversal import Reversal
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.longitudinal.person import (
     TimePoint,
@@ -86,3 +87,29 @@ def test_odds_of_structures_reach_what_each_scan_keeps_of_its_own(
     )
     # The mean of both, and of each scan the voxels where it shows something else.
     assert dimensions == [4, 2, 2]
+
+
+def test_the_template_says_for_all_scans_whether_they_are_turned_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+    turned = []
+
+    def find(predictor: Predictor, image: torch.Tensor) -> Reversal:
+        asked.append(image)
+        return Reversal(white_matter=0.4)
+
+    def apply(reversal: Reversal, image: torch.Tensor) -> torch.Tensor:
+        turned.append(image)
+        return image
+
+    monkeypatch.setattr(Predictor, "find_reversal", find)
+    monkeypatch.setattr(Reversal, "apply", apply)
+    points_of(
+        [visit_of(head_of(), np.eye(4)), visit_of(head_of(), pose_of(5, 2), seed=1)]
+    )
+    assert len(asked) == 1
+    template, first, second = turned
+    assert template is asked[0]
+    # The template is the mean of both.
+    torch.testing.assert_close(template, (first + second) / 2)
