@@ -119,6 +119,7 @@ def bundle(
 
     Example: trinat bundle runs/coronal runs/axial runs/sagittal --out models/own
     """
+    from trinat.pipelines.common.licences import say_licences
     from trinat.pipelines.models.bundle import bundle
 
     info = bundle(
@@ -131,6 +132,7 @@ def bundle(
         ensemble=ensemble,
         overwrite=overwrite,
     )
+    say_licences([str(out)])
     typer.echo(f"{out}: {', '.join(view.value for view in info.architectures)}")
     for structure in info.not_predicted:
         untaught = []
@@ -170,8 +172,10 @@ def export(
 
     Example: trinat export fast --format onnx --out fast-onnx/
     """
+    from trinat.pipelines.common.licences import say_licences
     from trinat.pipelines.models.export import export_model
 
+    say_licences([model])
     for path in export_model(model, out, format_=format_):
         typer.echo(path)
 
@@ -192,10 +196,12 @@ def fuse_weights(
 
     Example: trinat fuse-weights models/own --scans t1/ --truth manual/
     """
+    from trinat.pipelines.common.licences import say_licences
     from trinat.pipelines.common.process import prepare_process
     from trinat.pipelines.models.fuse_weights import BEFORE, FuseSettings, fuse_weights
 
     prepare_process(threads)
+    say_licences([str(model)])
     settings = FuseSettings(
         model, scans, truth, out, mapping, trust_affine, device, seed
     )
@@ -228,10 +234,12 @@ def fit_odds(
 
     Example: trinat fit-odds fast --scans t1/ --truth manual/ --out own
     """
+    from trinat.pipelines.common.licences import say_licences
     from trinat.pipelines.common.process import prepare_process
     from trinat.pipelines.models.fit_odds import OddsSettings, fit_model_odds
 
     prepare_process(threads)
+    say_licences([str(model)])
     settings = OddsSettings(
         model, scans, truth, out, mapping, numbering, trust_affine, device, overwrite
     )

@@ -52,11 +52,13 @@ def explain(
 
     Example: trinat explain scan.nii.gz --structure left-hippocampus
     """
+    from trinat.pipelines.common.licences import say_licences
     from trinat.pipelines.common.process import prepare_process
     from trinat.pipelines.laboratory.explain import explain
     from trinat.segmentation.space.views import View
 
     prepare_process(threads)
+    say_licences([model])
     found = explain(scan, structure, out, model=model, view=View(view), device=device)
     typer.echo(f"{out}: {view} slice {found.number}, {' and '.join(found.maps)}")
 
@@ -103,11 +105,13 @@ def suspects(
 
     Example: trinat suspects store --model fast
     """
+    from trinat.pipelines.common.licences import say_licences
     from trinat.pipelines.common.process import prepare_process
     from trinat.pipelines.common.progress import progress
     from trinat.pipelines.laboratory.suspects import EXCLUDE, find_suspects
 
     prepare_process(threads)
+    say_licences([model])
     folder = store / "suspects" if out is None else out
     with progress(quiet) as shown:
 

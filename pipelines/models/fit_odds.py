@@ -35,7 +35,6 @@ from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.checkpoint import Model, load_model, save_model
 from trinat.segmentation.models.model_info import Description
-from trinat.segmentation.models.zoo import licence_notice
 from trinat.segmentation.training.odds_fit import (
     DoubtfulVoxels,
     fit_odds,
@@ -119,8 +118,6 @@ def fit_model_odds(settings: OddsSettings, say: Say = lambda line: None) -> Foun
     check_out(settings.out, settings.overwrite)
     model = load_model(settings.model)
     description = _description(settings, model)
-    if notice := licence_notice(model.folder):
-        say(notice)
     mapping = _mappings(settings)
     pairing = pair_scans(settings.scans, settings.truth)
     failures = [f"{file.name}: no scan" for file in pairing.truths_alone]

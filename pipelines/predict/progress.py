@@ -6,18 +6,18 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trinat.pipelines.common.licences import say_licences
 from trinat.pipelines.common.progress import Progress, progress
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.outcome import Outcome, sum_of
 from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.predict.run import predict
 from trinat.segmentation.errors import one_line
-from trinat.segmentation.models.zoo import find_model, licence_notice
 
 # Grades in the last line; rejected ones come last.
 _GRADES = ("pass", "look", "reject")
@@ -52,14 +52,6 @@ def run_with_progress(
         if outcome.interrupted:
             break
     return sum_of(outcomes)
-
-
-def say_licences(models: Iterable[str]) -> None:
-    """Print the licence of each model where it is not that of trinat: once, also if quiet."""
-    notices = [licence_notice(find_model(model)) for model in models]
-    for notice in dict.fromkeys(notices):
-        if notice:
-            sys.stderr.write(f"trinat: {one_line(notice)}\n")
 
 
 @contextmanager

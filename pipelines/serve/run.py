@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from trinat.pipelines.common.licences import say_licences
 from trinat.pipelines.common.lock import run_lock
-from trinat.pipelines.predict.progress import say_licences
 from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.serve.app import make_app
 from trinat.pipelines.serve.catalogue import read_scheme

@@ -1,0 +1,56 @@
+"""Who uses weights that are not as free as trinat is told so."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.overfitted import random_model
+
+from trinat.pipelines.cli import main
+from trinat.pipelines.common.licences import say_licences
+from trinat.segmentation.models.checkpoint import load_model, save_model
+from trinat.segmentation.models.model_info import Description, Training
+
+
+def test_each_licence_is_printed_once_on_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, licence in (("free", "Apache-2.0"), ("bound", "CC BY-NC 3.0")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "model.yaml").write_text(f"training: {{licence: {licence}}}")
+    bound = str(tmp_path / "bound")
+    say_licences([bound, str(tmp_path / "free"), bound])
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "trinat: the weights of bound are licensed under CC BY-NC 3.0\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "bundle MODEL --out joined",
+        # These are refused for what is not there, once it has been said whose weights they are.
+        "fuse-weights MODEL --scans none --truth none",
+        "fit-odds MODEL --scans none --truth none --out own",
+        "suspects none --model MODEL",
+        "explain none.nii.gz --structure left-hippocampus --model MODEL",
+    ],
+)
+def test_commands_of_the_toolbox_tell_it_too(
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    training = Training(licence="CC BY-NC 3.0")
+    networks = load_model(random_model()).networks
+    save_model(Path("bound"), Description(name="bound", training=training), networks)
+    arguments = words.replace("MODEL", "bound").split()
+    monkeypatch.setattr(sys, "argv", ["trinat", *arguments])
+    with pytest.raises(SystemExit):
+        main()
+    assert "are licensed under CC BY-NC 3.0\n" in capsys.readouterr().err
