@@ -26,6 +26,7 @@ from trinat.pipelines.models.fusion_scans import (
     pair_scans,
     require_scans,
     without_odds,
+    without_partner,
 )
 from trinat.segmentation.errors import ConfigError, TrinatError
 from trinat.segmentation.inference.odds import Odds
@@ -119,13 +120,13 @@ def fit_model_odds(settings: OddsSettings, say: Say = lambda line: None) -> Foun
     model = load_model(settings.model)
     description = _description(settings, model)
     mapping = _mappings(settings)
-    pairing = pair_scans(settings.scans, settings.truth)
-    failures = [f"{file.name}: no scan" for file in pairing.truths_alone]
+    pairing = pair_scans(settings.scans, settings.truth, say)
+    failures = without_partner(pairing, pairing.truths_alone, "scan")
     pairs, scans, failed = _segment_all(model, pairing.pairs, mapping, settings, say)
     failures += failed
     remedy = _NUMBERS if failed else "name scans and truths alike"
     require_scans(scans, failures, settings.scans, remedy)
-    skipped = [f"{file.name}: no truth" for file in pairing.predictions_alone]
+    skipped = without_partner(pairing, pairing.predictions_alone, "truth")
     for reason in [*skipped, *failures]:
         say(f"not used: {reason}")
 

@@ -28,6 +28,7 @@ from trinat.pipelines.models.fusion_scans import (
     pair_scans,
     require_scans,
     segment_pair,
+    without_partner,
 )
 from trinat.segmentation.errors import ConfigError, TrinatError
 from trinat.segmentation.inference.fusion_fit import (
@@ -131,8 +132,8 @@ def fuse_weights(settings: FuseSettings, say: Say = lambda line: None) -> Found:
     mapping = Mappings()
     if settings.mapping is not None:
         mapping = read_mapping(settings.mapping)
-    pairing = pair_scans(settings.scans, settings.truth)
-    failures = [f"{file.name}: no scan" for file in pairing.truths_alone]
+    pairing = pair_scans(settings.scans, settings.truth, say)
+    failures = without_partner(pairing, pairing.truths_alone, "scan")
     with tempfile.TemporaryDirectory(prefix="trinat-") as folder:
         scans, failed = _segment_all(
             segmenter, pairing.pairs, Path(folder), mapping, settings, say
@@ -141,7 +142,7 @@ def fuse_weights(settings: FuseSettings, say: Say = lambda line: None) -> Found:
         remedy = "name scans and truths alike"
         require_scans(scans, failures, settings.scans, remedy)
         found = _choose(segmenter, scans, len(failures))
-    skipped = [f"{file.name}: no truth" for file in pairing.predictions_alone]
+    skipped = without_partner(pairing, pairing.predictions_alone, "truth")
     for reason in [*skipped, *failures]:
         say(f"not used: {reason}")
     _write(settings, segmenter.model.folder, found)

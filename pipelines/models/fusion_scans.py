@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trinat.pipelines.common.scanfiles import find_files
+from trinat.pipelines.common.scanfiles import ScanFile, find_files
 from trinat.pipelines.evaluate.mappings import Mappings
 from trinat.pipelines.evaluate.pairing import Pair, Pairing, pair_files
 from trinat.segmentation.errors import EvaluationError
@@ -71,9 +71,26 @@ class SegmentedScan:
             return AmbiguousVoxels(stored["truth"], probabilities, stored["decided"])
 
 
-def pair_scans(scans: Path, truth: Path) -> Pairing:
-    """Scans and their truths, by name; the scans stand in for predictions."""
-    return pair_files(find_files(truth), find_files(scans, suffix="T1w"))
+def pair_scans(scans: Path, truth: Path, say: Callable[[str], None]) -> Pairing:
+    """Scans and their truths, by name; the scans stand in for predictions.
+
+    Pairs that are guessed are named by `say`.
+    """
+    pairing = pair_files(find_files(truth), find_files(scans, suffix="T1w"))
+    for guess in pairing.guesses:
+        say(f"check it: {guess}")
+    return pairing
+
+
+def without_partner(
+    pairing: Pairing, files: Sequence[ScanFile], missing: str
+) -> list[str]:
+    """A line for each of the files that are in no pair: why, or what is `missing` of it."""
+    lines = []
+    for file in files:
+        why = pairing.doubts.get(file.path, f"no {missing}")
+        lines.append(f"{file.name}: {why}")
+    return lines
 
 
 def require_scans(
