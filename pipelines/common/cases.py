@@ -40,6 +40,14 @@ class Case:
         return self.id.rpartition("/")[2]
 
     @property
+    def decides_outputs(self) -> object:
+        """What is the same for two cases that would write the same files."""
+        if not self.entities:
+            return self.id
+        folder = self.id.rpartition("/")[0]
+        return folder, frozenset(self.entities.items())
+
+    @property
     def work(self) -> int:
         """How many scans it takes as long as, for limits of time."""
         return 1
@@ -95,12 +103,12 @@ class Found:
 
         All of the twins are refused, as none of them is more right than the others.
         """
-        by_id: dict[str, list[Case]] = defaultdict(list)
+        by_outputs: dict[object, list[Case]] = defaultdict(list)
         for case in cases:
-            by_id[case.id].append(case)
+            by_outputs[case.decides_outputs].append(case)
         alone: list[Case] = []
         twins: list[Refusal] = []
-        for same in by_id.values():
+        for same in by_outputs.values():
             if len(same) == 1:
                 alone += same
             else:

@@ -17,6 +17,8 @@ from trinat.segmentation.errors import InputError
 
 # BIDS's word for the scans that are taken unless others are asked for.
 T1W = "T1w"
+# Before the suffix of other scans, in the ids of cases as in the names of results.
+_OF_SUFFIX = "_space-"
 # Where BIDS has folders; one that cannot be read may hide scans.
 _BIDS_FOLDERS = ("sub-*", "sub-*/anat", "sub-*/ses-*", "sub-*/ses-*/anat")
 
@@ -43,7 +45,7 @@ def find_bids(
     Labels may have their prefix or not (01, sub-01). Refused are folders that may not be read,
     images whose names say another person than their folders, and participants without such a scan.
     InputError where the whole dataset has none. Results of other scans than T1w have the suffix in
-    their names, as BIDS has it: those of both may be in one folder.
+    their names, as BIDS has it.
     """
     wanted = {label.removeprefix("sub-") for label in participants}
     visits = {label.removeprefix("ses-") for label in sessions}
@@ -65,10 +67,12 @@ def find_bids(
             continue
         if visits and facts.get("ses") not in visits:
             continue
+        # Results have these two of their own.
+        for added in ("space", "desc"):
+            facts.pop(added, None)
         if suffix != T1W:
-            # The space of this scan, not of the person's T1w.
             facts["space"] = suffix
-            stem = f"{stem}_space-{suffix}"
+            stem = f"{stem}{_OF_SUFFIX}{suffix}"
         cases.append(Case(f"{place.parent}/{stem}", path, str(place), facts))
     refusals += [
         Refusal(f"sub-{label}", f"no such participant with a {suffix} scan")
@@ -80,6 +84,14 @@ def find_bids(
             where=root,
         )
     return Found.of(cases, refusals, root)
+
+
+def suffix_of(case: str) -> str:
+    """The suffix of the scan of a BIDS dataset whose case has this id."""
+    _, mark, suffix = case.rpartition(_OF_SUFFIX)
+    if mark and suffix.isalnum():
+        return suffix
+    return T1W
 
 
 def is_subjects_dir(root: Path) -> bool:

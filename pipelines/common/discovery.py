@@ -57,13 +57,17 @@ def find_cases(
     `any_contrast` all anatomical ones. Raises ConfigError for a dataset among other inputs, for a
     suffix without one, or for an input that is the output folder.
     """
+    if not suffix.isalnum():
+        raise ConfigError(
+            f"--suffix {suffix}: no suffix of BIDS", remedy="give a word, such as T2w"
+        )
     if len(inputs) == 1 and is_bids(Path(inputs[0]), suffix):
         root = absolute(Path(inputs[0]))
         return find_bids(root, participants, sessions, suffix)
     if suffix != T1W:
         raise ConfigError(
-            f"--suffix {suffix} is for a BIDS dataset",
-            remedy="give its folder alone, or other scans without --suffix",
+            f"--suffix {suffix}: not one BIDS dataset with such scans",
+            remedy="give the folder of one, or other scans without --suffix",
         )
     if len(inputs) == 1:
         root = Path(inputs[0])

@@ -7,7 +7,7 @@ the session and the BIDS entities that are found here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from trinat.segmentation.data.sources.freesurfer import (
 )
 from trinat.segmentation.data.sources.pairs import image_files
 from trinat.segmentation.errors import ConfigError, EvaluationError, InputError
-from trinat.segmentation.io.streams import SCAN_SUFFIXES, what_to_give
+from trinat.segmentation.io.streams import SCAN_SUFFIXES, is_archive, what_to_give
 from trinat.segmentation.labels.folding import FoldingTable
 
 # All that can be read; a header stands for its pair.
@@ -80,7 +80,7 @@ def find_files(place: Path, *, suffix: str = Product.LABELS.suffix) -> list[Scan
     files called *_dseg, and what is neither such a file's scan nor a result; a folder of files.
     """
     if place.is_file():
-        if not place.name.lower().endswith(SCAN_SUFFIXES):
+        if is_archive(place):
             raise EvaluationError(
                 "not a known kind of scan", where=place, remedy=what_to_give(place)
             )
@@ -98,6 +98,20 @@ def find_files(place: Path, *, suffix: str = Product.LABELS.suffix) -> list[Scan
         "give a BIDS folder, a SUBJECTS_DIR, or a folder of .nii.gz, .nii or .mgz files"
     )
     raise EvaluationError(what, where=place, remedy=remedy)
+
+
+def find_images(place: Path, label_maps: Iterable[Path]) -> list[ScanFile]:
+    """The scans under a folder that label maps are of.
+
+    In a BIDS dataset these are T1w scans, or those whose suffix all the maps have as their space.
+    """
+    spaces = {entities(without_suffix(path)).get("space", "") for path in label_maps}
+    suffix = "T1w"
+    if len(spaces) == 1:
+        (space,) = spaces
+        if space and any(anat_files(place, space)):
+            suffix = space
+    return find_files(place, suffix=suffix)
 
 
 def _files_below(place: Path, suffix: str) -> list[ScanFile]:

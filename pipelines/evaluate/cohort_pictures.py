@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trinat.pipelines.common.scanfiles import ScanFile, find_files
+from trinat.pipelines.common.scanfiles import ScanFile, find_images
 from trinat.pipelines.evaluate.pairing import pair_files
 from trinat.segmentation.errors import TrinatError
 from trinat.segmentation.io.orientation import TrustAffine
@@ -52,7 +52,8 @@ def _find_images(files: Sequence[ScanFile], images: Path | None) -> dict[str, Pa
     """The scan of each label map that has one there, by the map's name."""
     if images is None:
         return {}
-    pairing = pair_files(files, find_files(images, suffix="T1w"))
+    found = find_images(images, [file.path for file in files])
+    pairing = pair_files(files, found)
     return {pair.truth.name: pair.prediction.path for pair in pairing.pairs}
 
 

@@ -17,7 +17,7 @@ from trinat.pipelines.common.ratings import (
     rejected_structures,
     rejections,
 )
-from trinat.pipelines.common.scanfiles import ScanFile, as_scan, find_files
+from trinat.pipelines.common.scanfiles import ScanFile, as_scan, find_files, find_images
 from trinat.pipelines.common.stored import stored_files
 from trinat.pipelines.evaluate.mappings import Mappings, read_mapping
 from trinat.pipelines.evaluate.measuring import Task
@@ -219,7 +219,7 @@ def _truths_and_images(
     truths = find_files(settings.truth)
     if settings.images is None:
         return truths, []
-    return truths, find_files(settings.images, suffix="T1w")
+    return truths, find_images(settings.images, [file.path for file in truths])
 
 
 def plan_tasks(inputs: Inputs) -> list[Task]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
 from trinat.pipelines.common.cases import Case, Found, Refusal
-from trinat.pipelines.common.datasets import T1W
+from trinat.pipelines.common.datasets import suffix_of
 from trinat.pipelines.common.discovery import find_cases
 from trinat.pipelines.predict.changes import write_changes
 from trinat.pipelines.predict.entry import Entry, digests_of
@@ -32,7 +32,7 @@ from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.predict.stopping import stop_on_signal
 from trinat.pipelines.predict.tables import write_bids_files, write_tables
 from trinat.pipelines.predict.work_folder import emptied, held, make_tables_folder
-from trinat.segmentation.errors import InputError
+from trinat.segmentation.errors import ConfigError, InputError
 from trinat.segmentation.models.zoo import find_model, is_for_any_contrast
 from trinat.segmentation.timing import stage
 
@@ -121,7 +121,7 @@ def _inputs_of_part(
 
 def _sees_all_refusals(request: PredictRequest) -> bool:
     """Whether what this run does not refuse is refused no longer."""
-    if request.participants or request.sessions or request.suffix != T1W:
+    if request.participants or request.sessions:
         return False
     return request.shard is None or request.shard.part == 1
 
@@ -152,6 +152,8 @@ def _open_ledger(
         needed = {case.id for case in cases}
         needed.update(refusal.case for refusal in refusals)
     before = read_ledgers(ledgers_in(request.out), needed)
+    if settings.bids:
+        _refuse_other_suffix(request, before.entries)
     ledger = Ledger(
         request.out / f"run{request.part}.jsonl",
         before.entries,
@@ -160,6 +162,21 @@ def _open_ledger(
     )
     ledger.refuse(there)
     return ledger
+
+
+def _refuse_other_suffix(request: PredictRequest, entries: Mapping[str, Entry]) -> None:
+    """ConfigError where the folder has results of other scans of the dataset, such as T1w of T2w.
+
+    Tables and changes go by participant and session, which would mix them.
+    """
+    for case, entry in entries.items():
+        other = suffix_of(case)
+        if entry.outputs and other != request.suffix:
+            raise ConfigError(
+                f"has results of {other} scans",
+                where=request.out,
+                remedy=f"give the {request.suffix} scans an output folder of their own",
+            )
 
 
 def _segment(

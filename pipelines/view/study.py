@@ -25,7 +25,7 @@ from trinat.pipelines.common.ratings import (
     read_ratings,
     save_rating,
 )
-from trinat.pipelines.common.scanfiles import find_files
+from trinat.pipelines.common.scanfiles import find_files, find_images
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import entries_in
 from trinat.pipelines.predict.outputs import WORK
@@ -225,7 +225,8 @@ class Study:
         """The scans among `images`, by name."""
         if self.images is None:
             return {}
-        return files_of_items(self.items, find_files(self.images, suffix="T1w"))
+        label_maps = [item.labels for item in self.items if item.labels is not None]
+        return files_of_items(self.items, find_images(self.images, label_maps))
 
     @cached_property
     def _others(self) -> Mapping[str, Path]:

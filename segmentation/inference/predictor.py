@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -19,7 +19,13 @@ from trinat.segmentation.inference.odds import multiply_odds
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.preparation import prepare_scan
 from trinat.segmentation.inference.prior import apply_prior
-from trinat.segmentation.inference.reversal import Reversal, Seen, find_reversal
+from trinat.segmentation.inference.reversal import (
+    NOTE,
+    Reversal,
+    Seen,
+    as_seen,
+    find_reversal,
+)
 from trinat.segmentation.inference.uncertainty import (
     Samples,
     Uncertainty,
@@ -168,17 +174,21 @@ class Predictor:
         seed: int,
     ) -> Prediction:
         """`infer` with the batches and the device that are set now."""
-        image = self.image_of(conformed)
+        image = torch.from_numpy(conformed.volume.data).to(self.device)
+        reversal = self.find_reversal(image)
+        image = as_seen(image, reversal)
         region, fusion, maps = self.find_and_fuse(image, mirror=mirror)
         plan = conformed.plan.cropped(region.box)
         with stage("prior"):
-            problem = self.weigh(fusion.fused, plan)
+            remarks = [self.weigh(fusion.fused, plan)]
+        if reversal is not None:
+            remarks.append(NOTE)
         uncertainty: Uncertainty | None = None
         if samples:
             with stage("samples"):
                 uncertainty = self._sample(image, region, samples, seed, plan)
         return self.conclude(
-            conformed, region, fusion.fused, maps, problem, uncertainty
+            conformed, region, fusion.fused, maps, remarks, uncertainty
         )
 
     def conclude(
@@ -187,18 +197,16 @@ class Predictor:
         region: BrainRegion,
         probabilities: Tensor,
         maps: Mapping[View, Tensor],
-        problem: str = "",
+        remarks: Sequence[str] = (),
         uncertainty: Uncertainty | None = None,
     ) -> Prediction:
         """The prediction of a scan from what its views have come to.
 
         `probabilities` (X, Y, Z, K) and `maps`, each view's own classes, are those of the region.
-        `problem` is what `weigh` has said.
+        `remarks` are notes on how they came about; empty ones are none.
         """
         plan = conformed.plan.cropped(region.box)
-        notes = conformed.volume.notes
-        if problem:
-            notes = (*notes, problem)
+        notes = (*conformed.volume.notes, *filter(None, remarks))
         agreement = None
         with stage("agreement"):
             if len(maps) > 1:
@@ -351,15 +359,12 @@ class Predictor:
     def image_of(self, conformed: Conformed) -> Tensor:
         """A scan as networks are to see it, (X, Y, Z) on their device."""
         image = torch.from_numpy(conformed.volume.data).to(self.device)
-        reversal = self.find_reversal(image)
-        if reversal is None:
-            return image
-        return reversal.apply(image)
+        return as_seen(image, self.find_reversal(image))
 
     def find_reversal(self, image: Tensor) -> Reversal | None:
-        """How an image (X, Y, Z) is turned round before networks see it; None if it is not.
+        """How an image (X, Y, Z) is reversed before networks see it; None if it is not.
 
-        Only models whose `reverse_contrast` says so turn scans round. A few slices are looked at.
+        Only models with `reverse_contrast` do so. A few slices are looked at.
         """
         if not self.model.info.reverse_contrast:
             return None

@@ -1,4 +1,4 @@
-"""Scans in which bright and dark are the reverse of T1: their values are turned round.
+"""Scans in which bright and dark are the reverse of T1: networks see them reversed.
 
 In T2 and PD fluid and cortex are brighter than white matter. A network for any contrast learnt most
 of T1, and finds more in such a scan once its tissues have the order of T1 (docs/notes/any.md). Its
@@ -20,8 +20,8 @@ from trinat.segmentation.labels.scheme import LabelScheme
 
 # What is as bright as this becomes 0, and nothing is brighter in the result.
 _BRIGHTEST = 1.2
-# Darker than this share of white matter are air and bone: they stay dark, as they are in T1.
-_AIR = 0.5
+# Darker than this share of white matter's brightness is no tissue of the brain, but bone and air.
+_DARKEST = 0.5
 # Cortex that is less than this times as bright as white matter says nothing of the order.
 _CLEARLY = 1.04
 # Fewer voxels of a tissue say nothing either.
@@ -30,8 +30,12 @@ _ENOUGH_VOXELS = 100
 _LIKELY = 0.5
 # Groups of label schemes that a tissue consists of.
 _WHITE_MATTER = ("white-matter",)
-_CORTEX = ("cortical",)
+_CORTEX = ("cortical", "grey-matter")
 _FLUID = ("ventricles", "csf")
+
+
+# What is noted of a scan that was reversed.
+NOTE = "cortex and fluid are brighter than white matter: networks saw it reversed"
 
 
 class Seen(NamedTuple):
@@ -46,21 +50,31 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Reversal:
-    """How a scan is turned round; `white_matter` is the brightness of that."""
+    """How a scan is reversed; `white_matter` is the brightness of that."""
 
     white_matter: float
 
     def apply(self, image: Tensor) -> Tensor:
-        """The image with white matter brightest and fluid darkest; air stays dark."""
-        end_of_air = _AIR * self.white_matter
-        steepness = (_BRIGHTEST - end_of_air) / end_of_air
-        rising = image * steepness
+        """The image with white matter brighter than cortex, and that brighter than fluid.
+
+        What is darker than white matter becomes brighter, down to half of its brightness. From
+        there a parabola leads to 0: air stays dark, with less noise than on a straight line.
+        """
+        darkest = _DARKEST * self.white_matter
+        rising = (image / darkest) ** 2 * (_BRIGHTEST - darkest)
         falling = (_BRIGHTEST - image).clamp(min=0)
-        return torch.minimum(rising, falling)
+        return torch.where(image < darkest, rising, falling)
+
+
+def as_seen(image: Tensor, reversal: Reversal | None) -> Tensor:
+    """An image as networks are to see it: reversed, or as it is without a reversal."""
+    if reversal is None:
+        return image
+    return reversal.apply(image)
 
 
 def find_reversal(slices: Iterable[Seen], scheme: LabelScheme) -> Reversal | None:
-    """How to turn a scan round, by some of its slices; None where its order is not the reverse.
+    """How to reverse a scan, by some of its slices; None where its order is that of T1.
 
     `scheme` has the K classes of the slices. In T1 cortex is darker than white matter. In FLAIR it
     is brighter, but fluid is darker: such a scan stays as it is.

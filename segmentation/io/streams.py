@@ -38,9 +38,14 @@ _PIECE = 2**20
 _FETCH_AGAIN = "fetch or make it again"
 
 
+def is_archive(path: Path) -> bool:
+    """Whether a file is a packed folder, by its name. A zip is none: it may have DICOM files."""
+    return path.name.lower().endswith(_ARCHIVE_SUFFIXES)
+
+
 def what_to_give(path: Path) -> str:
     """What to do in place of giving a file that is no known kind of scan."""
-    if path.name.lower().endswith(_ARCHIVE_SUFFIXES):
+    if is_archive(path):
         return "unpack the archive and give the folder"
     return f"give one of {', '.join(SCAN_SUFFIXES)}"
 

@@ -27,6 +27,7 @@ from trinat.segmentation.inference.preparation import (
     needed_shape,
 )
 from trinat.segmentation.inference.prior import most_probable
+from trinat.segmentation.inference.reversal import NOTE, as_seen
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.longitudinal.brightness import evened
 from trinat.segmentation.longitudinal.joining import Joining, flows_from
@@ -170,16 +171,15 @@ def _segment(
     mirror: bool,
 ) -> Together:
     """Run the networks on the template and on all scans, and join what they say."""
-    # The template says for all scans whether they are turned round, and so they stay comparable.
     image = _on_device(predictor, template)
-    reversal = predictor.find_reversal(image)
     images = [_on_device(predictor, scan) for scan in prepared]
-    if reversal is not None:
-        image = reversal.apply(image)
-        images = [reversal.apply(scan) for scan in images]
+    # The template decides for all scans what networks see, so that they stay comparable.
+    reversal = predictor.find_reversal(image)
     # One view is enough here, and counts as one of the views that look at each scan.
     views = predictor.enough_views
-    region, fusion, _ = predictor.find_and_fuse(image, views=views, mirror=mirror)
+    region, fusion, _ = predictor.find_and_fuse(
+        as_seen(image, reversal), views=views, mirror=mirror
+    )
     near = BrainRegion(region.box, _around_brain(fusion.fused))
     with stage("flow"):
         parts = [scan[region.box] for scan in images]
@@ -188,18 +188,21 @@ def _segment(
     joining = Joining(image[region.box], fusion.fused, weight)
     maps = []
     for scan, part, flow in zip(images, parts, flows, strict=True):
-        of_scan, maps_of_scan = predictor.fuse(scan, near, mirror=mirror)
+        seen = as_seen(scan, reversal)
+        of_scan, maps_of_scan = predictor.fuse(seen, near, mirror=mirror)
         maps.append(maps_of_scan)
         with stage("join"):
             joining.add(of_scan.fused, part, flow)
         del of_scan
     plan = template.plan.cropped(region.box)
     with stage("prior"):
-        problem = predictor.weigh(joining.mean, plan)
+        remarks = [predictor.weigh(joining.mean, plan)]
         joining.change_own(predictor.multiply_odds)
+    if reversal is not None:
+        remarks.append(NOTE)
     joining.on_processor()
     conclude = [
-        partial(predictor.conclude, scan, region, maps=maps_of_scan, problem=problem)
+        partial(predictor.conclude, scan, region, maps=maps_of_scan, remarks=remarks)
         for scan, maps_of_scan in zip(prepared, maps, strict=True)
     ]
     return Together(joining, conclude)

@@ -203,7 +203,6 @@ def test_of_a_bids_dataset_scans_of_another_suffix_are_taken_if_asked_for(
         "sub-11/anat/sub-11_FLAIR.nii.gz",
     )
     found = find_cases([tmp_path], suffix="T2w")
-    # The results of both kinds may lie in one folder.
     assert ids(found) == [
         "sub-02/anat/sub-02_space-T2w",
         "sub-10/ses-a/anat/sub-10_ses-a_acq-hi_space-T2w",
@@ -213,10 +212,27 @@ def test_of_a_bids_dataset_scans_of_another_suffix_are_taken_if_asked_for(
     assert refused(missing) == {"sub-11": "no such participant with a T2w scan"}
 
 
+def test_two_bids_scans_whose_results_would_have_one_name_are_not_mixed(
+    tmp_path: Path,
+) -> None:
+    names = ("desc-preproc_T1w", "space-MNI_desc-preproc_T1w", "acq-b_T1w")
+    touch(tmp_path, *(f"sub-01/anat/sub-01_{name}.nii" for name in names))
+    found = find_cases([tmp_path])
+    assert ids(found) == ["sub-01/anat/sub-01_acq-b"]
+    assert len(found.refusals) == 2
+
+
+@pytest.mark.parametrize("suffix", ["", "run-1_T2w", "../T2w"])
+def test_a_suffix_is_one_word(tmp_path: Path, suffix: str) -> None:
+    touch(tmp_path, "sub-01/anat/sub-01_run-1_T2w.nii")
+    with pytest.raises(ConfigError, match="no suffix of BIDS"):
+        find_cases([tmp_path], suffix=suffix)
+
+
 def test_a_suffix_is_for_bids_datasets_alone(tmp_path: Path) -> None:
     touch(tmp_path, "a.nii", "sub-01/anat/sub-01_T1w.nii")
     for inputs in ([tmp_path / "a.nii"], [tmp_path], [tmp_path, tmp_path / "a.nii"]):
-        with pytest.raises(ConfigError, match="--suffix PDw is for a BIDS dataset"):
+        with pytest.raises(ConfigError, match="--suffix PDw: not one BIDS dataset"):
             find_cases(inputs, suffix="PDw")
 
 

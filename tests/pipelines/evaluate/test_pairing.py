@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.common.scanfiles import find_files
+from trinat.pipelines.common.scanfiles import find_files, find_images
 from trinat.pipelines.evaluate.pairing import Pairing, pair_files
 from trinat.segmentation.errors import ConfigError, EvaluationError
 
@@ -154,16 +154,31 @@ def test_the_longest_name_that_begins_another_has_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "remedy"),
-    [("all.tar.gz", "unpack the archive"), ("notes.txt", "give one of .nii.gz")],
+    ("space", "kind"), [("orig", "T1w"), ("T2w", "T2w"), ("MNI152", "T1w")]
 )
-def test_a_file_that_is_no_scan_is_refused_with_what_to_give(
-    tmp_path: Path, name: str, remedy: str
+def test_images_are_of_the_kind_that_label_maps_have_as_their_space(
+    tmp_path: Path, space: str, kind: str
 ) -> None:
-    (tmp_path / name).write_bytes(b"x")
-    with pytest.raises(EvaluationError, match="not a known kind of scan") as caught:
-        find_files(tmp_path / name)
-    assert remedy in str(caught.value)
+    raw = folder(
+        tmp_path / "raw",
+        "sub-01/anat/sub-01_T1w.nii",
+        "sub-01/anat/sub-01_T2w.nii",
+    )
+    label_map = Path(f"sub-01_space-{space}_desc-trinat_dseg.nii.gz")
+    assert [file.path.name for file in find_images(raw, [label_map])] == [
+        f"sub-01_{kind}.nii"
+    ]
+
+
+def test_an_archive_is_refused_with_what_to_give(tmp_path: Path) -> None:
+    (tmp_path / "all.tar.gz").write_bytes(b"x")
+    with pytest.raises(EvaluationError, match="unpack the archive"):
+        find_files(tmp_path / "all.tar.gz")
+
+
+def test_a_zip_may_be_a_series(tmp_path: Path) -> None:
+    (tmp_path / "series.zip").write_bytes(b"x")
+    assert len(find_files(tmp_path / "series.zip")) == 1
 
 
 @pytest.mark.parametrize(

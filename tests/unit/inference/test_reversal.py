@@ -11,7 +11,12 @@ import torch
 from helpers.overfitted import miniature, random_model
 
 from trinat.segmentation.inference.predictor import Predictor
-from trinat.segmentation.inference.reversal import Reversal, Seen, find_reversal
+from trinat.segmentation.inference.reversal import (
+    NOTE,
+    Reversal,
+    Seen,
+    find_reversal,
+)
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.metrics.pair import evaluate
@@ -43,8 +48,9 @@ def slices_of(
 def test_white_matter_becomes_bright_and_fluid_dark_and_air_stays_dark() -> None:
     image = torch.tensor([0.0, 0.1, 0.2, 0.4, 0.6, 1.0, 1.2, 1.7])
     #                      air  bone      white grey fluid
-    # Up to half of white matter, 0.2, five times as bright; from there on 1.2 minus the brightness.
-    expected = torch.tensor([0.0, 0.5, 1.0, 0.8, 0.6, 0.2, 0.0, 0.0])
+    # From half of white matter's, 0.2, on: 1.2 minus the brightness. Below, (b / 0.2)² of the 1.0
+    # that 0.2 becomes.
+    expected = torch.tensor([0.0, 0.25, 1.0, 0.8, 0.6, 0.2, 0.0, 0.0])
     torch.testing.assert_close(Reversal(white_matter=0.4).apply(image), expected)
 
 
@@ -103,6 +109,7 @@ def test_networks_see_the_scan_turned_round(
     found = predictor.infer(prepared)
     assert torch.equal(found.fused, as_it_is.infer(beforehand).fused)
     assert not torch.equal(found.fused, as_it_is.infer(prepared).fused)
+    assert found.notes == (NOTE,)
     # Grades and pictures are of the scan as it is.
     assert (found.image.data == as_it_is.infer(prepared).image.data).all()
 

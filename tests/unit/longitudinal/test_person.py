@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from helpers.overfitted import random_model
 from helpers.visits import head_of, pose_of, visit_of
 
 from trinat.segmentation.inference.predictor import Predictor
-from trinat.segmentation.inference.reversal import Reversal
+from trinat.segmentation.inference.reversal import NOTE, Reversal
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.longitudinal.person import (
     TimePoint,
@@ -89,27 +91,30 @@ def test_odds_of_structures_reach_what_each_scan_keeps_of_its_own(
     assert dimensions == [4, 2, 2]
 
 
-def test_the_template_says_for_all_scans_whether_they_are_turned_round(
+def test_the_template_says_for_all_scans_whether_networks_see_them_reversed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = []
-    turned = []
+    seen = []
+    fuse = Predictor.fuse
 
     def find(predictor: Predictor, image: torch.Tensor) -> Reversal:
         asked.append(image)
         return Reversal(white_matter=0.4)
 
-    def apply(reversal: Reversal, image: torch.Tensor) -> torch.Tensor:
-        turned.append(image)
-        return image
+    def look(predictor: Predictor, image: torch.Tensor, *rest: Any, **more: Any) -> Any:
+        seen.append(image)
+        return fuse(predictor, image, *rest, **more)
 
     monkeypatch.setattr(Predictor, "find_reversal", find)
-    monkeypatch.setattr(Reversal, "apply", apply)
-    points_of(
+    monkeypatch.setattr(Reversal, "apply", lambda reversal, image: 1 - image)
+    monkeypatch.setattr(Predictor, "fuse", look)
+    points = points_of(
         [visit_of(head_of(), np.eye(4)), visit_of(head_of(), pose_of(5, 2), seed=1)]
     )
-    assert len(asked) == 1
-    template, first, second = turned
-    assert template is asked[0]
-    # The template is the mean of both.
-    torch.testing.assert_close(template, (first + second) / 2)
+    (template,) = asked
+    of_template, first, second = seen
+    assert torch.equal(of_template, 1 - template)
+    # The template is the mean of both scans.
+    torch.testing.assert_close((first + second) / 2, 1 - template)
+    assert all(NOTE in point.prediction.notes for point in points)
