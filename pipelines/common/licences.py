@@ -1,4 +1,4 @@
-"""Who uses weights that are not as free as trinat is told so."""
+"""Commands say whose weights are not as free as trinat."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Pairing:
             lines.append(f"{both}, by {pair.how}")
         more = len(guessed) - _MOST_NAMED
         if more > 0:
-            lines.append(f"{more} more pairs of that kind are in pairs.csv")
+            lines.append(f"{more} more pairs of that kind")
         return lines
 
 

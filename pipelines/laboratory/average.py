@@ -106,6 +106,8 @@ def _check_alike(given: Sequence[Path], models: Sequence[Model]) -> None:
             info.architectures == expected.architectures
             and info.labels_sha256 == expected.labels_sha256
             and info.preprocessing == expected.preprocessing
+            and info.contrast == expected.contrast
+            and info.reverse_contrast == expected.reverse_contrast
         )
         if not is_alike:
             raise ConfigError(

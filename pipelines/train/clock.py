@@ -14,7 +14,7 @@ _UNMEASURED = 0.1
 
 
 class TimeLimit:
-    """The seconds that one call may take, from the end of its first step on.
+    """The seconds that one call may take, from the end of its first step and its page on.
 
     `end` is by time.monotonic, and infinite before the first step. `validation_s` is the longest
     validation so far, with what is written then; None before the first.

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -223,8 +223,8 @@ class Description(_Part):
     fusion: Fusion = Fusion()
     # Of the scans that the model is for. Grades of a model for T1 doubt other contrasts.
     contrast: Contrast = Field(default="T1", exclude_if=_is_t1)
-    # Whether scans in which fluid and cortex are brighter than white matter (T2, PD) are turned
-    # round before the networks see them, so that tissues have the order of T1.
+    # Whether networks see scans in which fluid and cortex are brighter than white matter (T2, PD)
+    # with bright and dark reversed, so that tissues have the order of T1.
     reverse_contrast: bool = Field(default=False, exclude_if=_is_not)
     # Structures of the scheme that the model does not predict: they have no volume.
     not_predicted: tuple[str, ...] = ()
@@ -236,6 +236,17 @@ class Description(_Part):
     training: Training = Training()
     metrics: dict[str, JsonValue] = {}
     origins: dict[View, Origin] = {}
+
+    @model_validator(mode="after")
+    def _reverses_what_it_can(self) -> Self:
+        """Reversing is for models for any contrast, and knows one scale of brightness alone."""
+        if not self.reverse_contrast:
+            return self
+        if self.contrast != "any":
+            raise ValueError("reverse_contrast: only with contrast: any")
+        if self.preprocessing.scaling != "trinat":
+            raise ValueError("reverse_contrast: only with scaling: trinat")
+        return self
 
 
 class ModelInfo(Description):

@@ -139,8 +139,8 @@ class Recipe(_Config):
     # Of the weights in the model folder that a run leaves; training itself keeps 32 bits.
     stored: Precision = "float32"
     contrast: Contrast = "T1"  # of the scans that the model is for
-    # Whether the model turns scans like T2 and PD round before its networks see them, so that
-    # tissues have the order of T1. Training shows scans as they are.
+    # Whether the networks of the model see scans like T2 and PD with bright and dark reversed, so
+    # that tissues have the order of T1. Training shows scans as they are.
     reverse_contrast: bool = False
     events: bool = False  # curves also go to files for TensorBoard
     stages: tuple[StageConfig, ...] = Field(min_length=1)  # one after the other
@@ -178,6 +178,13 @@ class Recipe(_Config):
         recipe["stages"] = [_with_shared(stage, shared) for stage in stages]
         recipe.update(rest)
         return recipe
+
+    @model_validator(mode="after")
+    def _reverses_for_any_contrast(self) -> Recipe:
+        """A model for T1 alone has nothing to reverse."""
+        if self.reverse_contrast and self.contrast != "any":
+            raise ValueError("reverse_contrast: only with contrast: any")
+        return self
 
     @model_validator(mode="after")
     def _stage_names_differ(self) -> Recipe:

@@ -3,8 +3,9 @@
 `scripts/bench painted MODEL SUBJECTS_DIR`. Brains are painted from the labels of FreeSurfer's
 subjects: each structure has a brightness of its own, as that contrast shows it, with the partial
 volume, mottle, bias field and noise of a scan. They are stripped, and borders are where the labels
-have them, so scores are higher than those of real scans. What they tell is whether a way to treat a
-contrast helps: each is segmented as it is, and turned round (segmentation/inference/reversal.py).
+have them, so scores are higher than those of real scans. What they say is whether a way to treat a
+contrast helps: each is segmented as it is, and as the model does it by itself, which may reverse it
+(segmentation/inference/reversal.py).
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class _AsItIs(Segmenter):
 
 
 def run(model: str, subjects_dir: str) -> None:
-    """Print the mean Dice without CSF of each subject and contrast, as it is and turned round."""
+    """Print the mean Dice without CSF of each subject and contrast: as it is, and as by itself."""
     segmenters = (_AsItIs(model), Segmenter(model))
     scores: dict[str, list[list[float]]] = {}
     for folder in sorted(Path(subjects_dir).iterdir()):
@@ -88,8 +89,8 @@ def run(model: str, subjects_dir: str) -> None:
             scores.setdefault(name, []).append(both)
             print(f"{folder.name}  {name:22s} {both[0]:.3f}  {both[1]:.3f}", flush=True)
     for name, pairs in scores.items():
-        as_it_is, turned = np.mean(pairs, axis=0)
-        print(f"mean    {name:22s} {as_it_is:.3f}  {turned:.3f}")
+        as_it_is, by_itself = np.mean(pairs, axis=0)
+        print(f"mean    {name:22s} {as_it_is:.3f}  {by_itself:.3f}")
 
 
 def painted_scans(truth: Volume) -> Iterator[tuple[str, Volume]]:

@@ -196,7 +196,7 @@ def test_of_many_guesses_the_first_are_told(tmp_path: Path) -> None:
     truths, predictions = [f"t{n}.nii" for n in numbers], [f"p{n}.nii" for n in numbers]
     found = pairing(tmp_path, truths, predictions, guess=True)
     assert len(found.pairs) == 6
-    assert found.guesses[3:] == ["3 more pairs of that kind are in pairs.csv"]
+    assert found.guesses[3:] == ["3 more pairs of that kind"]
 
 
 def test_a_session_that_is_no_entity_is_not_passed_over(tmp_path: Path) -> None:

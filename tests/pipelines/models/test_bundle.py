@@ -252,10 +252,6 @@ def test_weights_that_differ_are_not_chosen_from_in_silence(tmp_path: Path) -> N
             "minimum-maximum, where",
         ),
         ({"contrast": "any"}, "contrast: any, where .*/a has T1"),
-        (
-            {"reverse_contrast": True},
-            "reverse_contrast: True, where .*/a has False",
-        ),
     ],
 )
 def test_what_cannot_live_together_is_refused(

@@ -1,14 +1,16 @@
-"""Scans in which bright and dark are the reverse of T1 are turned round, and no others."""
+"""Scans in which bright and dark are the reverse of T1 are seen reversed, and no others."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers.overfitted import miniature, random_model
+from pydantic import ValidationError
 
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.reversal import (
@@ -21,7 +23,7 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.metrics.pair import evaluate
 from trinat.segmentation.models.checkpoint import load_model, save_model
-from trinat.segmentation.models.model_info import Description
+from trinat.segmentation.models.model_info import Description, Preprocessing
 from trinat.segmentation.segmenter import Segmenter
 from trinat.segmentation.synthetic.phantom import phantom
 
@@ -65,7 +67,7 @@ def test_white_matter_becomes_bright_and_fluid_dark_and_air_stays_dark() -> None
         pytest.param(0.75, 0.76, 0.9, False, id="no contrast"),
     ],
 )
-def test_what_is_turned_round(
+def test_what_is_reversed(
     white_matter: float, cortex: float, fluid: float, is_reverse: bool
 ) -> None:
     # The thalamus is none of the three.
@@ -94,7 +96,25 @@ def test_without_evidence_a_scan_stays_as_it_is(weak: dict[str, float]) -> None:
     assert find_reversal([], SCHEME) is None
 
 
-def test_networks_see_the_scan_turned_round(
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"contrast": "T1"}, "only with contrast: any"),
+        (
+            {
+                "contrast": "any",
+                "preprocessing": Preprocessing(scaling="minimum-maximum"),
+            },
+            "only with scaling: trinat",
+        ),
+    ],
+)
+def test_what_cannot_reverse_is_refused(said: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        Description(name="m", reverse_contrast=True, **said)
+
+
+def test_networks_see_the_scan_reversed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_it_is = Predictor.load(random_model(), device="cpu")
@@ -123,7 +143,7 @@ def like_t2(scan: Volume) -> Volume:
 
 @pytest.mark.slow
 @pytest.mark.important
-def test_the_shipped_model_turns_t2_round_and_not_t1() -> None:
+def test_the_shipped_model_reverses_t2_and_not_t1() -> None:
     scan, truth = phantom(seed=5, spacing_mm=(1.5, 1.5, 1.5))
     segmenter = Segmenter("any")
     images = {
