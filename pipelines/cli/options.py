@@ -126,8 +126,8 @@ Longitudinal = Annotated[
 Suffix = Annotated[
     str,
     typer.Option(
-        help="Of a BIDS dataset, the scans to take: T1w, T2w, FLAIR, PDw. Others than T1w are for "
-        "a model such as any."
+        help="Suffix of the scans to take of a BIDS dataset, such as T2w, FLAIR or PDw. Scans "
+        "other than T1w need a model such as any."
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Output folder.")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from natsort import natsorted
@@ -17,8 +17,8 @@ from trinat.segmentation.errors import InputError
 
 # BIDS's word for the scans that are taken unless others are asked for.
 T1W = "T1w"
-# Before the suffix of other scans, in the ids of cases as in the names of results.
-_OF_SUFFIX = "_space-"
+# The space of their results; that of others is called by their suffix.
+_SPACE_OF_T1W = "orig"
 # Where BIDS has folders; one that cannot be read may hide scans.
 _BIDS_FOLDERS = ("sub-*", "sub-*/anat", "sub-*/ses-*", "sub-*/ses-*/anat")
 
@@ -72,7 +72,7 @@ def find_bids(
             facts.pop(added, None)
         if suffix != T1W:
             facts["space"] = suffix
-            stem = f"{stem}{_OF_SUFFIX}{suffix}"
+            stem = f"{stem}_space-{suffix}"
         cases.append(Case(f"{place.parent}/{stem}", path, str(place), facts))
     refusals += [
         Refusal(f"sub-{label}", f"no such participant with a {suffix} scan")
@@ -86,12 +86,15 @@ def find_bids(
     return Found.of(cases, refusals, root)
 
 
-def suffix_of(case: str) -> str:
-    """The suffix of the scan of a BIDS dataset whose case has this id."""
-    _, mark, suffix = case.rpartition(_OF_SUFFIX)
-    if mark and suffix.isalnum():
-        return suffix
-    return T1W
+def suffix_of_results(outputs: Iterable[str]) -> str | None:
+    """The suffix of the scan of a BIDS dataset that has these results; None of other scans."""
+    for output in outputs:
+        space = entities(Path(output).name.partition(".")[0]).get("space")
+        if space == _SPACE_OF_T1W:
+            return T1W
+        if space is not None:
+            return space
+    return None
 
 
 def is_subjects_dir(root: Path) -> bool:

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from trinat.pipelines.common.cases import Case, Found, Refusal
-from trinat.pipelines.common.datasets import suffix_of
+from trinat.pipelines.common.datasets import suffix_of_results
 from trinat.pipelines.common.discovery import find_cases
 from trinat.pipelines.predict.changes import write_changes
 from trinat.pipelines.predict.entry import Entry, digests_of
@@ -169,9 +169,9 @@ def _refuse_other_suffix(request: PredictRequest, entries: Mapping[str, Entry]) 
 
     Tables and changes go by participant and session, which would mix them.
     """
-    for case, entry in entries.items():
-        other = suffix_of(case)
-        if entry.outputs and other != request.suffix:
+    for entry in entries.values():
+        other = suffix_of_results(entry.outputs)
+        if other not in (None, request.suffix):
             raise ConfigError(
                 f"has results of {other} scans",
                 where=request.out,

@@ -174,7 +174,7 @@ class Predictor:
         seed: int,
     ) -> Prediction:
         """`infer` with the batches and the device that are set now."""
-        image = torch.from_numpy(conformed.volume.data).to(self.device)
+        image = self.on_device(conformed)
         reversal = self.find_reversal(image)
         image = as_seen(image, reversal)
         region, fusion, maps = self.find_and_fuse(image, mirror=mirror)
@@ -356,9 +356,13 @@ class Predictor:
                 for part in parts:
                     yield view, part
 
+    def on_device(self, conformed: Conformed) -> Tensor:
+        """A scan as it is, (X, Y, Z) where the networks are."""
+        return torch.from_numpy(conformed.volume.data).to(self.device)
+
     def image_of(self, conformed: Conformed) -> Tensor:
         """A scan as networks are to see it, (X, Y, Z) on their device."""
-        image = torch.from_numpy(conformed.volume.data).to(self.device)
+        image = self.on_device(conformed)
         return as_seen(image, self.find_reversal(image))
 
     def find_reversal(self, image: Tensor) -> Reversal | None:

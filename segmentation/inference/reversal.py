@@ -32,8 +32,6 @@ _LIKELY = 0.5
 _WHITE_MATTER = ("white-matter",)
 _CORTEX = ("cortical", "grey-matter")
 _FLUID = ("ventricles", "csf")
-
-
 # What is noted of a scan that was reversed.
 NOTE = "cortex and fluid are brighter than white matter: networks saw it reversed"
 
@@ -79,15 +77,15 @@ def find_reversal(slices: Iterable[Seen], scheme: LabelScheme) -> Reversal | Non
     `scheme` has the K classes of the slices. In T1 cortex is darker than white matter. In FLAIR it
     is brighter, but fluid is darker: such a scan stays as it is.
     """
-    groups = (_WHITE_MATTER, _CORTEX, _FLUID)
-    seen: dict[tuple[str, ...], list[Tensor]] = {group: [] for group in groups}
+    tissues = [_classes_of(scheme, group) for group in (_WHITE_MATTER, _CORTEX, _FLUID)]
+    seen: list[list[Tensor]] = [[] for _ in tissues]
     for brightness, probabilities in slices:
         likelihood, classes = probabilities.max(-1)
         is_likely = likelihood > _LIKELY
-        for group, values in seen.items():
-            members = _classes_of(scheme, group).to(classes.device)
-            values.append(brightness[is_likely & members[classes]])
-    white_matter, cortex, fluid = (_median(seen[group]) for group in groups)
+        for members, values in zip(tissues, seen, strict=True):
+            is_tissue = members.to(classes.device)[classes]
+            values.append(brightness[is_likely & is_tissue])
+    white_matter, cortex, fluid = (_median(values) for values in seen)
     if white_matter is None or cortex is None or fluid is None:
         return None
     is_reverse = cortex > _CLEARLY * white_matter and fluid > white_matter

@@ -171,8 +171,8 @@ def _segment(
     mirror: bool,
 ) -> Together:
     """Run the networks on the template and on all scans, and join what they say."""
-    image = _on_device(predictor, template)
-    images = [_on_device(predictor, scan) for scan in prepared]
+    image = predictor.on_device(template)
+    images = [predictor.on_device(scan) for scan in prepared]
     # The template decides for all scans what networks see, so that they stay comparable.
     reversal = predictor.find_reversal(image)
     # One view is enough here, and counts as one of the views that look at each scan.
@@ -206,11 +206,6 @@ def _segment(
         for scan, maps_of_scan in zip(prepared, maps, strict=True)
     ]
     return Together(joining, conclude)
-
-
-def _on_device(predictor: Predictor, scan: Conformed) -> Tensor:
-    """A scan (X, Y, Z) where the networks are."""
-    return torch.from_numpy(scan.volume.data).to(predictor.device)
 
 
 def _around_brain(probabilities: Tensor) -> Tensor:

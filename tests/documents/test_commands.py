@@ -208,6 +208,7 @@ def _bids(folder: Path) -> None:
     for number in ("01", "02"):
         anat = folder / f"sub-{number}/anat/sub-{number}_T1w.nii.gz"
         write_nifti(anat, head_image(head_labels()), "LPS")
+    write_nifti(folder / "sub-01/anat/sub-01_T2w.nii.gz", head_image(head_labels()))
     description = '{"Name": "small", "BIDSVersion": "1.10.0"}\n'
     (folder / "dataset_description.json").write_text(description)
 

@@ -78,6 +78,21 @@ def test_sessions_and_further_outputs_are_chosen(
     assert run(monkeypatch, raw, out, "participant", *other) == Exit.ALL_FAILED
 
 
+def test_a_scan_whose_name_has_a_space_is_a_t1w_scan_like_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    write_scans(raw, "sub-01/anat/sub-01_space-MNI_T1w.nii.gz")
+    (raw / "dataset_description.json").write_text(
+        '{"Name": "x", "BIDSVersion": "1.10.0"}'
+    )
+    options = ("--model", random_model(), "--n_cpus", 1)
+    for _ in range(2):
+        assert run(monkeypatch, raw, out, "participant", *options) == Exit.OK
+    (labels,) = out.glob("sub-01/anat/*dseg.nii.gz")
+    assert labels.name == "sub-01_space-orig_desc-trinat_dseg.nii.gz"
+
+
 def test_scans_of_another_contrast_have_results_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
