@@ -33,7 +33,10 @@ _WHITE_MATTER = ("white-matter",)
 _CORTEX = ("cortical", "grey-matter")
 _FLUID = ("ventricles", "csf")
 # What is noted of a scan that was reversed.
-NOTE = "cortex and fluid are brighter than white matter: networks saw it reversed"
+NOTE = (
+    "cortex and fluid are brighter than white matter: "
+    "the networks saw bright and dark reversed"
+)
 
 
 class Seen(NamedTuple):
