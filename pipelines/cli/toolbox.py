@@ -23,6 +23,7 @@ def average(
 
     Example: trinat average runs/a runs/b runs/c --soup --out models/soup
     """
+    from trinat.pipelines.common.licences import say_licences
     from trinat.pipelines.common.process import prepare_process
     from trinat.pipelines.laboratory.average import average
 
@@ -36,6 +37,7 @@ def average(
         overwrite=overwrite,
         say=typer.echo,
     )
+    say_licences([str(out)])
     typer.echo(out)
 
 

@@ -65,8 +65,8 @@ def average(
 
     The first of the `given` is a run, whose recipe has the data for validation and for `batches`
     batches that the statistics of norms are computed from. With `greedy`, a model is kept only if
-    the mean validates no worse with it. Fewer than two models, models of different networks or
-    labels, and a first one without a recipe are a ConfigError.
+    the mean validates no worse with it. Fewer than two models, models of different networks,
+    labels or licences, and a first one without a recipe are a ConfigError.
     """
     check_out(out, overwrite)
     if len(given) < 2:
@@ -114,6 +114,13 @@ def _check_alike(given: Sequence[Path], models: Sequence[Model]) -> None:
                 f"has other networks or labels than {given[0]}",
                 where=place,
                 remedy="give runs of one recipe",
+            )
+        # The mean has one licence: who made one of its members may not have granted that.
+        if info.training.licence != expected.training.licence:
+            raise ConfigError(
+                f"has another licence than {given[0]}",
+                where=place,
+                remedy="give runs of one licence",
             )
 
 

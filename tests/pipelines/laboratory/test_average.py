@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from helpers.overfitted import random_model
 from helpers.tiny_training import SILENT, tiny_recipe
 from torch.optim.swa_utils import update_bn
@@ -79,3 +81,15 @@ def test_networks_of_another_shape_are_refused(
         average([runs[0], random_model()], tmp_path / "out")
     with pytest.raises(ConfigError, match="no mean of one"):
         average(runs[:1], tmp_path / "out")
+
+
+def test_weights_of_two_licences_have_no_mean(runs: list[Path], tmp_path: Path) -> None:
+    bound = tmp_path / "bound"
+    shutil.copytree(runs[1] / "model", bound)
+    info = bound / "model.yaml"
+    content = yaml.safe_load(info.read_text())
+    content["training"]["licence"] = "CC BY-NC 3.0"
+    info.write_text(yaml.safe_dump(content))
+    with pytest.raises(ConfigError, match="has another licence"):
+        average([runs[0], bound], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
