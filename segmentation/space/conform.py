@@ -17,12 +17,13 @@ from trinat.segmentation.grid import Box, Grid, Shape, is_empty, to_shape
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.head import head_box
-from trinat.segmentation.space.intensity import on_working_scale
+from trinat.segmentation.space.intensity import BRIGHTEST, on_working_scale
 from trinat.segmentation.space.resample import (
     occupied_box,
     resample_image,
     resample_labels,
     resample_probabilities,
+    resample_scan,
 )
 
 _GRID_MM = 1.0
@@ -100,7 +101,8 @@ def conform(
     if labels:
         data = resample_labels(volume.data, to_working)
     else:
-        data = resample_image(on_working_scale(volume), to_working)
+        data = resample_scan(on_working_scale(volume), to_working)
+        np.clip(data, 0, BRIGHTEST, out=data)
     conformed = Volume(data, plan.working.affine, volume.codes, volume.notes)
     return Conformed(conformed, plan)
 

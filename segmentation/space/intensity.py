@@ -17,7 +17,7 @@ Ranked = NDArray[np.float64]
 # time.
 _SAMPLE_MM = 2.0
 # Vessels and fat beside a surface coil go beyond 1; what goes beyond 2 is an artefact.
-_BRIGHTEST = 2.0
+BRIGHTEST = 2.0
 # What is brighter than this share of the bright end is tissue. Cerebrospinal fluid, the darkest
 # that matters, is at a quarter; air at magnitude noise of a strong surface coil below a tenth.
 _TISSUE = 0.15
@@ -51,7 +51,7 @@ def on_working_scale(volume: Volume) -> NDArray[np.float32]:
     if low:
         values -= np.float32(low)
     values *= np.float32(1 / (bright - low))
-    np.clip(values, 0, _BRIGHTEST, out=values)
+    np.clip(values, 0, BRIGHTEST, out=values)
     # Files with such voxels are not read, but arrays from elsewhere may hold them.
     if np.isnan(values.min()):
         raise FormatError("voxels are NaN or infinite", remedy="set them to 0 before")

@@ -23,6 +23,8 @@ from trinat.segmentation.space.grid_map import GridMap
 Point = tuple[float, ...]
 
 _SLAB_VOXELS = 2**20
+# An axis that is blurred by a smaller variance, in voxels², is left as it is.
+_LEAST_BLUR = 1e-3
 
 
 def interpolate(source: Tensor, to: GridMap) -> Tensor:
@@ -34,6 +36,35 @@ def interpolate(source: Tensor, to: GridMap) -> Tensor:
     if axes is None:
         return _interpolate_askew(source, to)
     return _interpolate_along(source, to, axes)
+
+
+def sharpened(source: Tensor, to: GridMap) -> Tensor:
+    """An image (X, Y, Z) that interpolation on the target grid blurs back to what it was.
+
+    What linear interpolation blurs in the mean over the target is taken off before, by half the
+    second difference along each axis: a quasi-interpolant (Condat, Blu and Unser 2005). Cubic
+    splines blur no more than this does, and take several times as long on grids that stand askew.
+    """
+    for axis, variance in enumerate(to.blur):
+        if variance >= _LEAST_BLUR:
+            source = _sharpened_along(source, axis, float(variance))
+    return source
+
+
+def _sharpened_along(source: Tensor, axis: int, variance: float) -> Tensor:
+    """An image less what a blur of this variance, in voxels², adds along one axis.
+
+    It is less half of that of the two neighbours, and more of itself. One that lacks a neighbour
+    is its own.
+    """
+    half = variance / 2
+    last = source.shape[axis] - 1
+    out = source * (1 + variance)
+    out.narrow(axis, 1, last).sub_(source.narrow(axis, 0, last), alpha=half)
+    out.narrow(axis, 0, last).sub_(source.narrow(axis, 1, last), alpha=half)
+    for edge in (0, last):
+        out.narrow(axis, edge, 1).sub_(source.narrow(axis, edge, 1), alpha=half)
+    return out
 
 
 def _interpolate_along(source: Tensor, to: GridMap, axes: list[int]) -> Tensor:

@@ -1,5 +1,7 @@
 """From one grid of voxels to another: images, labels and probabilities by linear interpolation.
 
+Scans are sharpened before by what that blurs.
+
 A target voxel that covers several source voxels is averaged over its own extent, at several
 points that none of them is skipped: that is the low-pass that keeps thin structures from aliasing.
 Beyond the source all is background: values fade to it over one voxel.
@@ -22,7 +24,7 @@ from torch import Tensor
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.grid import Box, grown, is_empty, to_box
 from trinat.segmentation.space.grid_map import GridMap
-from trinat.segmentation.space.interpolation import interpolate
+from trinat.segmentation.space.interpolation import interpolate, sharpened
 from trinat.segmentation.space.label_votes import LabelVotes
 from trinat.segmentation.space.views import turned
 
@@ -39,6 +41,19 @@ def resample_image(data: NDArray[Any], to: GridMap) -> NDArray[np.float32]:
     # A copy, for the same reason as in `occupied_box`.
     image = torch.from_numpy(data.astype(np.float32))
     return np.asarray(interpolate(image, to).numpy())
+
+
+def resample_scan(data: NDArray[np.float32], to: GridMap) -> NDArray[np.float32]:
+    """Image (X, Y, Z) on another grid as sharp as it was; beyond its edge it is 0.
+
+    Near strong edges values may go a little beyond those of the image.
+    """
+    copied = _reordered(data, to)
+    if copied is not None:
+        return copied
+    # A copy, for the same reason as in `occupied_box`.
+    image = torch.from_numpy(data.copy())
+    return np.asarray(interpolate(sharpened(image, to), to).numpy())
 
 
 def resample_labels(data: NDArray[Any], to: GridMap) -> NDArray[Any]:

@@ -60,6 +60,17 @@ def test_some_voxels_far_too_bright_change_nothing() -> None:
     assert spoilt.max() == 2
 
 
+def test_interpolation_goes_neither_below_0_nor_beyond_what_is_cut_off() -> None:
+    spacing = (1.2, 1.2, 1.2)
+    shape = field(spacing)
+    scan = head(affine_of("RAS", spacing, shape), shape)
+    data = scan.data.copy()
+    data[50:53, 50:53, 50:53] = 1e7
+    values = conform(Volume(data, scan.affine), shape=(128, 128, 128)).volume.data
+    assert values.min() == 0
+    assert values.max() == 2
+
+
 def test_negative_values_start_from_the_background() -> None:
     shape = field((1, 1, 1))
     scan = head(affine_of("RAS", (1, 1, 1), shape), shape)

@@ -12,11 +12,13 @@ from scipy.spatial.transform import Rotation
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.grid import Grid
 from trinat.segmentation.space.grid_map import GridMap
+from trinat.segmentation.space.interpolation import sharpened
 from trinat.segmentation.space.resample import (
     occupied_box,
     resample_image,
     resample_labels,
     resample_probabilities,
+    resample_scan,
 )
 
 
@@ -69,6 +71,51 @@ def test_values_between_voxels_are_weighted_by_nearness() -> None:
     moved = resample_image(one_line([0, 8, 4, 0]), grid_map(start=(0.25, 0, 0)))
     # 3/4 of the voxel before, 1/4 of the one after; behind the last lies 0.
     np.testing.assert_allclose(moved[:, 1, 1], [2, 7, 3, 0])
+
+
+@pytest.mark.parametrize(
+    ("to", "variance"),
+    [
+        (grid_map(), [0, 0, 0]),
+        (grid_map(start=(3, -2, 0)), [0, 0, 0]),
+        # Half way, 1/2 (1 - 1/2); a quarter, 1/4 (1 - 1/4).
+        (grid_map(start=(0.5, 0.25, 0)), [1 / 4, 3 / 16, 0]),
+        # Every other voxel is half way.
+        (grid_map((0.5, 1, 1), shape=(400, 4, 4)), [1 / 8, 0, 0]),
+        # Two points a voxel, both of them at voxels of the source.
+        (grid_map((2, 1, 1), (1.5, 0, 0)), [0, 0, 0]),
+        # The integral of f (1 - f) from 0 to 1.
+        (oblique_map((50, 50, 50)), [1 / 6, 1 / 6, 1 / 6]),
+    ],
+)
+def test_how_much_interpolation_blurs(to: GridMap, variance: list[float]) -> None:
+    np.testing.assert_allclose(to.blur, variance, atol=0.005)
+
+
+def test_a_scan_stays_as_sharp_as_it_was() -> None:
+    squares = one_line([0, 1, 4, 9, 16, 25])
+    half = grid_map(start=(0.5, 0, 0), shape=(5, 4, 4))
+    # A mean of two squares is 1/4 more than the square of what lies between them.
+    between = resample_image(squares, half)
+    np.testing.assert_allclose(between[:, 1, 1], [0.5, 2.5, 6.5, 12.5, 20.5])
+    # Half of 1/4 of the second difference, 2, is taken off before. The edges have none.
+    sharp = resample_scan(squares, half)
+    np.testing.assert_allclose(sharp[1:4, 1, 1], [2.25, 6.25, 12.25])
+
+
+def test_sharpening_keeps_what_is_flat_and_the_sum() -> None:
+    askew = oblique_map((24, 24, 24))
+    flat = resample_scan(np.full((60, 60, 60), 3, np.float32), askew)
+    np.testing.assert_allclose(flat, resample_image(np.full((60,) * 3, 3.0), askew))
+    image = torch.from_numpy(smooth_noise())
+    sharp = sharpened(image, askew)
+    assert float(sharp.std()) > float(image.std())
+    np.testing.assert_allclose(float(sharp.sum()), float(image.sum()), rtol=1e-3)
+
+
+def test_a_scan_that_needs_no_interpolation_is_copied() -> None:
+    data = np.random.default_rng(1).random((5, 6, 7)).astype(np.float32)
+    np.testing.assert_array_equal(resample_scan(data, grid_map(shape=(5, 6, 7))), data)
 
 
 def test_down_sampling_averages_what_a_voxel_covers() -> None:
