@@ -36,6 +36,9 @@ _STARTS_DEG = (-25.0, 25.0)
 _STEPS_OF_START = 4
 # A step that moves the head by less than this, in the mean over its voxels, is the last one.
 _STILL_MM = 0.003
+# Steps are rounded to so many decimals of a radian and a millimetre. What is smaller depends on where
+# in memory numbers lie, as sums of many do, and the same scans are to give the same bytes.
+_DECIMALS = 6
 # Brightness is divided by its mean over about this distance: shading differs between scans.
 _SHADING_MM = 20.0
 # Added to that mean: where there is nothing, nothing is made bright.
@@ -266,7 +269,7 @@ def _step(
         normal = columns.T @ weighted + 1e-6 * np.eye(6)
         solution = np.linalg.solve(normal, -weighted.T @ residual)
         twist = np.asarray(solution, np.float64)
-    return twist
+    return twist.round(_DECIMALS)
 
 
 def _tukey_weights(relative: NDArray[np.float64]) -> NDArray[np.float64]:
