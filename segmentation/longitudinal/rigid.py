@@ -36,8 +36,8 @@ _STARTS_DEG = (-25.0, 25.0)
 _STEPS_OF_START = 4
 # A step that moves the head by less than this, in the mean over its voxels, is the last one.
 _STILL_MM = 0.003
-# Steps are rounded to so many decimals of a radian and a millimetre. What is smaller depends on where
-# in memory numbers lie, as sums of many do, and the same scans are to give the same bytes.
+# Steps are rounded to so many decimals of a radian and a millimetre. What is smaller depends on
+# where in memory numbers lie, as sums of many do, and the same scans are to give the same bytes.
 _DECIMALS = 6
 # Brightness is divided by its mean over about this distance: shading differs between scans.
 _SHADING_MM = 20.0
