@@ -98,7 +98,7 @@ def average(
 
 
 def _check_alike(given: Sequence[Path], models: Sequence[Model]) -> None:
-    """Refuse models whose weights do not stand for the same as those of the first."""
+    """Refuse models whose weights cannot be averaged with those of the first, or must not be."""
     expected = models[0].info
     for place, model in zip(given, models, strict=True):
         info = model.info

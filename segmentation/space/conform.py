@@ -23,7 +23,6 @@ from trinat.segmentation.space.resample import (
     resample_image,
     resample_labels,
     resample_probabilities,
-    resample_scan,
 )
 
 _GRID_MM = 1.0
@@ -101,7 +100,8 @@ def conform(
     if labels:
         data = resample_labels(volume.data, to_working)
     else:
-        data = resample_scan(on_working_scale(volume), to_working)
+        scaled = on_working_scale(volume)
+        data = resample_image(scaled, to_working, stay_sharp=True)
         np.clip(data, 0, BRIGHTEST, out=data)
     conformed = Volume(data, plan.working.affine, volume.codes, volume.notes)
     return Conformed(conformed, plan)

@@ -41,10 +41,9 @@ def interpolate(source: Tensor, to: GridMap) -> Tensor:
 def sharpened(source: Tensor, to: GridMap) -> Tensor:
     """An image (X, Y, Z) that interpolation on the target grid blurs back to what it was.
 
-    What linear interpolation blurs in the mean over the target is taken off before, by half the
-    second difference along each axis. So values go near those of the voxels and not through them,
-    which is known to be better ("Interpolation revisited", IEEE TMI 2000). Cubic splines are as
-    good here, and take several times as long on grids that stand askew.
+    Linear interpolation blurs along each axis by `GridMap.blur`; just that is taken off before, so
+    that the result is as sharp as the image in the mean. Cubic splines are as good here, and take
+    several times as long on grids that stand askew.
     """
     for axis, variance in enumerate(to.blur):
         if variance >= _LEAST_BLUR:
@@ -55,8 +54,8 @@ def sharpened(source: Tensor, to: GridMap) -> Tensor:
 def _sharpened_along(source: Tensor, axis: int, variance: float) -> Tensor:
     """An image less what a blur of this variance, in voxels², adds along one axis.
 
-    It is less half of that of the two neighbours, and more of itself. One that lacks a neighbour
-    is its own.
+    That is half the variance times each voxel's difference from its two neighbours. Beyond an edge
+    the outermost voxel goes on.
     """
     half = variance / 2
     last = source.shape[axis] - 1

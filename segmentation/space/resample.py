@@ -1,7 +1,5 @@
 """From one grid of voxels to another: images, labels and probabilities by linear interpolation.
 
-Scans are sharpened before by what that blurs.
-
 A target voxel that covers several source voxels is averaged over its own extent, at several
 points that none of them is skipped: that is the low-pass that keeps thin structures from aliasing.
 Beyond the source all is background: values fade to it over one voxel.
@@ -33,27 +31,22 @@ _TABLE_LENGTH = 2**16
 _MOST_LABELS = 4096
 
 
-def resample_image(data: NDArray[Any], to: GridMap) -> NDArray[np.float32]:
-    """Image (X, Y, Z) on another grid, float32; beyond its edge it is 0."""
+def resample_image(
+    data: NDArray[Any], to: GridMap, *, stay_sharp: bool = False
+) -> NDArray[np.float32]:
+    """Image (X, Y, Z) on another grid, float32; beyond its edge it is 0.
+
+    With `stay_sharp` it is sharpened first by what interpolation blurs: near strong edges values
+    may then go a little beyond those of the image.
+    """
     copied = _reordered(data, to)
     if copied is not None:
         return copied.astype(np.float32, copy=False)
     # A copy, for the same reason as in `occupied_box`.
     image = torch.from_numpy(data.astype(np.float32))
+    if stay_sharp:
+        image = sharpened(image, to)
     return np.asarray(interpolate(image, to).numpy())
-
-
-def resample_scan(data: NDArray[np.float32], to: GridMap) -> NDArray[np.float32]:
-    """Image (X, Y, Z) on another grid as sharp as it was; beyond its edge it is 0.
-
-    Near strong edges values may go a little beyond those of the image.
-    """
-    copied = _reordered(data, to)
-    if copied is not None:
-        return copied
-    # A copy, for the same reason as in `occupied_box`.
-    image = torch.from_numpy(data.copy())
-    return np.asarray(interpolate(sharpened(image, to), to).numpy())
 
 
 def resample_labels(data: NDArray[Any], to: GridMap) -> NDArray[Any]:

@@ -11,8 +11,11 @@ import yaml
 from helpers.overfitted import random_model
 from helpers.tiny_training import SILENT, tiny_recipe
 from torch.optim.swa_utils import update_bn
+from typer.testing import CliRunner
 
+from trinat.pipelines.cli import app
 from trinat.pipelines.laboratory.average import average, mean_of, soup
+from trinat.pipelines.train.result import CONFIG
 from trinat.pipelines.train.run import train
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.models.checkpoint import load_model
@@ -83,13 +86,32 @@ def test_networks_of_another_shape_are_refused(
         average(runs[:1], tmp_path / "out")
 
 
-def test_weights_of_two_licences_have_no_mean(runs: list[Path], tmp_path: Path) -> None:
-    bound = tmp_path / "bound"
-    shutil.copytree(runs[1] / "model", bound)
-    info = bound / "model.yaml"
+def bound_model(run: Path, folder: Path) -> Path:
+    """A run's model whose licence is not that of trinat."""
+    shutil.copytree(run / "model", folder)
+    info = folder / "model.yaml"
     content = yaml.safe_load(info.read_text())
     content["training"]["licence"] = "CC BY-NC 3.0"
     info.write_text(yaml.safe_dump(content))
+    return folder
+
+
+def test_weights_of_two_licences_have_no_mean(runs: list[Path], tmp_path: Path) -> None:
+    bound = bound_model(runs[1], tmp_path / "bound")
     with pytest.raises(ConfigError, match="has another licence"):
         average([runs[0], bound], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_command_tells_whose_weights_they_are(
+    runs: list[Path], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    shutil.copy(runs[0] / CONFIG, run)
+    bound_model(runs[0], run / "model")
+    other = bound_model(runs[1], tmp_path / "other")
+    words = ["average", str(run), str(other), "--out", str(tmp_path / "mean")]
+    done = CliRunner().invoke(app, [*words, "--batches", "1"], standalone_mode=False)
+    assert done.exception is None, done.exception
+    assert "licensed under CC BY-NC 3.0" in done.stderr

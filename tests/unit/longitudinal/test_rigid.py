@@ -9,7 +9,12 @@ from helpers.visits import head_of, pose_of, visit_of
 from trinat.segmentation.grid import moved
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.longitudinal.person import image_to_align
-from trinat.segmentation.longitudinal.rigid import _likeness, align, mean_pose
+from trinat.segmentation.longitudinal.rigid import (
+    _likeness,
+    _step,
+    align,
+    mean_pose,
+)
 from trinat.segmentation.longitudinal.space import (
     SAME_HEAD,
     heads_of,
@@ -41,6 +46,17 @@ def test_the_way_back_is_the_inverse() -> None:
     there = align(first, second).matrix
     back = align(second, first).matrix
     assert off_mm(there @ back, np.eye(4)) < 0.01
+
+
+def test_a_step_has_no_more_digits_than_are_the_same_in_each_run() -> None:
+    rng = np.random.default_rng(4)
+    first = rng.random((6, 7, 8), np.float32)
+    second = np.roll(first, 1, axis=0)
+    places = np.moveaxis(np.indices(first.shape), 0, -1).reshape(-1, 3)
+    is_head = np.ones(first.size, bool)
+    twist = _step((first, second), is_head, places - places.mean(axis=0), 1.0)
+    assert np.abs(twist).max() > 1e-3
+    np.testing.assert_array_equal(twist, twist.round(6))
 
 
 def test_another_head_is_not_taken_for_the_same() -> None:

@@ -18,7 +18,6 @@ from trinat.segmentation.space.resample import (
     resample_image,
     resample_labels,
     resample_probabilities,
-    resample_scan,
 )
 
 
@@ -99,14 +98,15 @@ def test_a_scan_stays_as_sharp_as_it_was() -> None:
     between = resample_image(squares, half)
     np.testing.assert_allclose(between[:, 1, 1], [0.5, 2.5, 6.5, 12.5, 20.5])
     # Half of 1/4 of the second difference, 2, is taken off before. The edges have none.
-    sharp = resample_scan(squares, half)
+    sharp = resample_image(squares, half, stay_sharp=True)
     np.testing.assert_allclose(sharp[1:4, 1, 1], [2.25, 6.25, 12.25])
 
 
 def test_sharpening_keeps_what_is_flat_and_the_sum() -> None:
     askew = oblique_map((24, 24, 24))
-    flat = resample_scan(np.full((60, 60, 60), 3, np.float32), askew)
-    np.testing.assert_allclose(flat, resample_image(np.full((60,) * 3, 3.0), askew))
+    even = np.full((60, 60, 60), 3, np.float32)
+    sharp_and_even = resample_image(even, askew, stay_sharp=True)
+    np.testing.assert_allclose(sharp_and_even, resample_image(even, askew))
     image = torch.from_numpy(smooth_noise())
     sharp = sharpened(image, askew)
     assert float(sharp.std()) > float(image.std())
@@ -115,7 +115,8 @@ def test_sharpening_keeps_what_is_flat_and_the_sum() -> None:
 
 def test_a_scan_that_needs_no_interpolation_is_copied() -> None:
     data = np.random.default_rng(1).random((5, 6, 7)).astype(np.float32)
-    np.testing.assert_array_equal(resample_scan(data, grid_map(shape=(5, 6, 7))), data)
+    same = grid_map(shape=(5, 6, 7))
+    np.testing.assert_array_equal(resample_image(data, same, stay_sharp=True), data)
 
 
 def test_down_sampling_averages_what_a_voxel_covers() -> None:
