@@ -33,6 +33,7 @@ from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import reoriented
 from trinat.segmentation.synthetic.anatomy import Anatomy, load_anatomy
+from trinat.segmentation.synthetic.redrawing import redraw
 
 # What NumPy and zipfile raise over a damaged file of heads.
 _DAMAGE = (
@@ -55,7 +56,12 @@ Variant = Literal[
     "large-thalamus",
     "small-caudate",
     "small-accumbens",
+    "redrawn",
 ]
+# Those that no rule makes, but chance.
+_AT_RANDOM: Variant = "redrawn"
+# The same heads are redrawn alike in each run.
+_SEED_OF_REDRAWING = 7
 
 
 class Growth(NamedTuple):
@@ -233,6 +239,9 @@ def with_variants(maps: HeadMaps, copies: Sequence[Sequence[Variant]]) -> HeadMa
     for variants in copies:
         changed = maps.labels.copy()
         for variant in variants:
+            if variant == _AT_RANDOM:
+                _redraw_all(changed, maps.numbers)
+                continue
             for growth in _VARIANTS[variant]:
                 _grow(changed, maps, growth)
         labels.append(changed)
@@ -248,6 +257,13 @@ def _grow(changed: NDArray[np.uint8], maps: HeadMaps, growth: Growth) -> None:
     gained = _voxels_of(maps, growth.neighbours) & border
     for entry in np.flatnonzero(maps.numbers == growth.structure):
         changed[gained] = entry
+
+
+def _redraw_all(changed: NDArray[np.uint8], numbers: NDArray[np.int64]) -> None:
+    """Redraw heads (M, X, Y, Z) in place, each in its own way."""
+    rng = np.random.default_rng(_SEED_OF_REDRAWING)
+    for head in changed:
+        redraw(head, numbers, rng)
 
 
 def _voxels_of(maps: HeadMaps, numbers: Sequence[int]) -> NDArray[np.bool_]:

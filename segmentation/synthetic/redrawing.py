@@ -1,0 +1,168 @@
+"""Heads drawn otherwise: structures that are up to a voxel larger or smaller, at random.
+
+Programs and raters do not agree where a structure ends, and heads differ more than twenty of them
+show. A network that has seen only these draws borders by habit where a noisy scan shows none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import ndimage
+
+from trinat.segmentation.grid import Box
+from trinat.segmentation.labels.folding import (
+    GENERATION_FIRST_OUTSIDE,
+    GENERATION_SURROUNDINGS,
+)
+
+# By FreeSurfer numbers. Of two, the left comes first; both change in the same direction.
+_DEEP_AND_CEREBELLUM = (
+    (10, 49),  # thalamus
+    (11, 50),  # caudate
+    (12, 51),  # putamen
+    (13, 52),  # pallidum
+    (17, 53),  # hippocampus
+    (18, 54),  # amygdala
+    (26, 58),  # accumbens
+    (28, 60),  # ventral diencephalon
+    (4, 43),  # lateral ventricle
+    (5, 44),  # inferior lateral ventricle
+    (7, 46),  # cerebellum white matter
+    (14,),  # third ventricle
+    (15,),  # fourth ventricle
+    (16,),  # brain stem
+)
+_WHITE_MATTER_AND_CORTEX = ((2, 3), (41, 42))
+_VENTRICLES = frozenset({4, 5, 14, 15, 43, 44})
+# What a structure that is no ventricle may take: white matter, cortices, lateral ventricles with
+# their linings, and fluid, but no other deep structure.
+_MAY_BE_TAKEN = (2, 41, 3, 42, 7, 8, 46, 47, 136, 137, 163, 164, 4, 43, 24)
+# A smaller structure stays as it is.
+_MIN_VOXELS = 50
+# Borders move in patches: where noise with knots this far apart is above a level, in 60 to 65 % of
+# the head.
+_DEEP_PATCH_MM = 10
+_CORTEX_PATCH_MM = 20
+_LEVEL = -0.4
+# Voxels around a structure that its redrawing looks at.
+_MARGIN = 3
+_FACES = ndimage.generate_binary_structure(3, 1)
+
+Head = NDArray[np.uint8]
+Mask = NDArray[np.bool_]
+
+
+def redraw(head: Head, numbers: NDArray[np.int64], rng: np.random.Generator) -> None:
+    """Change a head of RAS axes and 1 mm (X, Y, Z) in place; `numbers` (E,) says what entries are.
+
+    Each structure grows by a voxel, shrinks by one, or stays as it is, one as likely as the other.
+    """
+    is_moved = _patches(rng, head.shape, _DEEP_PATCH_MM)
+    for structure in rng.permutation(len(_DEEP_AND_CEREBELLUM)):
+        direction = rng.integers(-1, 2)
+        for number in _DEEP_AND_CEREBELLUM[structure]:
+            if direction > 0:
+                _grow(head, numbers, number, is_moved)
+            if direction < 0:
+                _shrink(head, numbers, number, is_moved)
+    direction = rng.integers(-1, 2)
+    is_moved = _patches(rng, head.shape, _CORTEX_PATCH_MM)
+    if direction > 0:
+        _thicken_cortex(head, numbers, is_moved)
+    if direction < 0:
+        _thin_cortex(head, numbers, is_moved)
+
+
+def _grow(head: Head, numbers: NDArray[np.int64], number: int, is_moved: Mask) -> None:
+    """Let a structure take a voxel of its neighbours."""
+    entry, box = _find(head, numbers, number)
+    if box is None:
+        return
+    part = head[box]
+    own = part == entry
+    near = ndimage.binary_dilation(own, _FACES) & ~own & is_moved[box]
+    may_be_taken = _may_be_taken_by(number, numbers)
+    part[near & may_be_taken[part]] = entry
+
+
+def _shrink(
+    head: Head, numbers: NDArray[np.int64], number: int, is_moved: Mask
+) -> None:
+    """Give a structure's outermost voxels to what is nearest."""
+    entry, box = _find(head, numbers, number)
+    if box is None:
+        return
+    part = head[box]
+    own = part == entry
+    edge = own & ~ndimage.binary_erosion(own, _FACES) & is_moved[box]
+    nearest = ndimage.distance_transform_edt(
+        own, return_distances=False, return_indices=True
+    )
+    part[edge] = part[tuple(axis[edge] for axis in nearest)]
+
+
+def _thin_cortex(head: Head, numbers: NDArray[np.int64], is_moved: Mask) -> None:
+    """Let the fluid take the outermost voxel of the cortex."""
+    entry_of_fluid = _entry_of(numbers, GENERATION_SURROUNDINGS)
+    if entry_of_fluid is None:
+        return
+    cortices = [cortex for _, cortex in _WHITE_MATTER_AND_CORTEX]
+    is_outside = np.isin(numbers, (0, GENERATION_SURROUNDINGS))
+    is_outside |= numbers >= GENERATION_FIRST_OUTSIDE
+    near_outside = ndimage.binary_dilation(is_outside[head], _FACES)
+    is_cortex = np.isin(numbers, cortices)[head]
+    head[is_cortex & near_outside & is_moved] = entry_of_fluid
+
+
+def _thicken_cortex(head: Head, numbers: NDArray[np.int64], is_moved: Mask) -> None:
+    """Let the cortex take a voxel of the white matter below it."""
+    for white_matter, cortex in _WHITE_MATTER_AND_CORTEX:
+        entry_of_cortex = _entry_of(numbers, cortex)
+        entry_of_white = _entry_of(numbers, white_matter)
+        if entry_of_cortex is None or entry_of_white is None:
+            continue
+        near_cortex = ndimage.binary_dilation(head == entry_of_cortex, _FACES)
+        is_white = head == entry_of_white
+        head[is_white & near_cortex & is_moved] = entry_of_cortex
+
+
+def _find(
+    head: Head, numbers: NDArray[np.int64], number: int
+) -> tuple[int, Box | None]:
+    """A structure's entry and the box around it; no box where there is too little of it."""
+    entry = _entry_of(numbers, number)
+    if entry is None:
+        return 0, None
+    own = head == entry
+    if np.count_nonzero(own) < _MIN_VOXELS:
+        return entry, None
+    (box,) = ndimage.find_objects(own.astype(np.uint8))
+    first, second, third = (
+        slice(max(0, extent.start - _MARGIN), extent.stop + _MARGIN) for extent in box
+    )
+    return entry, (first, second, third)
+
+
+def _entry_of(numbers: NDArray[np.int64], number: int) -> int | None:
+    """The first entry that stands for a number."""
+    entries = np.flatnonzero(numbers == number)
+    return int(entries[0]) if len(entries) else None
+
+
+def _may_be_taken_by(number: int, numbers: NDArray[np.int64]) -> Mask:
+    """Entries (E,) that a structure may take: a ventricle all that is brain."""
+    if number not in _VENTRICLES:
+        return np.isin(numbers, _MAY_BE_TAKEN)
+    is_inside = (numbers > 0) & (numbers < GENERATION_FIRST_OUTSIDE)
+    return np.asarray(is_inside & (numbers != GENERATION_SURROUNDINGS))
+
+
+def _patches(rng: np.random.Generator, shape: Sequence[int], spacing_mm: int) -> Mask:
+    """Where borders move, (X, Y, Z)."""
+    knots = rng.normal(size=[length // spacing_mm + 3 for length in shape])
+    noise = ndimage.zoom(knots, spacing_mm, order=1)
+    within = tuple(slice(length) for length in shape)
+    return np.asarray(noise[within] > _LEVEL)
