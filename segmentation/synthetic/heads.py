@@ -33,7 +33,7 @@ from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import reoriented
 from trinat.segmentation.synthetic.anatomy import Anatomy, load_anatomy
-from trinat.segmentation.synthetic.redrawing import redraw
+from trinat.segmentation.synthetic.redrawing import is_outside_brain, redraw
 
 # What NumPy and zipfile raise over a damaged file of heads.
 _DAMAGE = (
@@ -58,9 +58,7 @@ Variant = Literal[
     "small-accumbens",
     "redrawn",
 ]
-# Those that no rule makes, but chance.
-_AT_RANDOM: Variant = "redrawn"
-# The same heads are redrawn alike in each run.
+# Heads are redrawn alike in each run.
 _SEED_OF_REDRAWING = 7
 
 
@@ -71,7 +69,7 @@ class Growth(NamedTuple):
     neighbours: tuple[int, ...]
 
 
-# The growths that make each variant: first the left side, then the right.
+# The growths that make each variant but `redrawn`: first the left side, then the right.
 _VARIANTS: dict[Variant, tuple[Growth, ...]] = {
     "thin-cortex": (Growth(_FLUID, _CORTEX),),
     "large-pallidum": (Growth(13, (12, 2)), Growth(52, (51, 41))),
@@ -233,17 +231,20 @@ def with_variants(maps: HeadMaps, copies: Sequence[Sequence[Variant]]) -> HeadMa
     """All heads as they are, then all heads once more for each of `copies`, which are changed.
 
     A copy is the variants that it is changed by: `[["thin-cortex"]]` gives M heads as they are and
-    M with a thin cortex. The tables stay the same.
+    M with a thin cortex. The tables stay the same. Each head of each copy that is `redrawn` is so
+    in its own way.
     """
+    rng = np.random.default_rng(_SEED_OF_REDRAWING)
     labels = [maps.labels]
     for variants in copies:
         changed = maps.labels.copy()
         for variant in variants:
-            if variant == _AT_RANDOM:
-                _redraw_all(changed, maps.numbers)
-                continue
-            for growth in _VARIANTS[variant]:
-                _grow(changed, maps, growth)
+            if variant == "redrawn":
+                for head in changed:
+                    redraw(head, maps.numbers, rng)
+            else:
+                for growth in _VARIANTS[variant]:
+                    _grow(changed, maps, growth)
         labels.append(changed)
     return replace(maps, labels=np.concatenate(labels))
 
@@ -259,13 +260,6 @@ def _grow(changed: NDArray[np.uint8], maps: HeadMaps, growth: Growth) -> None:
         changed[gained] = entry
 
 
-def _redraw_all(changed: NDArray[np.uint8], numbers: NDArray[np.int64]) -> None:
-    """Redraw heads (M, X, Y, Z) in place, each in its own way."""
-    rng = np.random.default_rng(_SEED_OF_REDRAWING)
-    for head in changed:
-        redraw(head, numbers, rng)
-
-
 def _voxels_of(maps: HeadMaps, numbers: Sequence[int]) -> NDArray[np.bool_]:
     """Voxels (M, X, Y, Z) of the structures with these FreeSurfer numbers."""
     return np.asarray(np.isin(maps.numbers, numbers)[maps.labels])
@@ -275,9 +269,7 @@ def _grown_from(maps: HeadMaps, number: int) -> NDArray[np.bool_]:
     """Voxels (M, X, Y, Z) that a structure grows from: its own, of fluid all outside the brain."""
     if number != _FLUID:
         return _voxels_of(maps, [number])
-    is_air_or_fluid = np.isin(maps.numbers, (0, _FLUID))
-    is_outside = is_air_or_fluid | (maps.numbers >= GENERATION_FIRST_OUTSIDE)
-    return np.asarray(is_outside[maps.labels])
+    return np.asarray(is_outside_brain(maps.numbers)[maps.labels])
 
 
 def _next_to(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:

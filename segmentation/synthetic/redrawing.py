@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from trinat.segmentation.grid import Box
 from trinat.segmentation.labels.folding import (
     GENERATION_FIRST_OUTSIDE,
     GENERATION_SURROUNDINGS,
 )
+from trinat.segmentation.space.resample import occupied_box
 
 # By FreeSurfer numbers. Of two, the left comes first; both change in the same direction.
 _DEEP_AND_CEREBELLUM = (
@@ -42,7 +42,7 @@ _VENTRICLES = frozenset({4, 5, 14, 15, 43, 44})
 _MAY_BE_TAKEN = (2, 41, 3, 42, 7, 8, 46, 47, 136, 137, 163, 164, 4, 43, 24)
 # A smaller structure stays as it is.
 _MIN_VOXELS = 50
-# Borders move in patches: where noise with knots this far apart is above a level, in 60 to 65 % of
+# Borders move in patches: where noise with knots this far apart is above a level, in some 78 % of
 # the head.
 _DEEP_PATCH_MM = 10
 _CORTEX_PATCH_MM = 20
@@ -62,13 +62,10 @@ def redraw(head: Head, numbers: NDArray[np.int64], rng: np.random.Generator) -> 
     """
     is_moved = _patches(rng, head.shape, _DEEP_PATCH_MM)
     for structure in rng.permutation(len(_DEEP_AND_CEREBELLUM)):
-        direction = rng.integers(-1, 2)
+        direction = int(rng.integers(-1, 2))
         for number in _DEEP_AND_CEREBELLUM[structure]:
-            if direction > 0:
-                _grow(head, numbers, number, is_moved)
-            if direction < 0:
-                _shrink(head, numbers, number, is_moved)
-    direction = rng.integers(-1, 2)
+            _change(head, numbers, number, direction, is_moved)
+    direction = int(rng.integers(-1, 2))
     is_moved = _patches(rng, head.shape, _CORTEX_PATCH_MM)
     if direction > 0:
         _thicken_cortex(head, numbers, is_moved)
@@ -76,28 +73,51 @@ def redraw(head: Head, numbers: NDArray[np.int64], rng: np.random.Generator) -> 
         _thin_cortex(head, numbers, is_moved)
 
 
-def _grow(head: Head, numbers: NDArray[np.int64], number: int, is_moved: Mask) -> None:
-    """Let a structure take a voxel of its neighbours."""
-    entry, box = _find(head, numbers, number)
-    if box is None:
-        return
-    part = head[box]
-    own = part == entry
-    near = ndimage.binary_dilation(own, _FACES) & ~own & is_moved[box]
-    may_be_taken = _may_be_taken_by(number, numbers)
-    part[near & may_be_taken[part]] = entry
+def is_outside_brain(numbers: NDArray[np.int64]) -> Mask:
+    """Entries (E,) of air, of the fluid around the brain, and of what lies beyond it."""
+    is_air_or_fluid = np.isin(numbers, (0, GENERATION_SURROUNDINGS))
+    return np.asarray(is_air_or_fluid | (numbers >= GENERATION_FIRST_OUTSIDE))
 
 
-def _shrink(
-    head: Head, numbers: NDArray[np.int64], number: int, is_moved: Mask
+def _change(
+    head: Head,
+    numbers: NDArray[np.int64],
+    number: int,
+    direction: int,
+    is_moved: Mask,
 ) -> None:
-    """Give a structure's outermost voxels to what is nearest."""
-    entry, box = _find(head, numbers, number)
-    if box is None:
+    """Let a structure grow where the direction is above 0, and shrink where it is below."""
+    entry = _entry_of(numbers, number)
+    if entry is None or not direction:
         return
-    part = head[box]
+    own = head == entry
+    if np.count_nonzero(own) < _MIN_VOXELS:
+        return
+    x, y, z = occupied_box(own)
+    box = (_widened(x), _widened(y), _widened(z))
+    if direction > 0:
+        may_be_taken = _may_be_taken_by(number, numbers)
+        _grow(head[box], entry, may_be_taken, is_moved[box])
+    else:
+        _shrink(head[box], entry, is_moved[box])
+
+
+def _widened(extent: slice) -> slice:
+    """An extent with a margin on both sides."""
+    return slice(max(0, extent.start - _MARGIN), extent.stop + _MARGIN)
+
+
+def _grow(part: Head, entry: int, may_be_taken: Mask, is_moved: Mask) -> None:
+    """Let a structure take a voxel of its neighbours; `may_be_taken` (E,) are entries."""
     own = part == entry
-    edge = own & ~ndimage.binary_erosion(own, _FACES) & is_moved[box]
+    near = ndimage.binary_dilation(own, _FACES) & ~own
+    part[near & is_moved & may_be_taken[part]] = entry
+
+
+def _shrink(part: Head, entry: int, is_moved: Mask) -> None:
+    """Give a structure's outermost voxels to what is nearest."""
+    own = part == entry
+    edge = own & ~ndimage.binary_erosion(own, _FACES) & is_moved
     nearest = ndimage.distance_transform_edt(
         own, return_distances=False, return_indices=True
     )
@@ -110,9 +130,8 @@ def _thin_cortex(head: Head, numbers: NDArray[np.int64], is_moved: Mask) -> None
     if entry_of_fluid is None:
         return
     cortices = [cortex for _, cortex in _WHITE_MATTER_AND_CORTEX]
-    is_outside = np.isin(numbers, (0, GENERATION_SURROUNDINGS))
-    is_outside |= numbers >= GENERATION_FIRST_OUTSIDE
-    near_outside = ndimage.binary_dilation(is_outside[head], _FACES)
+    is_outside = is_outside_brain(numbers)[head]
+    near_outside = ndimage.binary_dilation(is_outside, _FACES)
     is_cortex = np.isin(numbers, cortices)[head]
     head[is_cortex & near_outside & is_moved] = entry_of_fluid
 
@@ -129,23 +148,6 @@ def _thicken_cortex(head: Head, numbers: NDArray[np.int64], is_moved: Mask) -> N
         head[is_white & near_cortex & is_moved] = entry_of_cortex
 
 
-def _find(
-    head: Head, numbers: NDArray[np.int64], number: int
-) -> tuple[int, Box | None]:
-    """A structure's entry and the box around it; no box where there is too little of it."""
-    entry = _entry_of(numbers, number)
-    if entry is None:
-        return 0, None
-    own = head == entry
-    if np.count_nonzero(own) < _MIN_VOXELS:
-        return entry, None
-    (box,) = ndimage.find_objects(own.astype(np.uint8))
-    first, second, third = (
-        slice(max(0, extent.start - _MARGIN), extent.stop + _MARGIN) for extent in box
-    )
-    return entry, (first, second, third)
-
-
 def _entry_of(numbers: NDArray[np.int64], number: int) -> int | None:
     """The first entry that stands for a number."""
     entries = np.flatnonzero(numbers == number)
@@ -156,8 +158,7 @@ def _may_be_taken_by(number: int, numbers: NDArray[np.int64]) -> Mask:
     """Entries (E,) that a structure may take: a ventricle all that is brain."""
     if number not in _VENTRICLES:
         return np.isin(numbers, _MAY_BE_TAKEN)
-    is_inside = (numbers > 0) & (numbers < GENERATION_FIRST_OUTSIDE)
-    return np.asarray(is_inside & (numbers != GENERATION_SURROUNDINGS))
+    return ~is_outside_brain(numbers)
 
 
 def _patches(rng: np.random.Generator, shape: Sequence[int], spacing_mm: int) -> Mask:
