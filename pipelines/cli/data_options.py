@@ -122,6 +122,14 @@ LabelWith = Annotated[
         help="Model that labels all scans (pseudo-labels): name of a shipped model, or a folder.",
     ),
 ]
+CsfWith = Annotated[
+    str | None,
+    typer.Option(
+        "--csf-with",
+        help="Model whose CSF fills what labels like FreeSurfer's leave out around the brain: name "
+        "of a shipped model, or a folder.",
+    ),
+]
 Participants = Annotated[
     Path | None,
     typer.Option(

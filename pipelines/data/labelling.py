@@ -1,4 +1,4 @@
-"""Label maps that a model makes for scans without any, on their way into a store."""
+"""Label maps that a model makes, on their way into a store: all labels of a scan, or its CSF."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from trinat.pipelines.predict.settings import OutputSettings
 from trinat.segmentation.data.preparing import Cut
 from trinat.segmentation.data.sources.base import Exclusion, Listing, Subject
 from trinat.segmentation.data.store import Pseudo
-from trinat.segmentation.errors import InterruptedRunError
+from trinat.segmentation.errors import ConfigError, InterruptedRunError
 from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.labels.folding import GENERATION_SURROUNDINGS
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.checkpoint import Model, load_model
 from trinat.segmentation.models.zoo import MODEL_FILE, licence_notice
@@ -42,31 +43,84 @@ def label_with_model(
         sha256=sha256_of(model.folder / MODEL_FILE),
         not_predicted=_never_predicted(cut.scheme, model),
     )
-    output = OutputSettings(
-        picture=False,
-        brain_mask=False,
-        trust_affine=cut.trust_affine,
-        fill_nonfinite=cut.fill_nonfinite,
-    )
-    _predict(listing, name, out, output, pseudo, say)
-    entries = read_entries(ledgers_in(out))
     found: list[Subject | Exclusion] = []
-    for subject in listing.subjects:
-        entry = entries.get(subject.id)
-        found.append(_labelled(subject, entry, out, output, pseudo))
+    for subject, made in _predict(listing, name, out, cut, str(pseudo), say):
+        if isinstance(made, Exclusion):
+            found.append(made)
+            continue
+        labelled = replace(
+            subject,
+            labels=made,
+            labels_axes=None,
+            extra={},
+            ignore=(),
+            fold=None,
+            note=_with_note(subject, str(pseudo)),
+        )
+        found.append(labelled)
     found += listing.exclusions
     return Listing.of(found), pseudo
+
+
+def add_csf_of_model(
+    listing: Listing,
+    name: str,
+    out: Path,
+    cut: Cut,
+    say: Callable[[str], None],
+) -> Listing:
+    """The same subjects; where their labels are background, they get the CSF of the model `name`.
+
+    FreeSurfer's labels leave out most of the fluid around the brain. The model's label maps are
+    written to `out` as by trinat predict. A subject without an image, or whose scan gave no
+    result, becomes an exclusion. ConfigError if the model has no such CSF, or the scheme none.
+    """
+    model = load_model(name)
+    if model.info.csf != "intracranial":
+        raise ConfigError(
+            f"{model.name} does not find all fluid inside the skull",
+            where="csf_with",
+            remedy="take fast",
+        )
+    if cut.scheme.classes_of_number(GENERATION_SURROUNDINGS) <= {0}:
+        raise ConfigError(f"{cut.scheme.name} has no CSF", where="csf_with")
+    if notice := licence_notice(model.folder):
+        say(notice)
+    digest = sha256_of(model.folder / MODEL_FILE)
+    note = f"CSF of {model.name} ({digest[:12]})"
+    found: list[Subject | Exclusion] = []
+    for subject, made in _predict(listing, name, out, cut, note, say):
+        if isinstance(made, Exclusion):
+            found.append(made)
+            continue
+        found.append(replace(subject, csf=made, note=_with_note(subject, note)))
+    found += listing.exclusions
+    return Listing.of(found, listing.advice)
+
+
+def _with_note(subject: Subject, note: str) -> str:
+    """The note of a subject, and one more."""
+    return "; ".join(filter(None, (subject.note, note)))
 
 
 def _predict(
     listing: Listing,
     name: str,
     out: Path,
-    output: OutputSettings,
-    pseudo: Pseudo,
+    cut: Cut,
+    remark: str,
     say: Callable[[str], None],
-) -> None:
-    """Segment all scans of a listing; what an earlier call has made stays as it is."""
+) -> list[tuple[Subject, Path | Exclusion]]:
+    """Segment all scans of a listing; each subject with its new label map, or why it has none.
+
+    What an earlier call has made stays as it is. `remark` is said of each scan that was segmented.
+    """
+    output = OutputSettings(
+        picture=False,
+        brain_mask=False,
+        trust_affine=cut.trust_affine,
+        fill_nonfinite=cut.fill_nonfinite,
+    )
     cases = tuple(
         Case(subject.id, subject.image, subject.id, axes=subject.image_axes)
         for subject in listing.subjects
@@ -74,7 +128,7 @@ def _predict(
     )
 
     def say_result(entry: Entry) -> None:
-        say(f"{entry.case}: {entry.reason or pseudo}")
+        say(f"{entry.case}: {entry.reason or remark}")
 
     request = PredictRequest(
         inputs=(),
@@ -89,33 +143,23 @@ def _predict(
         raise InterruptedRunError(
             "stopped while labels were made", where=out, remedy=remedy
         )
+    entries = read_entries(ledgers_in(out))
+    return [
+        (subject, _label_map(subject, entries.get(subject.id), out, output))
+        for subject in listing.subjects
+    ]
 
 
-def _labelled(
-    subject: Subject,
-    entry: Entry | None,
-    out: Path,
-    output: OutputSettings,
-    pseudo: Pseudo,
-) -> Subject | Exclusion:
-    """A subject with its new label map in place of its own; `entry` is that of its scan."""
+def _label_map(
+    subject: Subject, entry: Entry | None, out: Path, output: OutputSettings
+) -> Path | Exclusion:
+    """The label map that was made of a subject's scan; `entry` is that of the scan."""
     if entry is None or subject.image is None:
         return Exclusion(subject.id, "no image", broken=True)
     if entry.status == "failed":
         return Exclusion(subject.id, entry.reason, broken=True)
     names = CaseNames(out, subject.id, {}, bids=False)
-    note = str(pseudo)
-    if subject.note:
-        note = f"{subject.note}; {note}"
-    return replace(
-        subject,
-        labels=names.labels(output, subject.image),
-        labels_axes=None,
-        extra={},
-        ignore=(),
-        fold=None,
-        note=note,
-    )
+    return names.labels(output, subject.image)
 
 
 def _never_predicted(scheme: LabelScheme, model: Model) -> tuple[str, ...]:

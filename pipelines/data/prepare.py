@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from natsort import natsorted
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trinat.pipelines.common.config import check, read_yaml
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.lock import claimed
 from trinat.pipelines.common.process import isolated
-from trinat.pipelines.data.labelling import label_with_model
+from trinat.pipelines.data.labelling import add_csf_of_model, label_with_model
 from trinat.pipelines.data.subject_job import (
     Outcome,
     SubjectJob,
@@ -54,6 +54,7 @@ from trinat.segmentation.data.store import (
 from trinat.segmentation.errors import ConfigError, DatasetError, TrinatError
 from trinat.segmentation.io.files import read_bytes
 from trinat.segmentation.io.orientation import TrustAffine
+from trinat.segmentation.labels.fluid import Csf
 from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.space.views import View
@@ -82,6 +83,8 @@ class PrepareConfig(BaseModel):
     label_maps: str | None = None  # which of a dataset's label maps
     subjects_dir: Path | None = None
     label_with: str | None = None  # a model that makes the labels
+    # a model whose CSF fills what labels like FreeSurfer's leave out around the brain
+    csf_with: str | None = None
     participants: Path | None = None  # a table of age, sex and family by person
     # label number -> FreeSurfer number
     extra: dict[int, int] = Field(default_factory=dict)
@@ -92,6 +95,13 @@ class PrepareConfig(BaseModel):
     fill_nonfinite: bool = False  # NaN and infinite voxels of images become 0
     # of every scan and label map; see segmentation/io/streams.py
     require_checksum: bool = False
+
+    @model_validator(mode="after")
+    def _csf_joins_labels_of_others(self) -> PrepareConfig:
+        """Labels that a model made have a CSF already."""
+        if self.label_with is not None and self.csf_with is not None:
+            raise ValueError("give one of label_with and csf_with")
+        return self
 
 
 @dataclass(frozen=True)
@@ -148,12 +158,18 @@ def prepare_store(
         unpack_archives(config.source, config.root, say)
         listing = _listing(config)
         pseudo = None
+        csf: Csf = "region"
         if config.label_with is not None:
             listing, pseudo = label_with_model(
                 listing, config.label_with, out / "labels", cut, say
             )
         elif listing.advice:
             say(listing.advice)
+        if config.csf_with is not None:
+            listing = add_csf_of_model(
+                listing, config.csf_with, out / "labels", cut, say
+            )
+            csf = "intracranial"
         _keep_scheme(config.labels, scheme, out)
         todo = _plan(listing, out, cut, pseudo, config.require_checksum)
         stamps_before = [_stamp(job.path) for job in todo]
@@ -166,7 +182,7 @@ def prepare_store(
             is_done = outcomes[job.subject.id].status == "done"
             if is_done and _stamp(job.path) == stamp:
                 current += 1
-        return _conclude(config.source, out, listing, outcomes, cut, current)
+        return _conclude(config.source, out, listing, outcomes, cut, csf, current)
 
 
 def _is_store(out: Path) -> bool:
@@ -277,11 +293,12 @@ def _conclude(
     listing: Listing,
     outcomes: Mapping[str, Outcome],
     cut: Cut,
+    csf: Csf,
     current: int,
 ) -> Summary:
     """Write what the subjects have in common; store.json, which opens the store, comes last.
 
-    `current` is how many of the subjects were there before.
+    `csf` is what the labels call CSF, and `current` how many of the subjects were there before.
     """
     rows = _ledger_rows(listing, outcomes)
     write_ledger(out, rows)
@@ -310,6 +327,7 @@ def _conclude(
         trust_affine=cut.trust_affine,
         fill_nonfinite=cut.fill_nonfinite,
         fold=fold,
+        csf=csf,
         subjects=stored,
     )
     info.write(out)

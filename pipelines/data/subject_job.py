@@ -68,7 +68,8 @@ class SubjectJob:
         subject = self.subject
         image = digest_of(subject.image)
         labels = digest_of(subject.labels)
-        wanted = fingerprint(subject, self.cut, image, labels)
+        csf = digest_of(subject.csf)
+        wanted = fingerprint(subject, self.cut, image, labels, csf)
         stamp = self._current(wanted)
         if stamp is None:
             prepare_subject(subject, self.path, self.cut, wanted)

@@ -106,9 +106,12 @@ def _taken_from(config: StoreConfig) -> dict[str, Any]:
             untaught.append(set())
         else:
             untaught.append(set(model.not_predicted))
-    return {
+    taken = {
         "sha256": hashlib.sha256(files.encode()).hexdigest(),
         "licences": sorted(licences - {""}),
         "pseudo_labels": store.pseudo_labels(train),
         "not_predicted": sorted(set.intersection(*untaught)),
     }
+    if store.info.csf != "region":
+        taken["csf"] = store.info.csf
+    return taken

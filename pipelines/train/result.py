@@ -177,11 +177,11 @@ def save_run(
         Description(
             name=recipe.name,
             labels=scheme.name,
-            fusion=_fusion_of_start(recipe, scheme),
+            fusion=_fusion_of_start(recipe, scheme, out),
             contrast=recipe.contrast,
             reverse_contrast=recipe.reverse_contrast,
             not_predicted=tuple(name for name in scheme.names if name in never),
-            csf=_csf_taught(recipe),
+            csf=_csf_taught(recipe, out),
             training=Training(
                 data=_data_seen(recipe, out),
                 licence=_licence_of_starts(recipe),
@@ -198,7 +198,7 @@ def save_run(
     return [view.value for view in networks]
 
 
-def _fusion_of_start(recipe: Recipe, scheme: LabelScheme) -> Fusion:
+def _fusion_of_start(recipe: Recipe, scheme: LabelScheme, out: Path) -> Fusion:
     """How views are joined in the model that the weights come from; the defaults without one.
 
     Weights that were fitted to that model are nearer than those of the paper, if all views come
@@ -219,7 +219,7 @@ def _fusion_of_start(recipe: Recipe, scheme: LabelScheme) -> Fusion:
         },
         "class_odds": {},
     }
-    if model.csf != _csf_taught(recipe):
+    if model.csf != _csf_taught(recipe, out):
         changed["csf_odds"] = 1.0
     return model.fusion.model_copy(update=changed)
 
@@ -300,15 +300,22 @@ def _not_predicted(recipe: Recipe, scheme: LabelScheme, out: Path) -> set[str]:
     return set.intersection(*untaught)
 
 
-def _csf_taught(recipe: Recipe) -> Csf:
+def _csf_taught(recipe: Recipe, out: Path) -> Csf:
     """What the last stage of a recipe calls CSF: that is what the networks know at the end.
 
-    Stores are of people's or FreeSurfer's labels, which have a small region.
+    Labels of people and of FreeSurfer have a small region, unless `trinat prepare` filled in all
+    fluid. All fluid is learnt only where all sources of the stage have it.
     """
     data = recipe.stages[-1].data
-    if data.store is not None or data.synthetic is None:
-        return "region"
-    if data.synthetic.synthesis.learn_fluid:
+    taught: set[Csf] = set()
+    if data.store is not None:
+        of_store = read_data(out).get(str(data.store.path), {})
+        taught.add(of_store.get("csf", "region"))
+    if data.synthetic is not None and data.synthetic.synthesis.learn_fluid:
+        taught.add("intracranial")
+    elif data.synthetic is not None:
+        taught.add("region")
+    if taught == {"intracranial"}:
         return "intracranial"
     return "region"
 

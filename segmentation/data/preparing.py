@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trinat.segmentation.data.quantised import quantise
 from trinat.segmentation.data.slices import FORMAT, scheme_table, write_subject
 from trinat.segmentation.data.sources.base import Subject
@@ -15,6 +18,7 @@ from trinat.segmentation.errors import GeometryError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.folding import GENERATION_SURROUNDINGS
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.space.conform import conform
 from trinat.segmentation.space.views import View
@@ -100,7 +104,22 @@ def _read_classes(subject: Subject, cut: Cut, image: Volume | None) -> Volume | 
         fold=subject.fold,
         where=subject.labels,
     )
+    if subject.csf is not None:
+        indices = _with_csf(indices, subject.csf, cut.scheme)
     return replace(label_map, data=indices)
+
+
+def _with_csf(
+    indices: NDArray[Any], model_labels: Path, scheme: LabelScheme
+) -> NDArray[Any]:
+    """Classes with CSF where they are background and a model's label map has it.
+
+    The model's map is on the scan's grid, as the classes are.
+    """
+    (csf,) = scheme.classes_of_number(GENERATION_SURROUNDINGS)
+    found = Volume.read(model_labels, labels=True).data
+    is_fluid = (indices == 0) & (found == GENERATION_SURROUNDINGS)
+    return np.where(is_fluid, csf, indices).astype(indices.dtype)
 
 
 def _on_working_grid(
@@ -125,10 +144,11 @@ def fingerprint(
     cut: Cut,
     image: str | None,
     labels: str | None,
+    csf: str | None = None,
 ) -> str:
     """SHA-256 over every setting that shapes the result, and over the inputs.
 
-    `image` and `labels` are the inputs' own hashes, by `digest_of`.
+    `image`, `labels` and `csf` are the inputs' own hashes, by `digest_of`.
     """
     settings: dict[str, Any] = {
         "format": FORMAT,
@@ -145,6 +165,8 @@ def fingerprint(
     }
     if subject.fold is not None:
         settings["fold"] = sorted(subject.fold.targets.items())
+    if csf is not None:
+        settings["csf"] = csf
     text = json.dumps(settings, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -31,6 +31,7 @@ from trinat.segmentation.io.files import (
     write_tsv,
 )
 from trinat.segmentation.io.orientation import TrustAffine
+from trinat.segmentation.labels.fluid import Csf
 from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.scheme import Label, LabelScheme
 from trinat.segmentation.space.views import View
@@ -128,11 +129,16 @@ class StoredSubject(_Strict):
     licence: str = ""
 
 
+def _is_region(csf: Csf) -> bool:
+    """Whether labels have the small CSF that most have: a store says nothing of it then."""
+    return csf == "region"
+
+
 class StoreInfo(_Strict):
     """What store.json says.
 
     `trust_affine`, `fill_nonfinite` and `fold` say how originals are read; `fold` is the numbering
-    of all label maps (None: FreeSurfer's).
+    of all label maps (None: FreeSurfer's). `csf` is what the labels call CSF.
     """
 
     format: Literal[3] = FORMAT
@@ -142,6 +148,7 @@ class StoreInfo(_Strict):
     trust_affine: TrustAffine | None = None
     fill_nonfinite: bool = False
     fold: FoldingTable | None = None
+    csf: Csf = Field(default="region", exclude_if=_is_region)
     subjects: dict[_SubjectName, StoredSubject]
 
     def write(self, root: Path) -> None:

@@ -37,7 +37,8 @@ class Subject:
     `image_axes` and `labels_axes` are the voxel axes (ASL, LAS) where the dataset vouches for them
     and the header lacks them. `extra` takes numbers of the label map to FreeSurfer numbers, the
     numbers of `ignore` are background, and `fold` is the numbering of the label map (None:
-    FreeSurfer's). `note` is kept with the slices.
+    FreeSurfer's). `csf` is a model's label map of the same scan: its CSF fills the background of
+    the labels. `note` is kept with the slices.
     """
 
     id: str
@@ -50,6 +51,7 @@ class Subject:
     extra: Mapping[int, int] = field(default_factory=dict)
     ignore: tuple[int, ...] = ()
     fold: FoldingTable | None = None
+    csf: Path | None = None
     family: str | None = None
     age: float | None = None
     sex: str | None = None

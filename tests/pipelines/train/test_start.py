@@ -207,7 +207,7 @@ def test_fitted_weights_of_structures_that_a_scheme_lacks_do_not_carry_over(
         tmp_path, "scheme=tissue4", views=["coronal"], start=str(tmp_path / "start")
     )
     scheme = load_scheme("tissue4")
-    fusion = _fusion_of_start(recipe, scheme)
+    fusion = _fusion_of_start(recipe, scheme, tmp_path)
     assert fusion.weights == {View.CORONAL: 0.7, View.SAGITTAL: 0.3}
     assert fusion.per_class == {"CSF": {View.CORONAL: 0.2}}
 
@@ -220,15 +220,15 @@ def test_views_that_are_not_all_of_one_model_have_the_default_weights(
     scheme = load_scheme("quicknat33")
     # The model has no axial network: its weights would leave that view out.
     lacks = tiny_recipe(tmp_path, views=["coronal", "axial"], start=start)
-    assert _fusion_of_start(lacks, scheme) == Fusion()
+    assert _fusion_of_start(lacks, scheme, tmp_path) == Fusion()
     stages = [
         {"name": "first", "start": "fast"},
         {"name": "second", "start": start, "views": ["coronal"]},
     ]
     mixed = tiny_recipe(tmp_path, views=["coronal", "axial"], stages=stages)
-    assert _fusion_of_start(mixed, scheme) == Fusion()
+    assert _fusion_of_start(mixed, scheme, tmp_path) == Fusion()
     later = tiny_recipe(tmp_path, views=["coronal"], stages=stages)
-    assert _fusion_of_start(later, scheme).weights[View.CORONAL] == 0.7
+    assert _fusion_of_start(later, scheme, tmp_path).weights[View.CORONAL] == 0.7
 
 
 @pytest.mark.parametrize(
