@@ -18,7 +18,7 @@ from trinat.segmentation.segmenter import Segmenter
 from trinat.segmentation.synthetic.phantom import phantom
 
 # As voxels of scanners are; the last head is turned by 20 degrees.
-_PHANTOMS = (
+PHANTOMS = (
     (11, {}),
     (12, {}),
     (13, {"spacing_mm": (0.9, 0.9, 1.2)}),
@@ -39,22 +39,22 @@ def run(model: str = "fast", subjects_dir: str | None = None) -> None:
 def _measure_phantoms(segmenter: Segmenter) -> None:
     """Print the difference of the volume, and Dice of mask and CSF, for each phantom."""
     print("phantom  truth (mm³)  found (mm³)  difference  mask Dice  CSF Dice")
-    for seed, geometry in _PHANTOMS:
+    for seed, geometry in PHANTOMS:
         scan, truth = phantom(seed, csf="intracranial", **geometry)
         found = segmenter.segment(scan)
-        true_mask = _true_mask(truth)
-        true_mm3 = true_mask.sum() * truth.grid.voxel_mm3
+        inside = true_mask(truth)
+        true_mm3 = inside.sum() * truth.grid.voxel_mm3
         mask = found.brain_mask().data
         mm3 = found.intracranial_volume
         shown = found.measures_note
         if mm3 is not None:
             shown = f"{mm3:11.0f}  {100 * (mm3 / true_mm3 - 1):+9.2f}%"
         csf = _dice(truth.data == _CSF, found.labels.data == _CSF)
-        dice = _dice(true_mask, mask)
+        dice = _dice(inside, mask)
         print(f"{seed:7d}  {true_mm3:11.0f}  {shown}  {dice:9.4f}  {csf:8.4f}")
 
 
-def _true_mask(truth: Volume) -> np.ndarray:
+def true_mask(truth: Volume) -> np.ndarray:
     """What lies inside the skull by the truth, by the same rules; axes need not be the world's."""
     scheme = load_scheme("quicknat33")
     classes = scheme.from_freesurfer(truth.data)
@@ -66,19 +66,19 @@ def _measure_subjects(segmenter: Segmenter, root: Path) -> None:
     print("subject  eTIV (mm³)  found (mm³)  ratio")
     pairs = []
     for folder in sorted(root.iterdir()):
-        etiv_mm3 = _etiv_mm3(folder)
+        true_mm3 = etiv_mm3(folder)
         scan = next(
             (folder / name for name in _SCANS if (folder / name).is_file()), None
         )
-        if etiv_mm3 is None or scan is None:
+        if true_mm3 is None or scan is None:
             continue
         found = segmenter.segment(scan)
         mm3 = found.intracranial_volume
         if mm3 is None:
-            print(f"{folder.name}  {etiv_mm3:10.0f}  {found.measures_note}")
+            print(f"{folder.name}  {true_mm3:10.0f}  {found.measures_note}")
             continue
-        print(f"{folder.name}  {etiv_mm3:10.0f}  {mm3:11.0f}  {mm3 / etiv_mm3:.3f}")
-        pairs.append((etiv_mm3, mm3))
+        print(f"{folder.name}  {true_mm3:10.0f}  {mm3:11.0f}  {mm3 / true_mm3:.3f}")
+        pairs.append((true_mm3, mm3))
     if len(pairs) < 2:
         return
     etiv, found_mm3 = np.array(pairs).T
@@ -91,7 +91,7 @@ def _measure_subjects(segmenter: Segmenter, root: Path) -> None:
     )
 
 
-def _etiv_mm3(folder: Path) -> float | None:
+def etiv_mm3(folder: Path) -> float | None:
     """eTIV of a subject's aseg.stats; None without one."""
     path = folder / "stats" / "aseg.stats"
     if not path.is_file():

@@ -71,6 +71,11 @@ REPLACED = (
     ),
     # Four persons and the shipped network: two steps of it.
     (r"^trinat train finetune\b", "trinat train finetune --set 'schedule={steps: 2}'"),
+    # Hours of the shipped network: two steps of it.
+    (
+        r"^trinat train real\b",
+        "trinat train real --set 'schedule={steps: 2}' --set batch=2",
+    ),
     (r"--device cuda(:[\d,]+)?", "--device cpu"),
     (r"--nproc 4", "--nproc 2"),
     (r"--seconds 420", "--seconds 15"),
