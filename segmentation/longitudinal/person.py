@@ -133,8 +133,9 @@ def segment_person(
 
 def _in_space(scan: Volume, space: PersonSpace, number: int) -> Image:
     """A scan on the grid of the person's space, on the working scale."""
-    to_grid = GridMap.between(scan.grid, space.in_scan(number))
-    return resample_image(on_working_scale(scan), to_grid)
+    image = on_working_scale(scan)
+    to_grid = GridMap.between(image.grid, space.in_scan(number))
+    return resample_image(image.data, to_grid)
 
 
 def _prepared(

@@ -91,17 +91,18 @@ def conform(
     2. Labels keep their type and numbers; the plan of their scan brings them to the very same grid.
     With `shape` None the grid is only as large as the head's box, in multiples of 16.
     """
-    if plan is None:
-        plan = _plan(volume, labels, shape)
-    else:
+    if plan is not None:
         _require(volume, plan.scan, "the scan that its plan was made for")
-    to_working = GridMap.between(volume.grid, plan.working)
+    content = volume if labels else on_working_scale(volume)
+    if plan is None:
+        working = _working_grid(volume.grid, content, labels, shape)
+        plan = ConformPlan(volume.grid, volume.codes, working)
+    to_working = GridMap.between(content.grid, plan.working)
     data: NDArray[Any]
     if labels:
-        data = resample_labels(volume.data, to_working)
+        data = resample_labels(content.data, to_working)
     else:
-        scaled = on_working_scale(volume)
-        data = resample_image(scaled, to_working, stay_sharp=True)
+        data = resample_image(content.data, to_working, stay_sharp=True)
         np.clip(data, 0, BRIGHTEST, out=data)
     conformed = Volume(data, plan.working.affine, volume.codes, volume.notes)
     return Conformed(conformed, plan)
@@ -135,27 +136,23 @@ def restore_probabilities(probabilities: NDArray[Any], plan: ConformPlan) -> Vol
     return Volume(classes, plan.scan.affine, plan.codes)
 
 
-def _plan(volume: Volume, labels: bool, shape: Shape | None) -> ConformPlan:
-    """Lay a grid over a scan: over its field of view if that fits, else over its head."""
-    scan = volume.grid
+def _working_grid(
+    scan: Grid, content: Volume, labels: bool, shape: Shape | None
+) -> Grid:
+    """Lay a grid over a scan's head, or over its field of view if `shape` holds that.
+
+    `content` is the scan without its padding, on the working scale, or the label map.
+    """
     field_of_view = _Extent(*scan.extent_mm(scan.box))
-    if shape is None:
-        content = _content_extent(volume, labels)
-        working = _grid_over(content, content, field_of_view, _shape_around(content))
-    elif field_of_view.fits(_size_mm(shape)).all():
-        working = _grid_over(field_of_view, field_of_view, field_of_view, shape)
-    else:
-        content = _content_extent(volume, labels)
-        working = _grid_over(field_of_view, content, field_of_view, shape)
-    return ConformPlan(scan, volume.codes, working)
-
-
-def _content_extent(volume: Volume, labels: bool) -> _Extent:
-    """Where the head of a scan is, or what a label map labels; all of it if nothing is found."""
-    box = occupied_box(volume.data != 0) if labels else head_box(volume)
+    if shape is not None and field_of_view.fits(_size_mm(shape)).all():
+        return _grid_over(field_of_view, field_of_view, field_of_view.low, shape)
+    box = occupied_box(content.data != 0) if labels else head_box(content)
     if is_empty(box):
-        box = volume.grid.box
-    return _Extent(*volume.grid.extent_mm(box))
+        box = content.grid.box
+    head = _Extent(*content.grid.extent_mm(box))
+    if shape is not None:
+        return _grid_over(field_of_view, head, field_of_view.low, shape)
+    return _grid_over(head, head, field_of_view.low, _shape_around(head))
 
 
 def _shape_around(content: _Extent) -> Shape:
@@ -169,20 +166,20 @@ def _shape_around(content: _Extent) -> Shape:
 def _grid_over(
     whole: _Extent,
     content: _Extent,
-    field_of_view: _Extent,
+    face: NDArray[np.float64],
     shape: Shape,
 ) -> Grid:
     """The working grid of this shape, centred on the whole along each axis where it fits.
 
-    Along the others it is centred on the content. Grid and scan share a face, so that equal
-    spacings need no interpolation and halves nest.
+    Along the others it is centred on the content. `face` is where faces of the scan's voxels are
+    along each axis, RAS mm: the grid shares them, so that equal spacings need no interpolation and
+    halves nest.
     """
     size_mm = _size_mm(shape)
     centre = np.where(whole.fits(size_mm), whole.centre, content.centre)
     # Nothing of the brain is at the lower end of a scan that is too tall: it is the top that stays.
     if content.high[2] - content.low[2] > size_mm[2]:
         centre[2] = content.high[2] - size_mm[2] / 2
-    face = field_of_view.low
     # From the scan's face to the grid's there are whole voxels.
     wanted_shift_mm = centre - size_mm / 2 - face
     shift_voxels = wanted_shift_mm / _GRID_MM

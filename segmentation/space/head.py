@@ -10,7 +10,7 @@ from scipy import ndimage
 
 from trinat.segmentation.grid import Box, to_box
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.space.intensity import foreground, tissue_threshold
+from trinat.segmentation.space.background import TISSUE
 from trinat.segmentation.space.resample import occupied_box
 
 Mask = NDArray[np.bool_]
@@ -25,35 +25,31 @@ _CELL_MM = 4.0
 _HEAD_HEIGHT_MM = 210.0
 
 
-def head_box(volume: Volume, *, margin_mm: float = _MARGIN_MM) -> Box:
-    """Voxels (X, Y, Z) that hold the head and a margin, inside the scan; all of it if unsure.
+def head_box(image: Volume, *, margin_mm: float = _MARGIN_MM) -> Box:
+    """Voxels (X, Y, Z) of the head and a margin, of an image on the working scale.
 
-    What reaches further down than any brain does, neck and shoulders, is left out.
+    The margin may reach beyond the image. All of the image if unsure. What reaches further down
+    than any brain does, neck and shoulders, is left out.
     """
-    spacing = np.array(volume.spacing_mm)
+    spacing = np.array(image.spacing_mm)
     nearest = np.rint(_CELL_MM / spacing)
     steps = np.maximum(1, nearest).astype(int)
-    head = _head_cells(volume, steps)
+    head = _head_cells(image, steps)
     if head is None:
-        return volume.grid.box
-    cells = occupied_box(_above_the_neck(head, volume, steps))
+        return image.grid.box
+    cells = occupied_box(_above_the_neck(head, image, steps))
     margins = np.ceil(margin_mm / spacing).astype(int)
     sides = []
-    for cell_side, step, margin, length in zip(
-        cells, steps, margins, volume.shape, strict=True
-    ):
-        start = max(int(cell_side.start * step - margin), 0)
-        stop = min(int(cell_side.stop * step + margin), length)
-        sides.append(slice(start, stop))
+    for cell_side, step, margin in zip(cells, steps, margins, strict=True):
+        start = cell_side.start * step - margin
+        stop = cell_side.stop * step + margin
+        sides.append(slice(int(start), int(stop)))
     return to_box(sides)
 
 
-def _head_cells(volume: Volume, steps: Steps) -> Mask | None:
+def _head_cells(image: Volume, steps: Steps) -> Mask | None:
     """Which cells of `steps` voxels are the largest piece of tissue; None if there is none."""
-    means = _block_means(volume.data, steps)
-    cell_mm3 = float(np.prod(np.array(volume.spacing_mm) * steps))
-    low, bright = foreground(means, cell_mm3)
-    tissue = means > tissue_threshold(low, bright)
+    tissue = _block_means(image.data, steps) > TISSUE
     # One cell across is a wrap-around ghost, a marker or a nose, no head.
     padded = np.pad(tissue, 1, mode="edge")
     opened = ndimage.binary_opening(padded)
@@ -83,10 +79,10 @@ def _block_means(data: NDArray[Any], steps: Steps) -> NDArray[np.float64]:
     return means
 
 
-def _above_the_neck(head: Mask, volume: Volume, steps: Steps) -> Mask:
+def _above_the_neck(head: Mask, image: Volume, steps: Steps) -> Mask:
     """The part of a mask of cells within a head's height of its top."""
     # The affine's third row gives a voxel's height; its offset does not matter here.
-    x, y, z = volume.affine[2, :3] * steps
+    x, y, z = image.affine[2, :3] * steps
     x_count, y_count, z_count = head.shape
     i, j, k = np.ogrid[:x_count, :y_count, :z_count]
     heights_mm = x * i + y * j + z * k
