@@ -55,9 +55,9 @@ def as_networks_take_it(
 
 def _scaled_from_minimum_to_maximum(volume: Volume, conformed: Conformed) -> Volume:
     """The working grid with the least value of the scan on it as 0 and the greatest as 1."""
-    plan = conformed.plan
-    to_working = GridMap.between(plan.scan, plan.working)
-    values = resample_image(volume.data, to_working)
+    upright = reoriented(volume, "RAS")
+    to_working = GridMap.between(upright.grid, conformed.plan.working)
+    values = resample_image(upright.data, to_working)
     return replace(conformed.volume, data=from_minimum_to_maximum(values))
 
 

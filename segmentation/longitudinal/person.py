@@ -37,6 +37,7 @@ from trinat.segmentation.space.conform import Conformed, ConformPlan, conform
 from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.intensity import on_working_scale
 from trinat.segmentation.space.resample import resample_image
+from trinat.segmentation.space.views import reoriented
 from trinat.segmentation.timing import stage
 
 __all__ = ["TimePoint", "Together", "image_to_align", "in_order", "segment_person"]
@@ -133,7 +134,7 @@ def segment_person(
 
 def _in_space(scan: Volume, space: PersonSpace, number: int) -> Image:
     """A scan on the grid of the person's space, on the working scale."""
-    image = on_working_scale(scan)
+    image = on_working_scale(reoriented(scan, "RAS"))
     to_grid = GridMap.between(image.grid, space.in_scan(number))
     return resample_image(image.data, to_grid)
 

@@ -24,7 +24,10 @@ from trinat.segmentation.space.resample import (
     resample_labels,
     resample_probabilities,
 )
+from trinat.segmentation.space.views import reoriented, reoriented_grid
 
+# The working grid's axes, and those of every scan on its way there.
+_AXES = "RAS"
 _GRID_MM = 1.0
 _DEFAULT_SHAPE = (256, 256, 256)
 _LARGEST = 256
@@ -49,6 +52,17 @@ class ConformPlan:
     def cropped(self, box: Box) -> ConformPlan:
         """The plan of a part of the working grid: what is found there restores by itself."""
         return replace(self, working=self.working.cut(box))
+
+    @property
+    def to_upright_scan(self) -> GridMap:
+        """From the working grid to the scan's voxels, in an array with RAS axes."""
+        return GridMap.between(self.working, reoriented_grid(self.scan, _AXES))
+
+    def as_scan(self, data: NDArray[Any], notes: tuple[str, ...] = ()) -> Volume:
+        """What was found for the scan's voxels, in an array with RAS axes, as the scan has them."""
+        upright = Volume(data, reoriented_grid(self.scan, _AXES).affine)
+        found = reoriented(upright, self.scan.axcodes).data
+        return Volume(np.ascontiguousarray(found), self.scan.affine, self.codes, notes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,9 +107,11 @@ def conform(
     """
     if plan is not None:
         _require(volume, plan.scan, "the scan that its plan was made for")
-    content = volume if labels else on_working_scale(volume)
+    # All that follows sees the same array, in whatever order the scan has its axes.
+    upright = reoriented(volume, _AXES)
+    content = upright if labels else on_working_scale(upright)
     if plan is None:
-        working = _working_grid(volume.grid, content, labels, shape)
+        working = _working_grid(upright.grid, content, labels, shape)
         plan = ConformPlan(volume.grid, volume.codes, working)
     to_working = GridMap.between(content.grid, plan.working)
     data: NDArray[Any]
@@ -114,10 +130,9 @@ def restore(volume: Volume, plan: ConformPlan, *, labels: bool) -> Volume:
     Beyond the working grid all is 0. Values come back as float32.
     """
     _require(volume, plan.working, "the working grid of its plan")
-    to_scan = GridMap.between(plan.working, plan.scan)
     resample = resample_labels if labels else resample_image
-    data = resample(volume.data, to_scan)
-    return Volume(data, plan.scan.affine, plan.codes, volume.notes)
+    data = resample(volume.data, plan.to_upright_scan)
+    return plan.as_scan(data, volume.notes)
 
 
 def restore_probabilities(probabilities: NDArray[Any], plan: ConformPlan) -> Volume:
@@ -131,9 +146,8 @@ def restore_probabilities(probabilities: NDArray[Any], plan: ConformPlan) -> Vol
             f"probabilities of {probabilities.shape[1:]} voxels on a grid of {plan.working.shape}",
             remedy="restore them with the plan that they were made by",
         )
-    to_scan = GridMap.between(plan.working, plan.scan)
-    classes = resample_probabilities(probabilities, to_scan)
-    return Volume(classes, plan.scan.affine, plan.codes)
+    classes = resample_probabilities(probabilities, plan.to_upright_scan)
+    return plan.as_scan(classes)
 
 
 def _working_grid(
@@ -152,7 +166,9 @@ def _working_grid(
     head = _Extent(*content.grid.extent_mm(box))
     if shape is not None:
         return _grid_over(field_of_view, head, field_of_view.low, shape)
-    return _grid_over(head, head, field_of_view.low, _shape_around(head))
+    # The head decides, and not where the scan around it ends: networks see it on the same voxels
+    # whatever is cut off around it or added.
+    return _grid_over(head, head, head.low, _shape_around(head))
 
 
 def _shape_around(content: _Extent) -> Shape:

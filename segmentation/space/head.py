@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from trinat.segmentation.space.background import TISSUE
 from trinat.segmentation.space.resample import occupied_box
 
 Mask = NDArray[np.bool_]
-# How many voxels a cell has along each axis, (3,).
-Steps = NDArray[np.int_]
+# Along one axis, the first voxel of each cell and the end of the last, in ascending order.
+Ends = NDArray[np.int_]
 
 # Around the head: some scalp and air above the highest brain.
 _MARGIN_MM = 10.0
@@ -34,26 +35,42 @@ def head_box(image: Volume, *, margin_mm: float = _MARGIN_MM) -> Box:
     spacing = np.array(image.spacing_mm)
     nearest = np.rint(_CELL_MM / spacing)
     steps = np.maximum(1, nearest).astype(int)
-    head = _head_cells(image, steps)
+    tissue = image.data > TISSUE
+    if not tissue.any():
+        return image.grid.box
+    bounds = [_cell_bounds(tissue, axis, int(step)) for axis, step in enumerate(steps)]
+    head = _head_cells(image.data, bounds)
     if head is None:
         return image.grid.box
-    cells = occupied_box(_above_the_neck(head, image, steps))
+    cells = occupied_box(_above_the_neck(head, image, bounds))
     margins = np.ceil(margin_mm / spacing).astype(int)
     sides = []
-    for cell_side, step, margin in zip(cells, steps, margins, strict=True):
-        start = cell_side.start * step - margin
-        stop = cell_side.stop * step + margin
+    for cell_side, ends, margin in zip(cells, bounds, margins, strict=True):
+        start = ends[cell_side.start] - margin
+        stop = ends[cell_side.stop] + margin
         sides.append(slice(int(start), int(stop)))
     return to_box(sides)
 
 
-def _head_cells(image: Volume, steps: Steps) -> Mask | None:
-    """Which cells of `steps` voxels are the largest piece of tissue; None if there is none."""
-    tissue = _block_means(image.data, steps) > TISSUE
+def _cell_bounds(tissue: Mask, axis: int, step: int) -> Ends:
+    """Where cells of `step` voxels begin along an axis, and where the last one ends.
+
+    One begins at the plane that halves the tissue, so that cells hold the same voxels wherever the
+    scan begins and ends. The first and the last may reach beyond it.
+    """
+    other_axes = tuple(other for other in range(3) if other != axis)
+    counts = np.count_nonzero(tissue, axis=other_axes)
+    running = np.cumsum(counts)
+    middle = int(running.searchsorted(running[-1] / 2))
+    first = -(-middle % step)
+    return np.arange(first, tissue.shape[axis] + step, step)
+
+
+def _head_cells(data: NDArray[Any], bounds: Sequence[Ends]) -> Mask | None:
+    """Which cells are the largest piece of tissue; None if there is none."""
+    tissue = _cell_means(data, bounds) > TISSUE
     # One cell across is a wrap-around ghost, a marker or a nose, no head.
-    padded = np.pad(tissue, 1, mode="edge")
-    opened = ndimage.binary_opening(padded)
-    solid = opened[1:-1, 1:-1, 1:-1]
+    solid = ndimage.binary_opening(tissue)
     parts, count = ndimage.label(solid)
     if not count:
         return None
@@ -63,28 +80,24 @@ def _head_cells(image: Volume, steps: Steps) -> Mask | None:
     return np.asarray(ndimage.binary_dilation(largest) & tissue)
 
 
-def _block_means(data: NDArray[Any], steps: Steps) -> NDArray[np.float64]:
-    """Means of blocks of `steps` voxels (3,), as an array of blocks.
+def _cell_means(data: NDArray[Any], bounds: Sequence[Ends]) -> NDArray[np.float64]:
+    """Means of cells with these bounds along each axis, as an array of cells.
 
-    The last block of each axis may be smaller: it is what is left of the array.
+    Beyond its end the image is 0.
     """
     means = data
-    for axis, step in enumerate(steps):
-        length = data.shape[axis]
-        starts = np.arange(0, length, step)
-        counts = np.diff(starts, append=length)
+    for axis, ends in enumerate(bounds):
+        starts = np.maximum(ends[:-1], 0)
         sums = np.add.reduceat(means, starts, axis=axis, dtype=np.float64)
-        other_axes = [other for other in range(3) if other != axis]
-        means = sums / np.expand_dims(counts, other_axes)
+        means = sums / (ends[1] - ends[0])
     return means
 
 
-def _above_the_neck(head: Mask, image: Volume, steps: Steps) -> Mask:
+def _above_the_neck(head: Mask, image: Volume, bounds: Sequence[Ends]) -> Mask:
     """The part of a mask of cells within a head's height of its top."""
     # The affine's third row gives a voxel's height; its offset does not matter here.
-    x, y, z = image.affine[2, :3] * steps
-    x_count, y_count, z_count = head.shape
-    i, j, k = np.ogrid[:x_count, :y_count, :z_count]
-    heights_mm = x * i + y * j + z * k
+    up_x, up_y, up_z = image.affine[2, :3]
+    i, j, k = np.ix_(*(ends[:-1] for ends in bounds))
+    heights_mm = up_x * i + up_y * j + up_z * k
     top_mm = heights_mm[head].max()
     return np.asarray(head & (heights_mm > top_mm - _HEAD_HEIGHT_MM))

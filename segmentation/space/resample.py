@@ -42,8 +42,8 @@ def resample_image(
     copied = _reordered(data, to)
     if copied is not None:
         return copied.astype(np.float32, copy=False)
-    # A copy, for the same reason as in `occupied_box`.
-    image = torch.from_numpy(data.astype(np.float32))
+    # A copy, for the same reason as in `occupied_box`; in one order, in which sums round alike.
+    image = torch.from_numpy(np.array(data, np.float32, order="C"))
     if stay_sharp:
         image = sharpened(image, to)
     return np.asarray(interpolate(image, to).numpy())

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.segmentation.errors import ConfigError
-from trinat.segmentation.grid import world_axes
+from trinat.segmentation.grid import Grid, to_shape, world_axes
 
 if TYPE_CHECKING:
     import torch
@@ -144,16 +144,22 @@ def reoriented(volume: Volume, axes: str) -> Volume:
     """
     if volume.axcodes == axes:
         return volume
-    from_given = source_axes(volume.axcodes, axes)
+    data = turned(volume.data, source_axes(volume.axcodes, axes))
+    return replace(volume, data=data, affine=reoriented_grid(volume.grid, axes).affine)
+
+
+def reoriented_grid(grid: Grid, axes: str) -> Grid:
+    """The same voxels in the same places, counted along axes that run as `axes` ("RAS") say."""
     # The matrix that takes new voxel indices to old ones. An axis that is turned round counts
     # from the old one's last voxel: old = length - 1 - new.
     to_given = np.diag([0.0, 0, 0, 1])
-    for axis, (source, direction) in enumerate(from_given):
+    lengths = []
+    for axis, (source, direction) in enumerate(source_axes(grid.axcodes, axes)):
         to_given[source, axis] = direction
         if direction < 0:
-            to_given[source, 3] = volume.shape[source] - 1
-    data = turned(volume.data, from_given)
-    return replace(volume, data=data, affine=volume.affine @ to_given)
+            to_given[source, 3] = grid.shape[source] - 1
+        lengths.append(grid.shape[source])
+    return Grid(to_shape(lengths), grid.affine @ to_given)
 
 
 def _permute(array: _Array, order: tuple[int, ...]) -> _Array:
