@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -22,7 +22,10 @@ _LEAST = 1e-3
 _SPAN = -math.log(_LEAST)
 # Weights that differ by less between classes are the same.
 _SAME_WEIGHT = 1e-6
-# Slices that are finished at a time.
+# Voxels whose classes a processor works on at a time: so many stay in its cache from one operation
+# to the next, which halves the time (docs/notes/speed.md).
+_VOXELS_IN_CACHE = 4096
+# Slices whose CSF is weighted at a time.
 _SLAB = 8
 
 Weights = Mapping[View, float | NDArray[np.floating] | list[float]]
@@ -160,14 +163,17 @@ class ViewAggregator:
             background[rows, columns] = 0
             slices[..., 0] += background
             slices = slices[:, rows, columns]
-        if view is View.SAGITTAL and self._is_divided:
-            probabilities = self._divide(slices, probabilities)
-        if self.is_geometric:
-            weighted = probabilities.clamp(min=_LEAST).log_()
-            weighted = weighted.mul_(weight / _SPAN).add_(weight)
-        else:
-            weighted = probabilities * weight
-        slices += weighted.to(slices.dtype)
+        for block in _blocks(probabilities):
+            before = slices[block]
+            added = probabilities[block]
+            if view is View.SAGITTAL and self._is_divided:
+                added = self._divide(before, added)
+            if self.is_geometric:
+                weighted = added.clamp(min=_LEAST).log_()
+                weighted = weighted.mul_(weight / _SPAN).add_(weight)
+            else:
+                weighted = added * weight
+            before += weighted.to(before.dtype)
 
     def finish(self) -> Tensor:
         """Make the fused probabilities, (X, Y, Z, K) float16, of what was added; sums are 1.
@@ -177,13 +183,14 @@ class ViewAggregator:
         if not self.is_geometric and not self._differ_by_class:
             return self.fused
         # Weights that differ between classes do not keep the sums, nor do geometric means.
-        for slab in torch.split(self.fused, _SLAB):
+        for block in _blocks(self.fused):
+            part = self.fused[block]
             if self.is_geometric:
-                logarithms = slab.float().sub_(1).mul_(_SPAN)
+                logarithms = part.float().sub_(1).mul_(_SPAN)
                 # What no view takes for possible is left with nothing.
-                slab.copy_(logarithms.exp_().sub_(_LEAST).clamp_(min=0))
-            sums = slab.sum(-1, keepdim=True, dtype=torch.float32)
-            slab /= sums.clamp_(min=1e-6)
+                part.copy_(logarithms.exp_().sub_(_LEAST).clamp_(min=0))
+            sums = part.sum(-1, keepdim=True, dtype=torch.float32)
+            part /= sums.clamp_(min=1e-6)
         return self.fused
 
     def _divide(self, others: Tensor, merged: Tensor) -> Tensor:
@@ -200,6 +207,21 @@ class ViewAggregator:
             share = torch.where(pair > 0, own / pair * self._parts, self._if_unknown)
         of_both = merged @ self._expand
         return of_both.mul_(share)
+
+
+def _blocks(values: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Parts of the first two axes of values (N, H, W, K) that stay in a processor's cache.
+
+    A slice at a time and some of its rows. A GPU takes all at once.
+    """
+    slices, rows, columns, _ = values.shape
+    if values.device.type != "cpu":
+        yield slice(slices), slice(rows)
+        return
+    rows_at_a_time = max(1, _VOXELS_IN_CACHE // max(1, columns))
+    for number in range(slices):
+        for first in range(0, rows, rows_at_a_time):
+            yield slice(number, number + 1), slice(first, first + rows_at_a_time)
 
 
 def _differ_by_class(weights: Mapping[View, Tensor]) -> bool:
