@@ -1,8 +1,9 @@
 """Figures for docs/notes/fast-3.md: how much volumes change when only the acquisition does.
 
-`scripts/bench steadiness MODEL SUBJECTS_DIR`. Heads of FreeSurfer are brought to other voxels,
-turned, or made noisy. Printed are the changes of volumes against the head as it is, in per cent, of
-structures of 1 ml and more without CSF: their mean, that of the hippocampi, and the largest.
+`scripts/bench steadiness MODEL SUBJECTS_DIR`. Heads of FreeSurfer lie elsewhere in their array,
+have their axes in another order, are brought to other voxels, turned, or made noisy. Printed are
+the mean Dice with the labels of the head as it is, without CSF, and the changes of volumes against
+it, in per cent, of structures of 1 ml and more: their mean, that of the hippocampi, the largest.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from scipy.spatial.transform import Rotation
 
 from trinat.segmentation.data.sources.freesurfer import find_image
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.metrics.common_grid import on_grid_of
+from trinat.segmentation.metrics.pair import evaluate
 from trinat.segmentation.segmenter import Segmenter
+from trinat.segmentation.space.views import reoriented
 
 __all__ = ["acquired_anew", "changed_scans", "changes", "run"]
 
+MOVED_VOXELS = (1, 2, 3)
 VOXELS_MM = (0.8, 1.2, 2.0)
 _TURN_DEG = (7.0, -5.0, 3.5)
 _NOISE = 0.05
@@ -41,14 +46,18 @@ def run(model: str, subjects_dir: str) -> None:
         if place is None:
             continue
         scan = Volume.read(place)
-        before = segmenter.segment(scan).volumes_mm3
+        before = segmenter.segment(scan)
         for name, changed in changed_scans(scan):
-            by_name = changes(before, segmenter.segment(changed).volumes_mm3)
+            after = segmenter.segment(changed)
+            labels, _ = on_grid_of(before.labels, changed, resample=True)
+            dice = float(evaluate(labels, after)["dice"].drop("CSF").mean())
+            by_name = changes(before.volumes_mm3, after.volumes_mm3)
             mean = np.mean([abs(change) for change in by_name.values()])
             hippocampi = np.mean([by_name.get(side, np.nan) for side in _HIPPOCAMPI])
             largest = max(by_name, key=lambda structure: abs(by_name[structure]))
             print(
-                f"{folder.name}  {name:17s} mean {mean:5.2f}  hippocampi {hippocampi:+5.2f}  "
+                f"{folder.name}  {name:17s} Dice {dice:.4f}  mean {mean:5.2f}  "
+                f"hippocampi {hippocampi:+5.2f}  "
                 f"largest {by_name[largest]:+6.2f} {largest}",
                 flush=True,
             )
@@ -66,7 +75,10 @@ def changes(
 
 
 def changed_scans(scan: Volume) -> Iterator[tuple[str, Volume]]:
-    """A head of 1 mm in other voxels, turned, and with noise."""
+    """A head of 1 mm that lies elsewhere in its array, in other voxels, turned, with noise."""
+    for voxels in MOVED_VOXELS:
+        yield f"moved by {voxels}", moved_by(scan, voxels)
+    yield "axes in order PSL", reoriented(scan, "PSL")
     for spacing_mm in VOXELS_MM:
         yield f"voxels of {spacing_mm:g} mm", acquired_anew(scan, spacing_mm, np.eye(3))
     turn = Rotation.from_euler("xyz", _TURN_DEG, degrees=True).as_matrix()
@@ -74,6 +86,18 @@ def changed_scans(scan: Volume) -> Iterator[tuple[str, Volume]]:
     drawn = np.random.default_rng(_SEED).normal(size=scan.shape)
     noisy = np.abs(scan.data + _NOISE * _WHITE_MATTER * drawn)
     yield f"noise of {_NOISE:.0%}", Volume(noisy.astype(np.float32), scan.affine)
+
+
+def moved_by(scan: Volume, voxels: int) -> Volume:
+    """The head so many voxels further along each axis of an array that begins before it.
+
+    It stays where it is in the world. What moves out at the end is lost, and air comes in.
+    """
+    data = np.zeros_like(scan.data)
+    data[voxels:, voxels:, voxels:] = scan.data[:-voxels, :-voxels, :-voxels]
+    shift = np.eye(4)
+    shift[:3, 3] = -voxels
+    return Volume(data, scan.affine @ shift)
 
 
 def acquired_anew(scan: Volume, spacing_mm: float, turn: NDArray[np.float64]) -> Volume:

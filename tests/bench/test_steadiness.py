@@ -10,7 +10,7 @@ from helpers.overfitted import miniature, overfitted_model
 from scipy import ndimage
 from scipy.spatial.transform import Rotation
 
-from bench.steadiness import acquired_anew, changed_scans, changes, run
+from bench.steadiness import acquired_anew, changed_scans, changes, moved_by, run
 from trinat.segmentation.grid import moved
 from trinat.segmentation.io.volume import Volume
 
@@ -35,6 +35,17 @@ def test_a_head_stays_where_and_as_large_as_it_was(
     np.testing.assert_allclose(centre, [3, -2, 4], atol=0.1)
     # Of 4/3 π 10³ mm³.
     assert scan.data.sum() * spacing_mm**3 == pytest.approx(4189, rel=0.02)
+
+
+def test_a_head_that_is_moved_in_its_array_stays_where_it_is() -> None:
+    scan = moved_by(ball(), 2)
+    assert scan.data.sum() == ball().data.sum()
+    centre = moved(ndimage.center_of_mass(scan.data), scan.affine)
+    np.testing.assert_allclose(centre, [3, -2, 4], atol=1e-6)
+    before = ndimage.center_of_mass(ball().data)
+    np.testing.assert_allclose(
+        np.subtract(ndimage.center_of_mass(scan.data), before), 2
+    )
 
 
 def test_a_change_is_told_in_per_cent_of_what_is_large_enough() -> None:
