@@ -64,6 +64,13 @@ Model = Annotated[
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print results and failures only.")
 ]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Stop if anything in a table of persons is not understood (`trinat people TABLE`).",
+    ),
+]
 Timings = Annotated[
     bool, typer.Option("--timings", help="Print where wall and processor time went.")
 ]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trinat.pipelines.common.folders import is_result, stem_ends, walk
 from trinat.pipelines.common.naming import Product
+from trinat.segmentation.data.identity import Identity, identity_of, told_apart
 from trinat.segmentation.data.sources.base import natural_order, without_suffix
 from trinat.segmentation.data.sources.bids import anat_files, entities
 from trinat.segmentation.data.sources.freesurfer import (
@@ -35,7 +36,11 @@ _NOT_IDENTITY = ("space", "desc", "label", "res", "den", "seg", "atlas")
 
 @dataclass(frozen=True)
 class ScanFile:
-    """A label map or image, and whose it is by its name."""
+    """A label map or image, and whose it is by its name.
+
+    `subject` and `session` are what pairs of files are found by; `person` and `visit` whom tables
+    count, and which of the person's scans it is.
+    """
 
     name: str
     path: Path
@@ -52,6 +57,8 @@ class ScanFile:
     sha256: str = ""
     numbers: Mapping[int, int] = field(default_factory=dict)
     fold: FoldingTable | None = None
+    person: str = ""
+    visit: str = ""
 
     @property
     def shown(self) -> str:
@@ -84,13 +91,14 @@ def find_files(place: Path, *, suffix: str = Product.LABELS.suffix) -> list[Scan
             raise EvaluationError(
                 "not a known kind of scan", where=place, remedy=what_to_give(place)
             )
-        return [replace(_named(place), is_given=True)]
+        return _with_persons([replace(_named(place), is_given=True)], place.parent)
     if not place.is_dir():
         remedy = "check the path; a relative one starts at the current folder"
         raise ConfigError("no such file or folder", where=place, remedy=remedy)
     found = _files_below(place, suffix)
     if found:
-        return sorted(_apart(found), key=lambda file: natural_order(file.name))
+        files = _apart(_with_persons(found, place))
+        return sorted(files, key=lambda file: natural_order(file.name))
     what = "no image here"
     if suffix == Product.LABELS.suffix:
         what = "no label map here"
@@ -147,7 +155,8 @@ def _of_subjects_dir(root: Path, find: Callable[[Path], Path | None]) -> list[Sc
         if folder.name.startswith("sub-"):
             facts = entities(folder.name)
         identity = tuple(sorted(facts.items()))
-        files.append(ScanFile(folder.name, path, person, session or "", identity))
+        file = ScanFile(folder.name, path, person, session or "", identity)
+        files.append(replace(file, person=person, visit=file.scan))
     return files
 
 
@@ -188,7 +197,46 @@ def _apart(files: Sequence[ScanFile]) -> Iterator[ScanFile]:
         distinct = name
         if times[name] > 1:
             distinct = "/".join((*file.folders, file.name))
-        yield replace(file, name=distinct, subject=distinct)
+        person = distinct if file.person == file.subject else file.person
+        yield replace(file, name=distinct, subject=distinct, person=person)
+
+
+def _with_persons(files: Sequence[ScanFile], place: Path) -> list[ScanFile]:
+    """The files with their persons and visits; a name that says no person is one by itself.
+
+    Files of BIDS names, of which several folders have the same, get the names of their folders.
+    """
+    identities = []
+    for file in files:
+        folders = file.path.parent.relative_to(place).parts
+        identity = identity_of(file.name, folders)
+        if file.person:
+            identity = Identity(file.person, scan=file.visit)
+        elif file.identity:
+            # Only entities tell scans of BIDS apart: not the suffix, nor what the file is.
+            assert identity is not None
+            identity = replace(identity, scan=file.scan)
+        elif identity is None:
+            identity = Identity(file.subject, scan=file.session)
+        identities.append(identity)
+    named = []
+    for file, identity in zip(files, told_apart(identities), strict=True):
+        folders = file.folders
+        if file.identity and identity.person != file.subject:
+            folders = identity.site
+        named.append(
+            replace(file, person=identity.person, visit=identity.scan, folders=folders)
+        )
+    return named
+
+
+def persons_in_folders(files: Sequence[ScanFile]) -> str:
+    """A sentence on persons who are told apart by their folders; empty where there are none."""
+    apart = {file.person for file in files if "/" in file.person}
+    if not apart:
+        return ""
+    named = ", ".join(sorted(apart, key=natural_order)[:2])
+    return f"persons of one name in several folders are taken as several: {named}, ..."
 
 
 def _named(path: Path) -> ScanFile:
@@ -232,12 +280,17 @@ def as_scan(file: ScanFile, scan: Path) -> ScanFile:
     The path stays that of the label map.
     """
     named = _named(scan)
+    person = file.person
+    if person == file.subject:
+        identity = identity_of(named.name)
+        person = named.subject if identity is None else identity.person
     return replace(
         file,
         name=named.name,
         subject=named.subject,
         session=named.session,
         identity=named.identity,
+        person=person,
     )
 
 

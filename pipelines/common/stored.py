@@ -67,7 +67,7 @@ def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanF
         if not file.identity:
             session = name.removeprefix(people[name]).strip("_-")
             file = replace(file, subject=people[name], session=session)
-        files.append(file)
+        files.append(replace(file, person=file.subject, visit=file.scan))
     return files
 
 

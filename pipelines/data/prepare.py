@@ -23,6 +23,7 @@ from trinat.pipelines.common.config import check, read_yaml
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.lock import claimed
 from trinat.pipelines.common.process import isolated
+from trinat.pipelines.common.understood import refuse_strangers, say_of_table
 from trinat.pipelines.data.labelling import add_csf_of_model, label_with_model
 from trinat.pipelines.data.subject_job import (
     Outcome,
@@ -31,14 +32,13 @@ from trinat.pipelines.data.subject_job import (
     make_subject,
 )
 from trinat.pipelines.data.unpack import unpack_archives
+from trinat.segmentation.data.people import Matched, read_people
 from trinat.segmentation.data.preparing import Cut
 from trinat.segmentation.data.slices import scheme_table
 from trinat.segmentation.data.sources.base import (
     Listing,
     SourceOptions,
     Subject,
-    facts_of,
-    read_participants,
 )
 from trinat.segmentation.data.sources.registry import list_subjects
 from trinat.segmentation.data.store import (
@@ -86,6 +86,7 @@ class PrepareConfig(BaseModel):
     # a model whose CSF fills what labels like FreeSurfer's leave out around the brain
     csf_with: str | None = None
     participants: Path | None = None  # a table of age, sex and family by person
+    strict: bool = False  # what is not understood of tables of persons is an error
     # label number -> FreeSurfer number
     extra: dict[int, int] = Field(default_factory=dict)
     ignore: tuple[int, ...] = ()  # label numbers that are background
@@ -156,7 +157,7 @@ def prepare_store(
     with claimed(out, _OUTPUTS, within=["subjects"], is_known=_is_store(out)):
         (out / "subjects").mkdir(exist_ok=True)
         unpack_archives(config.source, config.root, say)
-        listing = _listing(config)
+        listing = _listing(config, say)
         pseudo = None
         csf: Csf = "region"
         if config.label_with is not None:
@@ -249,8 +250,11 @@ def _views(config: PrepareConfig, scheme: LabelScheme) -> tuple[View, ...]:
     return tuple(view for view in View if view in config.views)
 
 
-def _listing(config: PrepareConfig) -> Listing:
-    """The source's subjects and exclusions, with what a table of participants says of persons."""
+def _listing(config: PrepareConfig, say: Say) -> Listing:
+    """The source's subjects and exclusions, with what a table of participants says of persons.
+
+    Says what is not understood of the dataset's tables, or of the one that is given.
+    """
     fold = None
     if config.fold is not None:
         fold = load_folding(config.fold)
@@ -265,19 +269,26 @@ def _listing(config: PrepareConfig) -> Listing:
     )
     keep = config.label_with is not None
     listing = list_subjects(config.source, config.root, options, keep_unlabelled=keep)
+    for own in listing.tables:
+        say_of_table(own.path, own.notes, own.doubts, say, strict=config.strict)
     if config.participants is None:
         return listing
-    return replace(listing, subjects=_with_facts(listing.subjects, config.participants))
-
-
-def _with_facts(subjects: Sequence[Subject], table: Path) -> tuple[Subject, ...]:
-    """Subjects with age, sex and family of a table, where it has them."""
+    table = config.participants
     if not table.is_file():
         raise ConfigError("no such table", where=table)
-    people = read_participants(table)
+    people = read_people(table)
+    matched = people.match((subject.id, subject.person) for subject in listing.subjects)
+    refuse_strangers(table, people, matched)
+    doubts = people.doubts + matched.remarks
+    say_of_table(table, people.notes, doubts, say, strict=config.strict)
+    return replace(listing, subjects=_with_facts(listing.subjects, matched))
+
+
+def _with_facts(subjects: Sequence[Subject], matched: Matched) -> tuple[Subject, ...]:
+    """Subjects with age, sex and family of a table, where it has them."""
     known = []
     for subject in subjects:
-        facts = people.get(subject.person) or facts_of(people, subject.id)
+        facts = matched.of(subject.id, subject.person)
         age = facts.age
         if age is None:
             age = subject.age

@@ -8,7 +8,7 @@ maps add grades, uncertainty, and which structures the model knows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +24,12 @@ from trinat.pipelines.common.ratings import (
     rejections,
     use_of_ratings,
 )
-from trinat.pipelines.common.scanfiles import ScanFile, find_files
+from trinat.pipelines.common.scanfiles import (
+    ScanFile,
+    find_files,
+    persons_in_folders,
+)
+from trinat.pipelines.common.understood import refuse_strangers, say_of_table
 from trinat.pipelines.evaluate.cohort_pictures import cohort_pictures
 from trinat.pipelines.evaluate.gather import folder_of
 from trinat.pipelines.evaluate.ranges import read_ranges
@@ -32,7 +37,7 @@ from trinat.pipelines.evaluate.volumes import MapVolumes, measure_volumes
 from trinat.pipelines.predict.entry import Entry, taught_by_models
 from trinat.pipelines.predict.ledger import entries_in
 from trinat.pipelines.predict.stale import unfit_results
-from trinat.segmentation.data.sources.base import Facts, facts_of, read_participants
+from trinat.segmentation.data.people import Facts, Matched, People, read_people
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.io.orientation import TrustAffine
@@ -55,7 +60,8 @@ class CohortSettings:
 
     `predictions` is a folder of label maps. `participants` is a table of age, sex, group and site,
     `reference` one of expected volumes, and `images` a folder of the maps' scans for pictures.
-    `adjust` is how volumes are adjusted for the intracranial volume, if at all.
+    `adjust` is how volumes are adjusted for the intracranial volume, if at all. With `strict` what
+    is not understood of `participants` is an error.
     """
 
     predictions: Path
@@ -68,6 +74,7 @@ class CohortSettings:
     trust_affine: TrustAffine | None = None
     jobs: int | None = None
     ratings: Path | None = None
+    strict: bool = False
     command: str = ""
 
 
@@ -77,7 +84,8 @@ class _Known:
 
     scheme: LabelScheme
     ranges: list[Range]
-    people: Mapping[str, Facts]
+    table: Path
+    people: People
     ratings: list[Rating]
 
 
@@ -120,6 +128,7 @@ def report_cohort(
     refuse_foreign(settings.out, _OUTPUTS)
     known = _read_known(settings)
     found = find_files(settings.predictions)
+    matched = _match(settings, known, found, say)
     unfit = unfit_results(
         folder_of(settings.predictions), [file.path for file in found]
     )
@@ -128,7 +137,7 @@ def report_cohort(
         fit, settings.labels, settings.trust_affine, settings.jobs, progress
     )
     ledger = _read_ledger(settings.predictions)
-    chosen = _choose(measured, known, ledger, say)
+    chosen = _choose(measured, known, matched, ledger, say)
     failures = _failures(found, unfit, measured, ledger)
     for name, reason in failures:
         say(f"{name}: {reason}")
@@ -158,7 +167,14 @@ def report_cohort(
         pictures = cohort_pictures(
             cohort, chosen.files, known.scheme, settings.images, settings.trust_affine
         )
-        page = cohort_page(cohort, drawings, pictures, facts, failures=failures)
+        page = cohort_page(
+            cohort,
+            drawings,
+            pictures,
+            facts,
+            failures=failures,
+            remarks=_remarks(known, matched),
+        )
         write_whole(settings.out / "report.html", page)
         return batch_exit(done=len(chosen.scans), failed=len(failures))
 
@@ -174,8 +190,42 @@ def _read_known(settings: CohortSettings) -> _Known:
         participants = settings.predictions / "participants.tsv"
     elif not participants.is_file():
         raise ConfigError("no such table", where=participants)
-    people = read_participants(participants)
-    return _Known(scheme, ranges, people, read_given(settings.ratings))
+    people = read_people(participants)
+    return _Known(scheme, ranges, participants, people, read_given(settings.ratings))
+
+
+def _match(
+    settings: CohortSettings,
+    known: _Known,
+    files: Sequence[ScanFile],
+    say: Callable[[str], None],
+) -> Matched:
+    """Which person of the table each label map is of; says what is not clear.
+
+    DatasetError where the user has named the table and it has nobody of these.
+    """
+    matched = known.people.match((file.name, file.person) for file in files)
+    if settings.participants is not None:
+        refuse_strangers(known.table, known.people, matched)
+    doubts = _doubts(known, matched)
+    say_of_table(known.table, known.people.notes, doubts, say, strict=settings.strict)
+    clash = persons_in_folders(files)
+    if clash:
+        say(clash)
+    return matched
+
+
+def _doubts(known: _Known, matched: Matched) -> tuple[str, ...]:
+    """What was not understood of the table of persons, if there is one."""
+    if not known.people.facts:
+        return known.people.doubts
+    return known.people.doubts + matched.remarks
+
+
+def _remarks(known: _Known, matched: Matched) -> list[tuple[str, str]]:
+    """All that is to be said of the table of persons, for the page."""
+    lines = known.people.notes + _doubts(known, matched)
+    return [(known.table.name, line) for line in lines]
 
 
 def _read_ledger(predictions: Path) -> _Ledger:
@@ -191,6 +241,7 @@ def _read_ledger(predictions: Path) -> _Ledger:
 def _choose(
     measured: Iterable[MapVolumes],
     known: _Known,
+    matched: Matched,
     ledger: _Ledger,
     say: Callable[[str], None],
 ) -> _Chosen:
@@ -213,7 +264,8 @@ def _choose(
         made = made_by(facts.get("volumes_mm3", ()), rated, scheme)
         left_out = made.left_out(scheme, rejected_here)
         chosen.files.append(result.file)
-        chosen.scans.append(_scan(result, left_out, known.people, facts))
+        person = matched.of(result.file.name, result.file.person)
+        chosen.scans.append(_scan(result, left_out, person, facts))
         for structure in made.measured_though_rejected(scheme, rejected_here):
             chosen.in_part.add((result.sha256, structure))
     return chosen
@@ -222,15 +274,14 @@ def _choose(
 def _scan(
     result: MapVolumes,
     left_out: Collection[str],
-    people: Mapping[str, Facts],
+    person: Facts,
     facts: Mapping[str, Any],
 ) -> Scan:
     """The scan of a label map, without the structures that do not count.
 
-    `facts` are those of the ledger.
+    `person` is what the table says of the person, `facts` are those of the ledger.
     """
     file = result.file
-    person = facts_of(people, file.subject)
     volumes_mm3 = {
         structure: volume_mm3
         for structure, volume_mm3 in (result.volumes_mm3 or {}).items()
@@ -243,8 +294,8 @@ def _scan(
     }
     remarks = [*facts.get("reasons", ()), *facts.get("notes", ())]
     return Scan(
-        subject=file.subject,
-        session=file.scan,
+        subject=file.person,
+        session=file.visit,
         volumes_mm3=volumes_mm3,
         sex=person.sex or "",
         age=person.age,

@@ -17,7 +17,13 @@ from trinat.pipelines.common.ratings import (
     rejected_structures,
     rejections,
 )
-from trinat.pipelines.common.scanfiles import ScanFile, as_scan, find_files, find_images
+from trinat.pipelines.common.scanfiles import (
+    ScanFile,
+    as_scan,
+    find_files,
+    find_images,
+    persons_in_folders,
+)
 from trinat.pipelines.common.stored import stored_files
 from trinat.pipelines.evaluate.mappings import Mappings, read_mapping
 from trinat.pipelines.evaluate.measuring import Task
@@ -166,6 +172,9 @@ def gather(settings: EvaluationSettings, say: Callable[[str], None]) -> Inputs:
     scheme = load_scheme(settings.labels)
     mappings = _mappings(settings)
     truths, images = _truths_and_images(settings, store, subjects)
+    clash = persons_in_folders(truths)
+    if clash:
+        say(clash)
     notes: dict[str, LedgerNotes] = {}
     for model, place in settings.models.items():
         notes[model] = _read_notes(place)
@@ -345,12 +354,12 @@ def _why_none(pairings: Iterable[Pairing]) -> str:
 
 def _refuse_two_maps_of_a_scan(pairing: Pairing, truth: Path) -> None:
     """Two maps of one scan would count as one person's two scans without names."""
-    seen: dict[tuple[str, str], Path] = {}
+    seen: dict[tuple[str, str], ScanFile] = {}
     for pair in pairing.pairs:
         file = pair.truth
-        other = seen.setdefault((file.subject, file.scan), file.path)
-        if other != file.path:
-            both = f"{other.name} and {file.path.name}"
-            what = f"{both} are both of {file.subject} {file.scan}".strip()
+        other = seen.setdefault((file.person, file.visit), file)
+        if other is not file:
+            both = f"{other.shown} and {file.shown}"
+            what = f"{both} are both of {file.person} {file.visit}".strip()
             remedy = "keep one true label map a scan in that folder"
             raise EvaluationError(what, where=truth, remedy=remedy)

@@ -207,4 +207,4 @@ def _as_classes(
 def scan_of(task: Task) -> dict[str, str]:
     """The columns that say what a row of a table is of: subject, session and model."""
     truth = task.pair.truth
-    return {"subject": truth.subject, "session": truth.scan, "model": task.model}
+    return {"subject": truth.person, "session": truth.visit, "model": task.model}

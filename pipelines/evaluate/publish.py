@@ -166,8 +166,8 @@ def _row_alone(
 ) -> dict[str, str]:
     """A file of one side (truth or prediction) to which the other side has none."""
     return {
-        "subject": file.subject,
-        "session": file.scan,
+        "subject": file.person,
+        "session": file.visit,
         "model": model,
         side: file.path.name,
         "status": f"no {other}",

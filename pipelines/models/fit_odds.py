@@ -194,7 +194,7 @@ def _fit(
     fixed = sorted({*without_odds(model), *without_truth(scans)})
     own = model.info.fusion.class_odds
     fitted_to_all = fit_odds(scans, scheme, fixed)
-    persons = [pair.truth.subject for pair in pairs]
+    persons = [pair.truth.person for pair in pairs]
     fold_of_person = folds_of(persons, _FOLDS)
     fold_of = [fold_of_person[person] for person in persons]
     folds = set(fold_of)
@@ -232,7 +232,7 @@ def _mean_dice(
 
 def _name(pair: Pair) -> str:
     """A scan as it is called in tables."""
-    return f"{pair.truth.subject} {pair.truth.scan}".strip()
+    return f"{pair.truth.person} {pair.truth.visit}".strip()
 
 
 def _write(

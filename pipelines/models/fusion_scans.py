@@ -157,8 +157,8 @@ def segment_pair(
     true_in_box = np.ascontiguousarray(classes[box])
     ambiguous = find_ambiguous(true_in_box, probabilities, model.scheme)
     segmented = SegmentedScan(
-        name=f"{pair.truth.subject} {pair.truth.scan}".strip(),
-        person=pair.truth.subject,
+        name=f"{pair.truth.person} {pair.truth.visit}".strip(),
+        person=pair.truth.person,
         evidence=ViewLikelihoods.of(
             ambiguous, model.scheme, generator, without=without
         ),

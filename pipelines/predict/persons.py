@@ -5,24 +5,38 @@ Imports no torch and no volumes: the command line has them at once.
 
 from __future__ import annotations
 
-import math
-import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
 
 from trinat.pipelines.common.cases import Case
-from trinat.segmentation.data.sources.base import Facts, read_participants
+from trinat.pipelines.common.understood import say_of_table
+from trinat.segmentation.data.identity import Identity, identity_of, told_apart
+from trinat.segmentation.data.people import number_in, read_people
 from trinat.segmentation.errors import ConfigError
-from trinat.segmentation.io.files import read_rows
+from trinat.segmentation.io.files import read_table
 
-# OAS1_0001_MR2, or a BIDS name outside of a BIDS dataset; more of a name may follow.
-_VISIT = re.compile(r"(?P<person>.+?)_(?:MR\d+|ses-[A-Za-z0-9+]+)(?:_.*)?")
+# What stands in a cell of a time where nothing is known, and in one of a name.
+_UNKNOWN = frozenset({"", "n/a", "na", "nan", "unknown"})
+_NO_NAME = frozenset({"", "n/a"})
 _NEEDED_COLUMNS = ("scan", "person")
 _DAYS_OF_YEAR = 365.25
+# Columns of times, and what their numbers are.
+_UNIT_OF_COLUMN = {
+    "date": "years",
+    "years": "years",
+    "date (years)": "years",
+    "days": "days",
+    "date (days)": "days",
+}
+# Ages and years since a baseline; years of the calendar.
+_YEARS = ((-120, 120), (1900, 2200))
+# No person was scanned over a longer time.
+_LONGEST_YEARS = 60
+# So many scans are named of those that a table lacks.
+_MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -85,23 +99,30 @@ class _Visit:
 
 
 def persons_of(
-    cases: Sequence[Case], bids_root: Path | None, table: Path | None
+    cases: Sequence[Case],
+    bids_root: Path | None,
+    table: Path | None,
+    say: Callable[[str], object] = lambda line: None,
+    *,
+    strict: bool = False,
 ) -> list[Person]:
     """The persons of all cases, in the order of their first scans; each has at least one scan.
 
     A table (scan, person, date, group) says whose each scan is. Without one a BIDS dataset does, or
     the scan's name: OAS1_0001_MR1 and OAS1_0001_MR2 are two scans of OAS1_0001. Any other scan is
-    of a person of its own.
+    of a person of its own. `say` hears what is not understood of tables; with `strict` that is a
+    DatasetError.
     """
     known: dict[str, _Visit] = {}
     if table is not None:
-        known = _from_table(cases, table)
+        known = _from_table(cases, table, say, strict=strict)
     elif bids_root is not None:
-        known = _from_bids(cases, bids_root)
+        known = _from_bids(cases, bids_root, say, strict=strict)
+    by_name = _persons_by_name(cases)
     scans: dict[str, list[Case]] = defaultdict(list)
     visits: dict[str, list[_Visit]] = defaultdict(list)
     for case in cases:
-        visit = known.get(case.id) or _Visit(_person_by_name(case))
+        visit = known.get(case.id) or _Visit(by_name[case.id])
         scans[visit.person].append(case)
         visits[visit.person].append(visit)
     persons = []
@@ -112,25 +133,40 @@ def persons_of(
     return persons
 
 
-def _person_by_name(case: Case) -> str:
-    """The person that the name of a scan or of a folder above it says; else the scan's own id."""
-    for part in reversed(case.id.split("/")):
-        match = _VISIT.fullmatch(part)
-        if match is not None:
-            return match["person"]
-    return case.id
+def _persons_by_name(cases: Sequence[Case]) -> dict[str, str]:
+    """The person of each case by its name and folders; else the case's own id."""
+    identities = []
+    for case in cases:
+        *folders, name = case.id.split("/")
+        identity = identity_of(name, folders)
+        identities.append(identity or Identity(case.id))
+    apart = told_apart(identities)
+    return {case.id: found.person for case, found in zip(cases, apart, strict=True)}
 
 
-def _from_bids(cases: Sequence[Case], root: Path) -> dict[str, _Visit]:
+def _from_bids(
+    cases: Sequence[Case],
+    root: Path,
+    say: Callable[[str], object],
+    *,
+    strict: bool,
+) -> dict[str, _Visit]:
     """What a BIDS dataset says of each case, by id.
 
     Times are from sub-*_sessions.tsv and *_scans.tsv, groups from participants.tsv.
     """
     times: dict[Path, Mapping[str, float]] = {}
+    doubts: list[str] = []
+    table = root / "participants.tsv"
+    people = read_people(table)
+    persons = {case.id: f"sub-{case.entities['sub']}" for case in cases}
+    matched = people.match((case.stem, persons[case.id]) for case in cases)
+    if people.facts:
+        remarks = people.doubts + matched.remarks
+        say_of_table(table, people.notes, remarks, say, strict=strict)
     known: dict[str, _Visit] = {}
-    people = read_participants(root / "participants.tsv")
     for case in cases:
-        person = f"sub-{case.entities['sub']}"
+        person = persons[case.id]
         folder = root / person
         sessions = folder / f"{person}_sessions.tsv"
         scans = folder / f"{person}_scans.tsv"
@@ -138,12 +174,13 @@ def _from_bids(cases: Sequence[Case], root: Path) -> dict[str, _Visit]:
         if "ses" in case.entities:
             session = f"ses-{case.entities['ses']}"
             scans = folder / session / f"{person}_{session}_scans.tsv"
-            year = _times_in(sessions, "session_id", times).get(session)
+            year = _times_in(sessions, "session_id", times, doubts).get(session)
         if year is None:
             filename = f"anat/{case.path.name}"
-            year = _times_in(scans, "filename", times).get(filename)
-        facts = people.get(person, Facts())
-        known[case.id] = _Visit(person, year, facts.group)
+            year = _times_in(scans, "filename", times, doubts).get(filename)
+        group = matched.of(case.stem, person).group
+        known[case.id] = _Visit(person, year, group)
+    say_of_table(root / "acq_time", (), doubts, say, strict=strict)
     return known
 
 
@@ -151,54 +188,97 @@ def _times_in(
     path: Path,
     key: str,
     read: dict[Path, Mapping[str, float]],
+    doubts: list[str],
 ) -> Mapping[str, float]:
     """The `acq_time` of each row of a BIDS table, in years, by its `key`; none without the file.
 
-    `read` has the tables that were read before.
+    `read` has the tables that were read before. A time that is none is as good as no time, as scans
+    do not need it, and becomes one of the `doubts`.
     """
     if path not in read:
         found = {}
         if path.is_file():
-            for number, row in enumerate(read_rows(path, required=()), start=2):
-                text = row.get("acq_time", "")
-                # A time that is none is as good as no time: the scans do not need it.
-                with suppress(ConfigError):
-                    found[row.get(key, "")] = _years(text, path, number)
+            table = read_table(path)
+            for row in table.rows:
+                cells = dict(zip(table.titles, row.cells, strict=True))
+                text = cells.get("acq_time", "")
+                if text.lower() in _UNKNOWN:
+                    continue
+                year = _year_of_date(text)
+                if year is None:
+                    doubts.append(f"{path.name}, row {row.number}: {text!r} is no date")
+                else:
+                    found[cells.get(key, "")] = year
         read[path] = found
     return read[path]
 
 
-def _from_table(cases: Sequence[Case], path: Path) -> dict[str, _Visit]:
+def _from_table(
+    cases: Sequence[Case],
+    path: Path,
+    say: Callable[[str], object],
+    *,
+    strict: bool,
+) -> dict[str, _Visit]:
     """What a table says of each case that it names, by id.
 
-    ConfigError where a column is missing, or a row names no scan of the run, or one twice;
-    DatasetError for what is no table.
+    ConfigError where a column is missing, a row names no scan of the run, or one twice, or where
+    times or groups do not fit each other; DatasetError for what is no table.
     """
-    rows = read_rows(path, required=())
-    if not rows or any(column not in rows[0] for column in _NEEDED_COLUMNS):
+    table = read_table(path)
+    titles = [title.lower() for title in table.titles]
+    if any(titles.count(column) != 1 for column in _NEEDED_COLUMNS):
         raise ConfigError(
             "needs the columns scan and person, and may have date and group",
             where=path,
             remedy="write a line with these names above the rows",
         )
+    times = _Times.of(titles, path)
     by_name = _names_of(cases, path.absolute().parent)
     known: dict[str, _Visit] = {}
-    for number, row in enumerate(rows, start=2):
-        case_id = by_name.get(row["scan"])
+    for row in table.rows:
+        line = row.number
+        cells = dict(zip(titles, row.cells, strict=True))
+        case_id = by_name.get(cells["scan"])
         if case_id is None:
-            what = f"line {number}: {row['scan']!r} is no scan of this run"
+            what = f"line {line}: {cells['scan']!r} is no scan of this run"
             remedy = "write it as the path that is given, or as in summary.tsv"
             raise ConfigError(what, where=path, remedy=remedy)
         if case_id in known:
-            what = f"line {number}: {row['scan']!r} is there twice"
+            what = f"line {line}: {cells['scan']!r} is there twice"
             raise ConfigError(what, where=path, remedy="keep one of the two lines")
-        if not row["person"]:
-            what = f"line {number}: no person"
+        if cells["person"].lower() in _NO_NAME:
+            what = f"line {line}: no person"
             raise ConfigError(what, where=path, remedy="write whose scan it is")
-        text = row.get("date", "")
-        year = _years(text, path, number) if text else None
-        known[case_id] = _Visit(row["person"], year, row.get("group", ""))
+        group = cells.get("group", "")
+        if group.lower() in _NO_NAME:
+            group = ""
+        year = times.year(cells, line)
+        known[case_id] = _Visit(cells["person"], year, group)
+    times.check(known.values())
+    _refuse_two_groups(known.values(), path)
+    unnamed = [case.shown for case in cases if case.id not in known]
+    notes = []
+    if times.are_numbers:
+        notes.append(f"the numbers in {times.column} are read as {times.unit}")
+    doubts = []
+    if unnamed:
+        named = ", ".join(unnamed[:_MOST_NAMED])
+        doubts.append(f"{len(unnamed)} of {len(cases)} scans are not in it: {named}")
+    say_of_table(path, notes, doubts, say, strict=strict)
     return known
+
+
+def _refuse_two_groups(visits: Iterable[_Visit], path: Path) -> None:
+    """Raise where a person's rows name two groups."""
+    groups: dict[str, str] = {}
+    for visit in visits:
+        if visit.group and groups.setdefault(visit.person, visit.group) != visit.group:
+            both = f"{groups[visit.person]!r} and {visit.group!r}"
+            remedy = "write one group for each person"
+            raise ConfigError(
+                f"{visit.person} is in the groups {both}", where=path, remedy=remedy
+            )
 
 
 def _names_of(cases: Sequence[Case], folder: Path) -> dict[str, str]:
@@ -220,22 +300,88 @@ def _names_of(cases: Sequence[Case], folder: Path) -> dict[str, str]:
     return {name: case_id for name, case_id in names.items() if case_id is not None}
 
 
-def _years(text: str, path: Path, line: int) -> float:
-    """A time in years: a date or time as ISO 8601 has it, or a number of years, such as an age."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if math.isfinite(number):
+@dataclass
+class _Times:
+    """The column of a table that says when scans were taken, and its unit: dates, or numbers.
+
+    One table has one kind of them: an age beside a date is centuries away from it.
+    """
+
+    column: str
+    unit: str
+    path: Path
+    are_numbers: bool = False
+    are_dates: bool = False
+
+    @classmethod
+    def of(cls, titles: Sequence[str], path: Path) -> _Times:
+        """The one column of times that there is among titles in small letters, if any."""
+        there = [title for title in titles if title in _UNIT_OF_COLUMN]
+        if len(there) > 1:
+            both = " and ".join(repr(title) for title in there)
+            raise ConfigError(
+                f"has two columns of times, {both}", where=path, remedy="keep one"
+            )
+        column = there[0] if there else "date"
+        return cls(column, _UNIT_OF_COLUMN[column], path)
+
+    def year(self, cells: Mapping[str, str], line: int) -> float | None:
+        """When a row's scan was taken, in years from any start; None where it does not say."""
+        text = cells.get(self.column, "")
+        if text.lower() in _UNKNOWN:
+            return None
+        year = _year_of_date(text)
+        if year is None:
+            self.are_numbers = True
+            year = self._year_of_number(text, line)
+        else:
+            self.are_dates = True
+        if self.are_numbers and self.are_dates:
+            raise self._error(line, f"{text!r} among others that are dates or numbers")
+        return year
+
+    def _year_of_number(self, text: str, line: int) -> float:
+        """A number of days or years, such as an age, in years."""
+        try:
+            number = number_in(text)
+        except ValueError:
+            raise self._error(line, f"{text!r} is no date") from None
+        if self.unit == "days":
+            return number / _DAYS_OF_YEAR
+        if not any(low <= number <= high for low, high in _YEARS):
+            raise self._error(line, f"{text!r} is no date and no number of years")
         return number
+
+    def check(self, visits: Iterable[_Visit]) -> None:
+        """Raise where numbers of years of one person are too far apart to be that."""
+        years: dict[str, list[float]] = defaultdict(list)
+        for visit in visits:
+            if visit.year is not None:
+                years[visit.person].append(visit.year)
+        for person, times in years.items():
+            apart = max(times) - min(times)
+            if apart > _LONGEST_YEARS:
+                raise ConfigError(
+                    f"scans of {person} are {apart:,.0f} years apart",
+                    where=self.path,
+                    remedy="call the column days if its numbers are days",
+                )
+
+    def _error(self, line: int, what: str) -> ConfigError:
+        """What to raise for the time in a line."""
+        return ConfigError(
+            f"line {line}: {what}",
+            where=self.path,
+            remedy="write 2024-05-31, or in all rows a number of years (or days, in a column days)",
+        )
+
+
+def _year_of_date(text: str) -> float | None:
+    """A date or time as ISO 8601 has it, 2024-05-31 or 20240531, in years; None if it is none."""
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise ConfigError(
-            f"line {line}: {text!r} is no date",
-            where=path,
-            remedy="write 2024-05-31, or a number of years",
-        ) from error
+    except ValueError:
+        return None
     whole_days = date.toordinal(moment.date())
     return (whole_days + moment.hour / 24) / _DAYS_OF_YEAR
 

@@ -46,7 +46,7 @@ def run_with_progress(
     say_licences(request.model for request in requests)
     for request in requests:
         with listener(quiet=quiet, as_json=as_json, interactive=interactive) as heard:
-            outcome = predict(request, heard.on_start, heard.on_entry)
+            outcome = predict(request, heard.on_start, heard.on_entry, _say_remark)
             heard.on_end(outcome, request.out)
         outcomes.append(outcome)
         if outcome.interrupted:
@@ -133,6 +133,11 @@ class _Reporter:
         sys.stderr.write(f"{line}: {where}\n")
         if outcome.interrupted:
             sys.stderr.write("stopped before the end: the same command goes on\n")
+
+
+def _say_remark(line: str) -> None:
+    """Print how a table was read, also beside JSON lines: stdout is theirs."""
+    sys.stderr.write(f"trinat: {one_line(line)}\n")
 
 
 def _ignore_start(count: int) -> None:

@@ -67,7 +67,8 @@ class PredictRequest(WorkerOptions):
     - `timeout_s` is for one scan; 0 is no limit, None the default of `limit_s`.
     - `participants` and `sessions` select from a BIDS dataset; empty: all. `suffix` is BIDS's word
       for the kind of its scans.
-    - `persons` is a table that says whose each scan is, for `output.longitudinal`.
+    - `persons` is a table that says whose each scan is, for `output.longitudinal`. With `strict`
+      what is not understood of tables of persons is an error.
     - `found` are cases that were found already, in place of `inputs`.
     - `engine` makes another engine than processes on this machine.
     """
@@ -84,6 +85,7 @@ class PredictRequest(WorkerOptions):
     sessions: Collection[str] = ()
     suffix: str = T1W
     persons: Path | None = None
+    strict: bool = False
     found: Found | None = None
     engine: EngineMaker | None = None
 

@@ -47,15 +47,17 @@ def predict(
     request: PredictRequest,
     on_start: Callable[[int], None] = _ignore,
     on_entry: Callable[[Entry], None] = _ignore,
+    on_remark: Callable[[str], None] = _ignore,
 ) -> Outcome:
     """Do what is missing or changed in the output folder.
 
-    `on_start` is called with the number of inputs, `on_entry` with the entry of each.
+    `on_start` is called with the number of inputs, `on_entry` with the entry of each, and
+    `on_remark` with sentences on how tables of persons were read.
     """
     with stage("find"):
         model = find_model(request.model)
         found = _find(request, model)
-    units, refusals = _inputs_of_part(request, found)
+    units, refusals = _inputs_of_part(request, found, on_remark)
     cases = [case for unit in units for case in scans_of(unit)]
     given = len(cases) + len(refusals)
     part = request.part
@@ -100,7 +102,7 @@ def _find(request: PredictRequest, model: Path) -> Found:
 
 
 def _inputs_of_part(
-    request: PredictRequest, found: Found
+    request: PredictRequest, found: Found, say: Callable[[str], None]
 ) -> tuple[Sequence[Case], Sequence[Refusal]]:
     """Cases and refusals of the request's shard; the first shard reports all refusals.
 
@@ -108,7 +110,9 @@ def _inputs_of_part(
     """
     given: Sequence[Case] = found.cases
     if request.output.longitudinal:
-        persons = persons_of(found.cases, found.bids_root, request.persons)
+        persons = persons_of(
+            found.cases, found.bids_root, request.persons, say, strict=request.strict
+        )
         given = as_units(persons)
     shard = request.shard
     if shard is None:

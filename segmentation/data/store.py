@@ -19,13 +19,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from trinat.segmentation.data.people import People, read_people
 from trinat.segmentation.data.slices import SubjectFile
-from trinat.segmentation.data.sources.base import Subject, read_participants
+from trinat.segmentation.data.sources.base import Subject
 from trinat.segmentation.data.splits import Part, Participant, Split, read_split
 from trinat.segmentation.errors import DatasetError, IntegrityError
 from trinat.segmentation.io.files import (
     atomic_text,
     read_rows,
+    read_table,
     read_text,
     sha256_of,
     write_tsv,
@@ -305,6 +307,11 @@ class Store:
         return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
     @cached_property
+    def people(self) -> People:
+        """What participants.tsv says of persons as it stands now, and what is not clear in it."""
+        return read_people(self.root / "participants.tsv")
+
+    @cached_property
     def participants(self) -> tuple[Participant, ...]:
         """One entry a subject, from participants.tsv as it stands now.
 
@@ -312,9 +319,8 @@ class Store:
         has no row or no person, or if an entry cannot be read.
         """
         table = self.root / "participants.tsv"
-        facts = read_participants(table)
-        rows = read_rows(table, required=_PARTICIPANT_COLUMNS[:2])
-        people = {row["participant_id"]: row["person"] for row in rows}
+        facts = self.people.facts
+        people = {name: row["person"] for name, row in _rows_by_name(table).items()}
         missing = [subject for subject in self.subjects if not people.get(subject)]
         if missing:
             raise DatasetError(
@@ -370,9 +376,7 @@ def write_participants(root: Path, subjects: Sequence[Subject]) -> None:
     path = root / "participants.tsv"
     present: dict[str, dict[str, str]] = {}
     if path.is_file():
-        for row in read_rows(path, required=("participant_id",)):
-            present[row["participant_id"]] = row
-
+        present = _rows_by_name(path)
     rows = []
     for subject in subjects:
         age = None if subject.age is None else f"{subject.age:g}"
@@ -389,6 +393,24 @@ def write_participants(root: Path, subjects: Sequence[Subject]) -> None:
             [ours[name] or theirs.get(name) or None for name in _PARTICIPANT_COLUMNS]
         )
     write_tsv(path, _PARTICIPANT_COLUMNS, rows)
+
+
+def _rows_by_name(path: Path) -> dict[str, dict[str, str]]:
+    """The rows of participants.tsv by the subjects' names; empty where nothing is known.
+
+    Names are taken as they stand: a person may be called NA.
+    """
+    table = read_table(path)
+    for name in _PARTICIPANT_COLUMNS[:2]:
+        if name not in table.titles:
+            raise DatasetError(f"has no column {name!r}", where=path)
+    rows = {}
+    for row in table.rows:
+        cells = {}
+        for title, cell in zip(table.titles, row.cells, strict=True):
+            cells[title] = "" if cell.lower() == "n/a" else cell
+        rows[cells["participant_id"]] = cells
+    return rows
 
 
 def write_ledger(root: Path, rows: Sequence[LedgerRow]) -> None:

@@ -8,11 +8,13 @@ import errno
 import hashlib
 import io
 import os
+import re
 import secrets
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -27,6 +29,7 @@ from trinat.segmentation.errors import (
 from trinat.segmentation.timing import stage
 
 _UNKNOWN = frozenset({"", "n/a", "nan", "na", "unknown"})
+_NO_NAME = frozenset({"", "n/a"})
 # The package that pandas reads each with.
 _EXCEL = {".xls": "xlrd", ".xlsx": "openpyxl"}
 _NOT_WRITABLE = "choose a folder that you may write to"
@@ -249,47 +252,113 @@ def spreadsheet_safe(text: str) -> str:
     return text
 
 
-def read_rows(path: Path, *, required: tuple[str, ...]) -> list[dict[str, str]]:
+@dataclass(frozen=True)
+class TableRow:
+    """A row of a table: its number, where the titles are row 1, and its cells as they stand."""
+
+    number: int
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as text: no cell is taken for a number, a date or a missing value."""
+
+    titles: tuple[str, ...]
+    rows: tuple[TableRow, ...]
+
+
+def read_table(path: Path) -> Table:
+    """A .csv, .tsv or Excel table with a row of titles; each row has a cell for each title.
+
+    Tabs separate cells if there are any among the titles, else commas or semicolons. Quotes mean
+    nothing between tabs, as BIDS has it. Empty rows, and empty cells beyond the titles, are left
+    out. DatasetError for what is no table, and for a row with too few or too many cells.
+    """
+    table = _read_ragged(path)
+    width = len(table.titles)
+    rows = []
+    for row in table.rows:
+        if not any(row.cells):
+            continue
+        if len(row.cells) < width or any(row.cells[width:]):
+            raise DatasetError(
+                f"row {row.number}: {len(row.cells)} cells under {width} titles",
+                where=path,
+                remedy="complete the row, or put a cell with a separator in it in quotes",
+            )
+        for title, cell in zip(table.titles, row.cells, strict=False):
+            if "\n" in cell or "\r" in cell:
+                raise DatasetError(
+                    f"row {row.number}, {title}: a cell of several lines",
+                    where=path,
+                    remedy="close its quotes, and put it on one line",
+                )
+        rows.append(TableRow(row.number, row.cells[:width]))
+    return Table(table.titles, tuple(rows))
+
+
+def read_rows(
+    path: Path, *, required: tuple[str, ...], names: tuple[str, ...] = ()
+) -> list[dict[str, str]]:
     """Rows of a .csv, .tsv or Excel table with a header; what is not known is an empty string.
 
-    Raises DatasetError for what is no table, and for one without a required column.
+    Cells that a row lacks are empty, those beyond the titles are left out. In the columns `names`
+    only n/a is not known: somebody may be called NA. Raises DatasetError for what is no table, and
+    for one without a required column.
     """
-    if path.suffix.lower() in _EXCEL:
-        rows = _sheet(path)
-        columns: Sequence[str] = list(rows[0]) if rows else []
-    else:
-        columns, rows = _text_table(path)
-    titles = {column.strip() for column in columns}
+    table = _read_ragged(path)
     for name in required:
-        if name not in titles:
+        if name not in table.titles:
             raise DatasetError(f"has no column {name!r}", where=path)
-    return [_known_cells(row) for row in rows]
+    rows = []
+    for row in table.rows:
+        cells = dict.fromkeys(table.titles, "")
+        for title, cell in zip(table.titles, row.cells, strict=False):
+            unknown = _UNKNOWN
+            if title in names:
+                unknown = _NO_NAME
+            cells[title] = "" if cell.lower() in unknown else cell
+        rows.append(cells)
+    return rows
 
 
-def _known_cells(row: dict[str, str]) -> dict[str, str]:
-    """A row's titles and cells without spaces around them, empty where nothing is known."""
-    cells = {}
-    for column, value in row.items():
-        # Cells beyond the header come as a list.
-        if not isinstance(value, str):
-            continue
-        text = value.strip()
-        cells[column.strip()] = "" if text.lower() in _UNKNOWN else text
-    return cells
+def _read_ragged(path: Path) -> Table:
+    """The table in a file, whose rows may have more or fewer cells than titles."""
+    read = _sheet if path.suffix.lower() in _EXCEL else _lines_of_text
+    rows = []
+    for number, line in read(path):
+        rows.append(TableRow(number, tuple(cell.strip() for cell in line)))
+    if not rows:
+        return Table((), ())
+    return Table(rows[0].cells, tuple(rows[1:]))
 
 
-def _text_table(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
-    """Columns and rows of a file in UTF-8, separated by tabs or, without any, by commas."""
+def _lines_of_text(path: Path) -> list[tuple[int, list[str]]]:
+    """Numbers and cells of the lines of a file in UTF-8 that are not empty."""
     try:
-        with io.TextIOWrapper(open_regular(path), "utf-8-sig", newline="") as file:
-            text = file.read()
+        text = read_bytes(path).decode("utf-8-sig")
+        if "\0" in text:
+            raise csv.Error("it has NUL bytes")
         header = text.partition("\n")[0]
-        delimiter = "," if "," in header and "\t" not in header else "\t"
-        reader = csv.DictReader(
-            io.StringIO(text, newline=""), delimiter=delimiter, restval=""
+        if "\t" in header:
+            return _between_tabs(text)
+        # csv, not pandas: that fills rows that are too short without a word.
+        by_comma = list(csv.reader([header], delimiter=","))
+        by_semicolon = list(csv.reader([header], delimiter=";"))
+        delimiter = ","
+        if by_semicolon and len(by_semicolon[0]) > len(by_comma[0]):
+            delimiter = ";"
+        reader = csv.reader(
+            io.StringIO(text, newline=""), delimiter=delimiter, strict=True
         )
-        columns = reader.fieldnames or []
-        return columns, list(reader)
+        lines = []
+        number = 1
+        for cells in reader:
+            if cells:
+                lines.append((number, cells))
+            number = reader.line_num + 1
+        return lines
     except (UnicodeDecodeError, csv.Error) as error:
         raise DatasetError(
             f"not a table in UTF-8 ({error})",
@@ -298,14 +367,39 @@ def _text_table(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
         ) from None
 
 
-def _sheet(path: Path) -> list[dict[str, str]]:
-    """Rows of an Excel file's first sheet, as text."""
+def _between_tabs(text: str) -> list[tuple[int, list[str]]]:
+    """Numbers and cells of lines whose cells are between tabs.
+
+    A quote is a character like others. Where it stands around a whole cell, as spreadsheets and
+    `write_tsv` put it, the cell is what is inside.
+    """
+    lines = []
+    for number, line in enumerate(re.split(r"\r\n|\n|\r", text), start=1):
+        if not line:
+            continue
+        cells = line.split("\t")
+        if max(len(cell) for cell in cells) > csv.field_size_limit():
+            raise csv.Error("a cell is too long")
+        lines.append((number, [_without_quotes(cell) for cell in cells]))
+    return lines
+
+
+def _without_quotes(cell: str) -> str:
+    """What is inside of quotes around a whole cell; any other cell as it is."""
+    match = re.fullmatch(r'"((?:[^"]|"")*)"', cell.strip())
+    if match is None:
+        return cell
+    return match[1].replace('""', '"')
+
+
+def _sheet(path: Path) -> list[tuple[int, list[str]]]:
+    """Numbers and cells of the rows of an Excel file's first sheet, as text."""
     import pandas as pd
 
     content = io.BytesIO(read_bytes(path))
     package = _EXCEL[path.suffix.lower()]
     try:
-        table = pd.read_excel(content, dtype=str, na_filter=False)
+        table = pd.read_excel(content, dtype=str, na_filter=False, header=None)
     except ImportError:
         remedy = f"pip install {package}, or save the table as CSV"
         raise DatasetError(
@@ -315,12 +409,10 @@ def _sheet(path: Path) -> list[dict[str, str]]:
         raise DatasetError(
             f"not an Excel table ({one_line(str(error))})", where=path
         ) from None
-    return [_as_text(record) for record in table.to_dict("records")]
-
-
-def _as_text(record: dict[Any, Any]) -> dict[str, str]:
-    """A row of pandas as a row of text."""
-    return {str(column): str(value) for column, value in record.items()}
+    lines = []
+    for number, record in enumerate(table.itertuples(index=False), start=1):
+        lines.append((number, [str(cell) for cell in record]))
+    return lines
 
 
 def sync(path: Path) -> None:

@@ -53,8 +53,11 @@ def cohort_page(
     provenance: Mapping[str, str],
     *,
     failures: Sequence[tuple[str, str]] = (),
+    remarks: Sequence[tuple[str, str]] = (),
 ) -> str:
     """The HTML file; `pictures`: title, text, PNG; `failures`: scans without volumes and why.
+
+    `remarks` are tables of persons, and what is to be said of how they were read.
 
     The page is one file: figures and pictures are inside. `provenance` is shown at its end, as
     `page.provenance` gives it.
@@ -82,6 +85,12 @@ def cohort_page(
         scans=_scans(cohort),
         failures=table(
             "failure-table", "Scans without a result", ["Scan", "Reason"], failures
+        ),
+        remarks=table(
+            "remark-table",
+            "How tables of persons were read",
+            ["Table", "Remark"],
+            remarks,
         ),
         volume_definition=METRICS["volume"].definition,
         again=asset("cohort-again.txt"),

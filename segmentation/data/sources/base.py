@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,6 @@ from typing import Any
 from natsort import natsort_keygen
 
 from trinat.segmentation.errors import DatasetError
-from trinat.segmentation.io.files import read_rows
 from trinat.segmentation.io.streams import SCAN_SUFFIXES
 from trinat.segmentation.labels.folding import FoldingTable
 
@@ -21,11 +19,6 @@ IMAGE_SUFFIXES = (".nii.gz", ".nii", ".mgz")
 
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
-# What IXI's table has in its column SEX_ID.
-_IXI_SEXES = {"1": "M", "2": "F"}
-# Titles of columns in small letters, up to the first space.
-_GROUP_COLUMNS = ("group", "diagnosis", "dx")
-_INTRACRANIAL_COLUMNS = ("estimatedtotalintracranialvol", "etiv", "icv_mm3")
 
 natural_order = natsort_keygen()
 
@@ -73,28 +66,43 @@ class Exclusion:
 
 
 @dataclass(frozen=True)
+class TableRead:
+    """A dataset's own table of persons, and what users are to know of how it was read."""
+
+    path: Path
+    notes: tuple[str, ...]
+    doubts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Listing:
     """All that was found, in natural order; `advice` says what would make more of it.
 
     A listing may have no subjects. `advice` is a sentence for the user, empty if there is none to
-    give.
+    give. `tables` are the dataset's own tables of persons.
     """
 
     subjects: tuple[Subject, ...]
     exclusions: tuple[Exclusion, ...] = ()
     advice: str = ""
+    tables: tuple[TableRead, ...] = ()
 
     @classmethod
-    def of(cls, found: Sequence[Subject | Exclusion], unlabelled: str = "") -> Listing:
+    def of(
+        cls,
+        found: Sequence[Subject | Exclusion | TableRead],
+        unlabelled: str = "",
+    ) -> Listing:
         """What was found; with the advice `unlabelled` if none of it has labels.
 
         The order of `found` is kept. `unlabelled` tells the user where labels would come from.
         """
         subjects = tuple(entry for entry in found if isinstance(entry, Subject))
         exclusions = tuple(entry for entry in found if isinstance(entry, Exclusion))
+        tables = tuple(entry for entry in found if isinstance(entry, TableRead))
         if any(subject.labels for subject in subjects):
-            return cls(subjects, exclusions)
-        return cls(subjects, exclusions, unlabelled)
+            unlabelled = ""
+        return cls(subjects, exclusions, unlabelled, tables)
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,7 @@ class SourceOptions:
     fold: FoldingTable | None = None
 
 
-Found = Iterable[Subject | Exclusion]
+Found = Iterable[Subject | Exclusion | TableRead]
 
 
 def _no_member(name: str) -> bool:
@@ -212,114 +220,3 @@ def first_existing(folder: Path, names: Iterable[str]) -> Path | None:
         if os.path.isfile(path):  # noqa: PTH113
             return path
     return None
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What is known of a person.
-
-    `age` in years; `family` is a name that relatives share; `group` is what a study calls the
-    person's. None, or "" for site and group, is what is not known.
-    """
-
-    age: float | None = None
-    sex: str | None = None
-    family: str | None = None
-    site: str = ""
-    group: str = ""
-    intracranial_mm3: float | None = None
-
-
-def read_participants(path: Path) -> dict[str, Facts]:
-    """What is known of each person (of OASIS: of each session), by name.
-
-    `path` is participants.tsv as BIDS has it, with a column `family`, or one of the tables that
-    IXI and OASIS come with. A missing file knows nothing. Raises DatasetError where a row names no
-    person.
-    """
-    if not path.exists():
-        return {}
-    people: dict[str, Facts] = {}
-    for number, cells in enumerate(read_rows(path, required=()), start=2):
-        row = {_column(title): value for title, value in cells.items()}
-        name = _name_in(row, number, path)
-        facts = Facts(
-            age=_years(row.get("age", "")),
-            sex=_sex_in(row),
-            family=row.get("family") or None,
-            site=row.get("site") or row.get("scanner") or "",
-            group=_first_of(row, _GROUP_COLUMNS),
-            intracranial_mm3=_positive(_first_of(row, _INTRACRANIAL_COLUMNS)),
-        )
-        # IXI names some persons twice, once without an age.
-        if name not in people or people[name].age is None:
-            people[name] = facts
-    return people
-
-
-def _column(title: str) -> str:
-    """sex_id of "SEX_ID (1=m, 2=f)"."""
-    return title.partition(" ")[0].lower()
-
-
-def _name_in(row: Mapping[str, str], number: int, table: Path) -> str:
-    """The person that a row (on that line of the table) is about: IXI's 2 is IXI002."""
-    if "ixi_id" in row:
-        if not row["ixi_id"].isdecimal():
-            raise DatasetError(f"row {number}: IXI_ID is a whole number", where=table)
-        return f"IXI{int(row['ixi_id']):03d}"
-    if "participant_id" not in row and "id" not in row:
-        raise DatasetError(
-            "has no column 'participant_id'",
-            where=table,
-            remedy="use BIDS' participants.tsv, or IXI's (IXI_ID) or OASIS's (ID) own table",
-        )
-    return row.get("participant_id") or row.get("id", "")
-
-
-def _sex_in(row: Mapping[str, str]) -> str | None:
-    """M or F, from the first of the usual columns that says anything."""
-    for column in ("sex", "m/f", "gender"):
-        if row.get(column):
-            letter = row[column][:1].upper()
-            return letter if letter in {"M", "F"} else None
-    return _IXI_SEXES.get(row.get("sex_id", ""))
-
-
-def _first_of(row: Mapping[str, str], columns: Iterable[str]) -> str:
-    """The first of some columns that says anything; empty where none does."""
-    for column in columns:
-        if row.get(column):
-            return row[column]
-    return ""
-
-
-def _positive(text: str) -> float | None:
-    """A volume; None where it is not known, or is none."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if 0 < value < math.inf else None
-
-
-def _years(text: str) -> float | None:
-    """An age in years; None where it is not known, or is no age."""
-    try:
-        age = float(text.rstrip("+"))  # BIDS censors great ages as 89+.
-    except ValueError:
-        return None
-    return age if 0 <= age < math.inf else None
-
-
-def facts_of(people: Mapping[str, Facts], scan: str) -> Facts:
-    """Of the person with whom a scan's name begins: IXI002 of IXI002-Guys-0828-T1.
-
-    The longest name counts. Of an unknown person nothing is known.
-    """
-    ends = [found.start() for found in re.finditer(r"[-_.]|$", scan)]
-    for end in reversed(ends):
-        facts = people.get(scan[:end])
-        if facts is not None:
-            return facts
-    return Facts()

@@ -10,15 +10,15 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from trinat.segmentation.data.people import read_people
 from trinat.segmentation.data.sources.base import (
     Exclusion,
-    Facts,
     Found,
     Source,
     SourceOptions,
     Subject,
+    TableRead,
     by_name,
-    read_participants,
     safe_name,
     without_suffix,
 )
@@ -42,7 +42,12 @@ def _find(root: Path, options: SourceOptions) -> Found:
     scans = by_name(anat_files(root, "T1w"))
     if not scans:
         return
-    people = read_participants(root / "participants.tsv")
+    table = root / "participants.tsv"
+    people = read_people(table)
+    persons = [_person_and_name(path) for path in scans]
+    matched = people.match(persons)
+    if people.facts:
+        yield TableRead(table, people.notes, people.doubts + matched.remarks)
     pipelines = list(_pipelines(root, options.labels))
     for path in scans:
         name = without_suffix(path)
@@ -62,11 +67,10 @@ def _find(root: Path, options: SourceOptions) -> Found:
         labels: Path | None = None
         if pairs:
             image, labels = pairs.pop()
-        person = f"sub-{own['sub']}"
-        facts = people.get(person, Facts())
+        facts = matched.of(*_person_and_name(path))
         yield Subject(
             id=safe_name(name.removesuffix("_T1w")),
-            person=person,
+            person=f"sub-{own['sub']}",
             session=own.get("ses"),
             image=image,
             labels=labels,
@@ -77,6 +81,12 @@ def _find(root: Path, options: SourceOptions) -> Found:
             age=facts.age,
             sex=facts.sex,
         )
+
+
+def _person_and_name(path: Path) -> tuple[str, str]:
+    """How a table of persons may call a scan: by the scan, or by its person."""
+    name = without_suffix(path)
+    return name, f"sub-{entities(name).get('sub', '')}"
 
 
 def anat_files(root: Path, suffix: str) -> Iterator[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from trinat.segmentation.data.identity import identity_of
 from trinat.segmentation.data.sources.base import (
     Exclusion,
     Found,
@@ -23,9 +24,6 @@ _STRIPPED = frozenset({"norm.mgz", "brainmask.mgz", "brain.mgz"})
 
 _TEMPLATES = re.compile(
     r"fsaverage\d*|fsaverage_sym|[lr]h\.EC_average|cvs_avg35.*|bert"
-)
-_SESSION = re.compile(
-    r"(?P<person>.+?)_(?P<session>ses-\w+|MR(?:_d)?\d+|V\d{1,2}|tp\d{1,2})"
 )
 
 
@@ -78,14 +76,12 @@ def find_labels(folder: Path, name: str | None = None) -> Path | None:
 def person_and_session(name: str) -> tuple[str, str | None]:
     """Person and session in names such as sub-01_ses-2, OAS1_0001_MR1, or 07.long.base.
 
-    None as the session if the name has none. What follows `.long.` is the template of a
-    longitudinal run, which says nothing of the person.
+    None as the session if the name has none.
     """
-    name = name.partition(".long.")[0]
-    match = _SESSION.fullmatch(name)
-    if match is None:
+    identity = identity_of(name)
+    if identity is None:
         return name, None
-    return match["person"], match["session"]
+    return identity.person, identity.scan or None
 
 
 def _why_not(folder: Path) -> str:

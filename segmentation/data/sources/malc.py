@@ -12,15 +12,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trinat.segmentation.data.people import Facts, People, read_people
 from trinat.segmentation.data.sources.base import (
     Exclusion,
-    Facts,
     Found,
     Source,
     SourceOptions,
     Subject,
+    TableRead,
     natural_order,
-    read_participants,
 )
 from trinat.segmentation.errors import ConfigError, DatasetError
 from trinat.segmentation.io.files import read_rows
@@ -69,7 +69,11 @@ def _find(root: Path, options: SourceOptions) -> Found:
     kinds = _kinds(options.image)
     images = _images(root, kinds)
     label_maps = _label_maps(root)
-    people = _people(root / "demographics.csv")
+    table = root / "demographics.csv"
+    read = read_people(table)
+    people = _people(table, read)
+    if read.facts:
+        yield TableRead(table, read.notes, read.doubts)
     fold = options.fold or load_folding(_NUMBERING)
     for scan in sorted({*images, *label_maps}, key=natural_order):
         image = images.get(scan)
@@ -181,16 +185,15 @@ def _labels_folder(image: Path) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def _people(table: Path) -> dict[str, _Person]:
+def _people(table: Path, read: People) -> dict[str, _Person]:
     """Scan -> its person, from the table with columns id, Subject, Gender, Age."""
-    if not table.is_file():
+    if not read.facts:
         return {}
-    facts = read_participants(table)
     people: dict[str, _Person] = {}
-    for row in read_rows(table, required=("id", "Subject")):
+    for row in read_rows(table, required=("id", "Subject"), names=("id", "Subject")):
         scan = row["id"]
         name = row["Subject"] or scan
-        people[scan] = _Person(name, facts[scan])
+        people[scan] = _Person(name, read.facts.get(scan, Facts()))
     return people
 
 

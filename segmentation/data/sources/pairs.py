@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
+from trinat.segmentation.data.identity import identity_of
+from trinat.segmentation.data.people import age_in, sex_in
 from trinat.segmentation.data.sources.base import (
     IMAGE_SUFFIXES,
     Exclusion,
@@ -23,6 +26,9 @@ from trinat.segmentation.labels.folding import (
     GENERATION_FOLDED,
     GENERATION_SURROUNDINGS,
 )
+
+_NAMES = ("subject", "person", "session", "family")
+_Value = TypeVar("_Value")
 
 # Label maps of whole heads, for networks that learn from scans synthesised on the way, have numbers
 # beyond FreeSurfer's: linings of ventricles and lesions join what they line or lie in; the fluid
@@ -62,7 +68,7 @@ def _from_folders(images: Path, labels: Path, options: SourceOptions) -> Found:
             continue
         yield Subject(
             id=safe_name(name),
-            person=_person(name),
+            person=person_of(name),
             image=image,
             labels=label_of.get(name),
             extra=options.extra,
@@ -99,8 +105,12 @@ def image_files(
 
 
 def _from_table(table: Path, options: SourceOptions) -> Found:
-    """Columns: image; and as far as known labels, subject, person, session, family, age, sex."""
-    for line, row in enumerate(read_rows(table, required=("image",)), start=2):
+    """Columns: image; and as far as known labels, subject, person, session, family, age, sex.
+
+    A name may be any word, NA or unknown; DatasetError for an age or a sex that is not understood.
+    """
+    rows = read_rows(table, required=("image",), names=_NAMES)
+    for line, row in enumerate(rows, start=2):
         if not row.get("image"):
             yield Exclusion(f"line {line}", "no image named", broken=True)
             continue
@@ -113,7 +123,7 @@ def _from_table(table: Path, options: SourceOptions) -> Found:
             continue
         yield Subject(
             id=safe_name(name),
-            person=row.get("person") or _person(name),
+            person=row.get("person") or person_of(name),
             session=row.get("session") or None,
             image=image,
             labels=labels,
@@ -121,8 +131,8 @@ def _from_table(table: Path, options: SourceOptions) -> Found:
             ignore=options.ignore,
             fold=options.fold,
             family=row.get("family") or None,
-            age=_age_in(row, line, table),
-            sex=row.get("sex", "")[:1].upper() or None,
+            age=_understood(age_in, row, "age", line, table),
+            sex=_understood(sex_in, row, "sex", line, table),
         )
 
 
@@ -135,21 +145,27 @@ def _first_absent(image: Path, labels: Path | None) -> Path | None:
     return None
 
 
-def _age_in(row: Mapping[str, str], line: int, table: Path) -> float | None:
-    """The age in a row of the table; None where the row has none."""
-    if not row.get("age"):
+def _understood(
+    value_in: Callable[[str], _Value],
+    row: Mapping[str, str],
+    column: str,
+    line: int,
+    table: Path,
+) -> _Value | None:
+    """What a row's cell of a column says; None where the row has none."""
+    if not row.get(column):
         return None
     try:
-        return float(row["age"])
-    except ValueError:
-        raise DatasetError(
-            f"line {line}: age {row['age']!r} is no number", where=table
-        ) from None
+        return value_in(row[column])
+    except ValueError as error:
+        what = f"line {line}: {column} {row[column]!r} {error}"
+        raise DatasetError(what, where=table) from None
 
 
-def _person(name: str) -> str:
-    """sub-01 of sub-01_ses-2_T1w; another name is a person's of its own."""
-    return name.partition("_")[0] if name.startswith("sub-") else name
+def person_of(name: str) -> str:
+    """The person whom a name says: sub-01 of sub-01_ses-2_T1w; else one of that name."""
+    identity = identity_of(name)
+    return name if identity is None else identity.person
 
 
 def _find_label_maps(root: Path, options: SourceOptions) -> Found:

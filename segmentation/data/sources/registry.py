@@ -21,6 +21,7 @@ from trinat.segmentation.data.sources.base import (
     Listing,
     Source,
     SourceOptions,
+    TableRead,
 )
 from trinat.segmentation.errors import ConfigError, DatasetError
 
@@ -62,7 +63,8 @@ def list_subjects(
             remedy="leave out the folding table (fold)",
         )
     found = list(dataset.find(root, options))
-    if not found and dataset.nothing:
+    is_empty = all(isinstance(entry, TableRead) for entry in found)
+    if is_empty and dataset.nothing:
         raise DatasetError(dataset.nothing, where=root, remedy=dataset.remedy)
     listing = Listing.of(found, dataset.advice)
     _refuse_twins(listing, root)

@@ -20,9 +20,10 @@ from trinat.pipelines.evaluate.cohort import CohortSettings, report_cohort
 from trinat.pipelines.evaluate.ranges import read_ranges
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger
-from trinat.segmentation.errors import ConfigError, EvaluationError
+from trinat.segmentation.errors import ConfigError, DatasetError, EvaluationError
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.report.cohort import Range, Scan
 
 AFFINE = np.diag([1.0, 1.0, 2.0, 1.0])
 SCANS = 9
@@ -256,17 +257,21 @@ def test_processes_give_the_same_table(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("Left-Nothing\t1\t2", "quicknat33 has no 'Left-Nothing'"),
-        ("17\tx\t2", "not a number"),
-        ("17\t3\t2", "low_mm3 is above high_mm3"),
+        ("Left-Nothing\t1\t2\t\t\t", ": quicknat33 has no 'Left-Nothing'"),
+        ("17\tx\t2\t\t\t", ", low_mm3: 'x' is no number"),
+        ("17\t3\t2\t\t\t", ": low_mm3 is above high_mm3"),
+        ("17\t1\t2\tX\t\t", ", sex: 'X' is not understood"),
+        ("17\t1\t2\t\t90\t20", ": age_from is above age_to"),
+        ("17\t1\t2\t\tyoung\t20", ", age_from: 'young' is no number"),
     ],
 )
 def test_wrong_ranges_are_refused_by_their_line(
     line: str, message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "ranges.tsv"
-    path.write_text(f"structure\tlow_mm3\thigh_mm3\n{line}\n")
-    with pytest.raises(ConfigError, match=f"line 2: {message}"):
+    titles = "structure\tlow_mm3\thigh_mm3\tsex\tage_from\tage_to"
+    path.write_text(f"{titles}\n{line}\n")
+    with pytest.raises(ConfigError, match=f"line 2{message}"):
         read_ranges(path, load_scheme("quicknat33"))
 
 
@@ -364,3 +369,99 @@ def test_volumes_are_adjusted_by_the_ledger_else_by_the_table(
     assert lines.loc["Brain-Stem", "scans"] == SCANS
     with pytest.raises(EvaluationError, match="0 of 9 scans have an intracranial"):
         report_cohort(replace(settings, participants=None))
+
+
+def ranges_of(tmp_path: Path, *lines: str) -> list[Range]:
+    path = tmp_path / "ranges.tsv"
+    rows = ["structure\tlow_mm3\thigh_mm3\tsex\tage_from\tage_to", *lines]
+    path.write_text("\n".join(rows) + "\n")
+    return read_ranges(path, load_scheme("quicknat33"))
+
+
+def person(age: float) -> Scan:
+    return Scan("a", "", {}, sex="M", age=age)
+
+
+@pytest.mark.parametrize("word", ["all", "both", "Any", ""])
+def test_a_range_may_say_that_it_is_for_both_sexes(tmp_path: Path, word: str) -> None:
+    (limits,) = ranges_of(tmp_path, f"17\t1\t2\t{word}\t\t")
+    assert limits.fits(person(30))
+
+
+def test_a_range_to_a_whole_year_includes_its_last_day(tmp_path: Path) -> None:
+    first, second = ranges_of(tmp_path, "17\t1\t2\t\t20\t29", "17\t1\t2\t\t30\t39")
+    assert [first.fits(person(age)) for age in (20, 29.5, 30)] == [True, True, False]
+    assert [second.fits(person(age)) for age in (29.5, 30)] == [False, True]
+
+
+def test_a_range_ends_where_another_begins(tmp_path: Path) -> None:
+    first, _ = ranges_of(tmp_path, "17\t1\t2\t\t20\t30", "17\t1\t2\t\t30\t40")
+    assert [first.fits(person(age)) for age in (30, 30.5)] == [True, False]
+
+
+def maps(root: Path, *names: str) -> None:
+    for n, name in enumerate(names):
+        path = root / f"{name}_dseg.nii.gz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Volume(labels(n), AFFINE).write(path, labels=True)
+
+
+def people_in(out: Path) -> set[tuple[str, str]]:
+    table = pd.read_csv(out / "volumes.csv", keep_default_na=False, dtype=str)
+    return set(zip(table["subject"], table["session"], strict=True))
+
+
+def test_a_table_that_has_nobody_of_these_is_an_error(tmp_path: Path) -> None:
+    maps(tmp_path / "maps", "sub-01", "sub-02")
+    table = tmp_path / "people.tsv"
+    table.write_text("participant_id\tage\nsub-77\t61\n")
+    settings = CohortSettings(
+        tmp_path / "maps", tmp_path / "out", participants=table, jobs=1
+    )
+    with pytest.raises(DatasetError, match="0 of 2 persons are in the table"):
+        report_cohort(settings)
+
+
+def test_what_is_not_understood_is_said_or_with_strict_an_error(tmp_path: Path) -> None:
+    maps(tmp_path / "maps", "sub-01", "sub-02")
+    table = tmp_path / "people.tsv"
+    table.write_text("participant_id\tage\n1\t999\n")
+    settings = CohortSettings(
+        tmp_path / "maps", tmp_path / "out", participants=table, jobs=1
+    )
+    said: list[str] = []
+    assert report_cohort(settings, say=said.append) == Exit.OK
+    assert said == [
+        "people.tsv: row 2, age: '999' is no age from 0 to 120 years",
+        "people.tsv: 1 of 2 persons are not in the table: sub-02",
+    ]
+    page = html.unescape((tmp_path / "out/report.html").read_text())
+    assert all(line.partition(": ")[2] in page for line in said)
+    with pytest.raises(DatasetError, match=r"'999' is no age .*\(and 1 more\)"):
+        report_cohort(replace(settings, strict=True))
+
+
+def test_scans_of_a_person_of_oasis_are_one_person_s(tmp_path: Path) -> None:
+    maps(tmp_path / "maps", "OAS1_0001_MR1", "OAS1_0001_MR2", "OAS1_0002_MR1")
+    report_cohort(CohortSettings(tmp_path / "maps", tmp_path / "out", jobs=1))
+    assert people_in(tmp_path / "out") == {
+        ("OAS1_0001", "MR1"),
+        ("OAS1_0001", "MR2"),
+        ("OAS1_0002", "MR1"),
+    }
+    assert "3 scans of 2 people" in (tmp_path / "out/report.html").read_text()
+
+
+def test_persons_of_two_sites_stay_apart_and_are_named(tmp_path: Path) -> None:
+    maps(tmp_path / "maps", "A/sub-01_T1w", "B/sub-01_T1w", "B/sub-02_T1w")
+    said: list[str] = []
+    settings = CohortSettings(tmp_path / "maps", tmp_path / "out", jobs=1)
+    report_cohort(settings, say=said.append)
+    assert {person for person, _ in people_in(tmp_path / "out")} == {
+        "A/sub-01",
+        "B/sub-01",
+        "B/sub-02",
+    }
+    assert said == [
+        "persons of one name in several folders are taken as several: A/sub-01, B/sub-01, ..."
+    ]

@@ -259,3 +259,33 @@ def test_a_runs_results_are_known_by_their_scans_and_their_model(
     pairs = pd.read_csv(tmp_path / "report/pairs.csv")
     assert set(pairs["paired_by"]) == {"name"}
     assert sorted(pairs["truth"]) == sorted(names)
+
+
+def subjects_of(tmp_path: Path, *names: str) -> set[tuple[str, str]]:
+    """Subject and session in the table of an evaluation of label maps of these names."""
+    for side in ("truth", "pred"):
+        for name in names:
+            path = tmp_path / side / f"{name}_dseg.nii.gz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(path, brain())
+    models = named_models([tmp_path / "pred"], [])
+    settings = EvaluationSettings(
+        tmp_path / "truth", models, tmp_path / "out", tables_only=True, jobs=1
+    )
+    assert evaluate_predictions(settings) == Exit.OK
+    table = pd.read_csv(tmp_path / "out/metrics.csv", keep_default_na=False, dtype=str)
+    return set(zip(table["subject"], table["session"], strict=True))
+
+
+def test_two_scans_of_a_person_of_oasis_are_one_person_s(tmp_path: Path) -> None:
+    assert subjects_of(tmp_path, "OAS1_0001_MR1", "OAS1_0001_MR2") == {
+        ("OAS1_0001", "MR1"),
+        ("OAS1_0001", "MR2"),
+    }
+
+
+def test_persons_of_two_sites_are_compared_each_with_their_own(tmp_path: Path) -> None:
+    assert subjects_of(tmp_path, "A/sub-01", "B/sub-01") == {
+        ("A/sub-01", ""),
+        ("B/sub-01", ""),
+    }

@@ -104,3 +104,93 @@ def test_a_bids_dataset_says_person_time_and_group(tmp_path: Path) -> None:
 def test_one_scan_stays_a_case_of_its_own() -> None:
     units = as_units(persons_of(cases("p_MR1", "p_MR2", "x"), None, None))
     assert [type(unit) for unit in units] == [Person, Case]
+
+
+def years(tmp_path: Path, *times: str, column: str = "date") -> list[float | None]:
+    rows = [f"{case}\tp\t{time}\n" for case, time in zip("abc", times, strict=False)]
+    path = table(tmp_path, f"scan\tperson\t{column}\n" + "".join(rows))
+    (person,) = persons_of(cases(*"abc"[: len(times)]), None, path)
+    return list(person.years)
+
+
+def test_a_date_may_have_no_dashes(tmp_path: Path) -> None:
+    first, second = years(tmp_path, "20200101", "20220101")
+    assert first is not None
+    assert second is not None
+    assert second - first == pytest.approx(731 / 365.25)
+
+
+def test_days_are_days_in_a_column_of_that_name(tmp_path: Path) -> None:
+    assert years(tmp_path, "0", "730.5", column="days") == [0, 2]
+    assert years(tmp_path, "0", "730.5", column="date (days)") == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("times", "problem"),
+    [
+        (("34.5", "2021-03-01"), "line 3: '2021-03-01' among others that are dates or"),
+        (("2021-03-01", "2023"), "line 3: '2023' among others"),
+        (("0", "730"), "line 3: '730' is no date and no number of years"),
+        (("0", "90"), "scans of p are 90 years apart.*call the column days"),
+        (("202103", "202303"), "line 2: '202103' is no date and no number of years"),
+        (("20201301", "20211301"), "line 2: '20201301' is no date"),
+        (("44256", "44986"), "line 2: '44256' is no date"),
+    ],
+)
+def test_times_that_could_be_other_times_are_refused(
+    tmp_path: Path, times: tuple[str, str], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        years(tmp_path, *times)
+
+
+def test_two_columns_of_times_are_refused(tmp_path: Path) -> None:
+    path = table(tmp_path, "scan\tperson\tdate\tdays\na\tp\t2020-01-01\t0\n")
+    with pytest.raises(ConfigError, match="two columns of times, 'date' and 'days'"):
+        persons_of(cases("a"), None, path)
+
+
+def test_it_is_said_how_numbers_are_read_and_which_scans_a_table_lacks(
+    tmp_path: Path,
+) -> None:
+    path = table(tmp_path, "scan\tperson\tdate\na\tp\t70.5\n")
+    said: list[str] = []
+    persons_of(cases("a", "b"), None, path, said.append)
+    assert said == [
+        "visits.tsv: the numbers in date are read as years",
+        "visits.tsv: 1 of 2 scans are not in it: b.nii.gz",
+    ]
+    with pytest.raises(DatasetError, match="1 of 2 scans are not in it"):
+        persons_of(cases("a", "b"), None, path, strict=True)
+
+
+def test_a_person_is_in_one_group(tmp_path: Path) -> None:
+    path = table(tmp_path, "scan\tperson\tgroup\na\tp\told\nb\tp\tyoung\n")
+    with pytest.raises(ConfigError, match="p is in the groups 'old' and 'young'"):
+        persons_of(cases("a", "b"), None, path)
+
+
+def test_persons_of_two_sites_stay_apart() -> None:
+    given = cases("A/sub-01_ses-1_T1w", "A/sub-01_ses-2_T1w", "B/sub-01_ses-1_T1w")
+    assert scans(persons_of(given, None, None)) == {
+        "A/sub-01": ["A/sub-01_ses-1_T1w", "A/sub-01_ses-2_T1w"],
+        "B/sub-01": ["B/sub-01_ses-1_T1w"],
+    }
+
+
+def test_a_time_of_bids_may_have_no_dashes_and_what_is_none_is_named(
+    tmp_path: Path,
+) -> None:
+    for session in ("a", "b"):
+        folder = tmp_path / "sub-1" / f"ses-{session}" / "anat"
+        folder.mkdir(parents=True)
+        (folder / f"sub-1_ses-{session}_T1w.nii.gz").touch()
+    (tmp_path / "dataset_description.json").write_text("{}")
+    (tmp_path / "sub-1" / "sub-1_sessions.tsv").write_text(
+        "session_id\tacq_time\nses-a\t20210301\nses-b\t34.5\n"
+    )
+    found = find_cases([tmp_path])
+    said: list[str] = []
+    (person,) = persons_of(found.cases, found.bids_root, None, said.append)
+    assert person.years == (737850 / 365.25, None)
+    assert said == ["acq_time: sub-1_sessions.tsv, row 3: '34.5' is no date"]

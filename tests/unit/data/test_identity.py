@@ -1,0 +1,112 @@
+"""Whose a scan is, by names and folders."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+import pytest
+
+from trinat.segmentation.data.identity import Identity, identity_of, told_apart
+
+
+def identity(path: str) -> Identity | None:
+    *folders, name = path.split("/")
+    return identity_of(name, folders)
+
+
+@pytest.mark.parametrize(
+    ("path", "person", "visit"),
+    [
+        ("sub-01_ses-2_run-1_T1w", "sub-01", "ses-2"),
+        ("sub-01", "sub-01", ""),
+        ("sub-01_ses-2.auto", "sub-01", "ses-2"),
+        ("OAS1_0001_MR2", "OAS1_0001", "MR2"),
+        ("OASIS_OAS1_0001_MR1", "OAS1_0001", "MR1"),
+        ("OAS1_0001_MR1_mpr_n4_anon_111_t88_masked_gfc", "OAS1_0001", "MR1"),
+        ("OAS2_0014_MR3", "OAS2_0014", "MR3"),
+        ("OAS30001_MR_d0129", "OAS30001", "MR_d0129"),
+        ("IXI002-Guys-0828-T1", "IXI002", ""),
+        ("07_V2", "07", "V2"),
+        ("07_tp2", "07", "tp2"),
+        ("07.long.base", "07", ""),
+        ("sub-1_ses-b.long.sub-1", "sub-1", "ses-b"),
+        # What the name leaves open, the folders say.
+        ("sub-01/ses-2/T1", "sub-01", "ses-2"),
+        ("disc1/OAS1_0001_MR2/mpr-1", "OAS1_0001", "MR2"),
+        ("sub-01/OAS1_0001_MR2", "OAS1_0001", "MR2"),
+    ],
+)
+def test_names_and_folders_say_person_and_visit(
+    path: str, person: str, visit: str
+) -> None:
+    found = identity(path)
+    assert found is not None
+    assert (found.person, found.visit) == (person, visit)
+
+
+@pytest.mark.parametrize("path", ["T1", "case_1", "p1/T1", "MR1", "subject/x", "IXI2"])
+def test_other_names_say_nothing(path: str) -> None:
+    assert identity(path) is None
+
+
+def test_scans_of_a_visit_are_told_apart_by_the_rest_of_their_names() -> None:
+    scans = [identity("OAS1_0001_MR2"), identity("OAS1_0001_MR2_b")]
+    assert [scan and scan.scan for scan in scans] == ["MR2", "MR2_b"]
+
+
+def persons(*paths: str) -> list[str]:
+    found = [identity(path) for path in paths]
+    return [scan.person for scan in told_apart([one for one in found if one])]
+
+
+def test_persons_of_two_sites_stay_apart() -> None:
+    paths = ("A/sub-01_T1w", "B/sub-01_T1w", "A/sub-02_T1w", "C/sub-03_T1w")
+    assert persons(*paths) == ["A/sub-01", "B/sub-01", "A/sub-02", "sub-03"]
+    inside = ("A/sub-01/anat/sub-01_T1w", "B/sub-01/anat/sub-01_T1w")
+    assert persons(*inside) == ["A/sub-01", "B/sub-01"]
+
+
+@pytest.mark.parametrize(
+    "folders", [("baseline", "followup"), ("ses-1", "ses-2"), ("visit1", "visit2")]
+)
+def test_folders_that_are_visits_are_no_sites(folders: tuple[str, str]) -> None:
+    assert persons(*(f"{folder}/sub-01_T1w" for folder in folders)) == ["sub-01"] * 2
+
+
+def test_two_visits_in_two_folders_are_of_one_person() -> None:
+    assert persons("disc1/OAS1_0001_MR1", "disc2/OAS1_0001_MR2") == ["OAS1_0001"] * 2
+
+
+# Trees as the BIDS project's examples have them (7t_trt, ds001, ds114, ds000117, synthetic,
+# qmri_mp2rage, eeg_ds000117): the folder sub-* says the person, ses-* the visit.
+_BIDS_EXAMPLES = (
+    "7t_trt/sub-01/ses-1/anat/sub-01_ses-1_T1map",
+    "7t_trt/sub-22/ses-1/anat/sub-22_ses-1_T1w",
+    "ds001/sub-16/anat/sub-16_T1w",
+    "ds001/sub-16/anat/sub-16_inplaneT2",
+    "ds114/sub-10/ses-retest/anat/sub-10_ses-retest_T1w",
+    "ds114/sub-10/ses-test/anat/sub-10_ses-test_T1w",
+    "ds000117/sub-01/ses-mri/anat/sub-01_ses-mri_acq-mprage_T1w",
+    "ds000117/sub-01/ses-mri/anat/sub-01_ses-mri_run-1_echo-1_FLASH",
+    "synthetic/sub-05/ses-02/anat/sub-05_ses-02_T1w",
+    "qmri_mp2rage/sub-1/anat/sub-1_inv-1_part-mag_MP2RAGE",
+    "ds003/sub-13/anat/sub-13_T1w",
+    "ds052/sub-14/anat/sub-14_run-02_T1w",
+    "ds051/sub-13/anat/sub-13_run-01_T1w",
+    "ds210/sub-15/anat/sub-15_T1w",
+    "hcp_example_bids/sub-100307/anat/sub-100307_T1w",
+    "ieeg_epilepsy/sub-ecog01/ses-presurgery/anat/sub-ecog01_ses-presurgery_T1w",
+    "pet001/sub-01/ses-01/anat/sub-01_ses-01_T1w",
+    "micr_SEM/sub-01/sub-01_sample-01_SEM",
+)
+
+
+@pytest.mark.parametrize("path", _BIDS_EXAMPLES)
+def test_names_of_the_bids_examples(path: str) -> None:
+    parts = PurePosixPath(path).parts
+    person = next(part for part in parts if part.startswith("sub-"))
+    visit = next((part for part in parts if part.startswith("ses-")), "")
+    found = identity(path)
+    assert found is not None
+    assert (found.person, found.visit) == (person, visit)
+    assert found.site == parts[:1]
