@@ -22,6 +22,8 @@ def command(
     device: bids_options.Device = "auto",
     n_cpus: bids_options.NCpus = None,
     longitudinal: options.Longitudinal = False,
+    include_rejected: options.IncludeRejected = False,
+    exclude: options.Exclude = None,
     uncertainty: options.Uncertainty = 0,
     stats: options.Stats = False,
     brain_mask: options.BrainMask = True,
@@ -38,7 +40,11 @@ def command(
 
     Example: trinat-bids data/ derivatives/ participant --participant_label 01 02
     """
-    from trinat.pipelines.cli.choices import check_longitudinal, split_devices
+    from trinat.pipelines.cli.choices import (
+        check_longitudinal,
+        excluded_grades,
+        split_devices,
+    )
     from trinat.pipelines.predict.merge import merge
     from trinat.pipelines.predict.progress import run_with_progress
     from trinat.pipelines.predict.request import PredictRequest
@@ -46,8 +52,11 @@ def command(
     from trinat.segmentation.models.zoo import default_model
 
     _check_level(level)
+    excluded = excluded_grades(include_rejected=include_rejected, exclude=exclude)
     if level == "group":
-        return merge(output_dir, overwrite=overwrite).exit
+        outcome = merge(output_dir, overwrite=overwrite, excluded=excluded)
+        options.say_merged(outcome, output_dir)
+        return outcome.exit
     _check_dataset(bids_dir)
     if longitudinal:
         check_longitudinal(uncertainty=uncertainty, sessions=session_label)
@@ -73,6 +82,7 @@ def command(
         participants=participant_label or (),
         sessions=session_label or (),
         suffix=suffix,
+        excluded=excluded,
     )
     return run_with_progress([request], quiet=quiet).exit
 

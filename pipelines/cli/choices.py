@@ -46,6 +46,22 @@ def split_devices(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+def excluded_grades(*, include_rejected: bool, exclude: str | None) -> tuple[str, ...]:
+    """The grades whose results are in no number of a group; ConfigError for both options."""
+    from trinat.pipelines.predict.doubt import EXCLUDED_GRADES
+
+    if include_rejected and exclude is not None:
+        raise ConfigError(
+            f"--include-rejected with --exclude {exclude}",
+            remedy="leave one of them out",
+        )
+    if include_rejected:
+        return ()
+    if exclude is not None:
+        return (*EXCLUDED_GRADES, exclude)
+    return EXCLUDED_GRADES
+
+
 def check_longitudinal(
     *,
     uncertainty: int,

@@ -10,6 +10,7 @@ from pathlib import Path
 import typer
 
 from trinat.pipelines.cli import evaluate_options, options
+from trinat.pipelines.cli.choices import excluded_grades
 
 
 def evaluate(
@@ -118,6 +119,8 @@ def report(
     adjust: evaluate_options.Adjust = None,
     images: evaluate_options.ReportImages = None,
     trust_affine: options.TrustAffine = None,
+    include_rejected: options.IncludeRejected = False,
+    exclude: options.Exclude = None,
     ratings: evaluate_options.RatingsFile = None,
     jobs: evaluate_options.Jobs = None,
     quiet: options.Quiet = False,
@@ -141,6 +144,7 @@ def report(
         trust_affine=trust_affine,
         jobs=jobs,
         ratings=ratings,
+        excluded=excluded_grades(include_rejected=include_rejected, exclude=exclude),
         command=_command(),
     )
     with batch_progress(quiet) as progress:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
+
+if TYPE_CHECKING:
+    from trinat.pipelines.predict.outcome import Outcome
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -130,6 +133,21 @@ Longitudinal = Annotated[
         help="Segment the scans of each person together; write changes.tsv and changes.html.",
     ),
 ]
+IncludeRejected = Annotated[
+    bool,
+    typer.Option(
+        "--include-rejected",
+        help="Take results of the grade reject into group means, tests and changes, which leave "
+        "them out by default.",
+    ),
+]
+Exclude = Annotated[
+    Literal["look"] | None,
+    typer.Option(
+        "--exclude",
+        help="Leave out results of the grade look, too.",
+    ),
+]
 Suffix = Annotated[
     str,
     typer.Option(
@@ -151,6 +169,11 @@ def say_next(*words: str | Path) -> None:
     """Print the command that goes on from here, ready to be typed."""
     line = shlex.join(["trinat", *(str(word) for word in words)])
     typer.echo(f"next: {line}")
+
+
+def say_merged(outcome: Outcome, out: Path) -> None:
+    """Print what a merged folder holds, and where its page is."""
+    typer.echo(f"{outcome.done} done, {outcome.failed} failed: {out / 'report.html'}")
 
 
 def say_nothing(line: str) -> None:

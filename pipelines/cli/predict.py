@@ -11,6 +11,7 @@ from trinat.pipelines.cli import options, predict_options
 from trinat.pipelines.cli.choices import (
     check_longitudinal,
     engine_on,
+    excluded_grades,
     split_devices,
     split_views,
 )
@@ -43,6 +44,8 @@ def predict(
     longitudinal: options.Longitudinal = False,
     persons: predict_options.Persons = None,
     strict: options.Strict = False,
+    include_rejected: options.IncludeRejected = False,
+    exclude: options.Exclude = None,
     suffix: options.Suffix = "T1w",
     format_: predict_options.Format = "aseg",
     mgz: predict_options.Mgz = False,
@@ -128,6 +131,7 @@ def predict(
         overwrite=overwrite,
         persons=persons,
         strict=strict,
+        excluded=excluded_grades(include_rejected=include_rejected, exclude=exclude),
         suffix=suffix,
         shard=Shard.parse(shard) if shard else None,
         engine=engine,
@@ -213,6 +217,8 @@ def _say_evaluation(store: Path, part: Part, out: Path, *, folds: bool) -> None:
 
 def merge(
     out: predict_options.MergeOut,
+    include_rejected: options.IncludeRejected = False,
+    exclude: options.Exclude = None,
     overwrite: options.Overwrite = False,
 ) -> int:
     """Join the ledgers of shards: summary.tsv, volumes.tsv, qc.tsv and report.html.
@@ -221,8 +227,9 @@ def merge(
     """
     from trinat.pipelines.predict.merge import merge
 
-    outcome = merge(out, overwrite=overwrite)
-    typer.echo(f"{outcome.done} done, {outcome.failed} failed: {out / 'report.html'}")
+    excluded = excluded_grades(include_rejected=include_rejected, exclude=exclude)
+    outcome = merge(out, overwrite=overwrite, excluded=excluded)
+    options.say_merged(outcome, out)
     return outcome.exit
 
 

@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.lock import claimed, refuse_foreign
 from trinat.pipelines.common.ratings import (
@@ -34,6 +36,11 @@ from trinat.pipelines.evaluate.cohort_pictures import cohort_pictures
 from trinat.pipelines.evaluate.gather import folder_of
 from trinat.pipelines.evaluate.ranges import read_ranges
 from trinat.pipelines.evaluate.volumes import MapVolumes, measure_volumes
+from trinat.pipelines.predict.doubt import (
+    EXCLUDED_GRADES,
+    structures_left_out,
+    why_left_out,
+)
 from trinat.pipelines.predict.entry import Entry, taught_by_models
 from trinat.pipelines.predict.ledger import entries_in
 from trinat.pipelines.predict.stale import unfit_results
@@ -44,13 +51,21 @@ from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.labels.measures import INTRACRANIAL
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.counted import made_by
+from trinat.segmentation.metrics.definitions import NOT_PREDICTED
 from trinat.segmentation.report.adjustment import Method
 from trinat.segmentation.report.cohort import Cohort, Range, Scan, cohort_of
 from trinat.segmentation.report.cohort_page import cohort_drawings, cohort_page
 from trinat.segmentation.report.measurements import write_table
 from trinat.segmentation.report.page import provenance
 
-_TABLES = ("volumes.csv", "adjustment.csv", "effects.csv", "trends.csv", "raters.csv")
+_TABLES = (
+    "volumes.csv",
+    "left_out.csv",
+    "adjustment.csv",
+    "effects.csv",
+    "trends.csv",
+    "raters.csv",
+)
 _OUTPUTS = (*_TABLES, "figures", "report.html")
 
 
@@ -61,7 +76,8 @@ class CohortSettings:
     `predictions` is a folder of label maps. `participants` is a table of age, sex, group and site,
     `reference` one of expected volumes, and `images` a folder of the maps' scans for pictures.
     `adjust` is how volumes are adjusted for the intracranial volume, if at all. With `strict` what
-    is not understood of `participants` is an error.
+    is not understood of `participants` is an error. Scans and structures of the `excluded` grades
+    are in no number.
     """
 
     predictions: Path
@@ -75,6 +91,7 @@ class CohortSettings:
     jobs: int | None = None
     ratings: Path | None = None
     strict: bool = False
+    excluded: tuple[str, ...] = EXCLUDED_GRADES
     command: str = ""
 
 
@@ -99,7 +116,7 @@ class _Ledger:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """The label maps that count, and a scan for each.
+    """The label maps that were measured, and a scan for each, which may be left out.
 
     `in_part` are rejected structures, as (SHA-256 of the map, name), that were measured as a part
     of another structure.
@@ -121,7 +138,7 @@ def report_cohort(
     """Measure every label map, write volumes.csv and the page; failures are in the page.
 
     `progress(result, done, total)` is called after each map, `say` with a line for each failure.
-    EvaluationError where no label map is left (all failed or were rejected), and where volumes
+    EvaluationError where no label map is left (all failed or are left out), and where volumes
     are to be adjusted and too few scans have an intracranial volume.
     """
     started = datetime.now(UTC)
@@ -137,17 +154,20 @@ def report_cohort(
         fit, settings.labels, settings.trust_affine, settings.jobs, progress
     )
     ledger = _read_ledger(settings.predictions)
-    chosen = _choose(measured, known, matched, ledger, say)
+    chosen = _choose(measured, known, matched, ledger, settings.excluded)
     failures = _failures(found, unfit, measured, ledger)
     for name, reason in failures:
         say(f"{name}: {reason}")
     if not chosen.scans:
-        first = failures[0][1] if failures else "rejected"
         raise EvaluationError(
-            f"none of {len(found)} label maps could be measured; the first: {first}",
+            f"none of {len(found)} label maps could be measured; the first: {failures[0][1]}",
             where=settings.predictions,
         )
     scans = _distinct(chosen)
+    _refuse_none_left(scans, settings)
+    for scan in scans:
+        if scan.left_out:
+            say(f"{scan.name}: left out, {scan.left_out}")
     cohort = cohort_of(scans, known.scheme, known.ranges, settings.adjust)
     with claimed(settings.out, _OUTPUTS, within=["figures"]):
         _write_tables(settings.out, cohort)
@@ -165,7 +185,12 @@ def report_cohort(
         if taught:
             facts["training"] = " ".join(taught)
         pictures = cohort_pictures(
-            cohort, chosen.files, known.scheme, settings.images, settings.trust_affine
+            cohort,
+            scans,
+            chosen.files,
+            known.scheme,
+            settings.images,
+            settings.trust_affine,
         )
         page = cohort_page(
             cohort,
@@ -177,6 +202,17 @@ def report_cohort(
         )
         write_whole(settings.out / "report.html", page)
         return batch_exit(done=len(chosen.scans), failed=len(failures))
+
+
+def _refuse_none_left(scans: Sequence[Scan], settings: CohortSettings) -> None:
+    """EvaluationError where every scan is left out."""
+    if all(scan.left_out for scan in scans):
+        first = scans[0]
+        raise EvaluationError(
+            f"every scan is left out; the first, {first.name}: {first.left_out}",
+            where=settings.predictions,
+            remedy="look at them with trinat view; --include-rejected takes what is graded reject",
+        )
 
 
 def _read_known(settings: CohortSettings) -> _Known:
@@ -243,9 +279,9 @@ def _choose(
     known: _Known,
     matched: Matched,
     ledger: _Ledger,
-    say: Callable[[str], None],
+    excluded: Collection[str],
 ) -> _Chosen:
-    """The label maps that were measured and not rejected as a whole; of the latter, say so.
+    """The label maps that were measured, with why they are left out if they are.
 
     Structures that were rejected, or that the model does not know, have no volume.
     """
@@ -254,39 +290,53 @@ def _choose(
     rated = rejected_structures(known.ratings)
     chosen = _Chosen()
     for result in measured:
-        rejected_here = rejected.get(result.sha256, {})
-        if "" in rejected_here:
-            say(f"{result.subject}: left out, rejected by {rejected_here['']}")
-            continue
         if result.failure:
             continue
+        rejected_here = rejected.get(result.sha256, {})
         facts = ledger.results.get(result.file.path, {})
         made = made_by(facts.get("volumes_mm3", ()), rated, scheme)
-        left_out = made.left_out(scheme, rejected_here)
-        chosen.files.append(result.file)
+        graded = dict.fromkeys(structures_left_out(facts, excluded), "quality control")
         person = matched.of(result.file.name, result.file.person)
-        chosen.scans.append(_scan(result, left_out, person, facts))
+        scan = replace(
+            _scan(result, person, facts), left_out=why_left_out(facts, excluded)
+        )
+        if "" in rejected_here:
+            scan = replace(scan, left_out=f"rejected by {rejected_here['']}")
+        chosen.files.append(result.file)
+        chosen.scans.append(
+            _without(scan, made.left_out(scheme, {**graded, **rejected_here}))
+        )
         for structure in made.measured_though_rejected(scheme, rejected_here):
             chosen.in_part.add((result.sha256, structure))
     return chosen
 
 
+def _without(scan: Scan, left_out: Mapping[str, str]) -> Scan:
+    """The scan without the volumes of some structures, given why each is left out.
+
+    What the model does not predict is not said of each scan.
+    """
+    volumes_mm3 = {
+        structure: volume_mm3
+        for structure, volume_mm3 in scan.volumes_mm3.items()
+        if structure not in left_out
+    }
+    rejected = {
+        structure: why for structure, why in left_out.items() if why != NOT_PREDICTED
+    }
+    return replace(scan, volumes_mm3=volumes_mm3, structures_left_out=rejected)
+
+
 def _scan(
     result: MapVolumes,
-    left_out: Collection[str],
     person: Facts,
     facts: Mapping[str, Any],
 ) -> Scan:
-    """The scan of a label map, without the structures that do not count.
+    """The scan of a label map.
 
     `person` is what the table says of the person, `facts` are those of the ledger.
     """
     file = result.file
-    volumes_mm3 = {
-        structure: volume_mm3
-        for structure, volume_mm3 in (result.volumes_mm3 or {}).items()
-        if structure not in left_out
-    }
     uncertainty = {
         structure: variation
         for structure, variation in facts.get("volume_cv", {}).items()
@@ -296,7 +346,7 @@ def _scan(
     return Scan(
         subject=file.person,
         session=file.visit,
-        volumes_mm3=volumes_mm3,
+        volumes_mm3=result.volumes_mm3 or {},
         sex=person.sex or "",
         age=person.age,
         site=person.site,
@@ -346,12 +396,31 @@ def _distinct(chosen: _Chosen) -> list[Scan]:
 
 
 def _write_tables(out: Path, cohort: Cohort) -> None:
-    """volumes.csv, and what is not empty of the coefficients, differences and trends."""
+    """volumes.csv, and what is not empty of what was left out, coefficients, effects and trends."""
     write_table(out / "volumes.csv", cohort.frame.drop(columns="scan"))
-    tables = {"effects.csv": cohort.effects, "trends.csv": cohort.trends}
+    tables = {
+        "left_out.csv": _left_out(cohort),
+        "effects.csv": cohort.effects,
+        "trends.csv": cohort.trends,
+    }
     if cohort.adjustment is not None:
         coefficients = cohort.adjustment.coefficients
         tables["adjustment.csv"] = coefficients.reset_index(names="structure")
     for name, table in tables.items():
         if not table.empty:
             write_table(out / name, table)
+
+
+def _left_out(cohort: Cohort) -> pd.DataFrame:
+    """A row for each scan, and each structure of the others, that is in no number."""
+    rows = [
+        (scan.subject, scan.session, "", scan.grade, scan.left_out)
+        for scan in cohort.left_out
+    ]
+    for scan in cohort.scans:
+        rows += [
+            (scan.subject, scan.session, structure, scan.grade, why)
+            for structure, why in scan.structures_left_out.items()
+        ]
+    columns = ["subject", "session", "structure", "grade", "reason"]
+    return pd.DataFrame(rows, columns=columns)

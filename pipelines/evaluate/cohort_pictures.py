@@ -14,7 +14,7 @@ from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.report.case_view import far_from_brain
-from trinat.segmentation.report.cohort import Cohort
+from trinat.segmentation.report.cohort import Cohort, Scan
 from trinat.segmentation.report.pictures import draw_mosaic, encoded
 
 _MOST_PICTURES = 12
@@ -25,6 +25,7 @@ _LAST_RANK = 2
 
 def cohort_pictures(
     cohort: Cohort,
+    scans: Sequence[Scan],
     files: Sequence[ScanFile],
     scheme: LabelScheme,
     images: Path | None,
@@ -32,19 +33,21 @@ def cohort_pictures(
 ) -> list[tuple[str, str, bytes]]:
     """Title, text and PNG for each of the most unusual scans that can be shown.
 
-    `files` are the label maps of the cohort's scans, in their order. A picture is the one that
-    was made with the prediction, or a new one where `images` has the scan.
+    `scans` are those that the cohort was made of, what it leaves out among them, and `files` their
+    label maps. A picture is the one that was made with the prediction, or a new one where `images`
+    has the scan.
     """
     image_of = _find_images(files, images)
     pictures = []
-    for place in _most_unusual(cohort)[:_MOST_PICTURES]:
+    for place in _most_unusual(cohort, scans)[:_MOST_PICTURES]:
         file = files[place]
-        scan = cohort.scans[place]
+        scan = scans[place]
         png = _picture_of_prediction(file.path)
         if png is None and file.name in image_of:
             png = _new_picture(image_of[file.name], file.path, scheme, trust_affine)
         if png:
-            pictures.append((scan.name, scan.notes or scan.grade, png))
+            text = scan.left_out or scan.notes or scan.grade
+            pictures.append((scan.name, text, png))
     return pictures
 
 
@@ -57,16 +60,19 @@ def _find_images(files: Sequence[ScanFile], images: Path | None) -> dict[str, Pa
     return {pair.truth.name: pair.prediction.path for pair in pairing.pairs}
 
 
-def _most_unusual(cohort: Cohort) -> list[int]:
-    """Places of all scans in the cohort, by grade and then by the largest distance."""
-    largest_z = np.nan_to_num(cohort.largest_z())
+def _most_unusual(cohort: Cohort, scans: Sequence[Scan]) -> list[int]:
+    """Places of all scans, by grade and then by the largest distance."""
+    # What is left out has none: it is not held against the group.
+    largest_z = np.zeros(len(scans))
+    counted = [place for place, scan in enumerate(scans) if not scan.left_out]
+    largest_z[counted] = np.nan_to_num(cohort.largest_z())
 
     def order(place: int) -> tuple[int, float]:
         """Smaller for scans that come first."""
-        rank = _RANKS.get(cohort.scans[place].grade, _LAST_RANK)
+        rank = _RANKS.get(scans[place].grade, _LAST_RANK)
         return rank, -largest_z[place]
 
-    return sorted(range(len(cohort.scans)), key=order)
+    return sorted(range(len(scans)), key=order)
 
 
 def _picture_of_prediction(labels: Path) -> bytes | None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from natsort import natsorted
 
+from trinat.pipelines.predict.doubt import (
+    EXCLUDED_GRADES,
+    structures_left_out,
+    why_left_out,
+)
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.outputs import CHANGES
 from trinat.segmentation.io.files import write_tsv, write_whole
@@ -33,22 +38,44 @@ _COLUMNS = (
 )
 
 
-def write_changes(folder: Path, entries: Iterable[Entry]) -> bool:
+def write_changes(
+    folder: Path,
+    entries: Iterable[Entry],
+    excluded: Collection[str] = EXCLUDED_GRADES,
+) -> bool:
     """Write both tables and the page into `folder`, of the persons with two or more scans.
 
-    Returns whether there is any; without one nothing is written.
+    Scans and structures of the `excluded` grades are time points, but in no change. Returns whether
+    there is any person; without one nothing is written.
     """
     persons = _persons_in(entries)
     if not persons:
         return False
     changes, time_points, page = CHANGES
-    _write_time_points(folder / time_points, persons)
-    courses = [
-        course for name in natsorted(persons) for course in _courses(persons[name])
-    ]
+    _write_time_points(folder / time_points, persons, excluded)
+    courses = []
+    left_out = []
+    for name in natsorted(persons):
+        courses += _courses(persons[name], excluded)
+        left_out += _left_out(persons[name], excluded)
     write_tsv(folder / changes, _COLUMNS, [_row(course) for course in courses])
-    write_whole(folder / page, changes_page(courses))
+    write_whole(folder / page, changes_page(courses, left_out))
     return True
+
+
+def _left_out(
+    scans: Sequence[Entry], excluded: Collection[str]
+) -> list[tuple[str, str, str]]:
+    """What of a person's scans is in no change: the scan, the structure ("" is all of it), why."""
+    rows = []
+    for entry in scans:
+        why = why_left_out(entry.result, excluded)
+        if why:
+            rows.append((entry.case, "", why))
+            continue
+        for structure, grade in structures_left_out(entry.result, excluded).items():
+            rows.append((entry.case, structure, f"graded {grade}"))
+    return rows
 
 
 def _persons_in(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
@@ -78,16 +105,28 @@ def _year(entry: Entry) -> float | None:
     return year
 
 
-def _courses(scans: Sequence[Entry]) -> list[Course]:
-    """The course of each structure of a person, whose scans are in the order of time."""
-    facts = [entry.result["longitudinal"] for entry in scans]
+def _courses(scans: Sequence[Entry], excluded: Collection[str]) -> list[Course]:
+    """The course of each structure of a person, whose scans are in the order of time.
+
+    A structure with fewer than two scans that are not left out has none.
+    """
+    first = scans[0].result["longitudinal"]
     retest = retest_of(scans[0].result["model"])
-    person = facts[0]["person"]
-    group = facts[0].get("group") or ""
-    cases = [entry.case for entry in scans]
-    years = [_year(entry) for entry in scans]
+    person = first["person"]
+    group = first.get("group") or ""
+    taken = [entry for entry in scans if not why_left_out(entry.result, excluded)]
     courses = []
-    for name in facts[0]["volumes_mm3"]:
+    for name in first["volumes_mm3"]:
+        of_structure = [
+            entry
+            for entry in taken
+            if name not in structures_left_out(entry.result, excluded)
+        ]
+        if len(of_structure) < 2:
+            continue
+        cases = [entry.case for entry in of_structure]
+        years = [_year(entry) for entry in of_structure]
+        facts = [entry.result["longitudinal"] for entry in of_structure]
         volumes = [float(fact["volumes_mm3"].get(name, 0)) for fact in facts]
         change = change_of(volumes, years, retest.get(name))
         if change is None:
@@ -132,8 +171,13 @@ def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
 
-def _write_time_points(path: Path, persons: Mapping[str, Sequence[Entry]]) -> None:
-    """A row a scan: its person, its time, and the volumes that changes are computed from."""
+def _write_time_points(
+    path: Path, persons: Mapping[str, Sequence[Entry]], excluded: Collection[str]
+) -> None:
+    """A row a scan: its person, its time, and the volumes that changes are computed from.
+
+    `left_out` says which of them no change is computed from, and why.
+    """
     names: dict[str, None] = {}
     for scans in persons.values():
         for entry in scans:
@@ -144,6 +188,12 @@ def _write_time_points(path: Path, persons: Mapping[str, Sequence[Entry]]) -> No
             fact = entry.result["longitudinal"]
             volumes = [fact["volumes_mm3"].get(name) for name in names]
             year = _rounded(_year(entry), 4)
-            rows.append([person, fact.get("group"), entry.case, year, *volumes])
+            remarks = [
+                f"{structure}: {why}" if structure else why
+                for _, structure, why in _left_out([entry], excluded)
+            ]
+            left_out = "; ".join(remarks) or None
+            row = [person, fact.get("group"), entry.case, year, left_out, *volumes]
+            rows.append(row)
     columns = [f"{name}_mm3" for name in names]
-    write_tsv(path, ("person", "group", "case", "year", *columns), rows)
+    write_tsv(path, ("person", "group", "case", "year", "left_out", *columns), rows)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
 from trinat.pipelines.common.lock import run_lock
 from trinat.pipelines.predict.changes import write_changes
-from trinat.pipelines.predict.doubt import most_doubtful
+from trinat.pipelines.predict.doubt import EXCLUDED_GRADES, most_doubtful
 from trinat.pipelines.predict.ledger import Ledger, LedgerContents, ledgers_in
 from trinat.pipelines.predict.outcome import Outcome
 from trinat.pipelines.predict.outputs import WORK, slices_of
@@ -16,10 +17,16 @@ from trinat.pipelines.predict.work_folder import emptied, make_tables_folder
 from trinat.segmentation.errors import InputError
 
 
-def merge(out: Path, *, overwrite: bool = False) -> Outcome:
+def merge(
+    out: Path,
+    *,
+    overwrite: bool = False,
+    excluded: Collection[str] = EXCLUDED_GRADES,
+) -> Outcome:
     """Join the ledgers in `out` into run.jsonl, reading each once; make the tables and the page.
 
-    With `overwrite`, tables of the user give way; a copy of them stays.
+    With `overwrite`, tables of the user give way; a copy of them stays. Results of the `excluded`
+    grades are in no change.
     """
     ledgers = ledgers_in(out)
     joined = out / "run.jsonl"
@@ -40,7 +47,7 @@ def merge(out: Path, *, overwrite: bool = False) -> Outcome:
         with Ledger(joined, own, contents.written, overwrite=overwrite) as ledger:
             folder = make_tables_folder(staging)
             write_tables(folder, entries.values(), out)
-            write_changes(folder, entries.values())
+            write_changes(folder, entries.values(), excluded)
             ledger.place(folder)
             # Each part of the work has kept the slices of its own most doubtful cases.
             shown = {slices_of(entry.case) for entry in most_doubtful(entries.values())}

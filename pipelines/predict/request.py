@@ -13,6 +13,7 @@ from trinat.pipelines.common.cases import Found
 from trinat.pipelines.common.datasets import T1W
 from trinat.pipelines.common.naming import safe_component
 from trinat.pipelines.common.process import cpu_count
+from trinat.pipelines.predict.doubt import EXCLUDED_GRADES
 from trinat.pipelines.predict.engine import Engine, LocalEngine
 from trinat.pipelines.predict.settings import RunSettings, WorkerOptions
 from trinat.segmentation.errors import ConfigError
@@ -68,7 +69,8 @@ class PredictRequest(WorkerOptions):
     - `participants` and `sessions` select from a BIDS dataset; empty: all. `suffix` is BIDS's word
       for the kind of its scans.
     - `persons` is a table that says whose each scan is, for `output.longitudinal`. With `strict`
-      what is not understood of tables of persons is an error.
+      what is not understood of tables of persons is an error. Results of the `excluded` grades are
+      in no change.
     - `found` are cases that were found already, in place of `inputs`.
     - `engine` makes another engine than processes on this machine.
     """
@@ -86,6 +88,7 @@ class PredictRequest(WorkerOptions):
     suffix: str = T1W
     persons: Path | None = None
     strict: bool = False
+    excluded: tuple[str, ...] = EXCLUDED_GRADES
     found: Found | None = None
     engine: EngineMaker | None = None
 

@@ -226,7 +226,8 @@ def _write_files_of_run(
         write_bids_files(folder, request.out, bids_root)
     if not request.part:
         write_tables(folder, ledger.entries.values(), request.out)
-        if not write_changes(folder, ledger.entries.values()):
+        entries = ledger.entries.values()
+        if not write_changes(folder, entries, request.excluded):
             # Those of an earlier run are of results that are no longer there.
             for name in CHANGES:
                 ledger.remove(name)

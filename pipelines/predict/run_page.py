@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 
 from trinat.pipelines.predict.doubt import (
     GRADES,
+    counted_volumes,
     doubt_of,
     grade_of,
     most_doubtful,
@@ -93,11 +94,13 @@ def _scans(ranked: Iterable[Entry]) -> Table:
 
 
 def _volumes_of_batch(entries: Iterable[Entry]) -> dict[str, list[float]]:
-    """The volumes of each structure in all scans, in mm³, from the smallest."""
+    """The volumes of each structure in all scans, in mm³, from the smallest.
+
+    Those of rejected scans and structures are not what others are held against.
+    """
     volumes: dict[str, list[float]] = defaultdict(list)
     for entry in entries:
-        of_scan = entry.result.get("volumes_mm3", {})
-        for name, volume_mm3 in of_scan.items():
+        for name, volume_mm3 in counted_volumes(entry.result).items():
             volumes[name].append(volume_mm3)
     for values in volumes.values():
         values.sort()
@@ -134,6 +137,7 @@ def _read_slices(path: Path) -> _Slices | None:
 def _structures(entry: Entry, volumes: Mapping[str, Sequence[float]]) -> Table:
     """The structures of a scan, with their volumes among those of the batch."""
     result = entry.result
+    counted = counted_volumes(result)
     rows: list[list[Any]] = []
     for name, volume_mm3 in result.get("volumes_mm3", {}).items():
         grade = result.get("structure_grades", {}).get(name, "")
@@ -143,12 +147,14 @@ def _structures(entry: Entry, volumes: Mapping[str, Sequence[float]]) -> Table:
                 Cell(short_name(name), len(rows)),
                 _grade_cell(grade),
                 volume_mm3,
-                _place(volume_mm3, volumes[name]),
+                _place(volume_mm3, volumes.get(name, ()), is_one=name in counted),
                 agreement,
                 _doubt_about(grade, volume_mm3, agreement),
             ]
         )
-    place_hint = "From the smallest; the bar has the middle half"
+    place_hint = (
+        "From the smallest of those that are not rejected; the bar has the middle half"
+    )
     columns: Columns = [
         "Structure",
         "Grade",
@@ -176,17 +182,26 @@ def _doubt_about(grade: str, volume_mm3: float, agreement: float | None) -> str:
     return f"views agree by {agreement or 0:.2f} only"
 
 
-def _place(volume_mm3: float, of_batch: Sequence[float]) -> Cell:
-    """Where a volume is among those of all scans, which are in order."""
+def _place(volume_mm3: float, of_batch: Sequence[float], *, is_one: bool) -> Cell:
+    """Where a volume is among those of the batch, which are in order.
+
+    `is_one` is whether it is one of them: a rejected one is not.
+    """
+    if not of_batch:
+        return number(None, hint="all are rejected")
     low = of_batch[0]
     high = of_batch[-1]
     if low == high:
         return number(None, hint="all are equal")
 
     def percent(value: float) -> float:
-        return round(100 * (value - low) / (high - low), 1)
+        within = min(max(value, low), high)
+        return round(100 * (within - low) / (high - low), 1)
 
     q1, q2, q3 = quantiles(of_batch, n=4, method="inclusive")
     place = (percent(q1), percent(q2), percent(q3), percent(volume_mm3))
-    rank = bisect_left(of_batch, volume_mm3) + 1
-    return Cell(f"{rank} of {len(of_batch)}", rank, place=place)
+    smaller = bisect_left(of_batch, volume_mm3)
+    if not is_one:
+        text = f"{smaller} of {len(of_batch)} smaller"
+        return Cell(text, smaller, place=place)
+    return Cell(f"{smaller + 1} of {len(of_batch)}", smaller + 1, place=place)

@@ -26,6 +26,7 @@ from trinat.pipelines.common.ratings import (
     save_rating,
 )
 from trinat.pipelines.common.scanfiles import find_files, find_images
+from trinat.pipelines.predict.doubt import counted_volumes
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import entries_in
 from trinat.pipelines.predict.outputs import WORK
@@ -129,10 +130,13 @@ class Study:
         }
 
     def _structure_rows(self) -> list[dict[str, Any]]:
-        """The structures, each with the distribution of its volumes over the study."""
+        """The structures, each with the distribution of its volumes over the study.
+
+        Those of rejected scans and structures are not in it.
+        """
         volumes: dict[str, list[float]] = defaultdict(list)
         for item in self.items:
-            for name, volume in item.entry.result.get("volumes_mm3", {}).items():
+            for name, volume in counted_volumes(item.entry.result).items():
                 volumes[name].append(volume)
         rows = []
         for structure in self.structures:
@@ -170,6 +174,7 @@ class Study:
             "mask": self.mask(item) is not None,
             "against": self.other(item) is not None,
             "ratings": ratings,
+            "counted": list(counted_volumes(item.entry.result)),
         }
 
     def rate(

@@ -173,13 +173,16 @@ def _outline(mask: Volume) -> Volume:
 def surfaces(labels: Volume) -> bytes:
     """For each structure its number and counts (3 uint32), vertices and faces.
 
-    Vertices are float32 in RAS mm, faces three uint32 each; all are little-endian.
+    Structures without a surface are left out. Vertices are float32 in RAS mm, faces three uint32
+    each; all are little-endian.
     """
     parts: list[bytes] = []
     for number, box in enumerate(ndimage.find_objects(labels.data), start=1):
         if box is None:
             continue
         surface = _surface_of(labels, number, grown(box, labels.shape, 2))
+        if not len(surface.faces):
+            continue
         head = struct.pack("<3I", number, len(surface.vertices), len(surface.faces))
         parts.append(head)
         parts.append(surface.vertices.astype("<f4").tobytes())
@@ -188,13 +191,19 @@ def surfaces(labels: Volume) -> bytes:
 
 
 def _surface_of(labels: Volume, number: int, box: Box) -> Surface:
-    """The surface of one structure in a box around it, smoothed; coarser in a large box."""
+    """The surface of one structure in a box around it, smoothed; coarser in a large box.
+
+    Of a structure of a voxel or two, which smoothing would take away, it is that of the voxels.
+    """
     mask = (labels.data[box] == number).astype(np.float32)
     step = 1
     if mask.size > _LARGE_BOX:
         step = 2
     smooth = ndimage.gaussian_filter(mask, 0.5 * step)
     share = smooth[::step, ::step, ::step]
+    if share.max() <= 0.5:
+        step = 1
+        share = mask
     to_voxels = np.diag([step, step, step, 1.0])
     to_voxels[:3, 3] = [along.start for along in box]
     return surface_net(share - 0.5, labels.affine @ to_voxels)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from natsort import natsorted
 
+from trinat.segmentation.inference.checks.evidence import some
 from trinat.segmentation.metrics.change import Change
 from trinat.segmentation.report.drawing import (
     Drawing,
@@ -70,32 +71,52 @@ class Course:
         return [100 * (volume / mean - 1) for volume in self.volumes_mm3]
 
 
-def changes_page(courses: Sequence[Course]) -> str:
-    """The HTML file: what stands out, a panel of courses for each structure, all changes."""
+def changes_page(
+    courses: Sequence[Course], left_out: Sequence[tuple[str, str, str]] = ()
+) -> str:
+    """The HTML file: what stands out, a panel of courses for each structure, all changes.
+
+    `left_out` is what no course has: the scan, the structure ("" is all of the scan), and why.
+    """
     persons = {course.person for course in courses}
     beyond = [course for course in courses if course.change.is_beyond_noise]
     structures = _structures_of(courses)
     # Changes a year and changes over any time are not drawn together, and have no common mean.
-    comparable = [course for course in courses if course.has_times] or courses
+    timed = [course for course in courses if course.has_times]
+    untimed = [course for course in courses if not course.has_times]
+    comparable = timed or courses
     cards = [
-        ("Persons", f"{len(persons):,}", "with two or more scans"),
+        ("Persons", f"{len(persons):,}", "with two or more scans that count"),
         ("Beyond noise", f"{len(beyond):,}", f"of {len(courses):,} changes"),
     ]
     return render(
         "changes.html",
         title="Changes between scans",
         lead=f"{count(len(persons), 'person')}, {len(structures)} structures.",
-        notices=_notices(courses),
+        notices=_notices(courses, left_out),
         cards=cards,
-        plot=courses_plot(comparable),
+        plot=courses_plot(comparable) if comparable else None,
         groups=_groups(comparable),
-        changes=_changes(courses),
+        changes=[_changes(group) for group in (timed, untimed) if group],
+        looked_at=len(courses),
+        left_out=_left_out(left_out),
     )
 
 
-def _notices(courses: Sequence[Course]) -> list[str]:
+def _notices(
+    courses: Sequence[Course], left_out: Sequence[tuple[str, str, str]]
+) -> list[str]:
     """What a reader must know before believing a number."""
     notices = []
+    scans = [scan for scan, structure, _ in left_out if not structure]
+    if scans:
+        notices.append(
+            f"{count(len(scans), 'scan')} left out of every change: {some(scans)}. "
+            "The table at the end says why."
+        )
+    if not courses:
+        notices.append("No person has two scans that count: there is no change.")
+        return notices
     undated = {course.person for course in courses if not course.has_times}
     dated = {course.person for course in courses if course.has_times}
     if undated:
@@ -104,7 +125,7 @@ def _notices(courses: Sequence[Course]) -> list[str]:
             "year, in the order of the scans' names."
         )
         if dated:
-            notice += " They are in the table of changes alone."
+            notice += " They have a table of their own, and no curves."
         notices.append(notice)
     if all(course.retest_percent is None for course in courses):
         notices.append(
@@ -193,11 +214,12 @@ def _groups(courses: Sequence[Course]) -> Table | None:
     if len({course.person for course in courses}) < 2:
         return None
     groups = natsorted({course.group for course in courses})
+    unit = _unit(courses)
     columns: Columns = ["Structure"]
     for group in groups:
-        columns.append(Column(f"{group or 'All'}: mean ± SD (%)", 2, sign=True))
-    hint = "Two scans of an unchanged person differ by less in 95 of 100 cases"
-    columns.append(Column("Noise of two scans (%)", 2, hint))
+        columns.append(Column(f"{group or 'All'}: mean ± SD ({unit})", 2, sign=True))
+    hint = "Median over persons: a person who does not change is within this in 95 of 100 cases"
+    columns.append(Column(f"Noise of a person ({unit})", 2, hint))
     rows: list[list[Any]] = []
     for place, structure in enumerate(_structures_of(courses)):
         of_structure = [one for one in courses if one.structure == structure]
@@ -205,7 +227,8 @@ def _groups(courses: Sequence[Course]) -> Table | None:
         for group in groups:
             values = [_value(one) for one in of_structure if one.group == group]
             cells.append(_mean_cell(values))
-        cells.append(of_structure[0].retest_percent)
+        noises = [one.change.noise for one in of_structure if one.change.noise]
+        cells.append(float(np.median(noises)) if noises else None)
         rows.append(cells)
     caption = "By group: change from the first to the last scan"
     if courses[0].has_times:
@@ -225,26 +248,33 @@ def _mean_cell(values: Sequence[float]) -> Cell:
     if not values:
         return Cell("")
     mean = float(np.mean(values))
-    text = f"{mean:+.2f}"
+    text = f"{mean:+.2f} (1 person)"
     if len(values) > 1:
-        text += f" ± {np.std(values, ddof=1):.2f}"
-    return Cell(text, mean, hint=f"{len(values)} persons")
+        text = f"{mean:+.2f} ± {np.std(values, ddof=1):.2f}"
+    return Cell(text, mean, hint=count(len(values), "person"))
 
 
 def _changes(courses: Sequence[Course]) -> Table:
-    """A row for each structure of each person, the largest beside its noise first."""
+    """A row for each structure of each person, the largest beside its noise first.
+
+    All courses have times, or none has: then there is nothing to say of a year.
+    """
     ranked = sorted(courses, key=_beside_noise, reverse=True)
+    has_times = courses[0].has_times
     columns: Columns = [
         "Person",
         "Structure",
         Column("Scans", 0),
-        Column("Years", 1),
         Column("Change (%)", 2, "From the first to the last scan", sign=True),
-        Column("Per year (%)", 2, sign=True),
-        "95 % interval",
-        Column("Noise (%)", 2, "95 of 100 unchanged persons are within this"),
-        "Beyond noise",
     ]
+    if has_times:
+        columns += [
+            Column("Years", 1),
+            Column("Change a year (% a year)", 2, sign=True),
+            "95 % interval (% a year)",
+        ]
+    hint = "95 of 100 unchanged persons are within this"
+    columns += [Column(f"Noise ({_unit(courses)})", 2, hint), "Beyond noise"]
     rows = []
     for course in ranked[:_MOST_ROWS]:
         change = course.change
@@ -252,23 +282,41 @@ def _changes(courses: Sequence[Course]) -> Table:
         if change.low is not None and change.high is not None:
             interval = f"{change.low:+.2f} to {change.high:+.2f}"
         beyond = {None: "", True: "yes", False: "no"}[change.is_beyond_noise]
-        rows.append(
-            [
-                course.person,
-                short_name(course.structure),
-                change.scans,
-                change.years,
-                change.percent,
-                change.percent_per_year,
-                interval,
-                change.noise,
-                beyond,
-            ]
-        )
+        row: list[Any] = [
+            course.person,
+            short_name(course.structure),
+            change.scans,
+            change.percent,
+        ]
+        if has_times:
+            row += [change.years, change.percent_per_year, interval]
+        rows.append([*row, change.noise, beyond])
     note = ""
     if len(ranked) > _MOST_ROWS:
-        note = f"The {_MOST_ROWS} largest; changes.tsv has all."
-    return table("change-table", "The largest first", columns, rows, note=note)
+        note = f"The first {_MOST_ROWS}; changes.tsv has all."
+    identity = "change-table"
+    caption = "Persons with dates: the largest change a year beside its noise first"
+    if not has_times:
+        identity = "undated-table"
+        caption = "Persons without dates: the largest change beside its noise first"
+    return table(identity, caption, columns, rows, note=note)
+
+
+def _unit(courses: Sequence[Course]) -> str:
+    """The unit of changes and of their noise; all courses have times, or none has."""
+    if courses[0].has_times:
+        return "% a year"
+    return "%"
+
+
+def _left_out(left_out: Sequence[tuple[str, str, str]]) -> Table:
+    """What is in no change: all of a scan, or a structure of it."""
+    rows = []
+    for scan, structure, why in left_out:
+        what = short_name(structure) if structure else "all of it"
+        rows.append([scan, what, why])
+    columns: Columns = ["Scan", "What", "Why"]
+    return table("left-out-table", "Left out of every change", columns, rows)
 
 
 def _beside_noise(course: Course) -> float:

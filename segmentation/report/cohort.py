@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -30,6 +30,9 @@ class Scan:
 
     `uncertainty` is, by structure, the CV of the volume over samples with dropout. `group` is what
     a study calls the person's group. `intracranial_mm3` is None where it is not known.
+
+    `left_out` says why the scan is in no number, "" where it is in them; `structures_left_out` says
+    it for structures of a scan that is: `volumes_mm3` lacks these.
     """
 
     subject: str
@@ -43,6 +46,8 @@ class Scan:
     uncertainty: Mapping[str, float] | None = None
     group: str = ""
     intracranial_mm3: float | None = None
+    left_out: str = ""
+    structures_left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -91,12 +96,20 @@ class Cohort:
 
     `frame` has a row for each scan, structure and metric; `structures` are in the order of the
     label scheme. `adjustment` says how volumes were adjusted; None where they were not.
+
+    `left_out` are scans that no number of these tables is of; `scans` are all others.
     """
 
     scans: tuple[Scan, ...]
     frame: pd.DataFrame
     structures: tuple[str, ...]
     adjustment: Adjustment | None = None
+    left_out: tuple[Scan, ...] = ()
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether there were scans enough to hold any volume against the group."""
+        return bool(self.frame["z"].notna().any())
 
     @property
     def compared(self) -> str:
@@ -150,8 +163,11 @@ def cohort_of(
 
     Volumes in long form with asymmetry, their robust z over the group, and a note on those
     outside of the `ranges`. Structures are those of the scheme that any scan has. With `adjusting`
-    each volume is there again, adjusted for the intracranial volume, and has the z.
+    each volume is there again, adjusted for the intracranial volume, and has the z. Scans that are
+    left out have no part in any of it.
     """
+    left_out = tuple(scan for scan in scans if scan.left_out)
+    scans = tuple(scan for scan in scans if not scan.left_out)
     measured: set[str] = set()
     for scan in scans:
         measured.update(scan.volumes_mm3)
@@ -172,7 +188,7 @@ def cohort_of(
     if adjustment is not None:
         frame.loc[frame["metric"] == "volume", "z"] = np.nan
     frame["note"] = _range_notes(frame, scans, ranges)
-    return Cohort(tuple(scans), frame, structures, adjustment)
+    return Cohort(scans, frame, structures, adjustment, left_out)
 
 
 def _with_adjusted(

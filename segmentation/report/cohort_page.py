@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from trinat.segmentation.inference.checks.evidence import some
 from trinat.segmentation.metrics.definitions import METRICS
 from trinat.segmentation.report.cohort import ADJUSTED, OUTLIER_Z, Cohort
 from trinat.segmentation.report.drawing import Drawing
@@ -38,7 +39,7 @@ _MOST_SCANS = 500
 def cohort_drawings(cohort: Cohort) -> list[Drawing]:
     """The figures of the page: z-scores and people, each where something is known of it."""
     drawings = []
-    if cohort.frame["z"].notna().any():
+    if cohort.is_tested:
         drawings.append(z_score_plot(cohort.frame, cohort.structures, OUTLIER_Z))
     people = people_plot(cohort)
     if people is not None:
@@ -69,6 +70,7 @@ def cohort_page(
         notices=_notices(cohort, failures),
         cards=_cards(cohort, failures),
         outliers=_outliers(cohort),
+        is_tested=cohort.is_tested,
         plots=[drawing for drawing in drawings if drawing.name == Z_SCORES],
         people_plots=[drawing for drawing in drawings if drawing.name != Z_SCORES],
         limit=OUTLIER_Z,
@@ -83,6 +85,7 @@ def cohort_page(
         uncertainty=_uncertainty(cohort),
         pictures=pictures,
         scans=_scans(cohort),
+        left_out=_left_out(cohort),
         failures=table(
             "failure-table", "Scans without a result", ["Scan", "Reason"], failures
         ),
@@ -114,7 +117,13 @@ def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
     if failures:
         tried = len(cohort.scans) + len(failures)
         notices.append(f"{len(failures)} of {tried} scans have failed.")
-    if cohort.frame["z"].notna().sum() == 0:
+    if cohort.left_out:
+        names = [scan.name for scan in cohort.left_out]
+        notices.append(
+            f"{count(len(names), 'scan')} left out of every number: {some(names)}. "
+            "The table at the end says why."
+        )
+    if not cohort.is_tested:
         notices.append(
             "Too few scans to find outliers: eight are needed for robust z-scores."
         )
@@ -125,7 +134,7 @@ def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
         )
     grades = [scan.grade for scan in cohort.scans]
     texts = {
-        "reject": "rejected by quality control",
+        "reject": "rejected by quality control, and in the numbers all the same",
         "look": "should be looked at by a person",
     }
     for grade, text in texts.items():
@@ -139,15 +148,19 @@ def _cards(
 ) -> list[tuple[str, str, str]]:
     """What, its value, and more of it."""
     far = cohort.outliers()
+    others = [f"{len(failures)} failed"]
+    if cohort.left_out:
+        others.append(f"{len(cohort.left_out)} left out")
+    stand_out = ("Stand out", "–", "not tested: too few scans")
+    if cohort.is_tested or len(far):
+        found = f"in {len(far):,} volumes or asymmetries"
+        stand_out = ("Stand out", f"{far['scan'].nunique():,}", found)
     cards = [
-        ("Scans", f"{len(cohort.scans):,}", f"{len(failures)} failed"),
-        (
-            "Stand out",
-            f"{far['scan'].nunique():,}",
-            f"in {len(far):,} volumes or asymmetries",
-        ),
+        ("Scans", f"{len(cohort.scans):,}", ", ".join(others)),
+        stand_out,
     ]
-    grades = [scan.grade for scan in cohort.scans if scan.grade]
+    graded = (*cohort.scans, *cohort.left_out)
+    grades = [scan.grade for scan in graded if scan.grade]
     if grades:
         share = f"{grades.count('pass') / len(grades):.0%}"
         cards.append(("Pass quality control", share, f"of {len(grades):,} graded"))
@@ -255,7 +268,9 @@ def _by_group(cohort: Cohort, key: str) -> Table | None:
             text = number(mean, digits).text
             if not np.isnan(sd):
                 text += f" ± {sd:,.{digits}f}"
-            cells.append(Cell(text, mean, hint=f"{scans:.0f} scans"))
+            elif scans == 1:
+                text += " (1 scan)"
+            cells.append(Cell(text, mean, hint=count(int(scans), "scan")))
         rows.append([Cell(short_name(structure), place), *cells])
     columns: Columns = ["Structure"]
     counts = []
@@ -330,3 +345,15 @@ def _scans(cohort: Cohort) -> Table:
     return table(
         "scan-table", "Every scan, the most unusual first", columns, rows, note=note
     )
+
+
+def _left_out(cohort: Cohort) -> Table:
+    """What is in no number, scan by scan: all of it, or some of its structures."""
+    rows = [[scan.name, "all of it", scan.left_out] for scan in cohort.left_out]
+    for scan in cohort.scans:
+        rows += [
+            [scan.name, short_name(structure), why]
+            for structure, why in scan.structures_left_out.items()
+        ]
+    columns: Columns = ["Scan", "What", "Why"]
+    return table("left-out-table", "Left out of every number", columns, rows)

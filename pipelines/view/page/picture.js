@@ -22,6 +22,8 @@ export class Picture {
     this.hidden = new Set();
     this.colors = structures.map((s) => rgb(s.color));
     this.selected = 0;
+    // What was begun before the last clear() is not shown after it.
+    this.turn = 0;
     this.labels = this.against = this.solid = null;
     this.opacity = 0.5;
     this.state = { outline: false, shown: true, flipped: false, window: [0, 255], radiological: false };
@@ -45,8 +47,10 @@ export class Picture {
   // The scan (NIfTI) and its labels (a byte a voxel), whose cross-hair stays where it is.
   async show(scan, labels, { keep = true } = {}) {
     const nv = this.nv;
+    const { turn } = this;
     const at = keep && nv.volumes.length ? this.at() : null;
     const image = await niivue.NVImage.new(scan, "scan.nii", "gray", 1, null, ...this.state.window);
+    if (turn !== this.turn) return;
     const overlay = nv.volumes[1];
     nv.volumes = [];
     nv.drawBitmap = null;
@@ -60,9 +64,24 @@ export class Picture {
     this.move(at || this.centre(0));
   }
 
+  // Black, without a scan, labels, overlay or surfaces.
+  clear() {
+    const nv = this.nv;
+    this.turn += 1;
+    this.labels = this.drawn = this.against = this.dims = null;
+    if (nv.volumes.length) {
+      nv.volumes = [];
+      nv.drawBitmap = null;
+      nv.drawScene();
+    }
+    this.clearSurfaces();
+  }
+
   // A scan that has no labels yet, with the cross-hair in its middle.
   async showAlone(scan) {
+    const { turn } = this;
     await this.show(scan, new Uint8Array(0), { keep: false });
+    if (turn !== this.turn) return;
     this.nv.drawBitmap = null;
     this.labels = null;
     this.nv.scene.crosshairPos = [0.5, 0.5, 0.5];
@@ -152,8 +171,9 @@ export class Picture {
     const nv = this.nv;
     if (nv.volumes[1]) nv.removeVolume(nv.volumes[1]);
     if (!bytes) return;
+    const { turn } = this;
     const image = await niivue.NVImage.new(bytes, `${kind}.nii`, ...OVERLAYS[kind]);
-    nv.addVolume(image);
+    if (turn === this.turn) nv.addVolume(image);
   }
 
   setHidden(place, hide) {
@@ -263,6 +283,7 @@ export class Picture {
   }
 
   async setSurfaces(buffer) {
+    const { turn } = this;
     if (!this.solid) {
       this.solid = new niivue.Niivue({
         ...COMMON, show3Dcrosshair: true, crosshairWidth: 1, crosshairWidthUnit: "mm", sliceType: 4, isOrientCube: true,
@@ -271,8 +292,10 @@ export class Picture {
       this.solid.scene.renderAzimuth = 120;
       this.solid.scene.renderElevation = 15;
     }
+    if (turn !== this.turn) return;
     const nv = this.solid;
-    for (const mesh of [...nv.meshes]) nv.removeMesh(mesh);
+    this.clearSurfaces();
+    if (!buffer.byteLength) return;
     const meshes = [];
     const view = new DataView(buffer);
     for (let at = 0; at < buffer.byteLength;) {
@@ -308,6 +331,7 @@ export class Picture {
   clearSurfaces() {
     if (!this.solid) return;
     for (const mesh of [...this.solid.meshes]) this.solid.removeMesh(mesh);
+    this.solid.drawScene();
   }
 }
 

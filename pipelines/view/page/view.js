@@ -147,6 +147,21 @@ function unlessUnwanted(error) {
   if (error.name !== "AbortError") tell(error.message);
 }
 
+// Nothing of the scan before is left under the name of the next one, whatever becomes of that.
+function clearScan() {
+  page.detail = null;
+  page.counts = null;
+  page.whole = false;
+  document.body.classList.add("empty");
+  clearTimeout(page.valuing);
+  $("here").textContent = "";
+  page.picture?.clear();
+  for (const id of ["entropy", "mask", "flip"]) $(id).disabled = true;
+  $("judge").replaceChildren();
+  fillStructures();
+  fillCard();
+}
+
 async function open(number) {
   forgetScan();
   const turn = page.loading;
@@ -160,21 +175,18 @@ async function open(number) {
   fillFiles(item);
   $("why").textContent = item.why;
   tell("", {});
+  clearScan();
   const path = pathOf(item);
   try {
     const detailed = askJson(path);
-    page.whole = false;
     const coarse = item.there && Promise.all([askBytes(`${path}/scan?step=2`), askBytes(`${path}/labels?step=2`)]);
     coarse && coarse.catch(() => {});
     const starting = item.there && started();
     const detail = await detailed;
     if (isOld()) return;
     page.detail = detail;
-    page.counts = null;
     fillDetail();
-    document.body.classList.toggle("empty", !item.there && !detail.scan);
     if (!item.there) {
-      page.picture?.clearSurfaces();
       tell(item.why || progressOf(item) || "This scan has no result.");
       if (detail.scan) await showAlone(path, isOld);
       return;
@@ -184,6 +196,8 @@ async function open(number) {
     const [scan, labels] = await coarse;
     if (isOld()) return;
     await picture.show(scan, new Uint8Array(labels), { keep: false });
+    if (isOld()) return;
+    document.body.classList.remove("empty");
     tell(detail.scan ? "" : page.study.service ? "A DICOM series is shown by its labels alone."
       : "The scan was not found: name its folder with --images");
     window.trinatShown = { number, step: 2, time: performance.now() };
@@ -193,6 +207,7 @@ async function open(number) {
     const [whole, all] = await Promise.all([askBytes(`${path}/scan`), askBytes(`${path}/labels`)]);
     if (isOld()) return;
     await picture.show(whole, new Uint8Array(all));
+    if (isOld()) return;
     page.whole = true;
     picture.move(picture.at());
     page.counts = picture.counts();
@@ -217,13 +232,15 @@ async function showAlone(path, isOld) {
   if (isOld()) return;
   page.whole = true;
   await picture.showAlone(scan);
+  if (isOld()) return;
+  document.body.classList.remove("empty");
   window.trinatShown = { number: page.number, step: "scan", time: performance.now() };
 }
 
 async function started() {
   if (!page.picture) {
     const picture = new Picture($("planes"), $("solid"), page.study.structures, located);
-    page.picture = picture;
+    page.picture = window.trinatPicture = picture;
     picture.state.radiological = isRadiological();
     page.starting = picture.start();
   }
@@ -249,7 +266,7 @@ function located({ place, mm, voxel, dims }) {
   const at = mm.map((v) => Math.round(v) || 0).join(", ");
   const parts = [place ? shortName(page.study.structures[place - 1].name) : "", `${at} mm`];
   if (page.whole && dims) parts.push(`slices ${voxel.map((n, axis) => `${n + 1}/${dims[axis]}`).join(", ")}`);
-  if (page.picture.state.flipped) parts.push(page.study.against);
+  if (page.picture.against && page.picture.state.flipped) parts.push(page.study.against);
   const line = parts.filter(Boolean).join(" · ");
   $("here").textContent = line;
   clearTimeout(page.valuing);
@@ -308,6 +325,10 @@ function percentile(structure, volume) {
 
 // Of few scans a rank says more: 1 is the smallest.
 function placeInStudy(structure, volume) {
+  // A rejected volume is held against the others, and is none of them.
+  if (page.detail && !page.detail.counted.includes(structure.name)) {
+    return `rejected; ${structure.volumes.filter((v) => v < volume).length} of ${structure.count} others are smaller`;
+  }
   if (structure.count >= FEWEST_FOR_PERCENTILES) return `percentile ${percentile(structure, volume).toFixed(0)} (${structure.count} scans)`;
   const below = structure.volumes.filter((v) => v < volume).length;
   return `rank ${below + 1} of ${structure.count}, 1 the smallest`;
@@ -604,7 +625,7 @@ const toggleOverlay = (kind) => () => {
 };
 
 async function showOther(on) {
-  if (on && !page.detail.against) return;
+  if (!page.detail?.against) return;
   press("flip", on);
   const bytes = on && !page.picture.against ? new Uint8Array(await askBytes(`${pathOf(page.items[page.number])}/against`)) : page.picture.against;
   page.picture.flip(on, bytes);

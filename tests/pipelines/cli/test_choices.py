@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.cli.choices import split_devices
+from trinat.pipelines.cli.choices import excluded_grades, split_devices
 from trinat.pipelines.predict.request import PredictRequest
 from trinat.segmentation.errors import ConfigError
 
@@ -54,3 +54,16 @@ def test_workers_are_dealt_out_to_devices_in_turn(
         [], Path(), devices=split_devices(devices), workers=workers
     )
     assert request.worker_devices == planned
+
+
+def test_rejected_results_are_left_out_unless_they_are_asked_for() -> None:
+    def excluded(**options) -> tuple[str, ...]:
+        return excluded_grades(
+            **{"include_rejected": False, "exclude": None, **options}
+        )
+
+    assert excluded() == ("reject",)
+    assert excluded(include_rejected=True) == ()
+    assert excluded(exclude="look") == ("reject", "look")
+    with pytest.raises(ConfigError, match="--include-rejected with --exclude look"):
+        excluded(include_rejected=True, exclude="look")

@@ -83,9 +83,11 @@ def test_what_the_ledgers_of_folds_say_is_in_the_report(tmp_path: Path) -> None:
         report_cohort(CohortSettings(tmp_path / "found", tmp_path / "out", jobs=1))
         == Exit.SOME_FAILED
     )
-    # Two scans have no outlier: a sentence stands in place of an empty table.
+    # Of two scans nobody knows whether one stands out.
     page = (tmp_path / "out/report.html").read_text()
-    assert "Nothing stands out" in page
+    assert "Nothing stands out" not in page
+    assert "Not tested: robust z-scores need eight scans" in page
+    assert "not tested: too few scans" in page
     assert 'id="outlier-table"' not in page
     page = (tmp_path / "out/report.html").read_text()
     assert all(
@@ -117,7 +119,7 @@ def settings(
         "16\t0\t120\t\t22\t24\n"
     )
     return CohortSettings(
-        predictions, root / "out", reference=root / "ranges.tsv", jobs=1
+        predictions, root / "out", reference=root / "ranges.tsv", excluded=(), jobs=1
     )
 
 
@@ -186,7 +188,9 @@ def test_people_are_told_apart_by_sex_age_and_site(page: str) -> None:
 def test_the_run_speaks_through_its_ledger(page: str) -> None:
     assert "1 of 10 scans have failed." in page
     assert "FormatError: not a head" in page
-    assert "1 scan rejected by quality control." in page
+    assert (
+        "1 scan rejected by quality control, and in the numbers all the same." in page
+    )
     assert "left is larger" in page
     assert "Uncertainty of volumes" in page
 
@@ -240,6 +244,82 @@ def test_a_damaged_map_is_a_failure_and_the_rest_is_reported(tmp_path: Path) -> 
 def test_nothing_readable_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "bad_dseg.nii.gz").write_bytes(b"damaged")
     with pytest.raises(EvaluationError, match="none of 1 label maps could be measured"):
+        report_cohort(CohortSettings(tmp_path, tmp_path / "out", jobs=1))
+
+
+def write_graded(folder: Path, grades: list[str]) -> None:
+    """A scan for each grade, s1 and on; those that pass have 128 mm³ of left hippocampus."""
+    with Ledger(folder / "run.jsonl") as ledger:
+        for n, grade in enumerate(grades, start=1):
+            name = f"s{n}_dseg.nii.gz"
+            scan = labels(3 if grade == "pass" else SCANS)
+            Volume(scan, AFFINE).write(folder / name, labels=True)
+            result = {"grade": grade, "reasons": [f"reason {n}"]}
+            result["measures_mm3"] = {"EstimatedTotalIntraCranialVol": 1e6 * n}
+            ledger.add(Entry(f"s{n}", "done", outputs={name: "0"}, result=result))
+
+
+@pytest.mark.parametrize(
+    ("excluded", "counted", "left_out"),
+    [
+        (("reject",), ["s1", "s2", "s3"], ["s4"]),
+        ((), ["s1", "s2", "s3", "s4"], []),
+        (("reject", "look"), ["s1", "s2"], ["s3", "s4"]),
+    ],
+)
+def test_a_rejected_scan_is_in_no_number_of_the_group(
+    tmp_path: Path, excluded: tuple[str, ...], counted: list[str], left_out: list[str]
+) -> None:
+    write_graded(tmp_path, ["pass", "pass", "look", "reject"])
+    settings = CohortSettings(tmp_path, tmp_path / "out", excluded=excluded, jobs=1)
+    said: list[str] = []
+    assert report_cohort(settings, say=said.append) == Exit.OK
+    table = pd.read_csv(tmp_path / "out/volumes.csv")
+    assert sorted(table["subject"].unique()) == counted
+    page = (tmp_path / "out/report.html").read_text()
+    named = re.findall(r'id="left-out-table".*?</table>', page, re.DOTALL)
+    assert bool(named) == bool(left_out)
+    reasons = {"s3": "graded look: reason 3", "s4": "graded reject: reason 4"}
+    assert said == [f"{scan}: left out, {reasons[scan]}" for scan in left_out]
+    for scan in left_out:
+        assert reasons[scan] in named[0]
+    if left_out:
+        rows = pd.read_csv(tmp_path / "out/left_out.csv")
+        assert rows["subject"].tolist() == left_out
+        assert rows["reason"].tolist() == [reasons[scan] for scan in left_out]
+    else:
+        assert not (tmp_path / "out/left_out.csv").exists()
+
+
+def test_a_rejected_scan_is_not_in_the_adjustment(tmp_path: Path) -> None:
+    write_graded(tmp_path, ["pass", "pass", "pass", "pass", "reject"])
+    settings = CohortSettings(tmp_path, tmp_path / "out", adjust="residual", jobs=1)
+    report_cohort(settings)
+    lines = pd.read_csv(tmp_path / "out/adjustment.csv").set_index("structure")
+    # Four equal hippocampi have no slope; the fifth one, enormous, would make one.
+    assert lines.loc["Left-Hippocampus", "scans"] == 4
+    assert lines.loc["Left-Hippocampus", "slope"] == pytest.approx(0, abs=1e-12)
+
+
+def test_a_rejected_structure_is_in_no_number_of_the_group(tmp_path: Path) -> None:
+    write_graded(tmp_path, ["pass", "pass"])
+    name = "s3_dseg.nii.gz"
+    Volume(labels(SCANS), AFFINE).write(tmp_path / name, labels=True)
+    result = {"grade": "look", "structure_grades": {"Left-Hippocampus": "reject"}}
+    with Ledger(tmp_path / "run-3.jsonl") as ledger:
+        ledger.add(Entry("s3", "done", outputs={name: "0"}, result=result))
+    report_cohort(CohortSettings(tmp_path, tmp_path / "out", jobs=1))
+    table = pd.read_csv(tmp_path / "out/volumes.csv")
+    assert set(rows(table, "Left-Hippocampus")["value"].dropna()) == {128}
+    assert rows(table, "Right-Hippocampus")["value"].notna().all()
+    (left_out,) = pd.read_csv(tmp_path / "out/left_out.csv").to_dict("records")
+    assert left_out["structure"] == "Left-Hippocampus"
+    assert left_out["reason"] == "rejected by quality control"
+
+
+def test_a_group_of_rejected_scans_alone_is_refused(tmp_path: Path) -> None:
+    write_graded(tmp_path, ["reject"])
+    with pytest.raises(EvaluationError, match=r"every scan is left out.*s1.*reason 1"):
         report_cohort(CohortSettings(tmp_path, tmp_path / "out", jobs=1))
 
 
@@ -350,6 +430,7 @@ def test_volumes_are_adjusted_by_the_ledger_else_by_the_table(
         tmp_path / "out",
         participants=people,
         adjust="proportion",
+        excluded=(),
         jobs=1,
     )
     report_cohort(settings)

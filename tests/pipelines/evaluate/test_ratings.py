@@ -104,6 +104,7 @@ def test_a_rejected_part_of_a_structure_is_measured_with_it_and_said_to_be(
         "tissue4",
         jobs=1,
         ratings=study / "ratings.tsv",
+        excluded=(),
     )
     assert cohort.report_cohort(groups) == Exit.OK
     volumes = pd.read_csv(study / "volumes/volumes.csv").query("metric == 'volume'")
@@ -114,7 +115,11 @@ def test_a_rejected_part_of_a_structure_is_measured_with_it_and_said_to_be(
 
 def test_the_agreement_of_raters_is_a_table(study: Path) -> None:
     settings = cohort.CohortSettings(
-        study / "out", study / "report", jobs=1, ratings=study / "ratings.tsv"
+        study / "out",
+        study / "report",
+        jobs=1,
+        ratings=study / "ratings.tsv",
+        excluded=(),
     )
     assert cohort.report_cohort(settings) == Exit.OK
     volumes = pd.read_csv(study / "report/volumes.csv")

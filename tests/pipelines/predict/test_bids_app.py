@@ -30,7 +30,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 
 
 def test_participants_then_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     raw, out = tmp_path / "raw", tmp_path / "out"
     write_scans(raw, *(f"sub-{n}/anat/sub-{n}_T1w.nii.gz" for n in ("01", "02", "03")))
@@ -45,7 +45,9 @@ def test_participants_then_group(
     assert set(read_entries([out / "run.sub-01-03.jsonl"])) == done
     # Tables are of all participants, whoever segments which of them.
     assert not (out / "volumes.tsv").exists()
+    capsys.readouterr()
     assert run(monkeypatch, raw, out, "group") == Exit.OK
+    assert capsys.readouterr().out == f"2 done, 0 failed: {out / 'report.html'}\n"
     assert (out / "volumes.tsv").read_text().count("\n") == 1 + 2
 
 

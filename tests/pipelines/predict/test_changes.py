@@ -11,14 +11,14 @@ from trinat.pipelines.predict.changes import write_changes
 from trinat.pipelines.predict.entry import Entry
 
 
-def scan(case: str, mm3: float, year: float | None) -> Entry:
+def scan(case: str, mm3: float, year: float | None, **result: object) -> Entry:
     fact = {
         "person": "anna",
         "group": "",
         "year": year,
         "volumes_mm3": {"Brain-Stem": mm3},
     }
-    return Entry(case, "done", result={"model": "own", "longitudinal": fact})
+    return Entry(case, "done", result={"model": "own", "longitudinal": fact, **result})
 
 
 def volumes(folder: Path, *scans: Entry) -> tuple[str, str]:
@@ -51,3 +51,43 @@ def test_scans_are_in_the_order_of_time_or_else_of_their_names(
 def test_structures_that_no_scan_has_do_not_stop_the_run(tmp_path: Path) -> None:
     assert write_changes(tmp_path, [scan("a", 0, 1.0), scan("b", 0, 2.0)])
     assert len((tmp_path / "changes.tsv").read_text().splitlines()) == 1
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines(), delimiter="\t"))
+
+
+def test_a_rejected_scan_is_a_time_point_and_in_no_change(tmp_path: Path) -> None:
+    scans = [
+        scan("a", 100.0, 2020, grade="pass"),
+        scan("b", 50.0, 2021, grade="reject", reasons=["cut"]),
+        scan("c", 98.0, 2022, grade="look"),
+    ]
+    assert write_changes(tmp_path, scans)
+    (row,) = table(tmp_path / "changes.tsv")
+    # 2 of 99 in two years.
+    assert (row["scans"], row["percent_per_year"]) == ("2", "-1.01")
+    left_out = {
+        row["case"]: row["left_out"] for row in table(tmp_path / "timepoints.tsv")
+    }
+    assert left_out == {"a": "n/a", "b": "graded reject: cut", "c": "n/a"}
+    assert write_changes(tmp_path, scans, ())
+    (row,) = table(tmp_path / "changes.tsv")
+    assert row["scans"] == "3"
+    assert write_changes(tmp_path, scans, ("reject", "look"))
+    # One scan alone has not changed.
+    assert table(tmp_path / "changes.tsv") == []
+
+
+def test_a_rejected_structure_is_in_no_change(tmp_path: Path) -> None:
+    scans = [
+        scan("a", 100.0, 2020),
+        scan("b", 50.0, 2021, structure_grades={"Brain-Stem": "reject"}),
+        scan("c", 98.0, 2022),
+    ]
+    assert write_changes(tmp_path, scans)
+    (row,) = table(tmp_path / "changes.tsv")
+    assert (row["scans"], row["last_mm3"]) == ("2", "98.0")
+    assert (
+        table(tmp_path / "timepoints.tsv")[1]["left_out"] == "Brain-Stem: graded reject"
+    )

@@ -200,3 +200,19 @@ def test_the_page_has_its_style_and_pictures_and_runs_no_script_of_others(
         assert browser.problems == []
     finally:
         browser.close()
+
+
+def test_a_rejected_volume_is_no_norm_of_the_others(tmp_path: Path) -> None:
+    entries = []
+    for case, grade, mm3 in (
+        ("a", "reject", 900.0),
+        ("b", "look", 100.0),
+        ("c", "pass", 300.0),
+    ):
+        result = {"grade": grade, "volumes_mm3": {"Brain-Stem": mm3}}
+        entries.append(Entry(case, "done", result=result))
+    write_tables(tmp_path, entries)
+    page = (tmp_path / "report.html").read_text()
+    assert "2 of 2 smaller" in page
+    assert "1 of 2<" in page
+    assert "3 of 3" not in page

@@ -383,6 +383,97 @@ def test_what_is_on_the_persons_left_is_shown_on_the_side_that_the_page_names(
         page.close()
 
 
+# What of the scan before may still be on the page: its voxels, surfaces and values.
+LEFT = """(() => {
+  const { nv, solid, labels } = window.trinatPicture;
+  return {
+    volumes: nv.volumes.length, bitmap: Boolean(nv.drawBitmap), labels: Boolean(labels),
+    meshes: solid ? solid.meshes.length : 0,
+    here: document.getElementById("here").textContent,
+    values: [...document.querySelectorAll(".volume")].map((cell) => cell.textContent),
+    visible: getComputedStyle(document.querySelector("#stage .planes")).visibility,
+  };
+})()"""
+NOTHING_LEFT = {
+    "volumes": 0,
+    "bitmap": False,
+    "labels": False,
+    "meshes": 0,
+    "here": "",
+    # Of the scan itself: 65 and 27 voxels of 64 mm³. The one before has 64 and 27.
+    "values": ["4,160", "1,728"],
+    "visible": "hidden",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.important
+@pytest.mark.browser
+@pytest.mark.parametrize("whole", [True, False])
+def test_nothing_of_the_scan_before_is_shown_under_the_name_of_one_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """Also where the scan before is still loading when the next one is chosen."""
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    out = write_study(tmp_path / "out", ["good", "broken"])
+    (out / "broken_dseg.nii.gz").write_bytes(b"no label map")
+    page = Browser(chromium, webgl=True)
+    try:
+        page.resize(1440)
+        with served(out, monkeypatch) as address:
+            page.open(address)
+            page.wait("!!document.querySelectorAll('.scan').length")
+            # The grade look comes before pass.
+            page.evaluate("document.querySelectorAll('.scan')[1].click()")
+            step = "window.trinatShown?.number === 1"
+            if whole:
+                step += " && window.trinatShown.step === 0"
+            page.wait(step, 240)
+            page.evaluate("document.querySelectorAll('.scan')[0].click()")
+            message = "document.getElementById('message').textContent"
+            page.wait(f"{message}.includes('broken')", 60)
+            name = page.evaluate("document.getElementById('name').textContent")
+            assert name.startswith("broken")
+            assert page.evaluate(LEFT) == NOTHING_LEFT
+            # A moment later, too: what was on its way does not come.
+            page.evaluate("new Promise((done) => setTimeout(done, 1500))")
+            assert page.evaluate(LEFT) == NOTHING_LEFT
+    finally:
+        page.close()
+
+
+@pytest.mark.slow
+@pytest.mark.important
+@pytest.mark.browser
+@pytest.mark.parametrize("voxels", [0, 1])
+def test_a_map_with_tiny_or_no_structures_has_the_surfaces_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, voxels: int
+) -> None:
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    out = write_study(tmp_path / "out", ["tiny"])
+    labels = np.zeros((20, 24, 18), np.uint8)
+    labels[5, 5, 5] = 17 * voxels
+    labels[9:14, 9:14, 9:14] = 10 * voxels
+    Volume(labels, np.diag([4.0, 4.0, 4.0, 1.0])).write(
+        out / "tiny_dseg.nii.gz", labels=True
+    )
+    page = Browser(chromium, webgl=True)
+    try:
+        with served(out, monkeypatch) as address:
+            page.open(address)
+            page.wait("window.trinatShown?.step === 0", 240)
+            meshes = "window.trinatPicture.solid.meshes.map((mesh) => mesh.name).sort()"
+            names = ["Left-Hippocampus", "Left-Thalamus"] if voxels else []
+            assert page.evaluate(meshes) == names
+            assert not page.problems
+    finally:
+        page.close()
+
+
 @pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.parametrize("address", [20, 1000], indirect=True)

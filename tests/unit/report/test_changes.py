@@ -21,7 +21,7 @@ def course(person: str, volumes: list[float], group: str = "", **changes) -> Cou
 
 def test_the_largest_change_beside_its_noise_comes_first() -> None:
     page = changes_page([course("still", [100, 100.1]), course("ill", [100, 90])])
-    table = page[page.index("The largest first") :]
+    table = page[page.index("Persons with dates") :]
     assert table.index("ill") < table.index("still")
     assert "of 2 changes" in page
     assert ">yes<" in table
@@ -34,7 +34,7 @@ def test_groups_have_their_means() -> None:
             course("b", [100, 100], group="well"),
         ]
     )
-    assert "patients: mean ± SD (%)" in page
+    assert "patients: mean ± SD (% a year)" in page
     # 2 of 99 in two years.
     assert "-1.01" in page.replace("−", "-")
 
@@ -42,7 +42,12 @@ def test_groups_have_their_means() -> None:
 def test_without_dates_the_page_says_so() -> None:
     page = changes_page([course("a", [100, 98], years=[None, None])])
     assert "1 person without dates" in page
-    assert "in the table of changes alone" not in page
+    assert "They have a table of their own" not in page
+    assert "Persons without dates" in page
+    assert (
+        "% a year"
+        not in page[page.index("Persons without dates") :].split("</table>")[0]
+    )
 
 
 def test_changes_a_year_and_without_times_have_no_common_mean() -> None:
@@ -53,7 +58,7 @@ def test_changes_a_year_and_without_times_have_no_common_mean() -> None:
             course("c", [100, 50], years=[2.0, None]),
         ]
     )
-    groups = page[page.index("By group") : page.index("The largest first")]
+    groups = page[page.index("By group") : page.index("Persons with dates")]
     assert "change a year" in groups
     # 2 of 99 in two years, twice; not the third, which may be of any time.
     assert "-1.01 ± 0.00" in groups.replace("−", "-")
@@ -61,10 +66,55 @@ def test_changes_a_year_and_without_times_have_no_common_mean() -> None:
     assert "c-0" not in page[: page.index("By group")]
 
 
+def test_a_year_and_any_time_have_tables_with_one_unit_each() -> None:
+    page = changes_page(
+        [course("a", [100, 98]), course("b", [100, 98], years=[None, None])]
+    )
+    timed = page[page.index('id="change-table"') :].split("</table>")[0]
+    untimed = page[page.index('id="undated-table"') :].split("</table>")[0]
+    # 1 % between two scans is half of that a year, when they are two years apart.
+    assert "Noise (% a year)" in timed
+    assert ">0.50</td>" in timed
+    assert "Noise (%)" in untimed
+    assert ">1.00</td>" in untimed
+
+
+def test_the_noise_of_a_group_has_the_unit_of_its_changes() -> None:
+    page = changes_page([course("a", [100, 98]), course("b", [100, 96])])
+    groups = page[page.index('id="group-table"') :].split("</table>")[0]
+    assert "mean ± SD (% a year)" in groups
+    assert "Noise of a person (% a year)" in groups
+    assert ">0.50</td>" in groups
+
+
+def test_one_person_of_a_group_has_no_standard_deviation() -> None:
+    page = changes_page(
+        [course("a", [100, 98], group="x"), course("b", [100, 98], group="y")]
+    )
+    assert page.replace("−", "-").count("-1.01 (1 person)") == 2
+
+
+def test_what_is_left_out_is_named_with_its_reason() -> None:
+    left_out = [("a-2", "", "graded reject: cut"), ("b-1", "Brain-Stem", "graded look")]
+    page = changes_page([course("a", [100, 98])], left_out)
+    assert "1 scan left out of every change: a-2." in page
+    named = page[page.index('id="left-out-table"') :].split("</table>")[0]
+    assert "graded reject: cut" in named
+    assert "Brain Stem" in named
+
+
+def test_a_page_of_scans_that_are_all_left_out_says_so() -> None:
+    page = changes_page(
+        [], [("a-1", "", "graded reject"), ("a-2", "", "graded reject")]
+    )
+    assert "No person has two scans that count" in page
+    assert "<svg" not in page
+
+
 def test_names_from_outside_are_text() -> None:
     page = changes_page([course("<script>", [100, 98])])
     assert (
-        "<script>" not in page[page.index("The largest first") :].split("</table>")[0]
+        "<script>" not in page[page.index("Persons with dates") :].split("</table>")[0]
     )
 
 

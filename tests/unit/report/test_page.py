@@ -29,6 +29,7 @@ def page(**changes: object) -> str:
         "provenance": {EVIL: EVIL},
         "notices": [EVIL],
         "cards": [],
+        "is_tested": True,
         "limit": 3.5,
         "plots": [],
         "adjusted": None,
@@ -49,7 +50,7 @@ def page(**changes: object) -> str:
         [[Cell(EVIL, EVIL, 3, EVIL)]] * 2,
     )
     tables = dict.fromkeys(
-        ("outliers", "volumes", "asymmetry", "scans", "failures"), shown
+        ("outliers", "volumes", "asymmetry", "scans", "left_out", "failures"), shown
     )
     return render("cohort.html", **context | tables | changes)
 
