@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar, overload
 
@@ -11,8 +11,13 @@ from trinat.segmentation.io.volume import ScanLike, Volume
 from trinat.segmentation.models.zoo import warn_of_licence
 from trinat.segmentation.result import Result
 from trinat.segmentation.space.views import View
+from trinat.segmentation.timing import heard_by, stage
 
 _Scan = TypeVar("_Scan", bound=ScanLike)
+
+
+def _say_nothing(stage: str) -> None:
+    """What `progress` is where nobody wants to hear of it."""
 
 
 class Segmenter(Predictor):
@@ -37,6 +42,7 @@ class Segmenter(Predictor):
         mirror: bool = False,
         samples: int = 0,
         seed: int = 0,
+        progress: Callable[[str], object] = _say_nothing,
     ) -> Result:
         """Segment one scan: see `trinat.segment`.
 
@@ -44,13 +50,11 @@ class Segmenter(Predictor):
         dropout (`seed`) make `result.entropy` and `result.uncertainty`.
         """
         warn_of_licence(self.model.folder)
-        found = super().segment(
-            Volume.of(volume, image=image),
-            mirror=mirror,
-            samples=samples,
-            seed=seed,
-        )
-        return Result.of(found, self.model)
+        with heard_by(progress):
+            with stage("reading"):
+                scan = Volume.of(volume, image=image)
+            found = super().segment(scan, mirror=mirror, samples=samples, seed=seed)
+            return Result.of(found, self.model)
 
 
 @overload
@@ -61,6 +65,7 @@ def segment(
     device: str = ...,
     views: Iterable[View | str] | str | None = ...,
     image: str | None = ...,
+    progress: Callable[[str], object] = ...,
 ) -> Result: ...
 
 
@@ -72,6 +77,7 @@ def segment(
     device: str = ...,
     views: Iterable[View | str] | str | None = ...,
     image: str | None = ...,
+    progress: Callable[[str], object] = ...,
 ) -> list[Result]: ...
 
 
@@ -82,6 +88,7 @@ def segment(
     device: str = "auto",
     views: Iterable[View | str] | str | None = None,
     image: str | None = None,
+    progress: Callable[[str], object] = _say_nothing,
 ) -> Result | list[Result]:
     """Segment a T1-weighted scan of a head, or each of a list.
 
@@ -99,6 +106,9 @@ def segment(
         Some of "coronal", "axial" and "sagittal"; without it all that the model has.
     image : str, optional
         Name of the scan in a torchio.Subject; needed if it has several.
+    progress : callable, optional
+        Called with the name of each stage as it begins, such as "reading" and "coronal"; of a
+        list with "2/3: coronal". `progress=print` prints them. Without it nothing is said.
 
     Returns
     -------
@@ -113,11 +123,15 @@ def segment(
     """
     segmenter = Segmenter.load(model, device=device, views=views)
     if not isinstance(scan, list):
-        return segmenter.segment(scan, image=image)
+        return segmenter.segment(scan, image=image, progress=progress)
     results = []
     for number, one in enumerate(scan, start=1):
+
+        def of_scan(name: str, place: str = f"{number}/{len(scan)}") -> None:
+            progress(f"{place}: {name}")
+
         try:
-            results.append(segmenter.segment(one, image=image))
+            results.append(segmenter.segment(one, image=image, progress=of_scan))
         except Exception as error:
             error.add_note(f"scan {number} of {len(scan)} in the list")
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -64,6 +64,9 @@ class Clock:
         self._processor_since = processor_now
 
 
+_listener: ContextVar[Callable[[str], object] | None] = ContextVar(
+    "_listener", default=None
+)
 _of_scan: ContextVar[Clock | None] = ContextVar("_of_scan", default=None)
 _of_process: Clock | None = None
 
@@ -107,11 +110,33 @@ def timed(clock: Clock) -> Iterator[None]:
 
 
 @contextmanager
+def heard_by(listener: Callable[[str], object]) -> Iterator[None]:
+    """In this block `listener` is called with the name of each stage that begins after another."""
+    last = ""
+
+    def hear(name: str) -> None:
+        nonlocal last
+        if name != last:
+            last = name
+            listener(name)
+
+    token = _listener.set(hear)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+@contextmanager
 def stage(name: str) -> Iterator[None]:
     """The block is a stage, on every clock that is on; without any it costs nothing.
 
-    Stages may be nested: the inner one gets the time, and the outer one goes on when it ends.
+    Who listens (`heard_by`) hears its name. Stages may be nested: the inner one gets the time, and
+    the outer one goes on when it ends.
     """
+    listener = _listener.get()
+    if listener is not None:
+        listener(name)
     clocks = [clock for clock in (_of_scan.get(), _of_process) if clock is not None]
     before = [clock.switch(name) for clock in clocks]
     try:

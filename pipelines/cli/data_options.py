@@ -115,6 +115,13 @@ Numbering = Annotated[
 SubjectsDir = Annotated[
     Path | None, typer.Option(help="FreeSurfer results of these scans (ixi).")
 ]
+MixedHeads = Annotated[
+    bool | None,
+    typer.Option(
+        "--mixed-heads",
+        help="Take skull-stripped images too, where other subjects have whole heads.",
+    ),
+]
 LabelWith = Annotated[
     str | None,
     typer.Option(

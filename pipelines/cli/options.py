@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -167,8 +170,19 @@ OverwriteModel = Annotated[
 
 def say_next(*words: str | Path) -> None:
     """Print the command that goes on from here, ready to be typed."""
-    line = shlex.join(["trinat", *(str(word) for word in words)])
+    line = shlex.join([called_as(), *(str(word) for word in words)])
     typer.echo(f"next: {line}")
+
+
+def called_as() -> str:
+    """What to type for `trinat` in this shell: its path, if the shell does not find its name."""
+    own = Path(sys.argv[0])
+    found = shutil.which("trinat")
+    if own.name != "trinat" or not own.is_file():
+        return "trinat"
+    if found is not None and own.samefile(found):
+        return "trinat"
+    return os.path.relpath(own.resolve())
 
 
 def say_merged(outcome: Outcome, out: Path) -> None:

@@ -255,5 +255,6 @@ def demo(
 
     status = run_demo(out, seed=seed, model=model, say=say)
     if not status:
-        say(f"done; open {out / 'report' / 'report.html'}")
+        say(f"done; open {out / 'report' / 'report.html'} in a browser")
+        options.say_next("predict", "YOUR_SCAN.nii.gz", "--out", "results")
     return status

@@ -49,6 +49,7 @@ def explain(
     out: options.Out = Path("explained"),
     device: options.Device = "auto",
     threads: options.Threads = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Show which voxels make a network find a structure: integrated gradients and occlusion.
 
@@ -56,12 +57,16 @@ def explain(
     """
     from trinat.pipelines.common.licences import say_licences
     from trinat.pipelines.common.process import prepare_process
+    from trinat.pipelines.common.progress import stage_progress
     from trinat.pipelines.laboratory.explain import explain
     from trinat.segmentation.space.views import View
 
     prepare_process(threads)
     say_licences([model])
-    found = explain(scan, structure, out, model=model, view=View(view), device=device)
+    with stage_progress(scan.name, quiet):
+        found = explain(
+            scan, structure, out, model=model, view=View(view), device=device
+        )
     typer.echo(f"{out}: {view} slice {found.number}, {' and '.join(found.maps)}")
 
 

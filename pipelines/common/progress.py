@@ -17,9 +17,11 @@ from typing import Protocol
 import typer
 
 from trinat.segmentation.errors import one_line
+from trinat.segmentation.timing import heard_by
 
 MINUTE_S = 60.0
 LINE_S = 3.0  # Between two lines of a log file, however fast the work.
+STAGE_S = 10.0  # Without a line in a log file, before one says what is at work.
 _REMEMBERED = 11  # The pace is that of the last ten lines: what was current at first is forgotten.
 
 
@@ -61,10 +63,7 @@ class Progress:
         left. A bar is drawn at every call.
         """
         now = self._clock()
-        text = head
-        if failed:
-            text += f", {failed} failed"
-        text = one_line(text) + self._time_left(now, done, total)
+        text = self._text(head, now, done, total, failed)
         if self._bar:
             self._bar(text, done, total)
         is_soon = now - self._said_at < every_s
@@ -75,6 +74,36 @@ class Progress:
         if not self._bar:
             self.say(text)
         return True
+
+    def enter(
+        self,
+        head: str,
+        done: float,
+        total: float | None,
+        *,
+        failed: int = 0,
+        every_s: float = STAGE_S,
+    ) -> None:
+        """Show what is at work meanwhile: a line only where none was said for `every_s` seconds.
+
+        It says nothing of the pace, since nothing more is done.
+        """
+        now = self._clock()
+        text = self._text(head, now, done, total, failed)
+        if self._bar:
+            self._bar(text, done, total)
+        elif now - self._said_at >= every_s:
+            self._said_at = now
+            self.say(text)
+
+    def _text(
+        self, head: str, now: float, done: float, total: float | None, failed: int
+    ) -> str:
+        """A line of progress."""
+        text = head
+        if failed:
+            text += f", {failed} failed"
+        return one_line(text) + self._time_left(now, done, total)
 
     def _time_left(self, now: float, done: float, total: float | None) -> str:
         """ ", 0:01:00 left" at the pace of the last lines; "" where it is not known or over."""
@@ -119,12 +148,14 @@ def _say_on_stderr(line: str) -> None:
 def _bar(clock: Callable[[], float]) -> Iterator[Progress]:
     """Progress as a bar on the terminal, gone after the block; what is said stands above it."""
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
     description = TextColumn("{task.description}", markup=False)
-    with Bar(BarColumn(), description, console=console, transient=True) as bar:
+    # Time that passes shows that a long step is alive.
+    columns = (BarColumn(), TimeElapsedColumn(), description)
+    with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=None)
 
         def say(line: str) -> None:
@@ -181,3 +212,15 @@ def byte_progress(
                 shown.show(f"{name} {done / 1e9:.2f} GB", done, total, every_s=MINUTE_S)
 
         yield fetched
+
+
+@contextmanager
+def stage_progress(name: str, quiet: bool) -> Iterator[None]:
+    """The stages that begin in the block, as a bar or a line each: `name` is what is worked on."""
+    with progress(quiet) as shown:
+
+        def begun(stage: str) -> None:
+            shown.enter(f"{name}: {stage}", 0, None, every_s=0)
+
+        with heard_by(begun):
+            yield

@@ -36,6 +36,8 @@ from trinat.segmentation.data.people import Matched, read_people
 from trinat.segmentation.data.preparing import Cut
 from trinat.segmentation.data.slices import scheme_table
 from trinat.segmentation.data.sources.base import (
+    STRIPPED,
+    Exclusion,
     Listing,
     SourceOptions,
     Subject,
@@ -57,6 +59,7 @@ from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.labels.fluid import Csf
 from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.report.page import count
 from trinat.segmentation.space.views import View
 
 # Networks halve a slice four times.
@@ -80,6 +83,7 @@ class PrepareConfig(BaseModel):
     # of the working grid, in voxels of 1 mm
     grid: tuple[Side, Side, Side] = (256, 256, 256)
     image: str | None = None  # which of a dataset's images
+    mixed_heads: bool = False  # whole and skull-stripped heads in one store
     label_maps: str | None = None  # which of a dataset's label maps
     subjects_dir: Path | None = None
     label_with: str | None = None  # a model that makes the labels
@@ -269,6 +273,8 @@ def _listing(config: PrepareConfig, say: Say) -> Listing:
     )
     keep = config.label_with is not None
     listing = list_subjects(config.source, config.root, options, keep_unlabelled=keep)
+    if not config.mixed_heads:
+        listing = _without_mixture(listing)
     for own in listing.tables:
         say_of_table(own.path, own.notes, own.doubts, say, strict=config.strict)
     if config.participants is None:
@@ -282,6 +288,27 @@ def _listing(config: PrepareConfig, say: Say) -> Listing:
     doubts = people.doubts + matched.remarks
     say_of_table(table, people.notes, doubts, say, strict=config.strict)
     return replace(listing, subjects=_with_facts(listing.subjects, matched))
+
+
+def _without_mixture(listing: Listing) -> Listing:
+    """The listing with subjects that are skull-stripped refused, where others are whole heads.
+
+    A network would learn two kinds of scans, and nobody has asked for that.
+    """
+    stripped = [subject for subject in listing.subjects if subject.note == STRIPPED]
+    whole = [subject for subject in listing.subjects if subject.note != STRIPPED]
+    if not stripped or not whole:
+        return listing
+    reason = (
+        f"only a skull-stripped image, where {count(len(whole), 'subject')} have whole heads: "
+        "name one kind with --image, or give --mixed-heads"
+    )
+    refused = [Exclusion(subject.id, reason, broken=True) for subject in stripped]
+    return replace(
+        listing,
+        subjects=tuple(whole),
+        exclusions=(*listing.exclusions, *refused),
+    )
 
 
 def _with_facts(subjects: Sequence[Subject], matched: Matched) -> tuple[Subject, ...]:
@@ -355,9 +382,12 @@ def _conclude(
 def _ledger_rows(listing: Listing, outcomes: Mapping[str, Outcome]) -> list[LedgerRow]:
     """A row for each subject and exclusion, in natural order."""
     rows = []
+    notes = {subject.note for subject in listing.subjects}
     for subject in listing.subjects:
         outcome = outcomes[subject.id]
         reason = outcome.reason
+        if not reason and subject.note == STRIPPED and len(notes) > 1:
+            reason = f"{STRIPPED}, where others are whole heads"
         if not reason and not subject.labels:
             reason = "no labels: for prediction only"
         row = LedgerRow(subject=subject.id, status=outcome.status, reason=reason)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from trinat.pipelines.evaluate.gather import EvaluationSettings
 from trinat.pipelines.evaluate.measuring import AlignedPair, Done, read_pair, scan_of
 from trinat.pipelines.evaluate.pairing import pair_files
 from trinat.segmentation.errors import TrinatError
+from trinat.segmentation.inference.checks.evidence import some
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.common_grid import on_grid_of
@@ -51,7 +52,10 @@ def worst_cases(
                 image = _read_image(file, pair.truth, settings)
             except (TrinatError, OSError) as error:
                 notices.append(f"shown without its scan: {error}")
-        cases.append(_case(row, pair, image, scheme, show_head=settings.show_heads))
+        rejected = task.rejected.get(pair.facts["prediction_sha256"], {})
+        left_out = task.made.left_out(scheme, rejected, truth_csf=task.truth_csf)
+        case = _case(row, pair, image, scheme, left_out, show_head=settings.show_heads)
+        cases.append(case)
     return cases, notices
 
 
@@ -85,10 +89,14 @@ def _case(
     pair: AlignedPair,
     image: Volume | None,
     scheme: LabelScheme,
+    left_out: Collection[str],
     *,
     show_head: bool,
 ) -> Case:
-    """One scan, ready to be shown; `row` is its line of `worst_scans`."""
+    """One scan, ready to be shown; `row` is its line of `worst_scans`.
+
+    Structures that are `left_out` are not compared.
+    """
     from trinat.segmentation.report.case_view import view_case
     from trinat.segmentation.report.evaluation import Case
     from trinat.segmentation.report.page import short_name
@@ -100,6 +108,9 @@ def _case(
     else:
         worst = f"{short_name(structure)} ({row['worst_value']:.2f})"
         text = f"Lowest Dice: {worst}. The first slices shown pass through most of its errors."
+    if left_out:
+        names = some([short_name(name) for name in left_out])
+        text += f" Not compared, and in no error: {names}."
     view = view_case(
         Volume(pair.true, pair.truth.affine),
         Volume(pair.predicted, pair.truth.affine),
@@ -107,6 +118,7 @@ def _case(
         image=image,
         focus=scheme.names.index(structure),
         show_head=show_head,
+        not_compared=[scheme.names.index(name) for name in left_out],
     )
     title = f"{scan}, {row['model']}: mean Dice {row['value']:.3f}"
     alt = f"Truth, prediction and errors of {scan} in three planes"

@@ -18,6 +18,7 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.base import Network
 from trinat.segmentation.report.pictures import brain_window, png_bytes
 from trinat.segmentation.space.views import View, to_slices
+from trinat.segmentation.timing import stage
 
 METHODS = ("gradients", "occlusion")
 _STEPS = 32  # of the integral
@@ -54,10 +55,12 @@ def explain(
 
     A structure that the view's network does not find in the scan is an InputError.
     """
-    segmenter = Predictor.load(model, device=device, views=[view])
+    with stage("loading the model"):
+        segmenter = Predictor.load(model, device=device, views=[view])
     network = segmenter.model.networks[view].fold().to(segmenter.device)
     label = segmenter.model.classes_of(view).find(structure)
-    prepared = segmenter.prepare(Volume.read(scan))
+    with stage("reading"):
+        prepared = segmenter.prepare(Volume.read(scan))
     volume = prepared.volume
     axes = segmenter.model.info.preprocessing.slice_axes(view)
     image = segmenter.image_of(prepared).cpu()
@@ -128,11 +131,12 @@ def attribute(
         lead: Tensor = (logits[:, index] - other_logits.amax(1)) * region
         return lead.sum((1, 2)) / region.sum()
 
-    gradients = IntegratedGradients(mean_lead).attribute(
-        slices, n_steps=_STEPS, internal_batch_size=4
-    )
+    with stage("integrated gradients"):
+        gradients = IntegratedGradients(mean_lead).attribute(
+            slices, n_steps=_STEPS, internal_batch_size=4
+        )
     channels = slices.shape[1]
-    with torch.inference_mode():
+    with torch.inference_mode(), stage("occlusion"):
         occlusion = Occlusion(mean_lead).attribute(
             slices,
             sliding_window_shapes=(channels, _COVER, _COVER),

@@ -27,7 +27,14 @@ from trinat.segmentation.report.pictures import (
     overlay,
 )
 from trinat.segmentation.space.views import View
-from trinat.segmentation.training.suspects import MEASURES, Look, look, rank, summarise
+from trinat.segmentation.training.suspects import (
+    MEASURES,
+    Look,
+    look,
+    rank,
+    summarise,
+    where_to_look,
+)
 
 EXCLUDE = "exclude.txt"
 TABLE = "suspects.tsv"
@@ -125,12 +132,14 @@ def find_suspects(
             looks.append(seen)
         measured[subject] = summarise(looks, partners)
         finished(number, len(subjects))
-    ranked = rank(measured, classes.names, partners)
+    ranked = rank(measured, classes.names, partners, limit)
     with claimed(out, (TABLE, PAGE, EXCLUDE)):
         pictures = []
         for subject in ranked.index[:_MOST_PICTURES]:
-            view_number, place = measured[subject].worst
             row = ranked.loc[subject]
+            view_number, place = where_to_look(
+                measured[subject], row["why"], classes.names
+            )
             pictures.append(_picture(subject, row, views[view_number], place))
         beyond = ranked.index[ranked["score"] > limit]
         _write_table(out / TABLE, ranked)
@@ -192,7 +201,9 @@ def _write_table(path: Path, ranked: pd.DataFrame) -> None:
     """One row a subject, the score rounded."""
     rows = []
     for subject, score, *rest in ranked.itertuples(name=None):
-        rows.append((subject, f"{score:.2f}", *rest))
+        why, structure, *measures = rest
+        cells = (why or None, structure or None, *measures)
+        rows.append((subject, round(score, 2), *cells))
     write_tsv(path, ("subject", *ranked.columns), rows)
 
 
@@ -249,7 +260,7 @@ def _picture(
     view: _SampledView,
     place: int,
 ) -> tuple[str, bytes]:
-    """A caption, and a PNG: image, labels and prediction of the slice with the highest loss.
+    """A caption, and a PNG: image, labels and prediction of a slice.
 
     `row` is the subject's in the table, `place` that of the slice among those looked at.
     """
@@ -263,6 +274,6 @@ def _picture(
         shown = (0, rows, columns)
         pictures.append(overlay(gray[shown], classes[shown], colors))
     name_of_slice = f"{view.view.value} {number}"
-    reason = f"{row['why']} (score {row['score']:.1f})"
+    reason = f"{row['why'] or 'nothing stands out'} (score {row['score']:.1f})"
     caption = f"{subject}: {reason}. Image, labels, prediction; {name_of_slice}"
     return caption, encoded(draw_rows({name_of_slice: pictures}, subject), "PNG")

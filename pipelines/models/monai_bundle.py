@@ -65,9 +65,10 @@ def _write(model: Model, folder: Path) -> None:
     shutil.copytree(
         model.folder, folder / "models", ignore=shutil.ignore_patterns(".*")
     )
-    inference = (Path(__file__).parent / "inference.json").read_text(encoding="utf-8")
+    here = Path(__file__).parent
     texts = {
-        "configs/inference.json": inference,
+        "configs/inference.json": (here / "inference.json").read_text(encoding="utf-8"),
+        "configs/logging.conf": (here / "logging.conf").read_text(encoding="utf-8"),
         "configs/metadata.json": json.dumps(_metadata(model), indent=4) + "\n",
         "docs/README.md": _readme(model),
         "docs/data_license.txt": _data_licence(model),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -142,6 +143,7 @@ class CaseFiles:
         """The page of the scan alone."""
         facts = {
             "trinat": version("trinat"),
+            "date": datetime.now(UTC).date().isoformat(),
             "model": f"{self.model} (SHA-256 {self.settings.model_sha256})",
             "scan": f"{self.case.stem} (SHA-256 {digest})",
         }
@@ -183,6 +185,7 @@ def write_slices(path: Path, found: Prediction) -> None:
         focus = 1 + int(np.argmin(agreement[1:]))
     content = asdict(view_result(found.image, found.working, focus=focus))
     del content["truth"]
+    del content["not_compared"]
     del content["still_png"]
     content["palette"] = {
         "colors": [label.color for label in labels],

@@ -44,15 +44,26 @@ class Engine(Protocol):
         ...
 
 
+def _ignore_stage(case: str, stage: str) -> None:
+    pass
+
+
 class SerialEngine:
     """One scan after another in this process: no worker has to start, and a crash ends the run.
 
-    A scan is written while the next one is in the networks.
+    A scan is written while the next one is in the networks. `on_stage` is as of `LocalEngine`; a
+    scan has one stage here.
     """
 
-    def __init__(self, settings: RunSettings, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        settings: RunSettings,
+        device: str = "cpu",
+        on_stage: Callable[[str, str], None] = _ignore_stage,
+    ) -> None:
         self._settings = settings
         self._device = device
+        self._on_stage = on_stage
 
     def run(
         self, cases: Iterable[Case | None], stop: Callable[[], bool]
@@ -65,12 +76,16 @@ class SerialEngine:
 
         prepare_process(self._settings.threads)
         worker = CaseWorker(self._settings, self._device)
+        self._on_stage("", "ready")
         written: list[Future[Entry]] = []
         with ThreadPoolExecutor(1) as beside:
             for case in cases:
                 if stop():
                     break
-                finish = None if case is None else worker.begin(case)
+                finish = None
+                if case is not None:
+                    self._on_stage(case.id, "networks")
+                    finish = worker.begin(case)
                 yield from (entry.result() for entry in written)
                 written = []
                 if finish is not None:
@@ -80,10 +95,6 @@ class SerialEngine:
                 if case is None:
                     time.sleep(_POLL_S)
             yield from (entry.result() for entry in written)
-
-
-def _ignore_stage(case: str, stage: str) -> None:
-    pass
 
 
 @dataclass(eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -82,9 +83,10 @@ def segment_many(
                 output=OutputSettings(
                     picture=out is not None, brain_mask=out is not None
                 ),
-                engine=partial(SerialEngine, device=device),
             )
-            entries = _predict(request, progress=progress, sum_up=out is not None)
+            entries = _predict(
+                request, device, progress=progress, sum_up=out is not None
+            )
         # An entry of what was done before is a skipped one; its result is in the ledger.
         known = read_entries(ledgers_in(folder))
     rows = [known.get(entry.case, entry) for entry in entries]
@@ -137,23 +139,35 @@ def _is_one_scan(value: object) -> bool:
     return is_foreign_image(value)
 
 
-def _predict(request: PredictRequest, *, progress: bool, sum_up: bool) -> list[Entry]:
-    """Do a request; returns the entries of its inputs, in the order in which they end.
+def _predict(
+    request: PredictRequest, device: str, *, progress: bool, sum_up: bool
+) -> list[Entry]:
+    """Do a request in this process; returns the entries of its inputs as they end.
 
     With `progress` failures and progress go to stderr, with `sum_up` also a last line.
     """
     entries: list[Entry] = []
+    engine = partial(SerialEngine, device=device)
     if not progress:
+        request = replace(request, engine=engine)
         predict(request, on_entry=entries.append)
         return entries
     interactive = sys.stderr.isatty()
     with listener(quiet=False, as_json=False, interactive=interactive) as heard:
+        engine = partial(engine, on_stage=heard.on_stage)
+        request = replace(request, engine=engine)
 
         def note(entry: Entry) -> None:
             entries.append(entry)
             heard.on_entry(entry)
 
-        outcome = predict(request, heard.on_start, note)
+        outcome = predict(
+            request,
+            heard.on_start,
+            note,
+            on_stage=heard.on_stage,
+            on_stop=heard.on_stop,
+        )
         if sum_up:
             heard.on_end(outcome, request.out)
     return entries

@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trinat.pipelines.common.licences import say_licences
-from trinat.pipelines.common.progress import Progress, progress
+from trinat.pipelines.common.progress import STAGE_S, Progress, progress
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.outcome import Outcome, sum_of
 from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.predict.run import predict
+from trinat.pipelines.predict.stopping import GRACE_S
 from trinat.segmentation.errors import one_line
+from trinat.segmentation.report.page import count
 
+# Stages of a case, as a person reads them; what waits for its turn is not told.
+_STAGES = {"reading": "reading", "networks": "segmenting", "writing": "writing"}
 # Grades in the last line; rejected ones come last.
 _GRADES = ("pass", "look", "reject")
 
@@ -26,12 +30,15 @@ _GRADES = ("pass", "look", "reject")
 class Listener(NamedTuple):
     """What to call at the start of a run (number of inputs), at each entry, and at the end.
 
-    `on_end` gets the output folder as well, for the last line.
+    `on_end` gets the output folder as well, for the last line. `on_stage` and `on_stop` are as of
+    `predict`.
     """
 
     on_start: Callable[[int], None]
     on_entry: Callable[[Entry], None]
     on_end: Callable[[Outcome, Path], None]
+    on_stage: Callable[[str, str], None]
+    on_stop: Callable[[], None]
 
 
 def run_with_progress(
@@ -46,7 +53,14 @@ def run_with_progress(
     say_licences(request.model for request in requests)
     for request in requests:
         with listener(quiet=quiet, as_json=as_json, interactive=interactive) as heard:
-            outcome = predict(request, heard.on_start, heard.on_entry, _say_remark)
+            outcome = predict(
+                request,
+                heard.on_start,
+                heard.on_entry,
+                _say_remark,
+                heard.on_stage,
+                heard.on_stop,
+            )
             heard.on_end(outcome, request.out)
         outcomes.append(outcome)
         if outcome.interrupted:
@@ -62,12 +76,20 @@ def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Liste
     scans with changed results and the last line are shown.
     """
     if as_json:
-        yield Listener(_ignore_start, _say_entry_as_json, _say_outcome_as_json)
+        yield Listener(
+            _ignore, _say_entry_as_json, _say_outcome_as_json, _ignore, _ignore
+        )
         return
     began = time.monotonic()
     with progress(quiet, terminal=interactive) as shown:
         reporter = _Reporter(shown, quiet=quiet, began=began)
-        yield Listener(reporter.start, reporter.hear, reporter.end)
+        yield Listener(
+            reporter.start,
+            reporter.hear,
+            reporter.end,
+            reporter.enter,
+            reporter.stop,
+        )
 
 
 class _Reporter:
@@ -79,13 +101,47 @@ class _Reporter:
         self._began = began
         self._total = 0
         self._counts: Counter[str] = Counter()
+        self._is_ready = False
+        # What each case in hand is at.
+        self._stages: dict[str, str] = {}
 
     def start(self, count: int) -> None:
         """The run has this many inputs."""
         self._total = count
 
+    def enter(self, case: str, stage: str) -> None:
+        """Show which stage a case has come to, or (without a case) the run."""
+        if stage == "starting":
+            self._show_at_work("loading the model")
+        elif stage == "ready":
+            self._is_ready = True
+        else:
+            self._stages[case] = stage
+        words = _STAGES.get(stage)
+        if words and self._is_ready:
+            self._show_at_work(f"{case}: {words}")
+
+    def _show_at_work(self, words: str) -> None:
+        """Show what is at work; before the first scan has ended, a log file has all of it."""
+        seen = self._counts.total()
+        line = f"{seen}/{self._total} {words}"
+        failed = self._counts["failed"]
+        every_s = STAGE_S if seen else 0
+        self._shown.enter(line, seen, self._total, failed=failed, every_s=every_s)
+
+    def stop(self) -> None:
+        """Say at once what a run that was asked to stop waits for."""
+        if self._quiet:
+            return
+        begun = count(len(self._stages), "scan")
+        self._shown.say(
+            f"stopping: finishing {begun} in hand, at most {GRACE_S:.0f} s; "
+            "a second Ctrl-C leaves them to the next run"
+        )
+
     def hear(self, entry: Entry) -> None:
         """Show the failure of an entry, if it is one, and how far the run is."""
+        self._stages.pop(entry.case, None)
         self._counts[entry.status] += 1
         seen = self._counts.total()
         is_news = entry.is_left_out and not self._quiet
@@ -140,8 +196,8 @@ def _say_remark(line: str) -> None:
     sys.stderr.write(f"trinat: {one_line(line)}\n")
 
 
-def _ignore_start(count: int) -> None:
-    """A machine needs no number of inputs: it gets a line for each, and a last one."""
+def _ignore(*_: object) -> None:
+    """A machine needs no number of inputs and no stages: it gets a line for each, and a last."""
 
 
 def _say_entry_as_json(entry: Entry) -> None:

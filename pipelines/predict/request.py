@@ -129,9 +129,13 @@ class PredictRequest(WorkerOptions):
         digest = sha256_of(model / MODEL_FILE)
         return RunSettings(self.out, model, digest, staging, bids, **options)
 
-    def local_engine(self, settings: RunSettings) -> Engine:
-        """Processes on this machine."""
-        return LocalEngine(settings, self.worker_devices, timeout_s=self.limit_s)
+    def local_engine(
+        self, settings: RunSettings, on_stage: Callable[[str, str], None]
+    ) -> Engine:
+        """Processes on this machine; `on_stage` is as of `LocalEngine`."""
+        return LocalEngine(
+            settings, self.worker_devices, timeout_s=self.limit_s, on_stage=on_stage
+        )
 
     @property
     def limit_s(self) -> float:

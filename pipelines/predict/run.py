@@ -10,6 +10,7 @@ from trinat.pipelines.common.cases import Case, Found, Refusal
 from trinat.pipelines.common.datasets import suffix_of_results
 from trinat.pipelines.common.discovery import find_cases
 from trinat.pipelines.predict.changes import write_changes
+from trinat.pipelines.predict.engine import Engine
 from trinat.pipelines.predict.entry import Entry, digests_of
 from trinat.pipelines.predict.ledger import Ledger, ledgers_in, read_ledgers
 from trinat.pipelines.predict.outcome import Outcome
@@ -39,7 +40,7 @@ from trinat.segmentation.timing import stage
 _BIDS_FILES = ("dataset_description.json", ".bidsignore", LABEL_TABLE)
 
 
-def _ignore(_: object) -> None:
+def _ignore(*_: object) -> None:
     pass
 
 
@@ -48,11 +49,15 @@ def predict(
     on_start: Callable[[int], None] = _ignore,
     on_entry: Callable[[Entry], None] = _ignore,
     on_remark: Callable[[str], None] = _ignore,
+    on_stage: Callable[[str, str], None] = _ignore,
+    on_stop: Callable[[], None] = _ignore,
 ) -> Outcome:
     """Do what is missing or changed in the output folder.
 
     `on_start` is called with the number of inputs, `on_entry` with the entry of each, and
-    `on_remark` with sentences on how tables of persons were read.
+    `on_remark` with sentences on how tables of persons were read. `on_stage` hears what is at
+    work, as of `LocalEngine`, and ("", "starting") before that. `on_stop` is called once a signal
+    asks the run to stop, while it finishes what is in hand.
     """
     with stage("find"):
         model = find_model(request.model)
@@ -72,14 +77,34 @@ def predict(
         on_start(given)
         by_id = {case.id: case for case in cases}
         recorder = Recorder(settings, ledger, on_entry, by_id)
-        with stop_on_signal() as stop:
+        with stop_on_signal() as is_asked:
+            stop = _told_once(is_asked, on_stop)
             if _sees_all_refusals(request):
                 recorder.withdraw_refusals(refusals)
             recorder.refuse(refusals)
-            _segment(request, settings, recorder, units, stop)
+            _segment(request, settings, recorder, units, stop, on_stage)
         with stage("tables"):
             _write_files_of_run(request, staging, found.bids_root, ledger)
     return recorder.outcome(given, is_part=bool(part))
+
+
+def _told_once(
+    is_asked: Callable[[], bool], on_stop: Callable[[], None]
+) -> Callable[[], bool]:
+    """`is_asked`, which calls `on_stop` when it is true for the first time.
+
+    Not the handler of the signal: that may come in the middle of a line that is printed.
+    """
+    is_told = False
+
+    def stop() -> bool:
+        nonlocal is_told
+        if is_asked() and not is_told:
+            is_told = True
+            on_stop()
+        return is_told
+
+    return stop
 
 
 def _find(request: PredictRequest, model: Path) -> Found:
@@ -189,14 +214,19 @@ def _segment(
     recorder: Recorder,
     cases: Sequence[Case],
     stop: Callable[[], bool],
+    on_stage: Callable[[str, str], None],
 ) -> None:
     """Segment the cases that are not current; a run with nothing to do starts no engine."""
     to_do = recorder.cases_to_do(cases, stop)
     first = next(to_do, None)
     if first is None:
         return
-    make_engine = request.local_engine if request.engine is None else request.engine
-    engine = make_engine(settings)
+    on_stage("", "starting")
+    engine: Engine
+    if request.engine is None:
+        engine = request.local_engine(settings, on_stage)
+    else:
+        engine = request.engine(settings)
     persons = {case.id: case for case in cases if isinstance(case, Person)}
     for entry in engine.run(chain([first], to_do), stop):
         for part in _entries_of_scans(entry, persons.get(entry.case), settings):

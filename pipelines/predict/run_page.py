@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -12,6 +13,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, Field
 
+from trinat.pipelines.common.naming import Product
 from trinat.pipelines.predict.doubt import (
     GRADES,
     counted_volumes,
@@ -23,6 +25,8 @@ from trinat.pipelines.predict.doubt import (
 from trinat.pipelines.predict.entry import Entry, taught_by_models
 from trinat.pipelines.predict.outputs import slices_of
 from trinat.segmentation.io.files import write_whole
+from trinat.segmentation.labels.measures import INTRACRANIAL
+from trinat.segmentation.report.doubts import doubt_about
 from trinat.segmentation.report.page import (
     UNDEFINED,
     Cell,
@@ -73,6 +77,7 @@ def write_page(path: Path, entries: Sequence[Entry], results: Path) -> None:
         cards=[(grade, f"{scans:,}", "") for grade, scans in counts.items()],
         doubtful=doubtful,
         scans=_scans(ranked),
+        facts=_facts(entries),
         pictures=pictures,
     )
     write_whole(path, page)
@@ -84,13 +89,52 @@ def _scans(ranked: Iterable[Entry]) -> Table:
     for rank, entry in enumerate(ranked):
         grade = grade_of(entry)
         graded = Cell(grade, rank, kind=grade)
-        brain_ml = None
         # A scan without a result has no volume to show.
-        if entry.result.get("total_brain_mm3"):
-            brain_ml = entry.result["total_brain_mm3"] / 1000
-        rows.append([entry.case, graded, brain_ml, why_of(entry)])
-    titles: Columns = ["Scan", "Grade", Column("Brain (ml)", 0), "Why"]
+        brain = _ml(entry.result.get("total_brain_mm3"))
+        measures_mm3 = entry.result.get("measures_mm3", {})
+        intracranial = _ml(measures_mm3.get(INTRACRANIAL.column))
+        name = Cell(entry.case, link=_page_of(entry))
+        rows.append([name, graded, brain, intracranial, why_of(entry)])
+    titles: Columns = [
+        "Scan",
+        "Grade",
+        Column("Brain (ml)", 0),
+        Column("Intracranial (ml)", 0, "Volume inside the skull, where it is known"),
+        "Why",
+    ]
     return table("scan-table", "The most doubtful first", titles, rows)
+
+
+def _ml(mm3: float | None) -> float | None:
+    """A volume in ml; None where it is not known, or is none."""
+    return mm3 / 1000 if mm3 else None
+
+
+def _page_of(entry: Entry) -> str:
+    """The address of the scan's own page beside this one; "" where it has none."""
+    for name in entry.outputs:
+        if name.endswith(
+            (f"_{Product.PAGE.suffix}.html", f"_{Product.PAGE.plain}.html")
+        ):
+            return quote(name)
+    return ""
+
+
+def _facts(entries: Iterable[Entry]) -> dict[str, str]:
+    """How the results were made: the version, the models, the days of the first and the last."""
+    models: dict[str, None] = {}
+    days = set()
+    for entry in entries:
+        name = entry.result.get("model")
+        if name:
+            models[f"{name} (SHA-256 {entry.model})" if entry.model else name] = None
+            days.add(entry.finished[:10])
+    facts = {"trinat": version("trinat")}
+    if models:
+        facts["model"] = ", ".join(models)
+        first_to_last = dict.fromkeys((min(days), max(days)))
+        facts["date"] = " to ".join(first_to_last)
+    return facts
 
 
 def _volumes_of_batch(entries: Iterable[Entry]) -> dict[str, list[float]]:
@@ -149,7 +193,7 @@ def _structures(entry: Entry, volumes: Mapping[str, Sequence[float]]) -> Table:
                 volume_mm3,
                 _place(volume_mm3, volumes.get(name, ()), is_one=name in counted),
                 agreement,
-                _doubt_about(grade, volume_mm3, agreement),
+                doubt_about(name, result),
             ]
         )
     place_hint = (
@@ -171,15 +215,6 @@ def _grade_cell(grade: str) -> Cell:
     """The grade of a structure; sorting has the most urgent first."""
     order = GRADES.index(grade) if grade in GRADES else UNDEFINED
     return Cell(grade, order, kind=grade)
-
-
-def _doubt_about(grade: str, volume_mm3: float, agreement: float | None) -> str:
-    """Why a structure needs a look; empty where it does not."""
-    if grade not in ("look", "reject"):
-        return ""
-    if not volume_mm3:
-        return "not found"
-    return f"views agree by {agreement or 0:.2f} only"
 
 
 def _place(volume_mm3: float, of_batch: Sequence[float], *, is_one: bool) -> Cell:

@@ -11,7 +11,7 @@ from trinat.pipelines.common.process import stop_signals
 
 # After a signal, for what is in hand: less than a queue or a container waits may be too little for
 # one scan on a processor, more than this is a scan that hangs.
-_GRACE_S = 60.0
+GRACE_S = 60.0
 
 
 class _OverdueError(BaseException):
@@ -32,7 +32,7 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
         if is_asked:
             signal.setitimer(signal.ITIMER_REAL, 0)
             raise _OverdueError
-        signal.setitimer(signal.ITIMER_REAL, _GRACE_S)
+        signal.setitimer(signal.ITIMER_REAL, GRACE_S)
         is_asked = True
 
     def asked() -> bool:

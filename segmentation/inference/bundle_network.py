@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.foreign_images import from_monai, to_monai
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.checkpoint import load_model
+
+# Who runs a bundle sees it by the bundle's configs/logging.conf.
+_log = logging.getLogger("trinat.bundle")
 
 
 class ReadScand:
@@ -133,7 +137,10 @@ class ScanEvaluator:
         self.postprocessing = postprocessing
 
     def run(self) -> None:
-        """Segment all scans. InputError where there are none, and what reading a scan raises."""
+        """Segment all scans; the log says which one is at work.
+
+        InputError where there are none, and what reading a scan raises.
+        """
         count = len(self.dataset)  # type: ignore[arg-type]
         if not count:
             raise InputError(
@@ -141,8 +148,12 @@ class ScanEvaluator:
             )
         for number in range(count):
             item = dict(self.dataset[number])
+            name = Path(item["image"].meta["filename_or_obj"]).name
+            place = f"{number + 1}/{count} {name}"
+            _log.info("%s: segmenting", place)
             image = item["image"].to(self.device)
             with torch.inference_mode():
                 labels = self.inferer(image[None], self.network)
             item["pred"] = labels[0].cpu()
             self.postprocessing(item)
+            _log.info("%s: done", place)

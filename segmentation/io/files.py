@@ -28,6 +28,7 @@ from trinat.segmentation.errors import (
 )
 from trinat.segmentation.timing import stage
 
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _UNKNOWN = frozenset({"", "n/a", "nan", "na", "unknown"})
 _NO_NAME = frozenset({"", "n/a"})
 # The package that pandas reads each with.
@@ -246,7 +247,12 @@ def _tsv_cell(value: Any) -> str:
 
 
 def spreadsheet_safe(text: str) -> str:
-    """Text that a spreadsheet would run as a formula, made plain text by a leading quote."""
+    """Text that a spreadsheet would run as a formula, made plain text by a leading quote.
+
+    A number is none, whatever its sign.
+    """
+    if _NUMBER.fullmatch(text):
+        return text
     if text.startswith(("=", "+", "-", "@", "\t", "\r")):
         return f"'{text}"
     return text

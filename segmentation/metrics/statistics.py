@@ -20,6 +20,7 @@ Values = NDArray[np.float64]
 
 # With five pairs the smallest two-sided Wilcoxon p is 2 / 2^5 = 0.0625: it cannot reach 0.05.
 FEWEST_PERSONS = 6
+_SIGNIFICANT = 0.05
 # Above this, normal approximation: enumeration takes more than a millisecond.
 _MOST_EXACT = 100
 
@@ -135,6 +136,17 @@ def paired_test(first: Values, second: Values) -> PairedTest:
         p = float(stats.wilcoxon(changed, method="approx").pvalue)
         notes.append(f"more than {_MOST_EXACT} differences: normal approximation")
     return PairedTest(persons, mean, p, effect, _join(*notes))
+
+
+def fewest_persons_for(tests: int) -> int:
+    """The fewest persons with whom one of `tests` tests can be significant (5 %) after Holm.
+
+    Holm multiplies the least p by the number of tests, and with n persons p is at least 2 / 2^n.
+    """
+    persons = FEWEST_PERSONS
+    while tests * 2 / 2**persons > _SIGNIFICANT:
+        persons += 1
+    return persons
 
 
 def _exact_p(changed: Values) -> float:

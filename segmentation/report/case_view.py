@@ -6,6 +6,7 @@ a head is 250 kB as WebP and a label map 60 kB as PNG; a general viewer brings 2
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,7 +42,7 @@ class CaseView:
 
     `gray`, `prediction` and `truth` are data URIs of axial slices, tiled in a number of `columns`;
     `shape` is the grid they came from, `start` the voxel to look at first. `still_png` is a file
-    for print, empty where there is none.
+    for print, empty where there is none. Classes that are `not_compared` make no error.
     """
 
     shape: tuple[int, int, int]
@@ -51,6 +52,7 @@ class CaseView:
     start: tuple[int, int, int]
     truth: str = ""
     still_png: bytes = b""
+    not_compared: tuple[int, ...] = ()
 
     @property
     def still(self) -> str:
@@ -66,11 +68,13 @@ def view_case(
     image: Volume | None = None,
     focus: int = 0,
     show_head: bool = False,
+    not_compared: Collection[int] = (),
 ) -> CaseView:
     """Maps of class indices on one grid, and the scan on that grid where there is one.
 
     The first slices shown pass through the largest error in class `focus`, else of all. A scan is
-    blackened away from the brain unless `show_head`.
+    blackened away from the brain unless `show_head`. Classes that are `not_compared` count as
+    background where errors are shown.
     """
     # Slightly oblique scans stay so.
     truth = reoriented(truth, "RAS")
@@ -91,12 +95,15 @@ def view_case(
     if not show_head:
         # By the truth alone: a prediction that leaks into the face must not uncover it.
         shades[far_from_brain(true > 0)] = 0
-    start = _worst_place(true, predicted, focus)
+    errors = _errors(true, predicted, not_compared)
+    start = _worst_place(errors, (true == focus) | (predicted == focus), focus)
     view = _packed(shades, predicted, start, quality=70, method=4)
+    still = _still(shades, true, predicted, errors, scheme, start)
     return replace(
         view,
         truth=data_uri("png", encoded(_tiled(true, view.columns), "PNG")),
-        still_png=encoded(_still(shades, true, predicted, scheme, start), "PNG"),
+        still_png=encoded(still, "PNG"),
+        not_compared=tuple(sorted(not_compared)),
     )
 
 
@@ -111,7 +118,7 @@ def view_result(image: Volume, labels: Volume, *, focus: int = 0) -> CaseView:
     found = labels.data[box]
     shades = _shades(gray, found)
     shades[far_from_brain(found > 0)] = 0
-    start = _worst_place(np.zeros_like(found), found, focus)
+    start = _worst_place(found, found == focus, focus)
     return _packed(shades, found, start, quality=45, method=0)
 
 
@@ -192,16 +199,33 @@ def far_from_brain(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return far[:x, :y, :z]
 
 
+def _errors(
+    true: NDArray[Any], predicted: NDArray[Any], not_compared: Collection[int]
+) -> NDArray[np.uint8]:
+    """0 where both are the same, else one more than the place in `ERROR_COLORS`."""
+    ignored = list(not_compared)
+    true = np.where(np.isin(true, ignored), 0, true)
+    predicted = np.where(np.isin(predicted, ignored), 0, predicted)
+    errors = np.full(true.shape, 3, np.uint8)  # taken for another structure
+    errors[true == 0] = 2  # invented
+    errors[predicted == 0] = 1  # missed
+    errors[true == predicted] = 0
+    return errors
+
+
 def _worst_place(
-    true: NDArray[Any], predicted: NDArray[Any], focus: int
+    marked: NDArray[Any], is_of_focus: NDArray[np.bool_], focus: int
 ) -> tuple[int, int, int]:
-    """The slices with most errors of one class, else of all, else the middle."""
-    errors = true != predicted
-    of_focus = errors & ((true == focus) | (predicted == focus))
+    """The slices with most marked voxels of one class, else of all, else the middle.
+
+    `marked` (X, Y, Z) is above 0 in the voxels that count; with a `focus` of 0 all classes do.
+    """
+    errors = marked > 0
+    of_focus = errors & is_of_focus
     if focus and of_focus.any():
         errors = of_focus
     if not errors.any():
-        x, y, z = true.shape
+        x, y, z = marked.shape
         return x // 2, y // 2, z // 2
     return (
         int(np.argmax(errors.sum(axis=(1, 2)))),
@@ -214,15 +238,12 @@ def _still(
     shades: NDArray[np.uint8],
     true: NDArray[Any],
     predicted: NDArray[Any],
+    errors: NDArray[np.uint8],
     scheme: LabelScheme,
     start: tuple[int, int, int],
 ) -> NDArray[np.uint8]:
     """Truth, prediction and errors (rows) in three planes (columns), for print and for files."""
     colors = label_colors(scheme)
-    errors = np.full(true.shape, 3)  # taken for another structure
-    errors[true == 0] = 2  # invented
-    errors[predicted == 0] = 1  # missed
-    errors[true == predicted] = 0
     error_colors = np.array([(0, 0, 0), *ERROR_COLORS], np.float32)
     error_colors /= np.float32(255)
     rows = [

@@ -17,7 +17,7 @@ from trinat.segmentation.metrics.definitions import (
     PLOTTED,
     PRINTED,
 )
-from trinat.segmentation.metrics.statistics import FEWEST_PERSONS
+from trinat.segmentation.metrics.statistics import FEWEST_PERSONS, fewest_persons_for
 from trinat.segmentation.report import figures, frames, summary, tables
 from trinat.segmentation.report.case_view import ERROR_COLORS, CaseView
 from trinat.segmentation.report.cells import digits_of
@@ -167,11 +167,25 @@ def _heat_tables(evaluation: Evaluation, scheme: LabelScheme) -> dict[str, list[
 
 
 def _comparison_notices(compared: pd.DataFrame) -> list[str]:
-    """Why models that are compared are not tested."""
-    if compared.empty or not compared["p"].isna().all():
+    """Why models that are compared are not tested, or why no test of a structure can succeed."""
+    if compared.empty:
         return []
+    if compared["p"].isna().all():
+        return [
+            f"Fewer than {FEWEST_PERSONS} persons have both: differences are shown, but not tested."
+        ]
+    structures = compared[~frames.is_group(compared) & compared["p"].notna()]
+    if structures.empty:
+        return []
+    tests = structures["structure"].nunique()
+    persons = int(structures["persons"].max())
+    needed = fewest_persons_for(tests)
+    if persons >= needed:
+        return []
+    least = min(1.0, tests * 2 / 2**persons)
     return [
-        f"Fewer than {FEWEST_PERSONS} persons have both: differences are shown, but not tested."
+        f"With {persons} persons and {tests} structures no single structure can be significant: "
+        f"p after Holm is at least {least:.2f}. With {needed} persons one could be."
     ]
 
 

@@ -35,8 +35,8 @@ class Cell:
     `order` sorts where the text does not; `shade` is a background from 0 (low) to 20. `hint` is
     shown to a pointer.
 
-    `kind` is a class of the style sheet. `place` draws where a value is among others: the
-    quartiles of these and the value, in percent of their range.
+    `kind` is a class of the style sheet. `link` is where the text leads. `place` draws where a
+    value is among others: the quartiles of these and the value, in percent of their range.
     """
 
     text: str
@@ -44,6 +44,7 @@ class Cell:
     shade: int | None = None
     hint: str = ""
     kind: str = ""
+    link: str = ""
     place: tuple[float, float, float, float] | None = None
 
 

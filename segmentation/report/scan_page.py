@@ -11,11 +11,13 @@ from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.labels.label import Label
 from trinat.segmentation.labels.measures import INTRACRANIAL
 from trinat.segmentation.report.case_view import far_from_brain
+from trinat.segmentation.report.doubts import DOUBTFUL, doubt_about
 from trinat.segmentation.report.page import (
     Cell,
     Column,
     Columns,
     Table,
+    count,
     data_uri,
     number,
     render,
@@ -37,7 +39,7 @@ from trinat.segmentation.space.views import View, to_slices
 NormalRange = tuple[str, float, float]
 
 _GRADES = {
-    "pass": "no check found anything to doubt",
+    "pass": "no check of the whole scan found anything to doubt",
     "look": "look at the picture before you use the numbers",
     "reject": "do not use the numbers",
 }
@@ -71,6 +73,7 @@ def scan_page(
         pictures=_pictures(found),
         volumes=_volumes(found, result, {row[0]: row for row in ranges}),
         has_ranges=bool(ranges),
+        has_all_fluid=result.get("csf") == "intracranial",
         not_predicted=[short_name(name) for name in found.not_predicted],
         facts=facts,
     )
@@ -79,7 +82,12 @@ def scan_page(
 def _cards(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """The grade, each volume of the whole head that was measured, and the views' agreement."""
     grade = result["grade"]
-    cards = [("Grade", str(grade), _GRADES.get(grade, ""))]
+    meaning = _GRADES.get(grade, "")
+    grades = result.get("structure_grades", {}).values()
+    doubtful = sum(of_structure in DOUBTFUL for of_structure in grades)
+    if grade == "pass" and doubtful:
+        meaning += f"; look at {count(doubtful, 'structure')}, in the table below"
+    cards = [("Grade", str(grade), meaning)]
     whole = {
         "Total brain": result.get("total_brain_mm3"),
         "Intracranial volume": result.get("measures_mm3", {}).get(INTRACRANIAL.column),
@@ -146,6 +154,7 @@ def _volumes(
     """A row a structure, with both its sides in it; what has no side is in the middle column."""
     volumes_mm3: Mapping[str, float] = result["volumes_mm3"]
     labels = {label.name: label for label in found.scheme.labels}
+    names_of_rows = []
     rows = []
     for name in volumes_mm3:
         label = labels.get(name)
@@ -155,6 +164,7 @@ def _volumes(
         names = [name]
         if other in volumes_mm3:
             names.append(other)
+        names_of_rows.append(names)
         rows.append(_row(names, result, ranges))
     columns: Columns = [
         "Structure",
@@ -164,6 +174,10 @@ def _volumes(
         Column("Together (mm³)", 0),
         Column("Asymmetry (%)", 1, "100 (left - right) / mean of both", sign=True),
     ]
+    if any(doubt_about(name, result) for name in volumes_mm3):
+        columns.append("Why")
+        for names, row in zip(names_of_rows, rows, strict=True):
+            row.insert(len(columns) - 1, _why(names, result))
     if ranges:
         columns += ["Normal", "Normal, right"]
     return table("volume-table", "Volumes", columns, rows)
@@ -231,6 +245,18 @@ def _grade(names: Sequence[str], result: Mapping[str, Any]) -> Cell:
                 shown = f"{grade} ({sides[0]})"
             return Cell(shown, kind=grade)
     return Cell(grades[0], kind=grades[0])
+
+
+def _why(names: Sequence[str], result: Mapping[str, Any]) -> str:
+    """Why a structure is doubtful, of both its sides; a side is named where the two differ."""
+    doubts = {name: doubt_about(name, result) for name in names}
+    if len(set(doubts.values())) == 1:
+        return doubts[names[0]]
+    return "; ".join(
+        f"{name.partition('-')[0].lower()}: {doubt}"
+        for name, doubt in doubts.items()
+        if doubt
+    )
 
 
 def _place(volume_mm3: float, limits: NormalRange | None) -> Cell:

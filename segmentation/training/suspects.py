@@ -32,6 +32,7 @@ MEASURES = {
     "sides": "left and right are exchanged",
     "shift": "labels lie beside the image",
 }
+_DIFFERS = "{} differs"
 # Least spread of a measure: a share of the median.
 _LEAST = 0.02
 # Voxels of the sampled slices under which a place or a size is not sure.
@@ -58,12 +59,14 @@ class Look(NamedTuple):
 class SubjectSummary(NamedTuple):
     """A subject's measures, and voxels by label and prediction (K, K).
 
-    `worst` is where the loss is highest: the number of the view, and the slice.
+    Places are the number of a view, and of a slice: `worst` is where the loss is highest,
+    `of_structures` (K, 2) where label and prediction of each class differ most.
     """
 
     measures: Mapping[str, float]
     joint: NDArray[np.int64]
     worst: tuple[int, int]
+    of_structures: NDArray[np.int64]
 
 
 def look(network: Network, slices: Tensor, truth: Tensor) -> Look:
@@ -118,8 +121,7 @@ def _loss(
 def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> SubjectSummary:
     """One subject's looks from several views as one; `partners` are the classes' other sides.
 
-    Slices with too few voxels to judge count with a loss of 0. The last value is the view and the
-    slice with the largest loss, which the page shows.
+    Slices with too few voxels to judge count with a loss of 0.
     """
     classes = len(partners)
     histograms = [
@@ -142,7 +144,23 @@ def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> SubjectSumm
     }
     worst_view = int(np.argmax([of_view.max() for of_view in losses]))
     worst_slice = int(losses[worst_view].argmax())
-    return SubjectSummary(measures, joint, (worst_view, worst_slice))
+    of_structures = _where_structures_differ(views, classes)
+    return SubjectSummary(measures, joint, (worst_view, worst_slice), of_structures)
+
+
+def _where_structures_differ(views: Sequence[Look], classes: int) -> NDArray[np.int64]:
+    """View and slice in which most voxels of a class are in label or prediction alone, (K, 2)."""
+    places = []
+    differing = []
+    for number, view in enumerate(views):
+        differs = view.truth != view.predicted
+        for place, is_apart in enumerate(differs):
+            either = (view.truth[place][is_apart], view.predicted[place][is_apart])
+            counts = np.bincount(np.concatenate(either), minlength=classes)
+            places.append((number, place))
+            differing.append(counts)
+    most = np.argmax(differing, axis=0)
+    return np.asarray(np.array(places)[most])
 
 
 def _has_enough_to_judge(view: Look) -> NDArray[np.bool_]:
@@ -187,11 +205,14 @@ def rank(
     found: Mapping[str, SubjectSummary],
     names: Sequence[str],
     partners: NDArray[np.int64],
+    limit: float,
 ) -> pd.DataFrame:
     """A row a subject, the most suspect first: score, why, structure, and the measures.
 
-    The score is the largest distance from the other subjects, in robust standard deviations;
-    `structure` is the one that is farthest from theirs. `names` are those of the classes.
+    The score is the largest distance from the other subjects, in robust standard deviations, 0
+    where nothing is beyond their median. Of a score above `limit`, `why` says what it comes from,
+    and `structure` which one is farthest from theirs; others have none. `names` are those of the
+    classes.
     """
     subjects = list(found)
     rows = [subject.measures for subject in found.values()]
@@ -208,11 +229,26 @@ def rank(
     kinds = distances.idxmax(axis=1)
     why = []
     for kind, structure in zip(kinds, structures, strict=True):
-        why.append(MEASURES.get(str(kind), f"{structure} differs"))
-    scores = distances.max(axis=1)
+        why.append(MEASURES.get(str(kind), _DIFFERS.format(structure)))
+    scores = distances.max(axis=1).clip(lower=0)
     table = pd.DataFrame({"score": scores, "why": why, "structure": structures})
+    table.loc[scores <= limit, ["why", "structure"]] = ""
     table = table.join(measures)
     return table.sort_values("score", ascending=False, kind="stable")
+
+
+def where_to_look(
+    found: SubjectSummary, why: str, names: Sequence[str]
+) -> tuple[int, int]:
+    """The view and the slice that show why a subject is suspect, by the numbers of both.
+
+    `why` is that of `rank`, `names` are those of the classes.
+    """
+    for index, name in enumerate(names):
+        if why == _DIFFERS.format(name):
+            view, place = found.of_structures[index]
+            return int(view), int(place)
+    return found.worst
 
 
 def _by_structure(joint: NDArray[np.int64], partners: NDArray[np.int64]) -> Values:

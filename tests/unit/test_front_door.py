@@ -147,6 +147,20 @@ def test_some_views_can_be_named() -> None:
         trinat.segment(scan, model=random_model(), views=["top"])
 
 
+def test_progress_hears_the_stages_and_nothing_is_said_without_it(capfd) -> None:
+    scan, _ = miniature()
+    segmenter = trinat.Segmenter(random_model(), device="cpu", views=["axial"])
+    segmenter.segment(scan)
+    assert capfd.readouterr() == ("", "")
+    heard: list[str] = []
+    segmenter.segment(scan, progress=heard.append)
+    assert heard[0] == "reading"
+    assert "axial" in heard
+    heard.clear()
+    trinat.segment([scan], model=random_model(), views=["axial"], progress=heard.append)
+    assert "1/1: axial" in heard
+
+
 def test_a_shipped_model_is_loaded_by_name() -> None:
     assert trinat.load_model("fast", [View.AXIAL]).info.name == "fast"
 

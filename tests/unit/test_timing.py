@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from trinat.segmentation.timing import Clock, stage, timed, together
+from trinat.segmentation.timing import Clock, heard_by, stage, timed, together
 
 
 def busy(seconds: float) -> None:
@@ -100,3 +100,14 @@ def test_the_table_of_a_process_adds_up_from_its_creation() -> None:
     # The system tells when a process began in hundredths of a second.
     assert 0.3 <= walls["work"] < walls["total"] <= whole + 0.02
     assert walls.pop("total") == pytest.approx(sum(walls.values()), abs=0.03)
+
+
+def test_who_listens_hears_each_stage_that_follows_another() -> None:
+    heard: list[str] = []
+    with heard_by(heard.append):
+        for name in ("reading", "coronal", "coronal", "axial"):
+            with stage(name):
+                pass
+    with stage("later"):
+        pass
+    assert heard == ["reading", "coronal", "axial"]

@@ -90,7 +90,7 @@ function fillScanRow(item) {
     make("span", { class: "dot", "data-grade": item.grade, title: item.grade }),
     make("span", { class: "name", title: item.name }, item.name),
     said || make("span", {}),
-    make("span", { class: "why soft" }, item.why || (item.agreement ? `views agree ${item.agreement.toFixed(2)}` : running)),
+    make("span", { class: "why soft", title: item.why || null }, item.why || (item.agreement ? `views agree ${item.agreement.toFixed(2)}` : running)),
   );
 }
 

@@ -52,6 +52,10 @@ class Subject:
     note: str = ""
 
 
+# The note of a subject whose image shows no skull.
+STRIPPED = "skull-stripped"
+
+
 @dataclass(frozen=True)
 class Exclusion:
     """What is no subject, or with `broken` one that should be and cannot be used.

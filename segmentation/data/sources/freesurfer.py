@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trinat.segmentation.data.identity import identity_of
 from trinat.segmentation.data.sources.base import (
+    STRIPPED,
     Exclusion,
     Found,
     Source,
@@ -57,7 +58,7 @@ def _find(root: Path, options: SourceOptions) -> Found:
             extra=options.extra,
             ignore=options.ignore,
             fold=options.fold,
-            note="skull-stripped" if image.name in _STRIPPED else "",
+            note=STRIPPED if image.name in _STRIPPED else "",
         )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from trinat.segmentation.data.people import Facts, People, read_people
 from trinat.segmentation.data.sources.base import (
+    STRIPPED,
     Exclusion,
     Found,
     Source,
@@ -124,7 +125,7 @@ def _subject(
         age=person.facts.age,
         sex=person.facts.sex,
         licence=_LICENCE,
-        note="skull-stripped" if is_stripped else "",
+        note=STRIPPED if is_stripped else "",
     )
 
 

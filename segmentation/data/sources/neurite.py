@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from trinat.segmentation.data.sources.base import (
+    STRIPPED,
     Exclusion,
     Found,
     Source,
@@ -75,7 +76,7 @@ def _find(root: Path, options: SourceOptions) -> Found:
             labels=labels,
             extra=SEG35,
             licence=_LICENCE,
-            note="skull-stripped" if kind.endswith("norm") else "",
+            note=STRIPPED if kind.endswith("norm") else "",
         )
 
 

@@ -116,9 +116,12 @@
     const position = sliders.map((slider) => Number(slider.value));
     const strides = [1, shape[0], shape[0] * shape[1]];
 
+    // Classes that are not compared are background where errors are shown.
+    const ignored = new Set((viewer.dataset.notCompared || "").split(",").filter(Boolean).map(Number));
+    const compared = (own) => ignored.has(own) ? 0 : own;
     const wrong = (index) => {
-      const t = truth[index];
-      const p = prediction[index];
+      const t = compared(truth[index]);
+      const p = compared(prediction[index]);
       return t === p ? null : p === 0 ? errors[0] : t === 0 ? errors[1] : errors[2];
     };
     // A colour, or none: within its own kind where outlines are asked for.

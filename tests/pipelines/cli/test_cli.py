@@ -12,6 +12,7 @@ import pytest
 from typer.main import get_command
 
 from trinat.pipelines.cli import app
+from trinat.pipelines.cli.options import say_next
 from trinat.pipelines.common.exits import Exit, batch_exit, exit_code
 from trinat.segmentation import errors
 
@@ -224,3 +225,22 @@ def test_waiting_threads_leave_processors_to_others_unless_the_user_chose(
         dedent(code), "--version", **{"OMP_WAIT_POLICY": own} if own else {}
     )
     assert result.stdout.splitlines()[-1] == f"False {own or 'PASSIVE'}"
+
+
+def test_the_next_command_is_one_that_the_shell_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    script = tmp_path / ".venv/bin/trinat"
+    script.parent.mkdir(parents=True)
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [str(script), "demo"])
+    monkeypatch.setenv("PATH", "/usr/bin")
+    say_next("predict", "my scan.nii.gz")
+    assert (
+        capsys.readouterr().out == "next: .venv/bin/trinat predict 'my scan.nii.gz'\n"
+    )
+    monkeypatch.setenv("PATH", str(script.parent))
+    say_next("doctor")
+    assert capsys.readouterr().out == "next: trinat doctor\n"

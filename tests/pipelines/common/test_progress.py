@@ -63,3 +63,20 @@ def test_quiet_is_silence(capsys: pytest.CaptureFixture[str]) -> None:
         shown.show("1/1", 1, 1)
         shown.say("said")
     assert capsys.readouterr().err == ""
+
+
+def test_what_is_at_work_is_a_line_where_nothing_else_was_said(capsys) -> None:
+    clock = Clock()
+    with progress(False, terminal=False, clock=clock) as shown:
+        shown.enter("0/2 loading", 0, 2, every_s=0)
+        clock.now += 5
+        shown.enter("0/2 a: reading", 0, 2)
+        clock.now += 15
+        shown.enter("0/2 a: segmenting", 0, 2)
+        clock.now += 20
+        shown.show("1/2 a", 1, 2)
+    assert capsys.readouterr().err.splitlines() == [
+        "0/2 loading",
+        "0/2 a: segmenting",
+        "1/2 a, 0:00:40 left",
+    ]

@@ -13,6 +13,7 @@ from helpers.loopback import Server, cut, serve
 from helpers.miniatures import (
     HEMISPHERES,
     SHAPE,
+    freesurfer_subject,
     head_image,
     head_labels,
     ixi_scan,
@@ -364,3 +365,40 @@ def test_labels_that_a_model_made_are_its_own_and_a_scan_without_them_has_failed
     made = store.info.subjects["IXI002-Guys-0828"]
     assert made.pseudo is not None
     assert (made.pseudo.model, made.labels is not None) == ("random", True)
+
+
+def test_whole_and_stripped_heads_are_not_mixed_unless_it_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    for name, image in (("a", "T1.mgz"), ("b", "T1.mgz"), ("c", "brainmask.mgz")):
+        freesurfer_subject(tmp_path / "fs", name, image=image)
+    views = (View.CORONAL,)
+    summary, store = prepare(
+        "freesurfer", tmp_path / "fs", tmp_path / "store", views=views
+    )
+    assert sorted(store.info.subjects) == ["a", "b"]
+    (failed,) = [row for row in summary.rows if row.status == "failed"]
+    assert failed.subject == "c"
+    assert failed.reason.startswith(
+        "only a skull-stripped image, where 2 subjects have"
+    )
+    summary, store = prepare(
+        *("freesurfer", tmp_path / "fs", tmp_path / "store"),
+        views=views,
+        mixed_heads=True,
+    )
+    assert sorted(store.info.subjects) == ["a", "b", "c"]
+    reasons = {row.subject: row.reason for row in summary.rows}
+    assert reasons == {
+        "a": "",
+        "b": "",
+        "c": "skull-stripped, where others are whole heads",
+    }
+    assert "skull-stripped" in (tmp_path / "store/ledger.tsv").read_text()
+    summary, _ = prepare(
+        *("freesurfer", tmp_path / "fs", tmp_path / "stripped"),
+        views=views,
+        image="brainmask.mgz",
+    )
+    # Of stripped heads alone there is nothing to say.
+    assert summary.made == 1

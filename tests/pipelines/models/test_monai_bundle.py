@@ -49,6 +49,7 @@ def test_a_bundle_has_the_files_that_monai_names(bundle: Path) -> None:
     assert names == {
         "LICENSE",
         "configs/inference.json",
+        "configs/logging.conf",
         "configs/metadata.json",
         "docs/README.md",
         "docs/data_license.txt",
@@ -131,13 +132,15 @@ def test_monai_runs_a_bundle_to_the_labels_of_trinat(
     """An oblique scan with axes SLA, by `monai.bundle run` in a process of its own."""
     scan = oblique_scan(tmp_path / "scans/head.nii.gz")
     out = tmp_path / "labels"
-    run_bundle(
+    said = run_bundle(
         bundle,
         config_file="configs/inference.json",
         bundle_root=".",
         dataset_dir=str(scan.parent),
         output_dir=str(out),
     )
+    assert "1/1 head.nii.gz: segmenting\n" in said
+    assert "1/1 head.nii.gz: done\n" in said
     expected = Predictor(quick_model(), device="cpu").segment(Volume.read(scan)).labels
     found = nib.load(out / "head_dseg.nii.gz")
     assert np.allclose(found.affine, expected.affine, atol=1e-4)
@@ -160,8 +163,8 @@ def oblique_scan(path: Path) -> Path:
     return path
 
 
-def run_bundle(bundle: Path, **options: str) -> None:
-    """`python -m monai.bundle run` in the folder of a bundle."""
+def run_bundle(bundle: Path, **options: str) -> str:
+    """`python -m monai.bundle run` in the folder of a bundle; what it says on stderr."""
     given = [f"--{key}={value}" for key, value in options.items()]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
@@ -173,3 +176,4 @@ def run_bundle(bundle: Path, **options: str) -> None:
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-2000:]
+    return done.stderr

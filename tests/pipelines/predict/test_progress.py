@@ -18,12 +18,8 @@ BROKEN = Entry("b", "failed", "in/b\n.nii.gz", "cut short: copy it again")
 def test_a_failed_scan_is_one_line_like_every_message(
     interactive: bool, capsys
 ) -> None:
-    with listener(quiet=False, as_json=False, interactive=interactive) as (
-        _,
-        on_entry,
-        _end,
-    ):
-        on_entry(BROKEN)
+    with listener(quiet=False, as_json=False, interactive=interactive) as heard:
+        heard.on_entry(BROKEN)
     assert (
         "trinat: in/b\\n.nii.gz: cut short: copy it again\n" in capsys.readouterr().err
     )
@@ -38,32 +34,24 @@ def test_changed_results_are_told_apart_from_what_is_unchanged(
     interactive: bool, kept: int, skipped: str, capsys
 ) -> None:
     outcome = Outcome(0, 3, 2, interrupted=False, kept=kept)
-    with listener(quiet=False, as_json=False, interactive=interactive) as (
-        _,
-        _entry,
-        on_end,
-    ):
-        on_end(outcome, Path("out"))
+    with listener(quiet=False, as_json=False, interactive=interactive) as heard:
+        heard.on_end(outcome, Path("out"))
     assert f"0 done{skipped}; 2 failed: out/report.html\n" in capsys.readouterr().err
 
 
 def test_the_last_line_counts_grades(capsys) -> None:
     outcome = Outcome(3, 0, 0, interrupted=False, grades={"look": 1, "pass": 2})
-    with listener(quiet=True, as_json=False, interactive=False) as (_, _entry, on_end):
-        on_end(outcome, Path("out"))
+    with listener(quiet=True, as_json=False, interactive=False) as heard:
+        heard.on_end(outcome, Path("out"))
     assert capsys.readouterr().err.startswith("3 done: 2 pass, 1 look; 0 failed, ")
 
 
 def test_a_log_file_gets_a_line_for_a_scan_with_the_failures(capsys) -> None:
     entries = [BROKEN, *(Entry(f"sub-{n}", "done") for n in (1, 2))]
-    with listener(quiet=False, as_json=False, interactive=False) as (
-        on_start,
-        on_entry,
-        _end,
-    ):
-        on_start(3)
+    with listener(quiet=False, as_json=False, interactive=False) as heard:
+        heard.on_start(3)
         for entry in entries:
-            on_entry(entry)
+            heard.on_entry(entry)
     # Faster than a line every few seconds: the failure, and the last.
     complaint, line = capsys.readouterr().err.splitlines()
     assert complaint.startswith("trinat: in/b")
@@ -71,11 +59,42 @@ def test_a_log_file_gets_a_line_for_a_scan_with_the_failures(capsys) -> None:
 
 
 def test_a_quiet_run_tells_failures_alone(capsys) -> None:
-    with listener(quiet=True, as_json=False, interactive=False) as (
-        on_start,
-        on_entry,
-        _end,
-    ):
-        on_start(1)
-        on_entry(BROKEN)
+    with listener(quiet=True, as_json=False, interactive=False) as heard:
+        heard.on_start(1)
+        heard.on_stage("", "starting")
+        heard.on_entry(BROKEN)
+        heard.on_stop()
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_one_long_scan_is_not_a_minute_of_silence(capsys) -> None:
+    with listener(quiet=False, as_json=False, interactive=False) as heard:
+        heard.on_start(3)
+        heard.on_stage("", "starting")
+        heard.on_stage("a", "reading")
+        heard.on_stage("", "ready")
+        for stage in ("networks", "waiting", "writing"):
+            heard.on_stage("a", stage)
+        heard.on_entry(Entry("a", "done"))
+        # Later on a line for each scan is enough, unless it takes long.
+        heard.on_stage("b", "networks")
+    assert capsys.readouterr().err.splitlines() == [
+        "0/3 loading the model",
+        "0/3 a: segmenting",
+        "0/3 a: writing",
+    ]
+
+
+def test_a_run_that_is_asked_to_stop_says_what_it_waits_for(capsys) -> None:
+    with listener(quiet=False, as_json=False, interactive=False) as heard:
+        heard.on_start(3)
+        heard.on_stage("", "starting")
+        heard.on_stage("a", "reading")
+        heard.on_stage("b", "networks")
+        heard.on_entry(Entry("a", "done"))
+        capsys.readouterr()
+        heard.on_stop()
+    assert capsys.readouterr().err == (
+        "stopping: finishing 1 scan in hand, at most 60 s; "
+        "a second Ctrl-C leaves them to the next run\n"
+    )

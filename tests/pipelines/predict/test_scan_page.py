@@ -28,6 +28,7 @@ def test_a_page_is_written_beside_each_label_map(tmp_path: Path) -> None:
     assert f"{volume_mm3:,.0f}" in page
     assert "3,000–4,000" in page
     assert entry.input_sha256 in page
+    assert f"<dt>date</dt><dd>{entry.finished[:10]}</dd>" in page
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from html import unescape
+from importlib.metadata import version
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -216,3 +217,32 @@ def test_a_rejected_volume_is_no_norm_of_the_others(tmp_path: Path) -> None:
     assert "2 of 2 smaller" in page
     assert "1 of 2<" in page
     assert "3 of 3" not in page
+
+
+def test_the_page_says_how_it_was_made_and_leads_to_the_page_of_each_scan(
+    tmp_path: Path,
+) -> None:
+    result = SEEN | {
+        "model": "fast",
+        "measures_mm3": {"EstimatedTotalIntraCranialVol": 1_500_000.0},
+    }
+    entries = [
+        Entry(
+            f"sub {n}",
+            "done",
+            model="abc",
+            result=result,
+            outputs={f"sub {n}_page.html": "0", f"sub {n}_dseg.nii.gz": "0"},
+            finished=f"2026-11-0{n}T10:00:00.000+00:00",
+        )
+        for n in (1, 2)
+    ]
+    write_tables(tmp_path, entries)
+    page = (tmp_path / "report.html").read_text()
+    assert '<a href="sub%201_page.html">sub 1</a>' in page
+    assert "Intracranial (ml)" in page
+    assert ">1,500</td>" in page
+    facts = page[page.index("What was done") :]
+    assert "<dd>fast (SHA-256 abc)</dd>" in facts
+    assert "<dd>2026-11-01 to 2026-11-02</dd>" in facts
+    assert f"<dd>{version('trinat')}</dd>" in facts

@@ -86,8 +86,11 @@ def test_both_sides_are_in_a_row_with_their_asymmetry(found: Prediction) -> None
     """Hippocampus: 100 (3300 - 2700) / 3000 = 20 %."""
     page = scan_page(found, RESULT, {"trinat": "1"}, title="sub-1")
     assert rows_of(page) == [
-        ["Hippocampus", "look (right)", "3,300", "2,700", "6,000", "+20.0"],
-        ["Brain Stem", "pass", "", "", "20,000", ""],
+        [
+            *("Hippocampus", "look (right)", "3,300", "2,700", "6,000", "+20.0"),
+            "right: Right-Hippocampus: &lt;views&gt; agree too little",
+        ],
+        ["Brain Stem", "pass", "", "", "20,000", "", ""],
     ]
     assert "Not predicted by this model: CSF." in page
     assert "1,235 ml" in page
@@ -100,7 +103,7 @@ def test_normal_ranges_say_where_each_side_is(found: Prediction) -> None:
         ("Brain-Stem", 10000, 15000),
     ]
     page = scan_page(found, RESULT, {}, title="sub-1", ranges=ranges)
-    assert [row[6:8] for row in rows_of(page)] == [
+    assert [row[7:9] for row in rows_of(page)] == [
         ["within 3,000–4,000", "below 3,000–4,000"],
         ["above 10,000–15,000", ""],
     ]
@@ -112,7 +115,34 @@ def test_a_structure_that_is_new_is_shown_too(found: Prediction) -> None:
     volumes = {**RESULT["volumes_mm3"], "Vermis": 5000.0}
     result = {**RESULT, "volumes_mm3": volumes}
     page = scan_page(found, result, {}, title="sub-1")
-    assert ["Vermis", "", "", "", "5,000", ""] in rows_of(page)
+    assert ["Vermis", "", "", "", "5,000", "", ""] in rows_of(page)
+
+
+def test_a_scan_that_passes_names_its_structures_that_do_not(
+    found: Prediction,
+) -> None:
+    grades = {"Left-Hippocampus": "look", "Brain-Stem": "reject"}
+    volumes = {**RESULT["volumes_mm3"], "Brain-Stem": 0.0}
+    result = {
+        **RESULT,
+        "grade": "pass",
+        "reasons": [],
+        "structure_grades": grades,
+        "volumes_mm3": volumes,
+        "agreement": {"Left-Hippocampus": 0.614},
+        "csf": "intracranial",
+    }
+    page = scan_page(found, result, {}, title="sub-1")
+    assert "look at 2 structures, in the table below" in page
+    assert [row[6] for row in rows_of(page)] == [
+        "left: views agree by 0.61 only",
+        "not found",
+    ]
+    assert "CSF: all fluid inside the skull" in page
+    well = {**result, "structure_grades": {}, "csf": "region"}
+    page = scan_page(found, well, {}, title="sub-1")
+    assert "no check of the whole scan found anything to doubt<" in page
+    assert "CSF: all fluid" not in page
 
 
 @pytest.mark.parametrize(("mm3", "shown"), [(1_500_000.0, True), (None, False)])

@@ -8,9 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from trinat.segmentation.io.files import spreadsheet_safe
+from trinat.segmentation.io.files import spreadsheet_safe, write_tsv
 from trinat.segmentation.metrics.measurement import Measurement
+from trinat.segmentation.metrics.statistics import fewest_persons_for
 from trinat.segmentation.report import comparison, frames, summary
+from trinat.segmentation.report.evaluation import _comparison_notices
 from trinat.segmentation.report.measurements import metrics_frame, write_table
 from trinat.segmentation.report.page import short_name
 
@@ -259,9 +261,40 @@ def test_only_scans_with_most_of_the_overlap_on_the_wrong_side_are_swapped() -> 
     assert summary.swapped(frame)["subject"].tolist() == ["a"]
 
 
-@pytest.mark.parametrize("cell", ["=1+1", "+1", "-1", "@x", "\tx"])
+@pytest.mark.parametrize(
+    "cell", ["=1+1", "+a", "-1+1", "-x", "--1", "-1,2", "@x", "\tx"]
+)
 def test_cells_that_a_spreadsheet_would_run_are_quoted(cell: str) -> None:
     assert spreadsheet_safe(cell) == f"'{cell}"
+
+
+@pytest.mark.parametrize(
+    ("tests", "persons"),
+    # 2/2⁶ is 0.03; 31 · 2/2¹⁰ is 0.061, 31 · 2/2¹¹ is 0.030.
+    [(1, 6), (2, 7), (31, 11)],
+)
+def test_holm_needs_more_persons_for_more_structures(tests: int, persons: int) -> None:
+    assert fewest_persons_for(tests) == persons
+
+
+def test_the_page_says_that_so_few_persons_cannot_show_anything() -> None:
+    names = [f"s{n}" for n in range(31)]
+
+    def notices(persons: int) -> list[str]:
+        table = pd.DataFrame({"structure": names, "p": 0.5, "persons": persons})
+        return _comparison_notices(table)
+
+    (notice,) = notices(7)
+    assert "With 7 persons and 31 structures no single structure" in notice
+    assert "at least 0.48. With 11 persons" in notice
+    assert notices(11) == []
+
+
+@pytest.mark.parametrize("cell", ["-0.02", "+1", "-1.5e-3", "-.5", "7"])
+def test_a_number_with_a_sign_is_no_formula(cell: str, tmp_path: Path) -> None:
+    assert spreadsheet_safe(cell) == cell
+    write_tsv(tmp_path / "table.tsv", ("x",), [(cell,)])
+    assert (tmp_path / "table.tsv").read_text() == f"x\n{cell}\n"
 
 
 def test_numbers_are_not_quoted(tmp_path: Path) -> None:

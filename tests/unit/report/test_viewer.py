@@ -112,3 +112,26 @@ def test_a_result_is_shown_without_its_face_first_where_the_focus_is() -> None:
     assert gray[shown == 13].min() > 150
     behind_front = np.flatnonzero((shown > 0).any((0, 2))).max()
     assert gray[:, behind_front + 8 :].max(initial=0) < 20
+
+
+def test_what_is_not_compared_is_no_error(scheme: LabelScheme) -> None:
+    """A structure that the truth calls otherwise: neither invented nor the place to look at."""
+    truth, prediction, scan = head()
+    plain = view_case(truth, prediction, scheme, image=scan, show_head=True)
+    view = view_case(
+        truth, prediction, scheme, image=scan, show_head=True, not_compared=[9]
+    )
+    assert view.not_compared == (9,)
+
+    def errors_of(shown: CaseView) -> set[tuple[int, ...]]:
+        """Colours of the lowest third of the still picture, which has the errors."""
+        with Image.open(io.BytesIO(shown.still_png)) as still:
+            pixels = np.asarray(still.convert("RGB"))
+        lowest = pixels[2 * len(pixels) // 3 :]
+        colored = lowest.max(2).astype(int) - lowest.min(2) > 40
+        return set(map(tuple, lowest[colored]))
+
+    assert errors_of(plain)
+    assert not errors_of(view)
+    # Without an error the middle is shown.
+    assert view.start == (20, 24, 18)

@@ -17,6 +17,7 @@ from trinat.segmentation.training.suspects import (
     look,
     rank,
     summarise,
+    where_to_look,
 )
 
 # Background, left and right of one structure, and a midline structure.
@@ -63,6 +64,7 @@ def test_a_slice_with_hardly_a_voxel_counts_as_right() -> None:
     assert summarise([empty], PARTNERS).measures["slice loss"] == 0
 
 
+LIMIT = 3.0
 NAMES = ("background", "left", "right", "middle")
 
 
@@ -73,13 +75,14 @@ def evidence(
     joint = np.diag([0, *labelled])
     joint[3, 3] -= missed
     joint[3, 0] += missed
-    return SubjectSummary(dict.fromkeys(MEASURES, 0.0) | changes, joint, (0, 0))
+    measures = dict.fromkeys(MEASURES, 0.0) | changes
+    return SubjectSummary(measures, joint, (0, 0), np.zeros((4, 2), int))
 
 
 def test_whatever_differs_most_from_the_other_subjects_decides_the_order() -> None:
     usual = {f"s{n}": evidence(loss=1 + n / 100) for n in range(5)}
     strange = {"lost": evidence(missed=200), "swapped": evidence(sides=1.0)}
-    ranked = rank(usual | strange, NAMES, PARTNERS)
+    ranked = rank(usual | strange, NAMES, PARTNERS, LIMIT)
     assert ranked["why"][:2].to_dict() == {
         "swapped": MEASURES["sides"],
         "lost": "middle differs",
@@ -87,26 +90,47 @@ def test_whatever_differs_most_from_the_other_subjects_decides_the_order() -> No
     assert ranked.index[0] == "swapped"
 
 
+def test_who_is_not_suspect_has_no_reason_and_no_score_below_zero() -> None:
+    found = {f"s{n}": evidence(loss=1 + n / 100) for n in range(5)}
+    ranked = rank(found | {"swapped": evidence(sides=1.0)}, NAMES, PARTNERS, LIMIT)
+    others = ranked.drop("swapped")
+    assert set(others["why"]) == {""}
+    assert set(others["structure"]) == {""}
+    assert (others["score"] >= 0).all()
+    assert ranked.loc["swapped", "why"] == MEASURES["sides"]
+
+
+def test_the_slice_that_is_shown_is_that_of_the_structure_that_differs() -> None:
+    truth = boxes()
+    truth[1][truth[1] == 3] = 0
+    truth[0, 4:10, 2:4] = 0
+    # The loss is highest in the first slice; the second one lacks the midline structure.
+    found = summarise([seen(truth, (9.0, 1.0))], PARTNERS)
+    assert where_to_look(found, "middle differs", NAMES) == (0, 1)
+    assert where_to_look(found, "left differs", NAMES) == (0, 0)
+    assert where_to_look(found, MEASURES["loss"], NAMES) == (0, 0)
+
+
 def test_a_structure_that_most_subjects_lack_accuses_nobody() -> None:
     found = {f"s{n}": evidence((500, 500, 0)) for n in range(5)}
-    assert set(rank(found, NAMES, PARTNERS)["score"]) == {0.0}
+    assert set(rank(found, NAMES, PARTNERS, LIMIT)["score"]) == {0.0}
 
 
 def test_a_structure_of_an_unusual_size_is_seen_even_where_the_model_knows_it_badly() -> (
     None
 ):
     usual = {f"s{n}": evidence(missed=450) for n in range(5)}
-    small = SubjectSummary(usual["s0"].measures, np.diag([0, 500, 500, 10]), (0, 0))
-    first = rank({**usual, "small": small}, NAMES, PARTNERS).iloc[0]
+    small = usual["s0"]._replace(joint=np.diag([0, 500, 500, 10]))
+    first = rank({**usual, "small": small}, NAMES, PARTNERS, LIMIT).iloc[0]
     assert (first.name, first["why"]) == ("small", "middle differs")
 
 
 def test_sides_are_compared_where_all_heads_differ_in_size() -> None:
     # Thalami, say, of 300 to 700 voxels: one of 550 is none to look at but beside its partner.
     found = {f"s{n}": evidence((300 + 100 * n, 300 + 100 * n, 500)) for n in range(5)}
-    first = rank({**found, "swollen": evidence((550, 400, 500))}, NAMES, PARTNERS).iloc[
-        0
-    ]
+    first = rank(
+        {**found, "swollen": evidence((550, 400, 500))}, NAMES, PARTNERS, LIMIT
+    ).iloc[0]
     assert first.name == "swollen"
     assert first["structure"] in ("left", "right")
 
