@@ -32,6 +32,8 @@ nitpicky = False
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
+# Quotes and dots alone: "--quiet" in a sentence is no dash.
+smartquotes_action = "qe"
 
 default_role = "code"
 autodoc_typehints = "none"  # docstrings name types, shapes and units

@@ -57,35 +57,45 @@ def doctor(json_: Json = False) -> int:
     return diagnose(as_json=json_)
 
 
-for _command in (
-    toolbox.average,
-    models.bundle,
-    models.calibrate,
-    predict.demo,
-    doctor,
-    toolbox.explain,
-    models.export,
-    models.fuse_weights,
-    models.fit_odds,
-    models.import_weights,
-    models.labels,
-    predict.merge,
-    models.models,
-    data.phantom,
-    predict.predict,
-    toolbox.profile,
-    evaluate.report,
-    data.split,
-    toolbox.suspects,
-    train.runs,
-    train.train,
-    serve.view,
-):
-    app.command()(_command)
-app.command(cls=ListOptions)(evaluate.evaluate)
-app.command(cls=ListOptions)(data.prepare)
-app.command("serve")(serve.serve_)
-app.add_typer(data.app, name="data")
+# Commands by what they are for, in the order in which the help lists them.
+_PANELS = {
+    "Segment": (
+        predict.predict,
+        predict.merge,
+        serve.view,
+        serve.serve_,
+        predict.demo,
+    ),
+    "Evaluate and report": (evaluate.evaluate, evaluate.report),
+    "Data": (data.prepare, data.split, data.phantom, models.labels),
+    "Train": (train.train, train.runs),
+    "Models": (
+        models.models,
+        models.bundle,
+        models.fit_odds,
+        models.fuse_weights,
+        models.calibrate,
+        models.export,
+        models.import_weights,
+    ),
+    "Toolbox": (
+        toolbox.suspects,
+        toolbox.explain,
+        toolbox.average,
+        toolbox.profile,
+        doctor,
+    ),
+}
+# Those whose options take several values in a row.
+_WITH_LISTS = (evaluate.evaluate, data.prepare)
+for _panel, _commands in _PANELS.items():
+    for _command in _commands:
+        app.command(
+            _command.__name__.strip("_").replace("_", "-"),
+            cls=ListOptions if _command in _WITH_LISTS else None,
+            rich_help_panel=_panel,
+        )(_command)
+app.add_typer(data.app, name="data", rich_help_panel="Data")
 
 
 def main() -> NoReturn:

@@ -58,22 +58,24 @@ def _print_models(
     from trinat.segmentation.errors import one_line
 
     table = Table(box=None, pad_edge=False)
-    for header in ("name", "views", "labels", "MB", "licence", "measured"):
+    for header in ("name", "views", "labels", "MB", "licence"):
         table.add_column(header, overflow="fold")
     for model in found:
-        metrics = [f"{key} {_short(value)}" for key, value in model["metrics"].items()]
         cells = (
             model["name"],
             " ".join(model["views"]),
             model["labels"],
             f"{model['megabytes']:.1f}",
             model["licence"],
-            ", ".join(metrics),
         )
         # What a model says of itself is text: no markup, nothing that a terminal obeys.
         table.add_row(*(Text(one_line(cell)) for cell in cells))
     console = Console()
     console.print(table if found else "No model is shipped with this version.")
+    for model in found:
+        metrics = [f"{key} {_short(value)}" for key, value in model["metrics"].items()]
+        measured = one_line(f"{model['name']}: {', '.join(metrics)}")
+        console.print(Text(measured), soft_wrap=False)
     for name, why in missing.items():
         console.print(f"{name} has no weights here: it is {why}.", markup=False)
 

@@ -146,7 +146,7 @@ def runs(
     from trinat.pipelines.train.comparison import HEAD, compare
 
     changed, summaries = compare(runs, out)
-    table = Table("Run", *HEAD)
+    table = Table("Run", *HEAD, box=None, pad_edge=False)
     for run, jobs in summaries.items():
         for job in jobs:
             table.add_row(run, *job.shown)

@@ -42,6 +42,8 @@ PAGE = "suspects.html"
 # Robust standard deviations; five measures and all structures look for the worst.
 LIMIT = 8.0
 _FEWEST_SUBJECTS = 5
+# With fewer, a score is uncertain (docs/notes/toolbox.md).
+_SURE_SUBJECTS = 10
 _MOST_PICTURES = 12
 
 Finished = Callable[[int, int], object]  # subjects that are done, and all
@@ -237,6 +239,12 @@ def _page(
     for measure in MEASURES:
         columns.append(Column(measure, 3, hints.get(measure, "")))
     rows = ranked.itertuples(name=None)
+    few = ""
+    if len(ranked) < _SURE_SUBJECTS:
+        few = (
+            f" With {len(ranked)} subjects the score depends much on the slices: look at all "
+            "of them with --every 1 before you leave somebody out."
+        )
     return render(
         "toolbox.html",
         title="Suspects",
@@ -246,7 +254,7 @@ def _page(
             ("Suspects", suspects, f"score above {limit:g}, in {EXCLUDE}"),
         ],
         text="The score is the largest distance from the other subjects, in robust standard "
-        "deviations. Look at each suspect: unusual anatomy has a high score too.",
+        "deviations. Look at each suspect: unusual anatomy has a high score too." + few,
         pictures=pictures,
         tables=[
             table("suspects", "All subjects, the most suspect first", columns, rows)

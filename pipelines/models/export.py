@@ -5,8 +5,11 @@ The other format, a MONAI bundle, is written by `monai_bundle.py`.
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
+from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +19,8 @@ from trinat.pipelines.models.monai_bundle import export_bundle
 from trinat.segmentation.errors import ConfigError, ModelError
 from trinat.segmentation.io.files import atomic_path
 from trinat.segmentation.models.base import Network
-from trinat.segmentation.models.checkpoint import load_model
+from trinat.segmentation.models.checkpoint import Model, load_model
+from trinat.segmentation.space.views import View
 
 # The share of voxels whose label must be the same in ONNX Runtime.
 SAME_LABELS = 0.9999
@@ -43,7 +47,7 @@ def export_model(model: str, out: Path, *, format_: str = "onnx") -> list[Path]:
         path = out / f"{view.value}.onnx"
         # A file appears under its name only after it has been compared.
         with atomic_path(path) as temporary:
-            export_network(network.fold(), temporary)
+            export_network(network.fold(), temporary, facts_of(loaded, view))
             same = share_of_equal_labels(network, temporary)
             if same < SAME_LABELS:
                 raise ModelError(
@@ -72,11 +76,28 @@ def share_of_equal_labels(network: Network, path: Path) -> float:
     return float((found == expected).mean())
 
 
-def export_network(network: Network, path: Path) -> None:
+def facts_of(model: Model, view: View) -> dict[str, str]:
+    """What the file of a view says of itself: its classes, and how its slices are to be made."""
+    classes = model.classes_of(view)
+    return {
+        "model": model.name,
+        "view": view.value,
+        "classes": json.dumps(list(classes.names)),
+        "freesurfer": json.dumps([label.fs_id for label in classes.labels]),
+        "preprocessing": model.info.preprocessing.model_dump_json(),
+        "licence": model.info.training.licence,
+        "trinat": version("trinat"),
+    }
+
+
+def export_network(
+    network: Network, path: Path, facts: Mapping[str, str] | None = None
+) -> None:
     """Write a network as ONNX, for any number of slices of any size that it allows.
 
     The input is `slices` (N, C, H, W), the output `logits` (N, K, H, W). The sides must be
-    multiples of what the network halves. The weights are inside the file.
+    multiples of what the network halves. The weights are inside the file, and `facts` are its
+    metadata.
     """
     example = torch.zeros(2, network.config.channels, _SIDE, _SIDE)
     # Sizes are counted in what the network halves, so that the graph holds for any allowed one.
@@ -100,5 +121,6 @@ def export_network(network: Network, path: Path) -> None:
             verbose=False,
         )
         assert program is not None
+        program.model.metadata_props.update(facts or {})
         # Weights inside: one file a view.
         program.save(path, external_data=False)

@@ -37,7 +37,7 @@ from trinat.segmentation.errors import ConfigError, InputError
 from trinat.segmentation.models.zoo import find_model, is_for_any_contrast
 from trinat.segmentation.timing import stage
 
-_BIDS_FILES = ("dataset_description.json", ".bidsignore", LABEL_TABLE)
+_BIDS_FILES = ("dataset_description.json", "README.md", ".bidsignore", LABEL_TABLE)
 
 
 def _ignore(*_: object) -> None:

@@ -34,6 +34,18 @@ _BIDS_LABELS = {
     "cerebellum": 11,
 }
 _BIDS_CASE = re.compile(r"(?P<sub>sub-[^/]+)/(?:(?P<ses>ses-[^/]+)/)?anat/[^/]+")
+_README = """\
+# Structures of the brain, segmented by trinat {version}
+
+- `sub-*/[ses-*/]anat/*_desc-trinat_dseg.nii.gz`: label maps in the space of each scan, with the
+  numbers of FreeSurfer, which `desc-trinat_dseg.tsv` names.
+- `*_desc-brain_mask.nii.gz`: what lies inside the skull.
+- `volumes.tsv` (mm3), `qc.tsv` (grades and reasons), `summary.tsv` (each input), `report.html`
+  (the page), `run.jsonl` (the record of the run).
+
+Grades: *pass*, *look* (check the picture first), *reject* (do not use the result).
+For research, not for diagnosis.
+"""
 # What is known of each structure: always the first, the others with dropout samples.
 _DOUBTS = ("agreement", "iou", "pairwise_dice", "volume_cv")
 
@@ -156,7 +168,7 @@ def _keys(entries: Sequence[Entry]) -> tuple[list[str], list[list[str | None]]]:
 
 
 def write_bids_files(folder: Path, out: Path, raw: Path) -> None:
-    """dataset_description.json and .bidsignore, for `out`; `raw` is what was segmented.
+    """dataset_description.json, README.md and .bidsignore, for `out`; `raw` is what was segmented.
 
     They are written into `folder`, from where they are moved to `out` as the other outputs are.
     """
@@ -171,6 +183,7 @@ def write_bids_files(folder: Path, out: Path, raw: Path) -> None:
     }
     text = json.dumps(description, indent=2) + "\n"
     write_whole(folder / "dataset_description.json", text)
+    write_whole(folder / "README.md", _README.format(version=version("trinat")))
     write_whole(folder / ".bidsignore", "\n".join(BIDSIGNORE) + "\n")
 
 

@@ -283,6 +283,8 @@ def _train_stages(
         for run in runs:
             if begun and run.workers.largest(float(stop())):
                 what = f"stopped before {run.job.name}"
+                if limit is not None and limit.is_over:
+                    what += f": its {limit.seconds:g} seconds are over"
                 remedy = "the same command with --resume goes on"
                 raise InterruptedRunError(what, where=run.out, remedy=remedy)
             begun += 1

@@ -22,7 +22,13 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from trinat.segmentation.data.people import People, read_people
 from trinat.segmentation.data.slices import SubjectFile
 from trinat.segmentation.data.sources.base import Subject
-from trinat.segmentation.data.splits import Part, Participant, Split, read_split
+from trinat.segmentation.data.splits import (
+    PARTS,
+    Part,
+    Participant,
+    Split,
+    read_split,
+)
 from trinat.segmentation.errors import DatasetError, IntegrityError
 from trinat.segmentation.io.files import (
     atomic_text,
@@ -223,6 +229,9 @@ class Store:
 
         `split` is the split's file; without it, that of the store itself.
         """
+        if name not in PARTS:
+            remedy = f"choose {', '.join(PARTS[:-1])} or {PARTS[-1]}"
+            raise DatasetError(f"no part {name!r} of a split", remedy=remedy)
         subjects = self.split(split).part(name)
         if not subjects:
             where = self._path_of_split(split)

@@ -64,6 +64,7 @@ def test_wrong_labels_are_found_shown_and_left_out_of_the_split(store: Path) -> 
     page = (store / "suspects/suspects.html").read_text()
     assert page.count("<figure") == 7
     assert page.count("nothing stands out") == 5
+    assert "With 7 subjects the score depends much on the slices" in page
     assert "sub-3: " in printed
     trinat(
         "split", store, "--ratios", 3, 1, 1, "--exclude", store / "suspects/exclude.txt"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import onnx
 import pytest
 from helpers.overfitted import random_model
 
@@ -24,6 +26,14 @@ def test_every_view_is_exported_with_the_same_labels(tmp_path: Path) -> None:
         "axial.onnx",
         "sagittal.onnx",
     ]
+    facts = {entry.key: entry.value for entry in onnx.load(paths[0]).metadata_props}
+    assert json.loads(facts["classes"])[:2] == [
+        "Background",
+        "Left-Cerebral-White-Matter",
+    ]
+    assert json.loads(facts["freesurfer"])[:2] == [0, 2]
+    assert facts["view"] == "coronal"
+    assert json.loads(facts["preprocessing"])["spacing_mm"] == 1
     networks = load_model(random_model()).networks
     assert share_of_equal_labels(networks[View.CORONAL], paths[0]) >= 0.9999
     # Another view's weights: the check sees it.
@@ -33,7 +43,7 @@ def test_every_view_is_exported_with_the_same_labels(tmp_path: Path) -> None:
 def test_a_network_that_gives_other_labels_is_not_written(
     tmp_path: Path, monkeypatch
 ) -> None:
-    def export_nothing(network: QuickNat, path: Path) -> None:
+    def export_nothing(network: QuickNat, path: Path, facts: object) -> None:
         """The graph of a network that finds background alone."""
         from onnx import TensorProto, helper, save
 

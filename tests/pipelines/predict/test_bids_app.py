@@ -49,6 +49,7 @@ def test_participants_then_group(
     assert run(monkeypatch, raw, out, "group") == Exit.OK
     assert capsys.readouterr().out == f"2 done, 0 failed: {out / 'report.html'}\n"
     assert (out / "volumes.tsv").read_text().count("\n") == 1 + 2
+    assert "segmented by trinat" in (out / "README.md").read_text()
 
 
 def test_sessions_and_further_outputs_are_chosen(

@@ -155,6 +155,11 @@ def test_what_the_store_lacks_is_told(root: Path) -> None:
         trinat.open_store(root / "subjects")
 
 
+def test_an_unknown_part_is_refused_with_those_that_there_are(root: Path) -> None:
+    with pytest.raises(DatasetError, match="no part 'valid'.*train, validation or"):
+        open_store(root).slices("coronal", "valid")  # type: ignore[arg-type]
+
+
 def test_an_opened_store_says_what_it_is(root: Path) -> None:
     store = trinat.open_store(root)
     assert repr(store) == f"OpenedStore('{root}': 2 subjects, coronal, axial)"
