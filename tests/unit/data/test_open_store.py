@@ -156,8 +156,8 @@ def test_what_the_store_lacks_is_told(root: Path) -> None:
 
 
 def test_an_unknown_part_is_refused_with_those_that_there_are(root: Path) -> None:
-    with pytest.raises(DatasetError, match="no part 'valid'.*train, validation or"):
-        open_store(root).slices("coronal", "valid")  # type: ignore[arg-type]
+    with pytest.raises(DatasetError, match=r"no part 'valid'.*train, validation or"):
+        trinat.open_store(root).slices("coronal", "valid")  # type: ignore[arg-type]
 
 
 def test_an_opened_store_says_what_it_is(root: Path) -> None:

@@ -50,7 +50,11 @@ def page(**changes: object) -> str:
         [[Cell(EVIL, EVIL, 3, EVIL)]] * 2,
     )
     tables = dict.fromkeys(
-        ("outliers", "volumes", "asymmetry", "scans", "left_out", "failures"), shown
+        (
+            *("outliers", "volumes", "asymmetry", "scans", "left_out"),
+            *("failures", "remarks"),
+        ),
+        shown,
     )
     return render("cohort.html", **context | tables | changes)
 
