@@ -66,7 +66,7 @@ _PANELS = {
         serve.serve_,
         predict.demo,
     ),
-    "Evaluate and report": (evaluate.evaluate, evaluate.report),
+    "Evaluate and report": (evaluate.evaluate, evaluate.report, evaluate.people),
     "Data": (data.prepare, data.split, data.phantom, models.labels),
     "Train": (train.train, train.runs),
     "Models": (

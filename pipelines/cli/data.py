@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -223,6 +224,7 @@ def split(
     validation: data_options.Validation = None,
     seed: data_options.SplitSeed = 0,
     exclude: data_options.Exclude = None,
+    strict: options.Strict = False,
     out: data_options.SplitOut = None,
 ) -> None:
     """Divide a store's persons; sessions of one person and families stay together.
@@ -231,11 +233,19 @@ def split(
 
     Example: trinat split store --ratios 8 1 1 --seed 0
     """
+    from trinat.pipelines.common.understood import say_of_table
     from trinat.segmentation.data.splits import read_exclusions
     from trinat.segmentation.data.splitting import split_store
     from trinat.segmentation.data.store import Store
     from trinat.segmentation.errors import ConfigError
 
+    opened = Store(store)
+    people = opened.people
+    table = store / "participants.tsv"
+    say = partial(typer.echo, err=True)
+    say_of_table(table, people.notes, people.doubts, say, strict=strict)
+    for line in opened.copies:
+        say(line)
     left_out = () if exclude is None else read_exclusions(exclude)
     if validation is not None and kfold is None and not published:
         raise ConfigError("--validation without --published", remedy="use --ratios")

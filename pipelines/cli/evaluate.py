@@ -1,4 +1,4 @@
-"""trinat evaluate and report: label maps with and without a truth, as tables and as a page."""
+"""trinat evaluate, report and people: label maps and persons, as tables and as a page."""
 
 from __future__ import annotations
 
@@ -154,6 +154,20 @@ def report(
     if not quiet:
         typer.echo(settings.out / "report.html")
     return status
+
+
+def people(
+    table: evaluate_options.Table,
+    results: evaluate_options.Results = None,
+    strict: options.Strict = False,
+) -> None:
+    """Show what is understood of a table of persons, and which scan has which row.
+
+    Example: trinat people participants.tsv out/
+    """
+    from trinat.pipelines.evaluate.people import show_people
+
+    show_people(table, results, typer.echo, strict=strict)
 
 
 def _command() -> str:

@@ -1,4 +1,4 @@
-"""Options of trinat evaluate and report.
+"""Options of trinat evaluate, report and people.
 
 Those that commands of several modules have are in `options`.
 """
@@ -153,4 +153,15 @@ Adjust = Annotated[
 ]
 ReportImages = Annotated[
     Path | None, typer.Option("--images", help="T1 scans, for pictures.")
+]
+
+# trinat people
+
+Table = Annotated[
+    Path,
+    typer.Argument(help="Table of persons: participants.tsv, or IXI's or OASIS's own."),
+]
+Results = Annotated[
+    Path | None,
+    typer.Argument(help="Label maps, as for trinat report: which row each one has."),
 ]

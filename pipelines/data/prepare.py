@@ -187,7 +187,7 @@ def prepare_store(
             is_done = outcomes[job.subject.id].status == "done"
             if is_done and _stamp(job.path) == stamp:
                 current += 1
-        return _conclude(config.source, out, listing, outcomes, cut, csf, current)
+        return _conclude(config.source, out, listing, outcomes, cut, csf, current, say)
 
 
 def _is_store(out: Path) -> bool:
@@ -333,6 +333,7 @@ def _conclude(
     cut: Cut,
     csf: Csf,
     current: int,
+    say: Say,
 ) -> Summary:
     """Write what the subjects have in common; store.json, which opens the store, comes last.
 
@@ -369,6 +370,8 @@ def _conclude(
         subjects=stored,
     )
     info.write(out)
+    for line in Store(out).copies:
+        say(line)
     counts = Counter(row.status for row in rows)
     return Summary(
         made=len(done) - current,

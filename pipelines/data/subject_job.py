@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from trinat.segmentation.data.preparing import (
+    BADLY_PLACED,
     Cut,
     digest_of,
     fingerprint,
@@ -28,7 +29,7 @@ from trinat.segmentation.io.streams import NO_CHECKSUM, has_checksum
 class Outcome:
     """What became of a subject; `stored` is what the store is to say of one that is done.
 
-    `reason` says in one line why it failed.
+    `reason` says in one line why it failed, or what is to be looked at in one that is done.
     """
 
     subject: str
@@ -87,6 +88,14 @@ class SubjectJob:
             licence=subject.licence,
         )
 
+    @property
+    def warning(self) -> str:
+        """What the subject's file says of labels that do not lie on their scan, if they do not."""
+        file = SubjectFile(self.path)
+        notes = file.notes
+        file.close()
+        return next((note for note in notes if note.startswith(BADLY_PLACED)), "")
+
     def _current(self, wanted: str) -> FileStamp | None:
         """The file's stamp, if it is of these inputs and settings, and still as it was written."""
         if not self.path.exists():
@@ -131,7 +140,8 @@ def make_subject(job: SubjectJob) -> Outcome:
     name = job.subject.id
     try:
         job.refuse_without_checksum()
-        return Outcome(name, "done", stored=job.bring_up_to_date())
+        stored = job.bring_up_to_date()
+        return Outcome(name, "done", job.warning, stored)
     except Exception as error:
         if is_disk_full(error):
             raise

@@ -24,6 +24,7 @@ from trinat.segmentation.inference.fusion_fit import (
     find_ambiguous,
 )
 from trinat.segmentation.inference.predictor import Predictor
+from trinat.segmentation.inference.prior import most_probable
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.fluid import CSF_GROUP
@@ -35,6 +36,10 @@ from trinat.segmentation.space.conform import Conformed, conform
 from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import View, to_slices
 from trinat.segmentation.training.odds_fit import DoubtfulVoxels
+
+# A truth of another person has 0.2 to 0.3, one whose sides are exchanged less than 0.3; the least
+# that `fast` has for a scan of its own is 0.7 (docs/models.md).
+_SAME_HEAD_DICE = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,6 +193,11 @@ def doubtful_voxels(
 
     probabilities, box = segmenter.with_less_memory(work)
     true_in_box = np.ascontiguousarray(classes[box])
+    found = most_probable(probabilities)[1].numpy()
+    model = segmenter.model
+    refuse_another_head(
+        found, true_in_box, model.scheme, without_odds(model), pair.truth.path
+    )
     count = len(segmenter.model.scheme)
     everywhere = np.bincount(classes.ravel(), minlength=count)
     in_box = np.bincount(true_in_box.ravel(), minlength=count)
@@ -197,6 +207,55 @@ def doubtful_voxels(
         without_odds(segmenter.model),
         beyond=everywhere - in_box,
     )
+
+
+def refuse_another_head(
+    found: NDArray[np.integer],
+    true: NDArray[np.integer],
+    scheme: LabelScheme,
+    without: Sequence[int],
+    where: Path,
+) -> None:
+    """Raise EvaluationError where a truth is not of the head in which a model found `found`.
+
+    Both are classes (X, Y, Z) on one grid; those of `without` do not count. Where left and right
+    are exchanged, the error says so.
+    """
+    dice = _mean_dice(found, true, without)
+    if dice >= _SAME_HEAD_DICE:
+        return
+    partners = [
+        label.index if label.partner is None else label.partner
+        for label in scheme.labels
+    ]
+    exchanged = _mean_dice(found, np.array(partners)[true], without)
+    what = f"agrees with what the model finds by a Dice of {dice:.2f} alone"
+    if exchanged >= _SAME_HEAD_DICE:
+        raise EvaluationError(
+            f"{what}, and by {exchanged:.2f} with left and right exchanged",
+            where=where,
+            remedy="exchange its numbers, or mend the orientation of either",
+        )
+    raise EvaluationError(
+        what,
+        where=where,
+        remedy="check that it is of this person, and lies on the scan",
+    )
+
+
+def _mean_dice(
+    found: NDArray[np.integer], true: NDArray[np.integer], without: Sequence[int]
+) -> float:
+    """The mean Dice of the classes that are in the truth, but for some."""
+    count = 1 + max(found.max(), true.max(), *without)
+    sizes = np.bincount(found.ravel(), minlength=count)
+    true_sizes = np.bincount(true.ravel(), minlength=count)
+    common = np.bincount(found[found == true].ravel(), minlength=count)
+    there = true_sizes > 0
+    there[list(without)] = False
+    if not there.any():
+        return 0.0
+    return float((2 * common[there] / (sizes + true_sizes)[there]).mean())
 
 
 def without_odds(model: Model) -> list[int]:

@@ -54,6 +54,8 @@ class PersonInProgress:
     scans: list[CaseInProgress]
     failed: list[Entry] = field(default_factory=list)
     together: Together | None = None
+    # How much larger the head is in each of the scans than in the first of them.
+    stretches_percent: tuple[float, ...] = ()
 
 
 def read(case: Case, settings: RunSettings) -> CaseInProgress | PersonInProgress:

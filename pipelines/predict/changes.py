@@ -68,8 +68,9 @@ def _left_out(
 ) -> list[tuple[str, str, str]]:
     """What of a person's scans is in no change: the scan, the structure ("" is all of it), why."""
     rows = []
+    first_with: dict[str, str] = {}
     for entry in scans:
-        why = why_left_out(entry.result, excluded)
+        why = why_left_out(entry.result, excluded) or _why_unfit(entry, first_with)
         if why:
             rows.append((entry.case, "", why))
             continue
@@ -78,17 +79,51 @@ def _left_out(
     return rows
 
 
+def _why_unfit(entry: Entry, first_with: dict[str, str]) -> str:
+    """Why a scan says nothing of change, whatever its grade; empty where it does.
+
+    `first_with` has the person's earlier scans by their bytes, and gets this one.
+    """
+    digest = entry.input_sha256
+    if digest and first_with.setdefault(digest, entry.case) != entry.case:
+        return f"byte for byte the same as {first_with[digest]}"
+    stretch = entry.result["longitudinal"].get("stretch_percent", 0)
+    if not stretch:
+        return ""
+    larger = "larger" if stretch > 0 else "smaller"
+    return (
+        f"the head is {abs(stretch):g} % {larger} along one axis than in another scan of the "
+        "person: check the voxel sizes in both headers"
+    )
+
+
 def _persons_in(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
-    """The scans of each person in the order of time, of persons that have two or more."""
+    """The scans of each person in the order of time, of persons that have two or more.
+
+    A scan that was renamed, or is no longer given, is none: the others were segmented without it.
+    """
+    done = {entry.case: entry for entry in entries if entry.status == "done"}
     persons: dict[str, list[Entry]] = defaultdict(list)
-    for entry in entries:
-        if entry.status == "done" and "longitudinal" in entry.result:
-            persons[entry.result["longitudinal"]["person"]].append(entry)
+    for entry in done.values():
+        fact = entry.result.get("longitudinal")
+        if fact is not None and _is_current(fact, done):
+            persons[fact["person"]].append(entry)
     ordered = {}
     for name, scans in persons.items():
         if len(scans) > 1:
             ordered[name] = _in_order_of_time(scans)
     return ordered
+
+
+def _is_current(fact: Mapping[str, Any], done: Mapping[str, Entry]) -> bool:
+    """Whether all results of scans that a scan was segmented with are of that same run."""
+    scans = fact.get("scans", {})
+    for case in scans:
+        if case in done:
+            other = done[case].result.get("longitudinal") or {}
+            if other.get("scans") != scans:
+                return False
+    return True
 
 
 def _in_order_of_time(scans: Sequence[Entry]) -> list[Entry]:
@@ -114,7 +149,8 @@ def _courses(scans: Sequence[Entry], excluded: Collection[str]) -> list[Course]:
     retest = retest_of(scans[0].result["model"])
     person = first["person"]
     group = first.get("group") or ""
-    taken = [entry for entry in scans if not why_left_out(entry.result, excluded)]
+    whole = {case for case, structure, _ in _left_out(scans, excluded) if not structure}
+    taken = [entry for entry in scans if entry.case not in whole]
     courses = []
     for name in first["volumes_mm3"]:
         of_structure = [
@@ -184,13 +220,15 @@ def _write_time_points(
             names.update(dict.fromkeys(entry.result["longitudinal"]["volumes_mm3"]))
     rows = []
     for person in natsorted(persons):
+        left_out_here = _left_out(persons[person], excluded)
         for entry in persons[person]:
             fact = entry.result["longitudinal"]
             volumes = [fact["volumes_mm3"].get(name) for name in names]
             year = _rounded(_year(entry), 4)
             remarks = [
                 f"{structure}: {why}" if structure else why
-                for _, structure, why in _left_out([entry], excluded)
+                for case, structure, why in left_out_here
+                if case == entry.case
             ]
             left_out = "; ".join(remarks) or None
             row = [person, fact.get("group"), entry.case, year, left_out, *volumes]

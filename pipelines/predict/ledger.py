@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from io import FileIO
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Self
 
 from pydantic import BaseModel, FiniteFloat, TypeAdapter
@@ -183,7 +183,7 @@ class Ledger:
         """
         moved = {}
         for name, digest in digests_of(self._folder, names).items():
-            if (name, digest) not in self._written:
+            if (name, digest) not in self._written or not self._is_own(name):
                 continue
             target = self._folder / ASIDE / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -195,8 +195,14 @@ class Ledger:
     def remove(self, name: str) -> None:
         """Delete a file if it is there as a run has written it."""
         for found, digest in digests_of(self._folder, [name]).items():
-            if (found, digest) in self._written:
+            if (found, digest) in self._written and self._is_own(name):
                 (self._folder / name).unlink()
+
+    def _is_own(self, name: str) -> bool:
+        """Whether a file is in the folder itself, and no link leads elsewhere on the way."""
+        path = self._folder / name
+        home = self._folder.resolve()
+        return not path.is_symlink() and path.parent.resolve().is_relative_to(home)
 
     def _open(self) -> FileIO:
         """The file, ready for the next line: a torn last line must not swallow it."""
@@ -317,6 +323,7 @@ class _LongitudinalFields(BaseModel):
     year: FiniteFloat | None = None
     scans: dict[str, str] = {}
     volumes_mm3: dict[str, FiniteFloat]
+    stretch_percent: FiniteFloat = 0
 
 
 class _TableFields(BaseModel):
@@ -349,6 +356,7 @@ def _parse(line: bytes, path: Path, number: int) -> Entry | None:
     try:
         entry: Entry = _ENTRY.validate_python(json.loads(line))
         _TableFields.model_validate(entry.result)
+        _refuse_outside(entry)
         return entry
     except (ValueError, RecursionError) as error:
         # Only a write that was cut short may be broken: the last, or one before a rerun.
@@ -357,6 +365,17 @@ def _parse(line: bytes, path: Path, number: int) -> Entry | None:
             remedy = "restore the file, or remove it to do everything again"
             raise IntegrityError(what, where=path, remedy=remedy) from error
         return None
+
+
+def _refuse_outside(entry: Entry) -> None:
+    """Raise ValueError where a file of an entry is not below the folder of its ledger.
+
+    A ledger may come from elsewhere, and what it lists is moved, replaced and deleted.
+    """
+    for name in (*entry.outputs, *entry.aside.values()):
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or path.parts == ():
+            raise ValueError(f"{name} is not in the folder")
 
 
 def _is_later(entry: Entry, other: Entry, folder: Path) -> bool:

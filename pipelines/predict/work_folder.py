@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trinat.pipelines.common.lock import refuse_held, run_lock
 from trinat.pipelines.predict.request import Shard
+from trinat.segmentation.errors import OutputError
 
 # The name of the whole work, where a part has a name of its own.
 _WHOLE = ".all"
@@ -19,10 +20,13 @@ _WHOLE = ".all"
 def held(folder: Path, part: str) -> Iterator[None]:
     """Hold an output folder for the whole work ("" as `part`), or for a part of it.
 
-    `folder` is its work folder. LockedError where another run is at work that may not be at work
-    beside this one: two runs that have scans in common would refuse each other's results as a
-    user's files.
+    `folder` is its work folder; a link in its place is an OutputError. LockedError where another
+    run is at work that may not be at work beside this one: two runs that have scans in common would
+    refuse each other's results as a user's files.
     """
+    if folder.is_symlink():
+        # What is in it is deleted, wherever that is.
+        raise OutputError("is a link", where=folder, remedy="remove it")
     with contextlib.ExitStack() as stack:
         if not part:
             # `merge` holds the same one: it may be done beside parts, but not beside this.

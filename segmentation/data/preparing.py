@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trinat.segmentation.data.placement import shift_of_labels
 from trinat.segmentation.data.quantised import quantise
 from trinat.segmentation.data.slices import FORMAT, scheme_table, write_subject
 from trinat.segmentation.data.sources.base import Subject
-from trinat.segmentation.errors import GeometryError
+from trinat.segmentation.errors import GeometryError, LabelError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume
@@ -25,6 +26,10 @@ from trinat.segmentation.space.views import View
 
 # Image and labels that are further apart than this are not on one grid.
 _SAME_GRID_MM = 1e-3
+# How a note begins on labels that do not lie on their scan.
+BADLY_PLACED = "the labels do not lie on the scan"
+# Where each axis of the working grid leads, down and up.
+_TOWARDS = (("left", "right"), ("back", "front"), ("bottom", "top"))
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,8 @@ def prepare_subject(subject: Subject, path: Path, cut: Cut, fingerprint: str) ->
         notes.extend(image.notes)
     classes = _read_classes(subject, cut, image)
     scan, labels = _on_working_grid(image, classes, cut)
+    if scan is not None and labels is not None:
+        notes.extend(_note_on_place(scan, labels))
     conformed = labels if scan is None else scan
     if conformed is None:
         raise ValueError(f"{subject.id} has neither image nor labels")
@@ -69,6 +76,18 @@ def prepare_subject(subject: Subject, path: Path, cut: Cut, fingerprint: str) ->
         fingerprint=fingerprint,
         notes=tuple(notes),
     )
+
+
+def _note_on_place(scan: Volume, labels: Volume) -> list[str]:
+    """A note on labels that fit their scan better elsewhere; empty where they lie well."""
+    shift = shift_of_labels(scan.data, labels.data)
+    if shift is None:
+        return []
+    moves = []
+    for axis, millimetres in zip(_TOWARDS, shift, strict=True):
+        if millimetres:
+            moves.append(f"{abs(millimetres)} mm to the {axis[millimetres > 0]}")
+    return [f"{BADLY_PLACED}: they fit better {' and '.join(moves)}"]
 
 
 def _read_image(subject: Subject, cut: Cut) -> Volume | None:
@@ -104,6 +123,12 @@ def _read_classes(subject: Subject, cut: Cut, image: Volume | None) -> Volume | 
         fold=subject.fold,
         where=subject.labels,
     )
+    if not indices.any():
+        raise LabelError(
+            f"has no structure of {cut.scheme.name}",
+            where=subject.labels,
+            remedy="check its numbers, or leave the subject out",
+        )
     if subject.csf is not None:
         indices = _with_csf(indices, subject.csf, cut.scheme)
     return replace(label_map, data=indices)

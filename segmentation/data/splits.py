@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -29,7 +29,8 @@ _AGE_BINS = 5
 class Participant:
     """One subject of a store: a session of a person, who may belong to a family (twins).
 
-    `age` in years. Persons of one family are never divided among parts.
+    `age` in years. `scan` is the SHA-256 of what the subject was made from. Persons of one family,
+    or with the same scan, are never divided among parts.
     """
 
     subject: str
@@ -37,6 +38,7 @@ class Participant:
     family: str | None = None
     age: float | None = None
     sex: str | None = None
+    scan: str | None = field(default=None, compare=False)
 
 
 class Split(BaseModel):
@@ -97,12 +99,20 @@ class Split(BaseModel):
             raise DatasetError(
                 f"{min(unknown)} is not a subject of the store", where=where
             )
+        by_person = [replace(participant, scan=None) for participant in participants]
+        self._refuse_divided(by_person, "person or family {}", where)
+        self._refuse_divided(participants, "a copy of a scan of {}", where)
+
+    def _refuse_divided(
+        self, participants: Sequence[Participant], what: str, where: str
+    ) -> None:
+        """Raise where participants that belong together stand in two parts."""
         for group in _groups(participants):
             parts = self._parts_with(group)
             if len(parts) > 1:
-                name = group[0].family or group[0].person
+                named = what.format(group[0].family or group[0].person)
                 raise DatasetError(
-                    f"person or family {name} is in {' and '.join(parts)}",
+                    f"{named} is in {' and '.join(parts)}",
                     where=where,
                     remedy="run `trinat split`, which keeps persons and families together",
                 )
@@ -285,17 +295,16 @@ def _by_subject(participants: Sequence[Participant]) -> list[Participant]:
 
 
 def _groups(participants: Sequence[Participant]) -> list[list[Participant]]:
-    """Participants that belong together: joined by person, by family, or through others."""
+    """Participants that belong together: by person, family or scan, or through others."""
     count = len(participants)
-    # (i, j) is 1 where i has the person or family of j, the first participant that has it.
+    # (i, j) is 1 where i has a fact of j, the first participant that has it.
     joined = lil_array((count, count), dtype=np.int8)
     first_with: dict[tuple[str, str], int] = {}
     for index, participant in enumerate(participants):
-        person = ("person", participant.person)
-        joined[index, first_with.setdefault(person, index)] = 1
-        if participant.family is not None:
-            family = ("family", participant.family)
-            joined[index, first_with.setdefault(family, index)] = 1
+        for fact in ("person", "family", "scan"):
+            value = getattr(participant, fact)
+            if value is not None:
+                joined[index, first_with.setdefault((fact, value), index)] = 1
     _, group_of = connected_components(joined)
     groups: dict[int, list[Participant]] = defaultdict(list)
     for group, participant in zip(group_of, participants, strict=True):

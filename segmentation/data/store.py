@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -135,6 +136,12 @@ class StoredSubject(_Strict):
     ignore: tuple[int, ...] = ()
     pseudo: Pseudo | None = None
     licence: str = ""
+
+    @property
+    def scan(self) -> str | None:
+        """SHA-256 of what it was made from: equal of one scan under two names."""
+        original = self.image or self.labels
+        return None if original is None else original.sha256
 
 
 def _is_region(csf: Csf) -> bool:
@@ -347,9 +354,23 @@ class Store:
                     family=known.family,
                     age=known.age,
                     sex=known.sex,
+                    scan=self.info.subjects[subject].scan,
                 )
             )
         return tuple(participants)
+
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """Sentences on subjects whose scans are the same bytes: no split divides them."""
+        subjects_of: dict[str, list[str]] = defaultdict(list)
+        for name, subject in self.info.subjects.items():
+            if subject.scan is not None:
+                subjects_of[subject.scan].append(name)
+        return tuple(
+            f"{', '.join(names)} have the same scan, byte for byte: they stay in one part"
+            for names in subjects_of.values()
+            if len(names) > 1
+        )
 
     @property
     def labelled(self) -> list[Participant]:

@@ -23,7 +23,7 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.resample import resample_image
 
-__all__ = ["Alignment", "align", "mean_pose"]
+__all__ = ["Alignment", "align", "is_mirrored", "mean_pose", "stretches"]
 
 Matrix = NDArray[np.float64]
 Image = NDArray[np.float32]
@@ -31,6 +31,10 @@ Image = NDArray[np.float32]
 # Voxels of the pyramid's levels, and how many steps are taken in each at most.
 _LEVELS_MM = (8.0, 4.0, 2.0)
 _MOST_STEPS = (20, 10, 10)
+# Sides and sizes of two heads are compared in voxels of this.
+_ROUGHLY_MM = 4.0
+# A mirrored scan is likelier by 0.1 and more, a true one is less likely by 0.06 and more.
+_MORE_ALIKE = 0.02
 # Heads may be turned against each other: each of these is tried about each axis at first.
 _STARTS_DEG = (-25.0, 25.0)
 _STEPS_OF_START = 4
@@ -62,11 +66,14 @@ class Alignment:
     likeness: float
 
 
-def align(first: Volume, second: Volume) -> Alignment:
+def align(
+    first: Volume, second: Volume, *, finest_mm: float = _LEVELS_MM[-1]
+) -> Alignment:
     """Find where the second scan has the head of the first.
 
     Both are on the working scale of intensities (0 in the background, about 1 at the bright end),
-    with voxels of 1 mm or near. A scan that shows no head is like no other: likeness 0.
+    with voxels of 1 mm or near. A scan that shows no head is like no other: likeness 0. Voxels
+    become as small as `finest_mm`: likeness is larger where they are larger.
     """
     coarse = _LEVELS_MM[0]
     pair = (_level(first, coarse), _level(second, coarse))
@@ -81,9 +88,70 @@ def align(first: Volume, second: Volume) -> Alignment:
             best = found
     assert best is not None
     for spacing_mm, steps in zip(_LEVELS_MM, _MOST_STEPS, strict=True):
+        if spacing_mm < finest_mm:
+            break
         pair = (_level(first, spacing_mm), _level(second, spacing_mm))
         best = _refine(pair, best.matrix, spacing_mm, steps)
     return best
+
+
+def is_mirrored(first: Volume, second: Volume, matrix: Matrix) -> bool:
+    """Whether the second scan is more like the first once its left and right are exchanged.
+
+    `matrix` aligns the two as they are. The two sides of a head are alike, and still the true one
+    is likelier by far (docs/longitudinal.md).
+    """
+    pair = (_level(first, _ROUGHLY_MM), _level(second, _ROUGHLY_MM))
+    halfway = _halfway(pair, matrix, _halfway_grid(pair, matrix, _ROUGHLY_MM))
+    exchanged = Volume(np.ascontiguousarray(second.data[::-1]), second.affine)
+    mirrored = align(first, exchanged, finest_mm=_ROUGHLY_MM)
+    return mirrored.likeness > _likeness(*halfway) + _MORE_ALIKE
+
+
+def stretches(first: Volume, second: Volume, matrix: Matrix) -> NDArray[np.float64]:
+    """How much larger the second head is than the first along three axes, the largest first.
+
+    1 for heads of one size. An affine registration of twelve degrees goes on from the rigid
+    `matrix`; the factors are its singular values.
+    """
+    image = _level(first, _ROUGHLY_MM)
+    other = _level(second, _ROUGHLY_MM)
+    places = _places_in(image.grid)
+    centre = places.mean(axis=0)
+    for _ in range(_MOST_STEPS[-1]):
+        seen = GridMap.between(other.grid, image.grid.moved_by(matrix))
+        images = (image.data, resample_image(other.data, seen))
+        is_head = np.maximum(*images).ravel() > _HEAD
+        if not is_head.any():
+            break
+        step = _affine_step(images, is_head, places - centre)
+        matrix = matrix @ _about_centre(step, centre)
+        if _mean_shift_mm(places[is_head], _about_centre(step, centre)) < _STILL_MM:
+            break
+    return np.asarray(np.linalg.svd(matrix[:3, :3], compute_uv=False), np.float64)
+
+
+def _affine_step(
+    images: tuple[Image, Image],
+    is_head: NDArray[np.bool_],
+    places: NDArray[np.float64],
+) -> Matrix:
+    """The affine matrix (4, 4) that brings the first image towards the second, by robust weights.
+
+    It is seen from the origin of `places` (N, 3), RAS mm.
+    """
+    first, second = images
+    residual = (second - first).ravel()[is_head].astype(np.float64)
+    slopes = np.gradient((first + second) / 2, _ROUGHLY_MM)
+    slope = np.stack([part.ravel()[is_head] for part in slopes], axis=1)
+    # By the product of slope and place: what each of nine shares of a stretch does to a voxel.
+    stretched = slope[:, :, None] * places[is_head][:, None, :]
+    columns = np.concatenate([stretched.reshape(-1, 9), slope], axis=1)
+    solution = _robust_solution(columns.astype(np.float64), residual)
+    step = np.eye(4)
+    step[:3, :3] += solution[:9].reshape(3, 3)
+    step[:3, 3] = solution[9:]
+    return step
 
 
 def mean_pose(poses: Sequence[Matrix]) -> Matrix:
@@ -259,17 +327,24 @@ def _step(
     residual = difference[is_head].astype(np.float64)
     turned = np.cross(places[is_head], slope)
     columns = np.concatenate([turned, slope], axis=1)
+    return _robust_solution(columns, residual).round(_DECIMALS)
+
+
+def _robust_solution(
+    columns: NDArray[np.float64], residual: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """The parameters (P,) that make residual (N,) + columns (N, P) @ parameters small."""
     # A first guess without weights would follow whatever differs most.
-    twist: NDArray[np.float64] = np.zeros(6)
+    parameters: NDArray[np.float64] = np.zeros(columns.shape[1])
     for _ in range(3):
-        off = residual + columns @ twist
+        off = residual + columns @ parameters
         spread = _NORMAL_MAD * np.median(np.abs(off)) + 1e-6
         weights = _tukey_weights(off / (_TUKEY * spread))
         weighted = columns * weights[:, None]
-        normal = columns.T @ weighted + 1e-6 * np.eye(6)
+        normal = columns.T @ weighted + 1e-6 * np.eye(columns.shape[1])
         solution = np.linalg.solve(normal, -weighted.T @ residual)
-        twist = np.asarray(solution, np.float64)
-    return twist.round(_DECIMALS)
+        parameters = np.asarray(solution, np.float64)
+    return parameters
 
 
 def _tukey_weights(relative: NDArray[np.float64]) -> NDArray[np.float64]:

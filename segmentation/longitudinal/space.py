@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 
 from trinat.segmentation.grid import Grid, Shape, to_shape
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.longitudinal.rigid import Alignment, align, mean_pose
+from trinat.segmentation.longitudinal.rigid import (
+    Alignment,
+    align,
+    is_mirrored,
+    mean_pose,
+    stretches,
+)
 
 __all__ = ["SAME_HEAD", "Head", "PersonSpace", "heads_of", "person_space"]
 
@@ -42,10 +48,17 @@ class PersonSpace:
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Scans that show one head: their numbers, and how each is aligned to the first of them."""
+    """Scans that show one head: their numbers, and how each is aligned to the first of them.
+
+    `stretches_percent` is how much larger or smaller the head is in each scan than in the first,
+    along the axis where that is most. `is_mirrored` where it is another of the heads, with left and
+    right exchanged.
+    """
 
     scans: tuple[int, ...]
     alignments: tuple[Alignment, ...]
+    stretches_percent: tuple[float, ...] = ()
+    is_mirrored: bool = False
 
 
 def heads_of(images: Sequence[Volume]) -> list[Head]:
@@ -54,17 +67,38 @@ def heads_of(images: Sequence[Volume]) -> list[Head]:
     Images are on the working scale, with voxels of about 1 mm.
     """
     found: list[dict[int, Alignment]] = []
+    stretched: dict[int, float] = {}
+    mirrored: set[int] = set()
     itself = Alignment(np.eye(4), 1.0)
     for number, image in enumerate(images):
         for members in found:
-            aligned = align(images[next(iter(members))], image)
-            if aligned.likeness >= SAME_HEAD:
-                members[number] = aligned
-                break
+            first = images[next(iter(members))]
+            aligned = align(first, image)
+            if aligned.likeness < SAME_HEAD:
+                continue
+            if is_mirrored(first, image, aligned.matrix):
+                mirrored.add(number)
+                continue
+            members[number] = aligned
+            mirrored.discard(number)
+            stretched[number] = _largest_percent(
+                stretches(first, image, aligned.matrix)
+            )
+            break
         else:
             found.append({number: itself})
-    heads = [Head(tuple(members), tuple(members.values())) for members in found]
+    heads = []
+    for members in found:
+        percents = tuple(stretched.get(number, 0.0) for number in members)
+        is_mirror = not mirrored.isdisjoint(members)
+        heads.append(Head(tuple(members), tuple(members.values()), percents, is_mirror))
     return sorted(heads, key=lambda head: -len(head.scans))
+
+
+def _largest_percent(factors: NDArray[np.float64]) -> float:
+    """The factor that is farthest from 1, as a change in per cent."""
+    changes = 100 * (factors - 1)
+    return float(changes[np.argmax(np.abs(changes))])
 
 
 def person_space(

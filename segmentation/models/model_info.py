@@ -38,7 +38,19 @@ PRIOR_FILE = "prior.npz"
 _LARGEST_PRIOR_BYTES = 256 << 20
 
 Precision = Literal["float32", "float16"]
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+def _usable_name(name: str) -> str:
+    """A name that is a folder's on every system; ValueError for any other."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise ValueError(
+            f"{name!r} is no name: use letters, digits, dots, underscores and dashes, a letter or "
+            "digit first, 64 at most"
+        )
+    return name
+
+
+Name = Annotated[str, AfterValidator(_usable_name)]
 # Sides of a working grid. One of 512 voxels takes half a gibibyte for each map of values.
 Side = Annotated[int, Field(ge=16, le=512)]
 # Of a view; single precision holds its ratio to any other.

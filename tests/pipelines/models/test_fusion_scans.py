@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trinat.pipelines.models.fusion_scans import pair_scans, without_partner
+import numpy as np
+import pytest
+
+from trinat.pipelines.models.fusion_scans import (
+    pair_scans,
+    refuse_another_head,
+    without_partner,
+)
+from trinat.segmentation.errors import EvaluationError
+from trinat.segmentation.labels.scheme import load_scheme
 
 
 def touch(folder: Path, *names: str) -> Path:
@@ -40,3 +49,21 @@ def test_pairs_by_name_need_no_check_and_others_say_why_they_have_none(
     assert other == "c: no scan"
     unused = without_partner(pairing, pairing.predictions_alone, "truth")
     assert "b: no truth" in unused
+
+
+def test_a_truth_of_another_head_is_refused_and_exchanged_sides_are_named() -> None:
+    scheme = load_scheme("quicknat33")
+    left, right = (
+        scheme.names.index(f"{side}-Hippocampus") for side in ("Left", "Right")
+    )
+    stem = scheme.names.index("Brain-Stem")
+    found = np.repeat([0, left, right, stem], 10)
+    where = Path("truth.nii")
+    refuse_another_head(found, found, scheme, [0], where)
+    # 3 of 10 voxels agree in each structure.
+    with pytest.raises(EvaluationError, match=r"Dice of 0\.30 alone: check that it is"):
+        refuse_another_head(found, np.roll(found, 7), scheme, [0], where)
+    mirrored = np.repeat([0, right, left, stem], 10)
+    # Of three structures the brain stem alone agrees.
+    with pytest.raises(EvaluationError, match=r"0\.33 alone, and by 1\.00 with left"):
+        refuse_another_head(found, mirrored, scheme, [0], where)

@@ -91,3 +91,65 @@ def test_a_rejected_structure_is_in_no_change(tmp_path: Path) -> None:
     assert (
         table(tmp_path / "timepoints.tsv")[1]["left_out"] == "Brain-Stem: graded reject"
     )
+
+
+def visit(
+    case: str,
+    mm3: float,
+    year: float,
+    together: tuple[str, ...],
+    *,
+    digest: str = "",
+    **facts: float,
+) -> Entry:
+    """A scan that was segmented with those of `together`."""
+    fact = {
+        "person": "anna",
+        "group": "",
+        "year": year,
+        "scans": dict.fromkeys(together, "0"),
+        "volumes_mm3": {"Brain-Stem": mm3},
+        **facts,
+    }
+    result = {"model": "fast", "longitudinal": fact}
+    return Entry(case, "done", input_sha256=digest or case, result=result)
+
+
+def test_a_scan_that_was_renamed_is_no_time_point_more(tmp_path: Path) -> None:
+    old, new = ("a", "b", "c"), ("a2", "b", "c")
+    scans = [visit("a", 9, 1, old)]
+    scans += [visit(case, n, n, new) for n, case in enumerate(new, start=1)]
+    assert volumes(tmp_path, *scans) == ("1.0", "3.0")
+    rows = table(tmp_path / "timepoints.tsv")
+    assert [row["case"] for row in rows] == ["a2", "b", "c"]
+
+
+def test_a_scan_that_is_no_longer_given_takes_no_part(tmp_path: Path) -> None:
+    scans = [visit("a", 1, 1, ("a", "b"))]
+    # Alone now, it was segmented by itself.
+    scans.append(Entry("b", "done", result={"model": "fast"}))
+    assert not write_changes(tmp_path, scans)
+
+
+def test_a_copy_under_another_date_is_noted_and_does_not_count(tmp_path: Path) -> None:
+    names = ("a", "b", "copy")
+    scans = [visit("a", 1, 1, names), visit("b", 2, 2, names)]
+    scans.append(visit("copy", 1, 9, names, digest="a"))
+    assert volumes(tmp_path, *scans) == ("1.0", "2.0")
+    left_out = [row["left_out"] for row in table(tmp_path / "timepoints.tsv")]
+    assert left_out == ["n/a", "n/a", "byte for byte the same as a"]
+    assert "byte for byte the same as a" in (tmp_path / "changes.html").read_text()
+
+
+def test_a_head_of_another_size_is_named_and_in_no_change(tmp_path: Path) -> None:
+    names = ("a", "b")
+    scans = [visit("a", 100, 1, names), visit("b", 200, 2, names)]
+    assert write_changes(tmp_path, scans)
+    assert table(tmp_path / "changes.tsv")[0]["beyond_noise"] == "yes"
+    scans[1] = visit("b", 200, 2, names, stretch_percent=2.06)
+    # Whatever grades are taken in.
+    assert write_changes(tmp_path, scans, ())
+    assert table(tmp_path / "changes.tsv") == []
+    (_, second) = table(tmp_path / "timepoints.tsv")
+    assert second["left_out"].startswith("the head is 2.06 % larger along one axis")
+    assert "2.06 % larger along one axis" in (tmp_path / "changes.html").read_text()

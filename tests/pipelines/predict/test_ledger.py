@@ -17,6 +17,7 @@ from trinat.pipelines.predict.ledger import (
     read_ledgers,
 )
 from trinat.pipelines.predict.settings import OutputSettings, RunSettings
+from trinat.pipelines.predict.work_folder import held
 from trinat.segmentation.errors import DiskFullError, IntegrityError, OutputError
 from trinat.segmentation.io.files import sha256_of
 
@@ -228,3 +229,46 @@ def test_a_result_that_could_not_be_placed_wholly_leaves_nothing(
     with Ledger(out / "run.jsonl") as ledger, pytest.raises(OSError, match="later"):
         ledger.place(staged, replace(DONE, outputs=outputs))
     assert not (out / "first").exists()
+
+
+@pytest.mark.parametrize("name", ["../victim.txt", "/etc/victim", "a/../../b", ""])
+def test_a_ledger_lists_no_files_outside_its_folder(tmp_path: Path, name: str) -> None:
+    for entry in (
+        replace(DONE, outputs={name: "0"}),
+        replace(DONE, aside={"a.nii": name}),
+    ):
+        path = tmp_path / "run.jsonl"
+        path.unlink(missing_ok=True)
+        with Ledger(path) as ledger:
+            ledger.add(entry)
+        with pytest.raises(IntegrityError, match="line 1 is no entry"):
+            read_entries([path])
+
+
+def test_what_a_link_leads_to_is_neither_moved_nor_deleted(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    victim = elsewhere / "victim.txt"
+    victim.write_text("mine")
+    (out / "folder").symlink_to(elsewhere)
+    (out / "link.txt").symlink_to(victim)
+    digest = sha256_of(victim)
+    written = {("folder/victim.txt", digest), ("link.txt", digest)}
+    with Ledger(out / "run.jsonl", written=written) as ledger:
+        assert ledger.set_aside(["folder/victim.txt", "link.txt"]) == {}
+        ledger.remove("folder/victim.txt")
+        ledger.remove("link.txt")
+    assert victim.read_text() == "mine"
+    assert (out / "link.txt").is_symlink()
+
+
+def test_a_link_in_the_place_of_the_work_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".trinat-work").symlink_to(tmp_path / "elsewhere")
+    with (
+        pytest.raises(OutputError, match="is a link"),
+        held(tmp_path / ".trinat-work", ""),
+    ):
+        pass

@@ -13,7 +13,9 @@ from trinat.segmentation.longitudinal.rigid import (
     _likeness,
     _step,
     align,
+    is_mirrored,
     mean_pose,
+    stretches,
 )
 from trinat.segmentation.longitudinal.space import (
     SAME_HEAD,
@@ -106,3 +108,47 @@ def test_both_scans_are_turned_by_half_to_the_persons_space() -> None:
     cosines = [(np.trace(pose[:3, :3]) - 1) / 2 for pose in space.poses]
     assert cosines[0] == pytest.approx(cosines[1], abs=1e-9)
     assert all(side % 16 == 0 for side in space.grid.shape)
+
+
+def lopsided(scale: tuple[float, float, float] = (1, 1, 1)) -> Volume:
+    """A head of 160 mm with a bright spot on its right, larger by factors along its axes."""
+    places = np.moveaxis(np.indices((48, 48, 48)), 0, -1) * 4.0 - 94
+    places = places / np.array(scale)
+
+    def ball(centre: tuple[float, ...], radius: float) -> np.ndarray:
+        distance = np.linalg.norm(places - np.array(centre), axis=-1)
+        return 1 / (1 + np.exp((distance - radius) / 2))
+
+    data = 0.5 * ball((0, 0, 0), 80) + 0.3 * ball((40, 10, 20), 25)
+    data = data - 0.3 * ball((-10, -30, -10), 20) + 0.2 * ball((0, 45, 0), 18)
+    affine = np.diag([4.0, 4.0, 4.0, 1.0])
+    affine[:3, 3] = -94
+    return Volume(data.astype(np.float32), affine)
+
+
+def test_a_mirrored_scan_is_recognised_and_a_true_one_is_not() -> None:
+    head = lopsided()
+    exchanged = Volume(np.ascontiguousarray(head.data[::-1]), head.affine)
+    aligned = align(head, exchanged)
+    assert is_mirrored(head, exchanged, aligned.matrix)
+    assert not is_mirrored(head, head, np.eye(4))
+
+
+@pytest.mark.parametrize(
+    "scale", [(1, 1, 1), (1.02, 1.02, 1.02), (1, 1, 1.05), (0.98, 1, 1)]
+)
+def test_the_size_of_a_head_beside_another_is_measured(
+    scale: tuple[float, float, float],
+) -> None:
+    first, second = lopsided(), lopsided(scale)
+    found = stretches(first, second, align(first, second).matrix)
+    np.testing.assert_allclose(found, sorted(scale, reverse=True), atol=0.004)
+
+
+def test_a_mirrored_scan_is_no_scan_of_the_head() -> None:
+    head = lopsided()
+    exchanged = Volume(np.ascontiguousarray(head.data[::-1]), head.affine)
+    heads = heads_of([head, exchanged, lopsided((1.03, 1, 1))])
+    assert [found.scans for found in heads] == [(0, 2), (1,)]
+    assert [found.is_mirrored for found in heads] == [False, True]
+    assert heads[0].stretches_percent == pytest.approx((0, 3), abs=0.4)

@@ -1,0 +1,94 @@
+"""trinat people: what is understood of a table of persons, and which scan has which row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from trinat.pipelines.common.scanfiles import find_files, persons_in_folders
+from trinat.pipelines.common.understood import refuse_strangers
+from trinat.segmentation.data.people import Facts, People, read_people
+from trinat.segmentation.errors import ConfigError, DatasetError
+
+_MM3_PER_CM3 = 1000
+
+
+def show_people(
+    table: Path,
+    results: Path | None,
+    say: Callable[[str], object],
+    *,
+    strict: bool = False,
+) -> None:
+    """Say all that is understood of a table, and what is not; with `results`, of which scans.
+
+    The output is a table of tab-separated values, below lines that begin with #. DatasetError for
+    a table that is refused, for one that has nobody of the results, and with `strict` for one of
+    which anything is not understood.
+    """
+    if not table.is_file():
+        raise ConfigError("no such table", where=table)
+    people = read_people(table)
+    for kind, title in people.columns.items():
+        say(f"# {kind}: the column {title!r}")
+    for note in people.notes:
+        say(f"# {note}")
+    doubts = list(people.doubts)
+    if results is None:
+        _say_rows(people, say)
+    else:
+        doubts += _say_scans(table, people, results, say)
+    for doubt in doubts:
+        say(f"# not understood: {doubt}")
+    if strict and doubts:
+        what = f"{len(doubts)} things are not understood, the first: {doubts[0]}"
+        raise DatasetError(what, where=table, remedy="mend the table")
+
+
+def _say_rows(people: People, say: Callable[[str], object]) -> None:
+    """A line for each person in the table."""
+    say("\t".join(("person", *_COLUMNS)))
+    for name, facts in people.facts.items():
+        say("\t".join((name, *_cells(facts))))
+
+
+def _say_scans(
+    table: Path, people: People, results: Path, say: Callable[[str], object]
+) -> list[str]:
+    """A line for each scan with its row, then the rows without a scan; returns what is doubtful."""
+    files = find_files(results)
+    matched = people.match((file.name, file.person) for file in files)
+    refuse_strangers(table, people, matched)
+    say("\t".join(("scan", "person", "visit", "row", *_COLUMNS)))
+    for file in files:
+        row = matched.rows.get((file.name, file.person), "")
+        facts = matched.of(file.name, file.person)
+        say("\t".join((file.name, file.person, file.visit, row, *_cells(facts))))
+    used = set(matched.rows.values())
+    without = [name for name in people.facts if name not in used]
+    if without:
+        say(f"# rows without a scan: {', '.join(without)}")
+    doubts = list(matched.remarks)
+    clash = persons_in_folders(files)
+    if clash:
+        doubts.append(clash)
+    return doubts
+
+
+_COLUMNS = ("age", "sex", "family", "site", "group", "intracranial_cm3")
+
+
+def _cells(facts: Facts) -> tuple[str, ...]:
+    """The facts of a person as text; empty where they are not known."""
+    age = "" if facts.age is None else f"{facts.age:g}"
+    intracranial = ""
+    if facts.intracranial_mm3 is not None:
+        intracranial = f"{facts.intracranial_mm3 / _MM3_PER_CM3:g}"
+    return (
+        age,
+        facts.sex or "",
+        facts.family or "",
+        facts.site,
+        facts.group,
+        intracranial,
+    )

@@ -1,0 +1,93 @@
+"""trinat prepare of one's own pairs: what is empty, moved or there twice is said."""
+
+from __future__ import annotations
+
+import shutil
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.miniatures import head_image, head_labels, write_nifti
+from helpers.prepared import GRID
+
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.data.prepare import PrepareConfig, Summary, prepare_store
+from trinat.segmentation.data.splitting import split_store
+from trinat.segmentation.data.store import Store
+from trinat.segmentation.errors import DatasetError
+
+
+def pair(root: Path, name: str, *, seed: int = 0, shift: int = 0) -> None:
+    labels = head_labels(seed)
+    write_nifti(root / f"images/{name}.nii.gz", head_image(labels, seed))
+    write_nifti(root / f"labels/{name}.nii.gz", np.roll(labels, shift, 0))
+
+
+def made(
+    root: Path, participants: Path | None = None, *, strict: bool = False
+) -> tuple[Summary, list[str]]:
+    """What preparing the pairs in `root` gives, and what it says."""
+    said: list[str] = []
+    config = PrepareConfig(
+        source="pairs",
+        root=root,
+        grid=GRID,
+        participants=participants,
+        strict=strict,
+    )
+    return prepare_store(config, root / "store", say=said.append), said
+
+
+def test_a_label_map_without_labels_fails(tmp_path: Path) -> None:
+    pair(tmp_path, "good")
+    pair(tmp_path, "empty", seed=1)
+    empty = np.zeros_like(head_labels())
+    write_nifti(tmp_path / "labels/empty.nii.gz", empty)
+    summary, _ = made(tmp_path)
+    assert summary.exit is Exit.SOME_FAILED
+    reasons = {row.subject: row.reason for row in summary.rows}
+    assert "has no structure of quicknat33" in reasons["empty"]
+    assert reasons["good"] == ""
+
+
+def test_labels_that_do_not_lie_on_their_scan_are_named_in_each_run(
+    tmp_path: Path,
+) -> None:
+    pair(tmp_path, "moved", shift=6)
+    for _ in range(2):
+        summary, _ = made(tmp_path)
+        (row,) = summary.rows
+        assert row.status == "done"
+        assert row.reason.startswith("the labels do not lie on the scan: they fit")
+
+
+def test_copies_of_a_scan_are_named_and_stay_in_one_part(tmp_path: Path) -> None:
+    for number in range(6):
+        pair(tmp_path, f"case_{number}", seed=number)
+    for copy, kind in product(("a", "b"), ("images", "labels")):
+        folder = tmp_path / kind
+        shutil.copy(folder / "case_0.nii.gz", folder / f"{copy}.nii.gz")
+    _, said = made(tmp_path)
+    sentence = "a, b, case_0 have the same scan, byte for byte: they stay in one part"
+    assert sentence in said
+    store = tmp_path / "store"
+    for _, split in split_store(store, folds=3):
+        in_test = {"a", "b", "case_0"} & set(split.test)
+        assert len(in_test) in {0, 3}
+    assert Store(store).copies == (sentence,)
+
+
+def test_a_table_that_is_given_is_of_these_persons(tmp_path: Path) -> None:
+    pair(tmp_path, "case_1")
+    table = tmp_path / "people.tsv"
+    table.write_text("participant_id\tage\nother\t61\n")
+    with pytest.raises(DatasetError, match="0 of 1 persons are in the table"):
+        made(tmp_path, table)
+    table.write_text("participant_id\tage\ncase_01\t61\ncase_2\tx\n")
+    _, said = made(tmp_path, table)
+    assert said == ["people.tsv: row 3, age: 'x' is no number"]
+    (participant,) = Store(tmp_path / "store").participants
+    assert participant.age == 61
+    with pytest.raises(DatasetError, match="--strict"):
+        made(tmp_path, table, strict=True)

@@ -1,0 +1,34 @@
+"""Labels that fit their scan better elsewhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from trinat.segmentation.data.placement import shift_of_labels
+
+
+def head() -> tuple[np.ndarray, np.ndarray]:
+    """A bright ball in a grey one, and their labels."""
+    places = np.indices((64, 64, 64)) - 32
+    distance = np.linalg.norm(places, axis=0)
+    classes = (distance < 20).astype(np.uint8) + (distance < 10)
+    return np.array([0, 0.5, 1], np.float32)[classes], classes
+
+
+def test_labels_that_lie_on_their_scan_need_no_shift() -> None:
+    assert shift_of_labels(*head()) is None
+
+
+@pytest.mark.parametrize(("axis", "voxels"), [(0, 3), (1, -6), (2, 6)])
+def test_labels_that_were_moved_belong_back(axis: int, voxels: int) -> None:
+    image, classes = head()
+    back = [0, 0, 0]
+    back[axis] = -voxels
+    assert shift_of_labels(image, np.roll(classes, voxels, axis)) == tuple(back)
+
+
+def test_a_scan_without_contrast_and_a_map_without_labels_say_nothing() -> None:
+    image, classes = head()
+    assert shift_of_labels(np.ones_like(image), classes) is None
+    assert shift_of_labels(image, np.zeros_like(classes)) is None
