@@ -162,11 +162,11 @@ def test_a_dicom_seg_of_another_format_is_refused_in_one_line(
     tmp_path: Path, capsys
 ) -> None:
     head("LPS").write(tmp_path / "a.nii.gz")
-    with listener(quiet=False, as_json=False, interactive=False) as (_, entry, _end):
+    with listener(quiet=False, as_json=False, interactive=False) as heard:
         entries = []
         outcome = run_serially(tmp_path, tmp_path / "out", output=SEG)
         entries = list(read_entries([tmp_path / "out/run.jsonl"]).values())
-        entry(entries[0])
+        heard.on_entry(entries[0])
     assert outcome.exit == Exit.ALL_FAILED
     assert "no DICOM series, which --dicom-seg needs" in capsys.readouterr().err
 
@@ -203,10 +203,10 @@ def test_nothing_of_the_patient_is_in_any_other_output(tmp_path: Path, capfd) ->
             archive.write(path, f"CANARY^PATIENT/{path.name}")
         archive.writestr("CANARY^PATIENT/broken", bytes(128) + b"DICM" + b"CANARY" * 99)
     given = [str(tmp_path / "in"), str(tmp_path / "study.zip")]
-    with listener(quiet=False, as_json=False, interactive=False) as (_, entry, _end):
+    with listener(quiet=False, as_json=False, interactive=False) as heard:
         outcome = run_serially(given, tmp_path / "out", output=ALL)
         for told in read_entries([tmp_path / "out/run.jsonl"]).values():
-            entry(told)
+            heard.on_entry(told)
     assert (outcome.done, outcome.failed) == (2, 2)
     marks = (b"CANARY", b"canary", b"19331122", b"20190713", b"PatientName")
     said = "".join(capfd.readouterr()).encode()
