@@ -390,7 +390,7 @@ LEFT = """(() => {
     volumes: nv.volumes.length, bitmap: Boolean(nv.drawBitmap), labels: Boolean(labels),
     meshes: solid ? solid.meshes.length : 0,
     here: document.getElementById("here").textContent,
-    values: [...document.querySelectorAll(".volume")].map((cell) => cell.textContent),
+    values: [...document.querySelectorAll("#structure-list .volume")].map((cell) => cell.textContent),
     visible: getComputedStyle(document.querySelector("#stage .planes")).visibility,
   };
 })()"""
