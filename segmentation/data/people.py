@@ -14,8 +14,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from trinat.segmentation.errors import DatasetError
 from trinat.segmentation.io.files import Table, read_table, read_text
@@ -226,6 +227,12 @@ class _Column:
     title: str
     unit: float | None = None
     codes: Mapping[str, str] | None = None
+
+
+class _ValueIn(Protocol):
+    """Reads a cell of a column; ValueError with what is wrong with it."""
+
+    def __call__(self, cell: str, column: _Column) -> float: ...
 
 
 def read_people(path: Path) -> People:
@@ -449,9 +456,7 @@ class _Reader:
             )
         return unit
 
-    def _values(
-        self, kind: str, value_in: Callable[[str, _Column], float]
-    ) -> list[float | None]:
+    def _values(self, kind: str, value_in: _ValueIn) -> list[float | None]:
         """The numbers in the columns of a kind; what is none is a doubt, by row and column."""
         values = []
         for row in self._table.rows:
@@ -462,6 +467,8 @@ class _Reader:
                     continue
                 try:
                     value = value_in(cell, column)
+                    if _may_be_thousands(cell, partial(value_in, column=column)):
+                        raise ValueError("could be thousands or decimals")
                 except ValueError as error:
                     what = f"row {row.number}, {column.title}: {cell!r} {error}"
                     self._doubts.append(what)
@@ -500,6 +507,17 @@ class _Reader:
                 )
             joined = replace(joined, **{field.name: further})
         return joined
+
+
+def _may_be_thousands(cell: str, value_in: Callable[[str], float]) -> bool:
+    """Whether a number with three decimals is as good a one without its point: 33.238 days."""
+    if not re.fullmatch(r"[1-9]\d{0,2}\.\d{3}", cell, re.ASCII):
+        return False
+    try:
+        value_in(cell.replace(".", ""))
+    except ValueError:
+        return False
+    return True
 
 
 def age_in(cell: str, per_year: float = 1) -> float:
