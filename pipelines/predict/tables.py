@@ -34,6 +34,7 @@ _BIDS_LABELS = {
     "cerebellum": 11,
 }
 _BIDS_CASE = re.compile(r"(?P<sub>sub-[^/]+)/(?:(?P<ses>ses-[^/]+)/)?anat/[^/]+")
+_SCAN_GONE = "its scan is no longer where it was read"
 _README = """\
 # Structures of the brain, segmented by trinat {version}
 
@@ -61,23 +62,28 @@ def write_tables(
     ordered = natsorted(given, key=lambda entry: entry.case)
     # Of a result that was changed since, what was measured does not hold: its row says so.
     measured = [entry for entry in ordered if entry.status == "done" or entry.is_kept]
-    _write_summary(out / "summary.tsv", ordered)
+    folder = out if results is None else results
+    _write_summary(out / "summary.tsv", ordered, folder)
     write_volumes(out / "volumes.tsv", measured)
     _write_quality(out / "qc.tsv", measured)
-    write_page(out / "report.html", ordered, out if results is None else results)
+    write_page(out / "report.html", ordered, folder)
 
 
-def _write_summary(path: Path, entries: Sequence[Entry]) -> None:
-    """A row a scan: what became of it, why, and how long it took."""
+def _write_summary(path: Path, entries: Sequence[Entry], folder: Path) -> None:
+    """A row a scan: what became of it, why, and how long it took.
+
+    Of a result whose scan is gone since it says so; `folder` is the output folder.
+    """
     rows = []
     for entry in entries:
         seconds = None
         if entry.timings_s:
             seconds = round(sum(entry.timings_s.values()), 3)
         grade = entry.result.get("grade", "")
-        rows.append(
-            (entry.case, entry.status, grade, entry.input, entry.reason, seconds)
-        )
+        reason = entry.reason
+        if not reason and entry.scan and not (folder / entry.scan).exists():
+            reason = _SCAN_GONE
+        rows.append((entry.case, entry.status, grade, entry.input, reason, seconds))
     write_tsv(path, ("case", "status", "grade", "input", "reason", "seconds"), rows)
 
 

@@ -234,7 +234,7 @@ def test_labels_that_a_model_made_are_called_so_everywhere(
     )
     follow("trinat data report store")
     assert "pseudo-labels of overfitted" in Path("store/report.html").read_text()
-    follow("trinat report found --out group --jobs 1")
+    follow("trinat report found --out group --jobs 1 --include-rejected")
     assert "pseudo-labels of overfitted" in Path("group/report.html").read_text()
     # A model that starts from it has seen them, too.
     Path("more.yaml").write_text(yaml.safe_dump(TINY | {"start": "runs/ixi/model"}))

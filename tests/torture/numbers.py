@@ -238,7 +238,10 @@ def _same_report(attempt: Try, out: Path, fresh: Path) -> None:
     for number, folder in enumerate((out, fresh)):
         group = attempt.folder / f"group-{number}"
         _some_done(
-            attempt.run("report", folder, "--out", group, "--jobs", "1", "--quiet")
+            attempt.run(
+                *("report", folder, "--out", group, "--include-rejected"),
+                *("--jobs", "1", "--quiet"),
+            )
         )
         tables.append((group / "volumes.csv").read_bytes())
     if tables[0] != tables[1]:

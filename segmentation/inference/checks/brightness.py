@@ -148,7 +148,11 @@ def check_edges(evidence: Evidence, limits: Limits) -> list[Finding]:
     sharpness = edge_sharpness(evidence)
     if sharpness is None:
         return []
-    reason = f"edges of white matter are {sharpness:.0%} sharp: blurred, thick slices or motion?"
+    # Below 0 where noise is stronger than the edges.
+    shown = max(sharpness, 0.0)
+    reason = (
+        f"edges of white matter are {shown:.0%} sharp: blurred, thick slices or motion?"
+    )
     return below(sharpness, limits.edges, reason)
 
 

@@ -201,7 +201,7 @@ def test_report_does_not_count_a_result_of_another_scan(two) -> None:
     scans, out = two
     miniature("RAS", seed=9)[0].write(scans / "a.nii.gz")
     said: list[str] = []
-    settings = CohortSettings(out, out.parent / "group", jobs=1)
+    settings = CohortSettings(out, out.parent / "group", jobs=1, excluded=())
     assert report_cohort(settings, say=said.append) == Exit.SOME_FAILED
     rows = read_rows(out.parent / "group/volumes.csv", required=("subject",))
     assert {row["subject"] for row in rows} == {"b"}

@@ -246,3 +246,15 @@ def test_the_page_says_how_it_was_made_and_leads_to_the_page_of_each_scan(
     assert "<dd>fast (SHA-256 abc)</dd>" in facts
     assert "<dd>2026-11-01 to 2026-11-02</dd>" in facts
     assert f"<dd>{version('trinat')}</dd>" in facts
+
+
+def test_a_result_whose_scan_is_gone_says_so(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.nii").touch()
+    out = tmp_path / "out"
+    out.mkdir()
+    entries = [Entry(name, "done", scan=f"../in/{name}.nii") for name in "ab"]
+    write_tables(out, entries)
+    rows = (out / "summary.tsv").read_text().splitlines()[1:]
+    reasons = [row.split("\t")[4] for row in rows]
+    assert reasons == ["", "its scan is no longer where it was read"]

@@ -386,11 +386,12 @@ def test_what_is_on_the_persons_left_is_shown_on_the_side_that_the_page_names(
 # What of the scan before may still be on the page: its voxels, surfaces and values.
 LEFT = """(() => {
   const { nv, solid, labels } = window.trinatPicture;
+  const volumes = document.querySelectorAll("#structure-list .volume");
   return {
     volumes: nv.volumes.length, bitmap: Boolean(nv.drawBitmap), labels: Boolean(labels),
     meshes: solid ? solid.meshes.length : 0,
     here: document.getElementById("here").textContent,
-    values: [...document.querySelectorAll("#structure-list .volume")].map((cell) => cell.textContent),
+    values: [...volumes].map((cell) => cell.textContent),
     visible: getComputedStyle(document.querySelector("#stage .planes")).visibility,
   };
 })()"""

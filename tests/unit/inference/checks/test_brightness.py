@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers.evidence import CORTEX, WHITE, evidence
 
+from trinat.segmentation.inference.checks import brightness
 from trinat.segmentation.inference.checks.brightness import (
     band_share,
     check_bands,
@@ -117,3 +118,11 @@ def test_what_is_beyond_the_second_limit_rejects() -> None:
     limits = replace(LIMITS, noise=(0.1, 0.2))
     (finding,) = check_noise(evidence(LABELS, noisy(IMAGE, 0.1)), limits)
     assert finding.rejects
+
+
+def test_edges_that_noise_turns_round_are_not_sharp_by_less_than_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(brightness, "edge_sharpness", lambda evidence: -0.01)
+    (finding,) = check_edges(None, LIMITS)  # type: ignore[arg-type]
+    assert "are 0% sharp" in finding.reason
