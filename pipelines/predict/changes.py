@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -100,30 +99,37 @@ def _why_unfit(entry: Entry, first_with: dict[str, str]) -> str:
 def _persons_in(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
     """The scans of each person in the order of time, of persons that have two or more.
 
-    A scan that was renamed, or is no longer given, is none: the others were segmented without it.
+    Volumes of different segmentations are never compared: of each person, the scans are those
+    that were segmented together last. A scan that has been removed since is in none of them.
     """
     done = {entry.case: entry for entry in entries if entry.status == "done"}
-    persons: dict[str, list[Entry]] = defaultdict(list)
+    # Of each person, those that were segmented together: the scans in it and what they hold.
+    found: dict[str, dict[frozenset[Any], list[Entry]]] = {}
     for entry in done.values():
-        fact = entry.result.get("longitudinal")
-        if fact is not None and _is_current(fact, done):
-            persons[fact["person"]].append(entry)
+        if "longitudinal" in entry.result:
+            person = entry.result["longitudinal"]["person"]
+            groups = found.setdefault(person, {})
+            groups.setdefault(_together(entry), []).append(entry)
     ordered = {}
-    for name, scans in persons.items():
-        if len(scans) > 1:
-            ordered[name] = _in_order_of_time(scans)
+    for person, groups in found.items():
+        current = [
+            group
+            for scans, group in groups.items()
+            # One of which a scan has another result by now is left over.
+            if len(group) > 1
+            and all(_together(done[case]) == scans for case, _ in scans if case in done)
+        ]
+        if current:
+            last = max(
+                current, key=lambda group: max(entry.finished for entry in group)
+            )
+            ordered[person] = _in_order_of_time(last)
     return ordered
 
 
-def _is_current(fact: Mapping[str, Any], done: Mapping[str, Entry]) -> bool:
-    """Whether all results of scans that a scan was segmented with are of that same run."""
-    scans = fact.get("scans", {})
-    for case in scans:
-        if case in done:
-            other = done[case].result.get("longitudinal") or {}
-            if other.get("scans") != scans:
-                return False
-    return True
+def _together(entry: Entry) -> frozenset[Any]:
+    """The scans that a scan was segmented with, itself among them, and what each held then."""
+    return frozenset(entry.result.get("longitudinal", {}).get("scans", {}).items())
 
 
 def _in_order_of_time(scans: Sequence[Entry]) -> list[Entry]:

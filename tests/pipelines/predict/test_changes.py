@@ -11,14 +11,24 @@ from trinat.pipelines.predict.changes import write_changes
 from trinat.pipelines.predict.entry import Entry
 
 
-def scan(case: str, mm3: float, year: float | None, **result: object) -> Entry:
+def scan(
+    case: str,
+    mm3: float,
+    year: float | None,
+    together: str = "",
+    finished: str = "1",
+    **result: object,
+) -> Entry:
+    """A scan of Anna's that was segmented with those that `together` names, "a b"."""
     fact = {
         "person": "anna",
         "group": "",
         "year": year,
+        "scans": {name: f"digest of {name}" for name in together.split()},
         "volumes_mm3": {"Brain-Stem": mm3},
     }
-    return Entry(case, "done", result={"model": "own", "longitudinal": fact, **result})
+    facts = {"model": "own", "longitudinal": fact, **result}
+    return Entry(case, "done", result=facts, finished=finished)
 
 
 def volumes(folder: Path, *scans: Entry) -> tuple[str, str]:
@@ -43,13 +53,14 @@ def test_scans_are_in_the_order_of_time_or_else_of_their_names(
     tmp_path: Path, years, first_and_last
 ) -> None:
     scans = [
-        scan(f"visit-{n}", float(n), year) for n, year in enumerate(years, start=1)
+        scan(f"visit-{n}", float(n), year, "visit-1 visit-2 visit-3")
+        for n, year in enumerate(years, start=1)
     ]
     assert volumes(tmp_path, *scans) == first_and_last
 
 
 def test_structures_that_no_scan_has_do_not_stop_the_run(tmp_path: Path) -> None:
-    assert write_changes(tmp_path, [scan("a", 0, 1.0), scan("b", 0, 2.0)])
+    assert write_changes(tmp_path, [scan("a", 0, 1.0, "a b"), scan("b", 0, 2.0, "a b")])
     assert len((tmp_path / "changes.tsv").read_text().splitlines()) == 1
 
 
@@ -153,3 +164,40 @@ def test_a_head_of_another_size_is_named_and_in_no_change(tmp_path: Path) -> Non
     (_, second) = table(tmp_path / "timepoints.tsv")
     assert second["left_out"].startswith("the head is 2.06 % larger along one axis")
     assert "2.06 % larger along one axis" in (tmp_path / "changes.html").read_text()
+
+
+def test_a_scan_that_was_removed_since_is_compared_with_no_other(
+    tmp_path: Path,
+) -> None:
+    """Of a, b and c, c was removed: its volume is of another segmentation than the new ones."""
+    left_over = scan("c", 9.0, 2022, "a b c")
+    new = [scan("a", 1.0, 2020, "a b", "2"), scan("b", 2.0, 2021, "a b", "2")]
+    assert volumes(tmp_path, left_over, *new) == ("1.0", "2.0")
+    assert "\tc\t" not in (tmp_path / "timepoints.tsv").read_text()
+
+
+def test_a_person_who_is_half_replaced_has_no_changes_until_all_is(
+    tmp_path: Path,
+) -> None:
+    """A run that stopped between two files of a person, and the last of two that was removed."""
+    old = scan("b", 2.0, 2021, "a b c"), scan("c", 3.0, 2022, "a b c")
+    assert not write_changes(tmp_path, [scan("a", 1.0, 2020, "a b", "2"), *old])
+    alone = Entry("a", "done", result={"model": "own"})
+    assert not write_changes(tmp_path, [alone, old[0], scan("c", 3.0, 2022, "a c")])
+
+
+def test_scans_that_were_renamed_are_compared_as_they_are_named_now(
+    tmp_path: Path,
+) -> None:
+    old = [scan("a", 1.0, 2020, "a b"), scan("b", 2.0, 2021, "a b")]
+    new = [
+        scan("c", 3.0, 2020, "c d", "2"),
+        scan("d", 4.0, 2021, "c d", "2"),
+    ]
+    assert volumes(tmp_path, *new, *old) == ("3.0", "4.0")
+
+
+def test_a_scan_whose_labels_were_corrected_leaves_the_others(tmp_path: Path) -> None:
+    kept = Entry("b", "skipped", model="a hash")
+    others = [scan("a", 1.0, 2020, "a b c"), scan("c", 3.0, 2022, "a b c")]
+    assert volumes(tmp_path, kept, *others) == ("1.0", "3.0")
