@@ -106,8 +106,8 @@ class Result(Prediction):
         """Volume of what lies inside the skull, in mm³; None where it is not known.
 
         It is that of `brain_mask()`. It is not known for models that do not find all fluid around
-        the brain, for scans without a skull, and where the field of view ends inside it:
-        `measures_note` says which.
+        the brain, for scans that do not show the skull on all sides, and where the field of view
+        ends inside it: `measures_note` says which.
 
         Examples
         --------

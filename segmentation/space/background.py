@@ -29,6 +29,8 @@ _SAMPLE_MM = 1.0
 # What is brighter than this share of the bright end is tissue. Cerebrospinal fluid, the darkest
 # that matters, is at a quarter; air at magnitude noise of a strong surface coil below a tenth.
 TISSUE = 0.15
+# What is darker than this share of it may be nothing but noise.
+AIR = 0.1
 _BRIGHT_PERCENTILE = 98
 # The first guess at the bright end: what a tenth of a litre exceeds. Counted as a volume and not
 # as a share, it is the same however much air there is.
@@ -41,7 +43,7 @@ _CORNERS = 4
 # The darkest voxels may be outliers: one in so many.
 _OUTLIERS = 1000
 # Air is more than this share of a scan in which a head is whole. Dark tissue is less.
-_AIR = 0.2
+_LEAST_AIR = 0.2
 # Noise of magnitudes ends at nothing: its values lie closer there than between a twentieth and
 # the middle, by this factor (Rayleigh's 3.1, a normal distribution 1.1).
 _ONE_SIDED = 2.0
@@ -168,7 +170,7 @@ def _level_of(ranked: Ranked, bright: float) -> tuple[float, bool]:
     end = ranked.searchsorted(tissue_threshold(darkest, bright), "right")
     dark = ranked[:end]
     # Where all is equally bright, all of it is tissue.
-    if len(dark) < _AIR * len(ranked) or len(dark) == len(ranked):
+    if len(dark) < _LEAST_AIR * len(ranked) or len(dark) == len(ranked):
         return darkest, False
     low = dark[len(dark) // 20]
     middle = dark[len(dark) // 2]

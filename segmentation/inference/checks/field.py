@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from trinat.segmentation.inference.checks.evidence import Evidence, Finding, above, some
 from trinat.segmentation.inference.checks.limits import Limits
+from trinat.segmentation.space.background import AIR
 
 Points = NDArray[np.float32]
 
@@ -22,10 +23,10 @@ _NAMED_MM2 = 60
 
 
 def check_field_of_view(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Labels that end in one plane where the image, or what it holds but zeros, ends.
+    """Labels that end in one plane where the scan ends, or where it is as dark as air.
 
     Fluid around the brain does not count: a stripped scan may end in it as it likes. A brain that
-    was stripped of its skull ends at zeros everywhere, but its surface is round: no plane holds
+    was stripped of its skull ends in the dark everywhere, but its surface is round: no plane holds
     much of it.
     """
     area, structures = find_cut(evidence)
@@ -75,7 +76,10 @@ def _names_of(classes: NDArray[np.uint8], evidence: Evidence) -> tuple[str, ...]
 
 
 def _empty(evidence: Evidence) -> NDArray[np.bool_]:
-    """Where the scan holds nothing: beyond its end, or 0; with one more voxel on each side."""
+    """Where the scan holds nothing: beyond its end, or as dark as air.
+
+    With one more voxel on each side.
+    """
     x, y, z = evidence.image.shape
     empty = np.zeros((x + 2, y + 2, z + 2), bool)
     to_scan = np.linalg.inv(evidence.scan.affine) @ evidence.image.affine
@@ -87,7 +91,7 @@ def _empty(evidence: Evidence) -> NDArray[np.bool_]:
         place = start + (along_i * i + along_j * j + along_k * k)
         # A voxel reaches half its size beyond its centre.
         empty |= (place < -0.5) | (place > count - 0.5)
-    empty[1:-1, 1:-1, 1:-1] |= evidence.image.data == 0
+    empty[1:-1, 1:-1, 1:-1] |= evidence.image.data < AIR
     return empty
 
 

@@ -54,9 +54,10 @@ class Limits:
     # Share of the layer outside of the brain that is as bright as cortex. Whole heads have up to
     # 0.26, stripped ones less than 0.1; heads that lost a quarter of the brain 0.55 to 0.63.
     like_cortex: Pair = (0.35, _NEVER)
-    # Share of the place of skull and scalp that is empty: whole heads have up to 0.1, stripped
-    # scans 0.8 and more. Beyond it there is no intracranial volume.
-    stripped: float = 0.5
+    # Share of tissue in the place of skull and scalp, on the side that shows least of it: whole
+    # heads have 0.18 and more, heads that were stripped, partly or with a margin of 3 mm, up to
+    # 0.03. Below it there is no intracranial volume.
+    skull: float = 0.1
     # Brightness of white matter, of that of cortex: T1 has 1.15 to 1.9, T2 below 1.
     contrast: Pair = (1.08, 1.0)
     # Share of white matter that has its greatest value, to the last digit.

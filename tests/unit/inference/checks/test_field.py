@@ -49,11 +49,12 @@ def test_a_scan_that_ends_before_the_working_grid_does_cuts_as_well() -> None:
     assert area == np.count_nonzero(BRAIN[:, :, 54])
 
 
-def test_zeros_that_begin_in_the_brain_cut_it_too() -> None:
+@pytest.mark.parametrize("level", [0.0, 0.001, 0.03])
+def test_a_background_that_begins_in_the_brain_cuts_it_too(level: float) -> None:
     found = labels()
     found[50:] = 0
     image = np.ones(SHAPE)
-    image[50:] = 0
+    image[50:] = np.random.default_rng(0).uniform(0, 2 * level, (30, 80, 80))
     area, _ = find_cut(evidence(found, image))
     assert area == np.count_nonzero(BRAIN[49])
 

@@ -12,7 +12,7 @@ from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.checks.field import check_field_of_view, find_cut
 from trinat.segmentation.inference.checks.inside import (
-    empty_share_outside,
+    skull_shares,
     why_not_measured,
 )
 from trinat.segmentation.inference.checks.limits import LIMITS
@@ -42,15 +42,54 @@ def head(skull: float = 1.0) -> Evidence:
     )
 
 
+def with_image(image: np.ndarray) -> Evidence:
+    return replace(head(), image=Volume(image.astype(np.float32), np.eye(4)))
+
+
 def test_a_whole_head_can_be_measured() -> None:
-    assert empty_share_outside(head(), INSIDE) == 0
+    np.testing.assert_array_equal(skull_shares(head(), INSIDE), 1)
     assert why_not_measured(head(), INSIDE, LIMITS) == ""
 
 
-def test_a_stripped_scan_cannot() -> None:
-    assert empty_share_outside(head(skull=0.0), INSIDE) == 1
-    why = why_not_measured(head(skull=0.0), INSIDE, LIMITS)
+@pytest.mark.parametrize("noise", [0.0, 0.002, 0.05])
+def test_a_stripped_scan_cannot_whatever_its_background_is(noise: float) -> None:
+    drawn = np.random.default_rng(0).rayleigh(noise, SHAPE)
+    stripped = with_image(np.where(INSIDE, 0.5, drawn))
+    assert skull_shares(stripped, INSIDE).max() < 0.02
+    assert why_not_measured(stripped, INSIDE, LIMITS) == "the scan shows no skull"
+
+
+def test_neither_can_a_scan_that_was_stripped_on_one_side() -> None:
+    image = head().image.data.copy()
+    image[:30][~INSIDE[:30]] = 0
+    why = why_not_measured(with_image(image), INSIDE, LIMITS)
+    assert why == "the scan does not show the skull on all sides"
+
+
+def test_neither_can_one_that_was_stripped_with_a_margin() -> None:
+    image = np.where(ball(SHAPE, 28), 0.5, 0)
+    why = why_not_measured(with_image(image), INSIDE, LIMITS)
     assert why == "the scan shows no skull"
+
+
+def test_a_defaced_head_can_be_measured() -> None:
+    image = head().image.data.copy()
+    image[:, 55:, :35] = 0  # in front, below the middle
+    assert why_not_measured(with_image(image), INSIDE, LIMITS) == ""
+
+
+@pytest.mark.parametrize("level", [0.0, 0.001, 0.05])
+def test_a_top_that_is_missing_is_one_in_the_scans_own_array(level: float) -> None:
+    gone = np.zeros(SHAPE, bool)
+    gone[:, :, 55:] = True
+    image = np.where(gone, level, head().image.data)
+    labels = np.where(gone, 0, head().indices.data).astype(np.uint8)
+    cut = replace(with_image(image), indices=Volume(labels, np.eye(4)))
+    why = why_not_measured(cut, labels > 0, LIMITS)
+    assert why == (
+        "the field of view ends inside the skull, in CSF, Left-Cerebral-White-Matter"
+    )
+    assert [finding.rejects for finding in check_field_of_view(cut, LIMITS)] == [False]
 
 
 def test_neither_can_a_scan_that_ends_inside_the_skull() -> None:
