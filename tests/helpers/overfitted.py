@@ -88,17 +88,23 @@ def _train(view: View, classes: int, scheme) -> QuickNat:
     if view is View.SAGITTAL:
         indices = scheme.merged.to_merged[indices]
         classes = len(scheme.merged.scheme)
-    images = to_slices(torch.from_numpy(conformed.volume.data), view)[:, None]
-    targets = to_slices(torch.from_numpy(indices.astype(np.int64)), view)
+    # The head without most of the air around it, of which there is nothing to learn.
+    head = (slice(4, 60),) * 3
+    image = torch.from_numpy(conformed.volume.data[head])
+    images = to_slices(image, view)[:, None]
+    targets = to_slices(torch.from_numpy(indices[head].astype(np.int64)), view)
     with torch.random.fork_rng([]):
         torch.manual_seed(1)
         network = QuickNat(SMALL.model_copy(update={"classes": classes}))
         optimiser = torch.optim.AdamW(network.parameters(), 0.02)
+        # Most of a slice is background.
+        weights = torch.ones(classes)
+        weights[0] = 0.2
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 0.02, STEPS)
         for step in range(STEPS):
             part = slice(step % PART, None, PART)
             loss = torch.nn.functional.cross_entropy(
-                network(images[part]), targets[part]
+                network(images[part]), targets[part], weights
             )
             optimiser.zero_grad()
             loss.backward()
