@@ -26,6 +26,7 @@ from trinat.segmentation.inference.checks.brightness import (
     check_saturation,
     tissue_contrast,
 )
+from trinat.segmentation.inference.checks.continuity import check_continuity
 from trinat.segmentation.inference.checks.evidence import (
     ENOUGH_MM3,
     Evidence,
@@ -144,6 +145,7 @@ CHECKS: Sequence[Check] = (
     check_missing,  # missing
     check_sides,  # sides, other_sides: never rejects
     check_lesions,  # lesion_mm3: never rejects
+    check_continuity,  # jump, still: never rejects
     check_bands,  # bands
     check_edges,  # edges
     check_noise,  # noise

@@ -69,6 +69,10 @@ class Limits:
     # Step from a voxel of white matter to one of cortex, of the whole difference, along the axis
     # that shows least of it.
     edges: Pair = (0.26, 0.1)
+    # Change from a slice to the next, of that around: sound heads have 0.8 to 1.45, heads that lost
+    # two slices 1.7 and more, halves shifted by 4 mm 1.8, repeated slices 0.
+    jump: Pair = (1.6, _NEVER)
+    still: float = 0.3
     # Of places that are dark or bright; sound brains have none, but for 100 mm³.
     lesion_mm3: float = 200.0
     # The largest distance between neighbouring voxels.
