@@ -23,6 +23,9 @@ Floats = NDArray[np.float32]
 _WHITE = 300.0
 _LEFT_WHITE_MATTER, _RIGHT_WHITE_MATTER = 2, 41
 _BRAIN_STEM = 16
+_CORTEX = (3, 42)
+# How many voxels a scan is padded by on each side.
+_PADDED = 40
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,6 +280,75 @@ def mirrored(head: Head, _strength: float, _: np.random.Generator) -> Damaged:
     return Damaged(as_scan(head.image[::-1], head.affine), head.affine)
 
 
+def offset(head: Head, shift: float, _: np.random.Generator) -> Damaged:
+    """A constant is added, of the brightness of white matter: of voxels below 0 too."""
+    whole = np.rint((head.image + np.float32(shift)) * _WHITE)
+    return Damaged(Volume(whole.astype(np.int32), head.affine), head.affine)
+
+
+def padded(head: Head, value: float, _: np.random.Generator) -> Damaged:
+    """Forty voxels of a constant on each side, of the brightness of white matter."""
+    whole = np.rint(head.image * _WHITE).astype(np.int32)
+    wide = np.pad(whole, _PADDED, constant_values=round(value * _WHITE))
+    affine = head.affine.copy()
+    affine[:3, 3] -= affine[:3, :3] @ np.full(3, _PADDED)
+    return Damaged(Volume(wide, affine), affine)
+
+
+def stripped_in_noise(head: Head, share: float, draw: np.random.Generator) -> Damaged:
+    """The brain alone, in magnitude noise of the brightness of white matter."""
+    brain = ndimage.binary_fill_holes(ndimage.binary_dilation(head.brain, iterations=2))
+    air = share * draw.rayleigh(size=head.image.shape)
+    return _same_place(head, np.where(brain, head.image, air).astype(np.float32))
+
+
+def cut_top_noise(head: Head, depth_mm: float, draw: np.random.Generator) -> Damaged:
+    """Noise of air from so far below the highest brain."""
+    top = int(np.flatnonzero(head.brain.any(axis=(0, 1))).max())
+    gone = np.zeros(head.image.shape, bool)
+    gone[:, :, top + 1 - round(depth_mm) :] = True
+    air = 0.02 * draw.rayleigh(size=head.image.shape)
+    return _same_place(head, np.where(gone, air, head.image).astype(np.float32), gone)
+
+
+def slices_lost(head: Head, count: float, _: np.random.Generator) -> Damaged:
+    """So many axial slices are missing in the middle, and the header does not know it."""
+    middle = int(np.argwhere(head.brain)[:, 2].mean())
+    missing = np.s_[middle : middle + round(count)]
+    kept = np.delete(head.image, missing, axis=2)
+    gone = np.zeros(kept.shape, bool)
+    # What is above has come down; only what is below is where the header says.
+    gone[:, :, middle:] = True
+    return Damaged(as_scan(kept, head.affine), head.affine, gone)
+
+
+def shifted_halves(head: Head, shift_mm: float, _: np.random.Generator) -> Damaged:
+    """The left half of the head lies so much higher than the right one."""
+    middle = int(np.argwhere(head.brain)[:, 0].mean())
+    voxels = round(shift_mm)
+    image = head.image.copy()
+    image[:middle] = 0
+    image[:middle, :, voxels:] = head.image[:middle, :, : head.image.shape[2] - voxels]
+    gone = np.zeros(head.image.shape, bool)
+    gone[:middle] = True
+    return _same_place(head, image, gone)
+
+
+def grey_mass(head: Head, radius_mm: float, _: np.random.Generator) -> Damaged:
+    """A mass as bright as cortex in the left half's white matter, where it is deepest."""
+    white = head.numbers == _LEFT_WHITE_MATTER
+    cortex = float(np.median(head.image[np.isin(head.numbers, _CORTEX)]))
+    inside = _ball_at(head, _deepest(white), radius_mm) & head.brain
+    return _same_place(head, _with_blob(head, inside, cortex))
+
+
+def bright_mass(head: Head, radius_mm: float, _: np.random.Generator) -> Damaged:
+    """A mass brighter than white matter in the left half of it, where it is deepest."""
+    white = head.numbers == _LEFT_WHITE_MATTER
+    inside = _ball_at(head, _deepest(white), radius_mm) & head.brain
+    return _same_place(head, _with_blob(head, inside, 1.3))
+
+
 KINDS: tuple[Kind, ...] = (
     Kind("cut top", "mm", cut_top, (10, 20, 30, 45, 60)),
     Kind("cut side, zeros", "mm", cut_side, (10, 20, 30, 45, 60)),
@@ -309,6 +381,19 @@ KINDS: tuple[Kind, ...] = (
     Kind("wrong size", "times", wrong_size, (0.7, 0.85, 1.15, 1.3, 1.5)),
     Kind("wrong turn", "°", wrong_turn, (10, 20, 35, 60, 90)),
     Kind("cut bottom", "mm", cut_bottom, (10, 20, 30, 45, 60)),
+    Kind("offset", "of white matter", offset, (-3.0, -0.5, 0.05, 0.5, 3.0)),
+    Kind("padding", "of white matter", padded, (-3.0, -0.2, 0.3, 1.0, 10.0)),
+    Kind(
+        "stripped, noise around",
+        "of white matter",
+        stripped_in_noise,
+        (0.005, 0.01, 0.02, 0.05, 0.1),
+    ),
+    Kind("cut top, noise", "mm", cut_top_noise, (10, 15, 20, 30, 45)),
+    Kind("slices lost", "slices", slices_lost, (1, 2, 3, 5, 8)),
+    Kind("shifted halves", "mm", shifted_halves, (1, 2, 4, 8, 12)),
+    Kind("grey mass", "mm radius", grey_mass, (5, 10, 15, 20, 28)),
+    Kind("mass in white matter", "mm radius", bright_mass, (5, 10, 15, 20, 28)),
 )
 
 # Nothing in such a scan is out of order: no check can see it.

@@ -27,7 +27,16 @@ from trinat.segmentation.io.files import atomic_text
 
 Attack = Callable[[Try], None]
 
-_IN_PROCESS = ("scans", "texts", "tables", "bombs", "downloads", "models", "web")
+_IN_PROCESS = (
+    "scans",
+    "background",
+    "texts",
+    "tables",
+    "bombs",
+    "downloads",
+    "models",
+    "web",
+)
 _OF_COMMANDS = ("surroundings", "blows", "output", "numbers")
 # A family's turn: as many tries as fit in so long, at least one.
 _TURN_S = 3.0
