@@ -89,7 +89,7 @@ def find_steps(evidence: Evidence) -> list[Step]:
 
 
 def _changes(evidence: Evidence, axis: int) -> NDArray[np.float64]:
-    """The mean change from each slice to the next, of brightness; NaN where there is little brain."""
+    """The mean change from each slice to the next; NaN where there is little brain."""
     image = np.moveaxis(evidence.image.data, axis, 0)
     brain = np.moveaxis(evidence.brain, axis, 0)
     both = brain[1:] & brain[:-1]

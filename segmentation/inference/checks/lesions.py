@@ -1,4 +1,4 @@
-"""Whether there is something in the brain that belongs to no structure: a dark or a bright place.
+"""Whether something in the brain belongs to no structure: a dark, a bright or a grey place.
 
 Brightness is measured against the white matter around, so that a coil's shading is no lesion.
 """
@@ -40,6 +40,17 @@ _BELOW_CORTEX = 0.8
 _BRIGHT_RADIUS = 2
 _DARK_RADIUS = 1
 _FLUID_RADIUS = 3
+# A mass in white matter is labelled as a part of it, and then what is around it looks dark. So a
+# large bright place is compared with the white matter just beyond its edge. Shading has no edge.
+_BRIGHT_MASS = 1.12
+_EDGE = 1.15
+_MASS_RADIUS = 3
+# As grey as cortex, by shares of what white matter is above it. No cortex is so thick, folds that
+# touch each other among it.
+_GREY = (-0.3, 0.4)
+_GREY_RADIUS = 4
+# Structures that are as grey and as thick.
+_GREY_STRUCTURES = NO_TISSUE | {"subcortical", "brainstem", "cerebellum"}
 _NAMED = 2
 
 
@@ -55,7 +66,7 @@ class Place:
 
 
 def check_lesions(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Dark places in white matter, fluid outside ventricles, and bright places anywhere.
+    """Dark and grey places in white matter, fluid outside ventricles, bright places anywhere.
 
     Findings never reject: a lesion is a reason to look, and the segmentation around it may be good.
     """
@@ -93,11 +104,40 @@ def find_places(evidence: Evidence) -> dict[str, Place]:
     dark_as_fluid = brain & ~fluid & (image < fluid_brightness / white)
     dark_places = _opened(darker_than_cortex, _DARK_RADIUS)
     dark_places |= _opened(dark_as_fluid, _FLUID_RADIUS)
-    bright = brain & (image > _BRIGHT)
+    bright_places = _opened(brain & (image > _BRIGHT), _BRIGHT_RADIUS)
+    bright_places |= _bright_masses(evidence, brain, weights)
+    darkest, brightest = (
+        (cortex + share * (white - cortex)) / white for share in _GREY
+    )
+    thick = block_sums(evidence.mask(_GREY_STRUCTURES - {"background"})) > 0
+    grey = brain & ~thick & (image > darkest) & (image < brightest)
     return {
         "dark": _place(evidence, dark_places),
-        "bright": _place(evidence, _opened(bright, _BRIGHT_RADIUS)),
+        "bright": _place(evidence, bright_places),
+        "grey": _place(evidence, _opened(grey, _GREY_RADIUS)),
     }
+
+
+def _bright_masses(evidence: Evidence, brain: Mask, weights: Floats) -> Mask:
+    """Large places that are brighter than the white matter beyond their edge, in blocks.
+
+    `weights` are the voxels of white matter in each block.
+    """
+    assert evidence.brightness is not None
+    white, _ = evidence.brightness
+    means = block_sums(evidence.image.data) / VOXELS
+    places = _opened(brain & (means > _BRIGHT_MASS * white), _MASS_RADIUS)
+    parts, count = ndimage.label(places)
+    masses = np.zeros_like(places)
+    for number in range(1, count + 1):
+        part = parts == number
+        rim = part & ~ndimage.binary_erosion(part, iterations=2)
+        near = ndimage.binary_dilation(part)
+        beyond = ndimage.binary_dilation(part, iterations=3) & ~near
+        around = beyond & (weights == VOXELS)
+        if around.any() and np.median(means[rim]) > _EDGE * np.median(means[around]):
+            masses |= part
+    return masses
 
 
 def _relative_to_white_matter(evidence: Evidence, weights: Floats) -> Floats:

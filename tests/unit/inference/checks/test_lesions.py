@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers.evidence import CORTEX, LEFT_VENTRICLE, WHITE, ball, evidence
+from helpers.evidence import (
+    CORTEX,
+    LEFT,
+    LEFT_VENTRICLE,
+    WHITE,
+    ball,
+    evidence,
+)
 
 from trinat.segmentation.inference.checks.lesions import check_lesions, find_places
 from trinat.segmentation.inference.checks.limits import LIMITS
@@ -59,3 +66,33 @@ def test_white_matter_without_any_brightness_is_compared_with_nothing() -> None:
 def test_where_cortex_is_the_brighter_one_nothing_is_compared() -> None:
     given = evidence(BRAIN, np.where(BLOB, 0.3, np.array([0.0, 0.7, 1.0])[BRAIN]))
     assert find_places(given) == {}
+
+
+# As large in its white matter as a mass of 20 mm is in a brain's.
+MASS = ball(SHAPE, 16)
+
+
+def test_a_large_bright_mass_is_measured_against_what_is_beyond_its_edge() -> None:
+    """It is labelled as white matter, so that the mean around it is as bright as itself."""
+    given = evidence(BRAIN, np.where(MASS, 1.25, SOUND))
+    (finding,) = check_lesions(given, LIMITS)
+    assert finding.reason.startswith("a bright place of ")
+    assert finding.structures[0] == "white"
+
+
+def test_shading_without_an_edge_is_no_mass() -> None:
+    shading = np.exp(np.linspace(-0.55, 0.55, SHAPE[0]))[:, None, None]
+    assert find_places(evidence(BRAIN, SOUND * shading))["bright"].mm3 == 0
+
+
+def test_a_grey_mass_that_is_labelled_as_cortex_is_found() -> None:
+    found = np.where(MASS, CORTEX, BRAIN).astype(np.uint8)
+    (finding,) = check_lesions(evidence(found, np.where(MASS, 0.7, SOUND)), LIMITS)
+    assert finding.reason.startswith("a grey place of ")
+    assert finding.structures[0] == "cortex"
+
+
+def test_a_nucleus_that_is_as_grey_is_no_mass() -> None:
+    found = np.where(MASS, LEFT, BRAIN).astype(np.uint8)
+    given = evidence(found, np.where(MASS, 0.7, SOUND))
+    assert find_places(given)["grey"].mm3 == 0
