@@ -20,9 +20,6 @@ from trinat.segmentation.longitudinal.person import (
 from trinat.segmentation.longitudinal.space import Head, heads_of
 from trinat.segmentation.timing import stage, timed
 
-# Two scans of one head differ by less in size: 0.3 % at most in true pairs, 2.1 % in scans that are
-# 2 % too large (docs/longitudinal.md).
-_SAME_SIZE_PERCENT = 1.0
 # What is noted of a scan that has no others to be compared with.
 ONLY_SCAN = "no other scan of this person to compare with: segmented by itself"
 
@@ -115,7 +112,7 @@ def _take_result(person: PersonInProgress, together: Together, number: int) -> N
         "volumes_mm3": volumes,
     }
     stretch = person.stretches_percent[number]
-    if abs(stretch) > _SAME_SIZE_PERCENT:
+    if stretch:
         scan.longitudinal["stretch_percent"] = round(stretch, 2)
 
 

@@ -26,6 +26,11 @@ Matrix = NDArray[np.float64]
 # less for two (docs/notes/longitudinal.md).
 SAME_HEAD = 0.75
 _GRID_MM = 1.0
+# Lengths of one head differ by less in two scans: by 0.4 mm in true pairs, by 2.4 mm and more where
+# one scan is 2 % too large (docs/longitudinal.md).
+_SAME_SIZE_MM = 2.0
+# What is darker is no head, on the working scale.
+_HEAD = 0.2
 # Four times halved, as the networks do it, a side of this many voxels stays whole.
 _SIDE_MULTIPLE = 16
 _LARGEST = 256
@@ -51,8 +56,8 @@ class Head:
     """Scans that show one head: their numbers, and how each is aligned to the first of them.
 
     `stretches_percent` is how much larger or smaller the head is in each scan than in the first,
-    along the axis where that is most. `is_mirrored` where it is another of the heads, with left and
-    right exchanged.
+    along the axis where that is most; 0 where it has one size. `is_mirrored` where it is another of
+    the heads, with left and right exchanged.
     """
 
     scans: tuple[int, ...]
@@ -81,9 +86,7 @@ def heads_of(images: Sequence[Volume]) -> list[Head]:
                 continue
             members[number] = aligned
             mirrored.discard(number)
-            stretched[number] = _largest_percent(
-                stretches(first, image, aligned.matrix)
-            )
+            stretched[number] = _stretch_percent(first, image, aligned.matrix)
             break
         else:
             found.append({number: itself})
@@ -95,10 +98,13 @@ def heads_of(images: Sequence[Volume]) -> list[Head]:
     return sorted(heads, key=lambda head: -len(head.scans))
 
 
-def _largest_percent(factors: NDArray[np.float64]) -> float:
-    """The factor that is farthest from 1, as a change in per cent."""
-    changes = 100 * (factors - 1)
-    return float(changes[np.argmax(np.abs(changes))])
+def _stretch_percent(first: Volume, second: Volume, matrix: Matrix) -> float:
+    """How much larger the second head is along the axis where that is most; 0 of one size."""
+    percents = 100 * (stretches(first, second, matrix) - 1)
+    percent = float(percents[np.argmax(np.abs(percents))])
+    head = np.argwhere(first.data > _HEAD)
+    length_mm = float(np.ptp(head, axis=0).max() * _GRID_MM)
+    return percent if abs(percent) / 100 * length_mm > _SAME_SIZE_MM else 0.0
 
 
 def person_space(

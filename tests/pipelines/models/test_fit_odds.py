@@ -186,3 +186,11 @@ def test_what_cannot_work_is_refused(data: Path, tmp_path: Path) -> None:
     with pytest.raises(EvaluationError, match=r"no scan can be used.*has nothing of"):
         fit(random_model(), tmp_path / "empty", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_it_is_said_what_a_model_may_be_called(data: Path, tmp_path: Path) -> None:
+    settings = OddsSettings(
+        str(random_model()), data / "scans", data / "truth", tmp_path / "my model"
+    )
+    with pytest.raises(ConfigError, match="'my model' is no name: use letters, digits"):
+        fit_model_odds(settings)

@@ -151,4 +151,4 @@ def test_a_mirrored_scan_is_no_scan_of_the_head() -> None:
     heads = heads_of([head, exchanged, lopsided((1.03, 1, 1))])
     assert [found.scans for found in heads] == [(0, 2), (1,)]
     assert [found.is_mirrored for found in heads] == [False, True]
-    assert heads[0].stretches_percent == pytest.approx((0, 3), abs=0.4)
+    assert heads[0].stretches_percent == pytest.approx((0, 3), abs=0.6)
