@@ -103,7 +103,7 @@ def _stretch_percent(first: Volume, second: Volume, matrix: Matrix) -> float:
     percents = 100 * (stretches(first, second, matrix) - 1)
     percent = float(percents[np.argmax(np.abs(percents))])
     head = np.argwhere(first.data > _HEAD)
-    length_mm = float(np.ptp(head, axis=0).max() * _GRID_MM)
+    length_mm = float((np.ptp(head, axis=0) * first.spacing_mm).max())
     return percent if abs(percent) / 100 * length_mm > _SAME_SIZE_MM else 0.0
 
 
