@@ -40,14 +40,13 @@ _BELOW_CORTEX = 0.8
 _BRIGHT_RADIUS = 2
 _DARK_RADIUS = 1
 _FLUID_RADIUS = 3
-# A mass in white matter is labelled as a part of it, and then what is around it looks dark. So a
-# large bright place is compared with the white matter just beyond its edge. Shading has no edge.
+# Large bright places, and how much brighter than beyond their edge.
 _BRIGHT_MASS = 1.12
 _EDGE = 1.15
 _MASS_RADIUS = 3
-# As grey as cortex, by shares of what white matter is above it. No cortex is so thick, folds that
-# touch each other among it.
-_GREY = (-0.3, 0.4)
+# As grey as cortex: darker than white matter by these shares of what cortex is. No cortex is so
+# thick, folds that touch each other among it.
+_GREY = (1.3, 0.6)
 _GREY_RADIUS = 4
 # Structures that are as grey and as thick.
 _GREY_STRUCTURES = NO_TISSUE | {"subcortical", "brainstem", "cerebellum"}
@@ -104,40 +103,50 @@ def find_places(evidence: Evidence) -> dict[str, Place]:
     dark_as_fluid = brain & ~fluid & (image < fluid_brightness / white)
     dark_places = _opened(darker_than_cortex, _DARK_RADIUS)
     dark_places |= _opened(dark_as_fluid, _FLUID_RADIUS)
+    # A mass in white matter that is labelled as such is the white matter around itself: large
+    # places are measured by the whole brain's, and must have an edge.
+    means = np.asarray(block_sums(evidence.image.data) / VOXELS / white, np.float32)
     bright_places = _opened(brain & (image > _BRIGHT), _BRIGHT_RADIUS)
-    bright_places |= _bright_masses(evidence, brain, weights)
-    darkest, brightest = (
-        (cortex + share * (white - cortex)) / white for share in _GREY
-    )
+    masses = _opened(brain & (means > _BRIGHT_MASS), _MASS_RADIUS)
+    bright_places |= _with_edge(masses, means, weights, (_EDGE, np.inf))
+
+    darkest, brightest = (1 - share * (1 - cortex / white) for share in _GREY)
     thick = block_sums(evidence.mask(_GREY_STRUCTURES - {"background"})) > 0
-    grey = brain & ~thick & (image > darkest) & (image < brightest)
+    around = brain & ~thick
+    grey_places = _opened(
+        around & (image > darkest) & (image < brightest), _GREY_RADIUS
+    )
+    masses = _opened(around & (means > darkest) & (means < brightest), _GREY_RADIUS)
+    grey_places |= _with_edge(masses, means, weights, (0, brightest))
     return {
         "dark": _place(evidence, dark_places),
         "bright": _place(evidence, bright_places),
-        "grey": _place(evidence, _opened(grey, _GREY_RADIUS)),
+        "grey": _place(evidence, grey_places),
     }
 
 
-def _bright_masses(evidence: Evidence, brain: Mask, weights: Floats) -> Mask:
-    """Large places that are brighter than the white matter beyond their edge, in blocks.
+def _with_edge(
+    places: Mask, means: Floats, weights: Floats, ratios: tuple[float, float]
+) -> Mask:
+    """The places whose rim has such a brightness, of that of the white matter just beyond it.
 
-    `weights` are the voxels of white matter in each block.
+    `means` is the brightness of blocks, `weights` their voxels of white matter. Shading is as
+    bright on either side.
     """
-    assert evidence.brightness is not None
-    white, _ = evidence.brightness
-    means = block_sums(evidence.image.data) / VOXELS
-    places = _opened(brain & (means > _BRIGHT_MASS * white), _MASS_RADIUS)
     parts, count = ndimage.label(places)
-    masses = np.zeros_like(places)
+    found = np.zeros_like(places)
     for number in range(1, count + 1):
         part = parts == number
         rim = part & ~ndimage.binary_erosion(part, iterations=2)
         near = ndimage.binary_dilation(part)
         beyond = ndimage.binary_dilation(part, iterations=3) & ~near
         around = beyond & (weights == VOXELS)
-        if around.any() and np.median(means[rim]) > _EDGE * np.median(means[around]):
-            masses |= part
-    return masses
+        if not around.any():
+            continue
+        ratio = np.median(means[rim]) / max(np.median(means[around]), 1e-3)
+        if ratios[0] < ratio < ratios[1]:
+            found |= part
+    return found
 
 
 def _relative_to_white_matter(evidence: Evidence, weights: Floats) -> Floats:
