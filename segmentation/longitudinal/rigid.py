@@ -33,8 +33,8 @@ _LEVELS_MM = (8.0, 4.0, 2.0)
 _MOST_STEPS = (20, 10, 10)
 # Sides and sizes of two heads are compared in voxels of this.
 _ROUGHLY_MM = 4.0
-# The mirror image of a mirrored scan is likelier by 0.09 and more, that of a true one less likely by
-# 0.06 and more.
+# The mirror image of a mirrored scan is likelier by 0.09 and more, that of a true one less likely
+# by 0.06 and more.
 _MORE_ALIKE = 0.02
 # Heads may be turned against each other: each of these is tried about each axis at first.
 _STARTS_DEG = (-25.0, 25.0)
