@@ -41,7 +41,9 @@ def show_people(
     for doubt in doubts:
         say(f"# not understood: {doubt}")
     if strict and doubts:
-        what = f"{len(doubts)} things are not understood, the first: {doubts[0]}"
+        what = f"not understood: {doubts[0]}"
+        if len(doubts) > 1:
+            what = f"{what}, and {len(doubts) - 1} more"
         raise DatasetError(what, where=table, remedy="mend the table")
 
 
