@@ -28,7 +28,7 @@ def test_every_view_is_exported_with_the_same_labels(tmp_path: Path) -> None:
     ]
     facts = {entry.key: entry.value for entry in onnx.load(paths[0]).metadata_props}
     assert json.loads(facts["classes"])[:2] == [
-        "Background",
+        "background",
         "Left-Cerebral-White-Matter",
     ]
     assert json.loads(facts["freesurfer"])[:2] == [0, 2]
