@@ -106,9 +106,12 @@ def _pictures(found: Prediction) -> list[tuple[str, str, tuple[str, str]]]:
     scheme = found.scheme
     colors = label_colors(scheme)
     indices = np.asarray(found.working.data)
-    brightest = 1.0
+    brightest = 0.0
     if indices.any():
         brightest = float(np.percentile(found.image.data[indices > 0], 99.5))
+    if brightest == 0:
+        # Nothing is labelled, or air alone.
+        brightest = 1.0
     # No face is shown: what is away from the brain is black.
     shades = np.where(far_from_brain(indices > 0), 0, found.image.data / brightest)
     pictures = []

@@ -8,17 +8,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 
 from helpers.miniatures import head_image, head_labels, turned
+from trinat.segmentation.grid import grown
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.models.checkpoint import save_model
 from trinat.segmentation.models.model_info import Description
 from trinat.segmentation.models.quicknat import QuickNat, QuickNatConfig
 from trinat.segmentation.space.conform import conform
+from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import View, to_slices
 
-STEPS = 60
+# Kept weights of each view, which write_weights made.
+WEIGHTS = Path(__file__).parent / "overfitted-weights"
+STEPS = 120
 # Each step sees a third of the slices, in turn.
 PART = 3
 SMALL = QuickNatConfig(
@@ -63,10 +68,17 @@ def random_model() -> Path:
 
 @cache
 def overfitted_model() -> Path:
-    """The folder of a model of three views that knows one head by heart."""
+    """The folder of a model of three views that knows one head by heart.
+
+    Its weights are kept: trained on another processor they would be others, and some learn less.
+    """
     folder = Path(tempfile.mkdtemp(prefix="trinat-overfitted-"))
     scheme = load_scheme("quicknat33")
-    networks = {view: _train(view, len(scheme), scheme) for view in View}
+    networks = {}
+    for view in View:
+        network = _network(view, scheme)
+        network.load_state_dict(load_file(WEIGHTS / f"{view.value}.safetensors"))
+        networks[view] = network.eval()
     absent = [
         label.name
         for label in scheme.labels[1:]
@@ -79,7 +91,8 @@ def overfitted_model() -> Path:
     return folder
 
 
-def _train(view: View, classes: int, scheme) -> QuickNat:
+def _train(view: View, scheme: LabelScheme) -> QuickNat:
+    """A network that learns one view of the miniature head, on one thread."""
     scan, truth = miniature()
     conformed = conform(scan, shape=None)
     indices = scheme.from_freesurfer(
@@ -87,27 +100,44 @@ def _train(view: View, classes: int, scheme) -> QuickNat:
     )
     if view is View.SAGITTAL:
         indices = scheme.merged.to_merged[indices]
-        classes = len(scheme.merged.scheme)
-    # The head without most of the air around it, of which there is nothing to learn.
-    head = (slice(4, 60),) * 3
-    image = torch.from_numpy(conformed.volume.data[head])
-    images = to_slices(image, view)[:, None]
+    # The head with a little of the air around it: of more there is nothing to learn.
+    scan_data = conformed.volume.data
+    head = grown(occupied_box(scan_data > 0), scan_data.shape, 8)
+    images = to_slices(torch.from_numpy(scan_data[head]), view)[:, None]
     targets = to_slices(torch.from_numpy(indices[head].astype(np.int64)), view)
-    with torch.random.fork_rng([]):
-        torch.manual_seed(1)
-        network = QuickNat(SMALL.model_copy(update={"classes": classes}))
-        optimiser = torch.optim.AdamW(network.parameters(), 0.02)
-        # Most of a slice is background.
-        weights = torch.ones(classes)
-        weights[0] = 0.2
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 0.02, STEPS)
-        for step in range(STEPS):
-            part = slice(step % PART, None, PART)
-            loss = torch.nn.functional.cross_entropy(
-                network(images[part]), targets[part], weights
-            )
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            schedule.step()
-    return network.eval()
+    torch.manual_seed(1)
+    network = _network(view, scheme)
+    optimiser = torch.optim.AdamW(network.parameters(), 0.02)
+    # Most of a slice is background.
+    weights = torch.ones(len(scheme.seen_in(view)))
+    weights[0] = 0.2
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 0.02, STEPS)
+    for step in range(STEPS):
+        part = slice(step % PART, None, PART)
+        loss = torch.nn.functional.cross_entropy(
+            network(images[part]), targets[part], weights
+        )
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        schedule.step()
+    return network
+
+
+def _network(view: View, scheme: LabelScheme) -> QuickNat:
+    """A small network of the classes that a view can show."""
+    classes = len(scheme.seen_in(view))
+    return QuickNat(SMALL.model_copy(update={"classes": classes}))
+
+
+def write_weights() -> None:
+    """Train the three views and keep their weights: `python -m helpers.overfitted` in tests/."""
+    torch.set_num_threads(1)
+    scheme = load_scheme("quicknat33")
+    for view in View:
+        weights = _train(view, scheme).state_dict()
+        save_file(dict(weights), WEIGHTS / f"{view.value}.safetensors")
+
+
+if __name__ == "__main__":
+    write_weights()

@@ -32,7 +32,9 @@ def test_rows_columns_units_and_doubts_are_shown(tmp_path: Path) -> None:
         "9\t\tF\t\t\t\t1500",
         "# not understood: row 3, age (months): 'x' is no number",
     ]
-    with pytest.raises(DatasetError, match=r"not understood: row 3, age \(months\): 'x'"):
+    with pytest.raises(
+        DatasetError, match=r"not understood: row 3, age \(months\): 'x'"
+    ):
         show_people(table(tmp_path), None, said.append, strict=True)
 
 

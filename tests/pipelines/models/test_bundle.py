@@ -307,7 +307,7 @@ def test_a_name_that_is_none_is_refused_in_one_line(
     three: list[Path], tmp_path: Path
 ) -> None:
     with pytest.raises(
-        ConfigError, match=re.escape("--name: name: String should match")
+        ConfigError, match=re.escape("--name: name: '../x' is no name")
     ) as caught:
         bundle(three, tmp_path / "out", name="../x")
     assert "\n" not in str(caught.value)

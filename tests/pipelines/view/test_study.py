@@ -14,7 +14,7 @@ from helpers.studies import write_study
 from trinat.pipelines.predict.ledger import Ledger, entries_in
 from trinat.pipelines.view.study import Study
 from trinat.pipelines.view.voxels import Voxels
-from trinat.segmentation.errors import ConfigError, InputError
+from trinat.segmentation.errors import ConfigError, InputError, IntegrityError
 from trinat.segmentation.io.volume import Volume
 
 
@@ -52,14 +52,14 @@ def test_the_scan_is_found_where_predict_read_it_or_among_the_images_named(
     assert moved.image(item) == tmp_path / "moved" / "scan2.nii.gz"
 
 
-def test_an_output_outside_the_folder_is_none_whatever_the_ledger_says(
-    out: Path,
-) -> None:
+def test_a_ledger_that_names_a_file_outside_the_folder_is_refused(out: Path) -> None:
     (out.parent / "secret_dseg.nii.gz").write_bytes(b"secret")
-    with Ledger(out / "run.jsonl") as ledger:
-        for _, entry in list(entries_in(out)):
-            ledger.add(replace(entry, outputs={"../secret_dseg.nii.gz": "0"}))
-    assert all(item.labels is None for item in Study(out, "anna").items)
+    ledger = out / "run.jsonl"
+    line = json.loads(ledger.read_text().splitlines()[-1])
+    line["outputs"] = {"../secret_dseg.nii.gz": "0"}
+    ledger.write_text(ledger.read_text() + json.dumps(line) + "\n")
+    with pytest.raises(IntegrityError, match="no entry of a ledger"):
+        _ = Study(out, "anna").items
 
 
 def test_label_maps_without_a_ledger_are_listed_too(out: Path) -> None:

@@ -90,11 +90,14 @@ def test_an_oblique_thick_sliced_scan_loses_little(segmenter: Predictor) -> None
 def test_mirrored_averaging_sees_a_mirrored_head_as_the_mirrored_result(
     segmenter,
 ) -> None:
-    scan, _ = miniature(seed=4)
-    flipped = Volume(np.ascontiguousarray(scan.data[::-1]), scan.affine)
-    plain = segmenter.segment(scan, mirror=True).indices.data
-    other = segmenter.segment(flipped, mirror=True).indices.data
-    agree = (SCHEME.partner_permutation[plain[::-1]] == other).mean()
+    image = segmenter.on_device(segmenter.prepare(miniature(seed=4)[0]))
+    everywhere = BrainRegion.whole(image.shape)
+    plain, other = (
+        segmenter.fuse(seen, everywhere, mirror=True)[0].fused.max(-1).indices
+        for seen in (image, image.flip(0))
+    )
+    partner = torch.from_numpy(SCHEME.partner_permutation.copy())
+    agree = (partner[plain.flip(0)] == other).float().mean()
     # Ties of bfloat16 apart.
     assert agree > 0.9995
 
@@ -194,15 +197,16 @@ def test_float32_and_bfloat16_agree() -> None:
 
 
 def test_batches_do_not_change_the_result() -> None:
-    scan, _ = miniature(seed=1)
-    one, other = (
-        Predictor.load(
+    # Everywhere: what is looked at of a slice depends on the slices beside it in a batch.
+    fused = []
+    for size in (1, 7):
+        segmenter = Predictor.load(
             overfitted_model(), device="cpu", precision="float32", batch=size
         )
-        .segment(scan)
-        .fused
-        for size in (1, 7)
-    )
+        image = segmenter.on_device(segmenter.prepare(miniature(seed=1)[0]))
+        found, _ = segmenter.fuse(image, BrainRegion.whole(image.shape))
+        fused.append(found.fused)
+    one, other = fused
     torch.testing.assert_close(one, other, atol=2e-3, rtol=0)
 
 

@@ -162,8 +162,10 @@ def test_a_model_for_any_contrast_does_not_ask_for_t1() -> None:
     assert not any("T1" in reason for reason in reasons)
 
 
-# Limits for a head of 25 ml, known by heart: whatever else is known of it.
+# Limits for a head of 25 ml, known by heart: whatever else is known of it. Its brain is a box,
+# whose flat sides look like cuts.
 MINIATURE = Limits(
+    cut_mm2=(2.0e3, 4.0e3),
     smallest_brain_mm3=(2.0e4, 1.0e4),
     largest_brain_mm3=(4.0e4, 8.0e4),
     missing=(99, 99),

@@ -69,7 +69,7 @@ def test_weights_that_do_not_fit_are_refused(
     [
         (set_key("format", to=2), "model format 2, and this version reads 1"),
         (set_key("colour", to=1), "colour: there is no such setting"),
-        (set_key("name", to="../a"), "name: String should match"),
+        (set_key("name", to="../a"), "name: '../a' is no name"),
         (set_key("architectures", to={}), "architectures: "),
         (
             set_key("architectures", "coronal", "kernel", to=4),
