@@ -83,6 +83,19 @@ class Grid:
         shape = to_shape(side.stop - side.start for side in box)
         return Grid(shape, affine)
 
+    def beyond(self, other: Grid) -> NDArray[np.bool_]:
+        """Which voxels have their centre beyond the last voxels of another grid, (X, Y, Z)."""
+        to_other = np.linalg.inv(other.affine) @ self.affine
+        x, y, z = self.shape
+        i, j, k = np.ogrid[:x, :y, :z]
+        is_beyond = np.zeros(self.shape, bool)
+        for axis, count in enumerate(other.shape):
+            along_i, along_j, along_k, start = to_other[axis]
+            place = start + (along_i * i + along_j * j + along_k * k)
+            # A voxel reaches half its size beyond its centre.
+            is_beyond |= (place < -0.5) | (place > count - 0.5)
+        return is_beyond
+
     def moved_by(self, matrix: NDArray[np.floating]) -> Grid:
         """The grid where a matrix (4, 4) takes its places, RAS mm to RAS mm."""
         return Grid(self.shape, matrix @ self.affine)

@@ -206,6 +206,7 @@ class Predictor:
         `remarks` are notes on how they came about; empty ones are none.
         """
         plan = conformed.plan.cropped(region.box)
+        _forget_beyond_the_scan(probabilities, plan)
         notes = (*conformed.volume.notes, *filter(None, remarks))
         agreement = None
         with stage("agreement"):
@@ -471,3 +472,17 @@ class Predictor:
     def _merged_views(self) -> tuple[View, ...]:
         """The views whose classes are merged: their networks do not tell left from right."""
         return tuple(view for view in self.views if self.model.is_merged(view))
+
+
+def _forget_beyond_the_scan(probabilities: Tensor, plan: ConformPlan) -> None:
+    """Where the working grid goes on beyond the scan all is background, in place.
+
+    Labels there are in no label map, so they must not be in pictures and grades either.
+    """
+    beyond = plan.working.beyond(plan.scan)
+    if not beyond.any():
+        return
+    outside = torch.from_numpy(beyond).to(probabilities.device)
+    probabilities[outside] = 0
+    background = probabilities[..., 0]
+    background[outside] = 1

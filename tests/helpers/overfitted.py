@@ -23,7 +23,7 @@ from trinat.segmentation.space.views import View, to_slices
 
 # Kept weights of each view, which write_weights made.
 WEIGHTS = Path(__file__).parent / "overfitted-weights"
-STEPS = 120
+STEPS = 500
 # Each step sees a third of the slices, in turn.
 PART = 3
 SMALL = QuickNatConfig(
@@ -107,11 +107,11 @@ def _train(view: View, scheme: LabelScheme) -> QuickNat:
     targets = to_slices(torch.from_numpy(indices[head].astype(np.int64)), view)
     torch.manual_seed(1)
     network = _network(view, scheme)
-    optimiser = torch.optim.AdamW(network.parameters(), 0.02)
+    optimiser = torch.optim.AdamW(network.parameters(), 0.01)
     # Most of a slice is background.
     weights = torch.ones(len(scheme.seen_in(view)))
-    weights[0] = 0.2
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 0.02, STEPS)
+    weights[0] = 0.3
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 0.01, STEPS)
     for step in range(STEPS):
         part = slice(step % PART, None, PART)
         loss = torch.nn.functional.cross_entropy(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from trinat.segmentation.grid import to_box
 from trinat.segmentation.inference.checks.evidence import Evidence, Finding, above, some
 from trinat.segmentation.inference.checks.limits import Limits
 from trinat.segmentation.space.background import AIR
@@ -80,17 +81,9 @@ def _empty(evidence: Evidence) -> NDArray[np.bool_]:
 
     With one more voxel on each side.
     """
-    x, y, z = evidence.image.shape
-    empty = np.zeros((x + 2, y + 2, z + 2), bool)
-    to_scan = np.linalg.inv(evidence.scan.affine) @ evidence.image.affine
-    # From the voxel before the first to the one behind the last.
-    i, j, k = np.ogrid[-1 : x + 1, -1 : y + 1, -1 : z + 1]
-    for axis, count in enumerate(evidence.scan.shape):
-        # Where each voxel is along an axis of the scan.
-        along_i, along_j, along_k, start = to_scan[axis]
-        place = start + (along_i * i + along_j * j + along_k * k)
-        # A voxel reaches half its size beyond its centre.
-        empty |= (place < -0.5) | (place > count - 0.5)
+    shape = evidence.image.shape
+    with_one_more = tuple(slice(-1, length + 1) for length in shape)
+    empty = evidence.image.grid.cut(to_box(with_one_more)).beyond(evidence.scan)
     empty[1:-1, 1:-1, 1:-1] |= evidence.image.data < AIR
     return empty
 

@@ -207,7 +207,9 @@ def test_batches_do_not_change_the_result() -> None:
         found, _ = segmenter.fuse(image, BrainRegion.whole(image.shape))
         fused.append(found.fused)
     one, other = fused
-    torch.testing.assert_close(one, other, atol=2e-3, rtol=0)
+    # The sagittal view is divided by ratios of half precision.
+    torch.testing.assert_close(one, other, atol=1e-2, rtol=0)
+    assert torch.equal(one.max(-1).indices, other.max(-1).indices)
 
 
 @pytest.mark.slow
