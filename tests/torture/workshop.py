@@ -197,7 +197,7 @@ def _command(arguments: list[str], before: Callable[[], object], serial: bool) -
         from trinat.pipelines.predict.engine import SerialEngine
         from trinat.pipelines.predict.request import PredictRequest
 
-        PredictRequest.local_engine = lambda self, settings: SerialEngine(settings)  # type: ignore[method-assign]
+        PredictRequest.local_engine = lambda self, settings, *_: SerialEngine(settings)  # type: ignore[method-assign]
     before()
     try:
         main()
