@@ -133,7 +133,9 @@ def oasis_session(
     """One session of a disc of images: atlas space with tissue labels, own space, the sheet."""
     folder = disc / session
     labels = head_labels()
-    image = head_image(labels)
+    # Each person's noise is another: OAS1_0001 has that of seed 0.
+    person = int(session.split("_")[1])
+    image = head_image(labels, seed=person - 1)
     tissues = np.select(
         [
             np.isin(labels, (4, 43)),
