@@ -55,7 +55,7 @@ RECIPE = {
         "epoch_slices": 800,
     },
     "optimiser": {"rate": 0.02},
-    "schedule": {"steps": 100, "warmup_steps": 5},
+    "schedule": {"steps": 200, "warmup_steps": 5},
     "batch": 8,
     "precision": "float32",
     "ema": 0.8,
