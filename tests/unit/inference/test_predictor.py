@@ -197,19 +197,22 @@ def test_float32_and_bfloat16_agree() -> None:
 
 
 def test_batches_do_not_change_the_result() -> None:
-    # Everywhere: what is looked at of a slice depends on the slices beside it in a batch.
+    # Everywhere: what is looked at of a slice depends on the slices beside it in a batch. Without
+    # the sagittal view, which is divided by ratios of half precision.
     fused = []
     for size in (1, 7):
         segmenter = Predictor.load(
-            overfitted_model(), device="cpu", precision="float32", batch=size
+            overfitted_model(),
+            device="cpu",
+            precision="float32",
+            views=["coronal", "axial"],
+            batch=size,
         )
         image = segmenter.on_device(segmenter.prepare(miniature(seed=1)[0]))
         found, _ = segmenter.fuse(image, BrainRegion.whole(image.shape))
         fused.append(found.fused)
     one, other = fused
-    # The sagittal view is divided by ratios of half precision.
-    torch.testing.assert_close(one, other, atol=1e-2, rtol=0)
-    assert torch.equal(one.max(-1).indices, other.max(-1).indices)
+    torch.testing.assert_close(one, other, atol=2e-3, rtol=0)
 
 
 @pytest.mark.slow
