@@ -389,3 +389,15 @@ def test_what_is_no_structure_is_background_out_to_the_rims(
     maps = [found.probabilities(name).data for name in SCHEME.names]
     assert maps[0][0, 0, 0] == 1
     np.testing.assert_allclose(sum(maps), 1, atol=1e-3)
+
+
+def test_nothing_is_labelled_beyond_the_scan(segmenter) -> None:
+    scan, _ = miniature(seed=1)
+    # The scan ends within the brain; the working grid goes on around the head.
+    part = Volume(np.ascontiguousarray(scan.data[:, :, :30]), scan.affine)
+    found = segmenter.segment(part)
+    beyond = found.plan.working.beyond(part.grid)
+    assert beyond.any()
+    assert not found.working.data[beyond].any()
+    background = found.fused[torch.from_numpy(beyond)][:, 0]
+    assert (background == 1).all()
