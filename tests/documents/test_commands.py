@@ -71,10 +71,10 @@ REPLACED = (
     ),
     # Four persons and the shipped network: two steps of it.
     (r"^trinat train finetune\b", "trinat train finetune --set 'schedule={steps: 2}'"),
-    # Hours of the shipped network: two steps of it.
+    # Hours of the shipped network: two steps of one view of it.
     (
         r"^trinat train real\b",
-        "trinat train real --set 'schedule={steps: 2}' --set batch=2",
+        "trinat train real --view coronal --set 'schedule={steps: 2}' --set batch=2",
     ),
     # The tiny network's results are all rejected.
     (r"^trinat report results\b", "trinat report --include-rejected results"),
