@@ -10,17 +10,15 @@ from pathlib import Path
 import typer
 
 from trinat.pipelines.cli import evaluate_options, options
-from trinat.pipelines.cli.choices import excluded_grades
+from trinat.pipelines.cli.fields import with_fields
 
 
+@with_fields
 def evaluate(
-    *,
-    truth: evaluate_options.Truth = None,
     pred: evaluate_options.Pred,
     out: options.Out,
-    store: options.StoreOption = None,
-    part: options.Part = "test",
-    folds: options.Folds = False,
+    scans: options.OfStore,
+    truth: evaluate_options.Truth = None,
     model_name: evaluate_options.ModelName = None,
     labels: evaluate_options.EvaluateLabels = "quicknat33",
     mapping: evaluate_options.Mapping = None,
@@ -50,12 +48,12 @@ def evaluate(
         named_models,
     )
 
-    place = _place_of_truth(truth, store, numbering, folds=folds)
-    has_part = store is not None and not folds
+    place = _place_of_truth(truth, scans.store, numbering, folds=scans.folds)
+    has_part = scans.store is not None and not scans.folds
     settings = EvaluationSettings(
         truth=place,
-        part=part if has_part else None,
-        folds=folds,
+        part=scans.part if has_part else None,
+        folds=scans.folds,
         models=named_models(pred, model_name or ()),
         out=out,
         labels=labels,
@@ -109,8 +107,10 @@ def _place_of_truth(
     return place
 
 
+@with_fields
 def report(
     predictions: evaluate_options.Predictions,
+    left_out: options.LeftOut,
     out: evaluate_options.Out = None,
     labels: evaluate_options.ReportLabels = "quicknat33",
     participants: evaluate_options.Participants = None,
@@ -119,8 +119,6 @@ def report(
     adjust: evaluate_options.Adjust = None,
     images: evaluate_options.ReportImages = None,
     trust_affine: options.TrustAffine = None,
-    include_rejected: options.IncludeRejected = False,
-    exclude: options.Exclude = None,
     ratings: evaluate_options.RatingsFile = None,
     jobs: evaluate_options.Jobs = None,
     quiet: options.Quiet = False,
@@ -144,7 +142,7 @@ def report(
         trust_affine=trust_affine,
         jobs=jobs,
         ratings=ratings,
-        excluded=excluded_grades(include_rejected=include_rejected, exclude=exclude),
+        excluded=left_out.grades(),
         command=_command(),
     )
     with batch_progress(quiet) as progress:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import shutil
 import sys
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
 
+from trinat.pipelines.common.option import Option
+from trinat.pipelines.predict.settings import MACHINE
+from trinat.segmentation.errors import ConfigError
+
 if TYPE_CHECKING:
     from trinat.pipelines.predict.outcome import Outcome
+    from trinat.pipelines.predict.request import PredictRequest
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -56,9 +64,6 @@ LogLevel = Annotated[
 Device = Annotated[
     str, typer.Option(envvar="TRINAT_DEVICE", help="auto, cpu, cuda or cuda:1.")
 ]
-FillNonfinite = Annotated[
-    bool, typer.Option("--fill-nonfinite", help="Replace NaN and infinite voxels by 0.")
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Model = Annotated[
     str,
@@ -88,24 +93,7 @@ TrustAffine = Annotated[
     Literal["sform", "qform", "header"] | None,
     typer.Option(help="Affine to use if the header's two forms disagree."),
 ]
-StoreOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--store",
-        help="Slice store with a split: sets label scheme, views and files.",
-    ),
-]
-Folds = Annotated[
-    bool,
-    typer.Option(
-        "--folds",
-        help="Cross-validation: all splits that trinat split --kfold made, one after the other.",
-    ),
-]
-Part = Annotated[
-    Literal["train", "validation", "test"],
-    typer.Option("--part", help="Part of the split of --store."),
-]
+Out = Annotated[Path, typer.Option("--out", "-o", help="Output folder.")]
 Overwrite = Annotated[
     bool,
     typer.Option(
@@ -113,59 +101,121 @@ Overwrite = Annotated[
         help="Replace files that trinat did not write; keep a copy (.bak).",
     ),
 ]
-Uncertainty = Annotated[
-    int,
-    typer.Option(
-        "--uncertainty",
-        min=0,
-        help="Number of dropout samples to estimate uncertainty from.",
-    ),
-]
-Stats = Annotated[bool, typer.Option("--stats", help="Write aseg.stats for each scan.")]
-Entropy = Annotated[bool, typer.Option("--entropy", help="Write entropy maps.")]
-Probabilities = Annotated[
-    bool, typer.Option("--probabilities", help="Write probability maps.")
-]
-BrainMask = Annotated[
-    bool, typer.Option(help="Write a mask of what lies inside the skull.")
-]
-Longitudinal = Annotated[
-    bool,
-    typer.Option(
-        "--longitudinal",
-        help="Segment the scans of each person together; write changes.tsv and changes.html.",
-    ),
-]
-IncludeRejected = Annotated[
-    bool,
-    typer.Option(
-        "--include-rejected",
-        help="Take results of the grade reject into group means, tests and changes, which leave "
-        "them out by default.",
-    ),
-]
-Exclude = Annotated[
-    Literal["look"] | None,
-    typer.Option(
-        "--exclude",
-        help="Leave out results of the grade look, too.",
-    ),
-]
-Suffix = Annotated[
-    str,
-    typer.Option(
-        help="Suffix of the scans to take of a BIDS dataset, such as T2w, FLAIR or PDw. Scans "
-        "other than T1w need a model such as any."
-    ),
-]
-Out = Annotated[Path, typer.Option("--out", "-o", help="Output folder.")]
-Workers = Annotated[
-    int, typer.Option(min=1, help="Number of processes; each loads the model.")
-]
 ModelOut = Annotated[Path, typer.Option("--out", "-o", help="Model folder to write.")]
 OverwriteModel = Annotated[
     bool, typer.Option("--overwrite", help="Replace the model in --out.")
 ]
+
+
+@dataclass(frozen=True)
+class OfStore:
+    """Scans of a slice store, in place of files that are given."""
+
+    store: Annotated[
+        Path | None,
+        Option("Slice store with a split: sets label scheme, views and files."),
+    ] = None
+    part: Annotated[
+        Literal["train", "validation", "test"],
+        Option("Part of the split of --store."),
+    ] = "test"
+    folds: Annotated[
+        bool,
+        Option(
+            "Cross-validation: all splits that trinat split --kfold made, one after the other.",
+        ),
+    ] = False
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Results that are in no number of a group, by their grade."""
+
+    include_rejected: Annotated[
+        bool,
+        Option(
+            "Take results of the grade reject into group means, tests and changes, which leave "
+            "them out by default.",
+        ),
+    ] = False
+    exclude: Annotated[
+        Literal["look"] | None,
+        Option("Leave out results of the grade look, too."),
+    ] = None
+
+    def grades(self) -> tuple[str, ...]:
+        """The grades that are left out; ConfigError where both options are given."""
+        from trinat.pipelines.predict.doubt import EXCLUDED_GRADES
+
+        if self.include_rejected and self.exclude is not None:
+            raise ConfigError(
+                f"--include-rejected with --exclude {self.exclude}",
+                remedy="leave one of them out",
+            )
+        if self.include_rejected:
+            return ()
+        if self.exclude is not None:
+            return (*EXCLUDED_GRADES, self.exclude)
+        return EXCLUDED_GRADES
+
+
+@dataclass(frozen=True)
+class OnCluster:
+    """Where scans are segmented, if not by processes of this machine."""
+
+    cluster: Annotated[
+        str | None,
+        Option(
+            "Dask cluster: local:2, tcp://host:8786, slurm, pbs, sge or lsf.",
+            panel=MACHINE,
+        ),
+    ] = None
+    cluster_config: Annotated[
+        Path | None,
+        Option(
+            "YAML file with the cluster's jobs, cores, memory and walltime.",
+            panel=MACHINE,
+        ),
+    ] = None
+
+    def give(self, request: PredictRequest) -> PredictRequest:
+        """The request, with an engine on the cluster if one is named.
+
+        What the cluster decides is refused, as is a cluster where its packages are missing.
+        """
+        if self.cluster is None:
+            return request
+        from trinat.pipelines.predict.cluster import DaskEngine, is_cluster
+
+        if not is_cluster(self.cluster):
+            remedy = "give local:2, tcp://host:8786, slurm, pbs, sge or lsf"
+            raise ConfigError(
+                f"--cluster {self.cluster}: unknown cluster", remedy=remedy
+            )
+        if len(request.devices) > 1:
+            devices = ",".join(request.devices)
+            what = f"--device {devices} with --cluster: a worker has one device"
+            remedy = "give one, as cuda, and start a worker for each GPU"
+            raise ConfigError(what, remedy=remedy)
+        workers = request.workers
+        if workers > 1:
+            what = f"--workers {workers} with --cluster: the cluster sets the number of workers"
+            remedy = f"remove it, or give --cluster local:{workers}"
+            raise ConfigError(what, remedy=remedy)
+        if request.timeout_s is not None:
+            what = "--timeout with --cluster: a scan on another machine cannot be stopped from here"
+            remedy = "remove it; the walltime in --cluster-config ends a job that hangs"
+            raise ConfigError(what, remedy=remedy)
+        if importlib.util.find_spec("distributed") is None:
+            remedy = "pip install 'trinat[cluster]'"
+            raise ConfigError("--cluster needs more packages", remedy=remedy)
+        make_engine = partial(
+            DaskEngine,
+            where=self.cluster,
+            config=self.cluster_config,
+            device=request.devices[0],
+        )
+        return replace(request, engine=make_engine)
 
 
 def say_next(*words: str | Path) -> None:

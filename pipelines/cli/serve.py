@@ -5,11 +5,15 @@ from __future__ import annotations
 import getpass
 import importlib.util
 import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated
 
 import typer
 
 from trinat.pipelines.cli import options, serve_options
-from trinat.pipelines.cli.choices import engine_on, split_devices
+from trinat.pipelines.cli.fields import Only, with_fields
+from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.serve.limits import (
     KEEP_HOURS,
     MAX_OF_CLIENT,
@@ -19,8 +23,13 @@ from trinat.pipelines.serve.limits import (
 from trinat.segmentation.errors import ConfigError
 
 
+@with_fields
 def serve_(
-    model: options.Model = "",
+    asked: Annotated[
+        Callable[..., PredictRequest],
+        Only(PredictRequest, "model", "devices", "workers", "threads", "timeout_s"),
+    ],
+    cluster: options.OnCluster,
     queue: serve_options.Queue = None,
     host: serve_options.Host = "127.0.0.1",
     port: serve_options.ServePort = 8765,
@@ -29,26 +38,15 @@ def serve_(
     max_upload: serve_options.MaxUpload = MAX_UPLOAD_MB,
     max_queue: serve_options.MaxQueue = MAX_WAITING,
     max_client: serve_options.MaxClient = MAX_OF_CLIENT,
-    device: serve_options.Device = "auto",
-    workers: options.Workers = 1,
-    threads: options.Threads = None,
-    timeout: serve_options.Timeout = None,
-    cluster: serve_options.Cluster = None,
-    cluster_config: serve_options.ClusterConfig = None,
 ) -> int:
     """Segment scans received over HTTP, from a browser or a program; see docs/service.md.
 
     Example: trinat serve --model fast
     """
     _check_packages()
-    from trinat.pipelines.predict.request import PredictRequest
     from trinat.pipelines.serve.run import ServiceSettings, run_service
     from trinat.segmentation.models.zoo import default_model
 
-    devices = split_devices(device)
-    engine = None
-    if cluster:
-        engine = engine_on(cluster, cluster_config, devices, workers, timeout)
     settings = ServiceSettings(
         queue=queue,
         host=host,
@@ -59,16 +57,8 @@ def serve_(
         max_waiting=max_queue,
         max_of_client=max_client,
     )
-    request = PredictRequest(
-        inputs=(),
-        out=settings.folder,
-        model=model or default_model(devices),
-        devices=devices,
-        workers=workers,
-        threads=threads,
-        timeout_s=timeout,
-        engine=engine,
-    )
+    request = cluster.give(asked(inputs=(), out=settings.folder))
+    request = replace(request, model=request.model or default_model(request.devices))
     _log_own_messages()
     _warn_of_network(host)
     run_service(request, settings, typer.echo)

@@ -38,17 +38,6 @@ MaxQueue = Annotated[int, typer.Option(min=1, help="Number of scans that may wai
 MaxClient = Annotated[
     int, typer.Option(min=1, help="Number of scans that one address may have.")
 ]
-Device = Annotated[
-    str, typer.Option(envvar="TRINAT_DEVICE", help="As for trinat predict.")
-]
-Timeout = Annotated[
-    float | None, typer.Option(min=0, help="Time limit per scan, in seconds.")
-]
-Cluster = Annotated[
-    str | None, typer.Option(help="Dask cluster, as for trinat predict.")
-]
-ClusterConfig = Annotated[Path | None, typer.Option(help="As for trinat predict.")]
-
 # trinat view
 
 Results = Annotated[Path, typer.Argument(help="Output folder of trinat predict.")]

@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trinat.pipelines.cli import options, train_options
-from trinat.pipelines.cli.choices import split_devices
+from trinat.pipelines.cli.fields import Only, with_fields
 from trinat.pipelines.cli.options import say_next
 from trinat.pipelines.common.naming import FOLD
+from trinat.pipelines.common.option import split_devices
 from trinat.pipelines.common.progress import LINE_S, MINUTE_S, Progress, progress
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.timing import as_table, stage, time_process
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
     from trinat.segmentation.training.loop import StepReport
 
 
+@with_fields
 def train(
     config: train_options.Config,
+    scans: Annotated[
+        Callable[..., options.OfStore], Only(options.OfStore, "store", "folds")
+    ],
     view: train_options.View = "all",
-    store: options.StoreOption = None,
-    folds: options.Folds = False,
     start: train_options.Start = None,
     settings: train_options.Settings = None,
     out: train_options.TrainOut = None,
@@ -47,6 +50,7 @@ def train(
     Example: trinat train quicknat --store store --out runs/quicknat
     """
     _refuse_timings_of_several(timings, nproc, device)
+    store, folds = scans().store, scans().folds
     clock = time_process() if timings else None
     with stage("start"):
         from trinat.pipelines.train.launch import launch

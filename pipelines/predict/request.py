@@ -6,24 +6,29 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from natsort import natsorted
 
 from trinat.pipelines.common.cases import Found
 from trinat.pipelines.common.datasets import T1W
 from trinat.pipelines.common.naming import safe_component
+from trinat.pipelines.common.option import Option, as_tuple, split_devices
 from trinat.pipelines.common.process import cpu_count
 from trinat.pipelines.predict.doubt import EXCLUDED_GRADES
-from trinat.pipelines.predict.engine import Engine, LocalEngine
-from trinat.pipelines.predict.settings import RunSettings, WorkerOptions
+from trinat.pipelines.predict.settings import INPUT, MACHINE, RunSettings, WorkerOptions
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.models.zoo import MODEL_FILE
 
+if TYPE_CHECKING:
+    from trinat.pipelines.predict.engine import Engine
+
 # A scan that takes longer than this for each pass of the networks hangs.
 _LIMIT_OF_PASS_S = 7200.0
 
-EngineMaker = Callable[[RunSettings], Engine]
+# Returns an `Engine`, whose module takes too long to import for a command line that shows its help.
+EngineMaker = Callable[[RunSettings], Any]
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,10 @@ class Shard:
     of: int
 
     @classmethod
-    def parse(cls, text: str) -> Shard:
-        """The shard of "K/N"; ConfigError where that is not a part."""
+    def parse(cls, text: str | None) -> Shard | None:
+        """The shard of "K/N", none of None; ConfigError where that is not a part."""
+        if not text:
+            return None
         part, slash, of = text.partition("/")
         are_numbers = bool(slash) and part.isdecimal() and of.isdecimal()
         if not are_numbers or not 1 <= int(part) <= int(of):
@@ -64,30 +71,101 @@ class Shard:
 class PredictRequest(WorkerOptions):
     """Everything that a run is asked for.
 
-    - `devices` are one or more device names, `workers` is the number of processes.
+    - `model` is a name or a folder, `devices` are one or more device names.
     - `timeout_s` is for one scan; 0 is no limit, None the default of `limit_s`.
     - `participants` and `sessions` select from a BIDS dataset; empty: all. `suffix` is BIDS's word
       for the kind of its scans.
-    - `persons` is a table that says whose each scan is, for `output.longitudinal`. With `strict`
-      what is not understood of tables of persons is an error. Results of the `excluded` grades are
-      in no change.
+    - `persons` is a table that says whose each scan is, for `output.longitudinal`. Results of the
+      `excluded` grades are in no change.
     - `found` are cases that were found already, in place of `inputs`.
     - `engine` makes another engine than processes on this machine.
     """
 
-    inputs: Sequence[str]
-    out: Path
-    model: str = "fast"
-    devices: tuple[str, ...] = ("auto",)
-    workers: int = 1
-    timeout_s: float | None = None
-    overwrite: bool = False
-    shard: Shard | None = None
+    inputs: Annotated[
+        Sequence[str],
+        Option(
+            "Scans, folders, glob patterns, lists (.txt), DICOM files or zips, a BIDS dataset "
+            "or a SUBJECTS_DIR.",
+            is_argument=True,
+            typed=list[str] | None,
+            parse=as_tuple,
+        ),
+    ]
+    out: Annotated[Path, Option("Output folder.", names=("--out", "-o"))]
+    model: Annotated[
+        str,
+        Option(
+            "Name of a shipped model (see trinat models), or a model folder. "
+            "Default: quicknat on GPUs once it is shipped, otherwise fast.",
+            typed=str,
+            default="",
+        ),
+    ] = "fast"
+    devices: Annotated[
+        tuple[str, ...],
+        Option(
+            "auto, cpu, cuda, or several GPUs: cuda:0,cuda:1 or cuda:0,1.",
+            names=("--device",),
+            typed=str,
+            default="auto",
+            parse=split_devices,
+            envvar="TRINAT_DEVICE",
+            panel=MACHINE,
+        ),
+    ] = ("auto",)
+    workers: Annotated[
+        int,
+        Option("Number of processes; each loads the model.", min=1, panel=MACHINE),
+    ] = 1
+    timeout_s: Annotated[
+        float | None,
+        Option(
+            "Time limit per scan, in seconds; 0: none. Default: two hours for each pass of the "
+            "networks.",
+            names=("--timeout",),
+            min=0,
+            panel=MACHINE,
+        ),
+    ] = None
+    overwrite: Annotated[
+        bool, Option("Replace files that trinat did not write; keep a copy (.bak).")
+    ] = False
+    shard: Annotated[
+        Shard | None,
+        Option(
+            "Process part K of N of the scans, as a task of scripts/slurm/array.sh does.",
+            typed=str | None,
+            parse=Shard.parse,
+            metavar="K/N",
+            panel=MACHINE,
+        ),
+    ] = None
     participants: Collection[str] = ()
     sessions: Collection[str] = ()
-    suffix: str = T1W
-    persons: Path | None = None
-    strict: bool = False
+    suffix: Annotated[
+        str,
+        Option(
+            "Suffix of the scans to take of a BIDS dataset, such as T2w, FLAIR or PDw. Scans "
+            "other than T1w need a model such as any.",
+            panel=INPUT,
+        ),
+    ] = T1W
+    persons: Annotated[
+        Path | None,
+        Option(
+            "Table (.tsv or .csv) with columns scan, person and date, for --longitudinal. "
+            "Default: from BIDS, or from names such as OAS1_0001_MR2.",
+            is_file=True,
+            panel=INPUT,
+        ),
+    ] = None
+    strict: Annotated[
+        bool,
+        Option(
+            "Stop if anything in a table of persons is not understood (`trinat people TABLE`).",
+            panel=INPUT,
+        ),
+    ] = False
     excluded: tuple[str, ...] = EXCLUDED_GRADES
     found: Found | None = None
     engine: EngineMaker | None = None
@@ -133,6 +211,8 @@ class PredictRequest(WorkerOptions):
         self, settings: RunSettings, on_stage: Callable[[str, str], None]
     ) -> Engine:
         """Processes on this machine; `on_stage` is as of `LocalEngine`."""
+        from trinat.pipelines.predict.engine import LocalEngine
+
         return LocalEngine(
             settings, self.worker_devices, timeout_s=self.limit_s, on_stage=on_stage
         )

@@ -10,42 +10,124 @@ import json
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from trinat.pipelines.common.naming import Product
+from trinat.pipelines.common.option import Option
+from trinat.segmentation.errors import ConfigError
+
+# Parts of the help of trinat predict.
+INPUT = "Input"
+SEGMENTATION = "Segmentation"
+FILES = "Output files"
+MACHINE = "Machine"
+
+# In the order in which they are computed.
+_VIEWS = ("coronal", "axial", "sagittal")
+
+
+def split_views(text: str) -> tuple[str, ...]:
+    """The views of "axial, coronal", in the order in which they are computed."""
+    chosen = [word.strip() for word in text.split(",") if word.strip()]
+    for view in chosen:
+        if view not in _VIEWS:
+            what = f"--views {text}: unknown view {view!r}"
+            raise ConfigError(what, remedy=f"choose from {', '.join(_VIEWS)}")
+    return tuple(view for view in _VIEWS if view in chosen)
 
 
 @dataclass(frozen=True)
 class OutputSettings:
     """What changes the results: any change here makes every case of a folder be done again.
 
-    - `views` in the order in which they are computed; empty: all that the model has.
-    - `samples` is the number of dropout samples to estimate uncertainty from.
-    - `longitudinal` segments the scans of a person together.
-    - `mgz` writes label maps as .mgz where the scan is one.
-    - The settings `stats`, `picture`, `brain_mask`, `entropy`, `probabilities`, `dicom_seg` and
-      `page` each write the `Product` of the same name.
-    - `reference` are the normal ranges that pages show: structure, lowest and highest mm³.
+    `views` are in the order in which they are computed; empty: all that the model has. The settings
+    `stats`, `picture`, `brain_mask`, `entropy`, `probabilities`, `dicom_seg` and `page` each write
+    the `Product` of the same name. `reference` are the normal ranges that pages show: structure,
+    lowest and highest mm³.
     """
 
-    views: tuple[str, ...] = ()
-    mirror: bool = False
-    samples: int = 0
-    clean: bool = False
-    format: Literal["aseg", "index"] = "aseg"
-    mgz: bool = False
-    stats: bool = False
-    picture: bool = True
-    brain_mask: bool = True
-    entropy: bool = False
-    probabilities: bool = False
-    dicom_seg: bool = False
-    page: bool = False
+    views: Annotated[
+        tuple[str, ...],
+        Option(
+            "Views to use, such as coronal,axial. Default: all views of the model.",
+            typed=str,
+            default="",
+            parse=split_views,
+            panel=SEGMENTATION,
+        ),
+    ] = ()
+    precision: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Option("Floating-point type that the networks compute in.", panel=SEGMENTATION),
+    ] = "auto"
+    mirror: Annotated[
+        bool,
+        Option("Average with the prediction of the mirrored scan.", panel=SEGMENTATION),
+    ] = False
+    samples: Annotated[
+        int,
+        Option(
+            "Number of dropout samples to estimate uncertainty from.",
+            names=("--uncertainty",),
+            min=0,
+            panel=SEGMENTATION,
+        ),
+    ] = 0
+    clean: Annotated[
+        bool,
+        Option(
+            "Keep the largest component of each structure and fill holes.",
+            panel=SEGMENTATION,
+        ),
+    ] = False
+    longitudinal: Annotated[
+        bool,
+        Option(
+            "Segment the scans of each person together; write changes.tsv and changes.html.",
+            panel=SEGMENTATION,
+        ),
+    ] = False
+    format: Annotated[
+        Literal["aseg", "index"],
+        Option("Label numbers: aseg (FreeSurfer's) or index (0 to K).", panel=FILES),
+    ] = "aseg"
+    mgz: Annotated[
+        bool, Option("Write .mgz label maps for .mgz scans.", panel=FILES)
+    ] = False
+    stats: Annotated[bool, Option("Write aseg.stats for each scan.", panel=FILES)] = (
+        False
+    )
+    picture: Annotated[
+        bool,
+        Option(
+            "Write a picture of each scan's labels.",
+            names=("--pictures/--no-pictures",),
+            panel=FILES,
+        ),
+    ] = True
+    brain_mask: Annotated[
+        bool, Option("Write a mask of what lies inside the skull.", panel=FILES)
+    ] = True
+    entropy: Annotated[bool, Option("Write entropy maps.", panel=FILES)] = False
+    probabilities: Annotated[bool, Option("Write probability maps.", panel=FILES)] = (
+        False
+    )
+    dicom_seg: Annotated[
+        bool,
+        Option("Write a DICOM SEG of each scan that was given as DICOM.", panel=FILES),
+    ] = False
+    page: Annotated[
+        bool,
+        Option("Write a page for each scan (HTML), to read and to print.", panel=FILES),
+    ] = False
     reference: tuple[tuple[str, float, float], ...] = ()
-    fill_nonfinite: bool = False
-    trust_affine: Literal["sform", "qform", "header"] | None = None
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    longitudinal: bool = False
+    fill_nonfinite: Annotated[
+        bool, Option("Replace NaN and infinite voxels by 0.", panel=INPUT)
+    ] = False
+    trust_affine: Annotated[
+        Literal["sform", "qform", "header"] | None,
+        Option("Affine to use if the header's two forms disagree.", panel=INPUT),
+    ] = None
 
     def wants(self, product: Product) -> bool:
         """Whether a product is written: label maps always, others by the setting of its name."""
@@ -69,11 +151,27 @@ class WorkerOptions:
     """
 
     output: OutputSettings = field(default_factory=OutputSettings)
-    threads: int | None = None
-    batch: int | None = None
-    allow_cpu: bool = False
-    require_checksum: bool = False
-    timings: bool = False
+    threads: Annotated[
+        int | None,
+        Option("Number of CPU threads.", min=1, envvar="TRINAT_THREADS", panel=MACHINE),
+    ] = None
+    batch: Annotated[
+        int | None, Option("Number of slices per batch.", min=1, panel=MACHINE)
+    ] = None
+    allow_cpu: Annotated[
+        bool,
+        Option("Continue on the CPU if the GPU runs out of memory.", panel=MACHINE),
+    ] = False
+    require_checksum: Annotated[
+        bool,
+        Option(
+            "Refuse scans in formats without a checksum (.nii, .mgh, .hdr).",
+            panel=INPUT,
+        ),
+    ] = False
+    timings: Annotated[bool, Option("Print where wall and processor time went.")] = (
+        False
+    )
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,13 @@ from helpers.overfitted import random_model
 from helpers.poison import IN_HAND, segment_poison, segment_without_end
 from helpers.serial import SerialEngine, run_serially, write_scans
 
-from trinat.pipelines.cli.choices import engine_on
+from trinat.pipelines.cli.options import OnCluster
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.predict.cluster import DaskEngine
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import read_entries
+from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.segmentation.errors import ConfigError, InterruptedRunError
 from trinat.segmentation.io.files import sha256_of
@@ -40,7 +41,7 @@ class _KillsOneWorker:
     """A local cluster of which one worker is killed when the first scan is done."""
 
     def __init__(self, settings: RunSettings) -> None:
-        self.engine = engine_on("local:2", None)(settings)
+        self.engine = DaskEngine(settings, "local:2")
         self.killed = 0
 
     def run(self, cases: Iterable[Case], stop: Callable[[], bool]) -> Iterator[Entry]:
@@ -278,7 +279,7 @@ def test_the_submitting_machine_does_not_say_how_many_threads_others_have(
 
 def test_unknown_clusters_are_refused() -> None:
     with pytest.raises(ConfigError, match="--cluster cloud"):
-        engine_on("cloud", None)
+        OnCluster("cloud").give(PredictRequest([], Path()))
 
 
 def test_job_queues_need_a_config(tmp_path: Path) -> None:
@@ -286,7 +287,7 @@ def test_job_queues_need_a_config(tmp_path: Path) -> None:
         run_serially(
             write_scans(tmp_path / "in", "a.nii.gz"),
             tmp_path / "o",
-            engine=engine_on("slurm", None),
+            engine=OnCluster("slurm").give(PredictRequest([], Path())).engine,
         )
 
 
@@ -300,5 +301,5 @@ def test_job_queues_need_a_config(tmp_path: Path) -> None:
 )
 def test_what_the_cluster_decides_is_refused_in_one_line(options, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        engine_on("local:2", None, **options)
+        OnCluster("local:2").give(PredictRequest([], Path(), **options))
     assert message in str(refused.value)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.cli.choices import excluded_grades, split_devices
+from trinat.pipelines.cli.options import LeftOut
+from trinat.pipelines.common.option import split_devices
 from trinat.pipelines.predict.request import PredictRequest
 from trinat.segmentation.errors import ConfigError
 
@@ -57,13 +58,8 @@ def test_workers_are_dealt_out_to_devices_in_turn(
 
 
 def test_rejected_results_are_left_out_unless_they_are_asked_for() -> None:
-    def excluded(**options) -> tuple[str, ...]:
-        return excluded_grades(
-            **{"include_rejected": False, "exclude": None, **options}
-        )
-
-    assert excluded() == ("reject",)
-    assert excluded(include_rejected=True) == ()
-    assert excluded(exclude="look") == ("reject", "look")
+    assert LeftOut().grades() == ("reject",)
+    assert LeftOut(include_rejected=True).grades() == ()
+    assert LeftOut(exclude="look").grades() == ("reject", "look")
     with pytest.raises(ConfigError, match="--include-rejected with --exclude look"):
-        excluded(include_rejected=True, exclude="look")
+        LeftOut(include_rejected=True, exclude="look").grades()

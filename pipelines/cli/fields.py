@@ -1,0 +1,140 @@
+"""Commands whose options are the fields of settings: each is declared once, where it is used."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+import typer
+
+from trinat.pipelines.common.option import Option
+
+_T = TypeVar("_T")
+
+
+class Only:
+    """Names the fields of a settings class that a command has.
+
+    Of `Only(PredictRequest, "suffix", threads=("--n_cpus",))` one has names of its own. The command
+    gets a function that makes the settings, and is told the rest of their fields.
+    """
+
+    def __init__(self, kind: type, *fields: str, **renamed: tuple[str, ...]) -> None:
+        self.kind = kind
+        self.names: dict[str, tuple[str, ...]] = {
+            **dict.fromkeys(fields, ()),
+            **renamed,
+        }
+
+
+def with_fields(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A command whose parameters of settings classes become options, one for each of their fields.
+
+    It is called with settings made of what was typed. A field without an `Option` is no option: its
+    default stays, or the command replaces it.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    makers: dict[str, Callable[[dict[str, Any]], Any]] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        hint = hints[parameter.name]
+        only = _remark(hint, Only)
+        kind = hint if only is None else only.kind
+        if is_dataclass(kind):
+            makers[parameter.name] = functools.partial(_made, kind, only)
+            parameters += _parameters_of(kind, only)
+        else:
+            plain = parameter.replace(annotation=hint, kind=parameter.KEYWORD_ONLY)
+            parameters.append(plain)
+
+    @functools.wraps(command)
+    def flat(**typed: Any) -> Any:
+        made = {name: make(typed) for name, make in makers.items()}
+        return command(**typed, **made)
+
+    # What must be typed comes first.
+    parameters.sort(key=lambda parameter: parameter.default is not parameter.empty)
+    flat.__annotations__ = {each.name: each.annotation for each in parameters}
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return flat
+
+
+def _remark(hint: Any, kind: type[_T]) -> _T | None:
+    """What an annotated type says in addition, of one kind; None where it says no such thing."""
+    if get_origin(hint) is not Annotated:
+        return None
+    return next((each for each in get_args(hint) if isinstance(each, kind)), None)
+
+
+def _declared(
+    kind: Any, only: Only | None
+) -> Iterator[tuple[Field[Any], Any, Option | None]]:
+    """The fields that a command has of a settings class: name, type, option; None of settings."""
+    hints = get_type_hints(kind, include_extras=True)
+    for field in fields(kind):
+        hint = hints[field.name]
+        option = _remark(hint, Option)
+        if is_dataclass(hint):
+            yield field, hint, None
+        elif option is not None and (only is None or field.name in only.names):
+            yield field, get_args(hint)[0], option
+
+
+def _parameters_of(kind: Any, only: Only | None) -> Iterator[inspect.Parameter]:
+    """The options of a settings class, and of the settings that it holds."""
+    for field, typed, option in _declared(kind, only):
+        if option is None:
+            yield from _parameters_of(typed, only)
+            continue
+        default = field.default
+        if option.typed is not None:
+            typed = option.typed
+            default = option.default
+        names = option.names
+        if only is not None and only.names[field.name]:
+            names = only.names[field.name]
+        if not names and typed is bool and default is False:
+            # A switch that is off has no opposite.
+            names = (f"--{field.name.replace('_', '-')}",)
+        yield inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if default is MISSING else default,
+            annotation=Annotated[typed, _for_typer(option, names)],
+        )
+
+
+def _for_typer(option: Option, names: tuple[str, ...]) -> Any:
+    """An option or argument as typer has it."""
+    facts: dict[str, Any] = {
+        "help": option.help,
+        "min": option.min,
+        "max": option.max,
+        "exists": option.exists,
+        "file_okay": not option.is_folder,
+        "dir_okay": not option.is_file,
+        "metavar": option.metavar,
+        "envvar": option.envvar,
+        "rich_help_panel": option.panel,
+    }
+    if option.is_argument:
+        return typer.Argument(**facts)
+    return typer.Option(*names, **facts)
+
+
+def _made(kind: Any, only: Only | None, typed: dict[str, Any]) -> Any:
+    """Settings made of what was typed, which is taken out of `typed`."""
+    values: dict[str, Any] = {}
+    for field, hint, option in _declared(kind, only):
+        if option is None:
+            values[field.name] = _made(hint, only, typed)
+            continue
+        values[field.name] = typed.pop(field.name)
+        if option.parse is not None:
+            values[field.name] = option.parse(values[field.name])
+    if only is not None and only.kind is kind:
+        return functools.partial(kind, **values)
+    return kind(**values)
