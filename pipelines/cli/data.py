@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
-from trinat.pipelines.cli import data_options, options
-from trinat.pipelines.cli.export import export
+from trinat.pipelines.cli import options
 from trinat.pipelines.cli.options import ListOptions, say_next, say_nothing
 
+Store = Annotated[
+    Path, typer.Argument(help="Slice store.", exists=True, file_okay=False)
+]
+
+
 app = typer.Typer(help="List, download and inspect datasets.", no_args_is_help=True)
-app.command("export", cls=ListOptions)(export)
 
 
 @app.command("list")
@@ -47,11 +51,22 @@ def list_() -> None:
 
 @app.command("get")
 def get(
-    dataset: data_options.Dataset,
-    root: data_options.GetRoot,
-    disc: data_options.Disc = None,
-    part: data_options.Part = "images",
-    accept_terms: data_options.AcceptTerms = False,
+    dataset: Annotated[
+        str, typer.Argument(help="Dataset name, as printed by trinat data list.")
+    ],
+    root: Annotated[Path, typer.Option("--root", help="Download folder.")],
+    disc: Annotated[
+        list[int] | None,
+        typer.Option(help="Disc to download; repeatable. Default: all."),
+    ] = None,
+    part: Annotated[str, typer.Option(help="oasis1: images or freesurfer.")] = "images",
+    accept_terms: Annotated[
+        bool,
+        typer.Option(
+            "--accept-terms",
+            help="Confirm that you have read and accept the dataset's terms.",
+        ),
+    ] = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Download a dataset's archives; run the same command again to resume.
@@ -85,13 +100,32 @@ def get(
 
 @app.command("show")
 def show(
-    store: data_options.Store,
-    subject: data_options.Subject,
-    out: data_options.ShowOut = None,
-    augment: data_options.Augment = 0,
-    augmentation: data_options.Augmentation = None,
-    seed: data_options.ShowSeed = 0,
-    whole_head: data_options.WholeHead = False,
+    store: Store,
+    subject: Annotated[str, typer.Argument(help="Subject in the store.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="PNG file. Default: SUBJECT.png.")
+    ] = None,
+    augment: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=48,
+            help="Show this many augmented slices per view instead.",
+        ),
+    ] = 0,
+    augmentation: Annotated[
+        Path | None, typer.Option(help="YAML file with augmentation settings.")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Random seed of the augmentation.")
+    ] = 0,
+    whole_head: Annotated[
+        bool,
+        typer.Option(
+            "--whole-head",
+            help="Show the face too; by default only the brain is shown.",
+        ),
+    ] = False,
 ) -> None:
     """Write a mosaic of a subject: image, labels and overlay in three views.
 
@@ -116,8 +150,11 @@ def show(
 
 @app.command("report")
 def report(
-    store: data_options.Store,
-    out: data_options.ReportOut = None,
+    store: Store,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="HTML file. Default: STORE/report.html."),
+    ] = None,
 ) -> None:
     """Write an HTML page: subjects, exclusions, class volumes, intensities, outliers.
 
@@ -130,26 +167,178 @@ def report(
     typer.echo(str(path))
 
 
+@app.command("export", cls=ListOptions)
+def export(
+    store: Store,
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", help="Output folder: empty, or of an earlier export."
+        ),
+    ],
+    format_: Annotated[
+        Literal["png"],
+        typer.Option(
+            "--format",
+            help="png: 16-bit grey images, and labels as class indices with a palette.",
+        ),
+    ] = "png",
+    views: Annotated[
+        list[str] | None,
+        typer.Option(help="Views: coronal axial sagittal. Default: all of the store."),
+    ] = None,
+    part: Annotated[
+        Literal["train", "validation", "test"] | None,
+        typer.Option(help="Part of the split. Default: all subjects."),
+    ] = None,
+    subjects: Annotated[
+        list[str] | None, typer.Option(help="Subjects. Default: all.")
+    ] = None,
+    split: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of the split. Default: STORE/split.json, if it is there."
+        ),
+    ] = None,
+    labelled: Annotated[
+        bool, typer.Option("--labelled", help="Leave out slices without a structure.")
+    ] = False,
+    quiet: options.Quiet = False,
+) -> int:
+    """Write slices of a store as pictures, with a table that says whose they are.
+
+    Example: trinat data export store --out pictures --format png --views coronal
+    """
+    from trinat.pipelines.common.exits import batch_exit
+    from trinat.pipelines.common.progress import batch_progress
+    from trinat.pipelines.data.export import SLICES, ExportSettings, export_slices
+    from trinat.segmentation.space.views import chosen_views
+
+    settings = ExportSettings(
+        store=store,
+        out=out,
+        views=chosen_views(views or None),
+        part=part,
+        subjects=tuple(subjects or ()),
+        split=split,
+        labelled=labelled,
+    )
+    with batch_progress(quiet) as finished:
+        outcomes = export_slices(settings, finished)
+    failures = [outcome for outcome in outcomes if outcome.failure]
+    for outcome in failures:
+        typer.echo(f"{outcome.subject}: failed: {outcome.failure}", err=True)
+    done = len(outcomes) - len(failures)
+    slices = sum(len(outcome.rows) for outcome in outcomes)
+    typer.echo(
+        f"{out / SLICES}: {slices} slices of {done} subjects, {len(failures)} failed"
+    )
+    return batch_exit(done=done, failed=len(failures))
+
+
 def prepare(
-    out: data_options.PrepareOut,
-    source: data_options.Source = None,
-    root: data_options.PrepareRoot = None,
-    labels: data_options.Labels = None,
-    views: data_options.Views = None,
-    image: data_options.Image = None,
-    mixed_heads: data_options.MixedHeads = None,
-    label_maps: data_options.LabelMaps = None,
-    numbering: data_options.Numbering = None,
-    subjects_dir: data_options.SubjectsDir = None,
-    label_with: data_options.LabelWith = None,
-    csf_with: data_options.CsfWith = None,
-    participants: data_options.Participants = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Slice store to create or update.")
+    ],
+    source: Annotated[
+        str | None,
+        typer.Option(
+            help="oasis1, neurite, ixi, malc, freesurfer, bids, pairs or labelmaps."
+        ),
+    ] = None,
+    root: Annotated[
+        Path | None,
+        typer.Option("--root", "-i", help="Dataset folder (for pairs also its table)."),
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            help="Label scheme: quicknat33 (default), tissue4, left4 or a TSV file."
+        ),
+    ] = None,
+    views: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Views to cut: coronal axial sagittal. Default: all that the scheme allows."
+        ),
+    ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            help="Image to use: oasis1 t88-masked, t88, subj111, raw, freesurfer; neurite orig, "
+            "norm; malc head, stripped; freesurfer a file name in mri/."
+        ),
+    ] = None,
+    mixed_heads: Annotated[
+        bool | None,
+        typer.Option(
+            "--mixed-heads",
+            help="Take skull-stripped images too, where other subjects have whole heads.",
+        ),
+    ] = None,
+    label_maps: Annotated[
+        str | None,
+        typer.Option(
+            help="Labels to use: freesurfer a file name in mri/; bids a derivatives folder."
+        ),
+    ] = None,
+    numbering: Annotated[
+        str | None,
+        typer.Option(
+            "--numbering",
+            "--fold",  # its name in the first versions
+            help="Numbering of the label maps, if not FreeSurfer's: neuromorphometrics, or a TSV "
+            "file with columns first, last, name, target.",
+        ),
+    ] = None,
+    subjects_dir: Annotated[
+        Path | None, typer.Option(help="FreeSurfer results of these scans (ixi).")
+    ] = None,
+    label_with: Annotated[
+        str | None,
+        typer.Option(
+            "--label-with",
+            help="Model that labels all scans (pseudo-labels): name of a shipped model, or a "
+            "folder.",
+        ),
+    ] = None,
+    csf_with: Annotated[
+        str | None,
+        typer.Option(
+            "--csf-with",
+            help="Model whose CSF fills what labels like FreeSurfer's leave out around the brain: "
+            "name of a shipped model, or a folder.",
+        ),
+    ] = None,
+    participants: Annotated[
+        Path | None,
+        typer.Option(
+            help="Table with participant_id and any of age, sex, family (twins), or IXI's or "
+            "OASIS's own; CSV, TSV or Excel."
+        ),
+    ] = None,
     strict: options.Strict = False,
-    config: data_options.Config = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML file with any of these settings, and with extra and ignore."
+        ),
+    ] = None,
     trust_affine: options.TrustAffine = None,
-    fill_nonfinite: data_options.FillNonfinite = None,
-    require_checksum: data_options.RequireChecksum = None,
-    jobs: data_options.Jobs = 1,
+    fill_nonfinite: Annotated[
+        bool | None,
+        typer.Option("--fill-nonfinite", help="Replace NaN and infinite voxels by 0."),
+    ] = None,
+    require_checksum: Annotated[
+        bool | None,
+        typer.Option(
+            "--require-checksum",
+            help="Refuse scans and label maps in formats without a checksum (.nii, .mgh, .hdr).",
+        ),
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", min=1, help="Number of processes.")
+    ] = 1,
     quiet: options.Quiet = False,
 ) -> int:
     """Resample each subject of a dataset to the working grid and cut it into slices.
@@ -217,15 +406,46 @@ def _say_split(store: Path, source: str) -> None:
 
 
 def split(
-    store: data_options.Store,
-    ratios: data_options.Ratios = (8, 1, 1),
-    kfold: data_options.Kfold = None,
-    published: data_options.Published = False,
-    validation: data_options.Validation = None,
-    seed: data_options.SplitSeed = 0,
-    exclude: data_options.Exclude = None,
+    store: Store,
+    ratios: Annotated[
+        tuple[float, float, float],
+        typer.Option(help="Ratio of training, validation and test persons."),
+    ] = (8, 1, 1),
+    kfold: Annotated[
+        int | None,
+        typer.Option(min=3, help="Make this many splits for cross-validation instead."),
+    ] = None,
+    published: Annotated[
+        bool,
+        typer.Option(
+            "--published",
+            help="The split that the dataset was published with (malc). With --kfold, only its "
+            "training persons are divided.",
+        ),
+    ] = False,
+    validation: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="With --published: number of training persons for validation. Default: 0. With "
+            "--kfold, 0: no fold validates, so all but one train.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int,
+        typer.Option(min=0, help="Random seed; the same seed gives the same split."),
+    ] = 0,
+    exclude: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text file of subjects to leave out, one a line, as trinat suspects writes it."
+        ),
+    ] = None,
     strict: options.Strict = False,
-    out: data_options.SplitOut = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="JSON file. Default: STORE/split.json."),
+    ] = None,
 ) -> None:
     """Divide a store's persons; sessions of one person and families stay together.
 
@@ -285,14 +505,34 @@ def _recipe_for(source: str) -> str:
 
 
 def phantom(
-    out: data_options.PhantomOut,
-    subjects: data_options.Subjects = 1,
-    seed: data_options.PhantomSeed = 0,
-    spacing: data_options.Spacing = (1.0, 1.0, 1.0),
-    orientation: data_options.Orientation = "RAS",
-    oblique: data_options.Oblique = 0.0,
-    csf: data_options.PhantomCsf = "region",
-    force: data_options.Force = False,
+    out: Annotated[Path, typer.Argument(help="Output folder.", file_okay=False)],
+    subjects: Annotated[
+        int, typer.Option(min=1, max=9999, help="Number of heads, all different.")
+    ] = 1,
+    seed: Annotated[
+        int,
+        typer.Option(min=0, help="Random seed; the same seed gives the same files."),
+    ] = 0,
+    spacing: Annotated[
+        tuple[float, float, float],
+        typer.Option(help="Voxel size in mm along the array's axes, 0.3 to 10."),
+    ] = (1.0, 1.0, 1.0),
+    orientation: Annotated[
+        str, typer.Option(help="Orientation of the array's axes, such as LIA.")
+    ] = "RAS",
+    oblique: Annotated[
+        float, typer.Option(help="Rotate the grid by this many degrees, up to 45.")
+    ] = 0.0,
+    csf: Annotated[
+        Literal["region", "intracranial"],
+        typer.Option(
+            "--csf",
+            help="What the labels call CSF: a small region, as in aseg, or all fluid in the skull.",
+        ),
+    ] = "region",
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite existing files.")
+    ] = False,
 ) -> None:
     """Write synthetic T1 scans of a head, each with its exact segmentation.
 

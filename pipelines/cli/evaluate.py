@@ -6,35 +6,133 @@ import shlex
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
-from trinat.pipelines.cli import evaluate_options, options
+from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import with_fields
+
+RatingsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--ratings",
+        help="ratings.tsv of trinat view: leave out rejected scans and structures, and write "
+        "raters.csv (agreement, Cohen's kappa).",
+    ),
+]
+Jobs = Annotated[
+    int | None, typer.Option(help="Number of processes. Default: one per processor.")
+]
 
 
 @with_fields
 def evaluate(
-    pred: evaluate_options.Pred,
+    pred: Annotated[
+        list[Path],
+        typer.Option(
+            "--pred", "-i", help="Predicted label maps; repeat it to compare models."
+        ),
+    ],
     out: options.Out,
     scans: options.OfStore,
-    truth: evaluate_options.Truth = None,
-    model_name: evaluate_options.ModelName = None,
-    labels: evaluate_options.EvaluateLabels = "quicknat33",
-    mapping: evaluate_options.Mapping = None,
-    numbering: evaluate_options.Numbering = None,
-    numbering_pred: evaluate_options.NumberingPred = None,
-    images: evaluate_options.EvaluateImages = None,
-    resample: evaluate_options.Resample = False,
+    truth: Annotated[
+        Path | None,
+        typer.Option("--truth", help="True label maps: a folder or a file."),
+    ] = None,
+    model_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model-name", help="Display name of a model, one for each --pred."
+        ),
+    ] = None,
+    labels: Annotated[
+        str,
+        typer.Option(
+            "--labels", help="Label scheme to compare in: a name or a TSV file."
+        ),
+    ] = "quicknat33",
+    mapping: Annotated[
+        Path | None,
+        typer.Option(
+            "--mapping",
+            help="TSV that translates label numbers which are not FreeSurfer's. Columns: number, "
+            "freesurfer, and optionally of (truth, prediction or both).",
+        ),
+    ] = None,
+    numbering: Annotated[
+        str | None,
+        typer.Option(
+            "--numbering",
+            "--fold",  # its name in the first versions
+            help="Numbering of the true label maps, if not FreeSurfer's: neuromorphometrics, or a "
+            "TSV file with columns first, last, name, target. A store has its own numbering.",
+        ),
+    ] = None,
+    numbering_pred: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--numbering-pred",
+            "--fold-pred",
+            help="The same for predictions, which have FreeSurfer's numbers by default: one for "
+            "all, or one for each --pred (freesurfer, neuromorphometrics or a TSV file).",
+        ),
+    ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option("--images", help="T1 scans, to show the worst cases on."),
+    ] = None,
+    resample: Annotated[
+        bool,
+        typer.Option(
+            "--resample",
+            help="Resample predictions on another grid to the truth's grid.",
+        ),
+    ] = False,
     trust_affine: options.TrustAffine = None,
-    not_predicted: evaluate_options.NotPredicted = None,
-    csf: evaluate_options.TruthCsf = None,
-    ratings: evaluate_options.RatingsFile = None,
-    jobs: evaluate_options.Jobs = None,
-    show_heads: evaluate_options.ShowHeads = False,
-    tables_only: evaluate_options.TablesOnly = False,
-    latex: evaluate_options.Latex = False,
-    csv: evaluate_options.Csv = False,
+    not_predicted: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--not-predicted",
+            help="Structure that the models cannot predict, such as CSF; repeatable. "
+            "For predictions made by trinat it is read from their folder.",
+        ),
+    ] = None,
+    csf: Annotated[
+        Literal["region", "intracranial"] | None,
+        typer.Option(
+            "--csf",
+            help="What the truth calls CSF: a small region, as in aseg (default), or all fluid in "
+            "the skull. CSF that is something else is not compared.",
+        ),
+    ] = None,
+    ratings: RatingsFile = None,
+    jobs: Jobs = None,
+    show_heads: Annotated[
+        bool,
+        typer.Option(
+            "--show-heads", help="Show whole heads including faces, not only the brain."
+        ),
+    ] = False,
+    tables_only: Annotated[
+        bool,
+        typer.Option(
+            "--tables-only", help="Write tables only, without figures and page."
+        ),
+    ] = False,
+    latex: Annotated[
+        bool,
+        typer.Option(
+            "--latex",
+            help="Also write structures.tex: Dice, IoU and distances for a paper.",
+        ),
+    ] = False,
+    csv: Annotated[
+        bool,
+        typer.Option(
+            "--csv", help="Also write structures.csv: the numbers of structures.tex."
+        ),
+    ] = False,
     quiet: options.Quiet = False,
 ) -> int:
     """Compare label maps with the truth: Dice, IoU, surface distances, volumes, statistics.
@@ -109,18 +207,47 @@ def _place_of_truth(
 
 @with_fields
 def report(
-    predictions: evaluate_options.Predictions,
+    predictions: Annotated[
+        Path, typer.Argument(help="Label maps: a folder, or a BIDS derivative.")
+    ],
     left_out: options.LeftOut,
-    out: evaluate_options.Out = None,
-    labels: evaluate_options.ReportLabels = "quicknat33",
-    participants: evaluate_options.Participants = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Output folder. Default: PREDICTIONS/report."),
+    ] = None,
+    labels: Annotated[
+        str, typer.Option(help="Label scheme: a name or a TSV file.")
+    ] = "quicknat33",
+    participants: Annotated[
+        Path | None,
+        typer.Option(
+            "--participants",
+            help="Table with sex, age, group and site: participants.tsv, or IXI's or OASIS's own.",
+        ),
+    ] = None,
     strict: options.Strict = False,
-    reference: evaluate_options.Reference = None,
-    adjust: evaluate_options.Adjust = None,
-    images: evaluate_options.ReportImages = None,
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            "--reference",
+            help="TSV of normal volumes. Columns: structure, low_mm3, high_mm3, and optionally "
+            "sex, age_from, age_to.",
+        ),
+    ] = None,
+    adjust: Annotated[
+        Literal["residual", "proportion"] | None,
+        typer.Option(
+            "--adjust",
+            help="Adjust volumes for the intracranial volume: residual (of a regression over the "
+            "group) or proportion.",
+        ),
+    ] = None,
+    images: Annotated[
+        Path | None, typer.Option("--images", help="T1 scans, for pictures.")
+    ] = None,
     trust_affine: options.TrustAffine = None,
-    ratings: evaluate_options.RatingsFile = None,
-    jobs: evaluate_options.Jobs = None,
+    ratings: RatingsFile = None,
+    jobs: Jobs = None,
     quiet: options.Quiet = False,
 ) -> int:
     """Volumes, asymmetry and outliers of a group of segmentations, without a truth.
@@ -155,8 +282,18 @@ def report(
 
 
 def people(
-    table: evaluate_options.Table,
-    results: evaluate_options.Results = None,
+    table: Annotated[
+        Path,
+        typer.Argument(
+            help="Table of persons: participants.tsv, or IXI's or OASIS's own."
+        ),
+    ],
+    results: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Label maps, as for trinat report: which row each one has."
+        ),
+    ] = None,
     strict: options.Strict = False,
 ) -> None:
     """Show what is understood of a table of persons, and which scan has which row.

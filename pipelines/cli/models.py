@@ -6,15 +6,26 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from trinat.pipelines.cli import models_options, options
+from trinat.pipelines.cli import options
 from trinat.pipelines.cli.options import say_nothing
 
 if TYPE_CHECKING:
     from trinat.segmentation.models.model_info import ModelInfo
+
+
+Truth = Annotated[Path, typer.Option("--truth", help="Their true label maps.")]
+MappingTable = Annotated[
+    Path | None,
+    typer.Option(
+        "--mapping",
+        help="TSV that translates label numbers which are not FreeSurfer's. "
+        "Columns: number, freesurfer.",
+    ),
+]
 
 
 def models(json_: options.Json = False) -> int:
@@ -108,13 +119,36 @@ def _short(value: Any) -> str:
 
 
 def bundle(
-    sources: models_options.Sources,
+    sources: Annotated[
+        list[Path],
+        typer.Argument(help="Run folders of trinat train, or model folders."),
+    ],
     out: options.ModelOut,
-    name: models_options.Name = None,
-    weights: models_options.Weights = None,
-    licence: models_options.BundleLicence = "",
-    prior: models_options.Prior = None,
-    ensemble: models_options.Ensemble = False,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model. Default: name of the folder.")
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="File written by trinat fuse-weights, or: default. Default: from the sources."
+        ),
+    ] = None,
+    licence: Annotated[
+        str, typer.Option(help="Licence of the weights, if a source states none.")
+    ] = "",
+    prior: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of label maps to make the model's anatomical prior from."
+        ),
+    ] = None,
+    ensemble: Annotated[
+        bool,
+        typer.Option(
+            "--ensemble",
+            help="Sources of the same view become members whose mean counts.",
+        ),
+    ] = False,
     overwrite: options.OverwriteModel = False,
 ) -> None:
     """Combine views that were trained separately, and their fusion weights, into one model.
@@ -147,8 +181,13 @@ def bundle(
 
 
 def calibrate(
-    model: models_options.CalibrateModel,
-    scans: models_options.CalibrateScans = None,
+    model: Annotated[str, typer.Argument(help="Model folder.")],
+    scans: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="FreeSurfer subject folders to test the limits on; they set no limits."
+        ),
+    ] = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
     quiet: options.Quiet = False,
@@ -166,9 +205,13 @@ def calibrate(
 
 
 def export(
-    model: models_options.ExportModel,
-    out: models_options.ExportOut,
-    format_: models_options.ExportFormat = "onnx",
+    model: Annotated[
+        str, typer.Argument(help="Name of a shipped model, or a model folder.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")],
+    format_: Annotated[
+        str, typer.Option("--format", help="onnx or monai-bundle.")
+    ] = "onnx",
 ) -> None:
     """Write a model as ONNX, checked to give the same labels, or as a MONAI bundle.
 
@@ -183,15 +226,29 @@ def export(
 
 
 def fuse_weights(
-    model: models_options.FuseWeightsModel,
-    scans: models_options.FuseWeightsScans,
-    truth: models_options.Truth,
-    out: models_options.FuseWeightsOut = None,
-    mapping: models_options.Mapping = None,
+    model: Annotated[
+        str,
+        typer.Argument(help="Model folder; with --out also a shipped model's name."),
+    ],
+    scans: Annotated[
+        Path, typer.Option("--scans", "-i", help="T1 scans not used in training.")
+    ],
+    truth: Truth,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Write the weights to this file; do not change the model.",
+        ),
+    ] = None,
+    mapping: MappingTable = None,
     trust_affine: options.TrustAffine = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
-    seed: models_options.Seed = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Random seed of the sampled voxels.")
+    ] = 0,
     quiet: options.Quiet = False,
 ) -> int:
     """Fit the fusion of views (weights, kind of mean); kept only if Dice rises.
@@ -220,12 +277,22 @@ def fuse_weights(
 
 
 def fit_odds(
-    model: models_options.FitOddsModel,
-    scans: models_options.FitOddsScans,
-    truth: models_options.Truth,
+    model: Annotated[
+        str, typer.Argument(help="Model: name of a shipped model, or a folder.")
+    ],
+    scans: Annotated[
+        Path, typer.Option("--scans", "-i", help="Scans not used in training.")
+    ],
+    truth: Truth,
     out: options.ModelOut,
-    mapping: models_options.Mapping = None,
-    numbering: models_options.Numbering = None,
+    mapping: MappingTable = None,
+    numbering: Annotated[
+        str | None,
+        typer.Option(
+            help="Numbering of the true label maps, if not FreeSurfer's: neuromorphometrics, or a "
+            "TSV file with columns first, last, name, target."
+        ),
+    ] = None,
     trust_affine: options.TrustAffine = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
@@ -256,11 +323,19 @@ def fit_odds(
 
 
 def import_weights(
-    file: models_options.File,
-    view: models_options.View,
+    file: Annotated[
+        Path,
+        typer.Argument(exists=True, dir_okay=False, help="File written by torch.save."),
+    ],
+    view: Annotated[
+        Literal["coronal", "axial", "sagittal"],
+        typer.Option(help="View that it was trained on."),
+    ],
     out: options.ModelOut,
-    labels: models_options.Labels = "quicknat33",
-    licence: models_options.ImportWeightsLicence = "",
+    labels: Annotated[
+        str, typer.Option(help="Label scheme of its classes.")
+    ] = "quicknat33",
+    licence: Annotated[str, typer.Option(help="Licence of the weights.")] = "",
 ) -> None:
     """Convert a checkpoint of the authors' PyTorch port to a model folder, without executing it.
 
@@ -278,10 +353,23 @@ def import_weights(
 
 
 def labels(
-    format_: models_options.LabelsFormat = "freesurfer",
-    scheme: models_options.Scheme = "quicknat33",
-    index: models_options.Index = False,
-    out: models_options.LabelsOut = None,
+    format_: Annotated[
+        Literal["freesurfer", "itksnap", "slicer", "fsleyes"],
+        typer.Option("--format", help="Program to write for."),
+    ] = "freesurfer",
+    scheme: Annotated[
+        str, typer.Option("--labels", help="Label scheme: a name or TSV file.")
+    ] = "quicknat33",
+    index: Annotated[
+        bool,
+        typer.Option(
+            "--index",
+            help="Numbers 0 to K, as trinat predict --format index writes them.",
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write. Default: print.")
+    ] = None,
 ) -> None:
     """Print names and colours of the labels for FreeView, ITK-SNAP, 3D Slicer or FSLeyes.
 

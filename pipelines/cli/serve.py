@@ -7,11 +7,12 @@ import importlib.util
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trinat.pipelines.cli import options, serve_options
+from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import Only, with_fields
 from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.serve.limits import (
@@ -30,14 +31,36 @@ def serve_(
         Only(PredictRequest, "model", "devices", "workers", "threads", "timeout_s"),
     ],
     cluster: options.OnCluster,
-    queue: serve_options.Queue = None,
-    host: serve_options.Host = "127.0.0.1",
-    port: serve_options.ServePort = 8765,
-    name: serve_options.Name = None,
-    keep: serve_options.Keep = KEEP_HOURS,
-    max_upload: serve_options.MaxUpload = MAX_UPLOAD_MB,
-    max_queue: serve_options.MaxQueue = MAX_WAITING,
-    max_client: serve_options.MaxClient = MAX_OF_CLIENT,
+    queue: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the waiting scans, their results and the token. Default: trinat/queue "
+            "in $XDG_STATE_HOME or ~/.local/state."
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")
+    ] = 8765,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="Host name of a proxy in front of this server; repeatable."),
+    ] = None,
+    keep: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Hours after which a finished scan is deleted with its results."
+        ),
+    ] = KEEP_HOURS,
+    max_upload: Annotated[
+        float, typer.Option(min=1, help="Largest upload, in MB.")
+    ] = MAX_UPLOAD_MB,
+    max_queue: Annotated[
+        int, typer.Option(min=1, help="Number of scans that may wait.")
+    ] = MAX_WAITING,
+    max_client: Annotated[
+        int, typer.Option(min=1, help="Number of scans that one address may have.")
+    ] = MAX_OF_CLIENT,
 ) -> int:
     """Segment scans received over HTTP, from a browser or a program; see docs/service.md.
 
@@ -90,13 +113,38 @@ def _warn_of_network(host: str) -> None:
 
 
 def view(
-    results: serve_options.Results,
-    against: serve_options.Against = None,
-    images: serve_options.Images = None,
-    labels: serve_options.Labels = "quicknat33",
-    rater: serve_options.Rater = "",
-    port: serve_options.ViewPort = 0,
-    no_browser: serve_options.NoBrowser = False,
+    results: Annotated[Path, typer.Argument(help="Output folder of trinat predict.")],
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            "--against", help="True label maps, or a second result, to switch to."
+        ),
+    ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            "--images", help="T1 scans. Default: where trinat predict read them."
+        ),
+    ] = None,
+    labels: Annotated[
+        str,
+        typer.Option("--labels", help="Label scheme of folders without a label table."),
+    ] = "quicknat33",
+    rater: Annotated[
+        str,
+        typer.Option(
+            "--rater",
+            envvar="TRINAT_RATER",
+            help="Name in ratings.tsv. Default: your user name.",
+        ),
+    ] = "",
+    port: Annotated[
+        int,
+        typer.Option("--port", min=0, max=65535, help="Port. Default: any free one."),
+    ] = 0,
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", help="Print the address only.")
+    ] = False,
 ) -> int:
     """View and rate results in the browser; ratings are saved in RESULTS/ratings.tsv.
 

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
-from trinat.pipelines.cli import options, toolbox_options
+from trinat.pipelines.cli import options
 from trinat.pipelines.cli.options import say_next
 
 
 def average(
-    runs: toolbox_options.Runs,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Runs of one recipe; after the first also models."),
+    ],
     out: options.ModelOut,
-    soup: toolbox_options.Soup = False,
-    batches: toolbox_options.Batches = 50,
+    soup: Annotated[
+        bool,
+        typer.Option(
+            "--soup",
+            help="Keep a member only if the validation Dice does not fall with it.",
+        ),
+    ] = False,
+    batches: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Training batches from which the norms' statistics are computed again.",
+        ),
+    ] = 50,
     overwrite: options.OverwriteModel = False,
     device: options.Device = "auto",
     threads: options.Threads = None,
@@ -42,10 +58,14 @@ def average(
 
 
 def explain(
-    scan: toolbox_options.Scan,
-    structure: toolbox_options.Structure,
+    scan: Annotated[Path, typer.Argument(help="T1 scan.")],
+    structure: Annotated[
+        str, typer.Option(help="Name, abbreviation or FreeSurfer number.")
+    ],
     model: options.Model = "fast",
-    view: toolbox_options.View = "coronal",
+    view: Annotated[
+        Literal["coronal", "axial", "sagittal"], typer.Option(help="Network.")
+    ] = "coronal",
     out: options.Out = Path("explained"),
     device: options.Device = "auto",
     threads: options.Threads = None,
@@ -71,10 +91,19 @@ def explain(
 
 
 def profile(
-    name: toolbox_options.Name,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL|RECIPE", help="A model's or a recipe's name or path."
+        ),
+    ],
     out: options.Out = Path("profile"),
-    steps: toolbox_options.Steps = 5,
-    against: toolbox_options.Against = None,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Steps to measure, after one step of warm-up.")
+    ] = 5,
+    against: Annotated[
+        Path | None, typer.Option(help="Folder of an earlier profile to compare with.")
+    ] = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
 ) -> None:
@@ -99,11 +128,18 @@ def profile(
 
 
 def suspects(
-    store: toolbox_options.Store,
-    model: toolbox_options.Model,
-    out: toolbox_options.Out = None,
-    every: toolbox_options.Every = 6,
-    limit: toolbox_options.Limit = 8.0,
+    store: Annotated[Path, typer.Argument(help="Slice store.")],
+    model: Annotated[
+        str, typer.Option(help="Model to compare the labels with: a name or a folder.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Output folder. Default: STORE/suspects."),
+    ] = None,
+    every: Annotated[int, typer.Option(min=1, help="Check every n-th slice.")] = 6,
+    limit: Annotated[
+        float, typer.Option(min=0, help="Score above which a subject is excluded.")
+    ] = 8.0,
     device: options.Device = "auto",
     threads: options.Threads = None,
     quiet: options.Quiet = False,

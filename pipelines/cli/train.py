@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trinat.pipelines.cli import options, train_options
+from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import Only, with_fields
 from trinat.pipelines.cli.options import say_next
 from trinat.pipelines.common.naming import FOLD
@@ -30,18 +30,59 @@ if TYPE_CHECKING:
 
 @with_fields
 def train(
-    config: train_options.Config,
+    config: Annotated[
+        str,
+        typer.Argument(help="Recipe: a YAML file, or a shipped recipe's name (fast)."),
+    ],
     scans: Annotated[
         Callable[..., options.OfStore], Only(options.OfStore, "store", "folds")
     ],
-    view: train_options.View = "all",
-    start: train_options.Start = None,
-    settings: train_options.Settings = None,
-    out: train_options.TrainOut = None,
-    resume: train_options.Resume = False,
-    device: train_options.Device = "auto",
-    nproc: train_options.Nproc = 1,
-    seconds: train_options.Seconds = None,
+    view: Annotated[
+        str,
+        typer.Option(
+            help="coronal, axial, sagittal, or all (all views of the recipe)."
+        ),
+    ] = "all",
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--start", help="Model to start from: name of a shipped model, or a folder."
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Override a recipe setting, such as stages.0.batch=4; repeatable.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Run folder. Default: runs/NAME.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in --out.")
+    ] = False,
+    device: Annotated[
+        str,
+        typer.Option(
+            help="auto, cpu, cuda, cuda:1, mps; cuda:0,1,2 trains a view on each at once."
+        ),
+    ] = "auto",
+    nproc: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Processes that share each batch: one per GPU, or one per CPU core.",
+        ),
+    ] = 1,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            help="Train for this wall time instead of the recipe's steps or epochs; "
+            "with --resume, for the rest of the schedule.",
+        ),
+    ] = None,
     timings: options.Timings = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -137,8 +178,15 @@ def _say_missing_views(whole: Recipe, recipe: Recipe, store: Path) -> None:
 
 
 def runs(
-    runs: train_options.Runs,
-    out: train_options.RunsOut = None,
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders; the first is the reference.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Also write curves and tables to this HTML page."
+        ),
+    ] = None,
 ) -> None:
     """Compare training runs: settings that differ, steps, time, loss, best Dice and IoU.
 
