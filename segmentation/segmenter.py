@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar, overload
+from typing import TypedDict, TypeVar, Unpack, overload
 
+from trinat.segmentation.inference.network import ComputePrecision
 from trinat.segmentation.inference.predictor import Predictor
+from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import ScanLike, Volume
 from trinat.segmentation.models.zoo import warn_of_licence
 from trinat.segmentation.result import Result
@@ -14,6 +16,18 @@ from trinat.segmentation.space.views import View
 from trinat.segmentation.timing import heard_by, stage
 
 _Scan = TypeVar("_Scan", bound=ScanLike)
+
+
+class ScanOptions(TypedDict, total=False):
+    """How a scan is read and segmented: the arguments of `Segmenter.segment`."""
+
+    image: str | None
+    mirror: bool
+    samples: int
+    seed: int
+    clean: bool
+    trust_affine: TrustAffine | None
+    fill_nonfinite: bool
 
 
 def _say_nothing(stage: str) -> None:
@@ -42,18 +56,25 @@ class Segmenter(Predictor):
         mirror: bool = False,
         samples: int = 0,
         seed: int = 0,
+        clean: bool = False,
+        trust_affine: TrustAffine | None = None,
+        fill_nonfinite: bool = False,
         progress: Callable[[str], object] = _say_nothing,
     ) -> Result:
-        """Segment one scan: see `trinat.segment`.
-
-        `mirror` averages with the mirrored scan, at twice the time. `samples` predictions with
-        dropout (`seed`) make `result.entropy` and `result.uncertainty`.
-        """
+        """Segment one scan: see `trinat.segment`."""
         warn_of_licence(self.model.folder)
         with heard_by(progress):
             with stage("reading"):
-                scan = Volume.of(volume, image=image)
+                scan = Volume.of(
+                    volume,
+                    image=image,
+                    trust_affine=trust_affine,
+                    fill_nonfinite=fill_nonfinite,
+                )
             found = super().segment(scan, mirror=mirror, samples=samples, seed=seed)
+            if clean:
+                with stage("clean"):
+                    found, _ = found.cleaned()
             return Result.of(found, self.model)
 
 
@@ -64,8 +85,9 @@ def segment(
     model: str | Path = ...,
     device: str = ...,
     views: Iterable[View | str] | str | None = ...,
-    image: str | None = ...,
+    precision: ComputePrecision = ...,
     progress: Callable[[str], object] = ...,
+    **options: Unpack[ScanOptions],
 ) -> Result: ...
 
 
@@ -76,8 +98,9 @@ def segment(
     model: str | Path = ...,
     device: str = ...,
     views: Iterable[View | str] | str | None = ...,
-    image: str | None = ...,
+    precision: ComputePrecision = ...,
     progress: Callable[[str], object] = ...,
+    **options: Unpack[ScanOptions],
 ) -> list[Result]: ...
 
 
@@ -87,8 +110,9 @@ def segment(
     model: str | Path = "fast",
     device: str = "auto",
     views: Iterable[View | str] | str | None = None,
-    image: str | None = None,
+    precision: ComputePrecision = "auto",
     progress: Callable[[str], object] = _say_nothing,
+    **options: Unpack[ScanOptions],
 ) -> Result | list[Result]:
     """Segment a T1-weighted scan of a head, or each of a list.
 
@@ -106,6 +130,18 @@ def segment(
         Some of "coronal", "axial" and "sagittal"; without it all that the model has.
     image : str, optional
         Name of the scan in a torchio.Subject; needed if it has several.
+    precision : str
+        "auto", "float32", "bfloat16" or "float16": what the networks compute in.
+    mirror : bool
+        Average with the prediction of the mirrored scan.
+    samples, seed : int
+        Predictions with dropout, which make `result.uncertainty`; the same seed gives the same.
+    clean : bool
+        Keep the largest component of each structure and fill holes.
+    trust_affine : str, optional
+        "sform", "qform" or "header": what to believe where a file's header has two affines.
+    fill_nonfinite : bool
+        Take NaN and infinite voxels of a file as 0.
     progress : callable, optional
         Called with the name of each stage as it begins, such as "reading" and "coronal"; of a
         list with "2/3: coronal". `progress=print` prints them. Without it nothing is said.
@@ -121,9 +157,9 @@ def segment(
     >>> result = trinat.segment("scan.nii.gz")
     >>> result.save("labels.nii.gz")
     """
-    segmenter = Segmenter.load(model, device=device, views=views)
+    segmenter = Segmenter.load(model, device=device, views=views, precision=precision)
     if not isinstance(scan, list):
-        return segmenter.segment(scan, image=image, progress=progress)
+        return segmenter.segment(scan, progress=progress, **options)
     results = []
     for number, one in enumerate(scan, start=1):
 
@@ -131,7 +167,8 @@ def segment(
             progress(f"{place}: {name}")
 
         try:
-            results.append(segmenter.segment(one, image=image, progress=of_scan))
+            found = segmenter.segment(one, progress=of_scan, **options)
+            results.append(found)
         except Exception as error:
             error.add_note(f"scan {number} of {len(scan)} in the list")
             raise

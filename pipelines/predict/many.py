@@ -40,6 +40,7 @@ def segment_many(
     model: str | os.PathLike[str] = "fast",
     device: str = "auto",
     image: str | None = None,
+    **settings: Any,
 ) -> pd.DataFrame:
     """Segment many scans with a model that is loaded once; a scan that fails becomes a row.
 
@@ -55,6 +56,9 @@ def segment_many(
         Show progress and failures on stderr.
     model, device, image : str
         As for `trinat.segment`.
+    **settings
+        Fields of `OutputSettings`, which `trinat predict` has as options: `mirror=True`,
+        `clean=True`, `samples=10`, `views=("coronal",)`, `stats=True`, `longitudinal=True`.
 
     Returns
     -------
@@ -74,15 +78,15 @@ def segment_many(
         inputs, written, refused = _split_inputs(paths, Path(images), image)
         entries: list[Entry] = []
         folder = Path(temporary if out is None else out)
+        # Without a folder nobody sees what is written.
+        written_files = dict.fromkeys(("picture", "brain_mask"), out is not None)
         if inputs or written:
             request = PredictRequest(
                 inputs,
                 folder,
                 os.fspath(model),
                 found=_found(inputs, written, folder),
-                output=OutputSettings(
-                    picture=out is not None, brain_mask=out is not None
-                ),
+                output=OutputSettings(**{**written_files, **settings}),
             )
             entries = _predict(
                 request, device, progress=progress, sum_up=out is not None

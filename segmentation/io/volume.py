@@ -115,19 +115,27 @@ class Volume:
         *,
         labels: bool = False,
         image: str | None = None,
+        trust_affine: TrustAffine | None = None,
+        fill_nonfinite: bool = False,
     ) -> Volume:
         """A scan (or label map) as users have it: see `ScanLike`. TypeError for anything else.
 
         A Volume is returned as it is, without a copy. Paths are read and checked with `read`,
         images and arrays with `of_image` and `of_array`. With `labels` the voxels must be whole
-        numbers. `image` names the image of a torchio.Subject that has several.
+        numbers. `image` names the image of a torchio.Subject that has several. `trust_affine` and
+        `fill_nonfinite` are for paths, as of `read`.
         """
         if image is not None or is_subject(scan):
             scan = image_of_subject(scan, image, labels=labels)
         if isinstance(scan, Volume):
             return scan
         if isinstance(scan, str | os.PathLike):
-            return cls.read(Path(scan), labels=labels)
+            return cls.read(
+                Path(scan),
+                labels=labels,
+                trust_affine=trust_affine,
+                fill_nonfinite=fill_nonfinite,
+            )
         if isinstance(scan, tuple) and len(scan) == 2:
             array, affine = scan
             return cls.of_array(array, affine, labels=labels)

@@ -144,6 +144,19 @@ def test_many_scans_are_rows_whatever_they_are(scan: Path) -> None:
     assert (table.total_brain_mm3.notna() == (table.status == "done")).all()
 
 
+def test_many_scans_take_the_settings_of_the_command_line(
+    scan: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    settings = {"views": ("axial",), "stats": True, "picture": False}
+    trinat.segment_many([scan], out, model=random_model(), progress=False, **settings)
+    written = {path.name for path in out.iterdir()}
+    assert {"scan_aseg.stats", "scan_dseg.nii.gz"} <= written
+    assert not any(name.endswith(".png") for name in written)
+    with pytest.raises(TypeError, match="mirorr"):
+        trinat.segment_many([scan], model=random_model(), mirorr=True)
+
+
 def test_images_in_memory_are_rows_and_are_done_once(scan: Path) -> None:
     image = nib.load(scan)
     t1 = torchio.ScalarImage(scan)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import nibabel as nib
@@ -16,12 +18,14 @@ import pytest
 from helpers.overfitted import miniature, overfitted_model, random_model
 
 import trinat
+from trinat.pipelines.predict.settings import OutputSettings
 from trinat.segmentation.errors import (
     ConfigError,
     FormatError,
     GeometryError,
     IntegrityError,
 )
+from trinat.segmentation.segmenter import ScanOptions
 from trinat.segmentation.space.views import View
 
 ROOT = Path(__file__).parents[2]
@@ -146,6 +150,34 @@ def test_some_views_can_be_named() -> None:
         ConfigError, match="'top' is not a valid View: choose from coronal"
     ):
         trinat.segment(scan, model=random_model(), views=["top"])
+
+
+def test_a_scan_is_cleaned_and_mirrored_as_the_command_line_does() -> None:
+    scan, _ = miniature()
+    segmenter = trinat.Segmenter(random_model(), device="cpu")
+    plain = segmenter.segment(scan)
+    cleaned = trinat.segment(scan, model=random_model(), clean=True)
+    expected, _ = plain.cleaned()
+    assert np.array_equal(cleaned.labels.data, expected.labels.data)
+    assert not np.array_equal(cleaned.labels.data, plain.labels.data)
+    mirrored = trinat.segment([scan], model=random_model(), mirror=True)
+    assert not np.array_equal(mirrored[0].fused, plain.fused)
+
+
+def test_what_a_scan_is_segmented_with_has_the_names_of_the_command_lines_settings() -> (
+    None
+):
+    settings = {field.name: field for field in fields(OutputSettings)}
+    parameters = inspect.signature(trinat.Segmenter.segment).parameters
+    only_in_python = {"self", "volume", "image", "seed", "progress"}
+    for name, parameter in parameters.items():
+        if name not in only_in_python:
+            assert parameter.default == settings[name].default, name
+    assert set(ScanOptions.__annotations__) == set(parameters) - {
+        "self",
+        "volume",
+        "progress",
+    }
 
 
 def test_progress_hears_the_stages_and_nothing_is_said_without_it(capfd) -> None:
