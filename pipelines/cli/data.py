@@ -10,6 +10,7 @@ import typer
 
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.options import ListOptions, say_next, say_nothing
+from trinat.segmentation.labels import DEFAULT_SCHEME, SHIPPED_SCHEMES
 
 Store = Annotated[
     Path, typer.Argument(help="Slice store.", exists=True, file_okay=False)
@@ -253,7 +254,8 @@ def prepare(
     labels: Annotated[
         str | None,
         typer.Option(
-            help="Label scheme: quicknat33 (default), tissue4, left4 or a TSV file."
+            help=f"Label scheme: {DEFAULT_SCHEME} (default), {', '.join(SHIPPED_SCHEMES[1:])} "
+            "or a TSV file."
         ),
     ] = None,
     views: Annotated[

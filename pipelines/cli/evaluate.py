@@ -12,6 +12,7 @@ import typer
 
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import with_fields
+from trinat.segmentation.labels import DEFAULT_SCHEME
 
 RatingsFile = Annotated[
     Path | None,
@@ -51,7 +52,7 @@ def evaluate(
         typer.Option(
             "--labels", help="Label scheme to compare in: a name or a TSV file."
         ),
-    ] = "quicknat33",
+    ] = DEFAULT_SCHEME,
     mapping: Annotated[
         Path | None,
         typer.Option(
@@ -217,7 +218,7 @@ def report(
     ] = None,
     labels: Annotated[
         str, typer.Option(help="Label scheme: a name or a TSV file.")
-    ] = "quicknat33",
+    ] = DEFAULT_SCHEME,
     participants: Annotated[
         Path | None,
         typer.Option(

@@ -12,6 +12,7 @@ import typer
 
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.options import say_nothing
+from trinat.segmentation.labels import DEFAULT_SCHEME
 
 if TYPE_CHECKING:
     from trinat.segmentation.models.model_info import ModelInfo
@@ -334,7 +335,7 @@ def import_weights(
     out: options.ModelOut,
     labels: Annotated[
         str, typer.Option(help="Label scheme of its classes.")
-    ] = "quicknat33",
+    ] = DEFAULT_SCHEME,
     licence: Annotated[str, typer.Option(help="Licence of the weights.")] = "",
 ) -> None:
     """Convert a checkpoint of the authors' PyTorch port to a model folder, without executing it.
@@ -359,7 +360,7 @@ def labels(
     ] = "freesurfer",
     scheme: Annotated[
         str, typer.Option("--labels", help="Label scheme: a name or TSV file.")
-    ] = "quicknat33",
+    ] = DEFAULT_SCHEME,
     index: Annotated[
         bool,
         typer.Option(

@@ -118,8 +118,7 @@ def _normal_ranges(
     if not request.output.page:
         raise ConfigError("--reference is for pages", remedy="give --page too")
     from trinat.pipelines.evaluate.ranges import read_ranges
-    from trinat.pipelines.serve.catalogue import read_scheme
-    from trinat.segmentation.models.zoo import find_model
+    from trinat.segmentation.models.zoo import find_model, read_scheme
 
     scheme = read_scheme(find_model(request.model))
     found = tuple(

@@ -15,13 +15,9 @@ import typer
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import Only, with_fields
 from trinat.pipelines.predict.request import PredictRequest
-from trinat.pipelines.serve.limits import (
-    KEEP_HOURS,
-    MAX_OF_CLIENT,
-    MAX_UPLOAD_MB,
-    MAX_WAITING,
-)
+from trinat.pipelines.web.settings import ServiceSettings
 from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.labels import DEFAULT_SCHEME
 
 
 @with_fields
@@ -31,59 +27,20 @@ def serve_(
         Only(PredictRequest, "model", "devices", "workers", "threads", "timeout_s"),
     ],
     cluster: options.OnCluster,
-    queue: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the waiting scans, their results and the token. Default: trinat/queue "
-            "in $XDG_STATE_HOME or ~/.local/state."
-        ),
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")
-    ] = 8765,
-    name: Annotated[
-        list[str] | None,
-        typer.Option(help="Host name of a proxy in front of this server; repeatable."),
-    ] = None,
-    keep: Annotated[
-        float,
-        typer.Option(
-            min=0, help="Hours after which a finished scan is deleted with its results."
-        ),
-    ] = KEEP_HOURS,
-    max_upload: Annotated[
-        float, typer.Option(min=1, help="Largest upload, in MB.")
-    ] = MAX_UPLOAD_MB,
-    max_queue: Annotated[
-        int, typer.Option(min=1, help="Number of scans that may wait.")
-    ] = MAX_WAITING,
-    max_client: Annotated[
-        int, typer.Option(min=1, help="Number of scans that one address may have.")
-    ] = MAX_OF_CLIENT,
+    settings: ServiceSettings,
 ) -> int:
     """Segment scans received over HTTP, from a browser or a program; see docs/service.md.
 
     Example: trinat serve --model fast
     """
     _check_packages()
-    from trinat.pipelines.serve.run import ServiceSettings, run_service
+    from trinat.pipelines.web.service import run_service
     from trinat.segmentation.models.zoo import default_model
 
-    settings = ServiceSettings(
-        queue=queue,
-        host=host,
-        port=port,
-        names=tuple(name or ()),
-        keep_hours=keep,
-        max_upload_mb=max_upload,
-        max_waiting=max_queue,
-        max_of_client=max_client,
-    )
     request = cluster.give(asked(inputs=(), out=settings.folder))
     request = replace(request, model=request.model or default_model(request.devices))
     _log_own_messages()
-    _warn_of_network(host)
+    _warn_of_network(settings.host)
     run_service(request, settings, typer.echo)
     return 0
 
@@ -129,7 +86,7 @@ def view(
     labels: Annotated[
         str,
         typer.Option("--labels", help="Label scheme of folders without a label table."),
-    ] = "quicknat33",
+    ] = DEFAULT_SCHEME,
     rater: Annotated[
         str,
         typer.Option(
@@ -155,13 +112,13 @@ def view(
     from trinat.pipelines.common.exits import Exit
 
     try:
-        from trinat.pipelines.view.app import make_app
         from trinat.pipelines.web.guard import new_token
         from trinat.pipelines.web.start import answer
+        from trinat.pipelines.web.viewer import make_app
     except ModuleNotFoundError as error:
         remedy = "pip install 'trinat[serve]'"
         raise ConfigError(f"needs the package {error.name}", remedy=remedy) from None
-    from trinat.pipelines.view.study import Study
+    from trinat.pipelines.web.study import Study
 
     study = Study(results, rater or _user(), images, against, labels)
     typer.echo(f"{len(study.items)} scans in {results}", err=True)

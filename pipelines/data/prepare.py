@@ -56,6 +56,7 @@ from trinat.segmentation.data.store import (
 from trinat.segmentation.errors import ConfigError, DatasetError, TrinatError
 from trinat.segmentation.io.files import read_bytes
 from trinat.segmentation.io.orientation import TrustAffine
+from trinat.segmentation.labels import DEFAULT_SCHEME
 from trinat.segmentation.labels.fluid import Csf
 from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
@@ -78,7 +79,7 @@ class PrepareConfig(BaseModel):
 
     source: str
     root: Path
-    labels: str = "quicknat33"  # the label scheme: a name or a TSV file
+    labels: str = DEFAULT_SCHEME  # the label scheme: a name or a TSV file
     views: tuple[View, ...] | None = None  # default: all that the scheme can have
     # of the working grid, in voxels of 1 mm
     grid: tuple[Side, Side, Side] = (256, 256, 256)

@@ -48,6 +48,7 @@ from trinat.segmentation.data.people import Facts, Matched, People, read_people
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.io.orientation import TrustAffine
+from trinat.segmentation.labels import DEFAULT_SCHEME
 from trinat.segmentation.labels.measures import INTRACRANIAL
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.counted import made_by
@@ -82,7 +83,7 @@ class CohortSettings:
 
     predictions: Path
     out: Path
-    labels: str = "quicknat33"
+    labels: str = DEFAULT_SCHEME
     participants: Path | None = None
     reference: Path | None = None
     adjust: Method | None = None

@@ -36,6 +36,7 @@ from trinat.segmentation.data.splits import Part
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.orientation import TrustAffine
+from trinat.segmentation.labels import DEFAULT_SCHEME
 from trinat.segmentation.labels.fluid import Csf
 from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
@@ -63,7 +64,7 @@ class EvaluationSettings:
     out: Path
     part: Part | None = None
     folds: bool = False
-    labels: str = "quicknat33"
+    labels: str = DEFAULT_SCHEME
     mapping: Path | None = None
     fold: str | None = None
     fold_pred: tuple[str, ...] = ()

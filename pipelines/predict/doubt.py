@@ -8,9 +8,10 @@ from typing import Any
 
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.outputs import MOST_SHOWN
+from trinat.segmentation.data.sources.base import natural_order
 
-# The most urgent first.
-GRADES = ("failed", "reject", "look", "pass")
+# The most urgent first. A result without a grade is looked at before those that pass.
+GRADES = ("failed", "reject", "look", "ungraded", "pass")
 # Results of these grades are in no mean, test, norm, adjustment or change of a group.
 EXCLUDED_GRADES = ("reject",)
 
@@ -25,17 +26,19 @@ def why_of(entry: Entry) -> str:
     return "; ".join(entry.result.get("reasons", ())) or entry.reason
 
 
-def doubt_of(entry: Entry) -> tuple[int, float, str]:
-    """A key to sort scans by, the most doubtful first.
+def doubt_of(entry: Entry) -> tuple[int, float, Any]:
+    """A key to sort scans by, the most doubtful first, in tables, pages and `trinat view`.
 
     In the order of grades, then of agreement between views, then of names.
     """
     grade = grade_of(entry)
-    urgency = GRADES.index(grade) if grade in GRADES else len(GRADES)
+    if grade not in GRADES:
+        grade = "ungraded"
+    urgency = GRADES.index(grade)
     agreement = entry.result.get("mean_agreement")
     if agreement is None:
         agreement = 1.0
-    return urgency, agreement, entry.case
+    return urgency, agreement, natural_order(entry.case)
 
 
 def most_doubtful(entries: Iterable[Entry]) -> list[Entry]:

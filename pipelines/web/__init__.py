@@ -1,4 +1,12 @@
-"""What the pages and services of trinat have in common: who may ask, and how they start.
+"""The pages and the service of trinat: results in the browser, segmentations over HTTP.
 
-`start.answer` puts the `guard.Guard` before an application and lets uvicorn serve both.
+`start.answer` puts the `guard.Guard` before an application and lets uvicorn serve both. There are
+two applications:
+
+- The viewer. `study` knows what there is of each scan, `voxels` reads it and `viewer` answers the
+  page. `page` has the page itself: plain HTML, CSS and JavaScript, and NiiVue as published.
+- The service, with the same page. A scan comes in by `service.accept`, which has `uploads.receive`
+  check it and put it into the `queue.Queue`. The `engine_thread.EngineThread` hands it to the
+  engine of `trinat predict` and gives the outcome back to the queue. Clients follow its state and
+  take the files of `service.Results`. The page lists the queue by `queue_study.QueueStudy`.
 """

@@ -91,10 +91,8 @@ class Names:
         public = [proxy.lower() for proxy in self.public]
         if name in public:
             return True
-        return port == self.port and self._is_own(name)
-
-    def _is_own(self, name: str) -> bool:
-        """Whether this machine is called so, in small letters, as far as it listens."""
+        if port != self.port:
+            return False
         host = self.host.lower()
         if name in _LOOPBACK or name in (host, f"[{host}]"):
             return True
@@ -150,7 +148,9 @@ class Guard:
         except HTTPException as error:
             await answer.refuse(error)
         except Exception as error:
-            place = _place_of(error)
+            # Where it was raised: its text may name a file or a person.
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{Path(frame.filename).name}:{frame.lineno}"
             _log.error("%s at %s", type(error).__name__, place)
             with suppress(Exception):
                 await answer.refuse(HTTPException(500, f"a fault of trinat at {place}"))
@@ -320,9 +320,3 @@ def _cookie(headers: Headers, name: str) -> str:
 
 def _other_site() -> HTTPException:
     return HTTPException(HTTPStatus.FORBIDDEN, "asked by a page of another site")
-
-
-def _place_of(error: Exception) -> str:
-    """Where in the code it was raised, for a log: its text may name a file or a person."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{Path(frame.filename).name}:{frame.lineno}"

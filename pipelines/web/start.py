@@ -51,42 +51,37 @@ def answer(
         port = listening.getsockname()[1]
         called = Names(host, port, names)
         guard = Guard(app, token, called, max_body=max_body, policy=policy)
-        server = uvicorn.Server(_configuration(guard))
+        # Less is said than by default, and what is kept has limits.
+        configuration = uvicorn.Config(
+            guard,
+            http=_Protocol,
+            ws="none",
+            # Its lines hold addresses and tracebacks; ours come from the guard.
+            log_config=None,
+            log_level=logging.CRITICAL,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            h11_max_incomplete_event_size=MAX_HEAD,
+            limit_concurrency=_MAX_CONNECTIONS,
+            timeout_graceful_shutdown=_LAST_ANSWERS_S,
+        )
+        server = uvicorn.Server(configuration)
+
+        # An address that stands for every one is shown as this machine's name.
+        shown = host
+        if host in ("0.0.0.0", "::"):
+            shown = socket.gethostname()
+        if ":" in shown:
+            shown = f"[{shown}]"
 
         def stop() -> None:
             server.should_exit = True
 
         # uvicorn repeats the signal that ended it, which would end this process as well.
         with stop_signals(stop):
-            say(f"http://{_shown(host)}:{port}/?token={token}")
+            say(f"http://{shown}:{port}/?token={token}")
             server.run(sockets=[listening])
-
-
-def _configuration(guard: Guard) -> uvicorn.Config:
-    """What uvicorn is to do otherwise than by default: less said, and limits on what is kept."""
-    return uvicorn.Config(
-        guard,
-        http=_Protocol,
-        ws="none",
-        # Its lines hold addresses and tracebacks; ours come from the guard.
-        log_config=None,
-        log_level=logging.CRITICAL,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        h11_max_incomplete_event_size=MAX_HEAD,
-        limit_concurrency=_MAX_CONNECTIONS,
-        timeout_graceful_shutdown=_LAST_ANSWERS_S,
-    )
-
-
-def _shown(host: str) -> str:
-    """A host as addresses have it; of one that stands for every address, this machine's name."""
-    if host in ("0.0.0.0", "::"):
-        host = socket.gethostname()
-    if ":" in host:
-        return f"[{host}]"
-    return host
 
 
 def _listen(host: str, port: int) -> socket.socket:

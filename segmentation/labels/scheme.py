@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.io.files import read_bytes
+from trinat.segmentation.labels import SHIPPED_SCHEMES
 from trinat.segmentation.labels.class_map import ClassMap
 from trinat.segmentation.labels.folding import FoldingTable, folding_table
 from trinat.segmentation.labels.label import Label, find_problem
@@ -29,7 +30,6 @@ from trinat.segmentation.space.views import View
 
 __all__ = [
     "IGNORE",
-    "SHIPPED",
     "Label",
     "LabelScheme",
     "MergedScheme",
@@ -39,8 +39,6 @@ __all__ = [
 
 # A target that no loss looks at: neither rewarded nor punished, whatever is predicted there.
 IGNORE = 255
-
-SHIPPED = ("quicknat33", "tissue4", "left4")
 
 
 @dataclass(frozen=True)
@@ -249,20 +247,20 @@ class MergedScheme:
 
 
 def load_scheme(name_or_path: str | Path) -> LabelScheme:
-    """A shipped scheme by its name (quicknat33, tissue4, left4), or one's own from a TSV file.
+    """A shipped scheme by its name, or one's own from a TSV file.
 
     Raises LabelError for a file that is not there or is no scheme.
     """
     # A shipped name wins over a file of that name: the same command means the same everywhere.
     name = str(name_or_path)
-    if name in SHIPPED:
+    if name in SHIPPED_SCHEMES:
         return _load_shipped(name)
     path = Path(name_or_path)
     if not path.is_file():
         raise LabelError(
             "no such label scheme",
             where=path,
-            remedy=f"give a TSV file or one of {', '.join(SHIPPED)}",
+            remedy=f"give a TSV file or one of {', '.join(SHIPPED_SCHEMES)}",
         )
     return parse_scheme(path.stem, read_bytes(path), path)
 

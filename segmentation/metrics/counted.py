@@ -9,8 +9,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.labels import SHIPPED_SCHEMES
 from trinat.segmentation.labels.fluid import CSF_GROUP, Csf
-from trinat.segmentation.labels.scheme import SHIPPED, Label, LabelScheme, load_scheme
+from trinat.segmentation.labels.scheme import Label, LabelScheme, load_scheme
 from trinat.segmentation.metrics.definitions import NOT_PREDICTED, OTHER_CSF
 
 ALL_STRUCTURES = "all"
@@ -132,7 +133,7 @@ def _scheme_of(names: Collection[str], scheme: LabelScheme) -> LabelScheme | Non
     """The scheme with structures of all these names: `scheme` itself, else one of trinat's own."""
     if set(names) <= set(scheme.names):
         return scheme
-    for shipped in SHIPPED:
+    for shipped in SHIPPED_SCHEMES:
         candidate = load_scheme(shipped)
         if set(names) <= set(candidate.names):
             return candidate

@@ -13,6 +13,7 @@ from scipy import ndimage
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.grid import around_both
 from trinat.segmentation.io.volume import ScanLike, Volume
+from trinat.segmentation.labels import DEFAULT_SCHEME
 from trinat.segmentation.labels.fluid import Csf
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics import overlap, surface
@@ -205,7 +206,7 @@ def evaluate(
     truth: ScanLike | NDArray[Any],
     prediction: ScanLike | NDArray[Any],
     *,
-    labels: str = "quicknat33",
+    labels: str = DEFAULT_SCHEME,
     resample: bool = False,
     not_predicted: Collection[str] = (),
     csf: Csf | None = None,
@@ -218,7 +219,7 @@ def evaluate(
         Label maps of FreeSurfer numbers, (X, Y, Z). An array alone is on the grid of the other
         map; two arrays have voxels of 1 mm.
     labels : str or path
-        Label scheme: "quicknat33", "tissue4", "left4" or a TSV file.
+        Label scheme: a shipped one by its name, or a TSV file.
     resample : bool
         Bring the prediction to the truth's grid where they differ; otherwise that is an error.
     not_predicted : names

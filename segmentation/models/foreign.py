@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from trinat.segmentation.errors import ModelError, first_mistake
+from trinat.segmentation.labels import DEFAULT_SCHEME
 from trinat.segmentation.models.blocks import Recalibration
 from trinat.segmentation.models.checkpoint import save_model
 from trinat.segmentation.models.model_info import (
@@ -85,7 +86,7 @@ def import_port(
     *,
     view: View,
     out: Path,
-    labels: str = "quicknat33",
+    labels: str = DEFAULT_SCHEME,
     licence: str = "",
 ) -> ModelInfo:
     """Write the network in `file` as a model of one view; `trinat bundle` joins several.

@@ -29,6 +29,7 @@ from pydantic import (
 
 from trinat.segmentation.errors import ModelError
 from trinat.segmentation.grid import world_axes
+from trinat.segmentation.labels import DEFAULT_SCHEME
 from trinat.segmentation.labels.fluid import Csf
 from trinat.segmentation.models.architectures import Architecture
 from trinat.segmentation.space.views import SliceAxes, View, slice_axes
@@ -230,7 +231,7 @@ class Description(_Part):
     """What the maker of a model says of it."""
 
     name: Name
-    labels: Name = "quicknat33"
+    labels: Name = DEFAULT_SCHEME
     preprocessing: Preprocessing = Preprocessing()
     fusion: Fusion = Fusion()
     # Of the scans that the model is for. Grades of a model for T1 doubt other contrasts.

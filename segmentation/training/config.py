@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from trinat.segmentation.data.augmentation import AugmentationConfig
+from trinat.segmentation.labels import DEFAULT_SCHEME
 from trinat.segmentation.models.architectures import PUBLISHED, Architecture
 from trinat.segmentation.models.losses import AnyLoss, LossConfig
 from trinat.segmentation.models.model_info import Contrast, Precision
@@ -132,7 +133,7 @@ class Recipe(_Config):
     """A run: one network per view, in one or more stages."""
 
     name: str = Field(pattern=r"^[a-z0-9-]{1,64}$")  # the name of the model too
-    scheme: str = "quicknat33"  # a label scheme
+    scheme: str = DEFAULT_SCHEME  # a label scheme
     network: Architecture = PUBLISHED  # of each view
     seed: int = Field(default=0, ge=0, lt=2**31)  # of every random number
     views: tuple[View, ...] = tuple(View)  # a network for each

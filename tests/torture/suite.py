@@ -61,7 +61,7 @@ _PRELOADED = (
     "trinat.pipelines.data.report",
     "trinat.pipelines.data.show",
     "trinat.pipelines.models.bundle",
-    "trinat.pipelines.serve.app",
+    "trinat.pipelines.web.service",
     "trinat.pipelines.web.start",
     "trinat.pipelines.train.launch",
     "trinat.pipelines.train.comparison",

@@ -55,20 +55,20 @@ def http_requests(attempt: Try) -> None:
 def _server(sound: Path) -> str:
     """Where this process listens; what is accepted stays in the queue."""
     from trinat.pipelines.predict.request import PredictRequest
-    from trinat.pipelines.serve.app import make_app
-    from trinat.pipelines.serve.catalogue import read_scheme
-    from trinat.pipelines.serve.queue import Queue
-    from trinat.pipelines.serve.worker import Worker
     from trinat.pipelines.web import guard, start
+    from trinat.pipelines.web.engine_thread import EngineThread
+    from trinat.pipelines.web.queue import Queue
+    from trinat.pipelines.web.service import make_app
+    from trinat.segmentation.models.zoo import read_scheme
 
     logging.getLogger("python_multipart").disabled = True
     guard._PATIENCE_S = start._HEAD_S = 1.0
     folder = sound.with_name(f"queue-{threading.get_native_id()}")
     folder.mkdir()
     queue = Queue(folder, queued=10**6, per_client=10**6)
-    worker = Worker(queue, PredictRequest((), folder), sound / "model")
+    engine = EngineThread(queue, PredictRequest((), folder), sound / "model")
     app, said = (
-        make_app(queue, worker, "tiny", read_scheme(sound / "model")),
+        make_app(queue, engine, "tiny", read_scheme(sound / "model")),
         Said[str](),
     )
     threading.Thread(

@@ -13,6 +13,7 @@ from natsort import natsort_keygen
 
 from trinat.segmentation.errors import DatasetError
 from trinat.segmentation.io.streams import SCAN_SUFFIXES
+from trinat.segmentation.labels import DEFAULT_SCHEME
 from trinat.segmentation.labels.folding import FoldingTable
 
 IMAGE_SUFFIXES = (".nii.gz", ".nii", ".mgz")
@@ -118,7 +119,7 @@ class SourceOptions:
     those of the subjects; a `fold` of None is what the source's label maps usually have.
     """
 
-    scheme: str = "quicknat33"
+    scheme: str = DEFAULT_SCHEME
     image: str | None = None
     labels: str | None = None
     subjects_dir: Path | None = None

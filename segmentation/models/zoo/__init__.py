@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from trinat.segmentation.errors import ModelError, TrinatError
-from trinat.segmentation.io.files import read_text
+from trinat.segmentation.io.files import read_bytes
 from trinat.segmentation.io.plain_yaml import parse_yaml
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme, parse_scheme
 
 __all__ = [
     "MODEL_FILE",
@@ -22,6 +23,8 @@ __all__ = [
     "is_for_any_contrast",
     "licence_notice",
     "licence_of",
+    "read_model_file",
+    "read_scheme",
     "shipped_models",
     "warn_of_licence",
 ]
@@ -90,6 +93,24 @@ def find_model(name_or_folder: str | Path) -> Path:
     raise ModelError("no such model", where=folder, remedy=remedy)
 
 
+def read_model_file(folder: Path) -> Any:
+    """What the model.yaml of a model says, not checked; ValueError for what is no YAML."""
+    return parse_yaml(read_bytes(folder / MODEL_FILE), aliases=False)
+
+
+def read_scheme(folder: Path) -> LabelScheme:
+    """The label scheme of a model folder: its own table, or the shipped one that it names.
+
+    It is read without torch and not compared with what the model was trained with: `load_model`
+    does that.
+    """
+    name = read_model_file(folder)["labels"]
+    table = folder / f"{name}.tsv"
+    if table.is_file():
+        return parse_scheme(name, read_bytes(table), table)
+    return load_scheme(name)
+
+
 def licence_of(folder: Path) -> str:
     """What the weights of a model may be used under; "" if its model.yaml does not say, or is bad.
 
@@ -108,7 +129,7 @@ def is_for_any_contrast(folder: Path) -> bool:
 def _said(folder: Path) -> dict[str, Any]:
     """What the model.yaml of a model says, not checked; nothing if it cannot be read."""
     try:
-        content = parse_yaml(read_text(folder / MODEL_FILE), aliases=False)
+        content = read_model_file(folder)
     except (TrinatError, OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

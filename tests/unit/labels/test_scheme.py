@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from helpers.numbers import QUICKNAT, fold, fs
 
 from trinat.segmentation.errors import LabelError
+from trinat.segmentation.labels import SHIPPED_SCHEMES
 from trinat.segmentation.labels.nearest_side import outer_rim
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.space.views import View
+
+CONFIGS = Path(__file__).parents[3] / "configs"
 
 # --- the shipped schemes ---
 
@@ -153,6 +158,13 @@ def test_the_rim_shares_a_face_with_the_mask() -> None:
     assert not rim[1, 1, 1]
     assert rim[0, 1, 1]
     assert rim[1, 1, 2]
+
+
+def test_the_schemes_are_the_tables_that_have_a_row_for_each_class() -> None:
+    tables = {path.stem for path in (CONFIGS / "labels").glob("*.tsv")}
+    others = {"dicom-codes", "freesurfer-folding", "neuromorphometrics-folding"}
+    assert set(SHIPPED_SCHEMES) == tables - others
+    assert SHIPPED_SCHEMES[0] == "quicknat33"
 
 
 def test_an_unknown_name_lists_the_shipped_schemes() -> None:

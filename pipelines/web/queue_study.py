@@ -14,10 +14,8 @@ from trinat.pipelines.common.naming import Product
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.outputs import PLAIN_LABEL_TABLE
 from trinat.pipelines.predict.tables import write_label_table
-from trinat.pipelines.serve.queue import Queue
-from trinat.pipelines.serve.records import Submission
-from trinat.pipelines.view.item import Item
-from trinat.pipelines.view.study import Study
+from trinat.pipelines.web.queue import Queue, Submission
+from trinat.pipelines.web.study import Item, Study
 from trinat.segmentation.errors import InputError
 from trinat.segmentation.labels.scheme import LabelScheme
 

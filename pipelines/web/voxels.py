@@ -19,9 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from trinat.pipelines.view.item import Item, digest
-from trinat.pipelines.view.structures import structures_in
-from trinat.pipelines.view.study import Study
+from trinat.pipelines.web.study import Item, Study, digest, structures_in
 from trinat.segmentation.errors import InputError
 from trinat.segmentation.grid import Box, grown
 from trinat.segmentation.io.volume import Volume
@@ -76,12 +74,12 @@ class Voxels:
         - "scan", "entropy" and "mask" (its outline): a NIfTI file with 8 bits a voxel.
         - "labels" and "against" (the label map to compare with): a byte a voxel, the first axis
           first; it is the place of its structure in the study's table, 0 for none.
-        - "surfaces": those of `surfaces`, whatever the step.
+        - "surfaces": those of all structures, whatever the step.
 
         InputError if there is no such scan, or nothing of this kind of it.
         """
         if kind == "surfaces":
-            return surfaces(self._volume(number, "labels"))
+            return _surfaces(self._volume(number, "labels"))
         volume = self._volume(number, kind)
         data = volume.data[::step, ::step, ::step]
         if kind in ("labels", "against"):
@@ -108,7 +106,12 @@ class Voxels:
             return _to_bytes(_read_ras(path), _BRIGHTEST_NATS)
         if kind == "mask":
             path = _existing(self._study.mask(item), kind, item)
-            return _outline(_read_ras(path, labels=True))
+            mask = _read_ras(path, labels=True)
+            # The voxels that share a face with what is outside.
+            inside = mask.data > 0
+            core = ndimage.binary_erosion(inside, border_value=1)
+            outline = np.where(inside & ~core, 255, 0).astype(np.uint8)
+            return replace(mask, data=outline)
         if kind == "labels":
             path = _existing(item.labels, kind, item)
             folder: Path | None = item.folder
@@ -162,15 +165,7 @@ class Voxels:
         return np.asarray(place_of_number[np.maximum(numbers, 0)])
 
 
-def _outline(mask: Volume) -> Volume:
-    """The voxels of a mask that share a face with what is outside of it: 255 there, else 0."""
-    inside = mask.data > 0
-    core = ndimage.binary_erosion(inside, border_value=1)
-    outline = np.where(inside & ~core, 255, 0).astype(np.uint8)
-    return replace(mask, data=outline)
-
-
-def surfaces(labels: Volume) -> bytes:
+def _surfaces(labels: Volume) -> bytes:
     """For each structure its number and counts (3 uint32), vertices and faces.
 
     Structures without a surface are left out. Vertices are float32 in RAS mm, faces three uint32

@@ -11,8 +11,8 @@ import pytest
 from helpers.studies import write_study
 
 from trinat.pipelines.common.ratings import read_ratings
-from trinat.pipelines.view.app import make_app
-from trinat.pipelines.view.study import Study
+from trinat.pipelines.web.study import Study
+from trinat.pipelines.web.viewer import make_app
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
 

@@ -7,7 +7,7 @@ from importlib import resources
 
 import pytest
 
-CSS = (resources.files("trinat.pipelines.view") / "page/view.css").read_text()
+CSS = (resources.files("trinat.pipelines.web") / "page/view.css").read_text()
 LIGHT, DARK = re.findall(r":root \{(.*?)\}", CSS, re.DOTALL)[:2]
 # What is written on what.
 PAIRS = [

@@ -14,11 +14,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from trinat.pipelines.view.study import Study
-from trinat.pipelines.view.voxels import Voxels
+from trinat.pipelines.web.study import Study
+from trinat.pipelines.web.voxels import Voxels
 from trinat.segmentation.errors import InputError, TrinatError
 
-_PAGE = resources.files("trinat.pipelines.view") / "page"
+_PAGE = resources.files("trinat.pipelines.web") / "page"
 _FILES = {
     "/": ("index.html", "text/html"),
     "/view.css": ("view.css", "text/css"),

@@ -16,27 +16,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.naming import Product
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.outputs import CaseNames
 from trinat.pipelines.predict.tables import write_volumes
-from trinat.pipelines.serve.limits import (
-    KEEP_HOURS,
-    MAX_OF_CLIENT,
-    MAX_STARTS,
-    MAX_WAITING,
-)
-from trinat.pipelines.serve.records import (
-    OUTPUTS,
-    RECORD_FILE,
-    Segmentation,
-    State,
-    Submission,
-    read_record,
-)
 from trinat.pipelines.web.guard import new_token
+from trinat.pipelines.web.settings import MAX_STARTS, ServiceSettings
 from trinat.segmentation.errors import DiskFullError, reason_of
 from trinat.segmentation.io.files import atomic_text, read_text, sync
 
@@ -44,25 +34,61 @@ from trinat.segmentation.io.files import atomic_text, read_text, sync
 _PROGRESS = {"reading": 0.1, "networks": 0.3, "writing": 0.8}
 _log = logging.getLogger("trinat.serve")
 
+State = Literal["queued", "running", "done", "failed"]
 
-def default_folder() -> Path:
-    """The user's own place for what a program keeps between its runs, by the XDG specification."""
-    given = Path(os.environ.get("XDG_STATE_HOME", ""))
-    state = Path.home() / ".local/state"
-    # A relative path is to be ignored.
-    if given.is_absolute():
-        state = given
-    return state / "trinat" / "queue"
+# What may be asked for besides labels and volumes, and the setting that makes a worker write it.
+OUTPUTS = {"mgz": "", "dicom-seg": "dicom_seg", "probabilities": "probabilities"}
+# The record's file in the folder of its scan.
+_RECORD_FILE = "job.json"
 
 
-@contextmanager
-def private_files() -> Iterator[None]:
-    """What this process and those that it starts write is for the user alone: scans of patients."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
+class Segmentation(BaseModel):
+    """What a client gets to know of its scan."""
+
+    id: str = Field(examples=["0f8c2d6a9b1e4c7d8a5f3e2b1c0d9e8f"])
+    state: State = "queued"
+    place: int = Field(
+        default=0, description="1 for the next that is begun, 0 for what is begun"
+    )
+    progress: float = Field(default=0.0, ge=0, le=1)
+    stage: str = Field(
+        default="", description="of a running one: reading, networks or writing"
+    )
+    seconds_left: int | None = Field(
+        default=None,
+        description="of a running one, from how long others took since the start",
+    )
+    reason: str = Field(default="", description="why it failed", examples=[""])
+    grade: str = Field(
+        default="",
+        description="pass, look or reject",
+        examples=["pass"],
+    )
+    notes: list[str] = []
+    outputs: list[str] = Field(
+        default=[],
+        description="what was asked for",
+        examples=[["mgz"]],
+    )
+
+
+class Submission(Segmentation):
+    """A scan that was accepted, as its record on the disk has it.
+
+    `client`, `given` and `running_since` are of this run of the server alone and are not written:
+    after a restart every waiting scan is given to the engine again.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    number: int = 0  # in the order in which they were accepted
+    ending: str = ""  # of the scan's file name, as .nii.gz
+    accepted: float = Field(default_factory=time.time)
+    ended: float = 0.0
+    begun: int = 0  # how often work on it was begun
+    result: dict[str, Any] = {}  # as in a ledger
+    client: str = Field(default="", exclude=True)
+    given: bool = Field(default=False, exclude=True)  # to the engine
+    running_since: float = Field(default=0.0, exclude=True)  # by the monotonic clock
 
 
 class FullError(Exception):
@@ -81,9 +107,9 @@ class Queue:
         self,
         folder: Path,
         *,
-        queued: int = MAX_WAITING,
-        per_client: int = MAX_OF_CLIENT,
-        keep_s: float = KEEP_HOURS * 3600,
+        queued: int = ServiceSettings.max_waiting,
+        per_client: int = ServiceSettings.max_of_client,
+        keep_s: float = ServiceSettings.keep_hours * 3600,
     ) -> None:
         """Take up what an earlier server left in `folder`, which must be there.
 
@@ -96,37 +122,33 @@ class Queue:
         self.busy_s = 0.0
         # Those that `busy_s` is of: a scan that failed says no seconds.
         self._timed = 0
-        self.forget: Callable[[], None] = _forget_nothing
+        self.forget: Callable[[], None] = lambda: None
         self._queued = queued
         self._per_client = per_client
         # Ids whose record on the disk is out of date, because the disk was full.
         self._outdated: set[str] = set()
         self._uploading: list[str] = []  # their clients
         self._lock = threading.RLock()
-        self._prepare_folders()
-        records = [read_record(path) for path in (folder / "jobs").iterdir()]
+
+        for name in ("incoming", "staging"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        for name in ("incoming", "jobs", "staging"):
+            (folder / name).mkdir(exist_ok=True)
+
+        records = [_read_record(path) for path in (folder / "jobs").iterdir()]
         records.sort(key=lambda record: record.number)
         self.submissions = {record.id: record for record in records}
         self._last_number = max((record.number for record in records), default=0)
+
+        # What was running when the server ended is put back in line, or given up.
         for record in records:
-            self._take_up(record)
-
-    def _prepare_folders(self) -> None:
-        """Make the folders of the queue, and empty those of unfinished work."""
-        for name in ("incoming", "staging"):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
-        for name in ("incoming", "jobs", "staging"):
-            (self.folder / name).mkdir(exist_ok=True)
-
-    def _take_up(self, submission: Submission) -> None:
-        """Put what was running at the last end of the server back in line, or give it up."""
-        if submission.state == "running":
-            submission.state = "queued"
-            submission.progress = 0
-            submission.stage = ""
-        if submission.state == "queued" and submission.begun >= MAX_STARTS:
-            reason = f"the server ended {submission.begun} times while it was at work"
-            self._end(submission, "failed", reason)
+            if record.state == "running":
+                record.state = "queued"
+                record.progress = 0
+                record.stage = ""
+            if record.state == "queued" and record.begun >= MAX_STARTS:
+                reason = f"the server ended {record.begun} times while it was at work"
+                self._end(record, "failed", reason)
 
     def token(self) -> str:
         """The queue's own, made once: who waits for a result need not care for a restart."""
@@ -144,7 +166,14 @@ class Queue:
         Raises FullError where the queue is full, or the client has as many scans as it may.
         """
         with self._lock:
-            self._refuse_too_many(client)
+            if len(self.waiting) + len(self._uploading) >= self._queued:
+                raise FullError("the queue is full")
+            of_client = self._uploading.count(client)
+            for submission in self.submissions.values():
+                if not submission.ended and submission.client == client:
+                    of_client += 1
+            if of_client >= self._per_client:
+                raise FullError("as many of your scans wait as may")
             self._uploading.append(client)
         folder = self._new_folder()
         try:
@@ -153,17 +182,6 @@ class Queue:
         finally:
             self._uploading.remove(client)
             shutil.rmtree(folder, ignore_errors=True)
-
-    def _refuse_too_many(self, client: str) -> None:
-        """Raise FullError where one more scan of a client would be one too many."""
-        if len(self.waiting) + len(self._uploading) >= self._queued:
-            raise FullError("the queue is full")
-        of_client = self._uploading.count(client)
-        for submission in self.submissions.values():
-            if not submission.ended and submission.client == client:
-                of_client += 1
-        if of_client >= self._per_client:
-            raise FullError("as many of your scans wait as may")
 
     def _new_folder(self) -> Path:
         """A path in `incoming` that is not there yet and that no one can guess."""
@@ -189,23 +207,23 @@ class Queue:
             return self.seen(submission)
 
     def next(self) -> Case | None:
-        """The next scan for the engine; None while none waits."""
+        """The next scan for the engine; None while none waits.
+
+        The paths of a case are below the queue and name no one.
+        """
         with self._lock:
             for submission in self.waiting:
-                if not submission.given:
-                    submission.given = True
-                    return self._case(submission)
+                if submission.given:
+                    continue
+                submission.given = True
+                settings = [OUTPUTS[name] for name in submission.outputs]
+                return Case(
+                    submission.id,
+                    self.scan(submission),
+                    submission.id,
+                    also=tuple(setting for setting in settings if setting),
+                )
         return None
-
-    def _case(self, submission: Submission) -> Case:
-        """A submission as the engine knows it; paths below the queue name no one."""
-        settings = [OUTPUTS[name] for name in submission.outputs]
-        return Case(
-            submission.id,
-            self.scan(submission),
-            submission.id,
-            also=tuple(setting for setting in settings if setting),
-        )
 
     def enter(self, id: str, stage: str) -> None:
         """Note that a stage of the work on a scan begins.
@@ -238,7 +256,10 @@ class Queue:
             submission = self.submissions.get(entry.case)
             if submission and staged:
                 try:
-                    self._take_result(submission, entry, staged)
+                    write_volumes(staged / "volumes.tsv", [entry])
+                    shutil.rmtree(self.result(submission), ignore_errors=True)
+                    staged.rename(self.result(submission))
+                    sync(self._place(submission))
                 except Exception as error:
                     reason = reason_of(error, where=False)
                     entry = replace(entry, status="failed", reason=reason)
@@ -248,20 +269,17 @@ class Queue:
             if submission is None:
                 return None
             if staged and is_done:
-                _copy_result(submission, entry)
+                reasons = entry.result.get("reasons", ())
+                notes = entry.result.get("notes", ())
+                submission.grade = entry.result.get("grade", "")
+                submission.result = dict(entry.result)
+                submission.notes = [*reasons, *notes]
             self._end(submission, "done" if is_done else "failed", entry.reason)
             self.ended[submission.state] += 1
             if entry.timings_s:
                 self.busy_s += sum(entry.timings_s.values())
                 self._timed += 1
             return submission
-
-    def _take_result(self, submission: Submission, entry: Entry, staged: Path) -> None:
-        """Move a folder of results, with the table of volumes, into its place."""
-        write_volumes(staged / "volumes.tsv", [entry])
-        shutil.rmtree(self.result(submission), ignore_errors=True)
-        staged.rename(self.result(submission))
-        sync(self._place(submission))
 
     def seen(self, submission: Submission) -> Segmentation:
         """What the client may know of it, with its place among those that wait."""
@@ -273,15 +291,13 @@ class Queue:
                     other for other in self.waiting if other.number < submission.number
                 ]
                 known["place"] = 1 + len(earlier)
-            known["seconds_left"] = self._seconds_left(submission)
+            # Of a running scan, by the mean of those that were segmented; None while none was.
+            known["seconds_left"] = None
+            if submission.state == "running" and self._timed:
+                since = time.monotonic() - submission.running_since
+                left = self.busy_s / self._timed - since
+                known["seconds_left"] = max(1, round(left))
         return Segmentation(**known)
-
-    def _seconds_left(self, submission: Submission) -> int | None:
-        """Of a running scan, by the mean of those that were segmented; None while none was."""
-        if submission.state != "running" or not self._timed:
-            return None
-        since = time.monotonic() - submission.running_since
-        return max(1, round(self.busy_s / self._timed - since))
 
     def delete(self, submission: Submission) -> None:
         """Delete a scan and its results, whatever its state; a second time does nothing."""
@@ -314,7 +330,7 @@ class Queue:
 
     def scan(self, submission: Submission) -> Path:
         """The file that was sent."""
-        return self._place(submission) / submission.scan_name
+        return self._place(submission) / f"scan{submission.ending}"
 
     def result(self, submission: Submission) -> Path:
         """The folder of its results; it is there once the state is done."""
@@ -353,19 +369,20 @@ class Queue:
             self._outdated.discard(submission.id)
 
 
-def _forget_nothing() -> None:
-    """What a queue calls after a deletion while nobody holds anything of its scans."""
-
-
-def _copy_result(submission: Submission, entry: Entry) -> None:
-    """Grade, notes and measures of a scan that is done, from its line of the ledger."""
-    reasons = entry.result.get("reasons", ())
-    notes = entry.result.get("notes", ())
-    submission.grade = entry.result.get("grade", "")
-    submission.result = dict(entry.result)
-    submission.notes = [*reasons, *notes]
-
-
 def _write_record(submission: Submission, folder: Path) -> None:
-    with atomic_text(folder / RECORD_FILE) as file:
+    with atomic_text(folder / _RECORD_FILE) as file:
         file.write(submission.model_dump_json())
+
+
+def _read_record(folder: Path) -> Submission:
+    """The record in the folder of a scan; a damaged one becomes a scan that failed."""
+    try:
+        return Submission.model_validate_json(read_text(folder / _RECORD_FILE))
+    except (ValueError, OSError):
+        # Not damaged by us: our files appear whole.
+        return Submission(
+            id=folder.name,
+            state="failed",
+            reason="its record is damaged",
+            ended=1,
+        )

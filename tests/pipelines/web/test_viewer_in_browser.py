@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from trinat.pipelines.common.ratings import read_ratings, save_rating
-from trinat.pipelines.serve.page import study_of
-from trinat.pipelines.serve.queue import Queue as ServiceQueue
-from trinat.pipelines.view.app import make_app
-from trinat.pipelines.view.study import Study
 from trinat.pipelines.web import start
+from trinat.pipelines.web.queue import Queue as ServiceQueue
+from trinat.pipelines.web.queue_study import study_of
+from trinat.pipelines.web.study import Study
+from trinat.pipelines.web.viewer import make_app
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 

@@ -12,12 +12,12 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from trinat.pipelines.serve.app import make_app
-from trinat.pipelines.serve.queue import Queue
+from trinat.pipelines.web.queue import Queue
+from trinat.pipelines.web.service import make_app
 from trinat.segmentation.labels.scheme import load_scheme
 
 
-class Worker:
+class Engine:
     ready = False
 
 
@@ -28,8 +28,8 @@ def test_a_large_upload_is_kept_below_the_queue_while_it_comes(
     image = nib.Nifti1Image(np.zeros((100, 100, 200), np.uint8), np.eye(4))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     queue = Queue(tmp_path)
-    worker: Any = Worker()
-    app = make_app(queue, worker, "fast", load_scheme("quicknat33"))
+    engine: Any = Engine()
+    app = make_app(queue, engine, "fast", load_scheme("quicknat33"))
     assert tempfile.tempdir == str(tmp_path / "nowhere")
 
     async def send() -> httpx.Response:

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from helpers.studies import write_study
 
+from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger, entries_in
-from trinat.pipelines.view.study import Study
-from trinat.pipelines.view.voxels import Voxels
+from trinat.pipelines.predict.run_page import write_page
+from trinat.pipelines.web.study import Study
+from trinat.pipelines.web.voxels import Voxels
 from trinat.segmentation.errors import ConfigError, InputError, IntegrityError
 from trinat.segmentation.io.volume import Volume
 
@@ -28,6 +30,37 @@ def test_the_doubtful_come_first_and_among_equals_those_whose_views_agree_least(
 ) -> None:
     # Grades go pass, look, reject, pass; agreement falls from a to d.
     assert [item.name for item in Study(out, "anna").items] == ["c", "b", "d", "a"]
+
+
+def test_the_page_of_a_batch_and_the_viewer_have_one_order_of_doubt(
+    tmp_path: Path,
+) -> None:
+    entries = [
+        Entry("passes", "done", result={"grade": "pass", "mean_agreement": 0.1}),
+        Entry("without-grade", "done"),
+        Entry("look-10", "done", result={"grade": "look"}),
+        Entry("look-9", "done", result={"grade": "look"}),
+        Entry("look-apart", "done", result={"grade": "look", "mean_agreement": 0.7}),
+        Entry("rejected", "done", result={"grade": "reject"}),
+        Entry("failed", "failed", reason="no head"),
+    ]
+    names = [
+        "failed",
+        "rejected",
+        "look-apart",
+        "look-9",
+        "look-10",
+        "without-grade",
+        "passes",
+    ]
+    with Ledger(tmp_path / "run.jsonl") as ledger:
+        for entry in entries:
+            ledger.add(entry)
+    assert [item.name for item in Study(tmp_path, "anna").items] == names
+    write_page(tmp_path / "report.html", entries, tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    rows = page[page.index('id="scan-table"') :]
+    assert sorted(names, key=rows.index) == names
 
 
 def test_the_overview_has_each_structures_volumes_in_order(out: Path) -> None:

@@ -2,7 +2,7 @@
 
 What is checked at once is what a client can correct at once: the fields of the form, the kind of
 file by its name, the header of the scan. Damage in the voxels is found by the worker. How large an
-upload may be is in `limits.py`; the guard cuts off what is larger, while it comes.
+upload may be is in `settings.py`; the guard cuts off what is larger, while it comes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from trinat.pipelines.serve.limits import (
+from trinat.pipelines.web.queue import OUTPUTS, Queue, Segmentation
+from trinat.pipelines.web.settings import (
     MAX_FIELD_BYTES,
     MAX_FORM_FIELDS,
     MIN_FREE_BYTES,
 )
-from trinat.pipelines.serve.queue import Queue
-from trinat.pipelines.serve.records import OUTPUTS, Segmentation
 from trinat.segmentation.errors import InputError
 from trinat.segmentation.io.headers import read_mgh, read_nifti
 from trinat.segmentation.io.streams import SCAN_SUFFIXES, ScanStream, has_checksum
@@ -138,14 +137,28 @@ async def _read_form(request: Request, folder: Path) -> FormData:
 def _take(queue: Queue, form: FormData, folder: Path, client: str) -> Segmentation:
     """Take the scan of a form into the queue, once its header is looked at."""
     upload, outputs = _fields(form)
-    ending = _ending(upload.filename or "")
+    # What kind of scan it is; nothing else of its name is kept.
+    name = (upload.filename or "").lower()
+    ending = next((each for each in _ENDINGS if name.endswith(each)), None)
+    if ending is None:
+        raise HTTPException(415, f"not a kind of scan: name it {', '.join(_ENDINGS)}")
     scan = folder / f"scan{ending}"
     with scan.open("wb") as file:
         shutil.copyfileobj(upload.file, file, _COPIED_BYTES)
     if ending == ".zip":
-        _refuse_without_dicom()
-    else:
-        _check_header(scan, outputs)
+        if find_spec("highdicom") is None:
+            raise InputError(
+                "DICOM needs more packages", remedy="pip install 'trinat[dicom]'"
+            )
+        return queue.accept(scan, outputs, client)
+    if "dicom-seg" in outputs:
+        raise InputError("dicom-seg is made of DICOM files alone: send them as a zip")
+    # A header that is broken, or announces too much, is refused at once.
+    with ScanStream(scan, packed=has_checksum(scan)) as source:
+        if ".mg" in scan.name:
+            read_mgh(source)
+        else:
+            read_nifti(source)
     return queue.accept(scan, outputs, client)
 
 
@@ -171,30 +184,3 @@ def _fields(form: FormData) -> tuple[UploadFile, list[str]]:
 def _not_the_form() -> InputError:
     """The refusal of a form with other fields than ours."""
     return InputError("a form has one field `file` with a scan, and may have `outputs`")
-
-
-def _ending(name: str) -> str:
-    """What kind of scan a file is by its name, as .nii.gz; nothing else of the name is kept."""
-    for ending in _ENDINGS:
-        if name.lower().endswith(ending):
-            return ending
-    raise HTTPException(415, f"not a kind of scan: name it {', '.join(_ENDINGS)}")
-
-
-def _check_header(scan: Path, outputs: list[str]) -> None:
-    """Refuse at once a header that is broken, or announces too much."""
-    if "dicom-seg" in outputs:
-        raise InputError("dicom-seg is made of DICOM files alone: send them as a zip")
-    with ScanStream(scan, packed=has_checksum(scan)) as source:
-        if ".mg" in scan.name:
-            read_mgh(source)
-        else:
-            read_nifti(source)
-
-
-def _refuse_without_dicom() -> None:
-    """Raise InputError where the packages that read DICOM are not installed."""
-    if find_spec("highdicom") is None:
-        raise InputError(
-            "DICOM needs more packages", remedy="pip install 'trinat[dicom]'"
-        )

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.serve.page import study_of
-from trinat.pipelines.serve.queue import FullError, Queue, default_folder
-from trinat.pipelines.serve.records import Submission
+from trinat.pipelines.web.queue import FullError, Queue, Submission
+from trinat.pipelines.web.queue_study import study_of
+from trinat.pipelines.web.settings import ServiceSettings
 from trinat.segmentation.errors import DiskFullError
 from trinat.segmentation.labels.scheme import load_scheme
 
@@ -199,7 +199,7 @@ def test_without_a_name_the_queue_is_in_the_users_state_folder(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_STATE_HOME", given.format(root=tmp_path))
-    assert default_folder() == tmp_path / folder
+    assert ServiceSettings().folder == tmp_path / folder
 
 
 def test_of_a_running_scan_the_stage_and_the_seconds_left_are_told(
@@ -210,7 +210,7 @@ def test_of_a_running_scan_the_stage_and_the_seconds_left_are_told(
     One that failed says nothing of how long a scan takes; one whose results cannot be stored does.
     """
     now = [100.0]
-    monkeypatch.setattr("trinat.pipelines.serve.queue.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("trinat.pipelines.web.queue.time.monotonic", lambda: now[0])
     queue = Queue(tmp_path)
     first, second, third, broken, lost = (accepted(queue) for _ in range(5))
     queue.enter(first.id, "reading")

@@ -1,4 +1,4 @@
-"""What the page shows of a folder of results, from its ledgers and tables.
+"""What the page shows of a folder of results: its scans and their files, from ledgers and tables.
 
 No voxel is read here: a study of 100,000 scans is listed by its ledgers. Label maps are hashed one
 by one, when a scan is looked at or a rating of it is listed.
@@ -6,17 +6,18 @@ by one, when a scan is looked at or a rating of it is listed.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trinat.pipelines.common.naming import Product
+from trinat.pipelines.common.naming import FOLD, Product, safe_component
 from trinat.pipelines.common.ratings import (
     RATINGS,
     VERDICTS,
@@ -25,21 +26,71 @@ from trinat.pipelines.common.ratings import (
     read_ratings,
     save_rating,
 )
-from trinat.pipelines.common.scanfiles import find_files, find_images
-from trinat.pipelines.predict.doubt import counted_volumes
+from trinat.pipelines.common.scanfiles import (
+    ScanFile,
+    as_scan,
+    find_files,
+    find_images,
+)
+from trinat.pipelines.predict.doubt import (
+    GRADES,
+    counted_volumes,
+    doubt_of,
+    grade_of,
+    why_of,
+)
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import entries_in
-from trinat.pipelines.predict.outputs import WORK
-from trinat.pipelines.view.item import Item, digest, files_of_items, output
-from trinat.pipelines.view.structures import (
-    Structure,
-    structures_in,
-    structures_of_scheme,
-)
+from trinat.pipelines.predict.outputs import LABEL_TABLE, PLAIN_LABEL_TABLE, WORK
+from trinat.segmentation.data.sources.base import natural_order, without_suffix
 from trinat.segmentation.errors import ConfigError, InputError
+from trinat.segmentation.io.files import read_rows, sha256_of
+from trinat.segmentation.labels import DEFAULT_SCHEME
+from trinat.segmentation.labels.scheme import load_scheme
 
 # Of a structure's volumes at most this many are sent, so that the page of 100,000 scans is small.
 _QUANTILES = 101
+_COLOR = re.compile(r"#[0-9A-Fa-f]{6}")
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A row of a label table."""
+
+    number: int  # in label maps
+    name: str
+    abbreviation: str
+    color: str  # as #RRGGBB
+
+
+@dataclass(frozen=True)
+class Item:
+    """One scan of the list: what the ledger says of it, and its label map.
+
+    `folder` is the output folder of its ledger: the study's own, or that of a fold.
+    """
+
+    name: str
+    folder: Path
+    entry: Entry
+    labels: Path | None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the list says of it; without a grade its status, as "failed"."""
+        return {
+            "name": self.name,
+            "grade": grade_of(self.entry),
+            "why": why_of(self.entry),
+        }
+
+    @property
+    def agreement(self) -> float | None:
+        """Mean agreement of the views; None where it was not measured."""
+        value = self.entry.result.get("mean_agreement")
+        if isinstance(value, float):
+            return value
+        return None
 
 
 @dataclass(frozen=True)
@@ -55,7 +106,7 @@ class Study:
     rater: str
     images: Path | None = None
     against: Path | None = None
-    labels: str = "quicknat33"
+    labels: str = DEFAULT_SCHEME
 
     @cached_property
     def items(self) -> list[Item]:
@@ -68,19 +119,30 @@ class Study:
             if entry.status == "skipped" and not entry.is_kept:
                 continue
             name = (folder / entry.case).relative_to(self.folder).as_posix()
-            labels = output(folder, entry, Product.LABELS)
+            labels = _output(folder, entry, Product.LABELS)
             items.append(Item(name, folder, entry, labels))
         if not items:
             # Label maps of another origin.
             for file in find_files(self.folder):
                 entry = Entry(file.name, "done")
                 items.append(Item(file.name, self.folder, entry, file.path))
-        return sorted(items, key=lambda item: item.place_in_list)
+        return sorted(
+            items, key=lambda item: (doubt_of(item.entry), natural_order(item.name))
+        )
 
     @cached_property
     def structures(self) -> list[Structure]:
         """What the numbers in the label maps mean, without background."""
-        return structures_in(self.folder) or structures_of_scheme(self.labels)
+        structures = structures_in(self.folder)
+        if not structures:
+            # By the FreeSurfer numbers that are on disk.
+            for label in load_scheme(self.labels).labels[1:]:
+                red, green, blue = label.color
+                color = f"#{red:02x}{green:02x}{blue:02x}"
+                structures.append(
+                    Structure(label.fs_id, label.name, label.abbreviation, color)
+                )
+        return structures
 
     def __getitem__(self, number: int) -> Item:
         """A scan by its place in the list; InputError where there is none."""
@@ -107,11 +169,11 @@ class Study:
 
     def entropy(self, item: Item) -> Path | None:
         """Its map of voxel entropy, if one was asked for."""
-        return output(item.folder, item.entry, Product.ENTROPY)
+        return _output(item.folder, item.entry, Product.ENTROPY)
 
     def mask(self, item: Item) -> Path | None:
         """Its brain mask, if one was written."""
-        return output(item.folder, item.entry, Product.BRAIN_MASK)
+        return _output(item.folder, item.entry, Product.BRAIN_MASK)
 
     def overview(self) -> dict[str, Any]:
         """The list of scans and the distribution of each structure's volumes."""
@@ -119,14 +181,30 @@ class Study:
         against = ""
         if self.against:
             against = self.against.resolve().name
+
+        # Each scan with the rater's own rating of the whole of it.
+        own_ratings = {}
+        for rating in ratings:
+            if rating["mine"] and not rating["structure"]:
+                own_ratings[rating["scan"]] = rating
+        scans = []
+        for number, item in enumerate(self.items):
+            row: dict[str, Any] = {"number": number}
+            row |= item.facts
+            row["agreement"] = item.agreement
+            row["there"] = item.labels is not None
+            row["rating"] = own_ratings.get(item.name)
+            scans.append(row)
+
         return {
             "title": self.folder.resolve().name,
+            "grades": GRADES,
             "rater": self.rater,
             "raters": len({rating["rater"] for rating in ratings}),
             "against": against,
             "verdicts": VERDICTS,
             "structures": self._structure_rows(),
-            "scans": self._scan_rows(ratings),
+            "scans": scans,
         }
 
     def _structure_rows(self) -> list[dict[str, Any]]:
@@ -141,24 +219,11 @@ class Study:
         rows = []
         for structure in self.structures:
             row = asdict(structure)
-            row["volumes"] = _quantiles(volumes[structure.name])
-            row["count"] = len(volumes[structure.name])
-            rows.append(row)
-        return rows
-
-    def _scan_rows(self, ratings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The scans of the list, each with the rater's own rating of the whole scan."""
-        own_ratings = {}
-        for rating in ratings:
-            if rating["mine"] and not rating["structure"]:
-                own_ratings[rating["scan"]] = rating
-        rows = []
-        for number, item in enumerate(self.items):
-            row: dict[str, Any] = {"number": number}
-            row |= item.facts
-            row["agreement"] = item.agreement
-            row["there"] = item.labels is not None
-            row["rating"] = own_ratings.get(item.name)
+            of_study = sorted(volumes[structure.name])
+            row["count"] = len(of_study)
+            if len(of_study) > _QUANTILES:
+                of_study = np.quantile(of_study, np.linspace(0, 1, _QUANTILES)).tolist()
+            row["volumes"] = of_study
             rows.append(row)
         return rows
 
@@ -231,19 +296,96 @@ class Study:
         if self.images is None:
             return {}
         label_maps = [item.labels for item in self.items if item.labels is not None]
-        return files_of_items(self.items, find_images(self.images, label_maps))
+        return _files_of_items(self.items, find_images(self.images, label_maps))
 
     @cached_property
     def _others(self) -> Mapping[str, Path]:
         """The label maps among `against`, by the name of their scan."""
         if self.against is None:
             return {}
-        return files_of_items(self.items, find_files(self.against))
+        return _files_of_items(self.items, find_files(self.against))
 
 
-def _quantiles(values: Sequence[float]) -> list[float]:
-    """The values themselves in order, or, of many, quantiles from the least to the largest."""
-    if len(values) <= _QUANTILES:
-        return sorted(values)
-    shares = np.linspace(0, 1, _QUANTILES)
-    return [float(value) for value in np.quantile(values, shares)]
+def _output(folder: Path, entry: Entry, product: Product) -> Path | None:
+    """One of a scan's output files, by the ledger; None where it has none.
+
+    A path that leads out of the folder is none of its files, whatever the ledger says.
+    """
+    for name in entry.outputs:
+        path = folder / name
+        if path.suffix == ".json":
+            continue
+        endings = (f"_{product.suffix}", f"_{product.plain}")
+        if not without_suffix(path).endswith(endings):
+            continue
+        if path.resolve().is_relative_to(folder.resolve()):
+            return path
+    return None
+
+
+def _files_of_items(
+    items: Sequence[Item], files: Sequence[ScanFile]
+) -> dict[str, Path]:
+    """Which of these files is of which item, by the item's name.
+
+    Files are paired with the items' label maps as `trinat evaluate` pairs predictions with truths.
+    """
+    from trinat.pipelines.evaluate.pairing import pair_files
+
+    label_maps: list[ScanFile] = []
+    # By the id() of a label map's ScanFile, the name of its item.
+    item_of: dict[int, str] = {}
+    for item in items:
+        if item.labels is None:
+            continue
+        (label_map,) = find_files(item.labels)
+        # A label map is called as its scan where the name of that had to be made safe.
+        scan = Path(item.entry.input)
+        if safe_component(without_suffix(scan)) == label_map.name:
+            label_map = as_scan(label_map, scan)
+        label_maps.append(label_map)
+        item_of[id(label_map)] = item.name
+    found = {}
+    for pair in pair_files(label_maps, files).pairs:
+        found[item_of[id(pair.truth)]] = pair.prediction.path
+    return found
+
+
+def digest(path: Path | None) -> str:
+    """SHA-256 of a label map as it is now; "" of one that is gone.
+
+    A file is read again only where its time, size or inode has changed.
+    """
+    if path is None or not path.is_file():
+        return ""
+    status = path.stat()
+    return _digest_of(path, status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+@cache
+def _digest_of(path: Path, *_: int) -> str:
+    """Kept as long as the facts of the file, which come behind its path, stay the same."""
+    return sha256_of(path)
+
+
+def structures_in(folder: Path) -> list[Structure]:
+    """The structures of a folder's label table, or of its first fold's; none without a table.
+
+    Rows whose number or colour cannot be used are left out, and so is background.
+    """
+    of_folds = sorted(folder.glob(FOLD.format(f"*/{PLAIN_LABEL_TABLE}")))
+    tables = [folder / PLAIN_LABEL_TABLE, folder / LABEL_TABLE, *of_folds]
+    table = next((path for path in tables if path.is_file()), None)
+    if table is None:
+        return []
+    structures = []
+    for row in read_rows(table, required=("index", "name", "color")):
+        number = row["index"]
+        color = row["color"]
+        if not number.isdecimal() or number == "0":
+            continue
+        if not _COLOR.fullmatch(color):
+            continue
+        abbreviation = row.get("abbreviation", "")
+        structures.append(Structure(int(number), row["name"], abbreviation, color))
+    return structures

@@ -7,7 +7,7 @@ from importlib import resources
 
 from trinat.segmentation.io.files import sha256_of
 
-FOLDER = resources.files("trinat.pipelines.view") / "page" / "niivue"
+FOLDER = resources.files("trinat.pipelines.web") / "page" / "niivue"
 
 
 def test_it_is_the_file_that_was_published() -> None:

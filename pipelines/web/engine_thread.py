@@ -17,7 +17,7 @@ from pathlib import Path
 from trinat.pipelines.common.cases import Case
 from trinat.pipelines.predict.engine import Engine, LocalEngine
 from trinat.pipelines.predict.request import PredictRequest
-from trinat.pipelines.serve.queue import Queue
+from trinat.pipelines.web.queue import Queue
 from trinat.segmentation.errors import DeviceError, reason_of
 
 # A scan waits no longer than this for a worker that has nothing to do.
@@ -33,7 +33,7 @@ class _StoppedError(Exception):
     """What is in hand is left in the queue."""
 
 
-class Worker:
+class EngineThread(threading.Thread):
     """Takes scans from the queue, has the engine segment them, and gives back what came of each.
 
     `ready` once a model is loaded; `error` is what ended the engine, if anything did.
@@ -41,6 +41,7 @@ class Worker:
 
     def __init__(self, queue: Queue, plan: PredictRequest, model: Path) -> None:
         """With the engine of `plan`, or worker processes on this machine if it has none."""
+        super().__init__(name="engine", daemon=True)
         self.queue = queue
         self.error: Exception | None = None
         # An engine of the plan's own, on a cluster, says nothing of stages.
@@ -59,16 +60,29 @@ class Worker:
                 on_stage=self._on_stage,
             )
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
-    def start(self) -> None:
-        """Begin, in a thread."""
-        self._thread.start()
+    def run(self) -> None:
+        """What the thread does; when the engine has ended by itself, it ends the server."""
+        try:
+            for entry in self._engine.run(self._cases(), self._leave_if_stopping):
+                submission = self.queue.finish(entry)
+                if submission:
+                    took_s = submission.ended - submission.accepted
+                    _log.info("%s %s, %.1f s", submission.id, submission.state, took_s)
+            self.error = DeviceError("the engine came to its end")
+        except _StoppedError:
+            return
+        except Exception as error:
+            self.error = error
+            _log.error("%s", reason_of(error, where=False))
+        self.ready = False
+        # The server ends with its engine; the queue stays for its next start.
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def stop(self) -> None:
         """Leave what is in hand to the next start."""
         self._stopping.set()
-        self._thread.join(_STOP_S)
+        self.join(_STOP_S)
 
     def _on_stage(self, case: str, stage: str) -> None:
         """What the engine calls at each stage of a case; with no case, a model is loaded."""
@@ -78,7 +92,7 @@ class Worker:
             self.ready = True
             _log.info("ready")
 
-    def _stop(self) -> bool:
+    def _leave_if_stopping(self) -> bool:
         """What the engine asks again and again; raises to leave it at once."""
         if self._stopping.is_set():
             raise _StoppedError
@@ -95,21 +109,3 @@ class Worker:
             if case and self._silent:
                 self.queue.enter(case.id, "networks")
             yield case
-
-    def _run(self) -> None:
-        """What the thread does; when the engine has ended by itself, it ends the server."""
-        try:
-            for entry in self._engine.run(self._cases(), self._stop):
-                submission = self.queue.finish(entry)
-                if submission:
-                    took_s = submission.ended - submission.accepted
-                    _log.info("%s %s, %.1f s", submission.id, submission.state, took_s)
-            self.error = DeviceError("the engine came to its end")
-        except _StoppedError:
-            return
-        except Exception as error:
-            self.error = error
-            _log.error("%s", reason_of(error, where=False))
-        self.ready = False
-        # The server ends with its engine; the queue stays for its next start.
-        os.kill(os.getpid(), signal.SIGTERM)
