@@ -17,7 +17,7 @@ import trinat
 from trinat.pipelines.cli import app
 from trinat.pipelines.cli.bids import command as bids_command
 from trinat.pipelines.cli.options import HELP, ListOptions
-from trinat.pipelines.data.prepare import PrepareConfig
+from trinat.pipelines.prepare.making import PrepareConfig
 from trinat.segmentation.data.transforms import NamedTransform
 from trinat.segmentation.data.transforms.base import SliceTransform
 from trinat.segmentation.models.base import NetworkConfig

@@ -26,7 +26,7 @@ def list_() -> None:
 
     Example: trinat data list
     """
-    from trinat.pipelines.data.catalogue import load_catalogue
+    from trinat.pipelines.prepare.catalogue import load_catalogue
 
     for name, dataset in load_catalogue().items():
         parts = []
@@ -75,8 +75,8 @@ def get(
     Example: trinat data get oasis1 --disc 1 --root oasis --accept-terms
     """
     from trinat.pipelines.common.progress import byte_progress
-    from trinat.pipelines.data.catalogue import load_catalogue
-    from trinat.pipelines.data.download import CHECKSUMS, fetch
+    from trinat.pipelines.prepare.catalogue import load_catalogue
+    from trinat.pipelines.prepare.download import CHECKSUMS, fetch
     from trinat.segmentation.errors import ConfigError
 
     catalogue = load_catalogue()
@@ -132,7 +132,7 @@ def show(
 
     Example: trinat data show store OAS1_0001_MR1 --augment 12
     """
-    from trinat.pipelines.data.show import show_augmented, show_subject
+    from trinat.pipelines.prepare.show import show_augmented, show_subject
 
     path = Path(f"{subject}.png") if out is None else out
     if augment:
@@ -161,7 +161,7 @@ def report(
 
     Example: trinat data report store
     """
-    from trinat.pipelines.data.report import write_report
+    from trinat.pipelines.prepare.report import write_report
 
     path = store / "report.html" if out is None else out
     write_report(store, path)
@@ -212,7 +212,7 @@ def export(
     """
     from trinat.pipelines.common.exits import batch_exit
     from trinat.pipelines.common.progress import batch_progress
-    from trinat.pipelines.data.export import SLICES, ExportSettings, export_slices
+    from trinat.pipelines.prepare.export import SLICES, ExportSettings, export_slices
     from trinat.segmentation.space.views import chosen_views
 
     settings = ExportSettings(
@@ -349,7 +349,7 @@ def prepare(
     """
     from trinat.pipelines.common.process import prepare_process
     from trinat.pipelines.common.progress import batch_progress
-    from trinat.pipelines.data.prepare import prepare_store, read_config
+    from trinat.pipelines.prepare.making import prepare_store, read_config
 
     prepare_process()
     given = {

@@ -19,12 +19,12 @@ import psutil
 import pytest
 from helpers.miniatures import freesurfer_subject, head_image, head_labels, write_mgz
 
-import trinat.pipelines.data.prepare
-import trinat.pipelines.data.subject_job
+import trinat.pipelines.prepare.making
+import trinat.pipelines.prepare.subject_job
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.common.lock import run_lock
-from trinat.pipelines.data.prepare import PrepareConfig, prepare_store
-from trinat.pipelines.data.subject_job import Outcome, SubjectJob
+from trinat.pipelines.prepare.making import PrepareConfig, prepare_store
+from trinat.pipelines.prepare.subject_job import Outcome, SubjectJob
 from trinat.segmentation.data.preparing import Cut
 from trinat.segmentation.data.sources.base import Subject
 from trinat.segmentation.data.store import Store
@@ -156,7 +156,7 @@ def _prepare(root: Path, out: Path, jobs: int) -> None:
 def _start(root: Path, out: Path, jobs: int = 1) -> multiprocessing.Process:
     """Run prepare in a process of its own."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["trinat.pipelines.data.prepare"])
+    context.set_forkserver_preload(["trinat.pipelines.prepare.making"])
     process = context.Process(target=_prepare, args=(root, out, jobs))
     process.start()
     return process
@@ -226,14 +226,16 @@ def test_an_error_that_nobody_foresaw_is_its_subjects_own(
 ) -> None:
     for name in ("a", "b"):
         freesurfer_subject(tmp_path / "in", name)
-    real = trinat.pipelines.data.subject_job.prepare_subject
+    real = trinat.pipelines.prepare.subject_job.prepare_subject
 
     def stumbles(subject: Subject, path: Path, cut: Cut, fingerprint: str) -> None:
         if subject.id == "a":
             raise KeyError("of all things")
         real(subject, path, cut, fingerprint)
 
-    monkeypatch.setattr(trinat.pipelines.data.subject_job, "prepare_subject", stumbles)
+    monkeypatch.setattr(
+        trinat.pipelines.prepare.subject_job, "prepare_subject", stumbles
+    )
     summary = prepare_store(config_of(tmp_path / "in"), tmp_path / "out")
     assert (summary.made, summary.failed) == (1, 1)
     assert summary.rows[0].reason == "KeyError: 'of all things': a fault of trinat"
@@ -276,7 +278,7 @@ def _dies_on_s2(job: SubjectJob) -> Outcome:
     return _really_make(job)
 
 
-_really_make = trinat.pipelines.data.subject_job.make_subject
+_really_make = trinat.pipelines.prepare.subject_job.make_subject
 
 
 def test_a_worker_that_dies_takes_its_own_subject_alone(
@@ -284,7 +286,7 @@ def test_a_worker_that_dies_takes_its_own_subject_alone(
 ) -> None:
     for number in range(5):
         freesurfer_subject(tmp_path / "in", f"s{number}")
-    monkeypatch.setattr(trinat.pipelines.data.prepare, "make_subject", _dies_on_s2)
+    monkeypatch.setattr(trinat.pipelines.prepare.making, "make_subject", _dies_on_s2)
     # Workers must find this module by its name.
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     summary = prepare_store(config_of(tmp_path / "in"), tmp_path / "out", jobs=2)
@@ -312,7 +314,9 @@ def test_what_a_worker_made_before_it_died_counts_as_made(
 ) -> None:
     for name in ("s0", "s1"):
         freesurfer_subject(tmp_path / "in", name)
-    monkeypatch.setattr(trinat.pipelines.data.prepare, "make_subject", _dies_once_made)
+    monkeypatch.setattr(
+        trinat.pipelines.prepare.making, "make_subject", _dies_once_made
+    )
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     summary = prepare_store(config_of(tmp_path / "in"), tmp_path / "out", jobs=2)
     assert (summary.made, summary.current, summary.failed) == (2, 0, 0)

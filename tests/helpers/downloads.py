@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from helpers.loopback import Behaviour, Handler, cut, serve
-from trinat.pipelines.data.catalogue import RemoteFile
+from trinat.pipelines.prepare.catalogue import RemoteFile
 
 CONTENT = bytes(range(256)) * 40  # 10,240 bytes
 MD5 = hashlib.md5(CONTENT).hexdigest()

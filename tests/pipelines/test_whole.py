@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.data.catalogue import load_catalogue
+from trinat.pipelines.prepare.catalogue import load_catalogue
 from trinat.segmentation.models.hardware import count_gpus
 
 DISC = "oasis_cs_freesurfer_disc1"
@@ -81,7 +81,7 @@ def oasis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     local = part.model_copy(update={"urls": (url,), **small})
     entry = catalogue["oasis1"].model_copy(update={"archives": (local,)})
     monkeypatch.setattr(
-        "trinat.pipelines.data.catalogue.load_catalogue", lambda: {"oasis1": entry}
+        "trinat.pipelines.prepare.catalogue.load_catalogue", lambda: {"oasis1": entry}
     )
     yield
     server.close()

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.data.prepare import read_config
+from trinat.pipelines.prepare.making import read_config
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, LabelError, TrinatError
 from trinat.segmentation.models import hardware

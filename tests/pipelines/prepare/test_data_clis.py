@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.data.catalogue import Archive, ArchiveLimits, Dataset
+from trinat.pipelines.prepare.catalogue import Archive, ArchiveLimits, Dataset
 from trinat.segmentation.errors import ConfigError
 
 CONTENT = bytes(range(256)) * 8
@@ -56,7 +56,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     )
     catalogue = {"mini": dataset}
     monkeypatch.setattr(
-        "trinat.pipelines.data.catalogue.load_catalogue", lambda: catalogue
+        "trinat.pipelines.prepare.catalogue.load_catalogue", lambda: catalogue
     )
     yield running
     running.close()

@@ -11,10 +11,14 @@ import pytest
 from helpers.miniatures import freesurfer_subject, head_labels, ixi_scan, write_nifti
 from PIL import Image
 
-from trinat.pipelines.data.outliers import find_outliers
-from trinat.pipelines.data.prepare import PrepareConfig, prepare_store
-from trinat.pipelines.data.report import write_report
-from trinat.pipelines.data.show import read_augmentation, show_augmented, show_subject
+from trinat.pipelines.prepare.making import PrepareConfig, prepare_store
+from trinat.pipelines.prepare.outliers import find_outliers
+from trinat.pipelines.prepare.report import write_report
+from trinat.pipelines.prepare.show import (
+    read_augmentation,
+    show_augmented,
+    show_subject,
+)
 from trinat.segmentation.data.statistics import Statistics
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, DatasetError

@@ -12,7 +12,7 @@ from helpers.miniatures import head_image, head_labels, write_nifti
 from helpers.prepared import GRID
 
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.data.prepare import PrepareConfig, Summary, prepare_store
+from trinat.pipelines.prepare.making import PrepareConfig, Summary, prepare_store
 from trinat.segmentation.data.splitting import split_store
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import DatasetError

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.data.catalogue import ArchiveLimits
-from trinat.pipelines.data.unpack import extract
+from trinat.pipelines.prepare.catalogue import ArchiveLimits
+from trinat.pipelines.prepare.unpack import extract
 from trinat.segmentation.errors import DatasetError, IntegrityError
 
 ROOMY = ArchiveLimits(members=100, bytes=10**6)

@@ -11,8 +11,8 @@ import pytest
 from helpers.downloads import CONTENT, cut_after, honest, remote, unmeasured
 from helpers.loopback import Behaviour, Handler, Server
 
-from trinat.pipelines.data.download import fetch
-from trinat.pipelines.data.transfer import Policy
+from trinat.pipelines.prepare.download import fetch
+from trinat.pipelines.prepare.transfer import Policy
 from trinat.segmentation.errors import DownloadError
 
 

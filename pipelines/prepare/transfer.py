@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
 
-from trinat.pipelines.data.catalogue import RemoteFile
-from trinat.pipelines.data.web import (
+from trinat.pipelines.prepare.catalogue import RemoteFile
+from trinat.pipelines.prepare.web import (
     RetryError,
     announced,
     at_most,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from trinat.pipelines.data.outliers import Outlier, name_of_volume, volumes_ml
+from trinat.pipelines.prepare.outliers import Outlier, name_of_volume, volumes_ml
 from trinat.segmentation.data.statistics import Statistics
 from trinat.segmentation.report import drawing
 from trinat.segmentation.report.drawing import MODEL_COLORS, Drawing, canvas

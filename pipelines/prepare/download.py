@@ -12,8 +12,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinat.pipelines.data.catalogue import RemoteFile
-from trinat.pipelines.data.transfer import Policy, Progress, Transfer, verified
+from trinat.pipelines.prepare.catalogue import RemoteFile
+from trinat.pipelines.prepare.transfer import Policy, Progress, Transfer, verified
 from trinat.segmentation.errors import DownloadError, LockedError
 from trinat.segmentation.io.files import read_text, write_whole
 

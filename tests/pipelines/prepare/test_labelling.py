@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.data.labelling import label_with_model
+from trinat.pipelines.prepare.labelling import label_with_model
 from trinat.segmentation.data.preparing import Cut
 from trinat.segmentation.data.sources.base import Listing
 from trinat.segmentation.errors import InputError

@@ -24,14 +24,14 @@ from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.lock import claimed
 from trinat.pipelines.common.process import isolated
 from trinat.pipelines.common.understood import refuse_strangers, say_of_table
-from trinat.pipelines.data.labelling import add_csf_of_model, label_with_model
-from trinat.pipelines.data.subject_job import (
+from trinat.pipelines.prepare.labelling import add_csf_of_model, label_with_model
+from trinat.pipelines.prepare.subject_job import (
     Outcome,
     SubjectJob,
     killed,
     make_subject,
 )
-from trinat.pipelines.data.unpack import unpack_archives
+from trinat.pipelines.prepare.unpack import unpack_archives
 from trinat.segmentation.data.people import Matched, read_people
 from trinat.segmentation.data.preparing import Cut
 from trinat.segmentation.data.slices import scheme_table

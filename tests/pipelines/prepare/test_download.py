@@ -12,10 +12,10 @@ import pytest
 from helpers.downloads import CONTENT, MD5, honest, remote, unmeasured
 from helpers.loopback import Behaviour, Handler, Server
 
-from trinat.pipelines.data.catalogue import archives_of, load_catalogue
-from trinat.pipelines.data.download import CHECKSUMS, fetch
-from trinat.pipelines.data.transfer import Policy
-from trinat.pipelines.data.web import SafeRedirects
+from trinat.pipelines.prepare.catalogue import archives_of, load_catalogue
+from trinat.pipelines.prepare.download import CHECKSUMS, fetch
+from trinat.pipelines.prepare.transfer import Policy
+from trinat.pipelines.prepare.web import SafeRedirects
 from trinat.segmentation.errors import ConfigError, DownloadError, LockedError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trinat.pipelines.data.outliers import (
+from trinat.pipelines.prepare.outliers import (
     FAR,
     FEWEST,
     Outlier,
@@ -18,7 +18,7 @@ from trinat.pipelines.data.outliers import (
     with_image,
     with_labels,
 )
-from trinat.pipelines.data.report_figures import histogram_plot, volume_plot
+from trinat.pipelines.prepare.report_figures import histogram_plot, volume_plot
 from trinat.segmentation.data.statistics import Statistics
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.io.files import write_whole

@@ -18,7 +18,7 @@ from typing import IO
 
 from natsort import natsorted
 
-from trinat.pipelines.data.catalogue import ArchiveLimits, archives_of
+from trinat.pipelines.prepare.catalogue import ArchiveLimits, archives_of
 from trinat.segmentation.data.sources.base import Source
 from trinat.segmentation.data.sources.registry import SOURCES
 from trinat.segmentation.errors import DatasetError, IntegrityError, TrinatError
