@@ -116,23 +116,17 @@ class Dataset(_Strict):
             raise ConfigError(
                 f"{self.title}: there is no public download", remedy=self.get
             )
-        found = self._archive(part)
+        found = next((each for each in self.archives if each.part == part), None)
+        if found is None:
+            parts = ", ".join(archive.part for archive in self.archives)
+            what = f"{self.title} has no part {part!r}"
+            raise ConfigError(what, remedy=f"name one of {parts}")
         wrong = [number for number in discs if not 1 <= number <= found.discs]
         if wrong:
             what = f"{self.title} ({part}) has no disc {wrong[0]}"
             raise ConfigError(what, remedy=f"its discs are 1 to {found.discs}")
         numbers = discs or range(1, found.discs + 1)
         return [found.disc(number) for number in numbers]
-
-    def _archive(self, part: str) -> Archive:
-        """The archive of one part."""
-        for archive in self.archives:
-            if archive.part == part:
-                return archive
-        parts = ", ".join(archive.part for archive in self.archives)
-        raise ConfigError(
-            f"{self.title} has no part {part!r}", remedy=f"name one of {parts}"
-        )
 
 
 @cache

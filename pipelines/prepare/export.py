@@ -89,8 +89,19 @@ def export_slices(
     lacks what was asked for, and OutputError where the folder holds anything else.
     """
     store = Store(settings.store)
-    subjects = _chosen_subjects(store, settings)
-    views = _chosen_views(store, settings)
+    there = store.subjects
+    where = "the store"
+    if settings.part is not None:
+        there = store.part(settings.part, settings.split)
+        where = f"the part {settings.part!r}"
+    for name in settings.subjects:
+        if name not in there:
+            raise DatasetError(f"has no subject {name!r} in {where}", where=store.root)
+    subjects = tuple(dict.fromkeys(settings.subjects)) or there
+    for view in settings.views or ():
+        if view not in store.views:
+            raise DatasetError(f"holds no {view.value} slices", where=store.root)
+    views = tuple(dict.fromkeys(settings.views or store.views))
     facts = _facts(store, settings.split)
     out = settings.out
     refuse_others(out, _OUTPUTS)
@@ -104,33 +115,15 @@ def export_slices(
             outcomes.append(outcome)
             finished(outcome, len(outcomes), len(subjects))
         rows = [row for outcome in outcomes for row in outcome.rows]
-        _remove_others(out, folders, rows)
+        # Pictures of an earlier export, or of a failed subject, are named by no row.
+        named = {name for row in rows for name in (row["image"], row["labels"])}
+        for folder in folders:
+            for path in (out / folder).glob("*.png"):
+                if f"{folder}/{path.name}" not in named:
+                    path.unlink()
         write_table(out / CLASSES, _classes(store, views))
         write_table(out / SLICES, pd.DataFrame(rows, columns=_COLUMNS, dtype=object))
     return outcomes
-
-
-def _chosen_subjects(store: Store, settings: ExportSettings) -> tuple[str, ...]:
-    """The subjects of the part, or of those the ones that were named."""
-    there = store.subjects
-    where = "the store"
-    if settings.part is not None:
-        there = store.part(settings.part, settings.split)
-        where = f"the part {settings.part!r}"
-    for name in settings.subjects:
-        if name not in there:
-            raise DatasetError(f"has no subject {name!r} in {where}", where=store.root)
-    return tuple(dict.fromkeys(settings.subjects)) or there
-
-
-def _chosen_views(store: Store, settings: ExportSettings) -> tuple[View, ...]:
-    """The views that were named, or all of the store."""
-    if not settings.views:
-        return store.views
-    for view in settings.views:
-        if view not in store.views:
-            raise DatasetError(f"holds no {view.value} slices", where=store.root)
-    return tuple(dict.fromkeys(settings.views))
 
 
 def _facts(store: Store, split: Path | None) -> dict[str, Row]:
@@ -207,19 +200,13 @@ def _export_view(
 
     numbers: Sequence[int] = range(count)
     if settings.labelled:
-        numbers = _with_structure(labels)
+        numbers = []
+        if labels is not None:
+            is_labelled = labels.any(axis=(1, 2))
+            numbers = np.flatnonzero(is_labelled).tolist()
     # While one thread waits for the disk, others pack.
     with ThreadPoolExecutor(_WRITERS) as pool:
         return list(pool.map(write, numbers))
-
-
-def _with_structure(labels: NDArray[np.uint8] | None) -> Sequence[int]:
-    """Numbers of the slices (N, H, W) that hold a structure."""
-    if labels is None:
-        return []
-    is_labelled = labels.any(axis=(1, 2))
-    numbers: list[int] = np.flatnonzero(is_labelled).tolist()
-    return numbers
 
 
 def _upright(pixels: NDArray[Any]) -> NDArray[Any]:
@@ -246,17 +233,6 @@ def _write(path: Path, content: bytes) -> None:
     """Write a file, whole or not at all, in a folder that is made for it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, content)
-
-
-def _remove_others(out: Path, folders: Iterable[str], rows: Iterable[Row]) -> None:
-    """Remove pictures of an earlier export, or of a failed subject, that no row names."""
-    named: set[str] = set()
-    for row in rows:
-        named.update((row["image"], row["labels"]))
-    for folder in folders:
-        for path in (out / folder).glob("*.png"):
-            if f"{folder}/{path.name}" not in named:
-                path.unlink()
 
 
 def _classes(store: Store, views: Iterable[View]) -> pd.DataFrame:

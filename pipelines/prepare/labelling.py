@@ -19,8 +19,7 @@ from trinat.segmentation.data.store import Pseudo
 from trinat.segmentation.errors import ConfigError, InterruptedRunError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.labels.folding import GENERATION_SURROUNDINGS
-from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.models.checkpoint import Model, load_model
+from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.models.zoo import MODEL_FILE, licence_notice
 
 
@@ -38,10 +37,20 @@ def label_with_model(
     model = load_model(name)
     if notice := licence_notice(model.folder):
         say(notice)
+    predicted: set[int] = set()
+    for label in model.scheme.labels:
+        if label.name not in model.info.not_predicted:
+            predicted.update(label.numbers)
+    # A class that is made as the rim of another counts as predicted.
+    never = tuple(
+        label.name
+        for label in cut.scheme.labels
+        if label.rim_of is None and not predicted.intersection(label.numbers)
+    )
     pseudo = Pseudo(
         model=model.name,
         sha256=sha256_of(model.folder / MODEL_FILE),
-        not_predicted=_never_predicted(cut.scheme, model),
+        not_predicted=never,
     )
     found: list[Subject | Exclusion] = []
     for subject, made in _predict(listing, name, out, cut, str(pseudo), say):
@@ -144,35 +153,15 @@ def _predict(
             "stopped while labels were made", where=out, remedy=remedy
         )
     entries = read_entries(ledgers_in(out))
-    return [
-        (subject, _label_map(subject, entries.get(subject.id), out, output))
-        for subject in listing.subjects
-    ]
-
-
-def _label_map(
-    subject: Subject, entry: Entry | None, out: Path, output: OutputSettings
-) -> Path | Exclusion:
-    """The label map that was made of a subject's scan; `entry` is that of the scan."""
-    if entry is None or subject.image is None:
-        return Exclusion(subject.id, "no image", broken=True)
-    if entry.status == "failed":
-        return Exclusion(subject.id, entry.reason, broken=True)
-    names = CaseNames(out, subject.id, {}, bids=False)
-    return names.labels(output, subject.image)
-
-
-def _never_predicted(scheme: LabelScheme, model: Model) -> tuple[str, ...]:
-    """Classes of a scheme that the model's labels never hold: no structure in them is predicted.
-
-    A class that is made as the rim of another counts as predicted.
-    """
-    predicted: set[int] = set()
-    for label in model.scheme.labels:
-        if label.name not in model.info.not_predicted:
-            predicted.update(label.numbers)
-    return tuple(
-        label.name
-        for label in scheme.labels
-        if label.rim_of is None and not predicted.intersection(label.numbers)
-    )
+    labelled: list[tuple[Subject, Path | Exclusion]] = []
+    for subject in listing.subjects:
+        entry = entries.get(subject.id)
+        if entry is None or subject.image is None:
+            made: Path | Exclusion = Exclusion(subject.id, "no image", broken=True)
+        elif entry.status == "failed":
+            made = Exclusion(subject.id, entry.reason, broken=True)
+        else:
+            names = CaseNames(out, subject.id, {}, bids=False)
+            made = names.labels(output, subject.image)
+        labelled.append((subject, made))
+    return labelled

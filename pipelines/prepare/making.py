@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +32,7 @@ from trinat.pipelines.prepare.subject_job import (
     make_subject,
 )
 from trinat.pipelines.prepare.unpack import unpack_archives
-from trinat.segmentation.data.people import Matched, read_people
+from trinat.segmentation.data.people import read_people
 from trinat.segmentation.data.preparing import Cut
 from trinat.segmentation.data.slices import scheme_table
 from trinat.segmentation.data.sources.base import (
@@ -40,12 +40,10 @@ from trinat.segmentation.data.sources.base import (
     Exclusion,
     Listing,
     SourceOptions,
-    Subject,
 )
 from trinat.segmentation.data.sources.registry import list_subjects
 from trinat.segmentation.data.store import (
     LedgerRow,
-    Pseudo,
     Store,
     StoredSubject,
     StoreInfo,
@@ -176,8 +174,29 @@ def prepare_store(
                 listing, config.csf_with, out / "labels", cut, say
             )
             csf = "intracranial"
-        _keep_scheme(config.labels, scheme, out)
-        todo = _plan(listing, out, cut, pseudo, config.require_checksum)
+
+        # A label scheme of the user's own goes along; an older copy goes.
+        table = out / f"{scheme.name}.tsv"
+        if Path(config.labels).resolve() != table.resolve():
+            table.unlink(missing_ok=True)
+            if config.labels != scheme.name:
+                shutil.copyfile(config.labels, table)
+
+        known: Mapping[str, StoredSubject] = {}
+        with suppress(DatasetError):  # there is no store yet, or none of this version
+            known = Store(out).info.subjects
+        todo = [
+            SubjectJob(
+                subject=subject,
+                path=subject_path(out, subject.id),
+                cut=cut,
+                require_checksum=config.require_checksum,
+                pseudo=pseudo,
+                known=known.get(subject.id),
+            )
+            for subject in listing.subjects
+        ]
+
         stamps_before = [_stamp(job.path) for job in todo]
         made = isolated(make_subject, todo, jobs, killed=killed, finished=finished)
         outcomes = {outcome.subject: outcome for outcome in made}
@@ -198,41 +217,6 @@ def _is_store(out: Path) -> bool:
         return not path.is_symlink() and "subjects" in json.loads(read_bytes(path))
     except (TrinatError, OSError, ValueError, TypeError):
         return False
-
-
-def _keep_scheme(labels: str, scheme: LabelScheme, out: Path) -> None:
-    """Copy a label scheme of the user's own into the store; an older copy goes."""
-    table = out / f"{scheme.name}.tsv"
-    if Path(labels).resolve() == table.resolve():
-        return
-    table.unlink(missing_ok=True)
-    is_users_own = labels != scheme.name
-    if is_users_own:
-        shutil.copyfile(labels, table)
-
-
-def _plan(
-    listing: Listing,
-    out: Path,
-    cut: Cut,
-    pseudo: Pseudo | None,
-    require_checksum: bool,
-) -> list[SubjectJob]:
-    """A job for each subject, with what the store said of it before."""
-    known: Mapping[str, StoredSubject] = {}
-    with suppress(DatasetError):  # there is no store yet, or none of this version
-        known = Store(out).info.subjects
-    return [
-        SubjectJob(
-            subject=subject,
-            path=subject_path(out, subject.id),
-            cut=cut,
-            require_checksum=require_checksum,
-            pseudo=pseudo,
-            known=known.get(subject.id),
-        )
-        for subject in listing.subjects
-    ]
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
@@ -274,8 +258,20 @@ def _listing(config: PrepareConfig, say: Say) -> Listing:
     )
     keep = config.label_with is not None
     listing = list_subjects(config.source, config.root, options, keep_unlabelled=keep)
-    if not config.mixed_heads:
-        listing = _without_mixture(listing)
+    stripped = [subject for subject in listing.subjects if subject.note == STRIPPED]
+    whole = [subject for subject in listing.subjects if subject.note != STRIPPED]
+    if stripped and whole and not config.mixed_heads:
+        # A network would learn two kinds of scans, and nobody has asked for that.
+        reason = (
+            f"only a skull-stripped image, where {count(len(whole), 'subject')} have whole "
+            "heads: name one kind with --image, or give --mixed-heads"
+        )
+        refused = [Exclusion(subject.id, reason, broken=True) for subject in stripped]
+        listing = replace(
+            listing,
+            subjects=tuple(whole),
+            exclusions=(*listing.exclusions, *refused),
+        )
     for own in listing.tables:
         say_of_table(own.path, own.notes, own.doubts, say, strict=config.strict)
     if config.participants is None:
@@ -288,42 +284,16 @@ def _listing(config: PrepareConfig, say: Say) -> Listing:
     refuse_strangers(table, people, matched)
     doubts = people.doubts + matched.remarks
     say_of_table(table, people.notes, doubts, say, strict=config.strict)
-    return replace(listing, subjects=_with_facts(listing.subjects, matched))
-
-
-def _without_mixture(listing: Listing) -> Listing:
-    """The listing with subjects that are skull-stripped refused, where others are whole heads.
-
-    A network would learn two kinds of scans, and nobody has asked for that.
-    """
-    stripped = [subject for subject in listing.subjects if subject.note == STRIPPED]
-    whole = [subject for subject in listing.subjects if subject.note != STRIPPED]
-    if not stripped or not whole:
-        return listing
-    reason = (
-        f"only a skull-stripped image, where {count(len(whole), 'subject')} have whole heads: "
-        "name one kind with --image, or give --mixed-heads"
-    )
-    refused = [Exclusion(subject.id, reason, broken=True) for subject in stripped]
-    return replace(
-        listing,
-        subjects=tuple(whole),
-        exclusions=(*listing.exclusions, *refused),
-    )
-
-
-def _with_facts(subjects: Sequence[Subject], matched: Matched) -> tuple[Subject, ...]:
-    """Subjects with age, sex and family of a table, where it has them."""
-    known = []
-    for subject in subjects:
+    subjects = []
+    for subject in listing.subjects:
         facts = matched.of(subject.id, subject.person)
         age = facts.age
         if age is None:
             age = subject.age
         family = facts.family or subject.family
         sex = facts.sex or subject.sex
-        known.append(replace(subject, family=family, age=age, sex=sex))
-    return tuple(known)
+        subjects.append(replace(subject, family=family, age=age, sex=sex))
+    return replace(listing, subjects=tuple(subjects))
 
 
 def _conclude(

@@ -1,52 +1,91 @@
-"""What a store holds, as one HTML page: subjects, exclusions, volumes, intensities, outliers."""
+"""What a store holds, as one HTML page: subjects, exclusions, volumes, intensities, outliers.
+
+Outliers are values far from those of the other subjects: volumes of structures, and the brightness
+of what is labelled. A label map that does not belong to its image, a side that is missing, or
+another contrast shows in them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trinat.pipelines.prepare.outliers import (
-    FAR,
-    FEWEST,
-    Outlier,
-    brightness,
-    find_outliers,
-    volumes_ml,
-    with_image,
-    with_labels,
-)
-from trinat.pipelines.prepare.report_figures import histogram_plot, volume_plot
 from trinat.segmentation.data.statistics import Statistics
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.io.files import write_whole
-from trinat.segmentation.report.page import Column, Columns, Table, render, table
+from trinat.segmentation.metrics.statistics import robust_z
+from trinat.segmentation.report import drawing
+from trinat.segmentation.report.drawing import MODEL_COLORS, Drawing, canvas
+from trinat.segmentation.report.page import (
+    Column,
+    Columns,
+    Table,
+    render,
+    short_name,
+    table,
+)
+from trinat.segmentation.report.svg import INK
 
+# Robust standard deviations from the median, and the least number of subjects.
+_FAR = 3.5
+_FEWEST = 5
+# Relative spread below which a class counts as constant: 1 % of its median.
+_LEAST_SPREAD = 0.01
 _RULE = (
-    f"Values farther than {FAR} robust standard deviations from the median, where there "
-    f"are at least {FEWEST} subjects. A robust standard deviation is 1.4826 times the median "
+    f"Values farther than {_FAR} robust standard deviations from the median, where there "
+    f"are at least {_FEWEST} subjects. A robust standard deviation is 1.4826 times the median "
     "absolute deviation, and at least 1 % of the median."
 )
+_WIDTH = 8.6  # inches
+# Intensities below are air or its noise; tissue is brighter.
+_NOISE = 0.1
+# The upper end of the last bin but one of a histogram, on the working scale.
+_BRIGHTEST = 1.5
+
+
+class Outlier(NamedTuple):
+    """A value far from those of the other subjects; `distance` is in robust standard deviations.
+
+    `what` names the measure; values are in its unit.
+    """
+
+    subject: str
+    what: str
+    value: float
+    median: float
+    distance: float
 
 
 def write_report(root: Path, path: Path) -> None:
     """Write the page of the store at `root` to the file `path`."""
     store = Store(root)
     statistics = {subject: store.file(subject).statistics for subject in store.subjects}
-    labelled = with_labels(statistics)
-    imaged = with_image(statistics)
+    labelled = _with_labels(statistics)
+    imaged = {
+        subject: known for subject, known in statistics.items() if known.histogram
+    }
     outliers = find_outliers(store.scheme.names, statistics)
     left_out = [row for row in store.ledger if row.status != "done"]
     persons = len({participant.person for participant in store.participants})
     licences = {subject.licence for subject in store.info.subjects.values()}
     volumes = None
     if labelled:
-        volumes = volume_plot(store.scheme.names, labelled, outliers)
+        volumes = _volume_plot(store.scheme.names, labelled, outliers)
     intensities = None
     if imaged:
-        intensities = histogram_plot(imaged)
+        intensities = _histogram_plot(imaged)
+    far_subjects = len({outlier.subject for outlier in outliers})
+    outlier_columns: Columns = [
+        "Subject",
+        "What",
+        Column("Value", 3),
+        Column("Median", 3),
+        Column("Distance", 1, "in robust standard deviations"),
+    ]
     page = render(
         "data.html",
         title="Slice store",
@@ -57,11 +96,16 @@ def write_report(root: Path, path: Path) -> None:
             ("Persons", persons, "never divided by a split"),
             ("With labels", len(labelled), f"{len(store.scheme) - 1} structures"),
             ("Left out", len(left_out), "failed or skipped"),
-            ("Outliers", _subjects_among(outliers), "subjects to look at"),
+            ("Outliers", far_subjects, "subjects to look at"),
         ],
         views=", ".join(view.value for view in store.views),
         licences=sorted(licence for licence in licences if licence),
-        outliers=_outlier_table(outliers),
+        outliers=table(
+            "outlier-table",
+            "Values far from those of the other subjects, farthest first",
+            outlier_columns,
+            outliers,
+        ),
         volumes=volumes,
         volume_table=_volume_table(store, labelled),
         intensities=intensities,
@@ -77,22 +121,72 @@ def write_report(root: Path, path: Path) -> None:
     write_whole(path, page)
 
 
-def _subjects_among(outliers: Sequence[Outlier]) -> int:
-    """How many subjects have an outlier."""
-    return len({outlier.subject for outlier in outliers})
+def find_outliers(
+    names: Sequence[str], statistics: Mapping[str, Statistics]
+) -> list[Outlier]:
+    """Class volumes and brightness far from the median of all subjects, worst first.
+
+    `names` are those of all classes, background first; `statistics` are by subject.
+    """
+    labelled = _with_labels(statistics)
+    found: list[Outlier] = []
+    for index, name in enumerate(names[1:], start=1):
+        volumes = _volumes_ml(labelled, index).tolist()
+        of_subjects = dict(zip(labelled, volumes, strict=True))
+        found += _far(_name_of_volume(name), of_subjects)
+    levels: dict[str, float] = {}
+    for subject, of_subject in statistics.items():
+        level = _brightness(of_subject)
+        if level is not None:
+            levels[subject] = level
+    found += _far("brightness", levels)
+    return sorted(found, key=lambda outlier: -outlier.distance)
 
 
-def _outlier_table(outliers: Sequence[Outlier]) -> Table:
-    """A row for each outlier, in their order."""
-    columns: Columns = [
-        "Subject",
-        "What",
-        Column("Value", 3),
-        Column("Median", 3),
-        Column("Distance", 1, "in robust standard deviations"),
-    ]
-    caption = "Values far from those of the other subjects, farthest first"
-    return table("outlier-table", caption, columns, outliers)
+def _far(what: str, values: Mapping[str, float]) -> list[Outlier]:
+    """The outliers among the subjects' values; none where there are too few to judge."""
+    if len(values) < _FEWEST:
+        return []
+    found = np.array(list(values.values()))
+    median = float(np.median(found))
+    distances = np.abs(robust_z(found, least_spread=_LEAST_SPREAD)).tolist()
+    outliers = []
+    for (subject, value), distance in zip(values.items(), distances, strict=True):
+        if distance > _FAR:
+            outliers.append(Outlier(subject, what, value, median, distance))
+    return outliers
+
+
+def _with_labels(statistics: Mapping[str, Statistics]) -> dict[str, Statistics]:
+    """Those of the subjects that have a label map."""
+    return {subject: known for subject, known in statistics.items() if known.voxels}
+
+
+def _volumes_ml(labelled: Mapping[str, Statistics], index: int) -> NDArray[np.float64]:
+    """(N,) volumes of a class in millilitres, on a grid of 1 mm³ voxels."""
+    voxels = [known.voxels[index] for known in labelled.values()]
+    return np.array(voxels, np.float64) / 1000
+
+
+def _name_of_volume(structure: str) -> str:
+    """What an outlier of a structure's volume is called."""
+    return f"volume of {short_name(structure)} (ml)"
+
+
+def _brightness(statistics: Statistics) -> float | None:
+    """Mean intensity of what is labelled; None where nothing is, or there is no image.
+
+    Without a label map it is the head's median, noise around it included.
+    """
+    if not statistics.histogram:
+        return None
+    if not statistics.voxels:
+        return float(statistics.percentiles["p50"])
+    voxels = np.array(statistics.voxels[1:], np.float64)
+    if not voxels.any():
+        return None
+    means = np.array(statistics.class_means[1:])
+    return float(voxels @ means / voxels.sum())
 
 
 def _volume_table(store: Store, labelled: Mapping[str, Statistics]) -> Table:
@@ -108,7 +202,7 @@ def _volume_table(store: Store, labelled: Mapping[str, Statistics]) -> Table:
     rows = []
     if labelled:
         for label in store.scheme.labels[1:]:
-            volumes = volumes_ml(labelled, label.index)
+            volumes = _volumes_ml(labelled, label.index)
             quantiles = np.percentile(volumes, (0, 50, 100))
             low, median, high = quantiles.tolist()
             absent = int((volumes == 0).sum())
@@ -139,6 +233,12 @@ def _subject_table(
     for participant in store.participants:
         name = participant.subject
         known = statistics[name]
+        entry = store.info.subjects[name]
+        content = []
+        if entry.has_image:
+            content.append("image")
+        if entry.has_labels:
+            content.append("labels")
         labelled_ml = None
         if known.voxels:
             labelled_ml = sum(known.voxels[1:]) / 1000
@@ -148,9 +248,9 @@ def _subject_table(
             participant.family or "",
             participant.age,
             participant.sex or "",
-            _content_of(store, name),
+            " and ".join(content),
             labelled_ml,
-            brightness(known),
+            _brightness(known),
             marked.count(name),
             "; ".join(store.file(name).notes),
         )
@@ -158,12 +258,70 @@ def _subject_table(
     return table("subject-table", "Subjects", columns, rows)
 
 
-def _content_of(store: Store, subject: str) -> str:
-    """What a subject has, as "image and labels"."""
-    entry = store.info.subjects[subject]
-    parts = []
-    if entry.has_image:
-        parts.append("image")
-    if entry.has_labels:
-        parts.append("labels")
-    return " and ".join(parts)
+def _volume_plot(
+    names: Sequence[str],
+    labelled: Mapping[str, Statistics],
+    outliers: Collection[Outlier],
+) -> Drawing:
+    """A box a structure, relative to its median so that all share an axis; outliers in red.
+
+    Structures whose median is 0 have no box.
+    """
+    volumes = {}
+    for index, name in enumerate(names[1:], start=1):
+        of_structure = _volumes_ml(labelled, index)
+        if np.median(of_structure) > 0:
+            volumes[name] = of_structure
+    far = {(outlier.subject, outlier.what) for outlier in outliers}
+    colors = []
+    marks = []
+    for name, of_structure in volumes.items():
+        for subject, volume in zip(labelled, of_structure, strict=True):
+            color = MODEL_COLORS[0]
+            if (subject, _name_of_volume(name)) in far:
+                color = drawing.WARNING_COLOR
+            colors.append(color)
+            marks.append(f"{subject}: {volume:.3g} ml")
+    shares = [100 * values / np.median(values) for values in volumes.values()]
+    rows = list(enumerate(shares))
+    with canvas(_WIDTH, 0.24 * len(volumes) + 0.9) as (figure, axis):
+        drawing.draw_boxes(axis, rows, 0.8, MODEL_COLORS[0])
+        if rows:
+            drawing.draw_dots(axis, rows, 0.6, colors, "volumes")
+        drawing.name_rows(axis, volumes)
+        axis.set_xlabel("volume, % of the median")
+    return Drawing(
+        "volumes",
+        figure,
+        "Volumes of the structures over subjects",
+        {"volumes": marks},
+        caption="Boxes span the quartiles, whiskers reach the last value within 1.5 quartile "
+        "ranges; every dot is a subject, outliers are red.",
+    )
+
+
+def _histogram_plot(imaged: Mapping[str, Statistics]) -> Drawing:
+    """Intensities of every head, a line each, and the median of all."""
+    histograms = [known.histogram for known in imaged.values()]
+    counts = np.array(histograms, np.float64)
+    totals = counts.sum(axis=1, keepdims=True)
+    shares = 100 * counts / np.maximum(totals, 1)
+    bins = counts.shape[1]
+    middles = (np.arange(bins) + 0.5) * _BRIGHTEST / bins
+    with canvas(_WIDTH, 3.2) as (figure, axis):
+        faint = max(0.08, 1 / len(shares) ** 0.5)
+        axis.plot(middles, shares.T, color=MODEL_COLORS[0], lw=0.6, alpha=faint)
+        median = np.median(shares, axis=0)
+        axis.plot(middles, median, color=INK, lw=1.6)
+        axis.set_xlabel("intensity on the working scale")
+        axis.set_ylabel("% of the head's voxels")
+        # Not by the first bins: where air is noisy they hold half of all voxels.
+        tallest = float(np.percentile(shares[:, middles > _NOISE], 99.5))
+        axis.set_ylim(0, tallest * 1.2 or 1)
+        axis.grid(axis="y")
+    label = "Histograms of intensity, one line per subject"
+    caption = (
+        "One line per subject; the dark line is their median. The last bin holds all higher "
+        "intensities. Noise around the head may exceed the plot at the left."
+    )
+    return Drawing("intensities", figure, label, caption=caption)

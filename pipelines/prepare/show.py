@@ -12,8 +12,7 @@ from torch import Tensor
 from trinat.pipelines.common.config import check, read_yaml
 from trinat.segmentation.data.augmentation import AugmentationConfig, Augmenter
 from trinat.segmentation.data.dataset import SliceDataset
-from trinat.segmentation.data.slices import SubjectFile
-from trinat.segmentation.data.store import Store, StoredSubject
+from trinat.segmentation.data.store import Store
 from trinat.segmentation.data.stored_volumes import (
     stored_image,
     stored_labels,
@@ -22,7 +21,6 @@ from trinat.segmentation.data.stored_volumes import (
 from trinat.segmentation.errors import DatasetError
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.report import pictures
 from trinat.segmentation.report.pictures import draw_rows, encoded, label_colors
 from trinat.segmentation.space.views import View, to_slices
@@ -43,6 +41,7 @@ def show_subject(
 ) -> None:
     """Image, labels and overlay in three views; by default only the brain's part of the head.
 
+    Of a whole head two slices of each view are shown.
     DatasetError where that part is not known, since the subject has no labels.
     """
     store = Store(root)
@@ -55,9 +54,29 @@ def show_subject(
         )
     view = whole_view(store)
     scheme = store.scheme.seen_in(view)
-    image, labels = _read_volumes(file, entry, view)
+    image = None
+    labels = None
+    if entry.has_image:
+        image = stored_image(file, view).data
+    if entry.has_labels:
+        labels = stored_labels(file, view).data
+    # What the subject lacks is black.
+    if image is None:
+        assert labels is not None
+        image = np.zeros(labels.shape, np.float32)
+    if labels is None:
+        labels = np.zeros(image.shape, np.uint8)
     if whole_head:
-        picture = draw_rows(_whole_head(image, labels, scheme), subject)
+        colors = label_colors(scheme)
+        rows: dict[str, list[Picture]] = {}
+        for each in View:
+            gray = to_slices(image, each)
+            classes = to_slices(labels, each)
+            shown: list[Picture] = []
+            for number in (len(gray) * 2 // 5, len(gray) * 3 // 5):
+                shown += pictures.three_pictures(gray[number], classes[number], colors)
+            rows[each.value] = shown
+        picture = draw_rows(rows, subject)
     else:
         picture = pictures.draw_mosaic(
             Volume(image, file.affine),
@@ -66,42 +85,6 @@ def show_subject(
             title=subject,
         )
     write_whole(path, encoded(picture, "PNG"))
-
-
-def _read_volumes(
-    file: SubjectFile, entry: StoredSubject, view: View
-) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-    """Image and classes on the working grid (X, Y, Z); zeros for what the subject lacks."""
-    image = None
-    labels = None
-    if entry.has_image:
-        image = stored_image(file, view).data
-    if entry.has_labels:
-        labels = stored_labels(file, view).data
-    if image is None:
-        assert labels is not None
-        return np.zeros(labels.shape, np.float32), labels
-    if labels is None:
-        return image, np.zeros(image.shape, np.uint8)
-    return image, labels
-
-
-def _whole_head(
-    image: NDArray[np.float32],
-    labels: NDArray[np.uint8],
-    scheme: LabelScheme,
-) -> dict[str, list[Picture]]:
-    """Two slices of each view, each as image, labels and overlay, by the name of the view."""
-    colors = label_colors(scheme)
-    rows: dict[str, list[Picture]] = {}
-    for view in View:
-        gray = to_slices(image, view)
-        classes = to_slices(labels, view)
-        shown: list[Picture] = []
-        for number in (len(gray) * 2 // 5, len(gray) * 3 // 5):
-            shown += pictures.three_pictures(gray[number], classes[number], colors)
-        rows[view.value] = shown
-    return rows
 
 
 def show_augmented(
@@ -127,7 +110,13 @@ def show_augmented(
         generator = torch.Generator().manual_seed(seed)
         augment = Augmenter(settings, view, dataset.scheme)
         images, labels = augment(images, labels, generator)
-        shown = _overlays(images, labels, dataset.scheme)
+        colors = label_colors(dataset.scheme)
+        shown = []
+        for image, classes in zip(images[:, 0].numpy(), labels.numpy(), strict=True):
+            window = pictures.brain_window(classes[None])
+            gray = image[window] * classes.any()  # dark where nothing is labelled
+            overlaid = pictures.overlay(gray, classes[window], colors, _OPACITY)
+            shown.append(overlaid)
         for start in range(0, count, _ACROSS):
             name = view.value
             if start > 0:
@@ -157,17 +146,6 @@ def _slices_with_brain(
     images = torch.stack([image for image, _ in slices])
     labels = torch.stack([classes for _, classes in slices])
     return images, labels
-
-
-def _overlays(images: Tensor, labels: Tensor, scheme: LabelScheme) -> list[Picture]:
-    """The slices' brains with their classes in colour; all is dark where nothing is labelled."""
-    colors = label_colors(scheme)
-    shown = []
-    for image, classes in zip(images[:, 0].numpy(), labels.numpy(), strict=True):
-        window = pictures.brain_window(classes[None])
-        gray = image[window] * classes.any()
-        shown.append(pictures.overlay(gray, classes[window], colors, _OPACITY))
-    return shown
 
 
 def read_augmentation(path: Path | None) -> AugmentationConfig:

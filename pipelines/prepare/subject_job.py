@@ -49,8 +49,9 @@ class Outcome:
 class SubjectJob:
     """All that a worker process needs for one subject.
 
-    `path` is its file in the store, `pseudo` the model that made its labels, if one did, and
-    `known` what the store said of it before.
+    `path` is its file in the store. With `require_checksum` a scan or label map without one is
+    refused. `pseudo` is the model that made its labels, if one did, and `known` what the store
+    said of it before.
     """
 
     subject: Subject
@@ -114,14 +115,6 @@ class SubjectJob:
             return FileStamp.of(self.path)
         return self.known.file.renewed(self.path)
 
-    def refuse_without_checksum(self) -> None:
-        """Refuse a scan or label map without a checksum, where the user requires one of all."""
-        if not self.require_checksum:
-            return
-        for path in (self.subject.image, self.subject.labels):
-            if path is not None and not has_checksum(path):
-                raise FormatError(NO_CHECKSUM, where=path)
-
 
 def _original(
     path: Path | None, digest: str | None, axes: str | None
@@ -139,7 +132,9 @@ def make_subject(job: SubjectJob) -> Outcome:
     """
     name = job.subject.id
     try:
-        job.refuse_without_checksum()
+        for path in (job.subject.image, job.subject.labels):
+            if path is not None and job.require_checksum and not has_checksum(path):
+                raise FormatError(NO_CHECKSUM, where=path)
         stored = job.bring_up_to_date()
         return Outcome(name, "done", job.warning, stored)
     except Exception as error:

@@ -13,6 +13,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -49,30 +50,22 @@ def unpack_archives(name: str, root: Path, say: Callable[[str], None]) -> None:
         if folder.exists():
             continue
         say(f"unpacking what is needed of {archive.name}")
-        _unpack(archive, folder, limits[archive.name], source)
-
-
-def _unpack(archive: Path, folder: Path, limits: ArchiveLimits, source: Source) -> None:
-    """Unpack what a source needs of one archive to `folder`, which appears whole or not at all."""
-
-    def convert(path: Path) -> None:
-        _convert_analyze(path, source)
-
-    partial = archive.with_name(f".{folder.name}.unpacking")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        extract(
-            archive,
-            partial,
-            limits=limits,
-            wanted=source.wanted_member,
-            received=convert,
-        )
-        if not any(partial.iterdir()):
-            raise DatasetError("holds nothing that this source uses", where=archive)
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        # The folder appears whole or not at all.
+        unpacked = archive.with_name(f".{folder.name}.unpacking")
+        shutil.rmtree(unpacked, ignore_errors=True)
+        try:
+            extract(
+                archive,
+                unpacked,
+                limits=limits[archive.name],
+                wanted=source.wanted_member,
+                received=partial(_convert_analyze, source=source),
+            )
+            if not any(unpacked.iterdir()):
+                raise DatasetError("holds nothing that this source uses", where=archive)
+            unpacked.rename(folder)
+        finally:
+            shutil.rmtree(unpacked, ignore_errors=True)
 
 
 def _convert_analyze(path: Path, source: Source) -> None:

@@ -16,8 +16,7 @@ from helpers.loopback import Behaviour, Server, cut, serve
 from torture.verdicts import executed, wrong
 from torture.workshop import Try, digests, happens, time_limit, unchanged
 from trinat.pipelines.prepare.catalogue import ArchiveLimits, RemoteFile
-from trinat.pipelines.prepare.download import fetch
-from trinat.pipelines.prepare.transfer import Policy
+from trinat.pipelines.prepare.download import Policy, fetch
 from trinat.pipelines.prepare.unpack import extract
 from trinat.segmentation.errors import TrinatError
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from helpers.loopback import Server
 
-from trinat.pipelines.prepare.transfer import Policy
+from trinat.pipelines.prepare.download import Policy
 
 
 @pytest.fixture

@@ -28,9 +28,8 @@ from helpers.prepared import GRID, build, head_in, prepare, tissues, volume_of
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.prepare.catalogue import load_catalogue
-from trinat.pipelines.prepare.download import fetch
+from trinat.pipelines.prepare.download import Policy, fetch
 from trinat.pipelines.prepare.making import PrepareConfig, prepare_store
-from trinat.pipelines.prepare.transfer import Policy
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import DatasetError
 from trinat.segmentation.io.volume import Volume

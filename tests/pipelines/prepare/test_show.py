@@ -12,8 +12,7 @@ from helpers.miniatures import freesurfer_subject, head_labels, ixi_scan, write_
 from PIL import Image
 
 from trinat.pipelines.prepare.making import PrepareConfig, prepare_store
-from trinat.pipelines.prepare.outliers import find_outliers
-from trinat.pipelines.prepare.report import write_report
+from trinat.pipelines.prepare.report import find_outliers, write_report
 from trinat.pipelines.prepare.show import (
     read_augmentation,
     show_augmented,
