@@ -117,7 +117,7 @@ def _normal_ranges(
     """
     if not request.output.page:
         raise ConfigError("--reference is for pages", remedy="give --page too")
-    from trinat.pipelines.evaluate.ranges import read_ranges
+    from trinat.pipelines.evaluate.user_tables import read_ranges
     from trinat.segmentation.models.zoo import find_model, read_scheme
 
     scheme = read_scheme(find_model(request.model))

@@ -34,8 +34,8 @@ from trinat.pipelines.common.scanfiles import (
 from trinat.pipelines.common.understood import refuse_strangers, say_of_table
 from trinat.pipelines.evaluate.cohort_pictures import cohort_pictures
 from trinat.pipelines.evaluate.gather import folder_of
-from trinat.pipelines.evaluate.ranges import read_ranges
-from trinat.pipelines.evaluate.volumes import MapVolumes, measure_volumes
+from trinat.pipelines.evaluate.measuring import MapVolumes, measure_volumes
+from trinat.pipelines.evaluate.user_tables import read_ranges
 from trinat.pipelines.predict.doubt import (
     EXCLUDED_GRADES,
     structures_left_out,

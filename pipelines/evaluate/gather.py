@@ -25,9 +25,9 @@ from trinat.pipelines.common.scanfiles import (
     persons_in_folders,
 )
 from trinat.pipelines.common.stored import stored_files
-from trinat.pipelines.evaluate.mappings import Mappings, read_mapping
 from trinat.pipelines.evaluate.measuring import Task
 from trinat.pipelines.evaluate.pairing import Pairing, pair_files
+from trinat.pipelines.evaluate.user_tables import Mappings, read_mapping
 from trinat.pipelines.predict.entry import taught_by_models
 from trinat.pipelines.predict.ledger import entries_in
 from trinat.pipelines.predict.stale import unfit_results
@@ -51,8 +51,8 @@ class EvaluationSettings:
     test parts of a cross-validation. `models` has the place of each model's predictions.
 
     `labels` is the label scheme that measures. `mapping` is a table of label numbers of the
-    dataset's own. `fold` is the truth's numbering (a folding table's name or file), and
-    `fold_pred` that of the predictions: one for all, or one for each model.
+    dataset's own. `numbering` is of the truth (a folding table's name or file), and
+    `numbering_pred` that of the predictions: one for all, or one for each model.
 
     `not_predicted` names structures that the models cannot predict, and `ratings` a file of what
     people said of the predictions; what was rejected there does not count. `csf` is what the truth
@@ -66,8 +66,8 @@ class EvaluationSettings:
     folds: bool = False
     labels: str = DEFAULT_SCHEME
     mapping: Path | None = None
-    fold: str | None = None
-    fold_pred: tuple[str, ...] = ()
+    numbering: str | None = None
+    numbering_pred: tuple[str, ...] = ()
     images: Path | None = None
     resample: bool = False
     trust_affine: TrustAffine | None = None
@@ -287,9 +287,9 @@ def _mappings(settings: EvaluationSettings) -> dict[str, Mappings]:
     mappings = Mappings()
     if settings.mapping is not None:
         mappings = read_mapping(settings.mapping)
-    if settings.fold is not None:
-        mappings = replace(mappings, truth_fold=load_folding(settings.fold))
-    tables = settings.fold_pred
+    if settings.numbering is not None:
+        mappings = replace(mappings, truth_numbering=load_folding(settings.numbering))
+    tables = settings.numbering_pred
     models = settings.models
     if not tables:
         return dict.fromkeys(models, mappings)
@@ -302,7 +302,7 @@ def _mappings(settings: EvaluationSettings) -> dict[str, Mappings]:
         )
     by_model = {}
     for model, table in zip(models, tables, strict=True):
-        by_model[model] = replace(mappings, prediction_fold=load_folding(table))
+        by_model[model] = replace(mappings, prediction_numbering=load_folding(table))
     return by_model
 
 

@@ -1,6 +1,6 @@
-"""How the two label maps of each pair compare.
+"""Label maps measured in processes of a pool: pairs with a truth, and maps alone.
 
-Each pair is measured in a process of a pool; one that fails says why, and the others go on.
+Each is measured by itself; one that fails says why, and the others go on.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from trinat.pipelines.common.process import isolated
+from trinat.pipelines.common.process import cpu_count, isolated
 from trinat.pipelines.common.scanfiles import ScanFile, refuse_changed
-from trinat.pipelines.evaluate.mappings import Mappings
 from trinat.pipelines.evaluate.pairing import Pair
+from trinat.pipelines.evaluate.user_tables import Mappings
 from trinat.segmentation.errors import GeometryError, TrinatError
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume
@@ -30,7 +30,7 @@ from trinat.segmentation.metrics.counted import Made
 from trinat.segmentation.metrics.measurement import Measurement
 from trinat.segmentation.metrics.pair import compare
 
-_KILLED = "its process was killed (out of memory?): try again with fewer --jobs"
+_KILLED = "its process was killed (out of memory?)"
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,12 @@ def measure_all(
     `finished(result, done, total)` is called with each as it comes.
     """
     results = isolated(
-        _measure,
+        _measure_pair,
         tasks,
         jobs,
-        killed=_killed,
+        killed=lambda task: Done(
+            task, failure=f"{_KILLED}: try again with fewer --jobs"
+        ),
         finished=finished,
         torch_threads=None,
     )
@@ -110,12 +112,7 @@ def measure_all(
     return [replace(result, task=task) for result, task in pairs]
 
 
-def _killed(task: Task) -> Done:
-    """The result of a pair whose process died."""
-    return Done(task, failure=_KILLED)
-
-
-def _measure(task: Task) -> Done:
+def _measure_pair(task: Task) -> Done:
     """Measure one pair; whatever is wrong with its files becomes its failure."""
     try:
         pair = read_pair(task)
@@ -161,13 +158,15 @@ def read_pair(task: Task) -> AlignedPair:
         notes.append("a single slice: distances are within the slice")
     scheme = load_scheme(task.scheme)
     mappings = task.mappings
-    true = _as_classes(truth, pair.truth, scheme, mappings.truth, mappings.truth_fold)
+    true = _as_classes(
+        truth, pair.truth, scheme, mappings.truth, mappings.truth_numbering
+    )
     predicted = _as_classes(
         prediction,
         pair.prediction,
         scheme,
         mappings.prediction,
-        mappings.prediction_fold,
+        mappings.prediction_numbering,
     )
     slices = drawn_slices(true, truth.spacing_mm)
     if slices is not None:
@@ -178,7 +177,7 @@ def read_pair(task: Task) -> AlignedPair:
 
 
 def _read_labels(file: ScanFile, trust_affine: TrustAffine | None) -> Volume:
-    """A label map as it is on disk; a store may vouch for its axes."""
+    """Read a label map as it is on disk; a store may vouch for its axes."""
     return Volume.read(
         file.path,
         labels=True,
@@ -208,3 +207,71 @@ def scan_of(task: Task) -> dict[str, str]:
     """The columns that say what a row of a table is of: subject, session and model."""
     truth = task.pair.truth
     return {"subject": truth.person, "session": truth.visit, "model": task.model}
+
+
+@dataclass(frozen=True)
+class MapVolumes:
+    """One label map: its volumes in mm³ by structure, or why it was not measured.
+
+    `sha256` is of the file; empty where it could not be read.
+    """
+
+    file: ScanFile
+    volumes_mm3: Mapping[str, float] | None
+    failure: str = ""
+    sha256: str = ""
+
+    @property
+    def subject(self) -> str:
+        """The name of the label map."""
+        return self.file.name
+
+
+@dataclass(frozen=True)
+class _MapTask:
+    """A file, the scheme of its labels, and what to trust of its orientation."""
+
+    file: ScanFile
+    scheme: str
+    trust_affine: TrustAffine | None
+
+
+def measure_volumes(
+    files: Sequence[ScanFile],
+    scheme: str,
+    trust_affine: TrustAffine | None,
+    jobs: int | None,
+    finished: Callable[[MapVolumes, int, int], object],
+) -> list[MapVolumes]:
+    """Results in the order of files; `finished(result, done, total)` is called with each.
+
+    `scheme` is the name or file of a label scheme. Without a number of `jobs` there are as many
+    as processors. A file that cannot be read gives a result with its failure.
+    """
+    tasks = [_MapTask(file, scheme, trust_affine) for file in files]
+    return isolated(
+        _measure_map,
+        tasks,
+        jobs or cpu_count(),
+        killed=lambda task: MapVolumes(task.file, None, f"{_KILLED}: use fewer --jobs"),
+        finished=finished,
+        torch_threads=None,
+    )
+
+
+def _measure_map(task: _MapTask) -> MapVolumes:
+    """Volumes of all the scheme's structures: 0 for one that is not in the map."""
+    file = task.file
+    scheme = load_scheme(task.scheme)
+    try:
+        labels = Volume.read(file.path, labels=True, trust_affine=task.trust_affine)
+        classes = scheme.from_freesurfer(
+            labels.data, spacing_mm=labels.spacing_mm, where=file.path
+        )
+    except (TrinatError, OSError) as error:
+        return MapVolumes(file, None, str(error))
+    voxels = np.bincount(classes.ravel(), minlength=len(scheme))
+    volumes_mm3 = {}
+    for label in scheme.labels[1:]:
+        volumes_mm3[label.name] = float(voxels[label.index] * labels.grid.voxel_mm3)
+    return MapVolumes(file, volumes_mm3, sha256=labels.source_sha256 or "")

@@ -6,6 +6,7 @@ file on each side; of a file without a partner the result says what stood in the
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,16 +14,46 @@ from pathlib import Path
 
 from trinat.pipelines.common.naming import safe_component
 from trinat.pipelines.common.scanfiles import ScanFile
-from trinat.pipelines.evaluate.names import (
-    common_ending,
-    distinct_parts,
-    longest_beginning,
-    says_kind_alone,
-)
 from trinat.segmentation.data.sources.base import natural_order
 
 # So many files or pairs are named in a message; of the others it has the number.
 _MOST_NAMED = 3
+
+_SEPARATORS = "_-. "
+_SEPARATOR = re.compile(r"[_. -]")
+# What files are called beside their scans; any other word may tell one scan from another.
+_KINDS = frozenset(
+    {
+        "seg",
+        "segmentation",
+        "label",
+        "labels",
+        "labelmap",
+        "pred",
+        "prediction",
+        "predicted",
+        "dseg",
+        "aseg",
+        "mask",
+        "manual",
+        "truth",
+        "true",
+        "gt",
+        "auto",
+        "result",
+        "brain",
+        "t1",
+        "t1w",
+        "mri",
+        "mprage",
+        "anat",
+        "anon",
+        "orig",
+        "image",
+        "img",
+        "scan",
+    }
+)
 
 # What two files have in common, by one rule; files with an empty key match none.
 Key = Callable[[ScanFile], object]
@@ -101,29 +132,16 @@ def pair_files(
     return matching.result()
 
 
-def _entities(file: ScanFile) -> object:
-    """BIDS entities; empty for other names."""
-    return file.identity
-
-
 def _name(file: ScanFile) -> str:
     return file.name
 
 
-def _subject_and_session(file: ScanFile) -> object:
-    return (file.subject, file.session)
-
-
-def _subject(file: ScanFile) -> object:
-    return file.subject
-
-
 # The strict rules, the most specific first: what `Pair.how` says, and the key.
 _RULES: tuple[tuple[str, Key], ...] = (
-    ("BIDS entities", _entities),
+    ("BIDS entities", lambda file: file.identity),  # empty for other names
     ("name", _name),
-    ("subject and session", _subject_and_session),
-    ("subject", _subject),
+    ("subject and session", lambda file: (file.subject, file.session)),
+    ("subject", lambda file: file.subject),
 )
 
 
@@ -157,7 +175,17 @@ class _Matching:
         is_guess: bool = False,
     ) -> None:
         """Make pairs of those that match each other alone; remember why others do not."""
-        possible = self._possible(matches)
+        # Those whose names do not say that they are of two scans or persons.
+        possible = []
+        for truth, prediction in matches:
+            if not _same_scan(truth, prediction):
+                continue
+            if _folders_differ(truth, prediction):
+                for file, other in ((truth, prediction), (prediction, truth)):
+                    self._doubt(file, f"{other.shown} has its name, in another folder")
+                continue
+            possible.append((truth, prediction))
+
         predictions_of: dict[int, list[ScanFile]] = defaultdict(list)
         truths_of: dict[int, list[ScanFile]] = defaultdict(list)
         for truth, prediction in possible:
@@ -174,50 +202,49 @@ class _Matching:
                 guessed = is_guess or _says_less(truth, prediction)
                 self.pairs.append(Pair(truth, prediction, how, guessed))
 
-    def _possible(self, matches: Iterable[_Match]) -> list[_Match]:
-        """The matches whose names do not say that they are of two scans or persons."""
-        possible = []
-        for truth, prediction in matches:
-            if not _same_scan(truth, prediction):
-                continue
-            if _folders_differ(truth, prediction):
-                self._doubt_for_folder(truth, prediction)
-                self._doubt_for_folder(prediction, truth)
-                continue
-            possible.append((truth, prediction))
-        return possible
-
     def take_by_one_ending(self) -> None:
         """`case_1` belongs to `case_1_seg`, where all names of one side end alike."""
-        ending = common_ending([file.name for file in self.predictions])
+        ending = _common_ending([file.name for file in self.predictions])
         if ending:
             matches = self.alike(_name, _name_without(ending))
             self._take_by_ending(matches, ending)
-        ending = common_ending([file.name for file in self.truths])
+        ending = _common_ending([file.name for file in self.truths])
         if ending and not self.pairs:
             matches = self.alike(_name_without(ending), _name)
             self._take_by_ending(matches, ending)
 
     def _take_by_ending(self, matches: list[_Match], ending: str) -> None:
         """Take matches of names that are alike but for an ending."""
-        is_guess = not says_kind_alone(ending)
+        is_guess = not _says_kind_alone(ending)
         self.take(matches, f"name and {ending}", is_guess=is_guess)
 
     def take_by_beginning(self, *, guess: bool) -> None:
-        """`case_1` belongs to `case_1_seg`; whether to `case_1_b` is a guess."""
-        matches = _by_beginning(self.truths, self.predictions)
+        """`case_1` belongs to `case_1_seg`; whether to `case_1_b` is a guess.
+
+        One name begins the other, up to a separator, and no longer name on its side does so, too:
+        `case_1_b_seg` belongs to `case_1_b` if that exists.
+        """
+        matches: list[_Match] = []
+        truths_by_name = _by_name(self.truths)
+        for prediction in self.predictions:
+            found = _longest_beginning(prediction.name, truths_by_name)
+            matches += [(truth, prediction) for truth in found]
+        predictions_by_name = _by_name(self.predictions)
+        for truth in self.truths:
+            found = _longest_beginning(truth.name, predictions_by_name)
+            matches += [(truth, prediction) for prediction in found]
         is_guess = False
         for truth, prediction in matches:
             shorter, longer = sorted((truth.name, prediction.name), key=len)
-            if not says_kind_alone(longer.removeprefix(shorter)):
+            if not _says_kind_alone(longer.removeprefix(shorter)):
                 is_guess = True
         if guess or not is_guess:
             self.take(matches, "beginning of the name", is_guess=is_guess)
 
     def take_by_distinct_parts(self) -> None:
         """`t_1_manual` belongs to `p_1_auto`, where all names of a side begin and end alike."""
-        truth_parts = distinct_parts(self.truths)
-        prediction_parts = distinct_parts(self.predictions)
+        truth_parts = _distinct_parts(self.truths)
+        prediction_parts = _distinct_parts(self.predictions)
         matches = self.alike(
             lambda file: truth_parts[file.path],
             lambda file: prediction_parts[file.path],
@@ -262,10 +289,6 @@ class _Matching:
         """Remember why a file has no partner; the first reason stays."""
         self.doubts.setdefault(file.path, why)
 
-    def _doubt_for_folder(self, file: ScanFile, other: ScanFile) -> None:
-        """Remember that a file of the same name is of another person by its folder."""
-        self._doubt(file, f"{other.shown} has its name, in another folder")
-
 
 def _name_without(ending: str) -> Key:
     """A key: the name without an ending, where it has that."""
@@ -274,23 +297,6 @@ def _name_without(ending: str) -> Key:
         return file.name.removesuffix(ending)
 
     return shortened
-
-
-def _by_beginning(truths: list[ScanFile], predictions: list[ScanFile]) -> list[_Match]:
-    """`case_1` belongs to `case_1_seg`: one name begins the other, up to a separator.
-
-    No longer name on its side does so, too: `case_1_b_seg` belongs to `case_1_b` if that exists.
-    """
-    matches: list[_Match] = []
-    truths_by_name = _by_name(truths)
-    for prediction in predictions:
-        found = longest_beginning(prediction.name, truths_by_name)
-        matches += [(truth, prediction) for truth in found]
-    predictions_by_name = _by_name(predictions)
-    for truth in truths:
-        found = longest_beginning(truth.name, predictions_by_name)
-        matches += [(truth, prediction) for prediction in found]
-    return matches
 
 
 def _by_name(files: Iterable[ScanFile]) -> dict[str, list[ScanFile]]:
@@ -354,3 +360,85 @@ def _folders_differ(one: ScanFile, other: ScanFile) -> bool:
     # Each search goes on behind the folder found before: the order of folders counts.
     rest = iter(longer)
     return not all(part in rest for part in shorter)
+
+
+# What the names of two files have in common: beginnings, endings, and what is left of them.
+
+
+def _says_kind_alone(ending: str) -> bool:
+    """Whether an ending says what a file is (`_seg`), not whose (`_MR2`)."""
+    words = [word for word in _SEPARATOR.split(ending) if word]
+    return all(word.casefold() in _KINDS for word in words)
+
+
+def _common_ending(names: Sequence[str]) -> str:
+    """What all names end with, from a separator on, as `_seg`; empty if there is no such ending.
+
+    It has no digits: these tell scans apart. Of fewer than two names nothing is known.
+    """
+    if len(names) < 2:
+        return ""
+    backwards = [name[::-1] for name in names]
+    shared = _shared_beginning(backwards)[::-1]
+    after_digits = re.split(r"\d", shared)[-1]
+    first_separator = _SEPARATOR.search(after_digits)
+    if first_separator is None:
+        return ""
+    return after_digits[first_separator.start() :]
+
+
+def _common_beginning(names: Sequence[str]) -> str:
+    """What all names begin with, up to a separator or a digit; empty for fewer than two names.
+
+    A beginning ends where names begin to say whose they are: "sub-01", "sub-02" have "sub-" in
+    common.
+    """
+    if len(names) < 2:
+        return ""
+    before_digits = re.split(r"\d", _shared_beginning(names))[0]
+    length = len(before_digits)
+    next_letters = [name[length : length + 1] for name in names]
+    if all(letter.isdigit() for letter in next_letters):
+        return before_digits
+    # -1 where there is no separator: then nothing is left.
+    last_separator = max(before_digits.rfind(mark) for mark in _SEPARATORS)
+    return before_digits[: last_separator + 1]
+
+
+def _shared_beginning(names: Sequence[str]) -> str:
+    """The letters that all names begin with."""
+    first = names[0]
+    length = min(len(name) for name in names)
+    for end in range(length):
+        if any(name[end] != first[end] for name in names):
+            return first[:end]
+    return first[:length]
+
+
+def _distinct_parts(files: Sequence[ScanFile]) -> dict[Path, str]:
+    """What is left of the files' names without the beginning and the ending that all share.
+
+    Files of one name in two folders have the same part.
+    """
+    names = [file.name for file in files]
+    beginning = _common_beginning(names)
+    ending = _common_ending(names)
+    parts = {}
+    for file in files:
+        part = file.name.removeprefix(beginning).removesuffix(ending)
+        parts[file.path] = part.strip(_SEPARATORS)
+    return parts
+
+
+def _longest_beginning(
+    name: str, files_by_name: Mapping[str, list[ScanFile]]
+) -> list[ScanFile]:
+    """The files with the longest name that `name` begins with, up to a separator; or none.
+
+    The whole name itself is not looked for.
+    """
+    for end in range(len(name) - 1, 0, -1):
+        beginning = name[:end]
+        if not name[end].isalnum() and beginning in files_by_name:
+            return files_by_name[beginning]
+    return []

@@ -10,6 +10,7 @@ from trinat.pipelines.common.understood import refuse_strangers
 from trinat.segmentation.data.people import Facts, People, read_people
 from trinat.segmentation.errors import ConfigError, DatasetError
 
+_COLUMNS = ("age", "sex", "family", "site", "group", "intracranial_cm3")
 _MM3_PER_CM3 = 1000
 
 
@@ -35,7 +36,9 @@ def show_people(
         say(f"# {note}")
     doubts = list(people.doubts)
     if results is None:
-        _say_rows(people, say)
+        say("\t".join(("person", *_COLUMNS)))
+        for name, facts in people.facts.items():
+            say("\t".join((name, *_cells(facts))))
     else:
         doubts += _say_scans(table, people, results, say)
     for doubt in doubts:
@@ -45,13 +48,6 @@ def show_people(
         if len(doubts) > 1:
             what = f"{what}, and {len(doubts) - 1} more"
         raise DatasetError(what, where=table, remedy="mend the table")
-
-
-def _say_rows(people: People, say: Callable[[str], object]) -> None:
-    """A line for each person in the table."""
-    say("\t".join(("person", *_COLUMNS)))
-    for name, facts in people.facts.items():
-        say("\t".join((name, *_cells(facts))))
 
 
 def _say_scans(
@@ -75,9 +71,6 @@ def _say_scans(
     if clash:
         doubts.append(clash)
     return doubts
-
-
-_COLUMNS = ("age", "sex", "family", "site", "group", "intracranial_cm3")
 
 
 def _cells(facts: Facts) -> tuple[str, ...]:

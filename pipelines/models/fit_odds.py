@@ -17,8 +17,8 @@ from pydantic import JsonValue
 from trinat.pipelines.common.config import check
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.models import check_out
-from trinat.pipelines.evaluate.mappings import Mappings, read_mapping
 from trinat.pipelines.evaluate.pairing import Pair
+from trinat.pipelines.evaluate.user_tables import Mappings, read_mapping
 from trinat.pipelines.models.fusion_scans import (
     dice_lines,
     doubtful_voxels,
@@ -153,7 +153,7 @@ def _mappings(settings: OddsSettings) -> Mappings:
     if settings.mapping is not None:
         mapping = read_mapping(settings.mapping)
     if settings.numbering is not None:
-        mapping = replace(mapping, truth_fold=load_folding(settings.numbering))
+        mapping = replace(mapping, truth_numbering=load_folding(settings.numbering))
     return mapping
 
 

@@ -18,8 +18,8 @@ from pydantic import JsonValue
 
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.models import load_views
-from trinat.pipelines.evaluate.mappings import Mappings, read_mapping
 from trinat.pipelines.evaluate.pairing import Pair
+from trinat.pipelines.evaluate.user_tables import Mappings, read_mapping
 from trinat.pipelines.models.fusion_scans import (
     SegmentedScan,
     dice_lines,

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trinat.pipelines.common.scanfiles import ScanFile, find_files
-from trinat.pipelines.evaluate.mappings import Mappings
 from trinat.pipelines.evaluate.pairing import Pair, Pairing, pair_files
+from trinat.pipelines.evaluate.user_tables import Mappings
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.grid import Box, around_both
 from trinat.segmentation.inference.fusion_fit import (
@@ -307,7 +307,7 @@ def _true_classes(
         numbers.data,
         spacing_mm=numbers.spacing_mm,
         extra=mapping.truth,
-        fold=mapping.truth_fold,
+        fold=mapping.truth_numbering,
         where=where,
     )
 

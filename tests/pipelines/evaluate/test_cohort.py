@@ -17,7 +17,7 @@ from helpers.miniatures import without_orientation
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.evaluate.cohort import CohortSettings, report_cohort
-from trinat.pipelines.evaluate.ranges import read_ranges
+from trinat.pipelines.evaluate.user_tables import read_ranges
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger
 from trinat.segmentation.errors import ConfigError, DatasetError, EvaluationError

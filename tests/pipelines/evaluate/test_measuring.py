@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from trinat.pipelines.common.scanfiles import ScanFile
-from trinat.pipelines.evaluate.mappings import Mappings
 from trinat.pipelines.evaluate.measuring import Task, measure_all
 from trinat.pipelines.evaluate.pairing import Pair
+from trinat.pipelines.evaluate.user_tables import Mappings
 
 
 class Deadly(str):

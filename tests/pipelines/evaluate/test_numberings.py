@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from helpers.ellipsoids import brain, read_metrics, value, write
 
-from trinat.pipelines.evaluate.mappings import read_mapping
 from trinat.pipelines.evaluate.run import EvaluationSettings, evaluate_predictions
+from trinat.pipelines.evaluate.user_tables import read_mapping
 from trinat.segmentation.errors import ConfigError, EvaluationError
 
 
@@ -37,7 +37,9 @@ def in_manual_numbers(labels: np.ndarray) -> np.ndarray:
 def test_a_folding_table_is_of_the_truth_alone(pair: EvaluationSettings) -> None:
     write(pair.truth / "x.nii.gz", in_manual_numbers(brain()))
     write(pair.models["model"] / "x.nii.gz", brain())
-    evaluate_predictions(replace(pair, fold="neuromorphometrics", tables_only=True))
+    evaluate_predictions(
+        replace(pair, numbering="neuromorphometrics", tables_only=True)
+    )
     metrics = read_metrics(pair.out / "metrics.csv")
     for structure in ("Left-Hippocampus", "Right-Hippocampus", "Brain-Stem"):
         assert value(metrics, "x", "model", structure, "dice") == 1
@@ -52,7 +54,7 @@ def test_each_model_has_its_own_numbering(
     folded = replace(
         pair,
         models=models,
-        fold_pred=("freesurfer", "neuromorphometrics"),
+        numbering_pred=("freesurfer", "neuromorphometrics"),
         tables_only=True,
     )
     evaluate_predictions(folded)
@@ -60,7 +62,7 @@ def test_each_model_has_its_own_numbering(
     for model in models:
         assert value(metrics, "x", model, "Left-Hippocampus", "dice") == 1
     with pytest.raises(ConfigError, match="3 --numbering-pred for 2 --pred"):
-        evaluate_predictions(replace(folded, fold_pred=("freesurfer",) * 3))
+        evaluate_predictions(replace(folded, numbering_pred=("freesurfer",) * 3))
 
 
 def test_a_number_outside_the_table_fails_its_pair_and_is_named(
@@ -68,7 +70,7 @@ def test_a_number_outside_the_table_fails_its_pair_and_is_named(
 ) -> None:
     """2 is white matter to FreeSurfer, and nothing to Neuromorphometrics."""
     write(pair.models["model"] / "x.nii.gz", brain())
-    folded = replace(pair, fold="neuromorphometrics", tables_only=True)
+    folded = replace(pair, numbering="neuromorphometrics", tables_only=True)
     with pytest.raises(
         EvaluationError, match=r"neuromorphometrics does not fold .*: 2 \("
     ):

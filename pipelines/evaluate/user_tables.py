@@ -1,0 +1,123 @@
+"""Tables that users give: label numbers, and expected volumes of structures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trinat.segmentation.data.people import age_in, number_in, sex_in
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.io.files import read_rows
+from trinat.segmentation.labels.folding import FoldingTable
+from trinat.segmentation.labels.scheme import LabelScheme
+
+# Who measures label maps has no need of the report, which takes half a second to import.
+if TYPE_CHECKING:
+    from trinat.segmentation.report.cohort import Range
+
+# The first row of a table is on this line of its file.
+_FIRST_LINE = 2
+_BOTH_SEXES = frozenset({"", "all", "any", "both", "b", "mf", "m/f", "m+f"})
+
+
+@dataclass(frozen=True)
+class Mappings:
+    """Label numbers of a dataset's own -> FreeSurfer numbers, for either side.
+
+    Where a side has a folding table as its numbering, all its numbers are those of the table.
+    """
+
+    truth: Mapping[int, int] = field(default_factory=dict)
+    prediction: Mapping[int, int] = field(default_factory=dict)
+    truth_numbering: FoldingTable | None = None
+    prediction_numbering: FoldingTable | None = None
+
+
+def read_mapping(path: Path) -> Mappings:
+    """A table with columns `number` and `freesurfer`, and maybe `of`.
+
+    `of` is truth (the default), prediction or both. Anything else, and a number that is not
+    whole, is a ConfigError with its line.
+    """
+    truth: dict[int, int] = {}
+    prediction: dict[int, int] = {}
+    rows = read_rows(path, required=("number", "freesurfer"))
+    for line, row in enumerate(rows, start=_FIRST_LINE):
+        side = row.get("of") or "truth"
+        if side not in ("truth", "prediction", "both"):
+            raise ConfigError(
+                f"line {line}: `of` is truth, prediction or both, not {side!r}",
+                where=path,
+            )
+        try:
+            number = int(row["number"])
+            freesurfer = int(row["freesurfer"])
+        except ValueError:
+            raise ConfigError(
+                f"line {line}: label numbers are whole numbers", where=path
+            ) from None
+        if side in ("truth", "both"):
+            truth[number] = freesurfer
+        if side in ("prediction", "both"):
+            prediction[number] = freesurfer
+    return Mappings(truth, prediction)
+
+
+def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
+    """A table with columns structure, low_mm3 and high_mm3, and maybe sex, age_from and age_to.
+
+    A structure is the name or the FreeSurfer number of one of the scheme's. A range to a whole year
+    includes that year's last day, unless another range begins with that year. ConfigError with its
+    row for an unknown structure or sex, and for limits that are no numbers or the wrong way round.
+    """
+    from trinat.segmentation.report.cohort import Range
+
+    by_number = {str(label.fs_id): label.name for label in scheme.labels}
+    rows = read_rows(path, required=("structure", "low_mm3", "high_mm3"))
+    ranges = []
+    for line, row in enumerate(rows, start=_FIRST_LINE):
+        name = by_number.get(row["structure"], row["structure"])
+        if name not in scheme.names:
+            raise ConfigError(f"line {line}: {scheme.name} has no {name!r}", where=path)
+        values = {}
+        for column in ("low_mm3", "high_mm3", "sex", "age_from", "age_to"):
+            cell = row.get(column, "")
+            try:
+                values[column] = _limit_in(column, cell)
+            except ValueError as error:
+                what = f"line {line}, {column}: {cell!r} {error}"
+                raise ConfigError(what, where=path) from None
+        limits = Range(name, **values)
+        if limits.low_mm3 > limits.high_mm3:
+            raise ConfigError(f"line {line}: low_mm3 is above high_mm3", where=path)
+        if limits.age_from > limits.age_to:
+            raise ConfigError(f"line {line}: age_from is above age_to", where=path)
+        ranges.append(limits)
+    return [_to_the_last_day(limits, ranges) for limits in ranges]
+
+
+def _limit_in(column: str, cell: str) -> Any:
+    """What a cell of a table of ranges says; an empty age or sex sets no limit."""
+    if column == "sex":
+        return "" if cell.casefold() in _BOTH_SEXES else sex_in(cell)
+    if column == "age_from":
+        return age_in(cell) if cell else -np.inf
+    if column == "age_to":
+        return age_in(cell) if cell else np.inf
+    return number_in(cell)
+
+
+def _to_the_last_day(limits: Range, ranges: Iterable[Range]) -> Range:
+    """A range with the end of its last year: 20 to 29 goes on to the 30th birthday."""
+    begins_another = any(
+        other.age_from == limits.age_to
+        for other in ranges
+        if (other.structure, other.sex) == (limits.structure, limits.sex)
+    )
+    if begins_another or not float(limits.age_to).is_integer():
+        return limits
+    return replace(limits, age_to=np.nextafter(limits.age_to + 1, 0))
