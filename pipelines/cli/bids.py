@@ -32,6 +32,7 @@ def command(
             "model",
             "devices",
             "longitudinal",
+            "strict",
             "samples",
             "stats",
             "brain_mask",

@@ -94,7 +94,12 @@ def predict(
 
 
 def check_longitudinal(request: PredictRequest) -> None:
-    """ConfigError for what does not go together with --longitudinal."""
+    """ConfigError for what does not go with --longitudinal, or not without it."""
+    if request.strict and not request.output.longitudinal:
+        raise ConfigError(
+            "--strict is for --longitudinal, which reads tables of persons",
+            remedy="give both, or leave it out",
+        )
     if not request.output.longitudinal:
         return
     if request.output.samples:

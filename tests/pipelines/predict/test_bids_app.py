@@ -148,6 +148,38 @@ def test_where_no_model_is_named_the_devices_decide(
     assert "best-for-cuda:0-cuda:1: no such model" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("participants.tsv", "participant_id\tage\nsub-01\t999\n", "'999' is no age"),
+        (
+            "sub-01/sub-01_sessions.tsv",
+            "session_id\tacq_time\nses-a\t01/02/2020\n",
+            "'01/02/2020' is no date",
+        ),
+    ],
+)
+def test_with_strict_what_is_not_understood_of_tables_stops_the_run(
+    file: str, text: str, said: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    write_scans(raw, "sub-01/ses-a/anat/sub-01_ses-a_T1w.nii.gz")
+    (raw / "dataset_description.json").write_text("{}")
+    (raw / file).write_text(text)
+    options = ("--model", random_model(), "--longitudinal", "--strict")
+    assert run(monkeypatch, raw, out, "participant", *options) == Exit.ALL_FAILED
+    assert said in capsys.readouterr().err
+
+
+def test_strict_without_tables_to_read_is_refused(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    (tmp_path / "dataset_description.json").write_text("{}")
+    words = (tmp_path, tmp_path / "out", "participant", "--strict")
+    assert run(monkeypatch, *words) == Exit.USAGE
+    assert "--strict is for --longitudinal" in capsys.readouterr().err
+
+
 def test_the_version_is_told(tmp_path: Path, monkeypatch, capsys) -> None:
     assert run(monkeypatch, "--version") == Exit.OK
     assert capsys.readouterr().out == f"trinat {version('trinat')}\n"
