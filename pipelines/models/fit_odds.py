@@ -124,11 +124,11 @@ def fit_model_odds(settings: OddsSettings, say: Say = lambda line: None) -> Foun
     failures = without_partner(pairing, pairing.truths_alone, "scan")
     pairs, scans, failed = _segment_all(model, pairing.pairs, mapping, settings, say)
     failures += failed
-    remedy = _NUMBERS if failed else "name scans and truths alike"
-    require_scans(scans, failures, settings.scans, remedy)
     skipped = without_partner(pairing, pairing.predictions_alone, "truth")
     for reason in [*skipped, *failures]:
         say(f"not used: {reason}")
+    remedy = _NUMBERS if failed else "name scans and truths alike"
+    require_scans(scans, failures, settings.scans, remedy)
 
     say(f"fitting odds to {len(scans)} scans")
     found = _fit(model, pairs, scans, len(failures))

@@ -139,12 +139,12 @@ def fuse_weights(settings: FuseSettings, say: Say = lambda line: None) -> Found:
             segmenter, pairing.pairs, Path(folder), mapping, settings, say
         )
         failures += failed
+        skipped = without_partner(pairing, pairing.predictions_alone, "truth")
+        for reason in [*skipped, *failures]:
+            say(f"not used: {reason}")
         remedy = "name scans and truths alike"
         require_scans(scans, failures, settings.scans, remedy)
         found = _choose(segmenter, scans, len(failures))
-    skipped = without_partner(pairing, pairing.predictions_alone, "truth")
-    for reason in [*skipped, *failures]:
-        say(f"not used: {reason}")
     _write(settings, segmenter.model.folder, found)
     return found
 

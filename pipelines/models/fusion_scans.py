@@ -31,6 +31,7 @@ from trinat.segmentation.labels.fluid import CSF_GROUP
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.common_grid import on_grid_of
 from trinat.segmentation.metrics.counted import Made
+from trinat.segmentation.metrics.overlap import dice, joint_histogram
 from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.space.conform import Conformed, conform
 from trinat.segmentation.space.resample import occupied_box
@@ -160,6 +161,13 @@ def segment_pair(
     box = around_both(segmenter.find_brain(image).box, occupied_box(classes > 0))
     probabilities = _probabilities_of_views(segmenter, image[box])
     true_in_box = np.ascontiguousarray(classes[box])
+    # Views are not joined yet, and one of them may see nothing.
+    joints = []
+    for view, values in probabilities.items():
+        if not model.is_merged(view):
+            found = most_probable(values)[1].numpy()
+            joints.append(joint_histogram(true_in_box, found, len(model.scheme)))
+    refuse_another_head(joints, model.scheme, without_odds(model), pair.truth.path)
     ambiguous = find_ambiguous(true_in_box, probabilities, model.scheme)
     segmented = SegmentedScan(
         name=f"{pair.truth.person} {pair.truth.visit}".strip(),
@@ -193,69 +201,60 @@ def doubtful_voxels(
 
     probabilities, box = segmenter.with_less_memory(work)
     true_in_box = np.ascontiguousarray(classes[box])
-    found = most_probable(probabilities)[1].numpy()
     model = segmenter.model
-    refuse_another_head(
-        found, true_in_box, model.scheme, without_odds(model), pair.truth.path
-    )
-    count = len(segmenter.model.scheme)
+    count = len(model.scheme)
     everywhere = np.bincount(classes.ravel(), minlength=count)
     in_box = np.bincount(true_in_box.ravel(), minlength=count)
-    return DoubtfulVoxels.of(
-        probabilities,
-        true_in_box,
-        without_odds(segmenter.model),
-        beyond=everywhere - in_box,
+    without = without_odds(model)
+    doubtful = DoubtfulVoxels.of(
+        probabilities, true_in_box, without, beyond=everywhere - in_box
     )
+    joint = doubtful.joint(np.zeros(count))
+    refuse_another_head([joint], model.scheme, without, pair.truth.path)
+    return doubtful
 
 
 def refuse_another_head(
-    found: NDArray[np.integer],
-    true: NDArray[np.integer],
+    joints: Sequence[NDArray[np.int64]],
     scheme: LabelScheme,
     without: Sequence[int],
     where: Path,
 ) -> None:
-    """Raise EvaluationError where a truth is not of the head in which a model found `found`.
+    """Raise EvaluationError where a truth is not of the head in which a model found its labels.
 
-    Both are classes (X, Y, Z) on one grid; those of `without` do not count. Where left and right
-    are exchanged, the error says so.
+    Each of `joints` (K, K) counts voxels by true and found class; the one that agrees best counts.
+    Classes of `without` do not. Where left and right are exchanged, the error says so.
     """
-    dice = _mean_dice(found, true, without)
-    if dice >= _SAME_HEAD_DICE:
+    agreement = max(_mean_dice(joint, without) for joint in joints)
+    if agreement >= _SAME_HEAD_DICE:
         return
-    partners = [
-        label.index if label.partner is None else label.partner
-        for label in scheme.labels
-    ]
-    exchanged = _mean_dice(found, np.array(partners)[true], without)
-    what = f"agrees with what the model finds by a Dice of {dice:.2f} alone"
+    what = (
+        f"agrees with what the model finds by a Dice of {agreement:.2f}, "
+        f"and {_SAME_HEAD_DICE:g} is needed"
+    )
+    partners = scheme.partner_permutation
+    exchanged = max(_mean_dice(joint[partners], without) for joint in joints)
     if exchanged >= _SAME_HEAD_DICE:
         raise EvaluationError(
-            f"{what}, and by {exchanged:.2f} with left and right exchanged",
+            f"{what}; with left and right exchanged it is {exchanged:.2f}",
             where=where,
             remedy="exchange its numbers, or mend the orientation of either",
         )
     raise EvaluationError(
         what,
         where=where,
-        remedy="check that it is of this person, and lies on the scan",
+        remedy="check that it is of this person, lies on the scan and has the right numbers; "
+        "a model that is this far off has to be trained on such labels first (trinat train)",
     )
 
 
-def _mean_dice(
-    found: NDArray[np.integer], true: NDArray[np.integer], without: Sequence[int]
-) -> float:
-    """The mean Dice of the classes that are in the truth, but for some."""
-    count = 1 + max(found.max(), true.max(), *without)
-    sizes = np.bincount(found.ravel(), minlength=count)
-    true_sizes = np.bincount(true.ravel(), minlength=count)
-    common = np.bincount(found[found == true].ravel(), minlength=count)
-    there = true_sizes > 0
-    there[list(without)] = False
-    if not there.any():
+def _mean_dice(joint: NDArray[np.int64], without: Sequence[int]) -> float:
+    """The mean Dice of the classes that are in the truth, but for some; 0 of none."""
+    is_there = joint.sum(1) > 0
+    is_there[list(without)] = False
+    if not is_there.any():
         return 0.0
-    return float((2 * common[there] / (sizes + true_sizes)[there]).mean())
+    return float(dice(joint)[is_there].mean())
 
 
 def without_odds(model: Model) -> list[int]:

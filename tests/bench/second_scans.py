@@ -140,4 +140,6 @@ def _print_table(figures: Path) -> None:
             values = rows[column].dropna()
             print(f"    {column}: {values.min():.3f} to {values.max():.3f}")
         nearest = (rows["likeness"] - rows["mirror_likeness"]).abs().min()
-        print(f"    likeness and that of the mirror image: {nearest:.3f} apart at least")
+        print(
+            f"    likeness and that of the mirror image: {nearest:.3f} apart at least"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.models.bundle import bundle
 from trinat.pipelines.models.fuse_weights import BEFORE, FuseSettings, fuse_weights
 from trinat.segmentation.errors import ConfigError, EvaluationError
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.checkpoint import load_model, read_info, save_model
 from trinat.segmentation.models.model_info import Description, Fusion
 from trinat.segmentation.space.views import View
@@ -145,6 +148,31 @@ def test_a_geometric_mean_that_is_chosen_is_written_into_the_model(
     info = read_info(lame)
     assert info.fusion == found.fusion
     assert (info.fusion.mean, info.fusion.per_class) == ("geometric", {})
+
+
+def test_truths_with_exchanged_sides_fit_no_weights(data: Path, tmp_path: Path) -> None:
+    for name in ("sub-01_ses-1", "sub-02"):
+        exchanged = Volume.read(data / f"truth/{name}_dseg.nii.gz", labels=True)
+        scheme = load_scheme("quicknat33")
+        classes = scheme.from_freesurfer(exchanged.data)
+        other = scheme.to_freesurfer(scheme.partner_permutation[classes])
+        replace(exchanged, data=other).write(tmp_path / f"{name}.nii.gz", labels=True)
+    said: list[str] = []
+    settings = FuseSettings(
+        str(overfitted_model()),
+        data / "scans",
+        tmp_path,
+        tmp_path / "w.yaml",
+        device="cpu",
+    )
+    with pytest.raises(EvaluationError, match="with left and right exchanged it is 0"):
+        fuse_weights(settings, said.append)
+    named = [line for line in said if "exchanged" in line]
+    assert [line[:22] for line in named] == [
+        "not used: sub-01_ses-1",
+        "not used: sub-02: sub-",
+    ]
+    assert not (tmp_path / "w.yaml").exists()
 
 
 def test_what_cannot_work_is_refused_before_the_work(

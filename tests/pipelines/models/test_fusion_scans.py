@@ -14,6 +14,7 @@ from trinat.pipelines.models.fusion_scans import (
 )
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.metrics.overlap import joint_histogram
 
 
 def touch(folder: Path, *names: str) -> Path:
@@ -57,13 +58,30 @@ def test_a_truth_of_another_head_is_refused_and_exchanged_sides_are_named() -> N
         scheme.names.index(f"{side}-Hippocampus") for side in ("Left", "Right")
     )
     stem = scheme.names.index("Brain-Stem")
-    found = np.repeat([0, left, right, stem], 10)
+    found = np.repeat([0, left, right, stem], 10)[None, None]
     where = Path("truth.nii")
-    refuse_another_head(found, found, scheme, [0], where)
+
+    def joint(true: np.ndarray) -> np.ndarray:
+        return joint_histogram(true, found, len(scheme))
+
+    refuse_another_head([joint(found)], scheme, [0], where)
     # 3 of 10 voxels agree in each structure.
-    with pytest.raises(EvaluationError, match=r"Dice of 0\.30 alone: check that it is"):
-        refuse_another_head(found, np.roll(found, 7), scheme, [0], where)
-    mirrored = np.repeat([0, right, left, stem], 10)
+    strange = joint(np.roll(found, 7))
+    with pytest.raises(
+        EvaluationError, match=r"Dice of 0\.30, and 0\.5 is needed: check"
+    ):
+        refuse_another_head([strange], scheme, [0], where)
+    # Of several views that which sees most counts.
+    refuse_another_head([strange, joint(found)], scheme, [0], where)
+    mirrored = joint(np.repeat([0, right, left, stem], 10)[None, None])
     # Of three structures the brain stem alone agrees.
-    with pytest.raises(EvaluationError, match=r"0\.33 alone, and by 1\.00 with left"):
-        refuse_another_head(found, mirrored, scheme, [0], where)
+    with pytest.raises(EvaluationError, match=r"0\.33, .*; with left .* it is 1\.00"):
+        refuse_another_head([mirrored], scheme, [0], where)
+
+
+def test_structures_that_are_not_in_the_truth_are_no_sign_of_another_head() -> None:
+    scheme = load_scheme("quicknat33")
+    found = np.repeat([0, 1, 2, 3, 4], 10)[None, None]
+    true = np.where(found == 4, 4, 0)
+    joint = joint_histogram(true, found, len(scheme))
+    refuse_another_head([joint], scheme, [0], Path("truth.nii"))
