@@ -6,6 +6,9 @@
 | OAS1_0001_MR2, OASIS_OAS1_0001_MR2 | OAS1_0001 | MR2 |
 | OAS30001_MR_d0129 | OAS30001 | MR_d0129 |
 | IXI002-Guys-0828-T1 | IXI002 | |
+| 002_S_0413_MR_MPRAGE (ADNI) | 002_S_0413 | |
+| 100307_3T_T1w_MPR1 (Human Connectome Project) | 100307 | |
+| 1234567_20252_2_0 (UK Biobank) | 1234567 | 20252_2 |
 | 07_V2, 07_tp2, 07_ses-b, 07.long.base | 07 | V2, tp2, ses-b |
 
 What a name leaves open, the folders say, the nearest first: sub-01/ses-2/T1 is of sub-01. Two files
@@ -23,10 +26,15 @@ from dataclasses import dataclass, replace
 _VISIT = r"ses-[A-Za-z0-9+]+|MR(?:_d)?\d+|V\d{1,2}|tp\d{1,2}"
 _BIDS = re.compile(r"(?P<person>sub-[A-Za-z0-9+]+)(?:[_.](?P<rest>.*))?")
 _IXI = re.compile(r"(?P<person>IXI\d{3})-(?P<rest>[A-Za-z]+-\d+(?:[-_].*)?)")
+_ADNI = re.compile(r"(?:ADNI_)?(?P<person>\d{3}_S_\d{4,5})(?:[-_.](?P<rest>.*))?")
+_HCP = re.compile(r"(?P<person>\d{6})_(?P<rest>[37]T_.*)")
+# The number of a field, the visit, and which of several files it is.
+_UK_BIOBANK = re.compile(r"(?P<person>\d{7})_(?P<rest>\d{5}_\d_\d(?:[_.].*)?)")
 _OTHER = re.compile(
     rf"(?:OASIS_(?=OAS))?(?P<person>.+?)_(?P<rest>(?:{_VISIT})(?:[_.].*)?)"
 )
-_FIRST = re.compile(rf"({_VISIT})(?:[_.]|$)")
+_NAMES = (_BIDS, _IXI, _ADNI, _HCP, _UK_BIOBANK, _OTHER)
+_FIRST = re.compile(rf"({_VISIT}|\d{{5}}_\d(?=_\d))(?:[_.]|$)")
 # A folder that is a visit, whatever persons are in it.
 _VISIT_FOLDER = re.compile(
     rf"{_VISIT}|(?:visit|session|wave|timepoint)[-_]?\w{{1,8}}|baseline|follow[-_]?up\w*",
@@ -58,7 +66,8 @@ def identity_of(name: str, folders: Sequence[str] = ()) -> Identity | None:
     inside = ""
     for depth in range(len(folders), -1, -1):
         part = name if depth == len(folders) else folders[depth]
-        match = _BIDS.fullmatch(part) or _IXI.fullmatch(part) or _OTHER.fullmatch(part)
+        matches = [pattern.fullmatch(part) for pattern in _NAMES]
+        match = next((found for found in matches if found), None)
         if match is not None:
             scan = "_".join(text for text in (match["rest"] or "", inside) if text)
             visit = _FIRST.match(scan)

@@ -146,7 +146,7 @@ class People:
             exact = [name for name in _names_of(*names) if name in self.facts]
             if exact:
                 rows[names] = exact[0]
-        doubts = self._match_loosely(every, rows)
+        doubts = self._match_loosely(every, rows) + _shared(rows)
         persons = dict.fromkeys(person for _, person in every)
         present = {person for _, person in rows}
         absent = tuple(person for person in persons if person not in present)
@@ -199,6 +199,21 @@ def _names_of(scan: str, person: str, *, with_folder: bool = True) -> list[str]:
     if not folder or not with_folder:
         return list(names)
     return [f"{folder}{mark}{name}" for name in names for mark in "/_"]
+
+
+def _shared(rows: Mapping[Named, str]) -> list[str]:
+    """A doubt for each row of a table that several persons have: they may be one."""
+    persons_of: dict[str, dict[str, None]] = defaultdict(dict)
+    for (_, person), row in rows.items():
+        persons_of[row][person] = None
+    doubts = []
+    for row, persons in persons_of.items():
+        if len(persons) > 1:
+            named = ", ".join(list(persons)[:_MOST_NAMED])
+            doubts.append(
+                f"{row} in the table is the row of {len(persons)} persons: {named}"
+            )
+    return doubts
 
 
 def _loosely(name: str) -> str:
@@ -313,7 +328,8 @@ class _Reader:
             raise DatasetError(
                 "has no column 'participant_id'",
                 where=self._path,
-                remedy="use BIDS' participants.tsv, or IXI's (IXI_ID) or OASIS's (ID) own table",
+                remedy="call the column of the persons' names so, as BIDS does (IXI has IXI_ID, "
+                "OASIS has ID)",
             )
         for kind, read in _VALUES.items():
             columns = []
@@ -328,7 +344,7 @@ class _Reader:
                 found[kind] = columns
                 continue
             for title in titles:
-                if title.name.partition(" ")[0] in _FIRST_WORDS[kind]:
+                if _LIKE[kind].search(title.name):
                     what = f"{title.text!r} is not read as {_KINDS[kind]}"
                     self._doubts.append(
                         f"{what}: give the column a plain title if it is"
@@ -663,11 +679,11 @@ _VALUES = {
     "sex": _sex_column,
     "intracranial_mm3": _intracranial_column,
 }
-# Of other titles that begin with one of these words users may think that they are read.
-_FIRST_WORDS = {
-    "age": ("age",),
-    "sex": ("sex", "gender"),
-    "intracranial_mm3": ("etiv", "estimatedtotalintracranialvol"),
+# Of other titles with such words users may think that they are read.
+_LIKE = {
+    "age": re.compile(r"\b(?:age|dob|birth\w*)\b"),
+    "sex": re.compile(r"\b(?:sex|\w*gender)\b"),
+    "intracranial_mm3": re.compile(r"\b(?:e?tiv|icv|estimatedtotalintracranialvol)\b"),
 }
 _KINDS = {
     "person": "the person",

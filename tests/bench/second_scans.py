@@ -22,14 +22,11 @@ import pandas as pd
 from bench._visits import Protocol, visit
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.longitudinal.person import image_to_align
-from trinat.segmentation.longitudinal.rigid import align, stretches
-from trinat.segmentation.longitudinal.space import SAME_HEAD, heads_of
+from trinat.segmentation.longitudinal.space import heads_of
 
 __all__ = ["CHANGES", "run", "verdict_of"]
 
-_COLUMNS = ["scan", "change", "verdict", "likeness", "mirror_likeness", "size_percent"]
-# Likeness and size are compared in voxels of this, as the checks do it.
-_ROUGHLY_MM = 4.0
+_COLUMNS = ["scan", "change", "verdict", "larger_percent"]
 
 
 def _mirrored(scan: Volume) -> Volume:
@@ -100,46 +97,36 @@ def _measure(
         for change, changed in [*CHANGES.items(), list(ONE_AXIS.items())[axis]]:
             if (name, change) in done:
                 continue
-            row = [name, change, *_compare(first, image_to_align(changed(second)))]
+            verdict, percent = verdict_of(first, image_to_align(changed(second)))
+            row = [name, change, verdict, round(percent, 3)]
             line = "\t".join(str(value) for value in row)
             with figures.open("a", encoding="utf-8") as file:
                 file.write(f"{line}\n")
             print(line, flush=True)
 
 
-def verdict_of(first: Volume, second: Volume) -> str:
-    """What predict --longitudinal says of the second of two scans (`image_to_align`)."""
+def verdict_of(first: Volume, second: Volume) -> tuple[str, float]:
+    """What predict --longitudinal says of the second of two scans, and the size that it names.
+
+    Both are as `image_to_align` makes them. The size is how much larger the second is, in per cent;
+    0 where it has that of the first, or is refused.
+    """
     heads = heads_of([first, second])
     if any(head.is_mirrored for head in heads):
-        return "mirrored"
+        return "mirrored", 0.0
     if len(heads) > 1:
-        return "another head"
-    return "another size" if any(heads[0].stretches_percent) else "accepted"
-
-
-def _compare(first: Volume, second: Volume) -> list[str]:
-    """The verdict, and what it is by: likeness, that of the mirror image, difference in size."""
-    aligned = align(first, second, finest_mm=_ROUGHLY_MM)
-    mirror = align(first, _mirrored(second), finest_mm=_ROUGHLY_MM)
-    size_percent = np.nan
-    if aligned.likeness > SAME_HEAD:
-        percents = 100 * (stretches(first, second, aligned.matrix) - 1)
-        size_percent = percents[np.argmax(np.abs(percents))]
-    figures = (aligned.likeness, mirror.likeness, size_percent)
-    return [verdict_of(first, second), *(f"{figure:.4f}" for figure in figures)]
+        return "another head", 0.0
+    larger_percent = heads[0].stretches_percent[1]
+    return ("another size" if larger_percent else "accepted"), larger_percent
 
 
 def _print_table(figures: Path) -> None:
-    """Of each change: verdicts, and the range of each figure."""
+    """Of each change: how often which verdict, and the sizes that were named."""
     table = pd.read_csv(figures, sep="\t")
     for change, rows in table.groupby("change", sort=False):
         verdicts = rows["verdict"].value_counts()
         said = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
         print(f"{change}: {said}")
-        for column in _COLUMNS[3:]:
-            values = rows[column].dropna()
-            print(f"    {column}: {values.min():.3f} to {values.max():.3f}")
-        nearest = (rows["likeness"] - rows["mirror_likeness"]).abs().min()
-        print(
-            f"    likeness and that of the mirror image: {nearest:.3f} apart at least"
-        )
+        named = rows.loc[rows["verdict"] == "another size", "larger_percent"]
+        if len(named):
+            print(f"    {named.min():.2f} to {named.max():.2f} % larger")

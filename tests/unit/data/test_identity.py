@@ -26,6 +26,12 @@ def identity(path: str) -> Identity | None:
         ("OAS2_0014_MR3", "OAS2_0014", "MR3"),
         ("OAS30001_MR_d0129", "OAS30001", "MR_d0129"),
         ("IXI002-Guys-0828-T1", "IXI002", ""),
+        ("002_S_0413_MR_MPRAGE", "002_S_0413", ""),
+        ("ADNI_002_S_0413_MR_MPR-R__GradWarp_Br_2007_S1_I45112", "002_S_0413", ""),
+        ("ADNI/002_S_0413/MPRAGE/2006-05-02/S1/scan", "002_S_0413", ""),
+        ("100307_3T_T1w_MPR2", "100307", ""),
+        ("1234567_20252_2_0", "1234567", "20252_2"),
+        ("1234567_20252_3_0_T1_brain", "1234567", "20252_3"),
         ("07_V2", "07", "V2"),
         ("07_tp2", "07", "tp2"),
         ("07.long.base", "07", ""),
@@ -44,7 +50,9 @@ def test_names_and_folders_say_person_and_visit(
     assert (found.person, found.visit) == (person, visit)
 
 
-@pytest.mark.parametrize("path", ["T1", "case_1", "p1/T1", "MR1", "subject/x", "IXI2"])
+@pytest.mark.parametrize(
+    "path", ["T1", "case_1", "p1/T1", "MR1", "subject/x", "IXI2", "123456_1"]
+)
 def test_other_names_say_nothing(path: str) -> None:
     assert identity(path) is None
 
@@ -52,6 +60,11 @@ def test_other_names_say_nothing(path: str) -> None:
 def test_scans_of_a_visit_are_told_apart_by_the_rest_of_their_names() -> None:
     scans = [identity("OAS1_0001_MR2"), identity("OAS1_0001_MR2_b")]
     assert [scan and scan.scan for scan in scans] == ["MR2", "MR2_b"]
+
+
+def test_scans_of_cohorts_without_visits_in_their_names_are_told_apart() -> None:
+    scans = [identity(f"100307_3T_T1w_MPR{run}") for run in (1, 2)]
+    assert [scan and scan.scan for scan in scans] == ["3T_T1w_MPR1", "3T_T1w_MPR2"]
 
 
 def persons(*paths: str) -> list[str]:

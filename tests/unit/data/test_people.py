@@ -134,6 +134,35 @@ def test_a_column_that_is_like_one_of_ours_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("title", "kind"),
+    [
+        ("Date of birth", "age"),
+        ("dob", "age"),
+        ("scan_age", "age"),
+        ("PTGENDER", "sex"),
+        ("TIV", "intracranial volume"),
+    ],
+)
+def test_a_title_with_a_word_of_ours_is_named_where_nothing_else_is_read(
+    tmp_path: Path, title: str, kind: str
+) -> None:
+    people = people_of(tmp_path, f"participant_id\t{title}\na\t1\n")
+    assert f"{title!r} is not read as the {kind}" in people.doubts[0]
+    plain = "participant_id\tage\tsex\teTIV\tdob\na\t61\tF\t1400000\t1960\n"
+    assert people_of(tmp_path, plain).doubts == ()
+
+
+def test_a_row_that_several_persons_have_is_named(tmp_path: Path) -> None:
+    people = people_of(tmp_path, "participant_id\tage\nanna\t61\n")
+    matched = people.match([("anna-1", "anna-1"), ("anna-2", "anna-2")])
+    assert matched.doubts == (
+        "anna in the table is the row of 2 persons: anna-1, anna-2",
+    )
+    of_one = people.match([("anna_V1", "anna"), ("anna_V2", "anna")])
+    assert of_one.doubts == ()
+
+
+@pytest.mark.parametrize(
     ("title", "cell", "years"),
     [
         ("age (months)", "240", 20),
