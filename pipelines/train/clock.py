@@ -9,33 +9,42 @@ from __future__ import annotations
 import math
 import time
 
-# Share of a job's time that is reserved for validation until one has been measured.
-_UNMEASURED = 0.1
-
 
 class TimeLimit:
     """The seconds that one call may take, from the end of its first step and its page on.
 
-    `end` is by time.monotonic, and infinite before the first step. `validation_s` is the longest
-    validation so far, with what is written then; None before the first.
+    `end` is by time.monotonic, and infinite before the first step. `validation_s` is what a
+    validation takes, with what is written then: foreseen before the first one, then the longest of
+    those that were timed. `too_few` says what the seconds do not suffice for, if that was found.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.end = math.inf
-        self.validation_s: float | None = None
+        self.validation_s = 0.0
+        self.too_few = ""
+        self._has_validated = False
 
     @property
-    def is_over(self) -> bool:
-        """Whether the call is to stop now."""
-        return time.monotonic() >= self.end
+    def why_over(self) -> str:
+        """Why the call is to stop now; empty where it is not."""
+        if time.monotonic() < self.end:
+            return ""
+        if self.too_few:
+            return f"its {self.seconds:g} seconds are too few: {self.too_few}"
+        return f"its {self.seconds:g} seconds are over"
+
+    def foresee_validation(self, seconds: float) -> None:
+        """What a validation will take, until one has been timed."""
+        if not self._has_validated:
+            self.validation_s = seconds
 
     def note_validation(self, seconds: float) -> None:
         """Remember how long a validation took, if none took longer."""
-        if self.validation_s is None:
-            self.validation_s = seconds
-        else:
-            self.validation_s = max(self.validation_s, seconds)
+        if self._has_validated:
+            seconds = max(self.validation_s, seconds)
+        self.validation_s = seconds
+        self._has_validated = True
 
 
 class JobClock:
@@ -81,6 +90,10 @@ class JobClock:
         self.writing_s = 2 * writing_s
         if self._for_steps() <= 0:
             limit.end = self.began
+            limit.too_few = (
+                f"{self.seconds:.1f} of them are left for this job, and what it writes and "
+                f"validates takes {self.seconds - self._for_steps():.1f}"
+            )
 
     def tick(self, step_s: float) -> float:
         """Count a step that took `step_s`; returns the share of the schedule that is done.
@@ -101,8 +114,6 @@ class JobClock:
     def _for_steps(self) -> float:
         """Seconds of this job without those at its end."""
         for_steps = self.seconds - self.writing_s
-        if not self.validates:
-            return for_steps
-        if self.limit.validation_s is None:
-            return for_steps - _UNMEASURED * self.seconds
-        return for_steps - self.limit.validation_s
+        if self.validates:
+            for_steps -= self.limit.validation_s
+        return for_steps

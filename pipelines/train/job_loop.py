@@ -26,14 +26,14 @@ from trinat.segmentation.training.workers import Workers
 
 def train_job(
     run: JobRun,
-    stop: Callable[[], bool],
+    why_stop: Callable[[], str],
     limit: TimeLimit | None = None,
     others: int = 0,
-) -> None:
-    """Train a job to its end, from its newest state on.
+) -> str:
+    """Train a job to its end, from its newest state on; returns what ended it.
 
-    A limit of time is shared with `others`, the number of jobs that follow. Once `stop` says so
-    the state is saved, and InterruptedRunError is raised.
+    A limit of time is shared with `others`, the number of jobs that follow. Once `why_stop` has a
+    reason the state is saved, and InterruptedRunError is raised.
     """
     stage = run.job.stage
     views = run.job.views
@@ -54,8 +54,8 @@ def train_job(
             step = trainer.counters.step
             metrics = Metrics(run.folder, step, events=run.recipe.events)
         _share_state(workers, trainer)
-        scores = TrainScores(run, trainer, identity, scans, metrics, stop)
-        _JobLoop(run, scores, limit, others).go()
+        scores = TrainScores(run, trainer, identity, scans, metrics, why_stop)
+        return _JobLoop(run, scores, limit, others).go()
 
 
 def _refuse_other_data(workers: Workers, fingerprint: str) -> None:
@@ -101,8 +101,11 @@ class _JobLoop:
                 limit, self.trainer.progress, others, validates=validates
             )
 
-    def go(self) -> None:
-        """Train until the schedule or patience is at its end, and write that it is done."""
+    def go(self) -> str:
+        """Train until the schedule or patience is at its end, and write that it is done.
+
+        Returns what ended it.
+        """
         trainer = self.trainer
         # A run that was killed after its patience had ended does not train further.
         over = self.scores.patience_is_over
@@ -125,6 +128,11 @@ class _JobLoop:
         if self.run.workers.leads:
             counters = json.dumps(asdict(trainer.counters))
             write_whole(self.run.folder / DONE, counters)
+        if over and trainer.progress < 1:
+            return "its patience"
+        if self.limit is not None:
+            return f"its {self.limit.seconds:g} seconds"
+        return "its last step"
 
     def _step(self) -> StepReport:
         """One step; where its data cannot be read, the steps before are saved first."""
@@ -152,7 +160,11 @@ class _JobLoop:
             workers.share(self.run.write_page)
             began = time.monotonic()
             workers.share(self._save_with_page)
-            clock.start(time.monotonic() - began)
+            writing_s = time.monotonic() - began
+            # Not timed either: how much of the time is left for steps must be known from now on.
+            foreseen_s = workers.share(self.scores.foresee)
+            clock.limit.foresee_validation(foreseen_s)
+            clock.start(writing_s)
 
     def _save_with_page(self) -> None:
         """What is written between steps, to be timed."""
@@ -167,7 +179,7 @@ class _JobLoop:
         trainer = self.trainer
         workers = self.run.workers
         # All processes stop at the same step, or the others would wait for ever.
-        stopped = workers.largest(float(self.scores.stop())) > 0
+        stopped = workers.largest(float(bool(self.scores.why_stop()))) > 0
         at_rest = trainer.progress >= 1 or report.step % trainer.epoch_steps == 0
         trainer.counters.validation_due = at_rest and self.scores.are_due
         steps_unsaved = report.step - self.saved_at

@@ -27,6 +27,7 @@ from trinat.pipelines.train.foresight import (
 from trinat.pipelines.train.job import Job, JobRun, Watcher
 from trinat.pipelines.train.job_loop import train_job
 from trinat.pipelines.train.result import DONE, save_run
+from trinat.pipelines.train.scores import IN_ANOTHER_PROCESS
 from trinat.segmentation.data.splits import read_split
 from trinat.segmentation.data.store import SPLIT, Store
 from trinat.segmentation.errors import ConfigError, DeviceError, InterruptedRunError
@@ -199,18 +200,21 @@ def train(
         if seconds is not None:
             limit = TimeLimit(seconds)
 
-        def stop() -> bool:
-            """Whether a signal, the caller or the limit of time ends the run now."""
+        def why_stop() -> str:
+            """What ends the run now: a signal, the caller or the limit of time; else empty."""
             if signalled.is_set() or should_stop():
-                return True
-            return limit is not None and limit.is_over
+                return "it got a signal"
+            return limit.why_over if limit is not None else ""
 
         runs = [JobRun(recipe, job, out, watcher, target, together) for job in jobs]
         stages = _by_stage(recipe, runs, workers, apart=apart)
-        _train_stages(stages, workers, stop, limit, apart=apart)
+        ended = _train_stages(stages, workers, why_stop, limit, apart=apart)
         model = out / "model"
         saved = workers.share(lambda: save_run(recipe, out, model, watcher.say))
-        watcher.say(f"{model}: {', '.join(saved)} of {recipe.name}")
+        what = f"{model}: {', '.join(saved)} of {recipe.name}"
+        if ended:
+            what += f", ended by {ended}"
+        watcher.say(what)
     return model
 
 
@@ -271,27 +275,31 @@ def _by_stage(
 def _train_stages(
     stages: Sequence[Sequence[JobRun]],
     workers: Workers,
-    stop: Callable[[], bool],
+    why_stop: Callable[[], str],
     limit: TimeLimit | None,
     *,
     apart: bool,
-) -> None:
-    """Train job by job; InterruptedRunError where the run is to stop between two of them."""
+) -> str:
+    """Train job by job; InterruptedRunError where the run is to stop between two of them.
+
+    Returns what ended the last job of this process; empty where none was left.
+    """
     count = sum(len(runs) for runs in stages)
     begun = 0
+    ended = ""
     for runs in stages:
         for run in runs:
-            if begun and run.workers.largest(float(stop())):
-                what = f"stopped before {run.job.name}"
-                if limit is not None and limit.is_over:
-                    what += f": its {limit.seconds:g} seconds are over"
+            why = why_stop()
+            if begun and run.workers.largest(float(bool(why))):
+                what = f"stopped before {run.job.name}: {why or IN_ANOTHER_PROCESS}"
                 remedy = "the same command with --resume goes on"
                 raise InterruptedRunError(what, where=run.out, remedy=remedy)
             begun += 1
-            train_job(run, stop, limit, others=count - begun)
+            ended = train_job(run, why_stop, limit, others=count - begun)
         if apart:
             # A stage starts from what the stage before it left of any view.
             workers.share(lambda: None)
+    return ended
 
 
 def find_device(name: str) -> torch.device:

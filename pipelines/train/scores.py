@@ -23,15 +23,18 @@ from trinat.segmentation.space.views import View
 from trinat.segmentation.training import state as states
 from trinat.segmentation.training.config import ValidationConfig
 from trinat.segmentation.training.loop import Trainer
-from trinat.segmentation.training.validation import Scores, validate
+from trinat.segmentation.training.validation import Scores, foresee, validate
+
+# Why a run stops where this process knows no reason.
+IN_ANOTHER_PROCESS = "another process of it has to"
 
 
 @dataclass(frozen=True, eq=False)
 class TrainScores:
     """Scores of a job's weights, and the states that are written with them.
 
-    `metrics` is the leader's; the other processes have none. `stop` says whether the run is to
-    stop.
+    `metrics` is the leader's; the other processes have none. `why_stop` says why the run is to
+    stop now, and nothing where it is not.
     """
 
     run: JobRun
@@ -39,7 +42,7 @@ class TrainScores:
     identity: dict[str, Any]
     scans: ScansOf
     metrics: Metrics | None
-    stop: Callable[[], bool]
+    why_stop: Callable[[], str]
 
     @property
     def config(self) -> ValidationConfig | None:
@@ -54,7 +57,9 @@ class TrainScores:
 
     def interruption(self) -> InterruptedRunError:
         """The error that ends a run which was stopped and can be resumed."""
-        what = f"stopped at step {self.trainer.counters.step}; its state is saved"
+        why = self.why_stop() or IN_ANOTHER_PROCESS
+        step = self.trainer.counters.step
+        what = f"stopped at step {step}: {why}; its state is saved"
         remedy = "the same command with --resume goes on"
         return InterruptedRunError(what, where=self.run.folder, remedy=remedy)
 
@@ -97,6 +102,23 @@ class TrainScores:
         if self.run.workers.leads:
             self.run.write_page()
         return over
+
+    def foresee(self) -> float:
+        """Seconds that scoring all views will take, about; 0 where the stage does not validate."""
+        if self.config is None:
+            return 0.0
+        trainer = self.trainer
+        of_views = []
+        for view in self.run.job.views:
+            seconds = foresee(
+                trainer.best_weights.extract(view).to(trainer.device),
+                self.scans(view),
+                self.run.recipe.network.channels,
+                trainer.device,
+                bf16=trainer.bf16,
+            )
+            of_views.append(seconds)
+        return sum(of_views)
 
     def _take(self) -> tuple[bool, bool]:
         """Score and save; whether a signal stopped it, and whether patience is at its end."""
@@ -143,7 +165,7 @@ class TrainScores:
         network = network.to(self.trainer.device)
 
         def check_for_stop(*_: object) -> None:
-            if self.stop():
+            if self.why_stop():
                 raise self.interruption()
 
         # A whole scan may take longer than a cluster waits: a few slices do not.

@@ -44,7 +44,7 @@ def test_jobs_share_the_time_and_the_last_ends_before_it_is_over(time: Clock) ->
     )
     run_job(time, JobClock(limit, 0.0, 0, validates=False), 1)
     assert 1088 <= time.now <= 1090
-    assert not limit.is_over
+    assert not limit.why_over
 
 
 def test_who_has_done_half_gets_half_as_much(time: Clock) -> None:
@@ -54,11 +54,55 @@ def test_who_has_done_half_gets_half_as_much(time: Clock) -> None:
 
 def test_what_is_written_and_validated_at_the_end_has_its_time(time: Clock) -> None:
     # Writing after the first step, the same twice at the end, and one step: of 100 seconds.
-    for validation_s, reserved in ((None, 0.1 * 98), (30.0, 30.0)):
-        limit = TimeLimit(100)
-        limit.validation_s = validation_s
-        spent = run_job(time, JobClock(limit, 0.0, 0, validates=True), 1, writing_s=2.0)
-        assert spent == pytest.approx(100 - 2 - 4 - 1 - reserved, abs=1)
+    limit = TimeLimit(100)
+    limit.foresee_validation(30)
+    spent = run_job(time, JobClock(limit, 0.0, 0, validates=True), 1, writing_s=2.0)
+    assert spent == pytest.approx(100 - 2 - 4 - 1 - 30, abs=1)
+
+
+def test_three_views_that_validate_for_long_have_as_many_steps_each(
+    time: Clock,
+) -> None:
+    # 200 seconds, of which each of three views validates for 50: 16 are left for steps.
+    limit = TimeLimit(200)
+    spent = []
+    for others in (2, 1, 0):
+        limit.foresee_validation(50)
+        job = JobClock(limit, 0.0, others, validates=True)
+        spent.append(run_job(time, job, 1))
+        time.now += 50
+        limit.note_validation(50)
+    assert spent == pytest.approx([16, 16, 16], abs=1.5)
+    assert 1196 <= time.now <= 1200
+
+
+def test_what_a_validation_took_counts_more_than_what_was_foreseen() -> None:
+    limit = TimeLimit(100)
+    limit.foresee_validation(50)
+    limit.note_validation(20)
+    limit.foresee_validation(60)
+    assert limit.validation_s == 20
+    limit.note_validation(30)
+    limit.note_validation(10)
+    assert limit.validation_s == 30
+
+
+def test_who_has_too_few_seconds_for_a_view_is_told_of_what(time: Clock) -> None:
+    limit = TimeLimit(90)
+    limit.foresee_validation(40)
+    assert limit.why_over == ""
+    JobClock(limit, 0.0, 2, validates=True).start(1.0)
+    assert limit.why_over == (
+        "its 90 seconds are too few: 29.7 of them are left for this job, "
+        "and what it writes and validates takes 42.0"
+    )
+
+
+def test_a_time_that_is_over_says_so(time: Clock) -> None:
+    limit = TimeLimit(90)
+    JobClock(limit, 0.0, 0, validates=False).start(0.0)
+    time.now += 90
+    assert limit.why_over == "its 90 seconds are over"
 
 
 def test_a_busy_machine_makes_fewer_steps_and_not_more_seconds(time: Clock) -> None:
@@ -69,5 +113,5 @@ def test_no_time_left_is_no_progress(time: Clock) -> None:
     limit = TimeLimit(5)
     job = JobClock(limit, 0.25, 0, validates=False)
     job.start(writing_s=3)
-    assert limit.is_over
+    assert limit.why_over
     assert job.share == 0.25

@@ -180,7 +180,9 @@ def test_a_signal_does_not_wait_for_validation_which_is_made_later(
     if when == "during":
         watcher = SILENT
         monkeypatch.setattr("trinat.pipelines.train.data.synthetic_scans", interrupting)
-    with pytest.raises(InterruptedRunError, match="step 4; its state is saved"):
+    with pytest.raises(
+        InterruptedRunError, match="step 4: it got a signal; its state is saved"
+    ):
         train(recipe, broken, watcher)
     monkeypatch.undo()
     job = "train/coronal"
@@ -320,7 +322,10 @@ def test_a_run_that_is_stopped_does_the_rest_in_the_time_of_the_next_call(
     watcher = Watcher(
         lambda line: None, lambda job, report, progress: shares.append(progress)
     )
+    said: list[str] = []
+    watcher.say = said.append
     train(recipe, run, watcher, resume=True, seconds=4)
+    assert said[-1] == f"{run}/model: coronal of tiny, ended by its 4 seconds"
     # The first step of a call is no progress, and none is lost.
     assert shares[0] == before.counters.share
     assert shares == sorted(shares)
@@ -331,7 +336,9 @@ def test_a_call_whose_time_is_over_after_the_first_step_saves_and_makes_no_progr
     tmp_path: Path,
 ) -> None:
     recipe = tiny_recipe(tmp_path, "views=[coronal]")
-    with pytest.raises(InterruptedRunError, match="stopped at step 1"):
+    with pytest.raises(
+        InterruptedRunError, match=r"step 1: its 0\.001 seconds are too few"
+    ):
         train(recipe, tmp_path / "run", SILENT, seconds=1e-3)
     state, _ = read_latest(tmp_path / "run/train/coronal")
     assert state is not None

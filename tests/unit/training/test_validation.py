@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import HeadMaps
 from trinat.segmentation.synthetic.settings import SynthesisConfig
+from trinat.segmentation.training import validation
 from trinat.segmentation.training.validation import (
     ValidationScan,
+    foresee,
     predict_classes,
     synthetic_scans,
     validate,
@@ -66,6 +69,31 @@ def test_examples_are_the_richest_slices_of_each_third() -> None:
     )
     scores = validate(Threshold(), [scan], 3, 1, torch.device("cpu"))
     assert scores.examples.images[:, 0, 0].tolist() == [12, 14, 21]
+
+
+def test_the_time_of_a_validation_is_foreseen_from_a_batch_of_each_scan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(validation.time, "monotonic", lambda: now[0])
+
+    class Slow(nn.Module):
+        """A second a batch."""
+
+        def forward(self, slices: Tensor) -> Tensor:
+            now[0] += 1
+            return torch.zeros(len(slices), 2, 4, 4)
+
+    def scans() -> Iterator[ValidationScan]:
+        """Of 24 and 16 slices, batches of eight, each made in ten seconds."""
+        for count in (24, 16):
+            now[0] += 10
+            yield ValidationScan("scan", torch.zeros(count, 4, 4), torch.zeros(0))
+
+    network = Slow()
+    assert foresee(network, scans(), 1, torch.device("cpu")) == 10 + 3 + 10 + 2
+    assert now[0] == 100 + 10 + 1 + 10 + 1
+    assert network.training
 
 
 def test_validation_without_a_scan_is_refused() -> None:
