@@ -24,17 +24,17 @@ from trinat.pipelines.cli import (
     toolbox,
     train,
 )
-from trinat.pipelines.cli.options import HELP, Json, ListOptions
+from trinat.pipelines.cli.options import HELP, Command, Group, Json, ListOptions
 from trinat.pipelines.common.exits import Exit, exit_code
 from trinat.segmentation.errors import TrinatError, one_line, reason_of
 
 app = typer.Typer(
     name="trinat",
     help="Segment the human brain in T1-weighted MRI. For research, not for diagnosis.",
-    no_args_is_help=True,
     context_settings=HELP,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    cls=Group,
+    rich_markup_mode=None,
 )
 
 
@@ -92,7 +92,7 @@ for _panel, _commands in _PANELS.items():
     for _command in _commands:
         app.command(
             _command.__name__.strip("_").replace("_", "-"),
-            cls=ListOptions if _command in _WITH_LISTS else None,
+            cls=ListOptions if _command in _WITH_LISTS else Command,
             rich_help_panel=_panel,
         )(_command)
 app.add_typer(data.app, name="data", rich_help_panel="Data")
@@ -189,10 +189,8 @@ _TYPER_INTERRUPTED = 130
 
 
 def _usage(error: typer.TyperException) -> Exit:
-    """Say what is wrong and where help is; a bare `trinat` has shown its help already."""
+    """Say what is wrong and where help is."""
     message = error.format_message().strip().rstrip(".")
-    if not message:
-        return Exit.USAGE
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "trinat"
     return _say(f"{message}: see {command} --help", Exit.USAGE)

@@ -119,7 +119,9 @@ def command(
 
 def main() -> NoReturn:
     """The command `trinat-bids`."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+    )
     # BIDS Apps take `--participant_label 01 02`.
     app.command(cls=options.ListOptions, context_settings=options.HELP)(command)
     run(app)

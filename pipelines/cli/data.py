@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from trinat.pipelines.cli import options
-from trinat.pipelines.cli.options import ListOptions, say_next, say_nothing
+from trinat.pipelines.cli.options import Group, ListOptions, say_next, say_nothing
 from trinat.segmentation.labels import DEFAULT_SCHEME, SHIPPED_SCHEMES
 
 Store = Annotated[
@@ -17,7 +17,9 @@ Store = Annotated[
 ]
 
 
-app = typer.Typer(help="List, download and inspect datasets.", no_args_is_help=True)
+app = typer.Typer(
+    help="List, download and inspect datasets.", cls=Group, rich_markup_mode=None
+)
 
 
 @app.command("list")

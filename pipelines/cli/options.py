@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
+
+from trinat.pipelines.common.exits import Exit
 
 from trinat.pipelines.common.option import Option
 from trinat.pipelines.predict.settings import MACHINE
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from trinat.pipelines.predict.request import PredictRequest
 
 HELP = {"help_option_names": ["-h", "--help"]}
+# Letters of a command's help in the list of commands.
+_UNCUT = 1000
 
 
 def show_version(wanted: bool) -> None:
@@ -244,7 +248,53 @@ def say_nothing(line: str) -> None:
     """What shows the progress of a quiet command."""
 
 
-class ListOptions(TyperCommand):
+class Group(TyperGroup):
+    """Commands under what they are for, each with the first sentence of its help, uncut.
+
+    Panels that rich draws leave a column of sixteen letters for the help in a terminal of 80.
+    """
+
+    # Contexts and formatters are of classes that typer keeps private.
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Without any word, print the help and end as after a wrong one."""
+        if not args and not ctx.resilient_parsing:
+            typer.echo(ctx.get_help())
+            raise typer.Exit(Exit.USAGE)
+        return super().parse_args(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """One section a panel, in the order of the commands."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command: Any = self.get_command(ctx, name)
+            panel = getattr(command, "rich_help_panel", None) or "Commands"
+            row = (name, command.get_short_help_str(_UNCUT))
+            sections.setdefault(panel, []).append(row)
+        for panel, rows in sections.items():
+            with formatter.section(panel):
+                formatter.write_dl(rows)
+
+
+class Command(TyperCommand):
+    """Shows its options under what they are for, where they say it."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """One section a panel; those without one come first."""
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is None:
+                continue
+            panel = getattr(parameter, "rich_help_panel", None)
+            if parameter.param_type_name == "argument":
+                panel = panel or "Arguments"
+            sections.setdefault(panel or "Options", []).append(record)
+        for panel in sorted(sections, key=lambda name: name != "Arguments"):
+            with formatter.section(panel):
+                formatter.write_dl(sections[panel])
+
+
+class ListOptions(Command):
     """Takes several values in a row, `--views coronal axial`, as well as `--views` twice.
 
     For commands whose list options are followed by no positional argument.

@@ -62,7 +62,9 @@ def explain(
     structure: Annotated[
         str, typer.Option(help="Name, abbreviation or FreeSurfer number.")
     ],
-    model: options.Model = "fast",
+    model: Annotated[
+        str, typer.Option(help="Name of a shipped model, or a model folder.")
+    ] = "fast",
     view: Annotated[
         Literal["coronal", "axial", "sagittal"], typer.Option(help="Network.")
     ] = "coronal",

@@ -59,6 +59,39 @@ def test_no_arguments_show_the_help_and_fail() -> None:
     assert "Usage" in done.stdout
 
 
+def test_helps_fit_a_terminal_of_80_columns_and_lose_no_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    whole = get_command(app)
+    commands = dict(whole.commands)  # type: ignore[attr-defined]
+    commands.update(commands["data"].commands)
+    for name, command in [("trinat", whole), *commands.items()]:
+        context = command.make_context(name, [], resilient_parsing=True)
+        lines = command.get_help(context).splitlines()
+        assert max(map(len, lines)) <= 80, name
+        words = " ".join(line.strip() for line in lines)
+        assert "bool" not in words
+        for parameter in command.params:
+            of_parameter = getattr(parameter, "help", None) or ""
+            assert " ".join(of_parameter.split()) in words, (name, parameter.name)
+
+
+def test_the_list_of_commands_has_groups_and_whole_sentences(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    printed = trinat("--help").stdout
+    train = (
+        "Train:\n"
+        "  train  Train one network per view from a recipe; a run can be resumed at any\n"
+        "         point.\n"
+        "  runs   "
+    )
+    assert train in printed
+    assert "..." not in printed.split("[ARGS]...")[1]
+
+
 def test_short_names_of_options_are_the_same_everywhere() -> None:
     commands = dict(get_command(app).commands)  # type: ignore[attr-defined]
     several = [*commands.pop("data").commands.values(), *commands.values()]
