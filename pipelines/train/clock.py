@@ -15,7 +15,8 @@ class TimeLimit:
 
     `end` is by time.monotonic, and infinite before the first step. `validation_s` is what a
     validation takes, with what is written then: foreseen before the first one, then the longest of
-    those that were timed. `too_few` says what the seconds do not suffice for, if that was found.
+    those that were timed, once it `has_validated`. `too_few` says what the seconds do not suffice
+    for, if that was found.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -23,7 +24,7 @@ class TimeLimit:
         self.end = math.inf
         self.validation_s = 0.0
         self.too_few = ""
-        self._has_validated = False
+        self.has_validated = False
 
     @property
     def why_over(self) -> str:
@@ -34,24 +35,19 @@ class TimeLimit:
             return f"its {self.seconds:g} seconds are too few: {self.too_few}"
         return f"its {self.seconds:g} seconds are over"
 
-    def foresee_validation(self, seconds: float) -> None:
-        """What a validation will take, until one has been timed."""
-        if not self._has_validated:
-            self.validation_s = seconds
-
     def note_validation(self, seconds: float) -> None:
         """Remember how long a validation took, if none took longer."""
-        if self._has_validated:
+        if self.has_validated:
             seconds = max(self.validation_s, seconds)
         self.validation_s = seconds
-        self._has_validated = True
+        self.has_validated = True
 
 
 class JobClock:
     """What is done of a job's schedule, by the wall clock.
 
-    The time left is divided among the jobs left by what each has still to do. A job's first step
-    is no progress: a compiler may take minutes in it.
+    The time left is divided among the jobs left by what each has still to do, without what those
+    that follow need to start. A job's first step is no progress: a compiler may take minutes in it.
 
     `done` is the share of the schedule that earlier calls did, 0 to 1; `others` is the number of
     jobs that follow in this call; `validates` says whether scans are validated in this one.
@@ -67,6 +63,7 @@ class JobClock:
     ) -> None:
         self.limit = limit
         self.done = done
+        self.others = others
         self.validates = validates
         self.part = 0.0  # of the time that is left
         if done < 1:
@@ -75,9 +72,10 @@ class JobClock:
         self.has_started = False
         self.longest_s = 0.0
 
-    def start(self, writing_s: float) -> None:
+    def start(self, writing_s: float, opening_s: float = 0.0) -> None:
         """Begin to count, after the first step and the `writing_s` that its state then took.
 
+        `opening_s` is what the job took before its first step. Each that follows will take as long.
         The first job's clock also sets the end of the call. Where writing alone takes longer than
         the call may, the end is now.
         """
@@ -85,7 +83,9 @@ class JobClock:
         self.began = time.monotonic()
         limit = self.limit
         limit.end = min(limit.end, self.began - writing_s + limit.seconds)
-        self.seconds = (limit.end - self.began) * self.part
+        starting_s = self.others * (opening_s + writing_s)
+        left_s = max(0.0, limit.end - self.began - starting_s)
+        self.seconds = left_s * self.part
         # The state, the page, and the model that is made of all.
         self.writing_s = 2 * writing_s
         if self._for_steps() <= 0:

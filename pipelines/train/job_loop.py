@@ -38,6 +38,7 @@ def train_job(
     stage = run.job.stage
     views = run.job.views
     workers = run.workers
+    began = time.monotonic()
     if workers.leads:
         run.folder.mkdir(parents=True, exist_ok=True)
     data = open_data(run.recipe, stage, views, run.scheme, run.device, workers.count)
@@ -55,7 +56,8 @@ def train_job(
             metrics = Metrics(run.folder, step, events=run.recipe.events)
         _share_state(workers, trainer)
         scores = TrainScores(run, trainer, identity, scans, metrics, why_stop)
-        return _JobLoop(run, scores, limit, others).go()
+        opening_s = time.monotonic() - began
+        return _JobLoop(run, scores, limit, others, opening_s).go()
 
 
 def _refuse_other_data(workers: Workers, fingerprint: str) -> None:
@@ -75,7 +77,7 @@ def _share_state(workers: Workers, trainer: Trainer) -> None:
 
 
 class _JobLoop:
-    """The loop of a job.
+    """The loop of a job, which took `opening_s` to open.
 
     `saved_at` is the step of the newest state. Without a limit of time there is no clock. All
     processes of a job go through the loop in the same way; what one alone knows, as that a signal
@@ -88,11 +90,13 @@ class _JobLoop:
         scores: TrainScores,
         limit: TimeLimit | None,
         others: int,
+        opening_s: float,
     ) -> None:
         self.run = run
         self.scores = scores
         self.trainer = scores.trainer
         self.limit = limit
+        self.opening_s = opening_s
         self.saved_at = self.trainer.counters.step
         self.clock: JobClock | None = None
         if limit is not None:
@@ -161,10 +165,10 @@ class _JobLoop:
             began = time.monotonic()
             workers.share(self._save_with_page)
             writing_s = time.monotonic() - began
-            # Not timed either: how much of the time is left for steps must be known from now on.
-            foreseen_s = workers.share(self.scores.foresee)
-            clock.limit.foresee_validation(foreseen_s)
-            clock.start(writing_s)
+            if not clock.limit.has_validated:
+                # Not timed either: how much is left for steps must be known from now on.
+                clock.limit.validation_s = workers.share(self.scores.foresee)
+            clock.start(writing_s, self.opening_s)
 
     def _save_with_page(self) -> None:
         """What is written between steps, to be timed."""

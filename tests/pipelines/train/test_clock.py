@@ -55,7 +55,7 @@ def test_who_has_done_half_gets_half_as_much(time: Clock) -> None:
 def test_what_is_written_and_validated_at_the_end_has_its_time(time: Clock) -> None:
     # Writing after the first step, the same twice at the end, and one step: of 100 seconds.
     limit = TimeLimit(100)
-    limit.foresee_validation(30)
+    limit.validation_s = 30
     spent = run_job(time, JobClock(limit, 0.0, 0, validates=True), 1, writing_s=2.0)
     assert spent == pytest.approx(100 - 2 - 4 - 1 - 30, abs=1)
 
@@ -66,8 +66,8 @@ def test_three_views_that_validate_for_long_have_as_many_steps_each(
     # 200 seconds, of which each of three views validates for 50: 16 are left for steps.
     limit = TimeLimit(200)
     spent = []
+    limit.validation_s = 50
     for others in (2, 1, 0):
-        limit.foresee_validation(50)
         job = JobClock(limit, 0.0, others, validates=True)
         spent.append(run_job(time, job, 1))
         time.now += 50
@@ -76,11 +76,26 @@ def test_three_views_that_validate_for_long_have_as_many_steps_each(
     assert 1196 <= time.now <= 1200
 
 
+def test_what_the_others_need_to_start_is_taken_from_all_alike(time: Clock) -> None:
+    # 100 seconds, of which the second and the third take 11 and 1 each to start: 76 are left.
+    limit = TimeLimit(101)
+    spent = []
+    for others in (2, 1, 0):
+        job = JobClock(limit, 0.0, others, validates=False)
+        job.start(writing_s=1, opening_s=11)
+        began = time.now
+        while job.share < 1:
+            time.now += 0.5
+            job.tick(0.5)
+        spent.append(time.now - began)
+        time.now += 2 + 12
+    assert spent == pytest.approx([22, 22, 22], abs=1.5)
+
+
 def test_what_a_validation_took_counts_more_than_what_was_foreseen() -> None:
     limit = TimeLimit(100)
-    limit.foresee_validation(50)
+    limit.validation_s = 50
     limit.note_validation(20)
-    limit.foresee_validation(60)
     assert limit.validation_s == 20
     limit.note_validation(30)
     limit.note_validation(10)
@@ -89,11 +104,11 @@ def test_what_a_validation_took_counts_more_than_what_was_foreseen() -> None:
 
 def test_who_has_too_few_seconds_for_a_view_is_told_of_what(time: Clock) -> None:
     limit = TimeLimit(90)
-    limit.foresee_validation(40)
+    limit.validation_s = 40
     assert limit.why_over == ""
     JobClock(limit, 0.0, 2, validates=True).start(1.0)
     assert limit.why_over == (
-        "its 90 seconds are too few: 29.7 of them are left for this job, "
+        "its 90 seconds are too few: 29.0 of them are left for this job, "
         "and what it writes and validates takes 42.0"
     )
 
