@@ -85,12 +85,14 @@ class Refusal:
 class Found:
     """All that an input holds: cases, refusals, and its root where it is a BIDS dataset.
 
-    `bids_root` is None for all other inputs.
+    `bids_root` is None for all other inputs. `remarks` are sentences on files beside the scans,
+    which nobody takes for scans.
     """
 
     cases: tuple[Case, ...]
     refusals: tuple[Refusal, ...] = ()
     bids_root: Path | None = None
+    remarks: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -98,6 +100,7 @@ class Found:
         cases: Iterable[Case],
         refusals: Iterable[Refusal],
         bids_root: Path | None = None,
+        remarks: Iterable[str] = (),
     ) -> Found:
         """Cases in natural order; those that would write the same output are refused.
 
@@ -114,7 +117,7 @@ class Found:
             else:
                 twins += _refuse_twins(same)
         ordered = tuple(natsorted(alone, key=attrgetter("id")))
-        return cls(ordered, (*refusals, *twins), bids_root)
+        return cls(ordered, (*refusals, *twins), bids_root, tuple(remarks))
 
 
 def _refuse_twins(same: list[Case]) -> list[Refusal]:

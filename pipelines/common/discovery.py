@@ -76,7 +76,8 @@ def find_cases(
     else:
         _refuse_datasets(inputs)
     refusals: list[Refusal] = []
-    root, paths = _expand_all(inputs, exclude, refusals)
+    remarks: list[str] = []
+    root, paths = _expand_all(inputs, exclude, refusals, remarks)
     paths = _without_results(inputs, paths, refusals)
     dicom: dict[Path, None] = {}  # as a set in order
     for path in paths:
@@ -85,24 +86,25 @@ def find_cases(
     others = [path for path in paths if path not in dicom]
     cases = list(_name_cases(root, others, refusals))
     cases += _name_series(root, list(dicom), refusals, any_contrast)
-    return Found.of(cases, refusals)
+    return Found.of(cases, refusals, remarks=remarks)
 
 
 def _expand_all(
     inputs: Sequence[str | Path],
     exclude: Path | None,
     refusals: list[Refusal],
+    remarks: list[str],
 ) -> tuple[Path, list[Path]]:
     """(the folder that output paths mirror from, scans) of all inputs together.
 
-    An input that has no scan becomes a refusal.
+    An input that has no scan becomes a refusal; other files beside DICOM become a remark.
     """
     roots: list[Path] = []
     paths: list[Path] = []
     for given in inputs:
         text = str(given)
         try:
-            root, scans = _expand(text, exclude, refusals)
+            root, scans = _expand(text, exclude, refusals, remarks)
         except InputError as error:
             refusals.append(Refusal(text, error.what))
         else:
@@ -146,12 +148,12 @@ def _without_results(
 
 
 def _expand(
-    given: str, exclude: Path | None, refusals: list[Refusal]
+    given: str, exclude: Path | None, refusals: list[Refusal], remarks: list[str]
 ) -> tuple[Path, list[Path]]:
     """(the folder that output paths mirror from, scans) of one INPUT."""
     path = absolute(given)
     if is_dir(path):
-        return _expand_folder(path, exclude, refusals)
+        return _expand_folder(path, exclude, refusals, remarks)
     if path.suffix.lower() in _LISTS and is_file(path):
         return _read_list(path)
     if glob.has_magic(given) and not is_file(path):
@@ -160,7 +162,7 @@ def _expand(
 
 
 def _expand_folder(
-    folder: Path, exclude: Path | None, refusals: list[Refusal]
+    folder: Path, exclude: Path | None, refusals: list[Refusal], remarks: list[str]
 ) -> tuple[Path, list[Path]]:
     """As `_expand`, of a folder: the scans and DICOM files anywhere below it."""
     if exclude and folder.resolve() == exclude.resolve():
@@ -184,10 +186,13 @@ def _expand_folder(
     scans = natsorted(
         (file for file in files if file in dicom or is_scan(file)), key=str
     )
-    others = len(files) - len(scans)
+    others = [file for file in files if file not in dicom and not is_scan(file)]
     if dicom and others:
-        left_out = f"{LEFT_OUT}files that are neither DICOM nor scans: {others}"
-        refusals.append(Refusal(f"{folder.name}/", left_out, harmless=True))
+        kinds = natsorted({file.suffix.lower() or "without suffix" for file in others})
+        remarks.append(
+            f"{folder.name}/: files that are neither DICOM nor scans are not read: "
+            f"{len(others)} ({', '.join(kinds)})"
+        )
     if not scans:
         known = f"{', '.join(SCAN_SUFFIXES[:4])}, DICOM"
         raise InputError(f"no scan in this folder ({known})", where=folder)

@@ -133,7 +133,8 @@ def _found(inputs: list[str], written: list[Case], out: Path) -> Found:
     if not inputs:
         return Found.of(written, ())
     found = find_cases(inputs, exclude=out)
-    return Found.of((*found.cases, *written), found.refusals, found.bids_root)
+    cases = (*found.cases, *written)
+    return Found.of(cases, found.refusals, found.bids_root, found.remarks)
 
 
 def _is_one_scan(value: object) -> bool:

@@ -55,13 +55,15 @@ def predict(
     """Do what is missing or changed in the output folder.
 
     `on_start` is called with the number of inputs, `on_entry` with the entry of each, and
-    `on_remark` with sentences on how tables of persons were read. `on_stage` hears what is at
-    work, as of `LocalEngine`, and ("", "starting") before that. `on_stop` is called once a signal
-    asks the run to stop, while it finishes what is in hand.
+    `on_remark` with sentences on files that are not read, and how tables of persons were.
+    `on_stage` hears what is at work, as of `LocalEngine`, and ("", "starting") before that.
+    `on_stop` is called once a signal asks the run to stop, while it finishes what is in hand.
     """
     with stage("find"):
         model = find_model(request.model)
         found = _find(request, model)
+    for remark in found.remarks:
+        on_remark(remark)
     units, refusals = _inputs_of_part(request, found, on_remark)
     cases = [case for unit in units for case in scans_of(unit)]
     given = len(cases) + len(refusals)

@@ -11,10 +11,12 @@ from helpers.dicom import (
     SLICES,
     classic,
     enhanced,
+    header,
     packed,
     same,
     save,
     small,
+    uid,
     write_classic,
 )
 
@@ -46,14 +48,33 @@ def test_series_are_told_apart_by_uid_and_named_without_the_patient(
     reasons = {
         r.shown.rpartition("-")[0]: (r.reason, r.harmless) for r in found.refusals
     }
-    assert reasons == {
-        "q/series-5": ("left out: a localiser", True),
-        "": ("left out: files that are neither DICOM nor scans: 1", True),
-    }
+    assert reasons == {"q/series-5": ("left out: a localiser", True)}
     for case in found.cases:
         volume = Volume.read(case.path, series=case.series)
         same(volume, small())
         assert volume.source_sha256 == sha256_of(*case.files)
+
+
+def test_what_a_disc_holds_beside_its_scans_is_no_scan_that_was_skipped(
+    tmp_path: Path,
+) -> None:
+    place = tmp_path / "disc"
+    write_classic(place / "IMAGES", small())
+    (place / "README.TXT").write_text("how to open this disc")
+    (place / "report.pdf").write_bytes(b"%PDF-1.4")
+    (place / "VERSION").write_text("2")
+    (place / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
+    # A directory of the disc: DICOM's own first bytes, and no image.
+    index = header(SOPClassUID="1.2.840.10008.1.3.10", SeriesInstanceUID=None)
+    index.SOPInstanceUID = uid("index")
+    save(index, place / "DICOMDIR")
+    found = find_cases([place])
+    assert len(found.cases) == 1
+    assert found.refusals == ()
+    assert found.remarks == (
+        "disc/: files that are neither DICOM nor scans are not read: "
+        "3 (.pdf, .txt, without suffix)",
+    )
 
 
 @pytest.mark.parametrize(
