@@ -16,7 +16,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from trinat.pipelines.common.exits import Exit
-
 from trinat.pipelines.common.option import Option
 from trinat.pipelines.predict.settings import MACHINE
 from trinat.segmentation.errors import ConfigError

@@ -16,9 +16,9 @@ import typer
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import Only, with_fields
 from trinat.pipelines.cli.options import say_next
-from trinat.pipelines.common.naming import FOLD
 from trinat.pipelines.common.option import split_devices
 from trinat.pipelines.common.progress import LINE_S, MINUTE_S, Progress, progress
+from trinat.pipelines.scans.naming import FOLD
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.timing import as_table, stage, time_process
 

@@ -26,11 +26,6 @@ from trinat.pipelines.common.ratings import (
     rejections,
     use_of_ratings,
 )
-from trinat.pipelines.common.scanfiles import (
-    ScanFile,
-    find_files,
-    persons_in_folders,
-)
 from trinat.pipelines.common.understood import refuse_strangers, say_of_table
 from trinat.pipelines.evaluate.cohort_pictures import cohort_pictures
 from trinat.pipelines.evaluate.gather import folder_of
@@ -44,6 +39,11 @@ from trinat.pipelines.predict.doubt import (
 from trinat.pipelines.predict.entry import Entry, taught_by_models
 from trinat.pipelines.predict.ledger import entries_in
 from trinat.pipelines.predict.stale import unfit_results
+from trinat.pipelines.scans.files import (
+    ScanFile,
+    find_files,
+    persons_in_folders,
+)
 from trinat.segmentation.data.people import Facts, Matched, People, read_people
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import write_whole

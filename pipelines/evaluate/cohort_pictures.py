@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from trinat.pipelines.common.scanfiles import ScanFile, find_images
 from trinat.pipelines.evaluate.pairing import pair_files
+from trinat.pipelines.scans.files import ScanFile, find_images
 from trinat.segmentation.errors import TrinatError
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume

@@ -10,27 +10,27 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from trinat.pipelines.common.naming import safe_component
 from trinat.pipelines.common.ratings import (
     Rating,
     read_given,
     rejected_structures,
     rejections,
 )
-from trinat.pipelines.common.scanfiles import (
-    ScanFile,
-    as_scan,
-    find_files,
-    find_images,
-    persons_in_folders,
-)
-from trinat.pipelines.common.stored import stored_files
 from trinat.pipelines.evaluate.measuring import Task
 from trinat.pipelines.evaluate.pairing import Pairing, pair_files
 from trinat.pipelines.evaluate.user_tables import Mappings, read_mapping
 from trinat.pipelines.predict.entry import taught_by_models
 from trinat.pipelines.predict.ledger import entries_in
 from trinat.pipelines.predict.stale import unfit_results
+from trinat.pipelines.scans.files import (
+    ScanFile,
+    as_scan,
+    find_files,
+    find_images,
+    persons_in_folders,
+)
+from trinat.pipelines.scans.naming import safe_component
+from trinat.pipelines.scans.stored import stored_files
 from trinat.segmentation.data.sources.base import without_suffix
 from trinat.segmentation.data.splits import Part
 from trinat.segmentation.data.store import Store

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trinat.pipelines.common.naming import safe_component
-from trinat.pipelines.common.scanfiles import ScanFile
+from trinat.pipelines.scans.files import ScanFile
+from trinat.pipelines.scans.naming import safe_component
 from trinat.segmentation.data.sources.base import natural_order
 
 # So many files or pairs are named in a message; of the others it has the number.

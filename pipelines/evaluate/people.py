@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from trinat.pipelines.common.scanfiles import find_files, persons_in_folders
 from trinat.pipelines.common.understood import refuse_strangers
+from trinat.pipelines.scans.files import find_files, persons_in_folders
 from trinat.segmentation.data.people import Facts, People, read_people
 from trinat.segmentation.errors import ConfigError, DatasetError
 

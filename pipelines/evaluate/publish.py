@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from trinat.pipelines.common.ratings import agreement_table, use_of_ratings
-from trinat.pipelines.common.scanfiles import ScanFile
 from trinat.pipelines.evaluate.gather import EvaluationSettings, Inputs
 from trinat.pipelines.evaluate.measuring import Done, scan_of
 from trinat.pipelines.evaluate.pairing import Pairing
 from trinat.pipelines.evaluate.worst import worst_cases
+from trinat.pipelines.scans.files import ScanFile
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.io.files import sha256_of, write_whole
 from trinat.segmentation.labels.scheme import LabelScheme

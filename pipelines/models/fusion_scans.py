@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trinat.pipelines.common.scanfiles import ScanFile, find_files
 from trinat.pipelines.evaluate.pairing import Pair, Pairing, pair_files
 from trinat.pipelines.evaluate.user_tables import Mappings
+from trinat.pipelines.scans.files import ScanFile, find_files
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.grid import Box, around_both
 from trinat.segmentation.inference.fusion_fit import (

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trinat.pipelines.common.cases import Case
 from trinat.pipelines.predict.case_files import CaseFiles, write_slices
 from trinat.pipelines.predict.case_in_progress import (
     CaseInProgress,
@@ -33,6 +32,7 @@ from trinat.pipelines.predict.person_case import (
 )
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.predict.tables import write_label_table
+from trinat.pipelines.scans.cases import Case
 from trinat.segmentation.errors import is_disk_full, reason_of
 from trinat.segmentation.inference import quality
 from trinat.segmentation.inference.prediction import Prediction

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from trinat.pipelines.common.cases import Case
-from trinat.pipelines.common.naming import Product
 from trinat.pipelines.predict.outputs import CaseNames
 from trinat.pipelines.predict.settings import OutputSettings, RunSettings
 from trinat.pipelines.predict.tables import format_aseg_stats
+from trinat.pipelines.scans.cases import Case
+from trinat.pipelines.scans.naming import Product
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.io.maps import write_maps

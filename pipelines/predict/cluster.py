@@ -16,11 +16,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.config import read_yaml
 from trinat.pipelines.common.process import cpu_count, deaf_to_interrupts
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.settings import RunSettings
+from trinat.pipelines.scans.cases import Case
 from trinat.segmentation.errors import ConfigError, InterruptedRunError, reason_of
 
 if TYPE_CHECKING:

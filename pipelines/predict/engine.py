@@ -15,12 +15,12 @@ from dataclasses import KW_ONLY, dataclass, field
 from multiprocessing.connection import wait
 from typing import Protocol
 
-from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.process import prepare_process
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.server import serve
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.predict.worker_process import CaseInHand, Target, WorkerProcess
+from trinat.pipelines.scans.cases import Case
 from trinat.segmentation.errors import DeviceError, TrinatError
 from trinat.segmentation.timing import stage
 

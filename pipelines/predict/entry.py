@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import ConfigDict
 
-from trinat.pipelines.common.cases import Case
-from trinat.pipelines.common.naming import LEFT_OUT
+from trinat.pipelines.scans.cases import Case
+from trinat.pipelines.scans.naming import LEFT_OUT
 from trinat.segmentation.errors import InputError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.timing import Spent

@@ -21,8 +21,8 @@ from typing import Self
 
 from pydantic import BaseModel, FiniteFloat, TypeAdapter
 
-from trinat.pipelines.common.naming import ASIDE, FOLD
 from trinat.pipelines.predict.entry import Entry, digests_of
+from trinat.pipelines.scans.naming import ASIDE, FOLD
 from trinat.segmentation.errors import IntegrityError, OutputError
 from trinat.segmentation.io.files import (
     append_whole,

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from natsort import natsorted
 
-from trinat.pipelines.common.cases import Case, Found
-from trinat.pipelines.common.discovery import find_cases
 from trinat.pipelines.predict.doubt import why_of
 from trinat.pipelines.predict.engine import SerialEngine
 from trinat.pipelines.predict.entry import Entry
@@ -23,6 +21,8 @@ from trinat.pipelines.predict.progress import listener
 from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.predict.run import predict
 from trinat.pipelines.predict.settings import OutputSettings
+from trinat.pipelines.scans.cases import Case, Found
+from trinat.pipelines.scans.discovery import find_cases
 from trinat.segmentation.errors import reason_of
 from trinat.segmentation.io.foreign_images import is_foreign_image, is_subject
 from trinat.segmentation.io.volume import ScanLike, Volume

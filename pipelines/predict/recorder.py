@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trinat.pipelines.common.cases import Case, Refusal
 from trinat.pipelines.predict.doubt import most_doubtful
 from trinat.pipelines.predict.entry import Entry, Status, digest_of, digests_of
 from trinat.pipelines.predict.ledger import ChangedError, Ledger
@@ -16,6 +15,7 @@ from trinat.pipelines.predict.outcome import Outcome
 from trinat.pipelines.predict.outputs import CaseNames, slices_of
 from trinat.pipelines.predict.persons import Person
 from trinat.pipelines.predict.settings import RunSettings
+from trinat.pipelines.scans.cases import Case, Refusal
 from trinat.segmentation.errors import (
     DiskFullError,
     OutputError,

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from natsort import natsorted
 
-from trinat.pipelines.common.cases import Found
-from trinat.pipelines.common.datasets import T1W
-from trinat.pipelines.common.naming import safe_component
 from trinat.pipelines.common.option import Option, as_tuple, split_devices
 from trinat.pipelines.common.process import cpu_count
 from trinat.pipelines.predict.doubt import EXCLUDED_GRADES
 from trinat.pipelines.predict.settings import INPUT, MACHINE, RunSettings, WorkerOptions
+from trinat.pipelines.scans.cases import Found
+from trinat.pipelines.scans.naming import T1W, safe_component
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import sha256_of
-from trinat.segmentation.models.zoo import MODEL_FILE
 
 if TYPE_CHECKING:
     from trinat.pipelines.predict.engine import Engine
@@ -198,6 +196,8 @@ class PredictRequest(WorkerOptions):
 
         `model` is the model's folder; outputs wait in `staging`; with `bids` names follow BIDS.
         """
+        from trinat.segmentation.models.zoo import MODEL_FILE
+
         options = {
             option.name: getattr(self, option.name) for option in fields(WorkerOptions)
         }

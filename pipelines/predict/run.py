@@ -6,9 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from trinat.pipelines.common.cases import Case, Found, Refusal
-from trinat.pipelines.common.datasets import suffix_of_results
-from trinat.pipelines.common.discovery import find_cases
 from trinat.pipelines.predict.changes import write_changes
 from trinat.pipelines.predict.engine import Engine
 from trinat.pipelines.predict.entry import Entry, digests_of
@@ -33,6 +30,8 @@ from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.predict.stopping import stop_on_signal
 from trinat.pipelines.predict.tables import write_bids_files, write_tables
 from trinat.pipelines.predict.work_folder import emptied, held, make_tables_folder
+from trinat.pipelines.scans.cases import Case, Found, Refusal
+from trinat.pipelines.scans.discovery import find_cases, suffix_of_results
 from trinat.segmentation.errors import ConfigError, InputError
 from trinat.segmentation.models.zoo import find_model, is_for_any_contrast
 from trinat.segmentation.timing import stage

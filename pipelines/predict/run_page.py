@@ -13,7 +13,6 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, Field
 
-from trinat.pipelines.common.naming import Product
 from trinat.pipelines.predict.doubt import (
     GRADES,
     counted_volumes,
@@ -24,6 +23,7 @@ from trinat.pipelines.predict.doubt import (
 )
 from trinat.pipelines.predict.entry import Entry, taught_by_models
 from trinat.pipelines.predict.outputs import slices_of
+from trinat.pipelines.scans.naming import Product
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.labels.measures import INTRACRANIAL
 from trinat.segmentation.report.doubts import doubt_about

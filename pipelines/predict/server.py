@@ -18,7 +18,6 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, TypeVar
 
-from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.process import prepare_process
 from trinat.pipelines.predict.case_in_progress import (
     CaseInProgress,
@@ -27,6 +26,7 @@ from trinat.pipelines.predict.case_in_progress import (
 )
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.settings import RunSettings
+from trinat.pipelines.scans.cases import Case
 from trinat.segmentation.errors import reason_of
 from trinat.segmentation.timing import stage, time_process
 

@@ -12,8 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal
 
-from trinat.pipelines.common.naming import Product
 from trinat.pipelines.common.option import Option
+from trinat.pipelines.scans.naming import Product
 from trinat.segmentation.errors import ConfigError
 
 # Parts of the help of trinat predict.

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from trinat.pipelines.common.cases import Found
-from trinat.pipelines.common.naming import FOLD
-from trinat.pipelines.common.stored import stored_cases
 from trinat.pipelines.predict.request import PredictRequest
+from trinat.pipelines.scans.cases import Found
+from trinat.pipelines.scans.naming import FOLD
+from trinat.pipelines.scans.stored import stored_cases
 from trinat.segmentation.data.store import Store
 
 

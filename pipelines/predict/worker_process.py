@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.process import deaf_to_interrupts
 from trinat.pipelines.predict.server import WAITING
 from trinat.pipelines.predict.settings import RunSettings
+from trinat.pipelines.scans.cases import Case
 
 # What a process runs: its end of the connection, settings and a device name.
 Target = Callable[[Connection, RunSettings, str], None]

@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from trinat.pipelines.common.cases import Case
 from trinat.pipelines.predict.engine import Engine, LocalEngine
 from trinat.pipelines.predict.request import PredictRequest
+from trinat.pipelines.scans.cases import Case
 from trinat.pipelines.web.queue import Queue
 from trinat.segmentation.errors import DeviceError, reason_of
 

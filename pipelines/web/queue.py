@@ -20,11 +20,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trinat.pipelines.common.cases import Case
-from trinat.pipelines.common.naming import Product
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.outputs import CaseNames
 from trinat.pipelines.predict.tables import write_volumes
+from trinat.pipelines.scans.cases import Case
+from trinat.pipelines.scans.naming import Product
 from trinat.pipelines.web.guard import new_token
 from trinat.pipelines.web.settings import MAX_STARTS, ServiceSettings
 from trinat.segmentation.errors import DiskFullError, reason_of

@@ -34,8 +34,8 @@ from starlette.requests import ClientDisconnect
 
 from trinat.pipelines.common.licences import say_licences
 from trinat.pipelines.common.lock import run_lock
-from trinat.pipelines.common.naming import Product
 from trinat.pipelines.predict.request import PredictRequest
+from trinat.pipelines.scans.naming import Product
 from trinat.pipelines.web.engine_thread import EngineThread
 from trinat.pipelines.web.queue import FullError, Queue, Segmentation, State, Submission
 from trinat.pipelines.web.queue_study import study_of

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from trinat.pipelines.common.naming import FOLD, Product, safe_component
 from trinat.pipelines.common.ratings import (
     RATINGS,
     VERDICTS,
@@ -25,12 +24,6 @@ from trinat.pipelines.common.ratings import (
     agreement_table,
     read_ratings,
     save_rating,
-)
-from trinat.pipelines.common.scanfiles import (
-    ScanFile,
-    as_scan,
-    find_files,
-    find_images,
 )
 from trinat.pipelines.predict.doubt import (
     GRADES,
@@ -42,6 +35,13 @@ from trinat.pipelines.predict.doubt import (
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import entries_in
 from trinat.pipelines.predict.outputs import LABEL_TABLE, PLAIN_LABEL_TABLE, WORK
+from trinat.pipelines.scans.files import (
+    ScanFile,
+    as_scan,
+    find_files,
+    find_images,
+)
+from trinat.pipelines.scans.naming import FOLD, Product, safe_component
 from trinat.segmentation.data.sources.base import natural_order, without_suffix
 from trinat.segmentation.errors import ConfigError, InputError
 from trinat.segmentation.io.files import read_rows, sha256_of

@@ -20,13 +20,13 @@ from helpers.poison import IN_HAND, segment_poison, segment_without_end
 from helpers.serial import SerialEngine, run_serially, write_scans
 
 from trinat.pipelines.cli.options import OnCluster
-from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.predict.cluster import DaskEngine
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.predict.settings import RunSettings
+from trinat.pipelines.scans.cases import Case
 from trinat.segmentation.errors import ConfigError, InterruptedRunError
 from trinat.segmentation.io.files import sha256_of
 

@@ -13,10 +13,10 @@ from helpers.overfitted import random_model
 from helpers.serial import run_serially, write_scans
 
 from trinat.pipelines.common.config import read_yaml, with_settings
-from trinat.pipelines.common.discovery import find_cases
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.common.scanfiles import find_files
 from trinat.pipelines.predict.ledger import read_entries
+from trinat.pipelines.scans.discovery import find_cases
+from trinat.pipelines.scans.files import find_files
 from trinat.segmentation.errors import ConfigError, IntegrityError
 from trinat.segmentation.io.files import remove_leftovers
 

@@ -20,7 +20,6 @@ from helpers.overfitted import random_model
 from helpers.poison import serve_poison, serve_without_end, start_without_end
 from helpers.serial import run_serially, write_scans
 
-from trinat.pipelines.common.cases import Case
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.common.lock import run_lock
 from trinat.pipelines.predict.engine import LocalEngine
@@ -28,6 +27,7 @@ from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.outputs import WORK
 from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.predict.settings import OutputSettings, RunSettings
+from trinat.pipelines.scans.cases import Case
 from trinat.segmentation.errors import DeviceError, LockedError
 from trinat.segmentation.io.files import sha256_of
 

@@ -7,10 +7,10 @@ import signal
 import time
 from multiprocessing.connection import Connection
 
-from trinat.pipelines.common.cases import Case
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.server import serve
 from trinat.pipelines.predict.settings import RunSettings
+from trinat.pipelines.scans.cases import Case
 
 IN_HAND = "in-hand"  # a file that says so
 

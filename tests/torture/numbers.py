@@ -12,9 +12,9 @@ from typing import Any
 from torture.jobs import JOBS, Bench
 from torture.verdicts import Refused, wrong
 from torture.workshop import Done, Try, checked, digests, happens, tiny_scan, unchanged
-from trinat.pipelines.common.scanfiles import find_files
 from trinat.pipelines.evaluate.pairing import pair_files
 from trinat.pipelines.predict import ledger
+from trinat.pipelines.scans.files import find_files
 from trinat.segmentation.io.files import read_rows
 from trinat.segmentation.io.volume import Volume
 

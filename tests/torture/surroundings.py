@@ -25,8 +25,8 @@ from torture.workshop import (
     tiny_scan,
     unchanged,
 )
-from trinat.pipelines.common.naming import RESULT_ENDINGS
 from trinat.pipelines.predict import ledger
+from trinat.pipelines.scans.naming import RESULT_ENDINGS
 from trinat.segmentation.io.volume import Volume
 
 _PARTS = (

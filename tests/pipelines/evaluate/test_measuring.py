@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from trinat.pipelines.common.scanfiles import ScanFile
 from trinat.pipelines.evaluate.measuring import Task, measure_all
 from trinat.pipelines.evaluate.pairing import Pair
 from trinat.pipelines.evaluate.user_tables import Mappings
+from trinat.pipelines.scans.files import ScanFile
 
 
 class Deadly(str):

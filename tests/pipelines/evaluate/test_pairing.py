@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.common.scanfiles import find_files, find_images
 from trinat.pipelines.evaluate.pairing import Pairing, pair_files
+from trinat.pipelines.scans.files import find_files, find_images
 from trinat.segmentation.errors import ConfigError, EvaluationError
 
 

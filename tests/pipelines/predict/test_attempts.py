@@ -14,7 +14,6 @@ from helpers.serial import QUICK, run_serially, write_scans
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.common.lock import run_lock
-from trinat.pipelines.common.naming import ASIDE
 from trinat.pipelines.evaluate.cohort import CohortSettings, report_cohort
 from trinat.pipelines.evaluate.run import EvaluationSettings, evaluate_predictions
 from trinat.pipelines.predict.entry import Entry
@@ -22,6 +21,7 @@ from trinat.pipelines.predict.ledger import Ledger, read_entries
 from trinat.pipelines.predict.merge import merge
 from trinat.pipelines.predict.outputs import SLICES, WORK
 from trinat.pipelines.predict.request import Shard
+from trinat.pipelines.scans.naming import ASIDE
 from trinat.segmentation.errors import EvaluationError, LockedError
 from trinat.segmentation.io.files import read_rows, sha256_of
 

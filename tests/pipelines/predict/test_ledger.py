@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.common.cases import Case
-from trinat.pipelines.common.naming import LEFT_OUT
 from trinat.pipelines.predict.entry import Entry, Status
 from trinat.pipelines.predict.ledger import (
     Ledger,
@@ -18,6 +16,8 @@ from trinat.pipelines.predict.ledger import (
 )
 from trinat.pipelines.predict.settings import OutputSettings, RunSettings
 from trinat.pipelines.predict.work_folder import held
+from trinat.pipelines.scans.cases import Case
+from trinat.pipelines.scans.naming import LEFT_OUT
 from trinat.segmentation.errors import DiskFullError, IntegrityError, OutputError
 from trinat.segmentation.io.files import sha256_of
 

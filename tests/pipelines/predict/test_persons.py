@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.common.cases import Case
-from trinat.pipelines.common.discovery import find_cases
 from trinat.pipelines.predict.persons import Person, as_units, persons_of
+from trinat.pipelines.scans.cases import Case
+from trinat.pipelines.scans.discovery import find_cases
 from trinat.segmentation.errors import ConfigError, DatasetError
 
 

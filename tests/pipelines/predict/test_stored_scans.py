@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trinat.pipelines.common.cases import Case, Found
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.predict.outcome import Outcome, sum_of
 from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.predict.settings import OutputSettings
 from trinat.pipelines.predict.stored_scans import StoredScans
+from trinat.pipelines.scans.cases import Case, Found
 
 FIRST = Found((Case("a", Path("a.nii"), "a"),))
 SECOND = Found((Case("b", Path("b.nii"), "b"),))

@@ -16,8 +16,8 @@ import pytest
 from helpers.overfitted import miniature, overfitted_model, random_model
 from helpers.serial import QUICK, run_serially, table, write_scans
 
-from trinat.pipelines.common.scanfiles import find_files
 from trinat.pipelines.predict.ledger import read_entries
+from trinat.pipelines.scans.files import find_files
 from trinat.segmentation.io.files import sha256_of
 
 

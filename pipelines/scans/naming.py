@@ -56,6 +56,8 @@ class Product(Enum):
             self.plain = plain
 
 
+# BIDS's word for the scans that are taken unless others are asked for.
+T1W = "T1w"
 # The folder of each part of a cross-validation, in that of all its models or all its results.
 FOLD = "fold-{}"
 # Where outputs go that the last attempt at their scan has not made; in the output folder.

@@ -12,13 +12,13 @@ import pytest
 from helpers.overfitted import random_model
 from helpers.prepared import build, prepare
 
-from trinat.pipelines.common.cases import Case, Found
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.common.stored import stored_cases, stored_files
 from trinat.pipelines.evaluate.run import EvaluationSettings, evaluate_predictions
 from trinat.pipelines.predict.case import CaseWorker
 from trinat.pipelines.predict.case_in_progress import read
 from trinat.pipelines.predict.settings import RunSettings
+from trinat.pipelines.scans.cases import Case, Found
+from trinat.pipelines.scans.stored import stored_cases, stored_files
 from trinat.segmentation.data.splits import Split
 from trinat.segmentation.data.store import SPLIT, Store
 from trinat.segmentation.errors import DatasetError, TrinatError

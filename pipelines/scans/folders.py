@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from trinat.pipelines.common.naming import RESULT_ENDINGS
+from trinat.pipelines.scans.naming import RESULT_ENDINGS
 from trinat.segmentation.data.sources.base import without_suffix
 from trinat.segmentation.io.dicom.containers import is_dicom
 from trinat.segmentation.io.streams import SCAN_SUFFIXES

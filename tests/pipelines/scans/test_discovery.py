@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.common.cases import Found
-from trinat.pipelines.common.discovery import find_cases
+from trinat.pipelines.scans.cases import Found
+from trinat.pipelines.scans.discovery import find_cases
 from trinat.segmentation.errors import ConfigError, InputError
 
 

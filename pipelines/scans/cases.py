@@ -5,6 +5,7 @@ Nothing that was given is dropped: a run reports its cases and its refusals, eac
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,8 +13,6 @@ from operator import attrgetter
 from pathlib import Path
 
 from natsort import natsorted
-
-from trinat.pipelines.common.folders import is_file
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,9 @@ class Case:
 
         The paths need not exist. They are what a ledger hashes to see whether a scan changed.
         """
-        if self.series and not is_file(self.path):
+        # Unlike `Path.is_file` it answers False where that cannot be known.
+        is_zip = os.path.isfile(self.path)  # noqa: PTH113
+        if self.series and not is_zip:
             return tuple(self.path / name for name in self.series)
         suffix = self.path.suffix
         if suffix.lower() not in (".hdr", ".img"):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trinat.pipelines.common.naming import bids_name
 from trinat.pipelines.predict.tables import format_aseg_stats
+from trinat.pipelines.scans.naming import bids_name
 from trinat.segmentation.data.sources.bids import entities
 from trinat.segmentation.labels.measures import BrainVolumes
 from trinat.segmentation.labels.scheme import load_scheme

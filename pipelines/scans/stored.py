@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from trinat.pipelines.common.cases import Case, Found, Refusal
-from trinat.pipelines.common.scanfiles import ScanFile, as_scan
+from trinat.pipelines.scans.cases import Case, Found, Refusal
+from trinat.pipelines.scans.files import ScanFile, as_scan
 from trinat.segmentation.data.store import Original, Store
 from trinat.segmentation.errors import DatasetError
 
