@@ -195,7 +195,7 @@ def runs(
     from rich.console import Console
     from rich.table import Table
 
-    from trinat.pipelines.train.comparison import HEAD, compare
+    from trinat.pipelines.train.pages import HEAD, compare
 
     changed, summaries = compare(runs, out)
     table = Table("Run", *HEAD, box=None, pad_edge=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -59,50 +59,36 @@ def open_data(
 
     Raises ConfigError where the stage names no source, and what opening a source raises.
     """
-    synthetic: SyntheticSource | None = None
-    real: StoreSource | None = None
-    pool: ProcessPoolExecutor | None = None
-    scans: ScansOf = _no_scans
-    if stage.data.synthetic is not None:
-        synthetic, scans = _open_synthetic(
-            recipe, stage, stage.data.synthetic, scheme, device
-        )
-    if stage.data.store is not None:
-        readers = _readers(stage.data.store, device, processes)
-        if stage.data.store.augmentation.transforms and readers:
-            pool = worker_pool(
-                readers, "trinat.segmentation.training.stored_transforms"
+    data = stage.data
+    if data.synthetic is None and data.store is None:
+        remedy = "give data.synthetic or data.store"
+        raise ConfigError("data names no source", remedy=remedy)
+    source: BatchSource
+    with ExitStack() as opened:
+        if data.synthetic is not None:
+            synthetic, scans = _open_synthetic(
+                recipe, stage, data.synthetic, scheme, device
             )
-        real, scans = _open_store(
-            recipe, stage, stage.data.store, views, scheme, readers, pool
-        )
-    try:
-        yield _joined(synthetic, real, stage.data.synthetic_share), scans
-    finally:
-        if real is not None:
-            real.close()
-        if pool is not None:
-            pool.shutdown(cancel_futures=True)
-
-
-def _no_scans(view: View) -> Iterator[ValidationScan]:
-    """Where nothing validates."""
-    return iter(())
-
-
-def _joined(
-    synthetic: SyntheticSource | None, real: StoreSource | None, synthetic_share: float
-) -> BatchSource:
-    """The one source that is there, or both mixed."""
-    if synthetic is not None and real is not None:
-        return MixedSource(synthetic, real, synthetic_share)
-    if synthetic is not None:
-        return synthetic
-    if real is not None:
-        return real
-    raise ConfigError(
-        "data names no source", remedy="give data.synthetic or data.store"
-    )
+            source = synthetic
+        if data.store is not None:
+            readers = data.store.workers
+            if readers is None:
+                sharing = max(1, min(processes, count_gpus()))
+                readers = usual_readers(device, cpu_count() // sharing)
+            pool = None
+            if data.store.augmentation.transforms and readers:
+                pool = worker_pool(
+                    readers, "trinat.segmentation.training.stored_transforms"
+                )
+                opened.callback(pool.shutdown, cancel_futures=True)
+            real, scans = _open_store(
+                recipe, stage, data.store, views, scheme, readers, pool
+            )
+            opened.callback(real.close)
+            source = real
+            if data.synthetic is not None:
+                source = MixedSource(synthetic, real, data.synthetic_share)
+        yield source, scans
 
 
 def _most_scans(stage: StageConfig) -> int:
@@ -123,7 +109,8 @@ def _open_synthetic(
 
     The label maps stay on the device; slices of the recipe's size are made when they are asked for.
     """
-    maps = _read_heads(config.heads)
+    heads = config.heads
+    maps = phantom_heads(2) if heads == "phantom" else load_heads(Path(heads))
     most = max(1, _most_scans(stage))
     seen, unseen = _divide(maps, config.held_out, most=most)
     source = SyntheticSource(
@@ -140,13 +127,6 @@ def _open_synthetic(
         return synthetic_scans(unseen, scheme, config.synthesis, view, recipe.seed)
 
     return source, scans
-
-
-def _read_heads(heads: Path | str) -> HeadMaps:
-    """Label maps of heads: of the phantom, or of a folder."""
-    if heads == "phantom":
-        return phantom_heads(2)
-    return load_heads(Path(heads))
 
 
 def _divide(maps: HeadMaps, held_out: int, *, most: int) -> tuple[HeadMaps, HeadMaps]:
@@ -195,14 +175,6 @@ def _open_store(
         return store_scans(config.path, config.split, view, _most_scans(stage))
 
     return source, scans
-
-
-def _readers(config: StoreConfig, device: torch.device, processes: int) -> int:
-    """How many read ahead: the recipe's number, or the usual one for this process's cores."""
-    if config.workers is not None:
-        return config.workers
-    sharing = max(1, min(processes, count_gpus()))
-    return usual_readers(device, cpu_count() // sharing)
 
 
 def usual_readers(device: torch.device, cores: int) -> int:

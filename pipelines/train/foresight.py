@@ -21,7 +21,7 @@ from trinat.segmentation.models.base import NetworkConfig
 from trinat.segmentation.models.hardware import bfloat16_hardware, training_layout
 from trinat.segmentation.models.zoo import find_model
 from trinat.segmentation.synthetic.heads import load_heads
-from trinat.segmentation.training.config import Recipe, StageConfig, StoreConfig
+from trinat.segmentation.training.config import Recipe, StageConfig
 from trinat.segmentation.training.memory import StepMemory, smaller_batch
 
 _GIB = 2**30
@@ -37,8 +37,9 @@ _LONG_HOURS = 48
 def refuse_missing_inputs(stages: Iterable[StageConfig]) -> None:
     """Refuse what a stage lacks now, and not after hours of the stages before it.
 
-    That is the model it starts from, label maps of heads, and the subjects of its store. What is
-    raised is what opening them raises.
+    That is the model it starts from, label maps of heads, and the subjects of its store, whose
+    files must be those that it knows; some must validate where the stage does. What is raised is
+    what opening them raises.
     """
     for stage in stages:
         if stage.start is not None:
@@ -48,20 +49,14 @@ def refuse_missing_inputs(stages: Iterable[StageConfig]) -> None:
             if isinstance(heads, Path) and not heads.exists():
                 load_heads(heads)  # Raises.
         if stage.data.store is not None:
-            _refuse_unfit_store(
-                stage.data.store, validates=stage.validation is not None
-            )
-
-
-def _refuse_unfit_store(config: StoreConfig, *, validates: bool) -> None:
-    """Refuse a store whose files are not those it knows, or that cannot validate and should."""
-    store = Store(config.path)
-    validation = read_split(config.split).validation
-    store.check([*store.part("train", config.split), *validation])
-    if validates and not validation:
-        remedy = "add some (trinat split --ratios 8 1 1), or use --set validation=null"
-        what = "has no subject for validation"
-        raise DatasetError(what, where=config.split, remedy=remedy)
+            store = Store(stage.data.store.path)
+            split = stage.data.store.split
+            validation = read_split(split).validation
+            store.check([*store.part("train", split), *validation])
+            if stage.validation is not None and not validation:
+                remedy = "add some (trinat split --ratios 8 1 1), or use --set validation=null"
+                what = "has no subject for validation"
+                raise DatasetError(what, where=split, remedy=remedy)
 
 
 def uses_bfloat16(stage: StageConfig, device: torch.device) -> bool:

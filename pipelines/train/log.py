@@ -65,12 +65,21 @@ class Metrics:
         self.since = self.began
         self.events: Any = None
         if events:
-            self.events = _open_events(folder, step)
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                remedy = "install trinat[tracking]"
+                raise ConfigError("events need TensorBoard", remedy=remedy) from None
+            # It hides what an earlier attempt wrote after `step`.
+            self.events = SummaryWriter(str(folder / "events"), purge_step=step + 1)
 
     def add(self, report: StepReport, *, last: bool) -> None:
         """Note a step; write a line if it is time, or if the step is the last."""
         self.pending.append(report)
-        if not last and not self._is_due(time.monotonic()):
+        now = time.monotonic()
+        pause_s = _PART_OF_TIME * (now - self.began)
+        pause_s = min(max(pause_s, _SHORTEST_S), _LONGEST_S)
+        if not last and now - self.since < pause_s:
             return
         row = _metrics_row(self.pending)
         line = io.StringIO(newline="")
@@ -84,12 +93,6 @@ class Metrics:
         self._write_events(values, report.step)
         self.pending = []
         self.since = time.monotonic()
-
-    def _is_due(self, now: float) -> bool:
-        """Whether the last line is long enough ago."""
-        pause_s = _PART_OF_TIME * (now - self.began)
-        pause_s = min(max(pause_s, _SHORTEST_S), _LONGEST_S)
-        return now - self.since >= pause_s
 
     def add_scores(self, scores: Mapping[View, Scores], step: int) -> None:
         """Mean Dice and IoU of each view, as events; validations.csv has all structures."""
@@ -108,16 +111,6 @@ class Metrics:
         for name, value in values.items():
             self.events.add_scalar(name, value, step)
         self.events.flush()
-
-
-def _open_events(folder: Path, step: int) -> Any:
-    """A writer of TensorBoard's that hides what an earlier attempt wrote after `step`."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        remedy = "install trinat[tracking]"
-        raise ConfigError("events need TensorBoard", remedy=remedy) from None
-    return SummaryWriter(str(folder / "events"), purge_step=step + 1)
 
 
 def _metrics_row(steps: Sequence[StepReport]) -> dict[str, str]:

@@ -1,14 +1,28 @@
-"""Pages and pictures of training: run.html of a job, its examples, and runs compared."""
+"""Pages of training: run.html of a job with its curves and examples; and runs compared.
+
+Runs are compared by what their folders hold: settings that differ, time, loss and scores.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trinat.pipelines.train.log import VALIDATIONS, Curve, read_curves, read_rows
+from trinat.pipelines.common.config import read_yaml
+from trinat.pipelines.train.log import (
+    METRICS,
+    VALIDATIONS,
+    Curve,
+    read_curves,
+    read_rows,
+)
+from trinat.pipelines.train.result import CONFIG, DONE
+from trinat.segmentation.errors import TrainingError
 from trinat.segmentation.io.files import atomic_write, write_whole
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.report.drawing import Drawing, Narrow, canvas, model_color
@@ -21,10 +35,23 @@ from trinat.segmentation.report.page import (
     table,
 )
 from trinat.segmentation.report.pictures import brain_window, label_colors, overlay
+from trinat.segmentation.training.state import Counters, differences, read_latest
 from trinat.segmentation.training.validation import Examples
 
 # A run or a job by its name, and its curves.
 NamedCurves = tuple[str, Mapping[str, Curve]]
+
+# Of a table of jobs.
+HEAD = ("Job", "Steps", "Hours", "Final loss", "Best Dice", "IoU there")
+_COLUMNS: Columns = [
+    Column("Run", pick=True),
+    "Job",
+    Column("Steps", 0),
+    Column("Hours", 3),
+    Column("Final loss", 3),
+    Column("Best Dice", 3),
+    Column("IoU there", 3),
+]
 
 _WIDTH_IN = 8.6
 _CURVE_IN = 2.2  # the height of a panel of curves
@@ -53,13 +80,17 @@ def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
     if scores:
         plots.append(_draw_structures(scores))
         tables.append(_last_scores(scores))
-    write_run_page(
+    examples = []
+    for path in sorted((job / "examples").glob("*.png")):
+        view, step = path.stem.split("-")[:2]
+        examples.append((f"{view}, step {int(step)}", path.read_bytes()))
+    _write_run_page(
         job / "run.html",
         title=title,
         lead=f"One job of a training, as it is now. Label scheme: {scheme.name}.",
         plots=plots,
         tables=tables,
-        examples=_read_examples(job),
+        examples=examples,
     )
 
 
@@ -86,15 +117,6 @@ def _number_of(text: str) -> float | None:
     if not text:
         return None
     return float(text)
-
-
-def _read_examples(job: Path) -> list[tuple[str, bytes]]:
-    """The pictures that `write_examples` has written, with their captions."""
-    examples = []
-    for path in sorted((job / "examples").glob("*.png")):
-        view, step = path.stem.split("-")[:2]
-        examples.append((f"{view}, step {int(step)}", path.read_bytes()))
-    return examples
 
 
 def write_examples(
@@ -127,7 +149,7 @@ def write_examples(
         imsave(file, np.concatenate(rows), format="png")
 
 
-def write_run_page(
+def _write_run_page(
     path: Path,
     *,
     title: str,
@@ -154,7 +176,9 @@ def write_run_page(
 def draw_curves(runs: Sequence[NamedCurves]) -> Drawing:
     """Loss, rate, Dice and IoU over steps; a job alone has no name."""
     # Without validation there is no Dice to draw.
-    known = _known_panels(runs)
+    known: set[str] = set()
+    for _, curves in runs:
+        known.update(key.split()[-1] for key, (steps, _) in curves.items() if steps)
     panels = ["loss", "rate", *(panel for panel in _VALIDATED if panel in known)]
     rows = len(panels) // 2
     with canvas(_WIDTH_IN, _CURVE_IN * rows, rows, 2) as (figure, axes):
@@ -166,16 +190,6 @@ def draw_curves(runs: Sequence[NamedCurves]) -> Drawing:
         "Curves of training over steps: loss, learning rate, and scores of validation",
         narrow=Narrow(abreast=1, row_in=_CURVE_IN),
     )
-
-
-def _known_panels(runs: Sequence[NamedCurves]) -> set[str]:
-    """The kinds of curves of which any run has a value."""
-    known = set()
-    for _, curves in runs:
-        for key, (steps, _) in curves.items():
-            if steps:
-                known.add(key.split()[-1])
-    return known
 
 
 def _draw_panel(axis: Any, panel: str, runs: Sequence[NamedCurves]) -> None:
@@ -246,3 +260,128 @@ def _draw_heat_map(axis: Any, frame: Any, metric: str, title: str) -> None:
     labelled = range(0, len(steps), every)
     axis.set_xticks(labelled, [steps[place] for place in labelled])
     axis.set_xlabel("step")
+
+
+@dataclass(frozen=True)
+class JobSummary:
+    """One job of a run as its files say; None for what it has not.
+
+    `iou` is that of the validation with the best Dice.
+    """
+
+    name: str
+    steps: int
+    hours: float | None
+    final_loss: float | None
+    best_dice: float | None
+    iou: float | None
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """Cells of a table, under HEAD."""
+        cells = [self.name, str(self.steps)]
+        for value in (self.hours, self.final_loss, self.best_dice, self.iou):
+            if value is None:
+                cells.append("")
+            else:
+                cells.append(f"{value:.3f}")
+        return tuple(cells)
+
+
+def summarise(run: Path) -> list[JobSummary]:
+    """All jobs of a run, in the order of their names; a folder without a run is refused."""
+    if not (run / CONFIG).is_file():
+        raise TrainingError(f"no training run here ({CONFIG} is missing)", where=run)
+    return [_summarise_job(job, run) for job in _jobs(run)]
+
+
+def compare(
+    runs: Sequence[Path], out: Path | None
+) -> tuple[list[str], dict[str, list[JobSummary]]]:
+    """Differences of settings to the first run, and each run's jobs by the run's path.
+
+    Each difference is one line, that begins with the path of its run. `out`, if it is given,
+    gets a page of both, with the curves of all jobs.
+    """
+    summaries = {str(run): summarise(run) for run in runs}
+    configs = [read_yaml(run / CONFIG) for run in runs]
+    changed = []
+    first, *others = configs
+    for run, config in zip(runs[1:], others, strict=True):
+        changed += [f"{run}: {line}" for line in differences(first, config)]
+    if out is None:
+        return changed, summaries
+
+    curves: list[NamedCurves] = []
+    for run in runs:
+        for job in _jobs(run):
+            name = f"{run.name} {job.relative_to(run)}"
+            curves.append((name, read_curves(job)))
+    rows = []
+    for name, jobs in summaries.items():
+        rows += [(name, *astuple(job)) for job in jobs]
+    tables = [table("scores", "Scores", _COLUMNS, rows)]
+    if changed:
+        lines = [(line,) for line in changed]
+        tables.append(table("settings", "Settings that differ", ["Setting"], lines))
+    _write_run_page(
+        out,
+        title="Runs compared",
+        lead=f"{' and '.join(summaries)}: curves, scores, and settings that differ.",
+        plots=[draw_curves(curves)],
+        tables=tables,
+    )
+    return changed, summaries
+
+
+def _jobs(run: Path) -> list[Path]:
+    """The folders of a run's jobs that have made a step."""
+    return sorted(path.parent for path in run.glob(f"*/*/{METRICS}"))
+
+
+def _summarise_job(job: Path, run: Path) -> JobSummary:
+    """One job by its folder: its last word or newest state, else its last noted step."""
+    curves = read_curves(job)
+    noted_steps, losses = curves["loss"]
+    counters = None
+    done = job / DONE
+    if done.is_file():
+        counters = Counters(**json.loads(done.read_text("utf-8")))
+    else:
+        state, _ = read_latest(job)
+        if state is not None:
+            counters = state.counters
+    steps = 0
+    hours = None
+    if counters is not None:
+        steps = counters.step
+        hours = counters.seconds / 3600
+    elif noted_steps:
+        steps = int(noted_steps[-1])
+    final_loss = None
+    if losses:
+        final_loss = losses[-1]
+    dice = _means(curves, "dice")
+    best_dice = None
+    iou = None
+    if dice:
+        best_dice = max(dice)
+        iou = _means(curves, "iou")[dice.index(best_dice)]
+    return JobSummary(
+        name=str(job.relative_to(run)),
+        steps=steps,
+        hours=hours,
+        final_loss=final_loss,
+        best_dice=best_dice,
+        iou=iou,
+    )
+
+
+def _means(curves: Mapping[str, Curve], metric: str) -> list[float]:
+    """At each validation the mean over views that are trained together."""
+    of_views = []
+    for key, (_, values) in curves.items():
+        if key.endswith(f" {metric}"):
+            of_views.append(values)
+    by_validation = zip(*of_views, strict=False)
+    return [sum(values) / len(values) for values in by_validation]

@@ -108,7 +108,10 @@ def first_weights(
         return model.networks[other], model.classes_of(other)
     before = recipe.stages[: recipe.stages.index(stage)]
     trains_view = any(view in (each.views or recipe.views) for each in before)
-    if not trains_view and not _has_finished(recipe, before, out):
+    has_finished = any(
+        _finished(out, each, other) for each in before for other in recipe.views
+    )
+    if not trains_view and not has_finished:
         if before:
             say(
                 f"{stage.name}: {view.value} starts from random weights: no other view is here"
@@ -116,15 +119,6 @@ def first_weights(
         return None
     network, other = trained(recipe, before, view, out, say)
     return network, load_scheme(recipe.scheme).seen_in(other)
-
-
-def _has_finished(recipe: Recipe, stages: Sequence[StageConfig], out: Path) -> bool:
-    """Whether any job of some stages is finished."""
-    for stage in stages:
-        for view in recipe.views:
-            if _finished(out, stage, view) is not None:
-                return True
-    return False
 
 
 def _best_or_last(folder: Path, say: Callable[[str], None]) -> State:
@@ -168,6 +162,16 @@ def save_run(
         ]
         if stages and _finished(out, stages[-1], view):
             networks[view] = trained(recipe, stages, view, out, say)[0]
+    slices_seen = 0
+    stages_by_name = {stage.name: stage for stage in recipe.stages}
+    for done in out.glob(f"*/*/{DONE}"):
+        stage = stages_by_name[done.parent.parent.name]
+        steps = json.loads(done.read_text())["step"]
+        slices_seen += steps * stage.batch * stage.accumulate
+    # Licences of models whose weights a run starts from hold for what it makes. That of trinat
+    # itself allows another one for what is made of it.
+    starts = [stage.start for stage in recipe.stages if stage.start is not None]
+    licences = {licence_of(find_model(start)) for start in starts}
     label_table = None
     if scheme.name != recipe.scheme:
         label_table = recipe.scheme  # a file of the user's, which the model takes along
@@ -184,10 +188,10 @@ def save_run(
             csf=_csf_taught(recipe, out),
             training=Training(
                 data=_data_seen(recipe, out),
-                licence=_licence_of_starts(recipe),
+                licence="; ".join(sorted(licences - {"", OWN_LICENCE})),
                 recipe=recipe.name,
                 pseudo_labels=pseudo_labels(recipe, out),
-                slices_seen=_slices_seen(recipe, out),
+                slices_seen=slices_seen,
             ),
         ),
         networks,
@@ -205,7 +209,11 @@ def _fusion_of_start(recipe: Recipe, scheme: LabelScheme, out: Path) -> Fusion:
     from it and it has each of them. What speaks of structures that the scheme lacks, or of another
     kind of CSF, does not carry over; nor do odds of structures, which training makes needless.
     """
-    starts = {_start_of(recipe, view) for view in recipe.views}
+    start_of: dict[View, Path | None] = dict.fromkeys(recipe.views)
+    for stage in recipe.stages:
+        if stage.start is not None:
+            start_of.update(dict.fromkeys(stage.views or recipe.views, stage.start))
+    starts = {start_of[view] for view in recipe.views}
     start = starts.pop()
     if start is None or starts:
         return Fusion()
@@ -222,26 +230,6 @@ def _fusion_of_start(recipe: Recipe, scheme: LabelScheme, out: Path) -> Fusion:
     if model.csf != _csf_taught(recipe, out):
         changed["csf_odds"] = 1.0
     return model.fusion.model_copy(update=changed)
-
-
-def _start_of(recipe: Recipe, view: View) -> Path | None:
-    """The last model that a view starts from in any of its stages; None without one."""
-    start = None
-    for stage in recipe.stages:
-        if stage.start is not None and view in (stage.views or recipe.views):
-            start = stage.start
-    return start
-
-
-def _slices_seen(recipe: Recipe, out: Path) -> int:
-    """Slices that all finished jobs of a run have trained on."""
-    stages = {stage.name: stage for stage in recipe.stages}
-    slices = 0
-    for done in out.glob(f"*/*/{DONE}"):
-        stage = stages[done.parent.parent.name]
-        steps = json.loads(done.read_text())["step"]
-        slices += steps * stage.batch * stage.accumulate
-    return slices
 
 
 def _data_seen(recipe: Recipe, out: Path) -> str:
@@ -265,16 +253,6 @@ def _data_seen(recipe: Recipe, out: Path) -> str:
             start = "/".join(stage.start.parts[-2:])
             seen += f", from the weights of {start}"
     return seen
-
-
-def _licence_of_starts(recipe: Recipe) -> str:
-    """The licences of the models whose weights a run starts from: they hold for what it makes.
-
-    That of trinat itself allows another one for what is made of it.
-    """
-    starts = [stage.start for stage in recipe.stages if stage.start is not None]
-    licences = {licence_of(find_model(start)) for start in starts}
-    return "; ".join(sorted(licences - {"", OWN_LICENCE}))
 
 
 def _not_predicted(recipe: Recipe, scheme: LabelScheme, out: Path) -> set[str]:

@@ -7,17 +7,21 @@ a run was stopped, at the step, with the same numbers as if it had not been.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+import yaml
 
 from trinat.pipelines.common.config import check, find_recipe, read_yaml, with_settings
-from trinat.pipelines.common.lock import run_lock
+from trinat.pipelines.common.lock import refuse_foreign, run_lock
 from trinat.pipelines.common.process import prepare_training, stop_signals
-from trinat.pipelines.train.claim import claimed_run
 from trinat.pipelines.train.clock import TimeLimit
 from trinat.pipelines.train.foresight import (
     refuse_missing_inputs,
@@ -26,14 +30,18 @@ from trinat.pipelines.train.foresight import (
 )
 from trinat.pipelines.train.job import Job, JobRun, Watcher
 from trinat.pipelines.train.job_loop import train_job
-from trinat.pipelines.train.result import DONE, save_run
+from trinat.pipelines.train.result import CONFIG, DATA, DONE, read_data, save_run
 from trinat.pipelines.train.scores import IN_ANOTHER_PROCESS
 from trinat.segmentation.data.splits import read_split
 from trinat.segmentation.data.store import SPLIT, Store
-from trinat.segmentation.errors import ConfigError, DeviceError, InterruptedRunError
-from trinat.segmentation.io.files import remove_leftovers
+from trinat.segmentation.errors import (
+    ConfigError,
+    DeviceError,
+    InterruptedRunError,
+    TrainingError,
+)
+from trinat.segmentation.io.files import remove_leftovers, write_whole
 from trinat.segmentation.models.architectures import PUBLISHED
-from trinat.segmentation.models.base import NetworkConfig
 from trinat.segmentation.models.checkpoint import read_info
 from trinat.segmentation.models.hardware import choose_device, count_gpus
 from trinat.segmentation.models.zoo import find_model
@@ -44,6 +52,7 @@ from trinat.segmentation.training.config import (
     StoreConfig,
     ValidationConfig,
 )
+from trinat.segmentation.training.state import check_identity, has_state
 from trinat.segmentation.training.workers import ALONE, Workers
 
 
@@ -58,8 +67,19 @@ def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
     start = recipe.stages[0].start
     if start is None or "network" in content:
         return recipe
-    network = _network_of(start, recipe.views)
-    return recipe.model_copy(update={"network": network})
+    architectures = read_info(find_model(start)).architectures
+    chosen = [architectures[view] for view in recipe.views if view in architectures]
+    if not chosen:
+        chosen = list(architectures.values())
+    # Networks of several numbers of classes are of one kind.
+    classes = {"classes": PUBLISHED.classes}
+    shapes = {config.model_copy(update=classes) for config in chosen}
+    if len(shapes) > 1:
+        remedy = "name the `network` to train in the recipe"
+        raise ConfigError(
+            "its views have different networks", where=start, remedy=remedy
+        )
+    return recipe.model_copy(update={"network": shapes.pop()})
 
 
 def on_store(recipe: Recipe, root: Path, split: Path | None = None) -> Recipe:
@@ -118,25 +138,6 @@ def _stage_on_store(
         store = store.model_copy(update={"augmentation": unflipped})
     data = stage.data.model_copy(update={"store": store, "synthetic": synthetic})
     return stage.model_copy(update={"data": data, "validation": validation})
-
-
-def _network_of(model: Path, views: Sequence[View]) -> NetworkConfig:
-    """The configuration that a model's networks share, all but the number of classes.
-
-    Of networks for these views, if the model has any. Several configurations are a ConfigError.
-    """
-    architectures = read_info(find_model(model)).architectures
-    chosen = [architectures[view] for view in views if view in architectures]
-    if not chosen:
-        chosen = list(architectures.values())
-    classes = {"classes": PUBLISHED.classes}
-    shapes = {config.model_copy(update=classes) for config in chosen}
-    if len(shapes) > 1:
-        remedy = "name the `network` to train in the recipe"
-        raise ConfigError(
-            "its views have different networks", where=model, remedy=remedy
-        )
-    return shapes.pop()
 
 
 def plan_jobs(recipe: Recipe, views: Sequence[View]) -> list[Job]:
@@ -236,8 +237,83 @@ def _prepared(
         examples = [folder / "examples" for folder in folders]
         remove_leftovers(out, *folders, *examples)
         refuse_missing_inputs(job.stage for job in _left(jobs, out))
-        with claimed_run(recipe, out, resume=resume):
+        with _claimed_run(recipe, out, resume=resume):
             yield
+
+
+@contextmanager
+def _claimed_run(recipe: Recipe, out: Path, *, resume: bool) -> Iterator[None]:
+    """Write down the recipe and what its stores hold; refuse to mix two runs in one folder.
+
+    A run that is there already needs `resume`, the same recipe and the same data. A new one whose
+    start is refused within the block leaves nothing.
+    """
+    content = recipe.model_dump(mode="json")
+    stores = [stage.data.store for stage in recipe.stages]
+    data = {
+        str(store.path): _taken_from(store) for store in stores if store is not None
+    }
+    if (out / CONFIG).is_file():
+        # The same that was killed before its first state begins again.
+        is_another = _has_begun(out) or read_yaml(out / CONFIG) != content
+        if is_another and not resume:
+            remedy = "go on with --resume, or give another --out"
+            raise TrainingError("a run is there already", where=out, remedy=remedy)
+        check_identity(read_yaml(out / CONFIG), content, out)
+        check_identity(read_data(out), data, out)
+        yield
+        return
+    folders = [*(stage.name for stage in recipe.stages), "model"]
+    refuse_foreign(out, [CONFIG, *folders, DATA])
+    if data:
+        write_whole(out / DATA, json.dumps(data, indent=1))
+    write_whole(out / CONFIG, yaml.safe_dump(content, sort_keys=False))
+    try:
+        yield
+    finally:
+        # A start that was refused is no run.
+        if not _has_begun(out):
+            (out / CONFIG).unlink()
+            (out / DATA).unlink(missing_ok=True)
+            for name in folders:
+                shutil.rmtree(out / name, ignore_errors=True)
+
+
+def _has_begun(out: Path) -> bool:
+    """Whether any job of the run has a state, or has ended."""
+    jobs = out.glob("*/*/")
+    return any(has_state(job) or (job / DONE).is_file() for job in jobs)
+
+
+def _taken_from(config: StoreConfig) -> dict[str, Any]:
+    """What a run takes from a store: the files of the subjects that train or validate.
+
+    Of those that train it has the licences, and who made the labels; `not_predicted` are the
+    structures that none of these labels has.
+    """
+    store = Store(config.path)
+    subjects = store.info.subjects
+    train = store.part("train", config.split)
+    used = sorted({*train, *read_split(config.split).validation})
+    digests = [(subject, subjects[subject].file.sha256) for subject in used]
+    files = json.dumps(digests)
+    licences = {subjects[subject].licence for subject in train}
+    untaught: list[set[str]] = []
+    for subject in train:
+        model = subjects[subject].pseudo
+        if model is None:
+            untaught.append(set())
+        else:
+            untaught.append(set(model.not_predicted))
+    taken = {
+        "sha256": hashlib.sha256(files.encode()).hexdigest(),
+        "licences": sorted(licences - {""}),
+        "pseudo_labels": store.pseudo_labels(train),
+        "not_predicted": sorted(set.intersection(*untaught)),
+    }
+    if store.info.csf != "region":
+        taken["csf"] = store.info.csf
+    return taken
 
 
 def _left(jobs: Iterable[Job], out: Path) -> list[Job]:

@@ -64,7 +64,7 @@ _PRELOADED = (
     "trinat.pipelines.web.service",
     "trinat.pipelines.web.start",
     "trinat.pipelines.train.launch",
-    "trinat.pipelines.train.comparison",
+    "trinat.pipelines.train.pages",
     "trinat.segmentation.report.evaluation",
     "helpers.serial",
 )

@@ -22,7 +22,7 @@ from helpers.small_store import all_train, small_store
 from helpers.tiny_training import LONG_STEPS, SILENT, write_long_recipe, write_recipe
 
 from trinat.pipelines.common.process import cpu_count
-from trinat.pipelines.train import member
+from trinat.pipelines.train import launch as launching
 from trinat.pipelines.train.launch import launch
 from trinat.pipelines.train.run import find_device, read_recipe
 from trinat.segmentation.errors import ConfigError, DeviceError, TrinatError
@@ -269,7 +269,7 @@ def test_an_error_that_cannot_be_unpickled_is_said_in_its_words_with_its_traceba
     try:
         raise FromTwoError("no kernel", "too old")
     except FromTwoError as error:
-        told = pickle.loads(member._pickled(error))
+        told = pickle.loads(launching._pickled(error))
     assert str(told) == "FromTwoError: no kernel: too old"
     assert "in test_an_error_that_cannot_be" in told.__notes__[0]
 

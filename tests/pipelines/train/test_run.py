@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.common.config import with_settings
-from trinat.pipelines.train.comparison import compare, summarise
 from trinat.pipelines.train.data import usual_readers
+from trinat.pipelines.train.pages import compare, summarise
 from trinat.pipelines.train.run import read_recipe, train
 from trinat.segmentation.errors import (
     ConfigError,

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trinat.pipelines.train.comparison import JobSummary, summarise
 from trinat.pipelines.train.log import Metrics, append_scores
+from trinat.pipelines.train.pages import JobSummary, summarise
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.loop import StepReport

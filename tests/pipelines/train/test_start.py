@@ -10,8 +10,8 @@ import pytest
 import torch
 from helpers.tiny_training import NETWORK, SILENT, tiny_recipe, weights
 
-from trinat.pipelines.train.comparison import summarise
 from trinat.pipelines.train.job import Watcher
+from trinat.pipelines.train.pages import summarise
 from trinat.pipelines.train.result import _fusion_of_start
 from trinat.pipelines.train.run import train
 from trinat.segmentation.errors import (
