@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench._steps import step_of
+from benches._steps import step_of
 from helpers import small_store as stored
 from torch import Tensor
 

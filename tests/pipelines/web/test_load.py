@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from attacks.web import exchange, malformed
 from helpers.service import AT, Service, quick_model, tiny_scan
-from torture.web import exchange, malformed
 
 # In a hurry fewer: TRINAT_KILLS=3.
 KILLS = int(os.environ.get("TRINAT_KILLS", "10"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from bench.computed import Counted, count, on_meta
+from benches.computed import Counted, count, on_meta
 
 from trinat.segmentation.inference.localisation import BrainRegion
 from trinat.segmentation.inference.predictor import Predictor

@@ -1,0 +1,251 @@
+"""Attacks on whose numbers are told: files paired by name, results of scans that are others now."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from attacks.jobs import JOBS, Bench
+from attacks.verdicts import Refused, wrong
+from attacks.workshop import Done, Try, checked, digests, happens, tiny_scan, unchanged
+from trinat.pipelines.evaluate.pairing import pair_files
+from trinat.pipelines.predict import ledger
+from trinat.pipelines.scans.files import find_files
+from trinat.segmentation.io.files import read_rows
+from trinat.segmentation.io.volume import Volume
+
+# Pairing ------------------------------------------------------------------------------------
+
+# Names of which one begins the other, or that join to one: who pairs carelessly crosses them.
+_STEMS = (
+    ("OAS1_0001", "OAS1_0001_MR2", "OAS1_0001_MR2_b", "OAS1_0002", "OAS1_00010"),
+    ("a", "a_b", "a_b_c", "b", "b_c", "ab", "A"),
+    ("1", "2", "10", "1_2", "02", "12"),
+    ("case-1", "case-1.5", "case-10", "case-1-b", "case 1"),
+    ("p1/T1", "p2/T1", "p1_T1", "p1/x/T1", "p1/x_T1", "p1_x/T1", "T1"),
+    (
+        "sub-01",
+        "sub-01_ses-1",
+        "sub-01_ses-2",
+        "sub-01_ses-1_run-1",
+        "sub-01_ses-1_run-2",
+    ),
+    ("sub-1", "sub-01", "sub-1_acq-x", "sub-1_acq-y", "sub-2"),
+)
+_ENDINGS = ("", "_seg", "_pred", "_T1w", "_GT", "_x2", "-manual", ".auto", "_desc-x")
+_BEGINNINGS = ("", "", "", "true_", "p", "t")
+_SUFFIXES = (".nii.gz", ".nii", ".NII.GZ", ".mgz")
+
+
+def pairing(attempt: Try) -> None:
+    """Names of persons that are alike, files missing on either side: nobody gets another's."""
+    chance = attempt.chance
+    stems = list(chance.choice(_STEMS))
+    chance.shuffle(stems)
+    people = stems[: chance.randint(1, len(stems))]
+    owners: dict[Path, str] = {}
+    sides = []
+    style = chance.choice(_BEGINNINGS), chance.choice(_ENDINGS)
+    for side in ("truth", "pred"):
+        folder = attempt.folder / side
+        if happens(chance, 0.5):
+            style = chance.choice(_BEGINNINGS), chance.choice(_ENDINGS)
+        _write_side(folder, people, style, chance, owners)
+        sides.append(folder)
+    if not all(any(path.is_relative_to(folder) for path in owners) for folder in sides):
+        return
+    guess = happens(chance, 0.7)
+    found = pair_files(*map(find_files, sides), guess=guess)
+    for pair in found.pairs:
+        whose = owners[pair.truth.path], owners[pair.prediction.path]
+        if not _same_person(*whose) and not pair.is_guess:
+            raise wrong(
+                f"{' is paired with '.join(whose)} by {pair.how}, without a word"
+            )
+    seen = [pair.truth.path for pair in found.pairs] + [
+        f.path for f in found.truths_alone
+    ]
+    seen += [pair.prediction.path for pair in found.pairs]
+    seen += [file.path for file in found.predictions_alone]
+    if sorted(seen) != sorted(owners):
+        raise wrong(
+            "a file is neither paired nor named as one without a partner, or is both"
+        )
+
+
+def _same_person(one: str, other: str) -> bool:
+    """p1/T1 may be called p1_T1 elsewhere; p1/x_T1 is not p1_x/T1."""
+    is_flat = "/" not in one or "/" not in other
+    return one == other or (
+        is_flat and one.replace("/", "_") == other.replace("/", "_")
+    )
+
+
+def _write_side(
+    folder: Path,
+    people: Sequence[str],
+    style: tuple[str, str],
+    chance: random.Random,
+    owners: dict[Path, str],
+) -> None:
+    """Empty files of some of the persons, all with one way of naming."""
+    beginning, ending = style
+    share_missing = chance.choice((0.1, 0.3, 0.6))
+    marked = (
+        "_dseg" if happens(chance, 0.5) or any("/" in name for name in people) else ""
+    )
+    for person in people:
+        if happens(chance, share_missing):
+            continue
+        place, _, stem = person.rpartition("/")
+        name = f"{beginning}{stem}{ending}{marked}{chance.choice(_SUFFIXES)}"
+        path = folder / place / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        owners[path] = person
+
+
+# Attempts -----------------------------------------------------------------------------------
+
+_DIVISIONS = ((), ("1/2", "2/2"), ("2/2", "1/2"), ("2/3", "1/3", "3/3"))
+# What is compared with a run in a fresh folder: what says something of the scans as they are now.
+_TOLD = ("_dseg.nii.gz", ".stats", "volumes.tsv", "qc.tsv")
+
+
+def attempts(attempt: Try) -> None:
+    """Scans exchanged and damaged between runs, whole and in shards, under clocks years apart:
+    what is told in the end is what a fresh run tells."""
+    chance = attempt.chance
+    bench = Bench(attempt, JOBS["predict"])
+    scans = sorted((bench.inputs / "scans").iterdir())
+    contents = {scan: [scan.read_bytes(), b"damaged", _other(scan)] for scan in scans}
+    # Something that may be taken for new later.
+    _run_all(bench, chance)
+    for _ in range(chance.randint(1, 2)):
+        scan = chance.choice(scans)
+        scan.write_bytes(chance.choice(contents[scan][1:] + contents[scan]))
+        _run_all(bench, chance)
+    before = digests(bench.inputs)
+    fresh = attempt.folder / "fresh"
+    line = JOBS["predict"].line(attempt.sound, bench.inputs, fresh)
+    _some_done(attempt.run(*line, home=bench.inputs))
+    _same(bench.out, fresh)
+    if happens(chance, 0.3):
+        _same_report(attempt, bench.out, fresh)
+    unchanged(before, bench.inputs, "attempts")
+
+
+def _other(scan: Path) -> bytes:
+    """Another head in a file of this name; the file stays."""
+    before = scan.read_bytes()
+    image, _, affine = tiny_scan(1)
+    Volume(image[::-1].copy(), affine).write(scan)
+    other = scan.read_bytes()
+    scan.write_bytes(before)
+    return other
+
+
+def _run_all(bench: Bench, chance: random.Random) -> None:
+    parts = chance.choice(_DIVISIONS)
+    more = ["--entropy"] if happens(chance, 0.2) else []
+    if happens(chance, 0.2):
+        # Side by side: the second is refused in one line, or waits for nothing that matters.
+        line = bench.line()
+        beside = [*line, "--shard", "1/2"] if happens(chance, 0.5) else line
+        for running in [
+            bench.attempt.start(*which, home=bench.inputs, before=_skewed(chance))
+            for which in (line, beside)
+        ]:
+            _done_or_locked(running.wait())
+        parts, more = (), []
+    for part in parts:
+        line = [*bench.line(), *more, "--shard", part]
+        _some_done(bench.attempt.run(*line, home=bench.inputs, before=_skewed(chance)))
+    if parts:
+        _some_done(bench.attempt.run("merge", bench.out, home=bench.inputs))
+    if not parts or more or happens(chance, 0.3):
+        line = bench.line()
+        _some_done(bench.attempt.run(*line, home=bench.inputs, before=_skewed(chance)))
+
+
+def _skewed(chance: random.Random) -> Callable[[], None]:
+    shift_s = chance.uniform(-5000, 5000) * 86400
+
+    def install() -> None:
+        now = time.time
+        time.time = lambda: now() + shift_s  # type: ignore[assignment]
+
+        class Shifted(datetime):
+            @classmethod
+            def now(cls, tz: Any = None) -> datetime:
+                return datetime.now(tz) + timedelta(seconds=shift_s)
+
+        ledger.datetime = Shifted  # type: ignore[misc]
+
+    return install
+
+
+def _some_done(done: Done) -> None:
+    """Ended in order; scans may have failed."""
+    if done.status not in (3, 4):
+        try:
+            checked(done)
+        except Refused as refusal:
+            raise wrong(f"refused: {str(refusal).strip()[-300:]}") from None
+
+
+def _done_or_locked(done: Done) -> None:
+    if "is at work here" in done.err:
+        if len(done.err.strip().splitlines()) > 1:
+            raise wrong(f"refused in more than a line: {done.err[-300:]!r}")
+        return
+    _some_done(done)
+
+
+def _same(out: Path, fresh: Path) -> None:
+    told, expected = (
+        {
+            name: digest
+            for name, digest in digests(folder).items()
+            if name.endswith(_TOLD) and not name.startswith(".")
+        }
+        for folder in (out, fresh)
+    )
+    for name in sorted(told.keys() | expected.keys()):
+        if told.get(name) != expected.get(name):
+            what = "is of an older scan" if name in told else "is missing"
+            raise wrong(f"{name} {what}")
+    ours, theirs = _statuses(out), _statuses(fresh)
+    if ours != theirs:
+        raise wrong(f"summary.tsv says {ours}, and a fresh run {theirs}")
+
+
+def _statuses(folder: Path) -> dict[str, str]:
+    rows = read_rows(folder / "summary.tsv", required=("case", "status"))
+    return {row["case"]: row["status"] for row in rows}
+
+
+def _same_report(attempt: Try, out: Path, fresh: Path) -> None:
+    """`trinat report` of old results tells what it tells of fresh ones; of another scan nothing."""
+    labels = sorted(path.name for path in fresh.glob("*_dseg.nii.gz"))
+    if not labels:
+        return
+    tables = []
+    for number, folder in enumerate((out, fresh)):
+        group = attempt.folder / f"group-{number}"
+        _some_done(
+            attempt.run(
+                *("report", folder, "--out", group, "--include-rejected"),
+                *("--jobs", "1", "--quiet"),
+            )
+        )
+        tables.append((group / "volumes.csv").read_bytes())
+    if tables[0] != tables[1]:
+        raise wrong("report has other volumes than of a fresh run")
+
+
+ATTACKS = {"pairing by name": pairing, "attempts and old results": attempts}

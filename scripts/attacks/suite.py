@@ -1,0 +1,299 @@
+"""Runs every family of attacks in turn within a time; a state file lets it go on for hours."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from attacks import jobs
+from attacks.verdicts import GOOD, Verdict, judged
+from attacks.workshop import PATIENCE_S, Try, make_sound, time_limit
+from trinat.segmentation.io.files import atomic_text
+
+Attack = Callable[[Try], None]
+
+_IN_PROCESS = (
+    "scans",
+    "background",
+    "texts",
+    "tables",
+    "bombs",
+    "downloads",
+    "models",
+    "web",
+)
+_OF_COMMANDS = ("surroundings", "blows", "output", "numbers")
+# A family's turn: as many tries as fit in so long, at least one.
+_TURN_S = 3.0
+_PRELOADED = (
+    # Another user may not read Python's folder.
+    *(
+        "encodings.unicode_escape",
+        "encodings.utf_8_sig",
+        "encodings.cp437",
+        "encodings.idna",
+    ),
+    "pandas",
+    "scipy.ndimage",
+    "matplotlib.figure",
+    "torch._dynamo",
+    "trinat.pipelines.cli",
+    "trinat.pipelines.predict.case",
+    "trinat.pipelines.predict.tables",
+    "trinat.pipelines.evaluate.run",
+    "trinat.pipelines.evaluate.cohort",
+    "trinat.pipelines.prepare.making",
+    "trinat.pipelines.prepare.report",
+    "trinat.pipelines.prepare.show",
+    "trinat.pipelines.models.bundle",
+    "trinat.pipelines.web.service",
+    "trinat.pipelines.web.start",
+    "trinat.pipelines.train.launch",
+    "trinat.pipelines.train.pages",
+    "trinat.segmentation.report.evaluation",
+    "helpers.serial",
+)
+
+
+def families(
+    modules: tuple[str, ...] = _IN_PROCESS + _OF_COMMANDS,
+) -> dict[str, Attack]:
+    """Attacks by their names in the table."""
+    found: dict[str, Attack] = {}
+    for name in modules:
+        found |= importlib.import_module(f"attacks.{name}").ATTACKS
+    return found
+
+
+class Suite:
+    def __init__(self, state: Path, seed: int, work: Path) -> None:
+        self.path, self.seed, self.work = state, seed, work
+        self.sound = work / "sound"
+        self.tallies: dict[str, Counter[str]] = {}
+        self.failures: list[str] = []
+        self.seconds = 0.0
+        if state.exists():
+            stored = json.loads(state.read_text())
+            if stored["seed"] != seed:
+                sys.exit(
+                    f"scripts/torture: {state} is of seed {stored['seed']}: give another --state"
+                )
+            self.tallies = {
+                name: Counter(tally) for name, tally in stored["tallies"].items()
+            }
+            self.failures, self.seconds = stored["failures"], stored["seconds"]
+
+    def save(self) -> None:
+        content = {
+            "seed": self.seed,
+            "seconds": self.seconds,
+            "tallies": self.tallies,
+            "failures": self.failures,
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_text(self.path) as file:
+            json.dump(content, file, indent=1)
+
+    def build(self, *, learn: bool) -> None:
+        """Make what attacks begin with, in a process of its own; then import what they use.
+
+        With `learn` also what undisturbed commands leave.
+        """
+        self.sound.mkdir(parents=True)
+        pid = os.fork()
+        if not pid:
+            status = 1
+            with contextlib.suppress(BaseException), _reported():
+                make_sound(self.sound)
+                status = 0
+            os._exit(status)
+        if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
+            sys.exit("scripts/torture: the sound inputs could not be made")
+        for name in _PRELOADED:
+            importlib.import_module(name)
+        if learn:
+            jobs.learn(lambda name: self._try(f"learning {name}", 0), self.sound)
+
+    def _try(self, family: str, number: int) -> Try:
+        name = "".join(ch if ch.isalnum() else "-" for ch in f"{family}-{number}")
+        folder = self.work / "tries" / name
+        folder.mkdir(parents=True)
+        return Try(
+            folder, random.Random(f"{self.seed}-{family}-{number}"), number, self.sound
+        )
+
+    def attempt(self, family: str, attack: Attack, number: int) -> tuple[Verdict, str]:
+        """One try, here."""
+        attempt = self._try(family, number)
+        verdict, what = Verdict.RIGHT, ""
+        try:
+            with time_limit(6 * PATIENCE_S), warnings.catch_warnings():
+                warnings.simplefilter("error")
+                attack(attempt)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            verdict, what = judged(error)
+            if verdict not in GOOD and os.environ.get("TORTURE_DEBUG"):
+                traceback.print_exc()
+        shutil.rmtree(attempt.folder, ignore_errors=True)
+        return verdict, what
+
+    def turn(self, family: str, attack: Attack, first: int) -> None:
+        """Some tries in a process of their own, whose end, whatever it is, ends the turn alone."""
+        results, theirs = os.pipe()
+        pid = os.fork()
+        if not pid:
+            os.close(results)
+            with (
+                contextlib.suppress(BaseException),
+                os.fdopen(theirs, "w", buffering=1) as file,
+            ):
+                begun, number = time.monotonic(), first
+                while number == first or time.monotonic() - begun < _TURN_S:
+                    verdict, what = self.attempt(family, attack, number)
+                    file.write(json.dumps([verdict, what]) + "\n")
+                    number += 1
+            os._exit(0)
+        os.close(theirs)
+        tally = self.tallies.setdefault(family, Counter())
+        with os.fdopen(results) as file:
+            for line in file:
+                self._note(tally, family, *json.loads(line))
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if status:
+            self._note(
+                tally,
+                family,
+                Verdict.TRACEBACK,
+                f"the process of the try ended ({status})",
+            )
+
+    def _note(self, tally: Counter[str], family: str, verdict: str, what: str) -> None:
+        number = tally.total()
+        tally[verdict] += 1
+        if verdict not in GOOD:
+            line = (
+                f"{verdict}: {what}\n  scripts/torture --seed {self.seed} --only {family!r} "
+                f"--try {number}"
+            )
+            self.failures.append(line)
+            print(line, flush=True)
+
+    def run(self, chosen: dict[str, Attack], minutes: float) -> None:
+        """Families in turn, until the time is over; each begun turn is finished."""
+        begun, before = time.monotonic(), self.seconds
+        while True:
+            for name, attack in chosen.items():
+                self.turn(name, attack, self.tallies.get(name, Counter()).total())
+                self.seconds = before + time.monotonic() - begun
+                self.save()
+                if self.seconds - before > 60 * minutes:
+                    return
+
+    def table(self) -> str:
+        columns = ("attack", "tries", *Verdict)
+        rows = [
+            (name, tally.total(), *(tally[verdict] for verdict in Verdict))
+            for name, tally in self.tallies.items()
+        ]
+        total = ("all", *(sum(row[i] for row in rows) for i in range(1, len(columns))))
+        cells = [[str(cell) for cell in row] for row in (columns, *rows, total)]
+        widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+        lines = [
+            "| "
+            + " | ".join(
+                cell.rjust(w) if i else cell.ljust(w)
+                for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            )
+            + " |"
+            for row in cells
+        ]
+        rule = "|" + "|".join(
+            "-" * (w + 1) + ("-" if not i else ":") for i, w in enumerate(widths)
+        )
+        lines.insert(1, rule + "|")
+        return "\n".join(
+            [*lines, "", f"{self.seconds / 60:.1f} minutes, seed {self.seed}"]
+        )
+
+    @property
+    def is_good(self) -> bool:
+        return not any(
+            count
+            for tally in self.tallies.values()
+            for v, count in tally.items()
+            if v not in GOOD
+        )
+
+
+@contextlib.contextmanager
+def _reported() -> Any:
+    try:
+        yield
+    except BaseException:
+        traceback.print_exc()
+        raise
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="scripts/torture", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=8)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", action="append", help="family of attacks; repeatable")
+    parser.add_argument(
+        "--try", type=int, dest="number", help="repeat this one try of --only"
+    )
+    parser.add_argument(
+        "--state", type=Path, help="where it stands. Default: .torture/SEED.json"
+    )
+    chosen = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    attacks = families()
+    unknown = set(chosen.only or ()) - attacks.keys()
+    if unknown or (chosen.number is not None and len(chosen.only or ()) != 1):
+        parser.error(
+            f"--only takes one of: {', '.join(attacks)}; --try takes one --only"
+        )
+    attacks = {
+        name: attack
+        for name, attack in attacks.items()
+        if name in (chosen.only or attacks)
+    }
+    # In memory where that can be: what is tried is our own order of calls, not the disk.
+    memory = Path("/dev/shm")
+    place = memory if os.access(memory, os.W_OK) else None
+    with tempfile.TemporaryDirectory("", "trinat-torture-", place, True) as name:
+        work = Path(name)
+        work.chmod(0o755)  # for tries as another user
+        state = chosen.state or Path(".torture") / f"{chosen.seed}.json"
+        suite = Suite(
+            work / "state.json" if chosen.number is not None else state,
+            chosen.seed,
+            work,
+        )
+        suite.build(learn=bool(attacks.keys() & families(_OF_COMMANDS).keys()))
+        if chosen.number is not None:
+            (family,) = attacks
+            os.environ["TORTURE_DEBUG"] = "1"
+            verdict, what = suite.attempt(family, attacks[family], chosen.number)
+            print(f"{verdict}: {what}" if what else verdict)
+            return int(verdict not in GOOD)
+        suite.run(attacks, chosen.minutes)
+    print(suite.table())
+    return 0 if suite.is_good else 1

@@ -1,0 +1,306 @@
+"""What attacks share: a folder, sound inputs made once, commands run as a user runs them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+from helpers import limits
+
+from attacks.verdicts import Bad, Refused, Verdict, raw, raw_in, wrong
+
+PATIENCE_S = 120.0
+READ_S = 20.0
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended: its exit status, or minus the signal that ended it."""
+
+    status: int
+    out: str
+    err: str
+    hung: bool = False
+
+    @property
+    def said(self) -> str:
+        return self.out + self.err
+
+
+@dataclass
+class Running:
+    """A command in a process group of its own."""
+
+    pid: int
+    log: Path
+    started: float = field(default_factory=time.monotonic)
+
+    def wait(self, seconds: float = PATIENCE_S) -> Done:
+        """How it ended; after `seconds` it is killed, with all that it has started."""
+        status, hung = self.poll(), False
+        pause_s = 0.001
+        while status is None:
+            if time.monotonic() - self.started > seconds:
+                hung = True
+                self.signal(signal.SIGKILL, group=True)
+                _, code = os.waitpid(self.pid, 0)
+                status = os.waitstatus_to_exitcode(code)
+                break
+            time.sleep(pause_s)
+            pause_s = min(0.05, pause_s * 1.3)
+            status = self.poll()
+        self.signal(signal.SIGKILL, group=True)
+        texts = [
+            self.log.with_suffix(ending).read_text(errors="replace")
+            if self.log.with_suffix(ending).exists()
+            else ""
+            for ending in (".out", ".err")
+        ]
+        return Done(status, *texts, hung)
+
+    def poll(self) -> int | None:
+        pid, code = os.waitpid(self.pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(code) if pid else None
+
+    def signal(self, number: int, *, group: bool = False) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            (os.killpg if group else os.kill)(self.pid, number)
+
+
+@dataclass(frozen=True)
+class Try:
+    """One try of an attack: chance by seed, family and number, an empty folder, sound inputs."""
+
+    folder: Path
+    chance: random.Random
+    number: int
+    sound: Path
+
+    def start(
+        self,
+        *arguments: str | Path,
+        before: Callable[[], object] = lambda: None,
+        home: Path | None = None,
+        serial: bool = True,
+    ) -> Running:
+        """Begin `trinat ARGUMENTS` in a forked process that has everything imported.
+
+        `before` runs in it first. With `serial`, scans are segmented in that process itself.
+        """
+        return _fork(
+            [str(argument) for argument in arguments],
+            self.folder / f"log-{self.chance.getrandbits(48):x}",
+            before,
+            home or self.folder,
+            serial,
+        )
+
+    def run(
+        self, *arguments: str | Path, seconds: float = PATIENCE_S, **how: object
+    ) -> Done:
+        return self.start(*arguments, **how).wait(seconds)  # type: ignore[arg-type]
+
+    def succeed(self, *arguments: str | Path, **how: object) -> Done:
+        """Run a command that ends with 0, or `Refused`; what else it may do is a failure."""
+        return checked(self.run(*arguments, **how))  # type: ignore[arg-type]
+
+
+def checked(done: Done, *, deadly: tuple[int, ...] = ()) -> Done:
+    """A command that ended well, or with one line; signals in `deadly` were expected."""
+    if done.hung:
+        raise Bad(Verdict.HANG, f"no end; said {done.said[-200:]!r}")
+    if text := raw_in(done.said):
+        raise raw(text)
+    if done.status < 0 and -done.status not in deadly:
+        raise raw(f"ended by signal {-done.status}; said {done.said[-200:]!r}")
+    if done.status == 0:
+        return done
+    if done.status < 0:
+        raise Refused
+    if not done.err.strip():
+        raise wrong(f"status {done.status} without a word")
+    raise Refused(done.err)
+
+
+def _fork(
+    arguments: list[str],
+    log: Path,
+    before: Callable[[], object],
+    home: Path,
+    serial: bool,
+) -> Running:
+    pid = os.fork()
+    if pid:
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)
+        return Running(pid, log)
+    status = 70
+    try:
+        with contextlib.suppress(OSError):
+            os.setpgid(0, 0)
+        # As a fresh process has them: no handlers, no alarm, nothing to read from.
+        for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(
+                number, signal.SIG_DFL if number != signal.SIGINT else _interrupted
+            )
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for descriptor, ending in ((1, ".out"), (2, ".err")):
+            file = os.open(
+                log.with_suffix(ending), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666
+            )
+            os.dup2(file, descriptor)
+            os.close(file)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+        sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+        os.chdir(home)
+        warnings.resetwarnings()
+        warnings.simplefilter("ignore", (DeprecationWarning, PendingDeprecationWarning))
+        status = _command(arguments, before, serial)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _interrupted(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _command(arguments: list[str], before: Callable[[], object], serial: bool) -> int:
+    """What `trinat` on the command line does, in this process."""
+    from trinat.pipelines.cli import main
+
+    # Workers are spawned anew, and must not begin with importing the suite.
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.argv = ["trinat", *arguments]
+    if serial:
+        from trinat.pipelines.predict.engine import SerialEngine
+        from trinat.pipelines.predict.request import PredictRequest
+
+        PredictRequest.local_engine = lambda self, settings, *_: SerialEngine(settings)  # type: ignore[method-assign]
+    before()
+    try:
+        main()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+
+
+def python(*arguments: str) -> list[str]:
+    """The command line of `trinat` in a fresh interpreter."""
+    return [sys.executable, "-m", "trinat", *arguments]
+
+
+def time_limit(seconds: float) -> AbstractContextManager[None]:
+    """A block of this process that does not end in time is a hang."""
+    return limits.time_limit(
+        seconds, Bad(Verdict.HANG, f"not done after {seconds:g} s")
+    )
+
+
+def happens(chance: random.Random, share: float) -> bool:
+    return chance.random() < share
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Every file and link below a folder, by its bytes."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            found[name] = f"link to {path.readlink()}"
+        elif path.is_file():
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def unchanged(before: Mapping[str, str], folder: Path, what: str) -> None:
+    """All files that were there are there with the same bytes."""
+    now = digests(folder)
+    for name, digest in before.items():
+        if now.get(name) != digest:
+            kind = "gone" if name not in now else "changed"
+            raise Bad(Verdict.LOST, f"{what}: {name} is {kind}")
+
+
+def copy(source: Path, target: Path) -> Path:
+    shutil.copytree(source, target, symlinks=True)
+    return target
+
+
+def tiny_scan(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A head of 20 x 24 x 22 voxels: image, FreeSurfer numbers, affine."""
+    from helpers.miniatures import head_image, head_labels, turned
+
+    labels = head_labels()[::2, ::2, ::2]
+    if seed % 2:
+        labels = np.roll(labels, 1, axis=1)
+    image, affine = turned(head_image(labels, seed), "RAS")
+    return image, labels, affine
+
+
+def make_sound(folder: Path) -> None:
+    """Everything sound that attacks begin with, below `folder`."""
+    import torch
+    from helpers.overfitted import SMALL
+    from helpers.tiny_training import write_recipe
+
+    from trinat.segmentation.io.volume import Volume
+    from trinat.segmentation.models.checkpoint import save_model
+    from trinat.segmentation.models.model_info import Description
+    from trinat.segmentation.models.quicknat import QuickNat
+    from trinat.segmentation.space.views import View
+
+    torch.manual_seed(3)
+    network = QuickNat(
+        SMALL.model_copy(update={"filters": 4, "depth": 2, "classes": 33})
+    )
+    with torch.no_grad():
+        # So that what it finds depends on what it sees: a stale result shows.
+        network.classifier.weight.mul_(20)
+    save_model(folder / "model", Description(name="tiny"), {View.CORONAL: network})
+    for name in ("scans", "truth", "pred", "pairs/images", "pairs/labels"):
+        (folder / name).mkdir(parents=True)
+    for number, name in enumerate(("a", "b", "c")):
+        image, labels, affine = tiny_scan(number)
+        scan, truth = Volume(image, affine), Volume(labels, affine)
+        if number < 2:
+            scan.write(folder / f"scans/{name}.nii.gz")
+        scan.write(folder / f"pairs/images/{name}.nii.gz")
+        truth.write(folder / f"pairs/labels/{name}.nii.gz", labels=True)
+        truth.write(folder / f"truth/{name}_dseg.nii.gz", labels=True)
+        other = np.roll(labels, number % 2, axis=0)
+        Volume(other, affine).write(folder / f"pred/{name}_dseg.nii.gz", labels=True)
+    (folder / "prepare.yaml").write_text(
+        f"source: pairs\nroot: {folder}/pairs\ngrid: [32, 32, 32]\n"
+    )
+    recipe = write_recipe(
+        folder, views=["coronal"], schedule={"steps": 6}, checkpoint_every_steps=2
+    )
+    # Its heads are in a temporary folder of this process.
+    text = recipe.read_text()
+    place = next(
+        line.split(":", 1)[1].strip() for line in text.splitlines() if "heads:" in line
+    )
+    shutil.move(place, folder / "heads.npz")
+    Path(place).parent.rmdir()
+    recipe.write_text(text.replace(place, str(folder / "heads.npz")))

@@ -1,0 +1,239 @@
+"""Changes that are known, and how trinat predict --longitudinal finds them.
+
+    scripts/bench longitudinal visits SUBJECTS_DIR OUT hippocampus
+    trinat predict OUT --longitudinal --persons OUT/visits.tsv --out RESULT
+    scripts/bench longitudinal found OUT RESULT
+
+`visits` writes five scans of each head of a SUBJECTS_DIR: two that are unchanged, and three in
+which hippocampus, ventricles or cortex have changed by 1, 2 and 3 %. Each is turned, shifted,
+shaded and noisy in a way of its own. `visits SUBJECTS_DIR OUT cortex 2 0,0,2` writes three scans of
+each of the first two heads, with these changes, and `... cortex 2 0,0 1,1.2` two of each, the
+second with voxels of 1.2 mm. `found` compares with what was found. Of real
+persons who were scanned twice, and of two outputs with and without --longitudinal:
+
+    scripts/bench longitudinal retest TABLE OUTPUT ...
+
+TABLE is that of --persons. Printed are mean absolute differences, in per cent. What the page of
+changes draws as noise is written of an output with --longitudinal by
+
+    scripts/bench longitudinal noise TABLE OUTPUT > configs/retest/MODEL.tsv
+
+Of the first two scans of each person in several outputs with --longitudinal, the ICC of each
+structure with its 95 % interval:
+
+    scripts/bench longitudinal icc OUTPUT ...
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from benches._visits import Protocol, deformation, visit
+from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.metrics.statistics import icc_2_1, mean_squares
+from trinat.segmentation.space.conform import conform
+
+__all__ = ["differences", "icc_interval", "run", "slope_of"]
+
+# FreeSurfer's numbers, and by how much a visit changes: tissue is lost, fluid is gained.
+_STRUCTURES = {
+    "hippocampus": ((17, 53), -1),
+    "ventricles": ((4, 43), 1),
+    "cortex": ((3, 42), -1),
+}
+_NAMES = {
+    "hippocampus": ("Left-Hippocampus", "Right-Hippocampus"),
+    "ventricles": ("Left-Lateral-Ventricle", "Right-Lateral-Ventricle"),
+    "cortex": ("Left-Cerebral-Cortex", "Right-Cerebral-Cortex"),
+}
+_PERCENTS = "0,0,1,2,3"
+_TABLE = "visits.tsv"
+
+
+def run(what: str = "", *arguments: str) -> None:
+    commands = {
+        "visits": _write_visits,
+        "found": _print_found,
+        "retest": _print_retest,
+        "noise": _print_noise,
+        "icc": _print_icc,
+    }
+    if what not in commands:
+        raise SystemExit(f"say {', '.join(commands)}")
+    commands[what](*arguments)
+
+
+def _write_visits(
+    subjects_dir: str,
+    out: str,
+    structure: str,
+    most: str = "9",
+    percents: str = _PERCENTS,
+    voxels_mm: str = "1",
+) -> None:
+    numbers, sign = _STRUCTURES[structure]
+    changes = [float(percent) for percent in percents.split(",")]
+    sizes = [float(size) for size in voxels_mm.split(",")]
+    folder = Path(out)
+    folder.mkdir(parents=True)
+    rows = []
+    mris = sorted(path.parent for path in Path(subjects_dir).glob("*/mri/aseg.mgz"))
+    for seed, mri in enumerate(mris[: int(most)]):
+        image = find_image(mri.parent, "T1")
+        labels = find_labels(mri.parent, "aseg")
+        if image is None or labels is None:
+            print(f"{mri}: no T1.mgz, left out")
+            continue
+        conformed = conform(Volume.read(image), shape=None)
+        truth = Volume.read(labels, labels=True)
+        truth = conform(truth, labels=True, plan=conformed.plan).volume
+        draw = np.random.default_rng(seed)
+        for number, percent in enumerate(changes, start=1):
+            field = None
+            if percent:
+                inside = np.isin(truth.data, numbers)
+                field = deformation(inside, sign * percent / 100)
+            name = f"{mri.parent.name}_MR{number}.nii.gz"
+            # Sizes of voxels are taken in turn.
+            size = sizes[(number - 1) % len(sizes)]
+            protocol = Protocol(spacing_mm=(size, size, size))
+            visit(conformed.volume, field, protocol, draw).write(folder / name)
+            change = sign * percent if percent else 0.0
+            rows.append((name, mri.parent.name, number, change, structure))
+            print(folder / name, flush=True)
+    columns = ["scan", "person", "date", "percent", "structure"]
+    frame = pd.DataFrame(rows, columns=columns)
+    frame.to_csv(folder / _TABLE, sep="\t", index=False)
+
+
+def _print_found(out: str, result: str) -> None:
+    table = pd.read_csv(Path(out) / _TABLE, sep="\t")
+    points = _volumes(Path(result))
+    for person, visits in table.groupby("person"):
+        for name in _NAMES[visits["structure"].iloc[0]]:
+            cases = visits["scan"].str.removesuffix(".nii.gz")
+            volumes = points.loc[cases, name].to_numpy()
+            found = 100 * (volumes / volumes[0] - 1)
+            slope = slope_of(visits["percent"].to_numpy(float), found)
+            text = " ".join(f"{value:+.2f}" for value in found)
+            print(f"{person} {name}: {text}, slope {slope:.2f}")
+
+
+def slope_of(true: np.ndarray, found: np.ndarray) -> float:
+    """The slope of the line of least squares through found changes over true ones."""
+    return float(np.polyfit(true, found, 1)[0])
+
+
+def _print_retest(table: str, *outputs: str) -> None:
+    persons = pd.read_csv(table, sep="\t")
+    found = {output: differences(persons, _volumes(Path(output))) for output in outputs}
+    for output, all_structures in found.items():
+        frame = all_structures.drop(index="CSF", errors="ignore")
+        both = frame.loc[["Left-Hippocampus", "Right-Hippocampus"]]
+        print(
+            f"{output}: {len(frame)} structures, mean {frame['mean'].mean():.2f} %, "
+            f"hippocampus {both['mean'].mean():.2f} %, "
+            f"median {frame['mean'].median():.2f} %, largest {frame['mean'].max():.2f} %"
+        )
+    print(pd.concat(found, axis=1).round(3).to_string())
+
+
+def _print_noise(table: str, output: str) -> None:
+    persons = pd.read_csv(table, sep="\t")
+    frame = differences(persons, _volumes(Path(output)))
+    count = persons["person"].nunique()
+    print("structure\tsd_percent\tfreedom")
+    for name, sd, freedom in pooled(frame["sd"], count):
+        print(f"{name}\t{sd:.3f}\t{freedom}")
+
+
+def _print_icc(*outputs: str) -> None:
+    pairs = []
+    for output in outputs:
+        path = Path(output) / "timepoints.tsv"
+        # Cases are names, also where they are all digits.
+        points = pd.read_csv(path, sep="\t", dtype={"case": str})
+        volumes = _volumes(Path(output))
+        for _, of_person in points.groupby("person"):
+            cases = of_person["case"].iloc[:2]
+            pairs.append(volumes.loc[cases])
+    print(f"{len(pairs)} persons")
+    print("structure\ticc\tlow\thigh")
+    for name in pairs[0]:
+        measured = np.stack([pair[name].to_numpy() for pair in pairs])
+        low, high = icc_interval(measured)
+        print(f"{name}\t{icc_2_1(measured):.3f}\t{low:.3f}\t{high:.3f}")
+
+
+def icc_interval(measured: np.ndarray, level: float = 0.95) -> tuple[float, float]:
+    """The interval of `icc_2_1`, (P, raters), after McGraw and Wong (1996, table 7, ICC(A,1)).
+
+    No value is NaN.
+    """
+    n, k = measured.shape
+    of_persons, of_raters, of_rest = mean_squares(measured)
+    icc = icc_2_1(measured)
+    # Both are n (1 - icc) times the a and b of the paper, which leaves the freedom as it is.
+    a = k * icc * of_raters
+    b = (n * (1 - icc) + k * icc * (n - 1)) * of_rest
+    freedom = (a + b) ** 2 / (a**2 / (k - 1) + b**2 / ((n - 1) * (k - 1)))
+    noise = k * of_raters + (k * n - k - n) * of_rest
+    upper_f = stats.f.ppf((1 + level) / 2, n - 1, freedom)
+    lower_f = stats.f.ppf((1 + level) / 2, freedom, n - 1)
+    low = n * (of_persons - upper_f * of_rest) / (upper_f * noise + n * of_persons)
+    high = n * (lower_f * of_persons - of_rest) / (noise + n * lower_f * of_persons)
+    return float(low), float(high)
+
+
+def pooled(sds: pd.Series, persons: int) -> list[tuple[str, float, int]]:
+    """By structure: the SD of both sides together, and how many differences it is from."""
+    rows = []
+    for name in sds.index:
+        plain = str(name).removeprefix("Left-").removeprefix("Right-")
+        sides = [side for side in (f"Left-{plain}", f"Right-{plain}") if side in sds]
+        values = sds[sides or [name]]
+        sd = float(np.sqrt((values**2).mean()))
+        rows.append((str(name), sd, persons * len(values)))
+    return rows
+
+
+def _volumes(output: Path) -> pd.DataFrame:
+    """Volumes by case: those that changes are computed from, else those of the label maps."""
+    path = output / "timepoints.tsv"
+    if not path.exists():
+        path = output / "volumes.tsv"
+    # Cases are names, also where they are all digits.
+    frame = pd.read_csv(path, sep="\t", dtype={"case": str}).set_index("case")
+    volumes = frame.rename(columns=lambda name: name.removesuffix("_mm3"))
+    names = load_scheme("quicknat33").names[1:]
+    return volumes[[name for name in names if name in volumes]]
+
+
+def differences(persons: pd.DataFrame, volumes: pd.DataFrame) -> pd.DataFrame:
+    """By structure, of the first two scans of each person: mean of |difference| in %, SD, ICC.
+
+    The SD is that of a difference whose mean is 0.
+    """
+    pairs = []
+    for _, visits in persons.groupby("person"):
+        cases = visits["scan"].str.removesuffix(".nii.gz").iloc[:2]
+        pairs.append(volumes.loc[cases].to_numpy())
+    measured = np.stack(pairs)
+    first, second = measured[:, 0], measured[:, 1]
+    percents = 200 * (second - first) / (second + first)
+    return pd.DataFrame(
+        {
+            "mean": np.abs(percents).mean(axis=0),
+            "sd": np.sqrt((percents**2).mean(axis=0)),
+            "icc": [
+                icc_2_1(of_structure) for of_structure in np.moveaxis(measured, 2, 0)
+            ],
+        },
+        index=volumes.columns,
+    )

@@ -1,0 +1,90 @@
+"""One whole head of 256³ voxels at 1 mm, three views, from file to file, against the baseline.
+
+The baseline is the published network run slice by slice, eager, float32, 256x256: a few slices are
+timed in the same run and multiplied. Processor seconds are told beside those of the clock: on a
+machine that does other work too, they are what can be compared.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benches._steps import in_process
+from trinat.segmentation.space.conform import conform
+from trinat.segmentation.synthetic.phantom import phantom
+
+_SLICES = 3 * 256
+_BASELINE = """
+import json, torch
+from benches._steps import timing
+from trinat.segmentation.models.architectures import PUBLISHED, build
+torch.set_num_threads({threads})
+network = build(PUBLISHED).eval().to(memory_format=torch.contiguous_format)
+slice_ = torch.randn(1, 1, 256, 256)
+with torch.inference_mode():
+    clock, processor = timing(lambda: network(slice_).argmax(1))
+print(json.dumps({{"clock": clock, "processor": processor}}))
+"""
+
+
+def run(
+    threads: str = "2",
+    repetitions: str = "1",
+    models: str = "fast",
+    precision: str = "auto",
+) -> None:
+    """Print seconds, ratio and peak memory of these models, names or folders."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        scan = root / "head.nii.gz"
+        # In a field of 256³, as scanners and FreeSurfer give it.
+        conform(phantom(0)[0]).volume.write(scan)
+        baseline = in_process(_BASELINE.format(threads=int(threads)))
+        clock, processor = (_SLICES * baseline[key] for key in ("clock", "processor"))
+        print(
+            f"one head of 256x256x256, {threads} threads, load {os.getloadavg()[0]:.1f}"
+        )
+        print(
+            f"{'baseline':10} {clock:8.1f} s   processor {processor:8.1f} s   (3 x 256 slices)"
+        )
+        for number, model in enumerate(models.split(",")):
+            given = (str(scan), "--model", model, "--threads", threads, "--quiet")
+            given += ("--precision", precision)
+            # A folder for each round: `predict` does not do again what it has done.
+            rounds = [
+                _measure("predict", *given, "--out", str(root / f"{number}-{i}"))
+                for i in range(int(repetitions))
+            ]
+            seconds, work, peak = (
+                statistics.median(values) for values in zip(*rounds, strict=True)
+            )
+            print(
+                f"{model:10} {seconds:8.1f} s   processor {work:8.1f} s   peak {peak:5.2f} GiB   "
+                f"{clock / seconds:.0f} times faster ({processor / work:.0f} by processor)"
+            )
+
+
+def _measure(*command: str) -> tuple[float, float, float]:
+    """Seconds from start to end of a command, processor seconds, and the largest process' GiB."""
+    start = time.perf_counter()
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "from trinat.pipelines.cli import main; main()",
+            *command,
+        ]
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - start
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{command[0]} ended with {process.returncode}")
+    # Children that were waited for are counted in, and the peak is the largest process's.
+    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 2**20
