@@ -5,6 +5,7 @@ Imports no torch and no volumes: the command line has them at once.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ _UNIT_OF_COLUMN = {
     "days": "days",
     "date (days)": "days",
 }
+# Of other titles with such words users may think that they are read.
+_LIKE_TIMES = re.compile(r"date|time|age\b|year|month|week|day")
 # Ages and years since a baseline; years of the calendar.
 _YEARS = ((-120, 120), (1900, 2200))
 # No person was scanned over a longer time.
@@ -262,6 +265,12 @@ def _from_table(
     if times.are_numbers:
         notes.append(f"the numbers in {times.column} are read as {times.unit}")
     doubts = []
+    if times.column not in titles:
+        like_times = [title for title in titles if _LIKE_TIMES.search(title)]
+        doubts += [
+            f"{title!r} is not read: times are in a column date, years or days"
+            for title in like_times
+        ]
     if unnamed:
         named = ", ".join(unnamed[:_MOST_NAMED])
         doubts.append(f"{len(unnamed)} of {len(cases)} scans are not in it: {named}")

@@ -440,7 +440,9 @@ class _Reader:
             unit = units[column.place]
             volume_mm3 = number_in(cell) * unit
             if not low <= volume_mm3 <= high:
-                limits = f"from {low / unit:,g} to {high / unit:,g} {_UNIT_NAMES[unit]}"
+                limits = (
+                    f"from {low / unit:,.7g} to {high / unit:,.7g} {_UNIT_NAMES[unit]}"
+                )
                 raise ValueError(f"is no intracranial volume {limits}")
             return volume_mm3
 

@@ -53,6 +53,22 @@ def test_an_age_is_a_time_too(tmp_path: Path) -> None:
     assert person.years == (70.5, 72)
 
 
+@pytest.mark.parametrize("title", ["scan_date", "Age", "months", "date (months)"])
+def test_a_column_like_one_of_times_is_named_where_no_other_is_read(
+    tmp_path: Path, title: str
+) -> None:
+    said: list[str] = []
+    path = table(tmp_path, f"scan\tperson\t{title}\na\tp\t1\nb\tp\t2\n")
+    (person,) = persons_of(cases("a", "b"), None, path, said.append)
+    assert person.years == (None, None)
+    what = f"{title.lower()!r} is not read: times are in a column date, years or days"
+    assert said == [f"visits.tsv: {what}"]
+    with_years = table(tmp_path, f"scan\tperson\t{title}\tdate\na\tp\t1\t2020-01-01\n")
+    said.clear()
+    persons_of(cases("a"), None, with_years, said.append)
+    assert said == []
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

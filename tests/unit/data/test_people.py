@@ -208,6 +208,11 @@ def test_oasis_has_its_head_sizes_in_cm3(tmp_path: Path) -> None:
     assert people.notes == ("eTIV is read as cm³, by its size",)
 
 
+def test_the_limits_of_a_head_are_said_in_full(tmp_path: Path) -> None:
+    people = people_of(tmp_path, "participant_id\teTIV (mm3)\na\t1344\n")
+    assert people.doubts[0].endswith("volume from 700,000 to 2,300,000 mm³")
+
+
 def test_head_sizes_in_two_units_are_refused(tmp_path: Path) -> None:
     text = "participant_id\teTIV\na\t1344\nb\t1344000\n"
     assert "eTIV is in cm³ (row 2) and mm³ (row 3)" in refusal_of(tmp_path, text)
