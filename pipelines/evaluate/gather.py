@@ -37,8 +37,8 @@ from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.labels import DEFAULT_SCHEME
-from trinat.segmentation.labels.fluid import Csf
 from trinat.segmentation.labels.folding import load_folding
+from trinat.segmentation.labels.label import Csf
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.counted import made_by
 

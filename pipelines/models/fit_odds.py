@@ -29,7 +29,7 @@ from trinat.pipelines.models.fusion_scans import (
     without_partner,
 )
 from trinat.segmentation.errors import ConfigError, TrinatError
-from trinat.segmentation.inference.odds import Odds
+from trinat.segmentation.inference.fusion import Odds
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.labels.folding import load_folding

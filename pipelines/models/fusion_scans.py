@@ -27,7 +27,7 @@ from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.prior import most_probable
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.labels.fluid import CSF_GROUP
+from trinat.segmentation.labels.label import CSF_GROUP
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.common_grid import on_grid_of
 from trinat.segmentation.metrics.counted import Made

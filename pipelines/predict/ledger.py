@@ -30,7 +30,7 @@ from trinat.segmentation.io.files import (
     open_to_append,
     sha256_of,
 )
-from trinat.segmentation.labels.fluid import Csf
+from trinat.segmentation.labels.label import Csf
 
 # Fields of an entry that are for the run alone.
 _NOT_IN_FILE = ("staged", "spent", "no_room", "parts")

@@ -16,9 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from trinat.segmentation.inference.device_networks import DeviceNetworks
 from trinat.segmentation.inference.localisation import BrainRegion
-from trinat.segmentation.inference.network import ViewNetwork
+from trinat.segmentation.inference.network import DeviceNetworks, ViewNetwork
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.models.architectures import PUBLISHED, build
 from trinat.segmentation.space.conform import conform

@@ -1,4 +1,4 @@
-"""Fusion: the weighted mean of the views' probabilities, streamed into one buffer."""
+"""Fusion: the weighted mean of the views' probabilities in one buffer, and the odds of classes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trinat.segmentation.errors import ConfigError
-from trinat.segmentation.labels.fluid import CSF_GROUP
+from trinat.segmentation.labels.label import CSF_GROUP
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.model_info import DEFAULT_WEIGHTS, Mean
 from trinat.segmentation.space.views import SliceAxes, View, slice_axes, to_slices
@@ -27,6 +27,12 @@ _SAME_WEIGHT = 1e-6
 _VOXELS_IN_CACHE = 4096
 # Slices whose CSF is weighted at a time.
 _SLAB = 8
+# Voxels whose probabilities are multiplied by odds at a time.
+_VOXELS_AT_A_TIME = 1 << 18
+
+# Factors on the probabilities of classes by name, before the most probable one is taken: above 1 a
+# structure wins more of the voxels in doubt. `trinat fit-odds` fits them to scans with truth.
+Odds = Mapping[str, float]
 
 Weights = Mapping[View, float | NDArray[np.floating] | list[float]]
 
@@ -252,3 +258,19 @@ def multiply_csf_odds(fused: Tensor, scheme: LabelScheme, odds: float) -> None:
             both = csf + background
             slab[..., label.index] = both * share
             slab[..., 0] = both * (1 - share)
+
+
+def multiply_odds(fused: Tensor, scheme: LabelScheme, odds: Odds) -> None:
+    """Multiply the probabilities (X, Y, Z, K) or (N, K) of classes by their factors, in place.
+
+    Sums stay 1. Classes without a factor lose what others gain, or gain what they lose.
+    """
+    if not odds or not len(fused):
+        return
+    by_class = [odds.get(name, 1.0) for name in scheme.names]
+    factors = torch.tensor(by_class, device=fused.device)
+    voxels_of_slice = fused[0, ..., 0].numel()
+    slices = max(_VOXELS_AT_A_TIME // voxels_of_slice, 1)
+    for slab in torch.split(fused, slices):
+        weighted = slab.float() * factors
+        slab.copy_(weighted / weighted.sum(-1, keepdim=True).clamp_(min=1e-6))

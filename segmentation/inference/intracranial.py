@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.labels.fluid import CSF_GROUP
+from trinat.segmentation.labels.label import CSF_GROUP
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.space.morphology import largest_part, without_holes
 

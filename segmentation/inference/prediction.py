@@ -15,7 +15,7 @@ from trinat.segmentation.inference.cleaning import clean_up, with_classes
 from trinat.segmentation.inference.intracranial import find_inside
 from trinat.segmentation.inference.uncertainty import Uncertainty, entropy_of
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.labels.fluid import Csf
+from trinat.segmentation.labels.label import Csf
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.space.conform import (
     ConformPlan,

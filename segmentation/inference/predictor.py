@@ -11,11 +11,13 @@ from torch import Tensor
 
 from trinat.segmentation.errors import ModelError
 from trinat.segmentation.grid import to_shape
-from trinat.segmentation.inference.device_networks import DeviceNetworks
-from trinat.segmentation.inference.fusion import ViewAggregator, multiply_csf_odds
+from trinat.segmentation.inference.fusion import (
+    ViewAggregator,
+    multiply_csf_odds,
+    multiply_odds,
+)
 from trinat.segmentation.inference.localisation import BrainRegion, brain_region
-from trinat.segmentation.inference.network import ComputePrecision, Part
-from trinat.segmentation.inference.odds import multiply_odds
+from trinat.segmentation.inference.network import ComputePrecision, DeviceNetworks, Part
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.preparation import prepare_scan
 from trinat.segmentation.inference.prior import apply_prior

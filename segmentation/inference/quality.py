@@ -18,6 +18,16 @@ from typing import Literal
 
 import numpy as np
 
+from trinat.segmentation.inference.checks.anatomy import (
+    check_brain_size,
+    check_missing,
+    check_pieces,
+    check_resolution,
+    check_sides,
+    check_surroundings,
+    check_symmetry,
+    total_brain_mm3,
+)
 from trinat.segmentation.inference.checks.brightness import (
     check_bands,
     check_contrast,
@@ -38,15 +48,6 @@ from trinat.segmentation.inference.checks.evidence import (
 from trinat.segmentation.inference.checks.field import check_field_of_view
 from trinat.segmentation.inference.checks.lesions import check_lesions
 from trinat.segmentation.inference.checks.limits import LIMITS, Limits
-from trinat.segmentation.inference.checks.pieces import check_pieces
-from trinat.segmentation.inference.checks.sides import check_sides, check_symmetry
-from trinat.segmentation.inference.checks.size import (
-    check_brain_size,
-    check_missing,
-    check_resolution,
-    total_brain_mm3,
-)
-from trinat.segmentation.inference.checks.surroundings import check_surroundings
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.models.model_info import ModelInfo
 

@@ -17,11 +17,11 @@ from scipy.ndimage import uniform_filter
 from torch.nn import functional
 
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.labels.fluid import Csf
 from trinat.segmentation.labels.folding import (
     GENERATION_BETWEEN,
     GENERATION_SURROUNDINGS,
 )
+from trinat.segmentation.labels.label import Csf
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.synthetic.anatomy import Anatomy, cells_of, load_anatomy
 from trinat.segmentation.synthetic.fractions import largest_fraction

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trinat.segmentation.inference.odds import Odds
+from trinat.segmentation.inference.fusion import Odds
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.overlap import dice, joint_histogram
 

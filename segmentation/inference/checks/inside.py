@@ -9,7 +9,7 @@ from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.checks.evidence import Evidence, some
 from trinat.segmentation.inference.checks.field import find_cut
 from trinat.segmentation.inference.checks.limits import Limits
-from trinat.segmentation.labels.fluid import CSF_GROUP
+from trinat.segmentation.labels.label import CSF_GROUP
 from trinat.segmentation.space.background import TISSUE
 from trinat.segmentation.space.morphology import dilated
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from trinat.segmentation.inference.odds import multiply_odds
+from trinat.segmentation.inference.fusion import multiply_odds
 from trinat.segmentation.labels.scheme import load_scheme
 
 SCHEME = load_scheme("quicknat33")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from helpers.evidence import CORTEX, LEFT, LEFT_VENTRICLE, WHITE, evidence
 
+from trinat.segmentation.inference.checks.anatomy import check_pieces, find_apart
 from trinat.segmentation.inference.checks.limits import LIMITS
-from trinat.segmentation.inference.checks.pieces import check_pieces, find_apart
 
 
 def brain() -> np.ndarray:

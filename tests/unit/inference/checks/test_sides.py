@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from helpers.evidence import evidence
 
+from trinat.segmentation.inference.checks.anatomy import check_sides, check_symmetry
 from trinat.segmentation.inference.checks.limits import LIMITS
-from trinat.segmentation.inference.checks.sides import check_sides, check_symmetry
 
 NOTHING = np.zeros((4, 4, 4), np.uint8)
 

@@ -7,13 +7,13 @@ import pytest
 from helpers.evidence import evidence
 
 from trinat.segmentation.grid import Grid
-from trinat.segmentation.inference.checks.limits import LIMITS
-from trinat.segmentation.inference.checks.size import (
+from trinat.segmentation.inference.checks.anatomy import (
     check_brain_size,
     check_missing,
     check_resolution,
     total_brain_mm3,
 )
+from trinat.segmentation.inference.checks.limits import LIMITS
 
 NOTHING = np.zeros((4, 4, 4), np.uint8)
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from helpers.evidence import CORTEX, WHITE, evidence
 
-from trinat.segmentation.inference.checks.evidence import Evidence
-from trinat.segmentation.inference.checks.limits import LIMITS
-from trinat.segmentation.inference.checks.surroundings import (
+from trinat.segmentation.inference.checks.anatomy import (
     check_surroundings,
     share_like_cortex,
 )
+from trinat.segmentation.inference.checks.evidence import Evidence
+from trinat.segmentation.inference.checks.limits import LIMITS
 from trinat.segmentation.inference.quality import grade_by, limits_of
 from trinat.segmentation.models.checkpoint import read_info
 from trinat.segmentation.models.zoo import find_model
