@@ -22,7 +22,7 @@ from trinat.segmentation.models.checkpoint import Model, load_model, save_model
 from trinat.segmentation.models.hardware import choose_device
 from trinat.segmentation.models.model_info import Description
 from trinat.segmentation.space.views import View
-from trinat.segmentation.training.config import Recipe, StageConfig, ValidationConfig
+from trinat.segmentation.training.config import Recipe, ValidationConfig
 from trinat.segmentation.training.state import seeded
 from trinat.segmentation.training.validation import validate
 
@@ -34,7 +34,7 @@ _STREAM = 3
 class Gain:
     """Mean validation Dice of a view's members, and of the mean of those that were kept.
 
-    `kept` has the places of these among the `members`.
+    `kept` has the numbers of these among the `members`.
     """
 
     view: View
@@ -75,7 +75,13 @@ def average(
     first = models[0]
     chosen_device = choose_device(device)
     _check_alike(given, models)
-    recipe = _recipe_of(given[0])
+    # The resolved recipe that a run keeps.
+    config = given[0] / CONFIG
+    if not config.is_file():
+        raise ConfigError(
+            "has no recipe to take data from", where=given[0], remedy="give a run"
+        )
+    recipe = read_recipe(str(config))
     gains = []
     networks = {}
     for view in first.networks:
@@ -85,9 +91,16 @@ def average(
         )
         gains.append(gain)
         say(str(gain))
+    # The first model's description, but for what was measured of its own weights.
+    content = {key: getattr(first.info, key) for key in Description.model_fields}
+    content["name"] = out.resolve().name
+    content["quality"] = None
+    content["metrics"] = {
+        "validation_dice": {gain.view.value: gain.mean for gain in gains}
+    }
     save_model(
         out,
-        _describe(first, out, gains),
+        check(Description, content, out),
         networks,
         label_table=first.label_table,
         template=first.template,
@@ -124,26 +137,6 @@ def _check_alike(given: Sequence[Path], models: Sequence[Model]) -> None:
             )
 
 
-def _recipe_of(run: Path) -> Recipe:
-    """The resolved recipe that a run keeps."""
-    config = run / CONFIG
-    if not config.is_file():
-        raise ConfigError(
-            "has no recipe to take data from", where=run, remedy="give a run"
-        )
-    return read_recipe(str(config))
-
-
-def _describe(first: Model, out: Path, gains: Sequence[Gain]) -> Description:
-    """The first model's description, but for what was measured of its own weights."""
-    content = {key: getattr(first.info, key) for key in Description.model_fields}
-    dice = {gain.view.value: gain.mean for gain in gains}
-    content["name"] = out.resolve().name
-    content["quality"] = None
-    content["metrics"] = {"validation_dice": dice}
-    return check(Description, content, out)
-
-
 def _average_view(
     members: Sequence[Network],
     recipe: Recipe,
@@ -152,21 +145,24 @@ def _average_view(
     greedy: bool,
     device: torch.device,
 ) -> tuple[Gain, Network]:
-    """Average one view's networks; what was gained, and the mean."""
-    stage = _last_stage(recipe, view)
+    """Average one view's networks; return what was gained, and the mean."""
+    # The last stage that trains the view, with validation whether it had it or not.
+    stages = [stage for stage in recipe.stages if view in (stage.views or recipe.views)]
+    validation = stages[-1].validation or ValidationConfig()
+    stage = stages[-1].model_copy(update={"validation": validation})
     scheme = load_scheme(recipe.scheme)
     data = open_data(recipe, stage, (view,), scheme, device, 1)
     with data as (source, scans):
 
         def images() -> Iterator[Tensor]:
-            """Batches (B, C, H, W) for the statistics of norms: the same at each call."""
+            """Draw batches (B, C, H, W) for the statistics of norms: the same at each call."""
             for first_slice in range(0, batches * stage.batch, stage.batch):
                 generator = seeded(device, recipe.seed, _STREAM, first_slice)
                 batch = source.draw(view, first_slice, stage.batch, generator)
                 yield batch.images
 
         def averaged(kept: Sequence[int]) -> Network:
-            """The mean of some members, ready for inference."""
+            """Return the mean of some members, ready for inference."""
             if len(kept) == 1:
                 # As it was saved, one alone has the statistics that belong to it.
                 return members[kept[0]]
@@ -175,7 +171,7 @@ def _average_view(
             return mean.eval()
 
         def score(network: Network) -> float:
-            """Mean Dice over the scans that validate."""
+            """Return the mean Dice over the scans that validate."""
             config = network.config
             found = validate(
                 network, scans(view), config.classes, config.channels, device
@@ -193,15 +189,8 @@ def _average_view(
         return Gain(view, tuple(scores), tuple(kept), score(mean)), mean
 
 
-def _last_stage(recipe: Recipe, view: View) -> StageConfig:
-    """The last stage of a recipe that trains a view, with validation whether it had it or not."""
-    stages = [stage for stage in recipe.stages if view in (stage.views or recipe.views)]
-    validation = stages[-1].validation or ValidationConfig()
-    return stages[-1].model_copy(update={"validation": validation})
-
-
 def mean_of(networks: Sequence[Network]) -> Network:
-    """The mean of the weights; statistics of norms are the first one's, and are to be renewed."""
+    """Average the weights; statistics of norms are the first one's, and are to be renewed."""
     mean = AveragedModel(networks[0])
     for network in networks:
         mean.update_parameters(network)
@@ -210,10 +199,10 @@ def mean_of(networks: Sequence[Network]) -> Network:
 
 
 def soup(scores: Sequence[float], score: Callable[[Sequence[int]], float]) -> list[int]:
-    """Which members to average: "greedy soup" (arXiv 2203.05482).
+    """Choose which members to average, by "greedy soup" (arXiv 2203.05482).
 
     From the best member on, each is kept that does not make the mean worse. `scores` are those of
-    the members alone; `score` gives that of the mean of some, named by their places.
+    the members alone; `score` gives that of the mean of some, named by their numbers.
     """
     best_first = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
     kept = best_first[:1]

@@ -64,7 +64,11 @@ def explain(
     volume = prepared.volume
     axes = segmenter.model.info.preprocessing.slice_axes(view)
     image = segmenter.image_of(prepared).cpu()
-    classes = _predicted_classes(segmenter, image)
+    # Classes (N, H, W) of all slices; the segmenter has this view alone.
+    batches = [
+        batch.probabilities.argmax(-1).cpu() for _, batch in segmenter.each_view(image)
+    ]
+    classes = torch.cat(batches).numpy()
     voxels_by_slice = (classes == label.index).sum((1, 2))
     if not voxels_by_slice.any():
         raise InputError(
@@ -94,21 +98,13 @@ def explain(
     return Explanation(view, number, window, maps)
 
 
-def _predicted_classes(segmenter: Predictor, image: Tensor) -> NDArray[np.int64]:
-    """Classes (N, H, W) of all slices of a single view's segmenter, of an image (X, Y, Z)."""
-    parts = []
-    for _, part in segmenter.each_view(image):
-        parts.append(part.probabilities.argmax(-1).cpu())
-    return np.asarray(torch.cat(parts))
-
-
 def attribute(
     network: Network,
     slices: Tensor,
     index: int,
     region: Tensor,
 ) -> dict[str, Map]:
-    """Maps (H, W) of slices (1, C, H, W), by method.
+    """Attribute slices (1, C, H, W) to a class: maps (H, W) by method.
 
     The map is summed over the neighbours that come as channels. What is explained is the mean,
     over a region (H, W), of how far the logit of class `index` is above the largest other: a logit
@@ -123,7 +119,7 @@ def attribute(
     region = region.to(slices.device)
 
     def mean_lead(given: Tensor) -> Tensor:
-        """Of a batch (N, C, H, W), (N,)."""
+        """Return (N,) of a batch (N, C, H, W)."""
         logits = network(given)
         before = logits[:, :index]
         behind = logits[:, index + 1 :]
@@ -156,7 +152,7 @@ def _draw_maps(
     maps: dict[str, Map],
     title: str,
 ) -> bytes:
-    """A PNG: the slice with the structure's outline, and each map over it; red speaks for it."""
+    """Draw a PNG: the slice with the structure's outline, and each map over it; red is for it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")

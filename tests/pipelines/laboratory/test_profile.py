@@ -11,8 +11,11 @@ from helpers.overfitted import random_model
 from helpers.tiny_training import write_recipe
 
 from trinat.pipelines.laboratory import profile
-from trinat.pipelines.laboratory.profile import write_profile
-from trinat.pipelines.laboratory.profiler import count_flops, profile_network
+from trinat.pipelines.laboratory.profile import (
+    count_flops,
+    profile_network,
+    write_profile,
+)
 from trinat.pipelines.train.run import read_recipe
 from trinat.segmentation.errors import DeviceError, InputError
 from trinat.segmentation.models.architectures import PUBLISHED, build
