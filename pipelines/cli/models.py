@@ -219,7 +219,7 @@ def export(
     Example: trinat export fast --format onnx --out fast-onnx/
     """
     from trinat.pipelines.common.licences import say_licences
-    from trinat.pipelines.models.export import export_model
+    from trinat.pipelines.models.other_formats import export_model
 
     say_licences([model])
     for path in export_model(model, out, format_=format_):

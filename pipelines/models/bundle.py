@@ -12,7 +12,6 @@ from trinat.pipelines.common.models import check_out, find_source
 from trinat.segmentation.errors import ConfigError, ModelError
 from trinat.segmentation.inference.prior import build_template, default_prior
 from trinat.segmentation.labels.label import CSF_GROUP, Csf
-from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.architectures import Ensemble, EnsembleConfig
 from trinat.segmentation.models.base import Network
 from trinat.segmentation.models.checkpoint import (
@@ -27,8 +26,6 @@ from trinat.segmentation.models.model_info import (
     ModelInfo,
     Origin,
     Precision,
-    Preprocessing,
-    Template,
     Training,
 )
 from trinat.segmentation.models.zoo import MODEL_FILE
@@ -77,7 +74,10 @@ def bundle(
     template = first.template
     prior = first.info.prior
     if label_maps is not None:
-        template = _template_of(label_maps, first)
+        # The fluid all around the brain is CSF of the template only for models that predict CSF.
+        template = build_template(
+            load_heads(label_maps), first.scheme, learn_fluid=_predicts_csf(first)
+        )
         prior = default_prior(first.scheme)
 
     content = _joined_content(sources, members, fusion, licence)
@@ -90,19 +90,23 @@ def bundle(
         description = check(Description, content, "--name")
 
     networks = {view: _joined_network(found, view) for view, found in members.items()}
+    # Half precision where all sources are stored in it: so no weight is rounded here.
+    precision: Precision = "float32"
+    if all(source.info.precision == "float16" for source in sources):
+        precision = "float16"
     return save_model(
         out,
         description,
         networks,
         label_table=first.label_table,
         template=template,
-        precision=_common_precision(sources),
+        precision=precision,
         overwrite=overwrite,
     )
 
 
 def _members_by_view(sources: Sequence[Model], ensemble: bool) -> Members:
-    """The sources that have a network for each view, views in their usual order.
+    """Find the sources that have a network for each view, views in their usual order.
 
     Two sources of one view are a ModelError unless they shall become an ensemble.
     """
@@ -122,7 +126,7 @@ def _members_by_view(sources: Sequence[Model], ensemble: bool) -> Members:
 
 
 def _check_fits(first: Model, other: Model) -> None:
-    """One model has one label scheme and one working grid; architectures may differ by view."""
+    """Refuse a source of another label scheme or working grid; architectures may differ by view."""
     expected = _common_facts(first)
     for what, found in _common_facts(other).items():
         if found != expected[what]:
@@ -134,7 +138,7 @@ def _check_fits(first: Model, other: Model) -> None:
 
 
 def _common_facts(model: Model) -> dict[str, Any]:
-    """What all views of one model must have in common, by the words that an error names it with."""
+    """List what all views of one model must have in common, by the words that an error uses."""
     info = model.info
     facts: dict[str, Any] = {
         "labels": info.labels,
@@ -150,7 +154,7 @@ def _common_facts(model: Model) -> dict[str, Any]:
 
 
 def _joined_fusion(sources: Sequence[Model], weights: str | Path | None) -> Fusion:
-    """How the new model fuses its views: the default, as a file says, or as all sources say."""
+    """Decide how the new model fuses its views: by default, by a file, or as all sources do."""
     if weights == DEFAULT:
         return Fusion()
     if weights is not None:
@@ -167,23 +171,27 @@ def _joined_fusion(sources: Sequence[Model], weights: str | Path | None) -> Fusi
     return first.info.fusion
 
 
-def _template_of(label_maps: Path, model: Model) -> Template:
-    """An anatomical template of a model's classes, from a folder of whole-head label maps."""
-    scheme = model.scheme
-    # The fluid all around the brain is CSF of the template only for models that predict CSF.
-    learn_fluid = _predicts_csf(model)
-    return build_template(load_heads(label_maps), scheme, learn_fluid=learn_fluid)
-
-
 def _joined_content(
     sources: Sequence[Model],
     members: Members,
     fusion: Fusion,
     licence: str,
 ) -> dict[str, Any]:
-    """The fields of the new model's `Description`, but for its name and its prior."""
+    """Fill the fields of the new model's `Description`, but for its name and its prior."""
     first = sources[0]
     origins = {view: _joined_origin(found, view) for view, found in members.items()}
+    # The grid is common to all; slices are a view's own, as its own model cuts them.
+    slices = {}
+    for view, found in members.items():
+        preprocessing = found[0].info.preprocessing
+        if view in preprocessing.slices:
+            slices[view] = preprocessing.slices[view]
+    first_view = next(iter(members.values()))[0]
+    preprocessing = first_view.info.preprocessing.model_copy(update={"slices": slices})
+    # What one source does not predict cannot be fused.
+    missing: set[str] = set()
+    for source in sources:
+        missing.update(source.info.not_predicted)
     quality = None
     metrics = {}
     if len(sources) == 1:
@@ -193,11 +201,11 @@ def _joined_content(
             metrics = first.info.metrics
     return {
         "labels": first.info.labels,
-        "preprocessing": _joined_preprocessing(members),
+        "preprocessing": preprocessing,
         "fusion": fusion,
         "contrast": first.info.contrast,
         "reverse_contrast": first.info.reverse_contrast,
-        "not_predicted": _not_predicted(sources, first.scheme),
+        "not_predicted": tuple(name for name in first.scheme.names if name in missing),
         "csf": _joined_csf(sources),
         "quality": quality,
         "training": _joined_training(origins, licence),
@@ -206,26 +214,8 @@ def _joined_content(
     }
 
 
-def _joined_preprocessing(members: Members) -> Preprocessing:
-    """The common grid, and each view's slices as its own model cuts them."""
-    first_of_each = [found[0].info.preprocessing for found in members.values()]
-    slices = {}
-    for view, preprocessing in zip(members, first_of_each, strict=True):
-        if view in preprocessing.slices:
-            slices[view] = preprocessing.slices[view]
-    return first_of_each[0].model_copy(update={"slices": slices})
-
-
-def _not_predicted(sources: Sequence[Model], scheme: LabelScheme) -> tuple[str, ...]:
-    """Structures that at least one source does not predict: they cannot be fused."""
-    missing: set[str] = set()
-    for source in sources:
-        missing.update(source.info.not_predicted)
-    return tuple(name for name in scheme.names if name in missing)
-
-
 def _joined_csf(sources: Sequence[Model]) -> Csf:
-    """What all sources call CSF, of those that predict it; two meanings are a ModelError."""
+    """Find what all sources that predict CSF call by that name; two meanings are a ModelError."""
     known = [source for source in sources if _predicts_csf(source)]
     for source in known[1:]:
         if source.info.csf != known[0].info.csf:
@@ -240,20 +230,13 @@ def _joined_csf(sources: Sequence[Model]) -> Csf:
 
 
 def _predicts_csf(source: Model) -> bool:
-    """Whether CSF is among the structures that a model predicts."""
+    """Tell whether CSF is among the structures that a model predicts."""
     fluids = {label.name for label in source.scheme.labels if label.group == CSF_GROUP}
     return not fluids <= set(source.info.not_predicted)
 
 
-def _common_precision(sources: Sequence[Model]) -> Precision:
-    """Half precision where all sources are stored in it; so no weight is rounded here."""
-    if all(source.info.precision == "float16" for source in sources):
-        return "float16"
-    return "float32"
-
-
 def _joined_network(sources: Sequence[Model], view: View) -> Network:
-    """The view's network of a single source, or an ensemble of several sources' networks.
+    """Take the view's network of a single source, or make an ensemble of several sources'.
 
     Members of an ensemble that differ in configuration or licence are a ModelError.
     """
@@ -275,12 +258,26 @@ def _joined_network(sources: Sequence[Model], view: View) -> Network:
 
 
 def _joined_origin(sources: Sequence[Model], view: View) -> Origin:
-    """Where a view's weights come from.
+    """Say where a view's weights come from.
 
     Of several members it is the first one's origin, with the data of all, and without metrics:
     no member was measured together with the others.
     """
-    origins = [_origin(source, view) for source in sources]
+    origins = []
+    for source in sources:
+        # What a bundle says of that view, or what the view's own model says of itself.
+        origin = source.info.origins.get(view)
+        if origin is None:
+            model_file = source.folder / MODEL_FILE
+            origin = Origin(
+                name=source.info.name,
+                model_sha256=hashlib.sha256(model_file.read_bytes()).hexdigest(),
+                training=source.info.training,
+                not_predicted=source.info.not_predicted,
+                metrics=source.info.metrics,
+                versions=source.info.versions,
+            )
+        origins.append(origin)
     if len(origins) == 1:
         return origins[0]
     notes = [origin.training for origin in origins]
@@ -293,30 +290,14 @@ def _joined_origin(sources: Sequence[Model], view: View) -> Origin:
     return origins[0].model_copy(update={"training": training, "metrics": {}})
 
 
-def _origin(source: Model, view: View) -> Origin:
-    """What a view's own model says of it, or what a bundle says of that view."""
-    known = source.info.origins.get(view)
-    if known is not None:
-        return known
-    digest = hashlib.sha256((source.folder / MODEL_FILE).read_bytes()).hexdigest()
-    return Origin(
-        name=source.info.name,
-        model_sha256=digest,
-        training=source.info.training,
-        not_predicted=source.info.not_predicted,
-        metrics=source.info.metrics,
-        versions=source.info.versions,
-    )
-
-
 def _listed_once(texts: Sequence[str]) -> str:
-    """Texts that are not empty, each once and in their order: "x; y"."""
+    """Join texts that are not empty, each once and in their order: "x; y"."""
     different = dict.fromkeys(text for text in texts if text)
     return "; ".join(different)
 
 
 def _joined_training(origins: Mapping[View, Origin], licence: str) -> Training:
-    """All views' notes as one, and nothing claimed for a view that does not say it."""
+    """Join all views' notes; nothing is claimed for a view that does not say it."""
     notes = {view: origin.training for view, origin in origins.items()}
     # Views of one run share its notes, and its count of slices.
     runs = {origin.model_sha256: origin.training for origin in origins.values()}
@@ -337,7 +318,7 @@ def _joined_training(origins: Mapping[View, Origin], licence: str) -> Training:
 
 
 def _by_view(texts: Mapping[View, str]) -> str:
-    """What views say, as one text; views that say the same are named together.
+    """Write what views say as one text; views that say the same are named together.
 
     "x" where all say x; else "coronal, axial: x; sagittal: not stated".
     """

@@ -19,7 +19,6 @@ from scipy import ndimage
 from trinat.pipelines.common.models import load_views
 from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
 from trinat.segmentation.errors import DatasetError, EvaluationError
-from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.quality import ENOUGH_MM3
 from trinat.segmentation.io.volume import Volume
@@ -58,14 +57,14 @@ class Point:
 
 
 def noise(image: Floats, draw: np.random.Generator, share: float) -> Floats:
-    """Magnitude noise; `share` is its standard deviation, where white matter is 1."""
+    """Add magnitude noise; `share` is its standard deviation, where white matter is 1."""
     real = share * draw.standard_normal(image.shape, np.float32)
     imaginary = share * draw.standard_normal(image.shape, np.float32)
     return np.asarray(np.hypot(image + real, imaginary))
 
 
 def bias(image: Floats, _: np.random.Generator, strength: float) -> Floats:
-    """A coil's gain, e^±strength from corner to corner."""
+    """Apply a coil's gain, e^±strength from corner to corner."""
     lines = [np.linspace(-1, 1, length) for length in image.shape]
     ramps = np.meshgrid(*lines, indexing="ij")
     gain = np.exp(strength * sum(ramps) / 3)
@@ -73,23 +72,23 @@ def bias(image: Floats, _: np.random.Generator, strength: float) -> Floats:
 
 
 def blur(image: Floats, _: np.random.Generator, sd_mm: float) -> Floats:
-    """Gaussian blur, by its standard deviation."""
+    """Blur by a Gaussian of this standard deviation."""
     return np.asarray(ndimage.gaussian_filter(image, sd_mm))
 
 
 def gamma(image: Floats, _: np.random.Generator, power: float) -> Floats:
-    """Another contrast: 0 and white matter (1) stay as they are."""
+    """Change the contrast; 0 and white matter (1) stay as they are."""
     return np.asarray(image**power)
 
 
 def inverted(image: Floats, _: np.random.Generator, share: float) -> Floats:
-    """Towards the contrast of T2: tissue turned round by this share, air as dark as before."""
+    """Turn tissue towards the contrast of T2 by this share; air stays as dark as before."""
     turned = (1 - share) * image + share * (1.3 - image)
     return np.asarray(np.where(image > 0.1, turned, image).clip(0))
 
 
 def thick(image: Floats, _: np.random.Generator, slices_mm: int) -> Floats:
-    """Thick axial slices on a grid of thin ones."""
+    """Make thick axial slices on a grid of thin ones."""
     running_means = ndimage.uniform_filter1d(image, slices_mm, axis=2)
     thick_slices = running_means[:, :, slices_mm // 2 :: slices_mm]
     repeated = thick_slices.repeat(slices_mm, axis=2)
@@ -97,7 +96,7 @@ def thick(image: Floats, _: np.random.Generator, slices_mm: int) -> Floats:
 
 
 def cut(image: Floats, _: np.random.Generator, share: float) -> Floats:
-    """The right part of the field lost, as in a scan that was planned badly."""
+    """Lose the right part of the field, as in a scan that was planned badly."""
     damaged = image.copy()
     first_lost = round(image.shape[0] * (1 - share))
     damaged[first_lost:] = 0
@@ -105,10 +104,10 @@ def cut(image: Floats, _: np.random.Generator, share: float) -> Floats:
 
 
 @dataclass(frozen=True)
-class Case:
+class GradedPhantom:
     """A phantom, changed for the worse by an amount that its `change` knows the meaning of.
 
-    `seed` makes the phantom; the same seed gives the same case.
+    `seed` makes the phantom; the same seed gives the same one.
     """
 
     name: str
@@ -117,35 +116,35 @@ class Case:
     amount: Any
 
     def read(self) -> tuple[Volume, Volume]:
-        """The changed scan, white matter at 1, and its truth in FreeSurfer numbers."""
+        """Make the changed scan, white matter at 1, and its truth in FreeSurfer numbers."""
         scan, truth = middle(self.seed)
         rng = np.random.default_rng(self.seed)
         image = self.change(scan.data, rng, self.amount)
         return Volume(np.asarray(image, np.float32), scan.affine), truth
 
 
-CASES = (
-    Case("clean", 1, gamma, 1),
-    Case("noise 0.05", 2, noise, 0.05),
-    Case("noise 0.12", 1, noise, 0.12),
-    Case("noise 0.25", 2, noise, 0.25),
-    Case("bias 0.6", 1, bias, 0.6),
-    Case("bias 1.2", 2, bias, 1.2),
-    Case("blur 1.2 mm", 2, blur, 1.2),
-    Case("blur 2.5 mm", 1, blur, 2.5),
-    Case("gamma 0.5", 1, gamma, 0.5),
-    Case("gamma 2.5", 2, gamma, 2.5),
-    Case("inverted by 0.4", 1, inverted, 0.4),
-    Case("inverted by 1", 2, inverted, 1.0),
-    Case("slices of 4 mm", 1, thick, 4),
-    Case("slices of 7 mm", 2, thick, 7),
-    Case("cut by 0.25", 2, cut, 0.25),
-    Case("cut by 0.45", 1, cut, 0.45),
+PHANTOMS = (
+    GradedPhantom("clean", 1, gamma, 1),
+    GradedPhantom("noise 0.05", 2, noise, 0.05),
+    GradedPhantom("noise 0.12", 1, noise, 0.12),
+    GradedPhantom("noise 0.25", 2, noise, 0.25),
+    GradedPhantom("bias 0.6", 1, bias, 0.6),
+    GradedPhantom("bias 1.2", 2, bias, 1.2),
+    GradedPhantom("blur 1.2 mm", 2, blur, 1.2),
+    GradedPhantom("blur 2.5 mm", 1, blur, 2.5),
+    GradedPhantom("gamma 0.5", 1, gamma, 0.5),
+    GradedPhantom("gamma 2.5", 2, gamma, 2.5),
+    GradedPhantom("inverted by 0.4", 1, inverted, 0.4),
+    GradedPhantom("inverted by 1", 2, inverted, 1.0),
+    GradedPhantom("slices of 4 mm", 1, thick, 4),
+    GradedPhantom("slices of 7 mm", 2, thick, 7),
+    GradedPhantom("cut by 0.25", 2, cut, 0.25),
+    GradedPhantom("cut by 0.45", 1, cut, 0.45),
 )
 
 
 def find_limits(points: Sequence[Point]) -> tuple[float, float]:
-    """The limits of agreement below which to look at a structure, and to reject it.
+    """Find the limits of agreement below which to look at a structure, and to reject it.
 
     The first is the lower one of two: the lowest that catches SENSITIVITY of the doubtful
     structures, and the highest that alarms no more than MOST_ALARMED of the others. The second is
@@ -172,32 +171,27 @@ def find_limits(points: Sequence[Point]) -> tuple[float, float]:
 
 
 def _most_tolerable(points: Sequence[Point]) -> float:
-    """The highest limit, of two digits, that alarms no more than MOST_ALARMED of the sound ones."""
+    """Find the highest limit, of two digits, that alarms at most MOST_ALARMED of the sound ones."""
     sound = sorted(point.agreement for point in points if point.dice >= DOUBTFUL)
     if not sound:
         return 1.0
     # These may be below the limit; the next one must not.
     number_to_alarm = int(MOST_ALARMED * len(sound))
-    return _not_above(sound[number_to_alarm])
+    return _hundredths(sound[number_to_alarm]) / 100
 
 
 def _just_above(agreement: float) -> float:
-    """The next number of two digits that is larger."""
+    """Return the next number of two digits that is larger."""
     return (_hundredths(agreement) + 1) / 100
 
 
-def _not_above(agreement: float) -> float:
-    """The largest number of two digits that is not larger."""
-    return _hundredths(agreement) / 100
-
-
 def _hundredths(agreement: float) -> int:
-    """Whole hundredths of a number: 29 of 0.29, of which 100 times are less than 29 in floats."""
+    """Count whole hundredths: 29 in 0.29, although 100 times 0.29 is less than 29 in floats."""
     return int(np.floor(round(agreement * 100, 9)))
 
 
 def rates(points: Sequence[Point], limit: float) -> tuple[float, float]:
-    """Share of the doubtful structures that a limit catches, and of the others that it alarms.
+    """Return the share of the doubtful structures that a limit catches, and of others it alarms.
 
     NaN for a share of none.
     """
@@ -219,7 +213,7 @@ def calibrate(
     device: str = "auto",
     say: Say = lambda line: None,
 ) -> list[str]:
-    """Write a model's limits to its model.yaml; lines that say how good they are.
+    """Write a model's limits to its model.yaml; return lines that say how good they are.
 
     A subject is a folder of FreeSurfer's: its own labels are the truth. Subjects do not change the
     limits, which are only held against them. `say` reports each scan.
@@ -231,11 +225,11 @@ def calibrate(
         scan, truth = _read_subject(folder)
         real_points += _measure(segmenter, folder.name, scan, truth, say)
     points = []
-    for case in CASES:
-        scan, truth = case.read()
-        points += _measure(segmenter, case.name, scan, truth, say)
+    for graded in PHANTOMS:
+        scan, truth = graded.read()
+        points += _measure(segmenter, graded.name, scan, truth, say)
     limits = find_limits(points)
-    lines = [f"{len(points)} structures in {len(CASES)} phantoms"]
+    lines = [f"{len(points)} structures in {len(PHANTOMS)} phantoms"]
     lines += _say_limits(limits, points)
     origin = "trinat calibrate: " + "; ".join(lines)
     update_info(
@@ -253,15 +247,32 @@ def _measure(
     truth: Volume,
     say: Say,
 ) -> list[Point]:
-    """Segment a scan, and compare it with its truth."""
-    points = list(_compare(segmenter.segment(scan), truth))
+    """Segment a scan, and compare it with its truth.
+
+    A point for each structure that the model predicts and that has 100 mm³ in the truth. The
+    truth's CSF is a small region: that of a model that finds all fluid has no point.
+    """
+    found = segmenter.segment(scan)
+    assert found.agreement is not None
+    classes = found.scheme.from_freesurfer(truth.data)
+    joint = joint_histogram(classes, found.indices.data, len(found.scheme))
+    true_mm3 = joint.sum(axis=1) * found.voxel_mm3
+    values = dice(joint)
+    made = Made(source=found.scheme, not_predicted=found.not_predicted, csf=found.csf)
+    left_out = made.left_out(found.scheme, truth_csf="region")
+    points = []
+    for label in found.scheme.labels[1:]:
+        if true_mm3[label.index] < ENOUGH_MM3 or label.name in left_out:
+            continue
+        agreement = np.nan_to_num(found.agreement[label.index])
+        points.append(Point(float(agreement), float(values[label.index])))
     mean_dice = np.mean([point.dice for point in points])
     say(f"{name}: {len(points)} structures, Dice {mean_dice:.2f}")
     return points
 
 
 def _say_limits(limits: tuple[float, float], points: Sequence[Point]) -> Iterator[str]:
-    """A line for each of the two limits."""
+    """Write a line for each of the two limits."""
     for name, limit in zip(("look", "reject"), limits, strict=True):
         caught, alarmed = rates(points, limit)
         yield (
@@ -272,12 +283,12 @@ def _say_limits(limits: tuple[float, float], points: Sequence[Point]) -> Iterato
 
 @cache
 def middle(seed: int) -> tuple[Volume, Volume]:
-    """Part of a phantom around the thalamus, white matter at 1, and its truth."""
+    """Return the part of a phantom around the thalamus, white matter at 1, and its truth."""
     return _cut_out(*phantom(seed))
 
 
 def _cut_out(scan: Volume, truth: Volume) -> tuple[Volume, Volume]:
-    """Part of a head around the thalamus, white matter at 1, and its truth."""
+    """Cut out the part of a head around the thalamus, white matter at 1, and its truth."""
     # Both are on RAS grids of 1 mm, so that voxels count as millimetres.
     thalamus = np.argwhere(np.isin(truth.data, _THALAMUS))
     centre = thalamus.mean(axis=0) + _OFFSET_MM
@@ -297,7 +308,7 @@ def _cut_out(scan: Volume, truth: Volume) -> tuple[Volume, Volume]:
 
 
 def _read_subject(folder: Path) -> tuple[Volume, Volume]:
-    """The same part of a real head, and FreeSurfer's labels of it."""
+    """Read the same part of a real head, and FreeSurfer's labels of it."""
     image = find_image(folder, "T1")
     labels = find_labels(folder, "aseg")
     if image is None or labels is None:
@@ -309,22 +320,3 @@ def _read_subject(folder: Path) -> tuple[Volume, Volume]:
     if not np.isin(truth.volume.data, _THALAMUS).any():
         raise DatasetError("has no thalamus", where=labels)
     return _cut_out(scan.volume, truth.volume)
-
-
-def _compare(found: Prediction, truth: Volume) -> Iterator[Point]:
-    """A point for each structure that the model predicts and that has 100 mm³ in the truth.
-
-    The truth's CSF is a small region: that of a model that finds all fluid has no point.
-    """
-    assert found.agreement is not None
-    classes = found.scheme.from_freesurfer(truth.data)
-    joint = joint_histogram(classes, found.indices.data, len(found.scheme))
-    true_mm3 = joint.sum(axis=1) * found.voxel_mm3
-    values = dice(joint)
-    made = Made(source=found.scheme, not_predicted=found.not_predicted, csf=found.csf)
-    left_out = made.left_out(found.scheme, truth_csf="region")
-    for label in found.scheme.labels[1:]:
-        if true_mm3[label.index] < ENOUGH_MM3 or label.name in left_out:
-            continue
-        agreement = np.nan_to_num(found.agreement[label.index])
-        yield Point(float(agreement), float(values[label.index]))

@@ -10,8 +10,8 @@ from helpers.overfitted import miniature, random_model
 
 from trinat.pipelines.models import calibrate as module
 from trinat.pipelines.models.calibrate import (
-    CASES,
-    Case,
+    PHANTOMS,
+    GradedPhantom,
     Point,
     calibrate,
     cut,
@@ -65,7 +65,7 @@ def test_nothing_is_rejected_where_no_limit_is_precise() -> None:
 
 
 def test_cases_have_names_of_their_own() -> None:
-    assert len({case.name for case in CASES}) == len(CASES)
+    assert len({graded.name for graded in PHANTOMS}) == len(PHANTOMS)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -75,8 +75,11 @@ def test_limits_are_written_to_the_model_and_the_rest_of_it_stays(
     folder = tmp_path / "model"
     shutil.copytree(random_model(), folder)
     before = read_info(folder)
-    cases = (Case("noise", 1, noise, 0.05), Case("cropped", 1, cut, 0.6))
-    monkeypatch.setattr(module, "CASES", cases)
+    few = (
+        GradedPhantom("noise", 1, noise, 0.05),
+        GradedPhantom("cropped", 1, cut, 0.6),
+    )
+    monkeypatch.setattr(module, "PHANTOMS", few)
     monkeypatch.setattr(module, "_THALAMUS", (2, 41))  # the miniature has none
     monkeypatch.setattr(
         module, "middle", lambda seed: module._cut_out(*miniature(seed=seed))

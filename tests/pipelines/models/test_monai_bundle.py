@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers.service import quick_model
 
-from trinat.pipelines.models.export import export_model
+from trinat.pipelines.models.other_formats import export_model
 from trinat.segmentation.errors import ModelError
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume

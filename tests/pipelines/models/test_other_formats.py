@@ -9,7 +9,7 @@ import onnx
 import pytest
 from helpers.overfitted import random_model
 
-from trinat.pipelines.models.export import export_model, share_of_equal_labels
+from trinat.pipelines.models.other_formats import export_model, share_of_equal_labels
 from trinat.segmentation.errors import ConfigError, ModelError
 from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.models.quicknat import QuickNat
@@ -57,7 +57,9 @@ def test_a_network_that_gives_other_labels_is_not_written(
         opset = helper.make_opsetid("", 20)
         save(helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
 
-    monkeypatch.setattr("trinat.pipelines.models.export.export_network", export_nothing)
+    monkeypatch.setattr(
+        "trinat.pipelines.models.other_formats.export_network", export_nothing
+    )
     before = tmp_path / "coronal.onnx"
     before.write_bytes(b"of an earlier export")
     with pytest.raises(ModelError, match=r"coronal\.onnx: .* not written"):

@@ -1,0 +1,313 @@
+"""trinat export: a model in formats of other programs, as ONNX files or as a MONAI bundle.
+
+ONNX files are checked against the networks that they were made from. A MONAI bundle is a folder
+that `python -m monai.bundle` runs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import shutil
+import warnings
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trinat.segmentation.errors import ConfigError, ModelError
+from trinat.segmentation.io.files import atomic_path, not_written, read_text
+from trinat.segmentation.models.base import Network
+from trinat.segmentation.models.checkpoint import Model, load_model
+from trinat.segmentation.space.views import View
+
+# The share of voxels whose label must be the same in ONNX Runtime.
+SAME_LABELS = 0.9999
+_OPSET = 20
+_SIDE = 64  # of the slices that the exported graph is traced and checked with
+
+# `monai.bundle verify_metadata` checks metadata.json against this.
+_SCHEMA = (
+    "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/"
+    "meta_schema_20240725.json"
+)
+# Of the voxels that verify_net_in_out makes up.
+_MONAI_SIDE = 96
+# MONAI's `load` and MONAI Label take a bundle for one without a network where this is missing.
+_WEIGHTS_OF_MONAI = "models/model.pt"
+_APACHE = """\
+Licensed under the Apache License, Version 2.0 (the "License"); you may not use these files except
+in compliance with the License. You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software distributed under the License is
+distributed on an "AS IS" BASIS, WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or
+implied. See the License for the specific language governing permissions and limitations under the
+License.
+"""
+
+
+def export_model(model: str, out: Path, *, format_: str = "onnx") -> list[Path]:
+    """Write <view>.onnx for each view, or a bundle with `format_` monai-bundle; return the files.
+
+    An ONNX file takes slices (N, C, H, W), H and W multiples of 16, to logits (N, K, H, W). Raises
+    ModelError where ONNX Runtime gives other labels than torch; no such file is left.
+    """
+    if format_ == "monai-bundle":
+        return _export_bundle(load_model(model), out)
+    if format_ != "onnx":
+        raise ConfigError(
+            f"--format {format_} is not known", remedy="give onnx or monai-bundle"
+        )
+    loaded = load_model(model)
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    for view, network in loaded.networks.items():
+        path = out / f"{view.value}.onnx"
+        # A file appears under its name only after it has been compared.
+        with atomic_path(path) as temporary:
+            export_network(network.fold(), temporary, facts_of(loaded, view))
+            same = share_of_equal_labels(network, temporary)
+            if same < SAME_LABELS:
+                raise ModelError(
+                    f"ONNX Runtime gives the same label to {same:.4%} of voxels only: not written",
+                    where=path,
+                )
+        written.append(path)
+    return written
+
+
+def share_of_equal_labels(network: Network, path: Path) -> float:
+    """Return the share of voxels that torch and an ONNX file label alike.
+
+    The slices are random, and of another number and size than the file was traced with.
+    """
+    import onnxruntime
+
+    generator = torch.Generator().manual_seed(0)
+    shape = (2, network.config.channels, 2 * _SIDE, _SIDE)
+    slices = torch.rand(shape, generator=generator)
+    with torch.inference_mode():
+        expected = network.fold()(slices).argmax(1).numpy()
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (logits,) = session.run(None, {"slices": slices.numpy()})
+    found = np.asarray(logits).argmax(1)
+    return float((found == expected).mean())
+
+
+def facts_of(model: Model, view: View) -> dict[str, str]:
+    """Say what a view's file holds: its classes, and how its slices are to be made."""
+    classes = model.classes_of(view)
+    return {
+        "model": model.name,
+        "view": view.value,
+        "classes": json.dumps(list(classes.names)),
+        "freesurfer": json.dumps([label.fs_id for label in classes.labels]),
+        "preprocessing": model.info.preprocessing.model_dump_json(),
+        "licence": model.info.training.licence,
+        "trinat": version("trinat"),
+    }
+
+
+def export_network(
+    network: Network, path: Path, facts: Mapping[str, str] | None = None
+) -> None:
+    """Write a network as ONNX, for any number of slices of any size that it allows.
+
+    The input is `slices` (N, C, H, W), the output `logits` (N, K, H, W). The sides must be
+    multiples of what the network halves. The weights are inside the file, and `facts` are its
+    metadata.
+    """
+    example = torch.zeros(2, network.config.channels, _SIDE, _SIDE)
+    # Sizes are counted in what the network halves, so that the graph holds for any allowed one.
+    unit = network.config.multiple
+    number = torch.export.Dim("n")
+    rows = unit * torch.export.Dim("rows", min=1)
+    columns = unit * torch.export.Dim("columns", min=1)
+    sizes = {0: number, 2: rows, 3: columns}
+    # The exporter reports on itself at length; what matters is checked afterwards.
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            network,
+            (example,),
+            dynamo=True,
+            input_names=["slices"],
+            output_names=["logits"],
+            dynamic_shapes=(sizes,),
+            opset_version=_OPSET,
+            verbose=False,
+        )
+        assert program is not None
+        program.model.metadata_props.update(facts or {})
+        # Weights inside: one file a view.
+        program.save(path, external_data=False)
+
+
+def _export_bundle(model: Model, out: Path) -> list[Path]:
+    """Write a MONAI bundle, whole or not at all; return the files in it.
+
+    Raises ModelError where `out` holds anything already.
+    """
+    is_empty_folder = out.is_dir() and not any(out.iterdir())
+    if out.exists() and not is_empty_folder:
+        raise ModelError("is there already", where=out, remedy="choose another name")
+    new = out.parent / f".trinat-{secrets.token_hex(8)}.tmp"
+    try:
+        try:
+            _write_bundle(model, new)
+            new.replace(out)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+    except OSError as error:
+        raise not_written(out, error) from error
+    return sorted(path for path in out.rglob("*") if path.is_file())
+
+
+def _write_bundle(model: Model, folder: Path) -> None:
+    """Write all files of a bundle below `folder`, which is not there yet."""
+    for name in ("configs", "docs"):
+        (folder / name).mkdir(parents=True)
+    shutil.copytree(
+        model.folder, folder / "models", ignore=shutil.ignore_patterns(".*")
+    )
+    here = Path(__file__).parent
+    for name in ("inference.json", "logging.conf"):
+        shutil.copyfile(here / name, folder / "configs" / name)
+    texts = {
+        "configs/metadata.json": json.dumps(_metadata(model), indent=4) + "\n",
+        "docs/README.md": _readme(model),
+        "docs/data_license.txt": _data_licence(model),
+        "LICENSE": _licence(model),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    # `network_def` has its weights from safetensors: there are none to load over them.
+    torch.save({}, folder / _WEIGHTS_OF_MONAI)
+
+
+def _metadata(model: Model) -> dict[str, Any]:
+    """Return what metadata.json says, by the schema of MONAI."""
+    versions = {name: version(name) for name in ("trinat", "nibabel", "safetensors")}
+    classes = ", ".join(label.name for label in model.scheme.labels[1:])
+    scans = _scans(model)
+    whole_scan = {
+        "type": "image",
+        "format": "magnitude",
+        "modality": "MR",
+        "num_channels": 1,
+        "spatial_shape": [_MONAI_SIDE, _MONAI_SIDE, _MONAI_SIDE],
+        "dtype": "float32",
+        "value_range": [],
+        "is_patch_data": False,
+        "channel_def": {"0": scans},
+    }
+    # As in MONAI's bundles with one channel of labels, `channel_def` names the values.
+    label_map = {
+        "type": "image",
+        "format": "segmentation",
+        "num_channels": 1,
+        "spatial_shape": [_MONAI_SIDE, _MONAI_SIDE, _MONAI_SIDE],
+        "dtype": "float32",
+        "value_range": [0, max(label.fs_id for label in model.scheme.labels)],
+        "is_patch_data": False,
+        "channel_def": {str(label.fs_id): label.name for label in model.scheme.labels},
+    }
+    return {
+        "schema": _SCHEMA,
+        "version": "1.0.0",
+        "changelog": {"1.0.0": f"made by trinat {versions['trinat']}"},
+        "monai_version": version("monai"),
+        "pytorch_version": version("torch"),
+        "numpy_version": version("numpy"),
+        "required_packages_version": versions,
+        "name": model.name,
+        "task": f"Segmentation of brain structures in {scans}",
+        "description": (
+            "2D networks, one for each anatomical view, whose probabilities are fused;"
+            " labels are restored to the scan's own space"
+        ),
+        "authors": "the makers of the model",
+        "copyright": "see LICENSE",
+        "data_source": model.info.training.data or "not stated",
+        "data_type": "nibabel",
+        "image_classes": f"{scans}: one scan of any intensities, resolution and orientation",
+        "label_classes": "FreeSurfer's numbers",
+        "pred_classes": classes,
+        "eval_metrics": dict(model.info.metrics),
+        "intended_use": "research; not for diagnosis",
+        "references": ["Guha Roy et al., QuickNAT, NeuroImage 2019, arXiv:1801.04161"],
+        "network_data_format": {
+            "inputs": {"image": whole_scan},
+            "outputs": {"pred": label_map},
+        },
+    }
+
+
+def _scans(model: Model) -> str:
+    """Say what kind of scans a model is for."""
+    if model.info.contrast == "any":
+        return "MRI of any contrast"
+    return f"{model.info.contrast}-weighted MRI"
+
+
+def _readme(model: Model) -> str:
+    """Explain how to run the bundle and what it needs; add the model's own card."""
+    needed = f"version {version('trinat')}"
+    text = f"""\
+# {model.name}
+
+Brain structures in {_scans(model)}, segmented by trinat.
+
+The bundle holds the weights (`models/`, safetensors) and their configuration. The code that
+computes with them is trinat's ({needed}), which must be installed, and `monai[fire]`, which runs
+bundles.
+
+Label maps of all `.nii` and `.nii.gz` files of a folder, in each scan's own space, with the
+numbers of FreeSurfer:
+
+    python -m monai.bundle run --config_file configs/inference.json \\
+        --bundle_root . --dataset_dir SCANS --output_dir LABELS
+
+They are those of `trinat predict SCANS --model models`, which also writes volumes and grades.
+
+`network_def` takes scans (N, 1, X, Y, Z) as MetaTensors and gives label maps of that shape.
+
+`{_WEIGHTS_OF_MONAI}` is an empty state dictionary, without weights: MONAI and MONAI Label ask for a
+file of this name. `network_def` reads the weights from the safetensors beside it. MONAI Label warns
+that the keys of `model.pt` differ from those of the network: that is expected.
+"""
+    card = model.folder / "MODEL_CARD.md"
+    if card.is_file():
+        text += f"\n{read_text(card)}"
+    return text
+
+
+def _licence(model: Model) -> str:
+    """Say what may be done with the weights."""
+    own = model.folder / "LICENSE.txt"
+    if own.is_file():
+        return read_text(own)
+    stated = model.info.training.licence
+    if stated == "Apache-2.0":
+        return _APACHE
+    if stated:
+        return f"The weights in models/ are licensed under: {stated}\n"
+    return "The makers of the model state no licence of its weights: ask them.\n"
+
+
+def _data_licence(model: Model) -> str:
+    """Say what the model was trained on, and the licence of the weights if it is stated."""
+    training = model.info.training
+    lines = [f"Training data: {training.data or 'not stated'}"]
+    if training.pseudo_labels:
+        lines.append(f"Labels: {training.pseudo_labels}")
+    lines.append(f"Licence of the weights: {training.licence or 'not stated'}")
+    lines.append("No scan and no label map is part of this bundle.")
+    return "\n".join(lines) + "\n"
