@@ -34,37 +34,35 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Look at everything; import torch, so this takes a second or two."""
-    return [
-        Finding("Python", platform.python_version()),
-        *_packages(),
-        *_torch(),
-        Finding("processors", str(cpu_count())),
-        _allocation(),
-        _memory(),
-        _temporary_space(),
-    ]
+    findings = [Finding("Python", platform.python_version()), *_packages(), *_torch()]
+    findings.append(Finding("processors", str(cpu_count())))
+    # Tuned as every command that computes does.
+    allocation = "system default (no glibc)"
+    if tune_allocation():
+        allocation = "tuned"
+    findings.append(Finding("allocation", allocation))
+    remedy = "close other programs: a scan takes about 3 GiB"
+    findings.append(_at_least("memory", free_memory() / _GIB, 4, remedy))
+    folder = tempfile.gettempdir()
+    free_gib = shutil.disk_usage(folder).free / _GIB
+    remedy = f"free space in {folder} or set TMPDIR"
+    findings.append(_at_least("temporary space", free_gib, 1, remedy))
+    return findings
 
 
 def diagnose(*, as_json: bool) -> Exit:
     """Print what was found here, as a table or as JSON; the status is OK if nothing is wrong."""
-    findings = examine()
-    wrong = sum(finding.severity == "wrong" for finding in findings)
-    if as_json:
-        rows = [asdict(finding) for finding in findings]
-        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
-    else:
-        _print(findings, wrong)
-    if wrong:
-        return Exit.ALL_FAILED
-    return Exit.OK
-
-
-def _print(findings: list[Finding], wrong: int) -> None:
-    """A table on the terminal, and how many things are wrong."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    findings = examine()
+    wrong = sum(finding.severity == "wrong" for finding in findings)
+    status = Exit.ALL_FAILED if wrong else Exit.OK
+    if as_json:
+        rows = [asdict(finding) for finding in findings]
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        return status
     styles = {"ok": "green", "note": "yellow", "wrong": "bold red"}
     table = Table(box=None, pad_edge=False)
     for header in ("", "what", "found", "to do"):
@@ -75,16 +73,16 @@ def _print(findings: list[Finding], wrong: int) -> None:
     console = Console()
     console.print(table)
     if not wrong:
-        summary = "Nothing is wrong."
+        console.print("Nothing is wrong.")
     elif wrong == 1:
-        summary = "1 thing wrong."
+        console.print("1 thing wrong.")
     else:
-        summary = f"{wrong} things wrong."
-    console.print(summary)
+        console.print(f"{wrong} things wrong.")
+    return status
 
 
 def _packages() -> list[Finding]:
-    """Whether each declared dependency is there, and at least as new as its bound says."""
+    """Find out whether each declared dependency is there, and as new as its bound says."""
     from packaging.requirements import Requirement
 
     findings = []
@@ -110,7 +108,7 @@ def _package(name: str, bounds: str) -> Finding:
 
 
 def _torch() -> list[Finding]:
-    """What torch computes with: the processor, and GPUs if it finds any."""
+    """Find what torch computes with: the processor, and GPUs if there are any."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -132,7 +130,7 @@ def _torch() -> list[Finding]:
 
 
 def _gpus(cuda: str | None) -> list[Finding]:
-    """The GPUs that torch finds; `cuda` is the version it is built for, None for a CPU build."""
+    """Find the GPUs of torch; `cuda` is the version it is built for, None for a CPU build."""
     from trinat.segmentation.models.hardware import count_gpus, describe_gpu
 
     if not count_gpus():
@@ -148,27 +146,8 @@ def _gpus(cuda: str | None) -> list[Finding]:
     return findings
 
 
-def _allocation() -> Finding:
-    """Tunes it, as every command that computes does."""
-    if tune_allocation():
-        return Finding("allocation", "tuned")
-    return Finding("allocation", "system default (no glibc)")
-
-
-def _memory() -> Finding:
-    remedy = "close other programs: a scan takes about 3 GiB"
-    return _at_least("memory", free_memory() / _GIB, 4, remedy)
-
-
-def _temporary_space() -> Finding:
-    folder = tempfile.gettempdir()
-    gib = shutil.disk_usage(folder).free / _GIB
-    remedy = f"free space in {folder} or set TMPDIR"
-    return _at_least("temporary space", gib, 1, remedy)
-
-
 def _at_least(subject: str, gib: float, needed_gib: float, remedy: str) -> Finding:
-    """Free space of a kind: wrong, with the remedy, where it is less than what is needed."""
+    """Judge the free space of a kind: less than what is needed is wrong, and has the remedy."""
     value = f"{gib:.1f} GiB free"
     if gib < needed_gib:
         return Finding(subject, value, "wrong", remedy)
