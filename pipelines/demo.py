@@ -50,17 +50,13 @@ GEOMETRIES = (
 )
 
 
-def _say_nothing(line: str) -> None:
-    """What a demo that nobody listens to says."""
-
-
 def run_demo(
     out: Path,
     *,
     seed: int = 0,
     model: str = "fast",
     geometries: Sequence[Geometry] = GEOMETRIES,
-    say: Callable[[str], None] = _say_nothing,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Exit:
     """Make a phantom of each geometry, segment all with the model and evaluate the result.
 
@@ -68,7 +64,10 @@ def run_demo(
     the evaluation. `say` is called with a line for each step. Returns the status of the first
     step that did not go well, or of the last one.
     """
-    from trinat.pipelines.evaluate.run import EvaluationSettings, evaluate_predictions
+    from trinat.pipelines.evaluate.evaluation import (
+        EvaluationSettings,
+        evaluate_predictions,
+    )
     from trinat.pipelines.predict.engine import SerialEngine
     from trinat.pipelines.predict.request import PredictRequest
     from trinat.pipelines.predict.run import predict
@@ -124,18 +123,14 @@ def write_phantoms(
         name = f"sub-{number:0{width}}"
         pairs.append((out / f"{name}_T1w.nii.gz", out / f"{name}_dseg.nii.gz"))
     if not force:
-        _refuse_present(pairs)
+        for path in chain.from_iterable(pairs):
+            if path.exists():
+                remedy = "name another folder, or pass --force"
+                raise ConfigError("is there already", where=path, remedy=remedy)
     for number, (image_path, labels_path) in enumerate(pairs, start=1):
         # A subject's own stream: sub-03 is the same head whether 3 or 300 are made.
         _write(image_path, labels_path, seed=(seed, number), **geometry)
         yield image_path, labels_path
-
-
-def _refuse_present(pairs: Sequence[tuple[Path, Path]]) -> None:
-    for path in chain.from_iterable(pairs):
-        if path.exists():
-            remedy = "name another folder, or pass --force"
-            raise ConfigError("is there already", where=path, remedy=remedy)
 
 
 def _write(

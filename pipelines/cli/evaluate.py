@@ -141,7 +141,7 @@ def evaluate(
     Example: trinat evaluate --truth manual/ --pred out/ --out report/
     """
     from trinat.pipelines.common.progress import batch_progress
-    from trinat.pipelines.evaluate.run import (
+    from trinat.pipelines.evaluate.evaluation import (
         EvaluationSettings,
         evaluate_predictions,
         named_models,

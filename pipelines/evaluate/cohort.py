@@ -8,7 +8,7 @@ maps add grades, uncertainty, and which structures the model knows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,9 +27,9 @@ from trinat.pipelines.common.ratings import (
     use_of_ratings,
 )
 from trinat.pipelines.common.understood import refuse_strangers, say_of_table
-from trinat.pipelines.evaluate.cohort_pictures import cohort_pictures
 from trinat.pipelines.evaluate.gather import folder_of
 from trinat.pipelines.evaluate.measuring import MapVolumes, measure_volumes
+from trinat.pipelines.evaluate.shown_scans import cohort_pictures
 from trinat.pipelines.evaluate.user_tables import read_ranges
 from trinat.pipelines.predict.doubt import (
     EXCLUDED_GRADES,
@@ -98,13 +98,20 @@ class CohortSettings:
 
 @dataclass(frozen=True)
 class _Known:
-    """What is read beside the label maps."""
+    """The label maps that were found, and the tables that were read.
+
+    `matched` says whose each label map is by the `table` of `people`, and `doubts` what was not
+    understood of that table.
+    """
 
     scheme: LabelScheme
     ranges: list[Range]
+    ratings: list[Rating]
+    files: list[ScanFile]
     table: Path
     people: People
-    ratings: list[Rating]
+    matched: Matched
+    doubts: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -144,9 +151,8 @@ def report_cohort(
     """
     started = datetime.now(UTC)
     refuse_foreign(settings.out, _OUTPUTS)
-    known = _read_known(settings)
-    found = find_files(settings.predictions)
-    matched = _match(settings, known, found, say)
+    known = _read_known(settings, say)
+    found = known.files
     unfit = unfit_results(
         folder_of(settings.predictions), [file.path for file in found]
     )
@@ -154,9 +160,23 @@ def report_cohort(
     measured = measure_volumes(
         fit, settings.labels, settings.trust_affine, settings.jobs, progress
     )
-    ledger = _read_ledger(settings.predictions)
-    chosen = _choose(measured, known, matched, ledger, settings.excluded)
-    failures = _failures(found, unfit, measured, ledger)
+    ledger = _Ledger([], {})
+    for folder, entry in entries_in(settings.predictions):
+        ledger.entries.append(entry)
+        for name in entry.outputs:
+            ledger.results[folder / name] = entry.result
+    chosen = _choose(measured, known, ledger, settings.excluded)
+
+    # Label maps that are unfit or could not be read, and scans without one.
+    failures = [
+        *((file.name, unfit[file.path]) for file in found if file.path in unfit),
+        *((result.subject, result.failure) for result in measured if result.failure),
+        *(
+            (entry.case, entry.reason)
+            for entry in ledger.entries
+            if entry.status == "failed"
+        ),
+    ]
     for name, reason in failures:
         say(f"{name}: {reason}")
     if not chosen.scans:
@@ -164,12 +184,18 @@ def report_cohort(
             f"none of {len(found)} label maps could be measured; the first: {failures[0][1]}",
             where=settings.predictions,
         )
-    scans = _distinct(chosen)
-    _refuse_none_left(scans, settings)
-    for scan in scans:
+    first = chosen.scans[0]
+    if all(scan.left_out for scan in chosen.scans):
+        raise EvaluationError(
+            f"every scan is left out; the first, {first.name}: {first.left_out}",
+            where=settings.predictions,
+            remedy="look at them with trinat view; --include-rejected takes what is graded reject",
+        )
+    for scan in chosen.scans:
         if scan.left_out:
             say(f"{scan.name}: left out, {scan.left_out}")
-    cohort = cohort_of(scans, known.scheme, known.ranges, settings.adjust)
+
+    cohort = cohort_of(chosen.scans, known.scheme, known.ranges, settings.adjust)
     with claimed(settings.out, _OUTPUTS, within=["figures"]):
         _write_tables(settings.out, cohort)
         drawings = cohort_drawings(cohort)
@@ -187,102 +213,64 @@ def report_cohort(
             facts["training"] = " ".join(taught)
         pictures = cohort_pictures(
             cohort,
-            scans,
+            chosen.scans,
             chosen.files,
             known.scheme,
             settings.images,
             settings.trust_affine,
         )
+        remarks = known.people.notes + known.doubts
         page = cohort_page(
             cohort,
             drawings,
             pictures,
             facts,
             failures=failures,
-            remarks=_remarks(known, matched),
+            remarks=[(known.table.name, line) for line in remarks],
         )
         write_whole(settings.out / "report.html", page)
-        return batch_exit(done=len(chosen.scans), failed=len(failures))
+    return batch_exit(done=len(chosen.scans), failed=len(failures))
 
 
-def _refuse_none_left(scans: Sequence[Scan], settings: CohortSettings) -> None:
-    """EvaluationError where every scan is left out."""
-    if all(scan.left_out for scan in scans):
-        first = scans[0]
-        raise EvaluationError(
-            f"every scan is left out; the first, {first.name}: {first.left_out}",
-            where=settings.predictions,
-            remedy="look at them with trinat view; --include-rejected takes what is graded reject",
-        )
+def _read_known(settings: CohortSettings, say: Callable[[str], None]) -> _Known:
+    """Read the scheme and the tables, find the label maps, and say what is not clear of them.
 
-
-def _read_known(settings: CohortSettings) -> _Known:
-    """Read the scheme and the tables; a table that the user named and is not there is refused."""
+    ConfigError for a table that the user has named and that is not there, DatasetError where it has
+    nobody of these label maps.
+    """
     scheme = load_scheme(settings.labels)
     ranges: list[Range] = []
     if settings.reference is not None:
         ranges = read_ranges(settings.reference, scheme)
-    participants = settings.participants
-    if participants is None:
-        participants = settings.predictions / "participants.tsv"
-    elif not participants.is_file():
-        raise ConfigError("no such table", where=participants)
-    people = read_people(participants)
-    return _Known(scheme, ranges, participants, people, read_given(settings.ratings))
+    table = settings.participants
+    if table is None:
+        table = settings.predictions / "participants.tsv"
+    elif not table.is_file():
+        raise ConfigError("no such table", where=table)
+    people = read_people(table)
+    ratings = read_given(settings.ratings)
 
-
-def _match(
-    settings: CohortSettings,
-    known: _Known,
-    files: Sequence[ScanFile],
-    say: Callable[[str], None],
-) -> Matched:
-    """Which person of the table each label map is of; says what is not clear.
-
-    DatasetError where the user has named the table and it has nobody of these.
-    """
-    matched = known.people.match((file.name, file.person) for file in files)
+    files = find_files(settings.predictions)
+    matched = people.match((file.name, file.person) for file in files)
     if settings.participants is not None:
-        refuse_strangers(known.table, known.people, matched)
-    doubts = _doubts(known, matched)
-    say_of_table(known.table, known.people.notes, doubts, say, strict=settings.strict)
+        refuse_strangers(table, people, matched)
+    doubts = people.doubts
+    if people.facts:
+        doubts += matched.remarks
+    say_of_table(table, people.notes, doubts, say, strict=settings.strict)
     clash = persons_in_folders(files)
     if clash:
         say(clash)
-    return matched
-
-
-def _doubts(known: _Known, matched: Matched) -> tuple[str, ...]:
-    """What was not understood of the table of persons, if there is one."""
-    if not known.people.facts:
-        return known.people.doubts
-    return known.people.doubts + matched.remarks
-
-
-def _remarks(known: _Known, matched: Matched) -> list[tuple[str, str]]:
-    """All that is to be said of the table of persons, for the page."""
-    lines = known.people.notes + _doubts(known, matched)
-    return [(known.table.name, line) for line in lines]
-
-
-def _read_ledger(predictions: Path) -> _Ledger:
-    """The entries of a folder's ledgers; empty where it has none."""
-    ledger = _Ledger([], {})
-    for folder, entry in entries_in(predictions):
-        ledger.entries.append(entry)
-        for name in entry.outputs:
-            ledger.results[folder / name] = entry.result
-    return ledger
+    return _Known(scheme, ranges, ratings, files, table, people, matched, doubts)
 
 
 def _choose(
     measured: Iterable[MapVolumes],
     known: _Known,
-    matched: Matched,
     ledger: _Ledger,
     excluded: Collection[str],
 ) -> _Chosen:
-    """The label maps that were measured, with why they are left out if they are.
+    """Make a scan of each label map that was measured, and say which are left out and why.
 
     Structures that were rejected, or that the model does not know, have no volume.
     """
@@ -297,43 +285,44 @@ def _choose(
         facts = ledger.results.get(result.file.path, {})
         made = made_by(facts.get("volumes_mm3", ()), rated, scheme)
         graded = dict.fromkeys(structures_left_out(facts, excluded), "quality control")
-        person = matched.of(result.file.name, result.file.person)
-        scan = replace(
-            _scan(result, person, facts), left_out=why_left_out(facts, excluded)
-        )
+        structures = made.left_out(scheme, {**graded, **rejected_here})
+        person = known.matched.of(result.file.name, result.file.person)
+        scan = _scan(result, person, facts)
+        volumes_mm3 = {
+            structure: volume_mm3
+            for structure, volume_mm3 in scan.volumes_mm3.items()
+            if structure not in structures
+        }
+        # What the model does not predict is not said of each scan.
+        why_structures = {
+            structure: why
+            for structure, why in structures.items()
+            if why != NOT_PREDICTED
+        }
+        why_scan = why_left_out(facts, excluded)
         if "" in rejected_here:
-            scan = replace(scan, left_out=f"rejected by {rejected_here['']}")
-        chosen.files.append(result.file)
-        chosen.scans.append(
-            _without(scan, made.left_out(scheme, {**graded, **rejected_here}))
+            why_scan = f"rejected by {rejected_here['']}"
+        scan = replace(
+            scan,
+            volumes_mm3=volumes_mm3,
+            left_out=why_scan,
+            structures_left_out=why_structures,
         )
+        chosen.scans.append(scan)
+        chosen.files.append(result.file)
         for structure in made.measured_though_rejected(scheme, rejected_here):
             chosen.in_part.add((result.sha256, structure))
+
+    # Scans of equal names are named after their files.
+    times = Counter(scan.name for scan in chosen.scans)
+    for number, file in enumerate(chosen.files):
+        if times[chosen.scans[number].name] > 1:
+            chosen.scans[number] = replace(chosen.scans[number], session=file.name)
     return chosen
 
 
-def _without(scan: Scan, left_out: Mapping[str, str]) -> Scan:
-    """The scan without the volumes of some structures, given why each is left out.
-
-    What the model does not predict is not said of each scan.
-    """
-    volumes_mm3 = {
-        structure: volume_mm3
-        for structure, volume_mm3 in scan.volumes_mm3.items()
-        if structure not in left_out
-    }
-    rejected = {
-        structure: why for structure, why in left_out.items() if why != NOT_PREDICTED
-    }
-    return replace(scan, volumes_mm3=volumes_mm3, structures_left_out=rejected)
-
-
-def _scan(
-    result: MapVolumes,
-    person: Facts,
-    facts: Mapping[str, Any],
-) -> Scan:
-    """The scan of a label map.
+def _scan(result: MapVolumes, person: Facts, facts: Mapping[str, Any]) -> Scan:
+    """Describe the scan of a label map.
 
     `person` is what the table says of the person, `facts` are those of the ledger.
     """
@@ -344,6 +333,10 @@ def _scan(
         if variation is not None
     }
     remarks = [*facts.get("reasons", ()), *facts.get("notes", ())]
+    # A scan's own, as the ledger has it, else that of the person's row in the table.
+    intracranial_mm3 = facts.get("measures_mm3", {}).get(INTRACRANIAL.column)
+    if intracranial_mm3 is None:
+        intracranial_mm3 = person.intracranial_mm3
     return Scan(
         subject=file.person,
         session=file.visit,
@@ -355,52 +348,26 @@ def _scan(
         notes="; ".join(remarks),
         uncertainty=uncertainty or None,
         group=person.group,
-        intracranial_mm3=_intracranial_mm3(facts, person),
+        intracranial_mm3=intracranial_mm3,
     )
 
 
-def _intracranial_mm3(facts: Mapping[str, Any], person: Facts) -> float | None:
-    """A scan's own, as the ledger has it, else that of the person's row in the table."""
-    measures_mm3 = facts.get("measures_mm3", {})
-    measured: float | None = measures_mm3.get(INTRACRANIAL.column)
-    if measured is not None:
-        return measured
-    return person.intracranial_mm3
-
-
-def _failures(
-    found: Iterable[ScanFile],
-    unfit: Mapping[Path, str],
-    measured: Iterable[MapVolumes],
-    ledger: _Ledger,
-) -> list[tuple[str, str]]:
-    """Names and reasons: label maps that are unfit or could not be read, scans without one."""
-    unfit_files = [file for file in found if file.path in unfit]
-    unread = [result for result in measured if result.failure]
-    failed = [entry for entry in ledger.entries if entry.status == "failed"]
-    return [
-        *((file.name, unfit[file.path]) for file in unfit_files),
-        *((result.subject, result.failure) for result in unread),
-        *((entry.case, entry.reason) for entry in failed),
-    ]
-
-
-def _distinct(chosen: _Chosen) -> list[Scan]:
-    """The scans; those of equal names are named after their files."""
-    times = Counter(scan.name for scan in chosen.scans)
-    scans = []
-    for scan, file in zip(chosen.scans, chosen.files, strict=True):
-        if times[scan.name] > 1:
-            scan = replace(scan, session=file.name)
-        scans.append(scan)
-    return scans
-
-
 def _write_tables(out: Path, cohort: Cohort) -> None:
-    """volumes.csv, and what is not empty of what was left out, coefficients, effects and trends."""
+    """Write volumes.csv, and the other tables that are not empty."""
     write_table(out / "volumes.csv", cohort.frame.drop(columns="scan"))
+    # A row for each scan, and each structure of the others, that is in no number.
+    left_out = [
+        (scan.subject, scan.session, "", scan.grade, scan.left_out)
+        for scan in cohort.left_out
+    ]
+    for scan in cohort.scans:
+        left_out += [
+            (scan.subject, scan.session, structure, scan.grade, why)
+            for structure, why in scan.structures_left_out.items()
+        ]
+    columns = ["subject", "session", "structure", "grade", "reason"]
     tables = {
-        "left_out.csv": _left_out(cohort),
+        "left_out.csv": pd.DataFrame(left_out, columns=columns),
         "effects.csv": cohort.effects,
         "trends.csv": cohort.trends,
     }
@@ -410,18 +377,3 @@ def _write_tables(out: Path, cohort: Cohort) -> None:
     for name, table in tables.items():
         if not table.empty:
             write_table(out / name, table)
-
-
-def _left_out(cohort: Cohort) -> pd.DataFrame:
-    """A row for each scan, and each structure of the others, that is in no number."""
-    rows = [
-        (scan.subject, scan.session, "", scan.grade, scan.left_out)
-        for scan in cohort.left_out
-    ]
-    for scan in cohort.scans:
-        rows += [
-            (scan.subject, scan.session, structure, scan.grade, why)
-            for structure, why in scan.structures_left_out.items()
-        ]
-    columns = ["subject", "session", "structure", "grade", "reason"]
-    return pd.DataFrame(rows, columns=columns)

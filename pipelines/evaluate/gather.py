@@ -6,7 +6,7 @@ ledger beside them says which scans they are of, which failed, and what the mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -127,7 +127,7 @@ class Inputs:
 
 
 def named_models(predictions: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
-    """The place of each model's predictions, by the model's name.
+    """Give each model's predictions a name: the folder or file of each, by the model's name.
 
     Models have the names given, else those in the ledgers beside the predictions, else those of
     the folders. Two of one name are a ConfigError.
@@ -138,7 +138,11 @@ def named_models(predictions: Sequence[Path], names: Sequence[str]) -> dict[str,
         )
     chosen = list(names)
     if not chosen:
-        chosen = _names_in_ledgers(predictions)
+        for place in predictions:
+            models = sorted(_read_notes(place).models)
+            # A ledger of no model or of several has no name for these predictions.
+            if len(models) == 1 and models[0]:
+                chosen.append(models[0])
         if len(set(chosen)) != len(predictions):
             chosen = [place.resolve().name for place in predictions]
     for name in chosen:
@@ -146,16 +150,6 @@ def named_models(predictions: Sequence[Path], names: Sequence[str]) -> dict[str,
             remedy = "name them with --model-name, one for each --pred"
             raise ConfigError(f"two models are called {name!r}", remedy=remedy)
     return dict(zip(chosen, predictions, strict=True))
-
-
-def _names_in_ledgers(predictions: Sequence[Path]) -> list[str]:
-    """The models' names, without those of places whose ledger names none or several."""
-    names = []
-    for place in predictions:
-        models = sorted(_read_notes(place).models)
-        if len(models) == 1 and models[0]:
-            names.append(models[0])
-    return names
 
 
 def gather(settings: EvaluationSettings, say: Callable[[str], None]) -> Inputs:
@@ -167,24 +161,34 @@ def gather(settings: EvaluationSettings, say: Callable[[str], None]) -> Inputs:
     subjects: tuple[str, ...] = ()
     if settings.part or settings.folds:
         store = Store(settings.truth)
-        subjects = _subjects(store, settings.part)
+        # Without a part, those that a cross-validation tests.
+        subjects = store.part(settings.part) if settings.part else store.tested()
         trust = settings.trust_affine or store.info.trust_affine
         settings = replace(settings, labels=store.scheme_name, trust_affine=trust)
     scheme = load_scheme(settings.labels)
     mappings = _mappings(settings)
-    truths, images = _truths_and_images(settings, store, subjects)
+
+    images: list[ScanFile] = []
+    if store is not None:
+        truths = stored_files(store, subjects, "labels")
+        images = stored_files(store, subjects, "image")
+    else:
+        truths = find_files(settings.truth)
+        if settings.images is not None:
+            images = find_images(settings.images, [file.path for file in truths])
     clash = persons_in_folders(truths)
     if clash:
         say(clash)
+
     notes: dict[str, LedgerNotes] = {}
     for model, place in settings.models.items():
         notes[model] = _read_notes(place)
     predictions: dict[str, list[ScanFile]] = {}
+    pairings: dict[str, Pairing] = {}
     for model, place in settings.models.items():
         predictions[model] = _predictions(place, notes[model])
-    pairings: dict[str, Pairing] = {}
-    for model, files in predictions.items():
-        pairings[model] = pair_files(truths, files, guess=True)
+        pairings[model] = pair_files(truths, predictions[model], guess=True)
+
     unfit: dict[Path, str] = {}
     for model, place in settings.models.items():
         paths = [file.path for file in predictions[model]]
@@ -209,31 +213,8 @@ def gather(settings: EvaluationSettings, say: Callable[[str], None]) -> Inputs:
     )
 
 
-def _subjects(store: Store, part: Part | None) -> tuple[str, ...]:
-    """Those of a part of the split; without a part, those that a cross-validation tests."""
-    if part:
-        return store.part(part)
-    return store.tested()
-
-
-def _truths_and_images(
-    settings: EvaluationSettings, store: Store | None, subjects: Sequence[str]
-) -> tuple[list[ScanFile], list[ScanFile]]:
-    """The true label maps and their scans: those of a store's subjects, or of the folders given.
-
-    Without a store or a folder of images there are no scans.
-    """
-    if store is not None:
-        truths = stored_files(store, subjects, "labels")
-        return truths, stored_files(store, subjects, "image")
-    truths = find_files(settings.truth)
-    if settings.images is None:
-        return truths, []
-    return truths, find_images(settings.images, [file.path for file in truths])
-
-
 def plan_tasks(inputs: Inputs) -> list[Task]:
-    """One measurement for each pair of each model; an EvaluationError where there is no pair.
+    """Plan one measurement for each pair of each model; EvaluationError where there is no pair.
 
     Nothing is measured yet. A structure that the label scheme lacks, in --not-predicted or in
     ratings, is refused here.
@@ -241,7 +222,8 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
     settings = inputs.settings
     rejected = rejections(inputs.ratings)
     rated = rejected_structures(inputs.ratings)
-    truth_csf = _csf_of_truth(settings)
+    # What the truth calls CSF, if nobody says it, is a small region.
+    truth_csf = settings.csf or _read_notes(settings.truth).called_csf or "region"
     tasks = []
     for model, pairing in inputs.pairings.items():
         notes = inputs.notes[model]
@@ -267,23 +249,24 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
             )
             tasks.append(task)
     if not tasks:
+        # What stood in the way of the first file, if anything did.
+        reasons = [
+            f"{file.shown}: {pairing.doubts[file.path]}"
+            for pairing in inputs.pairings.values()
+            for file in pairing.truths_alone
+            if file.path in pairing.doubts
+        ]
+        why = reasons[0] if reasons else "no names match"
         raise EvaluationError(
-            f"no prediction has a truth: {_why_none(inputs.pairings.values())}",
+            f"no prediction has a truth: {why}",
             where=settings.truth,
             remedy="name both sides alike (sub-01 and sub-01), or give the two files of one scan",
         )
     return tasks
 
 
-def _csf_of_truth(settings: EvaluationSettings) -> Csf:
-    """What the truth calls CSF: as the user or a ledger beside it says, else a small region."""
-    if settings.csf is not None:
-        return settings.csf
-    return _read_notes(settings.truth).called_csf or "region"
-
-
 def _mappings(settings: EvaluationSettings) -> dict[str, Mappings]:
-    """How label numbers are read, by model: the truth's are the same for each."""
+    """Read how label numbers are mapped, by model; those of the truth are the same for each."""
     mappings = Mappings()
     if settings.mapping is not None:
         mappings = read_mapping(settings.mapping)
@@ -307,14 +290,14 @@ def _mappings(settings: EvaluationSettings) -> dict[str, Mappings]:
 
 
 def folder_of(predictions: Path) -> Path:
-    """The folder of predictions that were given as a folder, or as one file in it."""
+    """Return the folder of predictions that were given as a folder, or as one file in it."""
     if predictions.is_dir():
         return predictions
     return predictions.parent
 
 
 def _read_notes(predictions: Path) -> LedgerNotes:
-    """What the ledgers say of all cases; empty notes where there is no ledger."""
+    """Read what the ledgers say of all cases; notes are empty where there is no ledger."""
     notes = LedgerNotes()
     for place, entry in entries_in(folder_of(predictions)):
         if entry.status == "failed":
@@ -331,7 +314,7 @@ def _read_notes(predictions: Path) -> LedgerNotes:
 
 
 def _predictions(place: Path, notes: LedgerNotes) -> list[ScanFile]:
-    """The label maps in a place.
+    """Find the label maps in a folder, or the one file that was given.
 
     Those of a run whose names had to be made safe get back the names of their scans.
     """
@@ -344,17 +327,8 @@ def _predictions(place: Path, notes: LedgerNotes) -> list[ScanFile]:
     return files
 
 
-def _why_none(pairings: Iterable[Pairing]) -> str:
-    """Why there are no pairs at all: what stood in the way of the first file, if anything did."""
-    for pairing in pairings:
-        for file in pairing.truths_alone:
-            if file.path in pairing.doubts:
-                return f"{file.shown}: {pairing.doubts[file.path]}"
-    return "no names match"
-
-
 def _refuse_two_maps_of_a_scan(pairing: Pairing, truth: Path) -> None:
-    """Two maps of one scan would count as one person's two scans without names."""
+    """Refuse two maps of one scan: they would count as two scans of the person."""
     seen: dict[tuple[str, str], ScanFile] = {}
     for pair in pairing.pairs:
         file = pair.truth

@@ -93,7 +93,7 @@ def measure_all(
     jobs: int,
     finished: Callable[[Done, int, int], object] = lambda done, so_far, total: None,
 ) -> list[Done]:
-    """Results in the order of tasks.
+    """Measure pairs in processes of their own; results have the order of the tasks.
 
     `finished(result, done, total)` is called with each as it comes.
     """
@@ -193,7 +193,7 @@ def _as_classes(
     mapping: Mapping[int, int],
     fold: FoldingTable | None,
 ) -> NDArray[np.uint8]:
-    """Class indices of a label map; what a store says of the file comes before the user's words."""
+    """Return class indices of a label map; what a store says of it goes before the user's words."""
     return scheme.from_freesurfer(
         labels.data,
         spacing_mm=labels.spacing_mm,
@@ -204,7 +204,7 @@ def _as_classes(
 
 
 def scan_of(task: Task) -> dict[str, str]:
-    """The columns that say what a row of a table is of: subject, session and model."""
+    """Return the columns that say what a row of a table is of: subject, session and model."""
     truth = task.pair.truth
     return {"subject": truth.person, "session": truth.visit, "model": task.model}
 
@@ -243,7 +243,7 @@ def measure_volumes(
     jobs: int | None,
     finished: Callable[[MapVolumes, int, int], object],
 ) -> list[MapVolumes]:
-    """Results in the order of files; `finished(result, done, total)` is called with each.
+    """Measure label maps in the order of files, and call `finished(result, done, total)` with each.
 
     `scheme` is the name or file of a label scheme. Without a number of `jobs` there are as many
     as processors. A file that cannot be read gives a result with its failure.
@@ -260,7 +260,7 @@ def measure_volumes(
 
 
 def _measure_map(task: _MapTask) -> MapVolumes:
-    """Volumes of all the scheme's structures: 0 for one that is not in the map."""
+    """Measure all the scheme's structures; one that is not in the map has 0."""
     file = task.file
     scheme = load_scheme(task.scheme)
     try:

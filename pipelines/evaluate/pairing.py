@@ -88,7 +88,7 @@ class Pairing:
 
     @property
     def guesses(self) -> list[str]:
-        """What the user is asked to check, one line a pair; of many pairs the first ones.
+        """List what the user is asked to check, one line a pair; of many pairs the first ones.
 
         Empty if all pairs are certain.
         """
@@ -155,7 +155,7 @@ class _Matching:
     doubts: dict[Path, str] = field(default_factory=dict)
 
     def alike(self, truth_key: Key, prediction_key: Key) -> list[_Match]:
-        """Every truth with every prediction that has the same key."""
+        """Match every truth with every prediction that has the same key."""
         predictions_by_key: dict[object, list[ScanFile]] = defaultdict(list)
         for prediction in self.predictions:
             predictions_by_key[prediction_key(prediction)].append(prediction)
@@ -253,7 +253,7 @@ class _Matching:
         self.take(matches, how, is_guess=True)
 
     def take_the_only_two(self) -> None:
-        """One file on each side, of which the user has named one at least."""
+        """Take the one file of each side, if the user has named one of them at least."""
         if len(self.truths) != 1 or len(self.predictions) != 1:
             return
         truth = self.truths[0]
@@ -264,7 +264,7 @@ class _Matching:
             self.take([(truth, prediction)], "being the only files", is_guess=True)
 
     def result(self) -> Pairing:
-        """The pairs in natural order of the truths' names, and what is left of both sides."""
+        """Return the pairs in natural order of the truths, and what is left of both sides."""
         pairs = sorted(self.pairs, key=lambda pair: natural_order(pair.truth.name))
         truths = self._without_partner(self.truths)
         predictions = self._without_partner(self.predictions)
@@ -273,12 +273,12 @@ class _Matching:
         return Pairing(tuple(pairs), truths, predictions, doubts)
 
     def _without_partner(self, files: Iterable[ScanFile]) -> tuple[ScanFile, ...]:
-        """Those of the files that are in no pair."""
+        """Return those of the files that are in no pair."""
         taken = self._taken()
         return tuple(file for file in files if id(file) not in taken)
 
     def _taken(self) -> set[int]:
-        """The identities of the files that are in a pair."""
+        """Return the identities of the files that are in a pair."""
         taken = set()
         for pair in self.pairs:
             taken.add(id(pair.truth))
@@ -291,7 +291,7 @@ class _Matching:
 
 
 def _name_without(ending: str) -> Key:
-    """A key: the name without an ending, where it has that."""
+    """Make a key: the name without an ending, where it has that."""
 
     def shortened(file: ScanFile) -> str:
         return file.name.removesuffix(ending)
@@ -300,7 +300,7 @@ def _name_without(ending: str) -> Key:
 
 
 def _by_name(files: Iterable[ScanFile]) -> dict[str, list[ScanFile]]:
-    """Files by their names; several may have one name."""
+    """Sort files by their names; several may have one name."""
     by_name: dict[str, list[ScanFile]] = defaultdict(list)
     for file in files:
         by_name[file.name].append(file)
@@ -308,7 +308,7 @@ def _by_name(files: Iterable[ScanFile]) -> dict[str, list[ScanFile]]:
 
 
 def _not_unique(candidates: list[ScanFile], rivals: list[ScanFile]) -> str:
-    """Why a file has no partner: several candidates fit, or the one that fits has rivals for it."""
+    """Say why a file has no partner: several candidates fit, or the one that fits has rivals."""
     if len(candidates) > 1:
         return f"not unique: {_either(candidates)} could be its partner"
     candidate = candidates[0].shown
@@ -316,7 +316,7 @@ def _not_unique(candidates: list[ScanFile], rivals: list[ScanFile]) -> str:
 
 
 def _either(files: Sequence[ScanFile]) -> str:
-    """Files as a list of alternatives; of many the first ones."""
+    """Name files as alternatives; of many the first ones."""
     names = sorted((file.shown for file in files), key=natural_order)
     more = len(names) - _MOST_NAMED
     if more > 0:
@@ -325,7 +325,7 @@ def _either(files: Sequence[ScanFile]) -> str:
 
 
 def _same_scan(one: ScanFile, other: ScanFile) -> bool:
-    """Whether no entity that both names carry differs: session 1 is not session 2."""
+    """Tell whether no entity that both names carry differs: session 1 is not session 2."""
     entities = dict(other.identity)
     for entity, value in one.identity:
         if entities.get(entity, value) != value:
@@ -336,7 +336,7 @@ def _same_scan(one: ScanFile, other: ScanFile) -> bool:
 
 
 def _says_less(one: ScanFile, other: ScanFile) -> bool:
-    """Whether one says which scan it is and the other does not.
+    """Tell whether one says which scan it is and the other does not.
 
     sub-01_ses-1 may be sub-01, and p1/T1 may be T1.
     """
@@ -346,12 +346,12 @@ def _says_less(one: ScanFile, other: ScanFile) -> bool:
 
 
 def _safe_folders(file: ScanFile) -> list[str]:
-    """As folders are called in the output of `trinat predict`."""
+    """Return the names that the folders have in the output of `trinat predict`."""
     return [safe_component(part) for part in file.folders]
 
 
 def _folders_differ(one: ScanFile, other: ScanFile) -> bool:
-    """Whether both are in subfolders and these are of two persons: p1/T1 is not p2/T1.
+    """Tell whether both are in subfolders that are of two persons: p1/T1 is not p2/T1.
 
     One may be deeper: disc1/p1/T1 can be p1/T1.
     """
@@ -366,13 +366,13 @@ def _folders_differ(one: ScanFile, other: ScanFile) -> bool:
 
 
 def _says_kind_alone(ending: str) -> bool:
-    """Whether an ending says what a file is (`_seg`), not whose (`_MR2`)."""
+    """Tell whether an ending says what a file is (`_seg`), not whose (`_MR2`)."""
     words = [word for word in _SEPARATOR.split(ending) if word]
     return all(word.casefold() in _KINDS for word in words)
 
 
 def _common_ending(names: Sequence[str]) -> str:
-    """What all names end with, from a separator on, as `_seg`; empty if there is no such ending.
+    """Find what all names end with, from a separator on, as `_seg`; empty if there is none.
 
     It has no digits: these tell scans apart. Of fewer than two names nothing is known.
     """
@@ -388,7 +388,7 @@ def _common_ending(names: Sequence[str]) -> str:
 
 
 def _common_beginning(names: Sequence[str]) -> str:
-    """What all names begin with, up to a separator or a digit; empty for fewer than two names.
+    """Find what all names begin with, up to a separator or a digit; empty for fewer than two names.
 
     A beginning ends where names begin to say whose they are: "sub-01", "sub-02" have "sub-" in
     common.
@@ -406,7 +406,7 @@ def _common_beginning(names: Sequence[str]) -> str:
 
 
 def _shared_beginning(names: Sequence[str]) -> str:
-    """The letters that all names begin with."""
+    """Return the letters that all names begin with."""
     first = names[0]
     length = min(len(name) for name in names)
     for end in range(length):
@@ -416,7 +416,7 @@ def _shared_beginning(names: Sequence[str]) -> str:
 
 
 def _distinct_parts(files: Sequence[ScanFile]) -> dict[Path, str]:
-    """What is left of the files' names without the beginning and the ending that all share.
+    """Take off the beginning and the ending that all the files' names share.
 
     Files of one name in two folders have the same part.
     """
@@ -433,7 +433,7 @@ def _distinct_parts(files: Sequence[ScanFile]) -> dict[Path, str]:
 def _longest_beginning(
     name: str, files_by_name: Mapping[str, list[ScanFile]]
 ) -> list[ScanFile]:
-    """The files with the longest name that `name` begins with, up to a separator; or none.
+    """Find the files with the longest name that `name` begins with, up to a separator; or none.
 
     The whole name itself is not looked for.
     """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trinat.pipelines.common.understood import refuse_strangers
 from trinat.pipelines.scans.files import find_files, persons_in_folders
-from trinat.segmentation.data.people import Facts, People, read_people
+from trinat.segmentation.data.people import Facts, read_people
 from trinat.segmentation.errors import ConfigError, DatasetError
 
 _COLUMNS = ("age", "sex", "family", "site", "group", "intracranial_cm3")
@@ -40,7 +40,22 @@ def show_people(
         for name, facts in people.facts.items():
             say("\t".join((name, *_cells(facts))))
     else:
-        doubts += _say_scans(table, people, results, say)
+        files = find_files(results)
+        matched = people.match((file.name, file.person) for file in files)
+        refuse_strangers(table, people, matched)
+        say("\t".join(("scan", "person", "visit", "row", *_COLUMNS)))
+        for file in files:
+            row = matched.rows.get((file.name, file.person), "")
+            facts = matched.of(file.name, file.person)
+            say("\t".join((file.name, file.person, file.visit, row, *_cells(facts))))
+        used = set(matched.rows.values())
+        without = [name for name in people.facts if name not in used]
+        if without:
+            say(f"# rows without a scan: {', '.join(without)}")
+        doubts += matched.remarks
+        clash = persons_in_folders(files)
+        if clash:
+            doubts.append(clash)
     for doubt in doubts:
         say(f"# not understood: {doubt}")
     if strict and doubts:
@@ -50,31 +65,8 @@ def show_people(
         raise DatasetError(what, where=table, remedy="mend the table")
 
 
-def _say_scans(
-    table: Path, people: People, results: Path, say: Callable[[str], object]
-) -> list[str]:
-    """A line for each scan with its row, then the rows without a scan; returns what is doubtful."""
-    files = find_files(results)
-    matched = people.match((file.name, file.person) for file in files)
-    refuse_strangers(table, people, matched)
-    say("\t".join(("scan", "person", "visit", "row", *_COLUMNS)))
-    for file in files:
-        row = matched.rows.get((file.name, file.person), "")
-        facts = matched.of(file.name, file.person)
-        say("\t".join((file.name, file.person, file.visit, row, *_cells(facts))))
-    used = set(matched.rows.values())
-    without = [name for name in people.facts if name not in used]
-    if without:
-        say(f"# rows without a scan: {', '.join(without)}")
-    doubts = list(matched.remarks)
-    clash = persons_in_folders(files)
-    if clash:
-        doubts.append(clash)
-    return doubts
-
-
 def _cells(facts: Facts) -> tuple[str, ...]:
-    """The facts of a person as text; empty where they are not known."""
+    """Write the facts of a person as text, empty where they are not known."""
     age = "" if facts.age is None else f"{facts.age:g}"
     intracranial = ""
     if facts.intracranial_mm3 is not None:

@@ -38,7 +38,7 @@ class Mappings:
 
 
 def read_mapping(path: Path) -> Mappings:
-    """A table with columns `number` and `freesurfer`, and maybe `of`.
+    """Read a table with columns `number` and `freesurfer`, and maybe `of`.
 
     `of` is truth (the default), prediction or both. Anything else, and a number that is not
     whole, is a ConfigError with its line.
@@ -68,7 +68,7 @@ def read_mapping(path: Path) -> Mappings:
 
 
 def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
-    """A table with columns structure, low_mm3 and high_mm3, and maybe sex, age_from and age_to.
+    """Read a table of structure, low_mm3 and high_mm3, and maybe sex, age_from and age_to.
 
     A structure is the name or the FreeSurfer number of one of the scheme's. A range to a whole year
     includes that year's last day, unless another range begins with that year. ConfigError with its
@@ -101,7 +101,7 @@ def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
 
 
 def _limit_in(column: str, cell: str) -> Any:
-    """What a cell of a table of ranges says; an empty age or sex sets no limit."""
+    """Read a cell of a table of ranges; an empty age or sex sets no limit."""
     if column == "sex":
         return "" if cell.casefold() in _BOTH_SEXES else sex_in(cell)
     if column == "age_from":
@@ -112,7 +112,7 @@ def _limit_in(column: str, cell: str) -> Any:
 
 
 def _to_the_last_day(limits: Range, ranges: Iterable[Range]) -> Range:
-    """A range with the end of its last year: 20 to 29 goes on to the 30th birthday."""
+    """Extend a range to the end of its last year: 20 to 29 goes on to the 30th birthday."""
     begins_another = any(
         other.age_from == limits.age_to
         for other in ranges

@@ -55,7 +55,7 @@ _PRELOADED = (
     "trinat.pipelines.cli",
     "trinat.pipelines.predict.case",
     "trinat.pipelines.predict.tables",
-    "trinat.pipelines.evaluate.run",
+    "trinat.pipelines.evaluate.evaluation",
     "trinat.pipelines.evaluate.cohort",
     "trinat.pipelines.prepare.making",
     "trinat.pipelines.prepare.report",

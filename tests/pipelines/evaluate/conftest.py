@@ -10,7 +10,7 @@ import pytest
 from helpers.ellipsoids import brain, read_metrics, write
 
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.evaluate.run import (
+from trinat.pipelines.evaluate.evaluation import (
     EvaluationSettings,
     evaluate_predictions,
     named_models,

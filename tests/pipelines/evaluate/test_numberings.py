@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 from helpers.ellipsoids import brain, read_metrics, value, write
 
-from trinat.pipelines.evaluate.run import EvaluationSettings, evaluate_predictions
+from trinat.pipelines.evaluate.evaluation import (
+    EvaluationSettings,
+    evaluate_predictions,
+)
 from trinat.pipelines.evaluate.user_tables import read_mapping
 from trinat.segmentation.errors import ConfigError, EvaluationError
 

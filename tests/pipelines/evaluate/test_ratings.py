@@ -11,7 +11,7 @@ from helpers.studies import write_study
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.common.ratings import Rating, save_rating
-from trinat.pipelines.evaluate import cohort, run
+from trinat.pipelines.evaluate import cohort, evaluation
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import sha256_of
 
@@ -40,7 +40,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_evaluate_leaves_out_what_was_rejected_of_the_same_bytes(study: Path) -> None:
-    settings = run.EvaluationSettings(
+    settings = evaluation.EvaluationSettings(
         truth=study / "truth",
         models={"fast": study / "out"},
         out=study / "evaluation",
@@ -49,7 +49,7 @@ def test_evaluate_leaves_out_what_was_rejected_of_the_same_bytes(study: Path) ->
         ratings=study / "ratings.tsv",
     )
     said: list[str] = []
-    assert run.evaluate_predictions(settings, say=said.append) == Exit.OK
+    assert evaluation.evaluate_predictions(settings, say=said.append) == Exit.OK
     pairs = pd.read_csv(study / "evaluation/pairs.csv").set_index("subject")
     assert dict(pairs["status"]) == {"a": "measured", "b": "rejected", "c": "measured"}
     assert pairs.loc["b", "note"] == "rejected by anna"
@@ -79,7 +79,7 @@ def test_a_rejected_part_of_a_structure_is_measured_with_it_and_said_to_be(
     study: Path,
 ) -> None:
     """Thalami are grey matter in tissue4: a rejected one does not take all of it away."""
-    settings = run.EvaluationSettings(
+    settings = evaluation.EvaluationSettings(
         truth=study / "truth",
         models={"fast": study / "out"},
         out=study / "tissues",
@@ -89,7 +89,7 @@ def test_a_rejected_part_of_a_structure_is_measured_with_it_and_said_to_be(
         ratings=study / "ratings.tsv",
     )
     said: list[str] = []
-    assert run.evaluate_predictions(settings, say=said.append) == Exit.OK
+    assert evaluation.evaluate_predictions(settings, say=said.append) == Exit.OK
     rows = pd.read_csv(study / "tissues/metrics.csv").set_index(
         ["subject", "structure", "metric"]
     )

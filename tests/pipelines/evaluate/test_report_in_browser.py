@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers.browser import Browser, find_chromium, print_to_pdf
 
-from trinat.pipelines.evaluate.run import (
+from trinat.pipelines.evaluate.evaluation import (
     EvaluationSettings,
     evaluate_predictions,
     named_models,

@@ -13,7 +13,10 @@ from helpers.overfitted import random_model
 from helpers.prepared import build, prepare
 
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.evaluate.run import EvaluationSettings, evaluate_predictions
+from trinat.pipelines.evaluate.evaluation import (
+    EvaluationSettings,
+    evaluate_predictions,
+)
 from trinat.pipelines.predict.case import CaseWorker
 from trinat.pipelines.predict.case_in_progress import read
 from trinat.pipelines.predict.settings import RunSettings

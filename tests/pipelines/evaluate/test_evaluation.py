@@ -17,7 +17,7 @@ from helpers.miniatures import without_orientation
 from helpers.serial import run_serially, write_scans
 
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.evaluate.run import (
+from trinat.pipelines.evaluate.evaluation import (
     EvaluationSettings,
     evaluate_predictions,
     named_models,

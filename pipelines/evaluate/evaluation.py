@@ -1,0 +1,282 @@
+"""trinat evaluate: predictions against truths, as tables and as a report.
+
+pairs.csv has every file of both sides and what became of it, metrics.csv every value that was
+measured. From these follow summary.json, the tables for papers, the figures and report.html.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from trinat.pipelines.common.exits import Exit, batch_exit
+from trinat.pipelines.common.lock import claimed, refuse_foreign
+from trinat.pipelines.common.process import cpu_count
+from trinat.pipelines.common.ratings import agreement_table, use_of_ratings
+from trinat.pipelines.evaluate.gather import (
+    EvaluationSettings,
+    Inputs,
+    gather,
+    named_models,
+    plan_tasks,
+)
+from trinat.pipelines.evaluate.measuring import Done, measure_all, scan_of
+from trinat.pipelines.evaluate.pairing import Pairing
+from trinat.pipelines.evaluate.shown_scans import worst_cases
+from trinat.pipelines.scans.files import ScanFile
+from trinat.segmentation.errors import ConfigError, EvaluationError
+from trinat.segmentation.io.files import sha256_of, write_whole
+from trinat.segmentation.report.measurements import metrics_frame, write_table
+from trinat.segmentation.report.page import provenance
+from trinat.segmentation.report.paper import latex, printed
+
+if TYPE_CHECKING:
+    from trinat.segmentation.report.summary import Evaluation
+
+__all__ = ["EvaluationSettings", "evaluate_predictions", "named_models"]
+
+_OUTPUTS = (
+    "pairs.csv",
+    "metrics.csv",
+    "summary.json",
+    "structures.csv",
+    "structures.tex",
+    "raters.csv",
+    "figures",
+    "report.html",
+)
+# Columns of pairs.csv; the facts are of the pairs that were measured or rejected.
+_COLUMNS = (
+    "subject",
+    "session",
+    "model",
+    "status",
+    "note",
+    "paired_by",
+    "truth",
+    "prediction",
+)
+_FACTS = ("shape", "spacing_mm", "truth_sha256", "prediction_sha256")
+_LIBRARIES = ("numpy", "scipy", "nibabel")
+
+
+def evaluate_predictions(
+    settings: EvaluationSettings,
+    *,
+    progress: Callable[[Done, int, int], object] = lambda result, done, total: None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Exit:
+    """Measure every pair, write the tables and the report; failures are in both.
+
+    `progress(result, done, total)` is called after each pair, `say` with a line for each file
+    that was not measured. A truth without a prediction counts as a failure in the exit status.
+    """
+    started = datetime.now(UTC)
+    if settings.jobs is not None and settings.jobs < 1:
+        raise ConfigError(f"{settings.jobs} jobs: use at least 1")
+    refuse_foreign(settings.out, _OUTPUTS)
+    inputs = gather(settings, say)
+
+    unfit = []
+    fit = []
+    for task in plan_tasks(inputs):
+        reason = inputs.unfit.get(task.pair.prediction.path)
+        if reason is None:
+            fit.append(task)
+        else:
+            unfit.append(Done(task, failure=reason))
+    jobs = settings.jobs or cpu_count()
+    done = unfit + measure_all(fit, jobs, progress)
+
+    with claimed(settings.out, _OUTPUTS, within=["figures"]):
+        _publish(inputs, done, started, say)
+    unpaired = sum(len(pairing.truths_alone) for pairing in inputs.pairings.values())
+    failed = sum(bool(result.failure) for result in done)
+    return batch_exit(done=len(done) - failed, failed=failed + unpaired)
+
+
+def _publish(
+    inputs: Inputs,
+    done: Sequence[Done],
+    started: datetime,
+    say: Callable[[str], None],
+) -> None:
+    """Write the tables and the report, and say what was not measured.
+
+    Where nothing was measured there is pairs.csv alone, and an EvaluationError.
+    """
+    from trinat.segmentation.report.summary import evaluate_frame
+
+    settings = inputs.settings
+    out = settings.out
+    pairs = _pairs_table(done, inputs.pairings)
+    write_table(out / "pairs.csv", pairs)
+    for row in pairs[pairs["status"] != "measured"].to_dict("records"):
+        scan = f"{row['subject']} {row['session']}".strip()
+        say(f"{scan}, {row['model']}: {row['note']}")
+    measured = [result for result in done if not result.failure and not result.rejected]
+    if not measured:
+        first = done[0].failure or f"rejected by {done[0].rejected}"
+        what = f"none of {len(done)} pairs could be measured; the first: {first}"
+        raise EvaluationError(what, where=out / "pairs.csv")
+    frame = metrics_frame(
+        (scan_of(result.task), result.measurements) for result in measured
+    )
+    write_table(out / "metrics.csv", frame)
+
+    notices = _notices(inputs, done)
+    for notice in notices:
+        say(notice)
+    facts = provenance(started, settings.command, inputs.scheme.name)
+    facts["truth"] = str(settings.truth)
+    if settings.part:
+        facts["truth"] = f"{settings.truth}, part {settings.part}"
+    if notices:
+        facts["labels made by models"] = " ".join(notices)
+    for name, place in settings.models.items():
+        facts[f"predictions of {name}"] = str(place)
+    versions = [version(library) for library in _LIBRARIES]
+    facts[", ".join(_LIBRARIES)] = ", ".join(versions)
+    facts["metrics.csv (SHA-256)"] = sha256_of(out / "metrics.csv")
+
+    evaluation = evaluate_frame(frame, pairs, inputs.scheme)
+    summary = {"provenance": facts, **evaluation.to_json()}
+    write_whole(out / "summary.json", json.dumps(summary, indent=1) + "\n")
+    if settings.csv or settings.latex:
+        table = printed(evaluation)
+        if settings.csv:
+            write_table(out / "structures.csv", table)
+        if settings.latex:
+            write_whole(out / "structures.tex", latex(table))
+    if not settings.tables_only:
+        _write_page(inputs, evaluation, measured, facts, notices)
+
+
+def _pairs_table(done: Iterable[Done], pairings: Mapping[str, Pairing]) -> pd.DataFrame:
+    """List every file of both sides: measured, failed, rejected, or without a partner."""
+    rows = []
+    for result in done:
+        pair = result.task.pair
+        status = "measured"
+        note = result.note
+        if result.failure:
+            status = "failed"
+            note = result.failure
+        elif result.rejected:
+            status = "rejected"
+            note = f"rejected by {result.rejected}"
+        row = scan_of(result.task)
+        row["truth"] = pair.truth.path.name
+        row["prediction"] = pair.prediction.path.name
+        row["paired_by"] = pair.how
+        row["status"] = status
+        row["note"] = note
+        for fact in _FACTS:
+            row[fact] = result.facts.get(fact, "")
+        rows.append(row)
+    for model, pairing in pairings.items():
+        rows += [
+            _row_alone(file, model, pairing, "truth", "prediction")
+            for file in pairing.truths_alone
+        ]
+        rows += [
+            _row_alone(file, model, pairing, "prediction", "truth")
+            for file in pairing.predictions_alone
+        ]
+    return pd.DataFrame(rows, columns=[*_COLUMNS, *_FACTS]).fillna("")
+
+
+def _row_alone(
+    file: ScanFile,
+    model: str,
+    pairing: Pairing,
+    side: str,
+    other: str,
+) -> dict[str, str]:
+    """Make the row of a file that has no partner on the other side (truth or prediction)."""
+    return {
+        "subject": file.person,
+        "session": file.visit,
+        "model": model,
+        side: file.path.name,
+        "status": f"no {other}",
+        "note": pairing.doubts.get(file.path, f"no {other} found"),
+    }
+
+
+def _notices(inputs: Inputs, done: Sequence[Done]) -> list[str]:
+    """Collect what a reader has to know of the labels; write the table of raters, if any."""
+    lines: set[str] = set()
+    for of_model in inputs.notes.values():
+        lines.update(of_model.taught)
+    notices = sorted(lines)
+    if inputs.settings.ratings:
+        # Maps by their SHA-256, and rejected structures that were measured as a part of another.
+        seen = set()
+        in_part = set()
+        for result in done:
+            digest = result.facts.get("prediction_sha256", "")
+            seen.add(digest)
+            if result.rejected:  # all of the map
+                continue
+            rejected = result.task.rejected.get(digest, {})
+            made = result.task.made
+            for structure in made.measured_though_rejected(inputs.scheme, rejected):
+                in_part.add((digest, structure))
+        notices.append(use_of_ratings(inputs.ratings, seen, in_part))
+        raters = agreement_table(inputs.ratings)
+        write_table(inputs.settings.out / "raters.csv", raters)
+    if inputs.store is not None:
+        models = inputs.store.pseudo_labels(inputs.subjects)
+        if models:
+            notices.insert(0, f"The truth is no truth: it is {models}.")
+    return notices
+
+
+def _write_page(
+    inputs: Inputs,
+    evaluation: Evaluation,
+    measured: Sequence[Done],
+    facts: Mapping[str, str],
+    notices: Sequence[str],
+) -> None:
+    """Write report.html and the figures beside it."""
+    from trinat.segmentation.report.evaluation import (
+        drawings,
+        evaluation_page,
+        heat_maps,
+    )
+
+    settings = inputs.settings
+    folder = settings.out / "figures"
+    plots = drawings(evaluation, inputs.scheme)
+    for of_section in plots.values():
+        for drawing in of_section:
+            drawing.save(folder)
+    for drawing in heat_maps(evaluation):
+        drawing.save(folder)
+    cases, more_notices = worst_cases(
+        settings, inputs.scheme, evaluation.frame, measured, inputs.images
+    )
+    for number, case in enumerate(cases, start=1):
+        write_whole(folder / f"worst-{number}.png", case.view.still_png)
+    faces = ""
+    if inputs.images:
+        faces = "Scans are black away from the brain, so that no face is shown."
+        if settings.show_heads:
+            faces = "Whole heads are shown, as asked for."
+    page = evaluation_page(
+        evaluation,
+        plots,
+        cases,
+        inputs.scheme,
+        facts,
+        faces=faces,
+        notices=[*notices, *more_notices],
+    )
+    write_whole(settings.out / "report.html", page)

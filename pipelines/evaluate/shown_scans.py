@@ -1,0 +1,193 @@
+"""Scans that pages show: the lowest ones of an evaluation, and the most unusual of a cohort."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from trinat.pipelines.evaluate.gather import EvaluationSettings
+from trinat.pipelines.evaluate.measuring import AlignedPair, Done, read_pair, scan_of
+from trinat.pipelines.evaluate.pairing import pair_files
+from trinat.pipelines.scans.files import ScanFile, find_images
+from trinat.segmentation.errors import TrinatError
+from trinat.segmentation.inference.checks.evidence import some
+from trinat.segmentation.io.orientation import TrustAffine
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.metrics.common_grid import on_grid_of
+
+if TYPE_CHECKING:
+    from trinat.segmentation.report.cohort import Cohort, Scan
+    from trinat.segmentation.report.evaluation import Case
+
+_MOST_PICTURES = 12
+# Scans are shown by grade first; those that passed or have no grade come last.
+_RANKS = {"reject": 0, "look": 1}
+_LAST_RANK = 2
+
+
+def worst_cases(
+    settings: EvaluationSettings,
+    scheme: LabelScheme,
+    frame: pd.DataFrame,
+    measured: Sequence[Done],
+    images: Sequence[ScanFile],
+) -> tuple[list[Case], list[str]]:
+    """Show the five lowest scans; the second result are notices for the reader of the report.
+
+    `frame` has the values of all pairs. A scan whose image is missing or unfit is shown without
+    it, and a notice says so.
+    """
+    from trinat.segmentation.report.summary import worst_scans
+
+    tasks = {}
+    truths = {}
+    for result in measured:
+        task = result.task
+        tasks[tuple(scan_of(task).values())] = task
+        truths[task.pair.truth.name] = task.pair.truth
+    pairing = pair_files(truths.values(), images)
+    image_of = {pair.truth.name: pair.prediction for pair in pairing.pairs}
+    missing = len(pairing.truths_alone)
+    notices = []
+    if images and missing:
+        notices.append(
+            f"{missing} of {len(truths)} scans have no image to be shown on."
+        )
+    cases = []
+    for row in worst_scans(frame).to_dict("records"):
+        task = tasks[row["subject"], row["session"], row["model"]]
+        pair = read_pair(task)
+        image = None
+        file = image_of.get(task.pair.truth.name)
+        if file is not None:
+            try:
+                scan = Volume.read(
+                    file.path, axes=file.axes, trust_affine=settings.trust_affine
+                )
+                image = on_grid_of(scan, pair.truth)[0]
+            except (TrinatError, OSError) as error:
+                notices.append(f"shown without its scan: {error}")
+        rejected = task.rejected.get(pair.facts["prediction_sha256"], {})
+        left_out = task.made.left_out(scheme, rejected, truth_csf=task.truth_csf)
+        case = _case(row, pair, image, scheme, left_out, show_head=settings.show_heads)
+        cases.append(case)
+    return cases, notices
+
+
+def _case(
+    row: Mapping[Hashable, Any],
+    pair: AlignedPair,
+    image: Volume | None,
+    scheme: LabelScheme,
+    left_out: Collection[str],
+    *,
+    show_head: bool,
+) -> Case:
+    """Make one scan ready to be shown; `row` is its line of `worst_scans`.
+
+    Structures that are `left_out` are not compared.
+    """
+    from trinat.segmentation.report.case_view import view_case
+    from trinat.segmentation.report.evaluation import Case
+    from trinat.segmentation.report.page import short_name
+
+    scan = f"{row['subject']} {row['session']}".strip()
+    structure = row["worst_structure"]
+    if np.array_equal(pair.true, pair.predicted):
+        text = "No voxel differs."
+    else:
+        worst = f"{short_name(structure)} ({row['worst_value']:.2f})"
+        text = f"Lowest Dice: {worst}. The first slices shown pass through most of its errors."
+    if left_out:
+        names = some([short_name(name) for name in left_out])
+        text += f" Not compared, and in no error: {names}."
+    view = view_case(
+        Volume(pair.true, pair.truth.affine),
+        Volume(pair.predicted, pair.truth.affine),
+        scheme,
+        image=image,
+        focus=scheme.names.index(structure),
+        show_head=show_head,
+        not_compared=[scheme.names.index(name) for name in left_out],
+    )
+    title = f"{scan}, {row['model']}: mean Dice {row['value']:.3f}"
+    alt = f"Truth, prediction and errors of {scan} in three planes"
+    return Case(title, text, alt, view)
+
+
+def cohort_pictures(
+    cohort: Cohort,
+    scans: Sequence[Scan],
+    files: Sequence[ScanFile],
+    scheme: LabelScheme,
+    images: Path | None,
+    trust_affine: TrustAffine | None,
+) -> list[tuple[str, str, bytes]]:
+    """Give title, text and PNG for each of the most unusual scans that can be shown.
+
+    `scans` are those that the cohort was made of, what it leaves out among them, and `files` their
+    label maps. A picture is the one that was made with the prediction, or a new one where `images`
+    has the scan.
+    """
+    image_of = {}
+    if images is not None:
+        found = find_images(images, [file.path for file in files])
+        pairing = pair_files(files, found)
+        image_of = {pair.truth.name: pair.prediction.path for pair in pairing.pairs}
+
+    # By grade, then by the largest distance from the group. What is left out has no distance: it
+    # is not held against the group.
+    largest_z = np.zeros(len(scans))
+    counted = [number for number, scan in enumerate(scans) if not scan.left_out]
+    largest_z[counted] = np.nan_to_num(cohort.largest_z())
+    most_unusual = sorted(
+        range(len(scans)),
+        key=lambda number: (
+            _RANKS.get(scans[number].grade, _LAST_RANK),
+            -largest_z[number],
+        ),
+    )
+    pictures = []
+    for number in most_unusual[:_MOST_PICTURES]:
+        file = files[number]
+        scan = scans[number]
+        # `trinat predict` writes a picture beside each label map.
+        stem, ending, _ = file.path.name.rpartition("_dseg")
+        of_prediction = file.path.with_name(f"{stem}_qc.png")
+        png = None
+        if ending and of_prediction.is_file():
+            png = of_prediction.read_bytes()
+        elif file.name in image_of:
+            png = _mosaic(image_of[file.name], file.path, scheme, trust_affine)
+        if png:
+            text = scan.left_out or scan.notes or scan.grade
+            pictures.append((scan.name, text, png))
+    return pictures
+
+
+def _mosaic(
+    image: Path,
+    labels: Path,
+    scheme: LabelScheme,
+    trust_affine: TrustAffine | None,
+) -> bytes | None:
+    """Draw a mosaic on the working grid, black away from the brain; None if the scan is unfit."""
+    from trinat.segmentation.report.case_view import far_from_brain
+    from trinat.segmentation.report.pictures import draw_mosaic, encoded
+    from trinat.segmentation.space.conform import conform
+
+    try:
+        scan = conform(Volume.read(image, trust_affine=trust_affine))
+        label_map = Volume.read(labels, labels=True, trust_affine=trust_affine)
+        numbers = conform(label_map, labels=True, plan=scan.plan).volume
+    except (TrinatError, OSError):
+        return None
+    classes = Volume(scheme.from_freesurfer(numbers.data), numbers.affine)
+    gray = np.where(far_from_brain(classes.data > 0), 0, scan.volume.data)
+    brain = Volume(gray, scan.volume.affine)
+    return encoded(draw_mosaic(brain, classes, scheme), "PNG")
