@@ -13,22 +13,25 @@ from pathlib import Path
 
 import numpy as np
 from pydantic import JsonValue
+from torch import Tensor
 
 from trinat.pipelines.common.config import check
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.models import check_out
 from trinat.pipelines.evaluate.pairing import Pair
 from trinat.pipelines.evaluate.user_tables import Mappings, read_mapping
-from trinat.pipelines.models.fusion_scans import (
+from trinat.pipelines.models.scans_with_truth import (
     dice_lines,
-    doubtful_voxels,
     folds_of,
     pair_scans,
+    prepare_pair,
+    refuse_another_head,
     require_scans,
     without_odds,
     without_partner,
 )
 from trinat.segmentation.errors import ConfigError, TrinatError
+from trinat.segmentation.grid import Box
 from trinat.segmentation.inference.fusion import Odds
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.orientation import TrustAffine
@@ -93,12 +96,12 @@ class FoundOdds:
 
     @property
     def better(self) -> bool:
-        """Whether persons whom the odds have not seen gain."""
+        """Tell whether persons whom the odds have not seen gain."""
         gain = float(np.mean(self.after)) - float(np.mean(self.before))
         return gain >= _WORTHWHILE
 
     def lines(self) -> list[str]:
-        """The figures for people: Dice of each scan before and after, and all odds."""
+        """Write the figures for people: Dice of each scan before and after, and all odds."""
         columns = {"as they were": self.before, "fitted": self.after}
         table = dice_lines(columns, self.scans, "odds", held_out=self.held_out)
         by_structure = {}
@@ -118,8 +121,16 @@ def fit_model_odds(settings: OddsSettings, say: Say = lambda line: None) -> Foun
     """
     check_out(settings.out, settings.overwrite)
     model = load_model(settings.model)
-    description = _description(settings, model)
-    mapping = _mappings(settings)
+    # All that the old model says, but for its name: one that a model cannot have is refused here.
+    content = {field: getattr(model.info, field) for field in Description.model_fields}
+    content["name"] = settings.out.resolve().name
+    description = check(Description, content, settings.out)
+    mapping = Mappings()
+    if settings.mapping is not None:
+        mapping = read_mapping(settings.mapping)
+    if settings.numbering is not None:
+        mapping = replace(mapping, truth_numbering=load_folding(settings.numbering))
+
     pairing = pair_scans(settings.scans, settings.truth, say)
     failures = without_partner(pairing, pairing.truths_alone, "scan")
     pairs, scans, failed = _segment_all(model, pairing.pairs, mapping, settings, say)
@@ -137,26 +148,6 @@ def fit_model_odds(settings: OddsSettings, say: Say = lambda line: None) -> Foun
     return found
 
 
-def _description(settings: OddsSettings, model: Model) -> Description:
-    """What is known of the new model before: all that the old one says, but for its name.
-
-    A name that a model cannot have is a ConfigError, before the work.
-    """
-    content = {field: getattr(model.info, field) for field in Description.model_fields}
-    content["name"] = settings.out.resolve().name
-    return check(Description, content, settings.out)
-
-
-def _mappings(settings: OddsSettings) -> Mappings:
-    """What the numbers of the truths stand for."""
-    mapping = Mappings()
-    if settings.mapping is not None:
-        mapping = read_mapping(settings.mapping)
-    if settings.numbering is not None:
-        mapping = replace(mapping, truth_numbering=load_folding(settings.numbering))
-    return mapping
-
-
 def _segment_all(
     model: Model,
     pairs: Sequence[Pair],
@@ -164,7 +155,7 @@ def _segment_all(
     settings: OddsSettings,
     say: Say,
 ) -> tuple[list[Pair], list[DoubtfulVoxels], list[str]]:
-    """Segment all scans; those that can be used, what is kept of them, and why others cannot."""
+    """Segment all scans; return those that can be used, what is kept, and why others cannot."""
     # The model's own odds are tried like any others: what it finds without them is kept.
     fusion = model.info.fusion.model_copy(update={"class_odds": {}})
     info = model.info.model_copy(update={"fusion": fusion})
@@ -176,7 +167,7 @@ def _segment_all(
     failures = []
     for number, pair in enumerate(pairs, start=1):
         try:
-            scan = doubtful_voxels(segmenter, pair, mapping, settings.trust_affine)
+            scan = _doubtful_voxels(segmenter, pair, mapping, settings.trust_affine)
         except (TrinatError, OSError) as error:
             failures.append(f"{pair.truth.name}: {error}")
             continue
@@ -186,10 +177,40 @@ def _segment_all(
     return used, scans, failures
 
 
+def _doubtful_voxels(
+    segmenter: Predictor,
+    pair: Pair,
+    mapping: Mappings,
+    trust_affine: TrustAffine | None,
+) -> DoubtfulVoxels:
+    """Segment a scan, and keep what depends on the odds of structures."""
+    prepared, classes = prepare_pair(segmenter, pair, mapping, trust_affine)
+
+    def work() -> tuple[Tensor, Box]:
+        image = segmenter.image_of(prepared)
+        region, fusion, _maps = segmenter.find_and_fuse(image)
+        segmenter.weigh(fusion.fused, prepared.plan.cropped(region.box))
+        return fusion.fused.cpu(), region.box
+
+    probabilities, box = segmenter.with_less_memory(work)
+    true_in_box = np.ascontiguousarray(classes[box])
+    model = segmenter.model
+    count = len(model.scheme)
+    everywhere = np.bincount(classes.ravel(), minlength=count)
+    in_box = np.bincount(true_in_box.ravel(), minlength=count)
+    without = without_odds(model)
+    doubtful = DoubtfulVoxels.of(
+        probabilities, true_in_box, without, beyond=everywhere - in_box
+    )
+    joint = doubtful.joint(np.zeros(count))
+    refuse_another_head([joint], model.scheme, without, pair.truth.path)
+    return doubtful
+
+
 def _fit(
     model: Model, pairs: Sequence[Pair], scans: Sequence[DoubtfulVoxels], failed: int
 ) -> FoundOdds:
-    """Odds fitted to all scans, and scores of each scan with odds fitted to other persons."""
+    """Fit odds to all scans, and score each scan with odds fitted to other persons."""
     scheme = model.scheme
     fixed = sorted({*without_odds(model), *without_truth(scans)})
     own = model.info.fusion.class_odds
@@ -226,19 +247,19 @@ def _fit(
 def _mean_dice(
     scan: DoubtfulVoxels, odds: Odds, scheme: LabelScheme, fixed: Sequence[int]
 ) -> float:
-    """Mean Dice over a scan's structures with these odds."""
+    """Compute the mean Dice over a scan's structures with these odds."""
     return scan.mean_dice(logarithms_of(odds, scheme), fixed)
 
 
 def _name(pair: Pair) -> str:
-    """A scan as it is called in tables."""
+    """Name a scan as tables do."""
     return f"{pair.truth.person} {pair.truth.visit}".strip()
 
 
 def _write(
     settings: OddsSettings, model: Model, description: Description, found: FoundOdds
 ) -> None:
-    """The same model with other odds, and how they were measured."""
+    """Write the same model with other odds, and how they were measured."""
     figures: dict[str, JsonValue] = {
         "scans": len(found.scans),
         "mean_dice_before": round(float(np.mean(found.before)), 4),

@@ -8,11 +8,13 @@ person's scans, and only those that do better than the model's own are written d
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 import yaml
 from pydantic import JsonValue
 
@@ -20,29 +22,35 @@ from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.models import load_views
 from trinat.pipelines.evaluate.pairing import Pair
 from trinat.pipelines.evaluate.user_tables import Mappings, read_mapping
-from trinat.pipelines.models.fusion_scans import (
-    SegmentedScan,
+from trinat.pipelines.models.scans_with_truth import (
     dice_lines,
     folds_of,
     not_compared,
     pair_scans,
+    prepare_pair,
+    refuse_another_head,
     require_scans,
-    segment_pair,
+    without_odds,
     without_partner,
 )
 from trinat.segmentation.errors import ConfigError, TrinatError
+from trinat.segmentation.grid import around_both
 from trinat.segmentation.inference.fusion_fit import (
     AmbiguousVoxels,
+    ViewLikelihoods,
+    find_ambiguous,
     fit_weights,
 )
 from trinat.segmentation.inference.predictor import Predictor
+from trinat.segmentation.inference.prior import most_probable
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.metrics.overlap import dice
+from trinat.segmentation.metrics.overlap import dice, joint_histogram
 from trinat.segmentation.models.checkpoint import class_weights, read_info, update_info
 from trinat.segmentation.models.model_info import Fusion, Mean
-from trinat.segmentation.space.views import View
+from trinat.segmentation.space.resample import occupied_box
+from trinat.segmentation.space.views import View, to_slices
 
 Say = Callable[[str], None]
 Fusions = dict[str, Fusion]  # by kind of fusion
@@ -82,6 +90,40 @@ class FuseSettings:
     seed: int = 0
 
 
+@dataclass(frozen=True, eq=False)
+class _SegmentedScan:
+    """What is kept of a scan: evidence to fit weights to, and a file to score weights with.
+
+    `person` decides which scans are left out together when weights are judged.
+    """
+
+    name: str
+    person: str
+    evidence: ViewLikelihoods
+    file: Path
+
+    def save(self, ambiguous: AmbiguousVoxels) -> None:
+        """Write the voxels whose class depends on the weights.
+
+        The format is NumPy's .npz, without compression. An existing file is replaced.
+        """
+        probabilities: dict[str, Any] = {}
+        for view, values in ambiguous.probabilities.items():
+            probabilities[view.value] = values
+        np.savez(
+            self.file,
+            truth=ambiguous.truth,
+            decided=ambiguous.decided,
+            **probabilities,
+        )
+
+    def load(self) -> AmbiguousVoxels:
+        """Read what `save` has written."""
+        with np.load(self.file) as stored:
+            probabilities = {view: stored[view.value] for view in self.evidence.views}
+            return AmbiguousVoxels(stored["truth"], probabilities, stored["decided"])
+
+
 @dataclass(frozen=True)
 class Found:
     """What was measured and chosen.
@@ -99,11 +141,11 @@ class Found:
     exit: Exit
 
     def mean(self, kind: str) -> float:
-        """Mean over scans of a kind of fusion."""
+        """Compute the mean over scans of a kind of fusion."""
         return float(np.mean(self.dice[kind]))
 
     def lines(self) -> list[str]:
-        """The figures for people.
+        """Write the figures for people.
 
         Dice of each scan with each way of joining the views, then the best way with its weights.
         """
@@ -156,8 +198,8 @@ def _segment_all(
     mapping: Mappings,
     settings: FuseSettings,
     say: Say,
-) -> tuple[list[SegmentedScan], list[str]]:
-    """Run all views over all scans; the scans, and why others cannot be used."""
+) -> tuple[list[_SegmentedScan], list[str]]:
+    """Run all views over all scans; return the scans, and why others cannot be used."""
     scans = []
     failures = []
     for number, pair in enumerate(pairs):
@@ -165,7 +207,7 @@ def _segment_all(
         generator = np.random.default_rng((settings.seed, number))
         file = folder / f"{number}.npz"
         try:
-            scan = segment_pair(
+            scan = _segment_pair(
                 segmenter, pair, file, generator, mapping, settings.trust_affine
             )
         except (TrinatError, OSError) as error:
@@ -176,7 +218,65 @@ def _segment_all(
     return scans, failures
 
 
-def _choose(segmenter: Predictor, scans: Sequence[SegmentedScan], failed: int) -> Found:
+def _segment_pair(
+    segmenter: Predictor,
+    pair: Pair,
+    file: Path,
+    generator: np.random.Generator,
+    mapping: Mappings,
+    trust_affine: TrustAffine | None,
+) -> _SegmentedScan:
+    """Run all views over a scan, and keep what depends on their weights.
+
+    `generator` chooses the voxels of the evidence, and `file` is written.
+    """
+    model = segmenter.model
+    without = not_compared(model)
+    prepared, classes = prepare_pair(segmenter, pair, mapping, trust_affine)
+    image = segmenter.image_of(prepared).cpu()
+    box = around_both(segmenter.find_brain(image).box, occupied_box(classes > 0))
+    probabilities = _probabilities_of_views(segmenter, image[box])
+    true_in_box = np.ascontiguousarray(classes[box])
+    # Views are not joined yet, and one of them may see nothing.
+    joints = []
+    for view, values in probabilities.items():
+        if not model.is_merged(view):
+            found = most_probable(values)[1].numpy()
+            joints.append(joint_histogram(true_in_box, found, len(model.scheme)))
+    refuse_another_head(joints, model.scheme, without_odds(model), pair.truth.path)
+    ambiguous = find_ambiguous(true_in_box, probabilities, model.scheme)
+    segmented = _SegmentedScan(
+        name=f"{pair.truth.person} {pair.truth.visit}".strip(),
+        person=pair.truth.person,
+        evidence=ViewLikelihoods.of(
+            ambiguous, model.scheme, generator, without=without
+        ),
+        file=file,
+    )
+    segmented.save(ambiguous)
+    return segmented
+
+
+def _probabilities_of_views(
+    segmenter: Predictor, image: torch.Tensor
+) -> dict[View, torch.Tensor]:
+    """Run each view over an image (X, Y, Z): probabilities (X, Y, Z, K or merged K) float16."""
+    probabilities: dict[View, torch.Tensor] = {}
+    for view, part in segmenter.each_view(image):
+        if view not in probabilities:
+            classes = part.probabilities.shape[-1]
+            probabilities[view] = torch.zeros(
+                (*image.shape, classes), dtype=torch.float16
+            )
+        axes = segmenter.model.info.preprocessing.slice_axes(view)
+        slices = to_slices(probabilities[view], axes, trailing=1)
+        slices[part.slices] = part.probabilities.half().cpu()
+    return probabilities
+
+
+def _choose(
+    segmenter: Predictor, scans: Sequence[_SegmentedScan], failed: int
+) -> Found:
     """Fit all kinds of fusion, score them on the scans, and take the best kind.
 
     For the scores, persons are left out in turn: a scan is scored with weights fitted to the scans
@@ -207,9 +307,13 @@ def _choose(segmenter: Predictor, scans: Sequence[SegmentedScan], failed: int) -
         for kind, fusion in fusions.items():
             scores[kind].append(_mean_dice(segmenter, ambiguous, fusion))
 
-    # One person says how far to believe views, not how far for each structure.
-    kinds = _KINDS if held_out else _KINDS_BY_VIEW
-    chosen = _best_kind(scores, kinds)
+    # Of the kinds in turn each that is clearly better than what was chosen so far. One person says
+    # how far to believe views, not how far for each structure.
+    means = {kind: float(np.nanmean(values)) for kind, values in scores.items()}
+    chosen = BEFORE
+    for kind in _KINDS if held_out else _KINDS_BY_VIEW:
+        if means[kind] >= means[chosen] + _WORTHWHILE:
+            chosen = kind
     fusion = before
     if chosen != BEFORE:
         # CSF is not compared: how far it reaches is not a matter of these weights, nor are odds.
@@ -228,7 +332,7 @@ def _choose(segmenter: Predictor, scans: Sequence[SegmentedScan], failed: int) -
 def _mean_dice(
     segmenter: Predictor, ambiguous: AmbiguousVoxels, fusion: Fusion
 ) -> float:
-    """Mean Dice over a scan's structures that the model predicts, fused in this way."""
+    """Compute the mean Dice over a scan's structures that the model predicts, fused in this way."""
     model = segmenter.model
     views = segmenter.views
     rows = class_weights(fusion, model.scheme, views, model.folder)
@@ -238,18 +342,8 @@ def _mean_dice(
     return float(np.nanmean(values))
 
 
-def _best_kind(scores: Mapping[str, Sequence[float]], kinds: Sequence[str]) -> str:
-    """BEFORE, or of the kinds in turn each that is clearly better than what was chosen so far."""
-    means = {kind: float(np.nanmean(values)) for kind, values in scores.items()}
-    chosen = BEFORE
-    for kind in kinds:
-        if means[kind] >= means[chosen] + _WORTHWHILE:
-            chosen = kind
-    return chosen
-
-
-def _fit(scans: Sequence[SegmentedScan], scheme: LabelScheme) -> Fusions:
-    """All kinds of fusion, with weights fitted to these scans."""
+def _fit(scans: Sequence[_SegmentedScan], scheme: LabelScheme) -> Fusions:
+    """Make all kinds of fusion, with weights fitted to these scans."""
     overall, by_class = fit_weights([scan.evidence for scan in scans], scheme)
     weights = {view: round(weight, _DIGITS) for view, weight in overall.items()}
     per_class: dict[str, dict[View, float]] = {}

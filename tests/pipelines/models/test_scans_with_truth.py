@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trinat.pipelines.models.fusion_scans import (
+from trinat.pipelines.models.scans_with_truth import (
     pair_scans,
     refuse_another_head,
     without_partner,
