@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from attacks.jobs import JOBS, Bench
 from attacks.verdicts import Refused, wrong
-from attacks.workshop import Done, Try, checked, digests, happens, tiny_scan, unchanged
+from attacks.workshop import (
+    Done,
+    Try,
+    checked,
+    digests,
+    happens,
+    skewed,
+    tiny_scan,
+    unchanged,
+)
 from trinat.pipelines.evaluate.pairing import pair_files
-from trinat.pipelines.predict import ledger
 from trinat.pipelines.scans.files import find_files
 from trinat.segmentation.io.files import read_rows
 from trinat.segmentation.io.volume import Volume
@@ -157,36 +162,23 @@ def _run_all(bench: Bench, chance: random.Random) -> None:
         line = bench.line()
         beside = [*line, "--shard", "1/2"] if happens(chance, 0.5) else line
         for running in [
-            bench.attempt.start(*which, home=bench.inputs, before=_skewed(chance))
+            bench.attempt.start(*which, home=bench.inputs, before=skewed(chance, 5000))
             for which in (line, beside)
         ]:
             _done_or_locked(running.wait())
         parts, more = (), []
     for part in parts:
         line = [*bench.line(), *more, "--shard", part]
-        _some_done(bench.attempt.run(*line, home=bench.inputs, before=_skewed(chance)))
+        _some_done(
+            bench.attempt.run(*line, home=bench.inputs, before=skewed(chance, 5000))
+        )
     if parts:
         _some_done(bench.attempt.run("merge", bench.out, home=bench.inputs))
     if not parts or more or happens(chance, 0.3):
         line = bench.line()
-        _some_done(bench.attempt.run(*line, home=bench.inputs, before=_skewed(chance)))
-
-
-def _skewed(chance: random.Random) -> Callable[[], None]:
-    shift_s = chance.uniform(-5000, 5000) * 86400
-
-    def install() -> None:
-        now = time.time
-        time.time = lambda: now() + shift_s  # type: ignore[assignment]
-
-        class Shifted(datetime):
-            @classmethod
-            def now(cls, tz: Any = None) -> datetime:
-                return datetime.now(tz) + timedelta(seconds=shift_s)
-
-        ledger.datetime = Shifted  # type: ignore[misc]
-
-    return install
+        _some_done(
+            bench.attempt.run(*line, home=bench.inputs, before=skewed(chance, 5000))
+        )
 
 
 def _some_done(done: Done) -> None:

@@ -10,9 +10,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
-from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from attacks.jobs import JOBS, Bench, checked_zero
 from attacks.verdicts import Bad, Refused, Verdict, executed, lost, raw, raw_in, wrong
@@ -22,10 +20,10 @@ from attacks.workshop import (
     digests,
     happens,
     python,
+    skewed,
     tiny_scan,
     unchanged,
 )
-from trinat.pipelines.predict import ledger
 from trinat.pipelines.scans.naming import RESULT_ENDINGS
 from trinat.segmentation.io.volume import Volume
 
@@ -259,18 +257,6 @@ def clocks(attempt: Try) -> None:
     bench = Bench(attempt, JOBS["predict"])
     scan = bench.inputs / "scans/a.nii.gz"
 
-    def skewed() -> None:
-        shift_s = chance.uniform(-400, 400) * 86400
-        now = time.time
-        time.time = lambda: now() + shift_s  # type: ignore[assignment]
-
-        class Shifted(datetime):
-            @classmethod
-            def now(cls, tz: Any = None) -> datetime:
-                return datetime.now(tz) + timedelta(seconds=shift_s)
-
-        ledger.datetime = Shifted  # type: ignore[misc]
-
     states = [scan.read_bytes()]
     image, _, affine = tiny_scan(1)
     Volume(image[::-1].copy(), affine).write(scan)
@@ -286,13 +272,13 @@ def clocks(attempt: Try) -> None:
         if happens(chance, 0.3):
             _dead_lock(bench.out, chance)
         try:
-            checked_zero(bench.run(before=skewed), "under a skewed clock")
+            checked_zero(bench.run(before=skewed(chance, 400)), "under a skewed clock")
         except Bad as bad:
             # A lock of another machine may be alive: told in one line, and only for a minute.
             if "is at work here" not in str(bad):
                 raise
             shutil.rmtree(bench.out / ".trinat-work")
-            checked_zero(bench.run(before=skewed), "under a skewed clock")
+            checked_zero(bench.run(before=skewed(chance, 400)), "under a skewed clock")
     fresh = attempt.folder / "fresh"
     line = JOBS["predict"].line(attempt.sound, bench.inputs, fresh)
     checked_zero(attempt.run(*line, home=bench.inputs), "fresh")

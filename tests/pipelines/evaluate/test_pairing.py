@@ -5,26 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers.files import touch
 
 from trinat.pipelines.evaluate.pairing import Pairing, pair_files
 from trinat.pipelines.scans.files import find_files, find_images
 from trinat.segmentation.errors import ConfigError, EvaluationError
 
 
-def folder(root: Path, *names: str) -> Path:
-    for name in names:
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    return root
-
-
 def pairing(
     tmp_path: Path, truths: list[str], predictions: list[str], *, guess: bool = False
 ) -> Pairing:
     return pair_files(
-        find_files(folder(tmp_path / "truth", *truths)),
-        find_files(folder(tmp_path / "predictions", *predictions)),
+        find_files(touch(tmp_path / "truth", *truths)),
+        find_files(touch(tmp_path / "predictions", *predictions)),
         guess=guess,
     )
 
@@ -159,7 +152,7 @@ def test_the_longest_name_that_begins_another_has_it(tmp_path: Path) -> None:
 def test_images_are_of_the_kind_that_label_maps_have_as_their_space(
     tmp_path: Path, space: str, kind: str
 ) -> None:
-    raw = folder(
+    raw = touch(
         tmp_path / "raw",
         "sub-01/anat/sub-01_T1w.nii",
         "sub-01/anat/sub-01_T2w.nii",
@@ -318,7 +311,7 @@ def test_a_subjects_dir_pairs_with_bids_names(tmp_path: Path) -> None:
 
 
 def test_label_maps_are_told_from_what_lies_beside_them(tmp_path: Path) -> None:
-    folder(
+    touch(
         tmp_path,
         "x/a_dseg.nii.gz",
         "x/a_entropy.nii.gz",
@@ -334,7 +327,7 @@ def test_files_beside_marked_label_maps_are_label_maps_unless_they_are_their_sca
     names = ["a.nii.gz", "b.nii.gz", "c_dseg.nii.gz"]
     found = pairing(tmp_path, names, names)
     assert named(found) == [("a", "a"), ("b", "b"), ("c", "c")]
-    folder(tmp_path / "truth", "c.nii.gz")  # the scan of c_dseg
+    touch(tmp_path / "truth", "c.nii.gz")  # the scan of c_dseg
     assert [file.name for file in find_files(tmp_path / "truth")] == ["a", "b", "c"]
 
 
@@ -350,12 +343,12 @@ def test_phantoms_pair_with_their_own_results(tmp_path: Path) -> None:
 
 
 def test_the_scans_of_a_subjects_dir_are_found_too(tmp_path: Path) -> None:
-    folder(tmp_path, "sub-01/mri/aseg.mgz", "sub-01/mri/T1.mgz", "sub-02/mri/aseg.mgz")
+    touch(tmp_path, "sub-01/mri/aseg.mgz", "sub-01/mri/T1.mgz", "sub-02/mri/aseg.mgz")
     assert [file.path.name for file in find_files(tmp_path, suffix="T1w")] == ["T1.mgz"]
 
 
 def test_two_files_pair_as_files(tmp_path: Path) -> None:
-    folder(tmp_path, "one.nii", "other.nii")
+    touch(tmp_path, "one.nii", "other.nii")
     found = pair_files(
         find_files(tmp_path / "one.nii"), find_files(tmp_path / "other.nii")
     )
@@ -368,7 +361,7 @@ def test_a_file_and_the_only_one_of_a_folder_pair_and_are_to_be_checked(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "one.nii").touch()
-    others = find_files(folder(tmp_path / "folder", "other.nii"))
+    others = find_files(touch(tmp_path / "folder", "other.nii"))
     found = pair_files(find_files(tmp_path / "one.nii"), others)
     assert found.guesses == [
         "one.nii is compared with other.nii, by being the only files"
@@ -387,7 +380,7 @@ def test_the_only_files_of_two_folders_pair_by_their_names_alone(
 def test_endings_in_other_letters_are_not_passed_over(
     tmp_path: Path, name: str
 ) -> None:
-    folder(tmp_path, name)
+    touch(tmp_path, name)
     assert [file.path for file in find_files(tmp_path)] == [tmp_path / name]
 
 

@@ -7,29 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.commands import trinat
 from helpers.miniatures import freesurfer_subject, head_labels, write_mgz
 from helpers.overfitted import overfitted_model
 from helpers.prepared import prepare
-from typer.testing import CliRunner
 
-from trinat.pipelines.cli import app
-from trinat.pipelines.common.exits import Exit
 from trinat.segmentation.data.splits import read_split
 from trinat.segmentation.errors import ConfigError, DatasetError
 from trinat.segmentation.space.views import View
 
 SIDES = {2: 41, 3: 42, 4: 43, 17: 53}
-
-
-def trinat(*words: object) -> str:
-    """What a command printed; its errors are raised."""
-    result = CliRunner().invoke(
-        app, [str(word) for word in words], standalone_mode=False
-    )
-    if result.exception is not None:
-        raise result.exception
-    assert result.return_value in (None, Exit.OK), result.output
-    return result.output
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.files import touch
 
 from trinat.pipelines.models.scans_with_truth import (
     pair_scans,
@@ -15,14 +16,6 @@ from trinat.pipelines.models.scans_with_truth import (
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.metrics.overlap import joint_histogram
-
-
-def touch(folder: Path, *names: str) -> Path:
-    for name in names:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    return folder
 
 
 def test_a_pair_of_which_one_side_says_less_is_named(tmp_path: Path) -> None:

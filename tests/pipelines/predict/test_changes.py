@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
+from helpers.serial import table
 
 from trinat.pipelines.predict.changes import write_changes
 from trinat.pipelines.predict.entry import Entry
@@ -34,9 +34,7 @@ def scan(
 def volumes(folder: Path, *scans: Entry) -> tuple[str, str]:
     """First and last volume that changes.tsv has of the one structure."""
     assert write_changes(folder, scans)
-    (row,) = csv.DictReader(
-        (folder / "changes.tsv").read_text().splitlines(), delimiter="\t"
-    )
+    (row,) = table(folder / "changes.tsv")
     return row["first_mm3"], row["last_mm3"]
 
 
@@ -62,10 +60,6 @@ def test_scans_are_in_the_order_of_time_or_else_of_their_names(
 def test_structures_that_no_scan_has_do_not_stop_the_run(tmp_path: Path) -> None:
     assert write_changes(tmp_path, [scan("a", 0, 1.0, "a b"), scan("b", 0, 2.0, "a b")])
     assert len((tmp_path / "changes.tsv").read_text().splitlines()) == 1
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(path.read_text().splitlines(), delimiter="\t"))
 
 
 def test_a_rejected_scan_is_a_time_point_and_in_no_change(tmp_path: Path) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.serial import QUICK, run_serially
+from helpers.serial import QUICK, run_serially, table
 from helpers.visits import head_of, pose_of, visit_of
 
 from trinat.pipelines.predict.entry import Entry
@@ -29,10 +28,6 @@ def write(folder: Path, *visits: str, person: int = 0) -> None:
 
 def entries(out: Path) -> dict[str, Entry]:
     return read_entries([out / "run.jsonl"])
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(path.read_text().splitlines(), delimiter="\t"))
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +59,10 @@ def test_a_single_scan_is_segmented_by_itself_and_says_so(study) -> None:
 
 
 def test_changes_have_a_row_for_each_structure_of_each_person(study) -> None:
-    changes = rows(study[1] / "changes.tsv")
+    changes = table(study[1] / "changes.tsv")
     assert {row["person"] for row in changes} == {"P0"}
     assert len({row["structure"] for row in changes}) == len(changes) > 1
-    points = rows(study[1] / "timepoints.tsv")
+    points = table(study[1] / "timepoints.tsv")
     assert [row["case"] for row in points] == ["P0_MR1", "P0_MR2"]
     assert "Changes between scans" in (study[1] / "changes.html").read_text()
 
@@ -99,7 +94,7 @@ def test_nothing_is_done_twice_and_a_new_time_point_does_all(tmp_path: Path) -> 
     write(scans, "MR1", "MR2", "MR3")
     outcome = run_serially(scans, out, output=TOGETHER)
     assert (outcome.done, outcome.skipped) == (3, 0)
-    assert len(rows(out / "timepoints.tsv")) == 3
+    assert len(table(out / "timepoints.tsv")) == 3
 
 
 def test_scans_of_different_heads_are_refused_in_one_line(tmp_path: Path) -> None:

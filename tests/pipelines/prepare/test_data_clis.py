@@ -8,28 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.commands import trinat
 from helpers.loopback import Server, cut, serve
 from helpers.miniatures import freesurfer_subject
 from PIL import Image
-from typer.testing import CliRunner
 
-from trinat.pipelines.cli import app
-from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.prepare.catalogue import Archive, ArchiveLimits, Dataset
 from trinat.segmentation.errors import ConfigError
 
 CONTENT = bytes(range(256)) * 8
-
-
-def trinat(*words: object) -> str:
-    """What a command printed; its errors are raised."""
-    result = CliRunner().invoke(
-        app, [str(word) for word in words], standalone_mode=False
-    )
-    if result.exception is not None:
-        raise result.exception
-    assert result.return_value in (None, Exit.OK), result.output
-    return result.output
 
 
 @pytest.fixture

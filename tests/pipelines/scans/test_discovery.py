@@ -6,18 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from helpers.files import touch
 
 from trinat.pipelines.scans.cases import Found
 from trinat.pipelines.scans.discovery import find_cases
 from trinat.segmentation.errors import ConfigError, InputError
-
-
-def touch(root: Path, *names: str) -> Path:
-    for name in names:
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    return root
 
 
 def ids(found: Found) -> list[str]:

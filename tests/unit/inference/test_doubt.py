@@ -7,6 +7,7 @@ from math import log
 import numpy as np
 import pytest
 import torch
+from helpers.fourclass import label
 
 from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.cleaning import clean_up, with_classes
@@ -18,14 +19,9 @@ from trinat.segmentation.inference.uncertainty import (
     view_agreement,
 )
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.labels.scheme import Label, LabelScheme
+from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.space.conform import ConformPlan
 from trinat.segmentation.space.views import View
-
-
-def label(index: int, name: str, partner: int | None = None, side=None) -> Label:
-    return Label(index, name, index, partner, (0, 0, 0), name, "g", side)
-
 
 SCHEME = LabelScheme(
     "three",

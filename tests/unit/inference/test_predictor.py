@@ -37,11 +37,6 @@ ORIENTATIONS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def segmenter() -> Predictor:
-    return Predictor.load(overfitted_model(), device="cpu")
-
-
 def dice(found: np.ndarray, truth: np.ndarray, number: int) -> float:
     a, b = found == number, truth == number
     return 2 * (a & b).sum() / (a.sum() + b.sum())

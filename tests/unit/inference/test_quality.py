@@ -173,11 +173,6 @@ MINIATURE = Limits(
 
 
 @pytest.fixture(scope="module")
-def segmenter() -> Predictor:
-    return Predictor.load(overfitted_model(), device="cpu")
-
-
-@pytest.fixture(scope="module")
 def found(segmenter: Predictor) -> Prediction:
     """The miniature head in a skull: without one, the flat sides of its brain look like cuts."""
     found = segmenter.segment(miniature(seed=1)[0])

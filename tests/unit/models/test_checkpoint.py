@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 import yaml
-from helpers.small_model import SCHEME, network, save_small
+from helpers.small_model import SCHEME, network
 from pydantic import ValidationError
 
 from trinat.segmentation.errors import ModelError, OutputError
@@ -30,11 +30,6 @@ from trinat.segmentation.models.model_info import (
 )
 from trinat.segmentation.models.zoo import find_model, shipped_models
 from trinat.segmentation.space.views import SliceAxes, View
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return save_small(tmp_path / "model")
 
 
 @pytest.mark.parametrize("excitation", ["none", "both"])

@@ -11,17 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.small_model import SCHEME, edit, network, rewrite, save_small, set_key
+from helpers.small_model import SCHEME, edit, network, rewrite, set_key
 
 from trinat.segmentation.errors import ModelError
 from trinat.segmentation.models.checkpoint import load_model, read_info, save_model
 from trinat.segmentation.models.model_info import Description
 from trinat.segmentation.space.views import View
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return save_small(tmp_path / "model")
 
 
 def test_weights_that_half_precision_cannot_hold_are_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers.pages import rows_of
 
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.labels.scheme import load_scheme
@@ -143,8 +144,21 @@ def test_the_page_shows_coefficients_effects_and_a_panel_for_each_structure() ->
     drawings = cohort_drawings(cohort)
     page = cohort_page(cohort, drawings, [], {})
     assert [drawing.name for drawing in drawings] == ["people"]
-    for part in ("adjustment-table", "effect-table-0", "trend-table", "<svg"):
-        assert part in page
+    # Slope (per ml) and intercept, as of LINE.
+    assert rows_of(page, "adjustment-table") == [
+        ["Brain Stem", "4", "+2,000.000", "+10", "1.00"]
+    ]
+    # 310 and 310 against 313 and 307.
+    (effect,) = rows_of(page, "effect-table-0")
+    assert effect[:3] == ["Brain Stem", "2 + 2", "+0"]
+    # Over the ages 20 to 23: -3 / 5 a year, of 310; r = -3 / sqrt(5 * 18).
+    (trend,) = rows_of(page, "trend-table")
+    assert [trend[place] for place in (0, 1, 2, 4, 5)] == [
+        *("Brain Stem", "4", "−0.6", "−0.19", "−0.32")
+    ]
+    shown = [name for names in drawings[0].marks.values() for name in names]
+    assert [name.partition(":")[0] for name in shown] == [s.subject for s in scans]
+    assert all(f"<title>{name}</title>" in page for name in shown)
     assert "Volumes here are adjusted" in page
     plain = cohort_page(cohort_of(scans, SCHEME), [], [], {})
     assert "adjustment-table" not in plain

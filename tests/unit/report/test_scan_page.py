@@ -14,6 +14,7 @@ from helpers.browser import (
     find_chromium,
     print_to_pdf,
 )
+from helpers.pages import rows_of
 
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.io.volume import Volume
@@ -66,13 +67,6 @@ def found() -> Prediction:
         uncertainty=None,
         not_predicted=("CSF",),
     )
-
-
-def rows_of(page: str) -> list[list[str]]:
-    body = page.partition("<tbody>")[2].partition("</tbody>")[0]
-    rows = re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL)
-    cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in rows]
-    return [[re.sub(r"<[^>]+>", "", cell).strip() for cell in row] for row in cells]
 
 
 def test_the_sides_of_each_view_are_named(found: Prediction) -> None:

@@ -8,6 +8,7 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 import torch
+from helpers.miniatures import turned
 
 from trinat.segmentation.errors import DatasetError, FormatError, IntegrityError
 from trinat.segmentation.io.volume import Volume
@@ -138,20 +139,25 @@ def test_a_damaged_file_of_heads_is_refused(tmp_path: Path) -> None:
         load_heads(tmp_path / "heads.npz")
 
 
+def slices_of(folder: Path, numbers: np.ndarray, axes: str) -> tuple[torch.Tensor, ...]:
+    """Two slices that are synthesised from a head whose file has its axes in this order."""
+    folder.mkdir()
+    data, affine = turned(numbers, axes)
+    full = aim(read_label_maps(folder_of_maps(folder, data, affine)), SCHEME)
+    generator = torch.Generator().manual_seed(0)
+    return synthesise(full, SynthesisConfig(), View.CORONAL, 2, (16, 16), generator)
+
+
 def test_slices_are_synthesised_from_label_maps_of_any_orientation(
     tmp_path: Path,
 ) -> None:
-    data = np.random.default_rng(0).choice([0, 2, 41], (20, 24, 28))
-    affine = np.array(
-        [[-1, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1.0]]
-    )  # LIA
-    full = aim(read_label_maps(folder_of_maps(tmp_path, data, affine)), SCHEME)
-    generator = torch.Generator().manual_seed(0)
-    images, classes = synthesise(
-        full, SynthesisConfig(), View.CORONAL, 2, (16, 16), generator
-    )
+    numbers = np.random.default_rng(0).choice([0, 2, 41], (20, 24, 28))
+    images, classes = slices_of(tmp_path / "ras", numbers, "RAS")
     assert images.shape == (2, 3, 16, 16)
     assert classes.any()
+    turned_images, turned_classes = slices_of(tmp_path / "lia", numbers, "LIA")
+    torch.testing.assert_close(turned_images, images, rtol=0, atol=0)
+    torch.testing.assert_close(turned_classes, classes, rtol=0, atol=0)
 
 
 def test_label_maps_are_turned_to_ras_and_cropped(tmp_path: Path) -> None:

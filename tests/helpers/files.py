@@ -1,0 +1,14 @@
+"""Files that are there, whatever they hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def touch(root: Path, *names: str) -> Path:
+    """Empty files in a folder, which is given back."""
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return root

@@ -1,0 +1,14 @@
+"""What tests of model folders share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.small_model import save_small
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small model of three views, for a test to damage."""
+    return save_small(tmp_path / "model")
