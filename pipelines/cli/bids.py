@@ -86,8 +86,8 @@ def command(
 
     Example: trinat-bids data/ derivatives/ participant --participant_label 01 02
     """
-    from trinat.pipelines.predict.merge import merge
     from trinat.pipelines.predict.progress import run_with_progress
+    from trinat.pipelines.predict.run import merge
     from trinat.segmentation.models.zoo import default_model
 
     if level not in ("participant", "group"):

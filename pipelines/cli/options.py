@@ -21,7 +21,7 @@ from trinat.pipelines.predict.settings import MACHINE
 from trinat.segmentation.errors import ConfigError
 
 if TYPE_CHECKING:
-    from trinat.pipelines.predict.outcome import Outcome
+    from trinat.pipelines.predict.recorder import Outcome
     from trinat.pipelines.predict.request import PredictRequest
 
 HELP = {"help_option_names": ["-h", "--help"]}

@@ -152,7 +152,7 @@ def merge(
 
     Example: trinat merge labels/
     """
-    from trinat.pipelines.predict.merge import merge
+    from trinat.pipelines.predict.run import merge
 
     outcome = merge(out, overwrite=overwrite, excluded=left_out.grades())
     options.say_merged(outcome, out)

@@ -2,7 +2,6 @@
 
 `prepare_process` sets up the process of a command. `isolated` works on many items in worker
 processes, of which one that dies (killed for its memory, a fault in a library) costs one item.
-Signals: `stop_signals` for commands that end in order, `deaf_to_interrupts` for their workers.
 """
 
 from __future__ import annotations
@@ -13,13 +12,11 @@ import platform
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process, resource_tracker
-from types import FrameType
+from multiprocessing import get_context, parent_process
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -79,45 +76,6 @@ def cpu_count() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-@contextmanager
-def deaf_to_interrupts() -> Iterator[None]:
-    """Processes started here, and later by threads started here, never see a Ctrl-C.
-
-    It reaches all processes of a terminal, and what it means is this one's to decide: it does when
-    the block ends.
-    """
-    # Starting it, as the first process would, lets interrupts through again.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def stop_signals(stop: Callable[[], object]) -> Iterator[None]:
-    """Call `stop` at SIGTERM, SIGUSR1, Ctrl-C or an alarm; only in the main thread.
-
-    The handlers from before are back when the context ends. In another thread nothing is changed,
-    as Python allows handlers in the main thread alone.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        stop()
-
-    signals = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGALRM)
-    before = [signal.signal(number, handle) for number in signals]
-    try:
-        yield
-    finally:
-        for number, old in zip(signals, before, strict=True):
-            signal.signal(number, old)
 
 
 def _say_nothing(result: object, done: int, total: int) -> None:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinat.pipelines.common.config import read_yaml
-from trinat.pipelines.common.process import cpu_count, deaf_to_interrupts
+from trinat.pipelines.common.process import cpu_count
+from trinat.pipelines.jobs.signals import deaf_to_interrupts
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.scans.cases import Case

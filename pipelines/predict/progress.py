@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from trinat.pipelines.common.licences import say_licences
 from trinat.pipelines.common.progress import STAGE_S, Progress, progress
+from trinat.pipelines.jobs.signals import GRACE_S
 from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.predict.outcome import Outcome, sum_of
+from trinat.pipelines.predict.recorder import Outcome, sum_of
 from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.predict.run import predict
-from trinat.pipelines.predict.stopping import GRACE_S
 from trinat.segmentation.errors import one_line
 from trinat.segmentation.report.page import count
 

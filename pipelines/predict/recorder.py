@@ -1,4 +1,4 @@
-"""What becomes of each input: its files in their place, its line in the ledger, the counts."""
+"""What becomes of each input: files in place, a line in the ledger, counts; the run's outcome."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.predict.doubt import most_doubtful
 from trinat.pipelines.predict.entry import Entry, Status, digest_of, digests_of
 from trinat.pipelines.predict.ledger import ChangedError, Ledger
-from trinat.pipelines.predict.outcome import Outcome
 from trinat.pipelines.predict.outputs import CaseNames, slices_of
 from trinat.pipelines.predict.persons import Person
 from trinat.pipelines.predict.settings import RunSettings
@@ -28,6 +28,53 @@ from trinat.segmentation.timing import Spent, stage, together
 _NO_SERIES = (
     "no DICOM series, which --dicom-seg needs: leave it out, or give the DICOM files"
 )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """N in = done + skipped + failed, apart from those not begun when the run was stopped.
+
+    - `kept` counts those of the skipped whose result was changed since it was written.
+    - `is_part`: the run was a part of the work, and `trinat merge` joins it with the others.
+    - `grades` counts the done by grade.
+    - `spent` is the time of the workers by stage, where the request has `timings`.
+    """
+
+    done: int
+    skipped: int
+    failed: int
+    interrupted: bool
+    kept: int = 0
+    is_part: bool = False
+    grades: Mapping[str, int] = field(default_factory=dict)
+    spent: Spent = field(default_factory=dict)
+
+    @property
+    def exit(self) -> Exit:
+        """The exit status of a command that ends with this outcome."""
+        if self.interrupted:
+            return Exit.INTERRUPTED
+        return batch_exit(done=self.done + self.skipped, failed=self.failed)
+
+
+def sum_of(outcomes: Sequence[Outcome]) -> Outcome:
+    """The outcome of several runs that were done one after another, until one was interrupted.
+
+    Counts and times are added. No outcomes give one of zeros.
+    """
+    grades: Counter[str] = Counter()
+    for outcome in outcomes:
+        grades.update(outcome.grades)
+    return Outcome(
+        sum(outcome.done for outcome in outcomes),
+        sum(outcome.skipped for outcome in outcomes),
+        sum(outcome.failed for outcome in outcomes),
+        interrupted=any(outcome.interrupted for outcome in outcomes),
+        kept=sum(outcome.kept for outcome in outcomes),
+        is_part=any(outcome.is_part for outcome in outcomes),
+        grades=grades,
+        spent=together(outcome.spent for outcome in outcomes),
+    )
 
 
 @dataclass

@@ -1,22 +1,36 @@
-"""A run of trinat predict: scans in, labels in their own space out, and a record of every one."""
+"""A run of trinat predict: scans in, labels in their own space out, and a record of every one.
+
+`predict` does a run, or a part of the work. `merge` joins the parts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
 
+from trinat.pipelines.common.lock import refuse_held, run_lock
+from trinat.pipelines.jobs.signals import stop_on_signal
 from trinat.pipelines.predict.changes import write_changes
+from trinat.pipelines.predict.doubt import EXCLUDED_GRADES, most_doubtful
 from trinat.pipelines.predict.engine import Engine
 from trinat.pipelines.predict.entry import Entry, digests_of
-from trinat.pipelines.predict.ledger import Ledger, ledgers_in, read_ledgers
-from trinat.pipelines.predict.outcome import Outcome
+from trinat.pipelines.predict.ledger import (
+    Ledger,
+    LedgerContents,
+    ledgers_in,
+    read_ledgers,
+)
 from trinat.pipelines.predict.outputs import (
     CHANGES,
     LABEL_TABLE,
     PLAIN_LABEL_TABLE,
     TABLES,
     WORK,
+    slices_of,
 )
 from trinat.pipelines.predict.persons import (
     Person,
@@ -24,19 +38,19 @@ from trinat.pipelines.predict.persons import (
     persons_of,
     scans_of,
 )
-from trinat.pipelines.predict.recorder import Recorder
-from trinat.pipelines.predict.request import PredictRequest
+from trinat.pipelines.predict.recorder import Outcome, Recorder
+from trinat.pipelines.predict.request import PredictRequest, Shard
 from trinat.pipelines.predict.settings import RunSettings
-from trinat.pipelines.predict.stopping import stop_on_signal
 from trinat.pipelines.predict.tables import write_bids_files, write_tables
-from trinat.pipelines.predict.work_folder import emptied, held, make_tables_folder
 from trinat.pipelines.scans.cases import Case, Found, Refusal
 from trinat.pipelines.scans.discovery import find_cases, suffix_of_results
-from trinat.segmentation.errors import ConfigError, InputError
+from trinat.segmentation.errors import ConfigError, InputError, OutputError
 from trinat.segmentation.models.zoo import find_model, is_for_any_contrast
 from trinat.segmentation.timing import stage
 
 _BIDS_FILES = ("dataset_description.json", "README.md", ".bidsignore", LABEL_TABLE)
+# The name of the whole work, where a part has a name of its own.
+_WHOLE = ".all"
 
 
 def _ignore(*_: object) -> None:
@@ -60,71 +74,46 @@ def predict(
     """
     with stage("find"):
         model = find_model(request.model)
-        found = _find(request, model)
+        found = request.found
+        if found is None:
+            found = find_cases(
+                request.inputs,
+                exclude=request.out,
+                participants=request.participants,
+                sessions=request.sessions,
+                suffix=request.suffix,
+                any_contrast=is_for_any_contrast(model),
+            )
+        if not found.cases and not found.refusals:
+            raise InputError(
+                "nothing to segment", remedy="name scans, or folders that hold some"
+            )
     for remark in found.remarks:
         on_remark(remark)
     units, refusals = _inputs_of_part(request, found, on_remark)
     cases = [case for unit in units for case in scans_of(unit)]
     given = len(cases) + len(refusals)
-    part = request.part
     work = request.out / WORK
-    staging = work / f"staging{part}"
+    staging = work / f"staging{request.part}"
     settings = request.settings(model, staging, bids=found.bids_root is not None)
     with (
-        held(work, part),
-        emptied(staging),
+        held(work, request.part),
+        _emptied(staging),
         _open_ledger(request, settings, cases, refusals) as ledger,
     ):
         on_start(given)
         by_id = {case.id: case for case in cases}
         recorder = Recorder(settings, ledger, on_entry, by_id)
-        with stop_on_signal() as is_asked:
-            stop = _told_once(is_asked, on_stop)
-            if _sees_all_refusals(request):
+        with stop_on_signal(on_stop) as stop:
+            # Who sees all inputs knows that what is not refused now is refused no longer.
+            is_selection = request.participants or request.sessions
+            if not is_selection and (request.shard is None or request.shard.part == 1):
                 recorder.withdraw_refusals(refusals)
             recorder.refuse(refusals)
             _segment(request, settings, recorder, units, stop, on_stage)
         with stage("tables"):
             _write_files_of_run(request, staging, found.bids_root, ledger)
-    return recorder.outcome(given, is_part=bool(part))
-
-
-def _told_once(
-    is_asked: Callable[[], bool], on_stop: Callable[[], None]
-) -> Callable[[], bool]:
-    """`is_asked`, which calls `on_stop` when it is true for the first time.
-
-    Not the handler of the signal: that may come in the middle of a line that is printed.
-    """
-    is_told = False
-
-    def stop() -> bool:
-        nonlocal is_told
-        if is_asked() and not is_told:
-            is_told = True
-            on_stop()
-        return is_told
-
-    return stop
-
-
-def _find(request: PredictRequest, model: Path) -> Found:
-    """The cases of a request, and what of its inputs cannot be one; InputError if there is none."""
-    found = request.found
-    if found is None:
-        found = find_cases(
-            request.inputs,
-            exclude=request.out,
-            participants=request.participants,
-            sessions=request.sessions,
-            suffix=request.suffix,
-            any_contrast=is_for_any_contrast(model),
-        )
-    if not found.cases and not found.refusals:
-        raise InputError(
-            "nothing to segment", remedy="name scans, or folders that hold some"
-        )
-    return found
+    return recorder.outcome(given, is_part=bool(request.part))
 
 
 def _inputs_of_part(
@@ -149,11 +138,58 @@ def _inputs_of_part(
     return cases, found.refusals
 
 
-def _sees_all_refusals(request: PredictRequest) -> bool:
-    """Whether what this run does not refuse is refused no longer."""
-    if request.participants or request.sessions:
+@contextmanager
+def held(folder: Path, part: str) -> Iterator[None]:
+    """Hold an output folder for the whole work ("" as `part`), or for a part of it.
+
+    `folder` is its work folder; a link in its place is an OutputError. LockedError where another
+    run is at work that may not be at work beside this one: two runs that have scans in common would
+    refuse each other's results as a user's files.
+    """
+    if folder.is_symlink():
+        # What is in it is deleted, wherever that is.
+        raise OutputError("is a link", where=folder, remedy="remove it")
+    with ExitStack() as stack:
+        if not part:
+            # `merge` holds the same one: it may be done beside parts, but not beside this.
+            stack.enter_context(run_lock(folder / "lock"))
+        own = part or _WHOLE
+        stack.enter_context(run_lock(folder / f"lock{own}"))
+        # Each has taken its own lock by now: of two that begin at once, one sees the other.
+        for lock in sorted(folder.glob("lock.*")):
+            other = lock.name.removeprefix("lock")
+            if not _may_be_beside(own, other):
+                refuse_held(lock)
+        yield
+
+
+def _may_be_beside(part: str, other: str) -> bool:
+    """Whether two parts may be done at once.
+
+    Shards of one division may, and jobs of participants, each with its own.
+    """
+    if part == other:
+        return True
+    if _WHOLE in (part, other):
         return False
-    return request.shard is None or request.shard.part == 1
+    own_shard = Shard.of_part(part)
+    other_shard = Shard.of_part(other)
+    if own_shard is not None and other_shard is not None:
+        return own_shard.of == other_shard.of
+    return own_shard is None and other_shard is None
+
+
+@contextmanager
+def _emptied(staging: Path) -> Iterator[None]:
+    """Empty a folder for what is on its way into place, before the block and after it.
+
+    Only a killed run leaves files there.
+    """
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        yield
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _open_ledger(
@@ -164,7 +200,8 @@ def _open_ledger(
 ) -> Ledger:
     """The ledger of this part of the work, which knows what earlier runs have done.
 
-    OutputError if a file that the run writes for the whole folder is there as a user's.
+    OutputError if a file that the run writes for the whole folder is there as a user's. ConfigError
+    if the folder has results of other scans of the dataset, such as T1w of T2w.
     """
     own_files: list[str] = []
     if not request.part:
@@ -183,7 +220,16 @@ def _open_ledger(
         needed.update(refusal.case for refusal in refusals)
     before = read_ledgers(ledgers_in(request.out), needed)
     if settings.bids:
-        _refuse_other_suffix(request, before.entries)
+        # Tables and changes go by participant and session, which would mix two kinds of scans.
+        for entry in before.entries.values():
+            other = suffix_of_results(entry.outputs)
+            if other not in (None, request.suffix):
+                remedy = (
+                    f"give the {request.suffix} scans an output folder of their own"
+                )
+                raise ConfigError(
+                    f"has results of {other} scans", where=request.out, remedy=remedy
+                )
     ledger = Ledger(
         request.out / f"run{request.part}.jsonl",
         before.entries,
@@ -192,21 +238,6 @@ def _open_ledger(
     )
     ledger.refuse(there)
     return ledger
-
-
-def _refuse_other_suffix(request: PredictRequest, entries: Mapping[str, Entry]) -> None:
-    """ConfigError where the folder has results of other scans of the dataset, such as T1w of T2w.
-
-    Tables and changes go by participant and session, which would mix them.
-    """
-    for entry in entries.values():
-        other = suffix_of_results(entry.outputs)
-        if other not in (None, request.suffix):
-            raise ConfigError(
-                f"has results of {other} scans",
-                where=request.out,
-                remedy=f"give the {request.suffix} scans an output folder of their own",
-            )
 
 
 def _segment(
@@ -230,19 +261,16 @@ def _segment(
         engine = request.engine(settings)
     persons = {case.id: case for case in cases if isinstance(case, Person)}
     for entry in engine.run(chain([first], to_do), stop):
-        for part in _entries_of_scans(entry, persons.get(entry.case), settings):
-            recorder.note(part)
-
-
-def _entries_of_scans(
-    entry: Entry, person: Person | None, settings: RunSettings
-) -> Sequence[Entry]:
-    """The entry of a scan, or those of a person's scans: all have failed where the person has."""
-    if person is None:
-        return (entry,)
-    if entry.parts:
-        return entry.parts
-    return [Entry.failed(case, settings, entry.reason) for case in person.scans]
+        person = persons.get(entry.case)
+        if person is None:
+            recorder.note(entry)
+        elif entry.parts:
+            for of_scan in entry.parts:
+                recorder.note(of_scan)
+        else:
+            # Where the person has failed, so have all scans.
+            for scan in person.scans:
+                recorder.note(Entry.failed(scan, settings, entry.reason))
 
 
 def _write_files_of_run(
@@ -252,14 +280,70 @@ def _write_files_of_run(
     ledger: Ledger,
 ) -> None:
     """Write the files of the whole folder; a part of the work leaves the tables to `merge`."""
-    folder = make_tables_folder(staging)
+    folder = _make_tables_folder(staging)
     if bids_root is not None:
         write_bids_files(folder, request.out, bids_root)
     if not request.part:
-        write_tables(folder, ledger.entries.values(), request.out)
         entries = ledger.entries.values()
+        write_tables(folder, entries, request.out)
         if not write_changes(folder, entries, request.excluded):
             # Those of an earlier run are of results that are no longer there.
             for name in CHANGES:
                 ledger.remove(name)
     ledger.place(folder)
+
+
+def _make_tables_folder(staging: Path) -> Path:
+    """Where the run's own files wait, on the disk of the output."""
+    folder = staging / "tables"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def merge(
+    out: Path,
+    *,
+    overwrite: bool = False,
+    excluded: Collection[str] = EXCLUDED_GRADES,
+) -> Outcome:
+    """Join the ledgers in `out` into run.jsonl, reading each once; make the tables and the page.
+
+    With `overwrite`, tables of the user give way; a copy of them stays. Results of the `excluded`
+    grades are in no change.
+    """
+    ledgers = ledgers_in(out)
+    joined = out / "run.jsonl"
+    if not ledgers:
+        raise InputError(
+            "no run*.jsonl here", where=out, remedy="give the --out of trinat predict"
+        )
+    staging = out / WORK / "staging"
+    with run_lock(out / WORK / "lock"), _emptied(staging):
+        contents = LedgerContents()
+        if joined.exists():
+            contents.read(joined)
+        own = dict(contents.entries)
+        for path in ledgers:
+            if path != joined:
+                contents.read(path)
+        entries = contents.entries
+        with Ledger(joined, own, contents.written, overwrite=overwrite) as ledger:
+            folder = _make_tables_folder(staging)
+            write_tables(folder, entries.values(), out)
+            write_changes(folder, entries.values(), excluded)
+            ledger.place(folder)
+            # Each part of the work has kept the slices of its own most doubtful cases.
+            shown = {slices_of(entry.case) for entry in most_doubtful(entries.values())}
+            for case in entries:
+                slices = slices_of(case)
+                if slices not in shown:
+                    (out / slices).unlink(missing_ok=True)
+            for case, entry in entries.items():
+                if own.get(case) != entry:
+                    ledger.add(entry)
+    counts = Counter(
+        entry.status for entry in entries.values() if not entry.is_withdrawn
+    )
+    return Outcome(
+        counts["done"], counts["skipped"], counts["failed"], interrupted=False
+    )

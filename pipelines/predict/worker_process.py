@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-from trinat.pipelines.common.process import deaf_to_interrupts
+from trinat.pipelines.jobs.signals import deaf_to_interrupts
 from trinat.pipelines.predict.server import WAITING
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.scans.cases import Case

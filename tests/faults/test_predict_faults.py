@@ -175,7 +175,7 @@ def test_a_signal_and_its_grace_or_a_second_one_end_a_run_whose_worker_is_stuck(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trinat.pipelines.predict.stopping.GRACE_S", grace_s)
+    monkeypatch.setattr("trinat.pipelines.jobs.signals.GRACE_S", grace_s)
     scans = write_scans(tmp_path / "in", "a.nii.gz", "hangs.nii.gz")
 
     def signal_once_one_is_done() -> None:

@@ -16,7 +16,7 @@ from helpers.overfitted import random_model
 from helpers.serial import write_scans
 
 from trinat.pipelines.predict.ledger import read_entries
-from trinat.pipelines.predict.merge import merge
+from trinat.pipelines.predict.run import merge
 from trinat.segmentation.io.files import sha256_of
 
 ARRAY = Path(__file__).parents[2] / "scripts/slurm/array.sh"

@@ -14,8 +14,8 @@ from trinat.pipelines.predict.ledger import (
     read_entries,
     read_ledgers,
 )
+from trinat.pipelines.predict.run import held
 from trinat.pipelines.predict.settings import OutputSettings, RunSettings
-from trinat.pipelines.predict.work_folder import held
 from trinat.pipelines.scans.cases import Case
 from trinat.pipelines.scans.naming import LEFT_OUT
 from trinat.segmentation.errors import DiskFullError, IntegrityError, OutputError

@@ -11,8 +11,8 @@ from trinat.pipelines.common.lock import run_lock
 from trinat.pipelines.predict import ledger
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger, read_entries
-from trinat.pipelines.predict.merge import merge
 from trinat.pipelines.predict.outputs import WORK
+from trinat.pipelines.predict.run import merge
 from trinat.segmentation.errors import InputError, IntegrityError, LockedError
 
 FAILED = Entry("a", "failed", "a.nii", "is damaged", attempt=1)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.predict.outcome import Outcome
 from trinat.pipelines.predict.progress import listener
+from trinat.pipelines.predict.recorder import Outcome
 
 BROKEN = Entry("b", "failed", "in/b\n.nii.gz", "cut short: copy it again")
 

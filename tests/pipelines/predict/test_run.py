@@ -20,8 +20,8 @@ from helpers.serial import QUICK, run_serially, table, write_scans
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.predict.ledger import read_entries
-from trinat.pipelines.predict.merge import merge
 from trinat.pipelines.predict.request import Shard
+from trinat.pipelines.predict.run import merge
 from trinat.segmentation.errors import ConfigError, InputError
 from trinat.segmentation.io.files import sha256_of
 
@@ -208,7 +208,7 @@ def test_a_stopped_rerun_looks_through_no_more_of_what_is_done(
     again, monkeypatch
 ) -> None:
     @contextmanager
-    def stopped() -> Iterator[Callable[[], bool]]:
+    def stopped(on_stop: Callable[[], None]) -> Iterator[Callable[[], bool]]:
         yield lambda: True
 
     monkeypatch.setattr("trinat.pipelines.predict.run.stop_on_signal", stopped)

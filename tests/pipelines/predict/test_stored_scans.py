@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.predict.outcome import Outcome, sum_of
+from trinat.pipelines.predict.recorder import Outcome, sum_of
 from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.predict.settings import OutputSettings
 from trinat.pipelines.predict.stored_scans import StoredScans
