@@ -334,10 +334,7 @@ class _Reader:
         for kind, read in _VALUES.items():
             columns = []
             for place, title in enumerate(titles):
-                described = self._sidecar.get(title.text)
-                column = read(
-                    place, title, described if isinstance(described, dict) else {}
-                )
+                column = read(place, title, self._described(title))
                 if column is not None:
                     columns.append(column)
             if columns:
@@ -345,11 +342,21 @@ class _Reader:
                 continue
             for title in titles:
                 if _LIKE[kind].search(title.name):
-                    what = f"{title.text!r} is not read as {_KINDS[kind]}"
-                    self._doubts.append(
-                        f"{what}: give the column a plain title if it is"
-                    )
+                    self._doubts.append(self._not_read(title, kind))
         return found
+
+    def _not_read(self, title: _Title, kind: str) -> str:
+        """What is said of a column that users may think is read, and is not."""
+        what = f"{title.text!r} is not read as {_KINDS[kind]}"
+        unit = _unit_said(self._described(title))
+        if unit:
+            return f"{what}: its unit {unit!r} is not known"
+        return f"{what}: give the column a plain title if it is"
+
+    def _described(self, title: _Title) -> Mapping[str, Any]:
+        """What participants.json says of a column."""
+        described = self._sidecar.get(title.text)
+        return described if isinstance(described, dict) else {}
 
     def _persons(self) -> list[str]:
         """The name of each row's person, empty where it has none."""
@@ -616,8 +623,11 @@ _SEX = ("sex", "m/f", "gender", "sex id", "sex at birth")
 def _age_column(
     place: int, title: _Title, described: Mapping[str, Any]
 ) -> _Column | None:
-    """A column of ages; None of any other."""
-    return _measured_column(place, title, described, _AGE, _PER_YEAR)
+    """A column of ages; None of any other, and of one in a unit that is not known."""
+    column = _measured_column(place, title, described, _AGE, _PER_YEAR)
+    if column is not None and column.unit is None and _unit_said(described):
+        return None
+    return column
 
 
 def _intracranial_column(
@@ -643,11 +653,18 @@ def _measured_column(
         return None
     unit = match["unit"] or title.inside
     if not unit or unit.startswith("at "):
-        said = str(described.get("Units", "")).strip().lower()
-        return _Column(place, title.text, units.get(said))
+        return _Column(place, title.text, units.get(_unit_said(described)))
     if unit not in units:
         return None
     return _Column(place, title.text, units[unit])
+
+
+def _unit_said(described: Mapping[str, Any]) -> str:
+    """The unit that participants.json has, without what follows it: "years old", "month(s)"."""
+    said = str(described.get("Units", "")).strip().lower()
+    if said in _MISSING:
+        return ""
+    return re.split(r"[\s(.]", said, maxsplit=1)[0]
 
 
 def _sex_column(

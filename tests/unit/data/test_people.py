@@ -180,6 +180,20 @@ def test_an_age_has_the_unit_of_its_title(
     assert people.columns["age"] == title
 
 
+@pytest.mark.parametrize(
+    ("unit", "years"),
+    [("years old", 36), ("month(s)", 3), ("Yr.", 36), ("n/a", 36), ("lustra", None)],
+)
+def test_a_unit_beside_the_table_is_understood_or_its_ages_are_not_read(
+    tmp_path: Path, unit: str, years: float | None
+) -> None:
+    (tmp_path / "people.json").write_text(f'{{"age": {{"Units": "{unit}"}}}}')
+    people = people_of(tmp_path, "participant_id\tage\na\t36\n")
+    assert people.facts["a"].age == years
+    said = ("'age' is not read as the age: its unit 'lustra' is not known",)
+    assert people.doubts == (said if years is None else ())
+
+
 def test_a_unit_may_be_in_the_file_beside_the_table(tmp_path: Path) -> None:
     (tmp_path / "people.json").write_text(
         '{"age": {"Units": "months"}, "sex": {"Levels": {"1": "male", "2": "female"}}}'
