@@ -158,7 +158,7 @@ def _from_bids(
 
     Times are from sub-*_sessions.tsv and *_scans.tsv, groups from participants.tsv.
     """
-    times: dict[Path, Mapping[str, float]] = {}
+    times: dict[Path, Mapping[str, float | None]] = {}
     doubts: list[str] = []
     table = root / "participants.tsv"
     people = read_people(table)
@@ -177,7 +177,10 @@ def _from_bids(
         if "ses" in case.entities:
             session = f"ses-{case.entities['ses']}"
             scans = folder / session / f"{person}_{session}_scans.tsv"
-            year = _times_in(sessions, "session_id", times, doubts).get(session)
+            of_sessions = _times_in(sessions, "session_id", times, doubts)
+            year = of_sessions.get(session)
+            if of_sessions and session not in of_sessions:
+                doubts.append(f"{sessions.name} has no row {session}")
         if year is None:
             filename = f"anat/{case.path.name}"
             year = _times_in(scans, "filename", times, doubts).get(filename)
@@ -190,28 +193,25 @@ def _from_bids(
 def _times_in(
     path: Path,
     key: str,
-    read: dict[Path, Mapping[str, float]],
+    read: dict[Path, Mapping[str, float | None]],
     doubts: list[str],
-) -> Mapping[str, float]:
+) -> Mapping[str, float | None]:
     """The `acq_time` of each row of a BIDS table, in years, by its `key`; none without the file.
 
-    `read` has the tables that were read before. A time that is none is as good as no time, as scans
-    do not need it, and becomes one of the `doubts`.
+    `read` has the tables that were read before. A time that is none is as good as no time (None),
+    as scans do not need it, and becomes one of the `doubts`.
     """
     if path not in read:
-        found = {}
+        found: dict[str, float | None] = {}
         if path.is_file():
             table = read_table(path)
             for row in table.rows:
                 cells = dict(zip(table.titles, row.cells, strict=True))
                 text = cells.get("acq_time", "")
-                if text.lower() in _UNKNOWN:
-                    continue
                 year = _year_of_date(text)
-                if year is None:
+                if year is None and text.lower() not in _UNKNOWN:
                     doubts.append(f"{path.name}, row {row.number}: {text!r} is no date")
-                else:
-                    found[cells.get(key, "")] = year
+                found[cells.get(key, "")] = year
         read[path] = found
     return read[path]
 

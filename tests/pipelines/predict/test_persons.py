@@ -210,3 +210,20 @@ def test_a_time_of_bids_may_have_no_dashes_and_what_is_none_is_named(
     (person,) = persons_of(found.cases, found.bids_root, None, said.append)
     assert person.years == (737850 / 365.25, None)
     assert said == ["acq_time: sub-1_sessions.tsv, row 3: '34.5' is no date"]
+
+
+def test_a_session_that_its_table_does_not_have_is_named(tmp_path: Path) -> None:
+    for session in ("1", "2"):
+        folder = tmp_path / "sub-1" / f"ses-{session}" / "anat"
+        folder.mkdir(parents=True)
+        (folder / f"sub-1_ses-{session}_T1w.nii.gz").touch()
+    (tmp_path / "dataset_description.json").write_text("{}")
+    # A table may have no time; what it does not have is a mistake, as in 2 for ses-2.
+    (tmp_path / "sub-1" / "sub-1_sessions.tsv").write_text(
+        "session_id\tacq_time\nses-1\tn/a\n2\t2021-03-01\n"
+    )
+    found = find_cases([tmp_path])
+    said: list[str] = []
+    (person,) = persons_of(found.cases, found.bids_root, None, said.append)
+    assert person.years == (None, None)
+    assert said == ["acq_time: sub-1_sessions.tsv has no row ses-2"]
