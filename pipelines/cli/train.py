@@ -194,14 +194,18 @@ def runs(
     """
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from trinat.pipelines.train.pages import HEAD, compare
 
     changed, summaries = compare(runs, out)
-    table = Table("Run", *HEAD, box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for header in ("Run", *HEAD):
+        # Where a terminal is narrow, names of runs are broken, and nothing else.
+        table.add_column(header, overflow="fold", no_wrap=header != "Run")
     for run, jobs in summaries.items():
         for job in jobs:
-            table.add_row(run, *job.shown)
+            table.add_row(*(Text(cell) for cell in (run, *job.shown)))
     Console().print(table)
     for line in changed:
         typer.echo(line)

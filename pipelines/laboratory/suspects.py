@@ -30,6 +30,7 @@ from trinat.segmentation.space.views import View
 from trinat.segmentation.training.suspects import (
     MEASURES,
     Look,
+    are_judged,
     look,
     rank,
     summarise,
@@ -39,10 +40,10 @@ from trinat.segmentation.training.suspects import (
 EXCLUDE = "exclude.txt"
 TABLE = "suspects.tsv"
 PAGE = "suspects.html"
-# Robust standard deviations; five measures and all structures look for the worst.
+# Usual spreads; five measures and all structures look for the worst.
 LIMIT = 8.0
 _FEWEST_SUBJECTS = 5
-# With fewer, a score is uncertain (docs/notes/toolbox.md).
+# With fewer, the usual spread decides more than that of the subjects (docs/notes/toolbox.md).
 _SURE_SUBJECTS = 10
 _MOST_PICTURES = 12
 
@@ -135,6 +136,13 @@ def find_suspects(
         measured[subject] = summarise(looks, partners)
         finished(number, len(subjects))
     ranked = rank(measured, classes.names, partners, limit)
+    in_few_slices = [
+        name
+        for name, is_judged in zip(
+            classes.names[1:], are_judged(measured.values()), strict=True
+        )
+        if not is_judged
+    ]
     with claimed(out, (TABLE, PAGE, EXCLUDE)):
         pictures = []
         for subject in ranked.index[:_MOST_PICTURES]:
@@ -146,7 +154,8 @@ def find_suspects(
         beyond = ranked.index[ranked["score"] > limit]
         _write_table(out / TABLE, ranked)
         _write_excluded(out / EXCLUDE, beyond, model, limit)
-        write_whole(out / PAGE, _page(model, ranked, len(beyond), pictures, limit))
+        page = _page(model, ranked, len(beyond), in_few_slices, pictures, limit)
+        write_whole(out / PAGE, page)
     return ranked
 
 
@@ -226,10 +235,14 @@ def _page(
     model: Model,
     ranked: pd.DataFrame,
     suspects: int,
+    in_few_slices: Sequence[str],
     pictures: Sequence[tuple[str, bytes]],
     limit: float,
 ) -> str:
-    """The page: pictures of the worst, and all subjects; `suspects` is how many are excluded."""
+    """The page: pictures of the worst, and all subjects; `suspects` is how many are excluded.
+
+    Structures `in_few_slices` are named as not judged.
+    """
     hints = {
         "loss": "mean cross entropy",
         "shift": "voxels",
@@ -242,8 +255,13 @@ def _page(
     few = ""
     if len(ranked) < _SURE_SUBJECTS:
         few = (
-            f" With {len(ranked)} subjects the score depends much on the slices: look at all "
-            "of them with --every 1 before you leave somebody out."
+            f" {len(ranked)} subjects say little about what is usual, so scores are lower than "
+            "among many: look at all pictures."
+        )
+    if in_few_slices:
+        few += (
+            f" Not judged, since too few of the slices show them: {', '.join(in_few_slices)}; "
+            "a lower --every looks at more slices."
         )
     return render(
         "toolbox.html",
@@ -253,8 +271,10 @@ def _page(
             ("Subjects", len(ranked), "with image and labels"),
             ("Suspects", suspects, f"score above {limit:g}, in {EXCLUDE}"),
         ],
-        text="The score is the largest distance from the other subjects, in robust standard "
-        "deviations. Look at each suspect: unusual anatomy has a high score too." + few,
+        text="The score is the largest distance from the other subjects, in units of what is "
+        "usual: the spread over subjects, or what the choice of slices alone does, if that is "
+        f"more. Above {limit:g} a subject is suspect. Look at each suspect: unusual anatomy has a "
+        "high score too." + few,
         pictures=pictures,
         tables=[
             table("suspects", "All subjects, the most suspect first", columns, rows)

@@ -6,7 +6,7 @@ compares the subjects.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,6 @@ from torch.nn.functional import cross_entropy
 
 from trinat.segmentation.labels.scheme import IGNORE
 from trinat.segmentation.metrics.overlap import dice, joint_histogram, side_swap
-from trinat.segmentation.metrics.statistics import robust_z
 from trinat.segmentation.models.base import Classifier, Network
 
 Values = NDArray[np.float64]
@@ -33,11 +32,13 @@ MEASURES = {
     "shift": "labels lie beside the image",
 }
 _DIFFERS = "{} differs"
-# Least spread of a measure: a share of the median.
+# What measures of right labels usually spread by, as a share of the median, and the least that
+# structures do.
+_USUAL_SPREAD = 0.05
 _LEAST = 0.02
 # Voxels of the sampled slices under which a place or a size is not sure.
 _FEWEST = 20
-# Subjects that the usual spread of all structures counts as, beside a structure's own.
+# Subjects that the usual spread counts as, beside the spread of those that there are.
 _USUAL = 5
 # Median absolute deviation to standard deviation, for a normal distribution.
 _MAD_TO_STD = 1.4826
@@ -57,16 +58,23 @@ class Look(NamedTuple):
 
 
 class SubjectSummary(NamedTuple):
-    """A subject's measures, and voxels by label and prediction (K, K).
+    """A subject's measures, and voxels by label and prediction.
 
-    Places are the number of a view, and of a slice: `worst` is where the loss is highest,
-    `of_structures` (K, 2) where label and prediction of each class differ most.
+    `halves` (2, K, K) are of every other slice, from the first and from the second on: what they
+    differ by is how far the choice of slices decides. Places are the number of a view, and of a
+    slice: `worst` is where the loss is highest, `of_structures` (K, 2) where label and prediction
+    of each class differ most.
     """
 
     measures: Mapping[str, float]
-    joint: NDArray[np.int64]
+    halves: NDArray[np.int64]
     worst: tuple[int, int]
     of_structures: NDArray[np.int64]
+
+    @property
+    def joint(self) -> NDArray[np.int64]:
+        """Voxels of all slices by label and prediction, (K, K)."""
+        return np.asarray(self.halves.sum(0))
 
 
 def look(network: Network, slices: Tensor, truth: Tensor) -> Look:
@@ -124,10 +132,11 @@ def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> SubjectSumm
     Slices with too few voxels to judge count with a loss of 0.
     """
     classes = len(partners)
-    histograms = [
-        joint_histogram(view.truth, view.predicted, classes) for view in views
-    ]
-    joint = np.sum(histograms, axis=0)
+    halves = np.zeros((2, classes, classes), np.int64)
+    for view in views:
+        for half, counts in enumerate(halves):
+            truth = view.truth[half::2]
+            counts += joint_histogram(truth, view.predicted[half::2], classes)
     losses: list[Values] = []
     gradients: list[Values] = []
     for view in views:
@@ -139,13 +148,13 @@ def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> SubjectSumm
         "loss": float(all_losses.mean()),
         "slice loss": float(all_losses.max()),
         "gradient": float(np.concatenate(gradients).mean()),
-        "sides": _exchanged_sides(joint, partners),
+        "sides": _exchanged_sides(halves.sum(0), partners),
         "shift": max(_shift(view, classes) for view in views),
     }
     worst_view = int(np.argmax([of_view.max() for of_view in losses]))
     worst_slice = int(losses[worst_view].argmax())
     of_structures = _where_structures_differ(views, classes)
-    return SubjectSummary(measures, joint, (worst_view, worst_slice), of_structures)
+    return SubjectSummary(measures, halves, (worst_view, worst_slice), of_structures)
 
 
 def _where_structures_differ(views: Sequence[Look], classes: int) -> NDArray[np.int64]:
@@ -209,18 +218,21 @@ def rank(
 ) -> pd.DataFrame:
     """A row a subject, the most suspect first: score, why, structure, and the measures.
 
-    The score is the largest distance from the other subjects, in robust standard deviations, 0
-    where nothing is beyond their median. Of a score above `limit`, `why` says what it comes from,
+    The score is the largest distance from the other subjects, in spreads of what is usual, 0 where
+    nothing is beyond their median. Of a score above `limit`, `why` says what it comes from,
     and `structure` which one is farthest from theirs; others have none. `names` are those of the
     classes.
     """
     subjects = list(found)
     rows = [subject.measures for subject in found.values()]
     measures = pd.DataFrame(rows, subjects, list(MEASURES))
-    # From 1 on, so that measures which are 0 for most subjects have a least spread too.
-    distances = (1 + measures).apply(robust_z, raw=True, least_spread=_LEAST)
-    joint = np.array([subject.joint for subject in found.values()])
-    by_structure = _by_structure(joint, partners)
+    # From 1 on, so that measures which are 0 for most subjects have a usual spread too.
+    from_one = 1 + measures
+    apart, own = _apart_from_others(from_one.to_numpy())
+    usual = _USUAL_SPREAD * from_one.median().to_numpy()
+    spread = _moderated(own, usual, len(subjects))
+    distances = pd.DataFrame(apart / spread, subjects, list(MEASURES))
+    by_structure = _by_structure(list(found.values()), partners)
     # Of many structures one is always somewhat far: what counts is how much farther.
     farthest = by_structure.max(1)
     distances["structure"] = farthest - np.median(farthest)
@@ -251,34 +263,78 @@ def where_to_look(
     return found.worst
 
 
-def _by_structure(joint: NDArray[np.int64], partners: NDArray[np.int64]) -> Values:
-    """How far each subject's structures are from the others', (N, K, K) to (N, K - 1)."""
-    labelled = joint.sum(2)[:, 1:] + float(_FEWEST)
-    predicted = joint.sum(1)[:, 1:] + float(_FEWEST)
-    overlap = np.array([dice(of_subject) for of_subject in joint])
-    missed = 1 - np.nan_to_num(overlap[:, 1:], nan=1.0)
+def are_judged(found: Iterable[SubjectSummary]) -> NDArray[np.bool_]:
+    """(K - 1,): whether both halves of the slices show enough of a structure, in most subjects.
+
+    Of a structure of a few voxels, which slices are looked at decides how large it is.
+    """
+    shown = []
+    for subject in found:
+        in_either = subject.halves.sum(2) + subject.halves.sum(1)
+        in_both = subject.halves.diagonal(axis1=1, axis2=2)
+        voxels = (in_either - in_both)[:, 1:]
+        shown.append(voxels.min(0))
+    return np.asarray(np.median(shown, axis=0) >= _FEWEST)
+
+
+def _by_structure(
+    found: Sequence[SubjectSummary], partners: NDArray[np.int64]
+) -> Values:
+    """How far each subject's structures are from the others', (N, K - 1).
+
+    In units of the spread over subjects, or of what the choice of slices alone does, if that is
+    more. 0 for structures that are not judged.
+    """
+    whole = np.array([_of_structures(one.joint, partners, _FEWEST) for one in found])
+    differences = []
+    for one in found:
+        first, second = (
+            _of_structures(half, partners, _FEWEST / 2) for half in one.halves
+        )
+        differences.append(np.abs(first - second))
+    # Each half is half of the slices, so that their mean varies by half of what they differ by.
+    of_slices = _MAD_TO_STD * np.median(differences, axis=0) / 2
+    apart, own = _apart_from_others(whole)
+    usual = np.maximum(np.median(own, axis=1, keepdims=True), _LEAST)
+    spread = np.maximum(_moderated(own, usual, len(found)), of_slices)
+    distances = apart / spread
+    # Less missed than usual is no fault; sizes may be wrong in both directions.
+    distances[:, 1:] = np.abs(distances[:, 1:])
+    return np.asarray(distances.max(1) * are_judged(found))
+
+
+def _of_structures(
+    joint: NDArray[np.int64], partners: NDArray[np.int64], fewest: float
+) -> Values:
+    """What a subject's structures are compared by, of voxels (K, K): (4, K - 1).
+
+    1 - Dice, and logarithms of sizes: as a share of all, against the prediction, against the other
+    side. `fewest` voxels are added to each size, so that small ones do not differ by much.
+    """
+    labelled = joint.sum(1)[1:] + fewest
+    predicted = joint.sum(0)[1:] + fewest
+    missed = 1 - np.nan_to_num(dice(joint)[1:], nan=1.0)
     # Large heads are nothing to look at: a structure's share of all.
-    share = labelled / labelled.sum(1, keepdims=True)
+    share = labelled / labelled.sum()
     # Here a person's own anatomy drops out.
     against_predicted = labelled / predicted
     # And sides are more alike than persons.
-    other_side = labelled[:, partners[1:] - 1]
-    against_other_side = labelled / other_side
+    against_other_side = labelled / labelled[partners[1:] - 1]
     sizes = (share, against_predicted, against_other_side)
-    distances = [_moderated(missed)]
-    distances += [np.abs(_moderated(np.log(size))) for size in sizes]
-    return np.asarray(np.max(distances, axis=0))
+    return np.array([missed, *(np.log(size) for size in sizes)])
 
 
-def _moderated(values: Values) -> Values:
-    """Distances of values (N, K) from the median of their column, in units of its spread, (N, K).
-
-    Few subjects say little about the spread of one column. So it is averaged with the usual spread,
-    the median over all columns, as in moderated t statistics (Smyth 2004).
-    """
+def _apart_from_others(values: Values) -> tuple[Values, Values]:
+    """Values (N, ...) from the median of subjects, and the spread of the subjects (...)."""
     apart = values - np.median(values, axis=0)
-    own = _MAD_TO_STD * np.median(np.abs(apart), axis=0)
-    usual = max(float(np.median(own)), _LEAST)
-    count = len(values)
-    variance = (count * own**2 + _USUAL * usual**2) / (count + _USUAL)
-    return apart / np.sqrt(variance)
+    return apart, _MAD_TO_STD * np.median(np.abs(apart), axis=0)
+
+
+def _moderated(own: Values, usual: Values, subjects: int) -> Values:
+    """The spread over some subjects, drawn to the usual one.
+
+    Few subjects say little about a spread: of five, three may be alike by chance. So it is averaged
+    with the usual one, as in moderated t statistics (Smyth 2004).
+    """
+    variance = (subjects * own**2 + _USUAL * usual**2) / (subjects + _USUAL)
+    return np.sqrt(variance)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from trinat.pipelines.cli import app
 from trinat.pipelines.train.log import Metrics, append_scores
 from trinat.pipelines.train.pages import JobSummary, summarise
 from trinat.segmentation.labels.scheme import load_scheme
@@ -78,3 +80,18 @@ def test_a_job_before_its_first_state_and_validation_has_steps_and_a_loss(
 ) -> None:
     (job / "validations.csv").unlink()
     assert only(job) == JobSummary("train/coronal-axial", 30, None, 1.0, None, None)
+
+
+def test_names_of_runs_are_whole_in_a_terminal_of_80_columns(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = job.parents[1]
+    (run / "config.yaml").write_text("name: tiny\n")
+    long = run.with_name("run-of-the-seventh-person-with-another-rate")
+    run.rename(long)
+    monkeypatch.chdir(long.parent)
+    monkeypatch.setenv("COLUMNS", "80")
+    printed = CliRunner().invoke(app, ["runs", long.name]).output
+    assert "…" not in printed
+    first_column = [line.split("  ")[0] for line in printed.splitlines()]
+    assert "".join(first_column) == f"Run{long.name}"

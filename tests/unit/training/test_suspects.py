@@ -14,6 +14,7 @@ from trinat.segmentation.training.suspects import (
     Look,
     SubjectSummary,
     _moderated,
+    are_judged,
     look,
     rank,
     summarise,
@@ -71,12 +72,17 @@ NAMES = ("background", "left", "right", "middle")
 def evidence(
     labelled: tuple[int, ...] = (500, 500, 500), missed: int = 0, **changes: float
 ) -> SubjectSummary:
-    """All that is labelled is predicted, but `missed` voxels of the midline structure."""
+    """All that is labelled is predicted, but `missed` voxels of the midline structure.
+
+    Both halves of the slices are alike.
+    """
     joint = np.diag([0, *labelled])
     joint[3, 3] -= missed
     joint[3, 0] += missed
     measures = dict.fromkeys(MEASURES, 0.0) | changes
-    return SubjectSummary(measures, joint, (0, 0), np.zeros((4, 2), int))
+    half = joint // 2
+    halves = np.array([half, joint - half])
+    return SubjectSummary(measures, halves, (0, 0), np.zeros((4, 2), int))
 
 
 def test_whatever_differs_most_from_the_other_subjects_decides_the_order() -> None:
@@ -87,7 +93,8 @@ def test_whatever_differs_most_from_the_other_subjects_decides_the_order() -> No
         "swapped": MEASURES["sides"],
         "lost": "middle differs",
     }
-    assert ranked.index[0] == "swapped"
+    # A size of 320 beside a predicted one of 520 is 37 usual spreads off, exchanged sides are 31.
+    assert ranked.index[0] == "lost"
 
 
 def test_who_is_not_suspect_has_no_reason_and_no_score_below_zero() -> None:
@@ -120,7 +127,8 @@ def test_a_structure_of_an_unusual_size_is_seen_even_where_the_model_knows_it_ba
     None
 ):
     usual = {f"s{n}": evidence(missed=450) for n in range(5)}
-    small = usual["s0"]._replace(joint=np.diag([0, 500, 500, 10]))
+    halves = np.array([np.diag([0, 250, 250, 5])] * 2)
+    small = usual["s0"]._replace(halves=halves)
     first = rank({**usual, "small": small}, NAMES, PARTNERS, LIMIT).iloc[0]
     assert (first.name, first["why"]) == ("small", "middle differs")
 
@@ -136,11 +144,50 @@ def test_sides_are_compared_where_all_heads_differ_in_size() -> None:
 
 
 def test_a_spread_that_few_subjects_show_is_drawn_to_that_of_other_structures() -> None:
-    values = np.array([[0.0, 0.0], [1.0, 0.01], [2.0, -0.01], [-1.0, 0.0], [-2.0, 0.0]])
-    found = np.abs(_moderated(values)).max(0)
-    # Own spreads are 1.4826 and 0: half of the usual, 0.7413, is the least that counts.
-    mixed = np.sqrt((5 * np.array([1.4826, 0]) ** 2 + 5 * 0.7413**2) / 10)
-    np.testing.assert_allclose(found, [2, 0.01] / mixed, rtol=1e-6)
+    # Five subjects count as much as the usual spread: the mean of both variances.
+    found = _moderated(np.array([3.0, 0.0]), np.array(1.0), 5)
+    np.testing.assert_allclose(found, np.sqrt([(9 + 1) / 2, (0 + 1) / 2]))
+    # Of forty subjects it is a ninth.
+    found = _moderated(np.array([3.0]), np.array(1.0), 40)
+    np.testing.assert_allclose(found, np.sqrt([(8 * 9 + 1) / 9]))
+
+
+def in_halves(first: int, second: int) -> SubjectSummary:
+    """The midline structure with these voxels in every other slice."""
+    halves = np.array([np.diag([0, 50_000, 50_000, size]) for size in (first, second)])
+    return evidence()._replace(halves=halves)
+
+
+def test_three_of_five_that_are_alike_by_chance_do_not_accuse_the_others() -> None:
+    # The spread of three equal losses is 0. The usual one is 0.05 of 1 + loss, and counts half.
+    found = {f"s{n}": evidence(loss=1.0) for n in range(4)} | {"s4": evidence(loss=1.2)}
+    scores = rank(found, NAMES, PARTNERS, LIMIT)["score"]
+    assert scores["s4"] == pytest.approx(0.2 / (2 * 0.05 * np.sqrt(0.5)))
+
+
+def test_a_structure_that_one_half_of_the_slices_shows_accuses_nobody() -> None:
+    # A small one between two slices: in three subjects one slice meets it, in two both do.
+    sizes = [(60, 0), (0, 60), (60, 0), (60, 60), (60, 60)]
+    found = {f"s{n}": in_halves(*halves) for n, halves in enumerate(sizes)}
+    assert are_judged(found.values()).tolist() == [True, True, False]
+    # What is left is that the others are a smaller share of all.
+    assert (rank(found, NAMES, PARTNERS, LIMIT)["score"] < 0.1).all()
+
+
+def test_a_size_that_the_choice_of_slices_decides_is_less_suspect() -> None:
+    # Six subjects of 400 voxels and one of 600; the halves of the six are alike or 3 to 1.
+    def score(first: int, second: int) -> float:
+        found = {f"s{n}": in_halves(first, second) for n in range(6)}
+        found["s6"] = in_halves(300, 300)
+        return float(rank(found, NAMES, PARTNERS, LIMIT).loc["s6", "score"])
+
+    apart = np.log(620 / 200_660) - np.log(420 / 200_460)
+    # No spread of their own, so the least of structures, 0.02, as much as 5 of 12 subjects.
+    assert score(200, 200) == pytest.approx(apart / (0.02 * np.sqrt(5 / 12)), rel=1e-6)
+    # Of the halves: 10 voxels are added to each size, 20 to those of all slices.
+    of_slices = np.log(310 / 100_330) - np.log(110 / 100_130)
+    expected = apart / (1.4826 * of_slices / 2)
+    assert score(300, 100) == pytest.approx(expected, rel=1e-6)
 
 
 def two_classes(weight: float) -> QuickNat:
