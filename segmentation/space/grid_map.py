@@ -68,13 +68,9 @@ class GridMap:
         Boxes are in voxels, within the target grid; the result may be empty. It may be a little too
         large, never too small.
         """
-        # Linear interpolation carries a voxel's value as far as its neighbours' centres.
-        touched_sides = [(side.start - 1, side.stop) for side in source]
-        to_target = np.linalg.inv(self.matrix)
-        touched = moved(list(product(*touched_sides)), to_target)
-        # A target voxel's extent is half a voxel to either side.
-        lowest = np.floor(touched.min(axis=0) - 0.5)
-        highest = np.ceil(touched.max(axis=0) + 0.5)
+        lowest, highest = self.touched(source)
+        lowest = np.floor(lowest)
+        highest = np.ceil(highest)
         sides = []
         for axis, length in enumerate(self.shape):
             first = int(lowest[axis])
@@ -83,6 +79,18 @@ class GridMap:
             stop = max(min(last + 1, length), 0)
             sides.append(slice(start, stop))
         return to_box(sides)
+
+    def touched(self, source: Box) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """How far the target voxels go that this part of the source touches, in target indices.
+
+        The lowest and the highest of each axis, (3,), which may be beyond the target.
+        """
+        # Linear interpolation carries a voxel's value as far as its neighbours' centres.
+        touched_sides = [(side.start - 1, side.stop) for side in source]
+        to_target = np.linalg.inv(self.matrix)
+        touched = moved(list(product(*touched_sides)), to_target)
+        # A target voxel's extent is half a voxel to either side.
+        return touched.min(axis=0) - 0.5, touched.max(axis=0) + 0.5
 
     @property
     def source_axes(self) -> list[int] | None:

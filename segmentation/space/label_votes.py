@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from itertools import product
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from trinat.segmentation.grid import whole
 from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.interpolation import (
     Point,
@@ -24,6 +26,8 @@ from trinat.segmentation.space.interpolation import (
 _TIE = 2.0**-16
 # How far to one side a voxel is looked at, so that points just between labels are no ties.
 _NUDGE_VOXELS = (1.0e-3, 1.3e-3, 1.7e-3)
+# A place that is a whole voxel but for its last digits.
+_ROUNDING = 1e-6
 _MIXED = -1
 # Voxels whose votes are counted at a time: each has a count for each label.
 _VOTE_VOXELS = 2**14
@@ -50,6 +54,7 @@ class LabelVotes:
         """
         out = torch.empty(to.shape, dtype=torch.int16)
         points = sample_points(to)
+        first = self._first_touched(to)
         for rows in slabs(to.shape):
             agreed = self._agreed(to, rows, points)
             out[rows] = agreed
@@ -57,8 +62,18 @@ class LabelVotes:
             undecided[:, 0] += rows.start
             for start in range(0, len(undecided), _VOTE_VOXELS):
                 voxels = undecided[start : start + _VOTE_VOXELS]
-                out[tuple(voxels.T)] = self._tally(to, voxels, points)
+                out[tuple(voxels.T)] = self._tally(to, voxels, points, first)
         return out
+
+    def _first_touched(self, to: GridMap) -> Tensor:
+        """The first target voxel that the map touches, int64 (3,), were the target any larger.
+
+        Voxels are counted from it: what is padded around a target or cut off changes no voxel.
+        """
+        border = 2
+        whole_map = whole([length - border for length in self._labels.shape])
+        lowest, _ = to.touched(whole_map)
+        return torch.from_numpy(np.floor(lowest + _ROUNDING)).long()
 
     def _agreed(self, to: GridMap, rows: slice, points: list[Point]) -> Tensor:
         """The one label around all sample points of each voxel of a slab, or _MIXED."""
@@ -88,11 +103,13 @@ class LabelVotes:
             parts.append(inside - cell)
         return cells, parts
 
-    def _tally(self, to: GridMap, voxels: Tensor, points: list[Point]) -> Tensor:
+    def _tally(
+        self, to: GridMap, voxels: Tensor, points: list[Point], first: Tensor
+    ) -> Tensor:
         """Winners (M,) at target voxels (M, 3), by counting every corner's share."""
         matrix = torch.from_numpy(to.matrix)
         # Voxels are nudged to either side in turn, as on a chessboard: 1 or -1, (M, 1).
-        is_odd = voxels.sum(dim=1, keepdim=True) % 2
+        is_odd = (voxels - first).sum(dim=1, keepdim=True) % 2
         side = 1 - 2 * is_odd
         nudge = torch.tensor(_NUDGE_VOXELS, dtype=torch.float64)
         origins = matrix[:3, 3] + side * nudge
