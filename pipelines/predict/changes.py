@@ -14,6 +14,7 @@ from trinat.pipelines.predict.doubt import (
     why_left_out,
 )
 from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.predict.ledger import Ledger
 from trinat.pipelines.predict.outputs import CHANGES
 from trinat.segmentation.io.files import write_tsv, write_whole
 from trinat.segmentation.metrics.change import Change, change_of
@@ -37,17 +38,35 @@ _COLUMNS = (
 )
 
 
+def renew_changes(
+    ledger: Ledger,
+    folder: Path,
+    entries: Iterable[Entry],
+    excluded: Collection[str],
+    results: Path,
+) -> None:
+    """Write both tables and the page into `folder`, from where the ledger places them.
+
+    Where no person has changes those of an earlier run are removed: their results are gone.
+    """
+    if not write_changes(folder, entries, excluded, results):
+        for name in CHANGES:
+            ledger.remove(name)
+
+
 def write_changes(
     folder: Path,
     entries: Iterable[Entry],
     excluded: Collection[str] = EXCLUDED_GRADES,
+    results: Path | None = None,
 ) -> bool:
     """Write both tables and the page into `folder`, of the persons with two or more scans.
 
-    Scans and structures of the `excluded` grades are time points, but in no change. Returns whether
-    there is any person; without one nothing is written.
+    Scans and structures of the `excluded` grades are time points, but in no change. `results` is
+    the folder that paths of scans start from; else it is `folder`. Returns whether there is any
+    person; without one nothing is written.
     """
-    persons = _persons_in(entries)
+    persons = _persons_in(entries, folder if results is None else results)
     if not persons:
         return False
     changes, time_points, page = CHANGES
@@ -96,17 +115,19 @@ def _why_unfit(entry: Entry, first_with: dict[str, str]) -> str:
     )
 
 
-def _persons_in(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+def _persons_in(entries: Iterable[Entry], results: Path) -> dict[str, list[Entry]]:
     """The scans of each person in the order of time, of persons that have two or more.
 
     Volumes of different segmentations are never compared: of each person, the scans are those
-    that were segmented together last. A scan that has been removed since is in none of them.
+    that were segmented together last. A scan that has been removed since is in none of them, and
+    neither is one that has another name by now.
     """
-    done = {entry.case: entry for entry in entries if entry.status == "done"}
+    known = {entry.case: entry for entry in entries}
+    moved = _moved(known.values(), results)
     # Of each person, those that were segmented together: the scans in it and what they hold.
     found: dict[str, dict[frozenset[Any], list[Entry]]] = {}
-    for entry in done.values():
-        if "longitudinal" in entry.result:
+    for entry in known.values():
+        if entry.status == "done" and "longitudinal" in entry.result:
             person = entry.result["longitudinal"]["person"]
             groups = found.setdefault(person, {})
             groups.setdefault(_together(entry), []).append(entry)
@@ -115,9 +136,7 @@ def _persons_in(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
         current = [
             group
             for scans, group in groups.items()
-            # One of which a scan has another result by now is left over.
-            if len(group) > 1
-            and all(_together(done[case]) == scans for case, _ in scans if case in done)
+            if len(group) > 1 and _is_whole(scans, known, moved)
         ]
         if current:
             last = max(
@@ -125,6 +144,40 @@ def _persons_in(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
             )
             ordered[person] = _in_order_of_time(last)
     return ordered
+
+
+def _moved(entries: Iterable[Entry], results: Path) -> set[str]:
+    """The cases whose scans have another name or place by now.
+
+    Such a scan is gone, and one that is there has the same bytes. `results` is the folder that
+    paths of scans start from.
+    """
+    there = set()
+    gone = {}
+    for entry in entries:
+        if entry.status != "done":
+            continue
+        if entry.scan and not (results / entry.scan).exists():
+            gone[entry.case] = entry.input_sha256
+        else:
+            there.add(entry.input_sha256)
+    return {case for case, digest in gone.items() if digest in there}
+
+
+def _is_whole(
+    scans: frozenset[Any], known: Mapping[str, Entry], moved: Collection[str]
+) -> bool:
+    """Whether the results of a segmentation are all written and none was replaced since.
+
+    A run may have stopped between two of them. A scan that failed, or was corrected by hand, has
+    no result. One of the `moved` cases has its result under another name.
+    """
+    for case, _ in scans:
+        if case not in known or case in moved:
+            return False
+        if known[case].status == "done" and _together(known[case]) != scans:
+            return False
+    return True
 
 
 def _together(entry: Entry) -> frozenset[Any]:

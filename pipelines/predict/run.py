@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trinat.pipelines.common.lock import refuse_held, run_lock
 from trinat.pipelines.jobs.signals import stop_on_signal
-from trinat.pipelines.predict.changes import write_changes
+from trinat.pipelines.predict.changes import renew_changes
 from trinat.pipelines.predict.doubt import EXCLUDED_GRADES, most_doubtful
 from trinat.pipelines.predict.engine import Engine
 from trinat.pipelines.predict.entry import Entry, digests_of
@@ -286,10 +286,7 @@ def _write_files_of_run(
     if not request.part:
         entries = ledger.entries.values()
         write_tables(folder, entries, request.out)
-        if not write_changes(folder, entries, request.excluded):
-            # Those of an earlier run are of results that are no longer there.
-            for name in CHANGES:
-                ledger.remove(name)
+        renew_changes(ledger, folder, entries, request.excluded, request.out)
     ledger.place(folder)
 
 
@@ -330,7 +327,7 @@ def merge(
         with Ledger(joined, own, contents.written, overwrite=overwrite) as ledger:
             folder = _make_tables_folder(staging)
             write_tables(folder, entries.values(), out)
-            write_changes(folder, entries.values(), excluded)
+            renew_changes(ledger, folder, entries.values(), excluded, out)
             ledger.place(folder)
             # Each part of the work has kept the slices of its own most doubtful cases.
             shown = {slices_of(entry.case) for entry in most_doubtful(entries.values())}
