@@ -18,8 +18,9 @@ _T = TypeVar("_T")
 class Only:
     """Names the fields of a settings class that a command has.
 
-    Of `Only(PredictRequest, "suffix", threads=("--n_cpus",))` one has names of its own. The command
-    gets a function that makes the settings, and is told the rest of their fields.
+    Of `Only(PredictRequest, "suffix", threads=("--n_cpus",))` one has names of its own;
+    `Only(PredictRequest)` has all that are options. The command gets a function that makes the
+    settings, and is told the rest of their fields.
     """
 
     def __init__(self, kind: type, *fields: str, **renamed: tuple[str, ...]) -> None:
@@ -72,14 +73,20 @@ def _remark(hint: Any, kind: type[_T]) -> _T | None:
 def _declared(
     kind: Any, only: Only | None
 ) -> Iterator[tuple[Field[Any], Any, Option | None]]:
-    """The fields that a command has of a settings class: name, type, option; None of settings."""
+    """The fields that a command has of a settings class, with type and option; None of settings.
+
+    Its own come before those of the classes that it extends.
+    """
     hints = get_type_hints(kind, include_extras=True)
-    for field in fields(kind):
+    own = kind.__annotations__
+    for field in sorted(fields(kind), key=lambda field: field.name not in own):
         hint = hints[field.name]
         option = _remark(hint, Option)
         if is_dataclass(hint):
             yield field, hint, None
-        elif option is not None and (only is None or field.name in only.names):
+            continue
+        is_asked = only is None or not only.names or field.name in only.names
+        if option is not None and is_asked:
             yield field, get_args(hint)[0], option
 
 
@@ -94,7 +101,7 @@ def _parameters_of(kind: Any, only: Only | None) -> Iterator[inspect.Parameter]:
             typed = option.typed
             default = option.default
         names = option.names
-        if only is not None and only.names[field.name]:
+        if only is not None and only.names.get(field.name):
             names = only.names[field.name]
         if not names and typed is bool and default is False:
             # A switch that is off has no opposite.

@@ -29,10 +29,10 @@ from trinat.pipelines.common.ratings import (
 from trinat.pipelines.common.understood import refuse_strangers, say_of_table
 from trinat.pipelines.evaluate.gather import folder_of
 from trinat.pipelines.evaluate.measuring import MapVolumes, measure_volumes
+from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.evaluate.shown_scans import cohort_pictures
 from trinat.pipelines.evaluate.user_tables import read_ranges
 from trinat.pipelines.predict.doubt import (
-    EXCLUDED_GRADES,
     structures_left_out,
     why_left_out,
 )
@@ -47,13 +47,10 @@ from trinat.pipelines.scans.files import (
 from trinat.segmentation.data.people import Facts, Matched, People, read_people
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import write_whole
-from trinat.segmentation.io.orientation import TrustAffine
-from trinat.segmentation.labels import DEFAULT_SCHEME
 from trinat.segmentation.labels.measures import INTRACRANIAL
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.counted import made_by
 from trinat.segmentation.metrics.definitions import NOT_PREDICTED
-from trinat.segmentation.report.adjustment import Method
 from trinat.segmentation.report.cohort import Cohort, Range, Scan, cohort_of
 from trinat.segmentation.report.cohort_page import cohort_drawings, cohort_page
 from trinat.segmentation.report.measurements import write_table
@@ -68,32 +65,6 @@ _TABLES = (
     "raters.csv",
 )
 _OUTPUTS = (*_TABLES, "figures", "report.html")
-
-
-@dataclass(frozen=True)
-class CohortSettings:
-    """What `trinat report` was asked to do.
-
-    `predictions` is a folder of label maps. `participants` is a table of age, sex, group and site,
-    `reference` one of expected volumes, and `images` a folder of the maps' scans for pictures.
-    `adjust` is how volumes are adjusted for the intracranial volume, if at all. With `strict` what
-    is not understood of `participants` is an error. Scans and structures of the `excluded` grades
-    are in no number.
-    """
-
-    predictions: Path
-    out: Path
-    labels: str = DEFAULT_SCHEME
-    participants: Path | None = None
-    reference: Path | None = None
-    adjust: Method | None = None
-    images: Path | None = None
-    trust_affine: TrustAffine | None = None
-    jobs: int | None = None
-    ratings: Path | None = None
-    strict: bool = False
-    excluded: tuple[str, ...] = EXCLUDED_GRADES
-    command: str = ""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from trinat.pipelines.common.lock import claimed, refuse_foreign
 from trinat.pipelines.common.process import cpu_count
 from trinat.pipelines.common.ratings import agreement_table, use_of_ratings
 from trinat.pipelines.evaluate.gather import (
-    EvaluationSettings,
     Inputs,
     gather,
     named_models,
@@ -27,6 +26,7 @@ from trinat.pipelines.evaluate.gather import (
 )
 from trinat.pipelines.evaluate.measuring import Done, measure_all, scan_of
 from trinat.pipelines.evaluate.pairing import Pairing
+from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.evaluate.shown_scans import worst_cases
 from trinat.pipelines.scans.files import ScanFile
 from trinat.segmentation.errors import ConfigError, EvaluationError

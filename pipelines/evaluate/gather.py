@@ -6,7 +6,7 @@ ledger beside them says which scans they are of, which failed, and what the mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from trinat.pipelines.common.ratings import (
 )
 from trinat.pipelines.evaluate.measuring import Task
 from trinat.pipelines.evaluate.pairing import Pairing, pair_files
+from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.evaluate.user_tables import Mappings, read_mapping
 from trinat.pipelines.predict.entry import taught_by_models
 from trinat.pipelines.predict.ledger import entries_in
@@ -32,54 +33,12 @@ from trinat.pipelines.scans.files import (
 from trinat.pipelines.scans.naming import safe_component
 from trinat.pipelines.scans.stored import stored_files
 from trinat.segmentation.data.sources.base import without_suffix
-from trinat.segmentation.data.splits import Part
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, EvaluationError
-from trinat.segmentation.io.orientation import TrustAffine
-from trinat.segmentation.labels import DEFAULT_SCHEME
 from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.labels.label import Csf
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.counted import made_by
-
-
-@dataclass(frozen=True)
-class EvaluationSettings:
-    """What `trinat evaluate` was asked to do.
-
-    `truth` is a folder or file of label maps, or with `part` or `folds` a store; `folds` are the
-    test parts of a cross-validation. `models` has the place of each model's predictions.
-
-    `labels` is the label scheme that measures. `mapping` is a table of label numbers of the
-    dataset's own. `numbering` is of the truth (a folding table's name or file), and
-    `numbering_pred` that of the predictions: one for all, or one for each model.
-
-    `not_predicted` names structures that the models cannot predict, and `ratings` a file of what
-    people said of the predictions; what was rejected there does not count. `csf` is what the truth
-    calls CSF; without it, what a ledger beside the truth says, else a small region.
-    """
-
-    truth: Path
-    models: Mapping[str, Path]
-    out: Path
-    part: Part | None = None
-    folds: bool = False
-    labels: str = DEFAULT_SCHEME
-    mapping: Path | None = None
-    numbering: str | None = None
-    numbering_pred: tuple[str, ...] = ()
-    images: Path | None = None
-    resample: bool = False
-    trust_affine: TrustAffine | None = None
-    jobs: int | None = None
-    show_heads: bool = False
-    tables_only: bool = False
-    latex: bool = False
-    csv: bool = False
-    not_predicted: tuple[str, ...] = ()
-    ratings: Path | None = None
-    csf: Csf | None = None
-    command: str = ""
 
 
 @dataclass(frozen=True)

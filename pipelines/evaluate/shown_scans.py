@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from trinat.pipelines.evaluate.gather import EvaluationSettings
 from trinat.pipelines.evaluate.measuring import AlignedPair, Done, read_pair, scan_of
 from trinat.pipelines.evaluate.pairing import pair_files
+from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.scans.files import ScanFile, find_images
 from trinat.segmentation.errors import TrinatError
 from trinat.segmentation.inference.checks.evidence import some

@@ -16,7 +16,8 @@ import pytest
 from helpers.miniatures import without_orientation
 
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.evaluate.cohort import CohortSettings, report_cohort
+from trinat.pipelines.evaluate.cohort import report_cohort
+from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.evaluate.user_tables import read_ranges
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger

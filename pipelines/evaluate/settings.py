@@ -1,0 +1,174 @@
+"""What `trinat evaluate` and `trinat report` are asked to do; their options are these fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from trinat.pipelines.common.option import Option, as_tuple
+from trinat.pipelines.predict.doubt import EXCLUDED_GRADES
+from trinat.segmentation.labels import DEFAULT_SCHEME
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelMapOptions:
+    """What both commands are asked about label maps.
+
+    What was rejected in `ratings`, a file of what people said of the results, does not count.
+    """
+
+    trust_affine: Annotated[
+        Literal["sform", "qform", "header"] | None,
+        Option("Affine to use if the header's two forms disagree."),
+    ] = None
+    ratings: Annotated[
+        Path | None,
+        Option(
+            "ratings.tsv of trinat view: leave out rejected scans and structures, and write "
+            "raters.csv (agreement, Cohen's kappa)."
+        ),
+    ] = None
+    jobs: Annotated[
+        int | None, Option("Number of processes. Default: one per processor.")
+    ] = None
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class EvaluationSettings(LabelMapOptions):
+    """What `trinat evaluate` was asked to do.
+
+    `truth` is a folder or file of label maps, or with `part` or `folds` a store; `folds` are the
+    test parts of a cross-validation. `models` has the place of each model's predictions.
+
+    `labels` is the label scheme that measures. `mapping` is a table of label numbers of the
+    dataset's own. `numbering` is of the truth (a folding table's name or file), and
+    `numbering_pred` that of the predictions: one for all, or one for each model.
+
+    `csf` is what the truth calls CSF; without it, what a ledger beside the truth says, else a small
+    region.
+    """
+
+    truth: Path
+    models: Mapping[str, Path]
+    out: Annotated[Path, Option("Output folder.", names=("--out", "-o"))]
+    part: Literal["train", "validation", "test"] | None = None
+    folds: bool = False
+    labels: Annotated[
+        str, Option("Label scheme to compare in: a name or a TSV file.")
+    ] = DEFAULT_SCHEME
+    mapping: Annotated[
+        Path | None,
+        Option(
+            "TSV that translates label numbers which are not FreeSurfer's. Columns: number, "
+            "freesurfer, and optionally of (truth, prediction or both)."
+        ),
+    ] = None
+    numbering: Annotated[
+        str | None,
+        Option(
+            "Numbering of the true label maps, if not FreeSurfer's: neuromorphometrics, or a "
+            "TSV file with columns first, last, name, target. A store has its own numbering.",
+            names=("--numbering", "--fold"),  # the second in the first versions
+        ),
+    ] = None
+    numbering_pred: Annotated[
+        tuple[str, ...],
+        Option(
+            "The same for predictions, which have FreeSurfer's numbers by default: one for "
+            "all, or one for each --pred (freesurfer, neuromorphometrics or a TSV file).",
+            names=("--numbering-pred", "--fold-pred"),
+            typed=list[str] | None,
+            parse=as_tuple,
+        ),
+    ] = ()
+    images: Annotated[Path | None, Option("T1 scans, to show the worst cases on.")] = (
+        None
+    )
+    resample: Annotated[
+        bool, Option("Resample predictions on another grid to the truth's grid.")
+    ] = False
+    not_predicted: Annotated[
+        tuple[str, ...],
+        Option(
+            "Structure that the models cannot predict, such as CSF; repeatable. "
+            "For predictions made by trinat it is read from their folder.",
+            typed=list[str] | None,
+            parse=as_tuple,
+        ),
+    ] = ()
+    csf: Annotated[
+        Literal["region", "intracranial"] | None,
+        Option(
+            "What the truth calls CSF: a small region, as in aseg (default), or all fluid in "
+            "the skull. CSF that is something else is not compared."
+        ),
+    ] = None
+    show_heads: Annotated[
+        bool, Option("Show whole heads including faces, not only the brain.")
+    ] = False
+    tables_only: Annotated[
+        bool, Option("Write tables only, without figures and page.")
+    ] = False
+    latex: Annotated[
+        bool,
+        Option("Also write structures.tex: Dice, IoU and distances for a paper."),
+    ] = False
+    csv: Annotated[
+        bool, Option("Also write structures.csv: the numbers of structures.tex.")
+    ] = False
+
+
+@dataclass(frozen=True)
+class CohortSettings(LabelMapOptions):
+    """What `trinat report` was asked to do.
+
+    `adjust` is how volumes are adjusted for the intracranial volume, if at all. Scans and
+    structures of the `excluded` grades are in no number.
+    """
+
+    predictions: Annotated[
+        Path,
+        Option("Label maps: a folder, or a BIDS derivative.", is_argument=True),
+    ]
+    out: Annotated[
+        Path,
+        Option(
+            "Output folder. Default: PREDICTIONS/report.",
+            names=("--out", "-o"),
+            typed=Path | None,
+        ),
+    ]
+    labels: Annotated[str, Option("Label scheme: a name or a TSV file.")] = (
+        DEFAULT_SCHEME
+    )
+    participants: Annotated[
+        Path | None,
+        Option(
+            "Table with sex, age, group and site: participants.tsv, or IXI's or OASIS's own."
+        ),
+    ] = None
+    strict: Annotated[
+        bool,
+        Option(
+            "Stop if anything in a table of persons is not understood (`trinat people TABLE`)."
+        ),
+    ] = False
+    reference: Annotated[
+        Path | None,
+        Option(
+            "TSV of normal volumes. Columns: structure, low_mm3, high_mm3, and optionally "
+            "sex, age_from, age_to."
+        ),
+    ] = None
+    adjust: Annotated[
+        Literal["residual", "proportion"] | None,
+        Option(
+            "Adjust volumes for the intracranial volume: residual (of a regression over the "
+            "group) or proportion."
+        ),
+    ] = None
+    images: Annotated[Path | None, Option("T1 scans, for pictures.")] = None
+    excluded: tuple[str, ...] = EXCLUDED_GRADES
