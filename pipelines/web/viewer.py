@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from importlib import resources
 from typing import Annotated, Literal
 
@@ -19,14 +18,12 @@ from trinat.pipelines.web.voxels import Voxels
 from trinat.segmentation.errors import InputError, TrinatError
 
 _PAGE = resources.files("trinat.pipelines.web") / "page"
-_FILES = {
-    "/": ("index.html", "text/html"),
-    "/view.css": ("view.css", "text/css"),
-    "/view.js": ("view.js", "text/javascript"),
-    "/picture.js": ("picture.js", "text/javascript"),
-    "/niivue.js": ("niivue/niivue.umd.js", "text/javascript"),
-}
-
+_MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+# What answers under each path: the page, its styles and scripts, and NiiVue.
+_FILES = {"/": "index.html", "/niivue.js": "niivue/niivue.umd.js"}
+for _file in _PAGE.iterdir():
+    if _file.name.endswith((".css", ".js")):
+        _FILES[f"/{_file.name}"] = _file.name
 
 # What there is of a scan beside its facts.
 _KINDS = ("scan", "labels", "against", "entropy", "mask", "surfaces")
@@ -53,9 +50,8 @@ def make_app(study: Study) -> Starlette:
 def routes_of(study: Study, voxels: Voxels) -> list[BaseRoute]:
     """The page and what it asks for."""
     answers = _Answers(study, voxels)
-    files = [Route(path, _file(*found)) for path, found in _FILES.items()]
     return [
-        *files,
+        *(Route(path, answers.file) for path in _FILES),
         Route("/v1/study", answers.overview),
         Route("/v1/raters", answers.raters),
         Route("/v1/scans/{number:int}", answers.detail),
@@ -71,6 +67,13 @@ class _Answers:
     def __init__(self, study: Study, voxels: Voxels) -> None:
         self._study = study
         self._voxels = voxels
+
+    def file(self, request: Request) -> Response:
+        """A file of the page."""
+        name = _FILES[request.url.path]
+        content = _PAGE.joinpath(*name.split("/")).read_bytes()
+        media_type = _MEDIA_TYPES[name.rpartition(".")[2]]
+        return Response(content, media_type=media_type)
 
     def overview(self, _: Request) -> Response:
         """The list of scans and structures."""
@@ -121,16 +124,6 @@ class _Answers:
             ) from None
         await run_in_threadpool(self._study.rate, item, **judgement.model_dump())
         return JSONResponse(await run_in_threadpool(self._study.detail, item))
-
-
-def _file(name: str, media_type: str) -> Callable[[Request], Response]:
-    """What answers with a file of the page, by its path in the folder of the page."""
-
-    def answer(_: Request) -> Response:
-        content = _PAGE.joinpath(*name.split("/")).read_bytes()
-        return Response(content, media_type=media_type)
-
-    return answer
 
 
 def _refuse(_: Request, error: Exception) -> Response:

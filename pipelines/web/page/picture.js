@@ -1,15 +1,28 @@
 // The picture: three planes and a solid view on two canvases, by NiiVue.
-/* global niivue */
 
+// A script of its own, which the page loads first.
+const niivue = globalThis["niivue"];
 const GREY = [0.42, 0.72, 0.98, 0.9];
 const COMMON = {
-  logLevel: "error", backColor: [0, 0, 0, 1], crosshairColor: GREY, dragAndDropEnabled: false,
-  isColorbar: false, viewModeHotKey: "", clipPlaneHotKey: "", cycleClipPlaneHotKey: "",
-  fontColor: [0.62, 0.67, 0.73, 1], showAllOrientationMarkers: true,
+  logLevel: "error",
+  backColor: [0, 0, 0, 1],
+  crosshairColor: GREY,
+  dragAndDropEnabled: false,
+  isColorbar: false,
+  viewModeHotKey: "",
+  clipPlaneHotKey: "",
+  cycleClipPlaneHotKey: "",
+  fontColor: [0.62, 0.67, 0.73, 1],
+  showAllOrientationMarkers: true,
 };
 // Colours, opacity, and the values that are shown as the first and the last of them.
-const OVERLAYS = { entropy: ["inferno", 0.75, null, 15, 255], mask: ["green", 1, null, 60, 160] };
+const OVERLAYS = {
+  entropy: ["inferno", 0.75, null, 15, 255],
+  mask: ["green", 1, null, 60, 160],
+};
 const PLANES = { axial: 0, coronal: 1, sagittal: 2 };
+// Surfaces of more points enclose others, which are seen through them.
+const LARGE_POINTS = 12000;
 const QUARTERS = [
   { sliceType: 0, position: [0, 0, 0.5, 0.5] },
   { sliceType: 1, position: [0.5, 0, 0.5, 0.5] },
@@ -18,38 +31,62 @@ const QUARTERS = [
 
 export class Picture {
   constructor(canvas, solidCanvas, structures, moved) {
-    Object.assign(this, { canvas, solidCanvas, structures, moved });
+    this.canvas = canvas;
+    this.solidCanvas = solidCanvas;
+    this.structures = structures;
+    this.moved = moved;
+    // The places of structures that are not shown.
     this.hidden = new Set();
-    this.colors = structures.map((s) => rgb(s.color));
+    this.colors = structures.map((structure) => rgb(structure.color));
     this.selected = 0;
     // What was begun before the last clear() is not shown after it.
     this.turn = 0;
-    this.labels = this.against = this.solid = null;
+    // A byte a voxel, the first axis first: of the scan, and of the map to compare with.
+    this.labels = null;
+    this.against = null;
+    this.dims = null;
+    // NiiVue of the planes, and, once there are surfaces, of these.
+    this.nv = null;
+    this.solid = null;
     this.opacity = 0.5;
-    this.state = { outline: false, shown: true, flipped: false, window: [0, 255], radiological: false };
+    this.state = {
+      outline: false,
+      shown: true,
+      flipped: false,
+      window: [0, 255],
+      radiological: false,
+    };
   }
 
   async start() {
     this.nv = new niivue.Niivue({
-      ...COMMON, crosshairGap: 12, crosshairWidth: 0.6, crosshairWidthUnit: "mm", multiplanarShowRender: 0, dragMode: 3,
+      ...COMMON,
+      crosshairGap: 12,
+      crosshairWidth: 0.6,
+      crosshairWidthUnit: "mm",
+      multiplanarShowRender: 0,
+      dragMode: 3,
       isRadiologicalConvention: this.state.radiological,
     });
     await this.nv.attachToCanvas(this.canvas);
     // Gradients serve NiiVue's volume rendering, which is not used here, and cost most of the time
     // that a scan takes to appear without a graphics card: their passes copy instead.
-    this.nv.blurShader = this.nv.sobelFirstOrderShader = this.nv.passThroughShader;
+    this.nv.blurShader = this.nv.passThroughShader;
+    this.nv.sobelFirstOrderShader = this.nv.passThroughShader;
     this.nv.setCustomLayout(QUARTERS);
     this.nv.onLocationChange = (at) => this._moved(at);
     this.nv.drawOpacity = this.opacity;
     this._colour();
   }
 
-  // The scan (NIfTI) and its labels (a byte a voxel), whose cross-hair stays where it is.
+  // The scan (NIfTI) and its labels; with `keep` the cross-hair stays where it is.
   async show(scan, labels, { keep = true } = {}) {
-    const nv = this.nv;
-    const { turn } = this;
-    const at = keep && nv.volumes.length ? this.at() : null;
-    const image = await niivue.NVImage.new(scan, "scan.nii", "gray", 1, null, ...this.state.window);
+    const { nv, turn } = this;
+    const [low, high] = this.state.window;
+    let at = null;
+    if (keep && nv.volumes.length) at = this.at();
+    const look = ["gray", 1, null, low, high];
+    const image = await niivue.NVImage.new(scan, "scan.nii", ...look);
     if (turn !== this.turn) return;
     const overlay = nv.volumes[1];
     nv.volumes = [];
@@ -59,16 +96,17 @@ export class Picture {
     this.labels = labels;
     this.against = null;
     this.dims = image.dimsRAS.slice(1, 4);
-    this.drawn = labels;
     this._redraw();
     this.move(at || this.centre(0));
   }
 
   // Black, without a scan, labels, overlay or surfaces.
   clear() {
-    const nv = this.nv;
+    const { nv } = this;
     this.turn += 1;
-    this.labels = this.drawn = this.against = this.dims = null;
+    this.labels = null;
+    this.against = null;
+    this.dims = null;
     if (nv.volumes.length) {
       nv.volumes = [];
       nv.drawBitmap = null;
@@ -90,8 +128,9 @@ export class Picture {
   }
 
   _redraw() {
-    const nv = this.nv;
-    const bitmap = this.state.flipped && this.against ? this.against : this.labels;
+    const { nv } = this;
+    let bitmap = this.labels;
+    if (this.state.flipped && this.against) bitmap = this.against;
     if (!bitmap?.length || !nv.volumes.length) return;
     nv.drawTexture = nv.r8Tex(nv.drawTexture, nv.gl.TEXTURE7, nv.back.dims, true);
     nv.drawBitmap = bitmap;
@@ -124,12 +163,15 @@ export class Picture {
   }
 
   _look() {
-    const nv = this.nv;
+    const { nv, opacity } = this;
     const { outline, shown } = this.state;
-    const opacity = shown ? this.opacity : 0;
-    // With an outline the rest must not be wholly transparent, or NiiVue draws no rim either.
-    nv.drawOpacity = outline && opacity ? 0.004 : opacity;
-    nv.drawRimOpacity = outline && opacity ? 0.35 + 0.65 * opacity : -1;
+    nv.drawOpacity = shown ? opacity : 0;
+    nv.drawRimOpacity = -1;
+    if (outline && shown && opacity) {
+      // The rest must not be wholly transparent, or NiiVue draws no rim either.
+      nv.drawOpacity = 0.004;
+      nv.drawRimOpacity = 0.35 + 0.65 * opacity;
+    }
   }
 
   // Radiological: the person's left is on the right of the picture.
@@ -142,18 +184,22 @@ export class Picture {
   // What is seen on both canvases, as one.
   snapshot(layout) {
     const shot = document.createElement("canvas");
-    [shot.width, shot.height] = [this.canvas.width, this.canvas.height];
+    const { width, height } = this.canvas;
+    shot.width = width;
+    shot.height = height;
     const pen = shot.getContext("2d");
     // Each canvas is copied in the turn in which it was drawn: later it is empty.
     if (layout !== "solid") {
       this.nv.drawScene();
       pen.drawImage(this.canvas, 0, 0);
     }
-    if (this.solid && (layout === "all" || layout === "solid")) {
+    if (this.solid && layout === "solid") {
       this.solid.drawScene();
-      const part = layout === "all" ? 2 : 1;
-      const [x, y] = [shot.width - shot.width / part, shot.height - shot.height / part];
-      pen.drawImage(this.solidCanvas, x, y, shot.width / part, shot.height / part);
+      pen.drawImage(this.solidCanvas, 0, 0, width, height);
+    }
+    if (this.solid && layout === "all") {
+      this.solid.drawScene();
+      pen.drawImage(this.solidCanvas, width / 2, height / 2, width / 2, height / 2);
     }
     return new Promise((done) => shot.toBlob(done, "image/png"));
   }
@@ -162,27 +208,32 @@ export class Picture {
     this.state.window = [low, high];
     const volume = this.nv.volumes[0];
     if (!volume) return;
-    [volume.cal_min, volume.cal_max] = [low, Math.max(high, low + 1)];
+    volume.cal_min = low;
+    volume.cal_max = Math.max(high, low + 1);
     this.nv.updateGLVolume();
   }
 
   // What lies over the scan: entropy, the outline of the mask, or (without bytes) nothing.
   async setOverlay(bytes, kind) {
-    const nv = this.nv;
+    const { nv, turn } = this;
     if (nv.volumes[1]) nv.removeVolume(nv.volumes[1]);
     if (!bytes) return;
-    const { turn } = this;
     const image = await niivue.NVImage.new(bytes, `${kind}.nii`, ...OVERLAYS[kind]);
     if (turn === this.turn) nv.addVolume(image);
   }
 
   setHidden(place, hide) {
-    this.hidden[hide ? "add" : "delete"](place);
+    if (hide) this.hidden.add(place);
+    else this.hidden.delete(place);
     this._recolour();
   }
 
+  // Structures at these places alone; all of null.
   showOnly(places) {
-    this.hidden = new Set(places ? this.structures.map((_, n) => n + 1).filter((p) => !places.has(p)) : []);
+    this.hidden = new Set();
+    this.structures.forEach((_, n) => {
+      if (places && !places.has(n + 1)) this.hidden.add(n + 1);
+    });
     this._recolour();
   }
 
@@ -200,14 +251,19 @@ export class Picture {
 
   _colour() {
     const lut = new Uint8ClampedArray(1024);
-    this.colors.forEach((color, n) => lut.set([...color, this.hidden.has(n + 1) ? 0 : 255], 4 * (n + 1)));
-    this.nv.drawLut = { lut, labels: ["", ...this.structures.map((s) => s.name), ...Array(256).fill("")] };
+    this.colors.forEach((color, n) => {
+      const alpha = this.hidden.has(n + 1) ? 0 : 255;
+      lut.set([...color, alpha], 4 * (n + 1));
+    });
+    const names = this.structures.map((structure) => structure.name);
+    this.nv.drawLut = { lut, labels: ["", ...names, ...Array(256).fill("")] };
   }
 
   setLayout(name) {
-    const nv = this.nv;
-    if (name === "all") nv.setCustomLayout(QUARTERS);
-    else if (name in PLANES) {
+    const { nv } = this;
+    if (name === "all") {
+      nv.setCustomLayout(QUARTERS);
+    } else if (name in PLANES) {
       nv.clearCustomLayout();
       nv.setSliceType(PLANES[name]);
     }
@@ -238,23 +294,39 @@ export class Picture {
 
   // The voxel of a structure (0: of any) that is nearest to its centre of gravity, in mm.
   centre(place) {
-    const [X, Y] = this.dims;
-    const labels = this.labels;
-    let n = 0, x = 0, y = 0, z = 0;
-    const visit = (each) => {
-      for (let i = 0; i < labels.length; i++) {
-        if (place ? labels[i] === place : labels[i]) each(i % X, Math.floor(i / X) % Y, Math.floor(i / (X * Y)));
-      }
-    };
-    visit((a, b, c) => { n++; x += a; y += b; z += c; });
-    if (!n) return null;
-    [x, y, z] = [x / n, y / n, z / n];
-    let best = Infinity, found = [x, y, z];
-    visit((a, b, c) => {
-      const d = (a - x) ** 2 + (b - y) ** 2 + (c - z) ** 2;
-      if (d < best) { best = d; found = [a, b, c]; }
+    let count = 0;
+    const sum = [0, 0, 0];
+    this._visit(place, (i, j, k) => {
+      count += 1;
+      sum[0] += i;
+      sum[1] += j;
+      sum[2] += k;
     });
-    return Array.from(this.nv.vox2mm(found, this.nv.volumes[0].matRAS)).slice(0, 3);
+    if (!count) return null;
+    const [x, y, z] = sum.map((of) => of / count);
+    let least = Infinity;
+    let nearest = [x, y, z];
+    this._visit(place, (i, j, k) => {
+      const squared = (i - x) ** 2 + (j - y) ** 2 + (k - z) ** 2;
+      if (squared < least) {
+        least = squared;
+        nearest = [i, j, k];
+      }
+    });
+    const { matRAS } = this.nv.volumes[0];
+    return Array.from(this.nv.vox2mm(nearest, matRAS)).slice(0, 3);
+  }
+
+  // Call a function with the indices of each voxel of a structure (0: of any).
+  _visit(place, call) {
+    const { labels } = this;
+    const [X, Y] = this.dims;
+    for (let at = 0; at < labels.length; at++) {
+      const label = labels[at];
+      if (label && (!place || label === place)) {
+        call(at % X, Math.floor(at / X) % Y, Math.floor(at / (X * Y)));
+      }
+    }
   }
 
   // Voxels of each structure in what is shown.
@@ -273,20 +345,27 @@ export class Picture {
     const [i, j, k] = at.vox;
     const [X, Y] = this.dims || [0, 0];
     const bitmap = this.nv.drawBitmap;
-    const place = bitmap ? bitmap[i + X * (j + Y * k)] : 0;
+    let place = 0;
+    if (bitmap) place = bitmap[i + X * (j + Y * k)];
     const mm = Array.from(at.mm).slice(0, 3);
     if (this.solid?.meshes.length) {
       this.solid.scene.crosshairPos = this.solid.mm2frac(mm);
       this.solid.drawScene();
     }
-    this.moved({ place, mm, voxel: Array.from(at.vox).slice(0, 3), dims: this.dims });
+    this.moved({ place, mm, voxel: [i, j, k], dims: this.dims });
   }
 
+  // For each structure its place and counts (3 uint32), vertices (float32) and faces (uint32).
   async setSurfaces(buffer) {
     const { turn } = this;
     if (!this.solid) {
       this.solid = new niivue.Niivue({
-        ...COMMON, show3Dcrosshair: true, crosshairWidth: 1, crosshairWidthUnit: "mm", sliceType: 4, isOrientCube: true,
+        ...COMMON,
+        show3Dcrosshair: true,
+        crosshairWidth: 1,
+        crosshairWidthUnit: "mm",
+        sliceType: 4,
+        isOrientCube: true,
       });
       await this.solid.attachToCanvas(this.solidCanvas);
       this.solid.scene.renderAzimuth = 120;
@@ -297,15 +376,18 @@ export class Picture {
     this.clearSurfaces();
     if (!buffer.byteLength) return;
     const meshes = [];
-    const view = new DataView(buffer);
-    for (let at = 0; at < buffer.byteLength;) {
-      const [place, points, faces] = [0, 4, 8].map((by) => view.getUint32(at + by, true));
-      const vertices = new Float32Array(buffer.slice(at + 12, at + 12 + 12 * points));
-      at += 12 + 12 * points;
-      const triangles = new Uint32Array(buffer.slice(at, at + 12 * faces));
-      at += 12 * faces;
+    let at = 0;
+    const take = (bytes) => {
+      at += bytes;
+      return buffer.slice(at - bytes, at);
+    };
+    while (at < buffer.byteLength) {
+      const [place, points, faces] = new Uint32Array(take(12));
+      const vertices = new Float32Array(take(12 * points));
+      const triangles = new Uint32Array(take(12 * faces));
+      const { name } = this.structures[place - 1];
       const color = new Uint8Array([...this.colors[place - 1], 255]);
-      const mesh = new niivue.NVMesh(vertices, triangles, this.structures[place - 1].name, color, 1, true, nv.gl);
+      const mesh = new niivue.NVMesh(vertices, triangles, name, color, 1, true, nv.gl);
       mesh.place = place;
       mesh.size = points;
       meshes.push(mesh);
@@ -321,7 +403,8 @@ export class Picture {
   _solidLook() {
     if (!this.solid) return;
     for (const mesh of this.solid.meshes) {
-      const faint = this.selected ? mesh.place !== this.selected : mesh.size > 12000;
+      let faint = mesh.size > LARGE_POINTS;
+      if (this.selected) faint = mesh.place !== this.selected;
       mesh.visible = !this.hidden.has(mesh.place);
       mesh.opacity = faint ? 0.1 : 1;
     }
@@ -335,6 +418,6 @@ export class Picture {
   }
 }
 
-export function rgb(hex) {
+function rgb(hex) {
   return [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 }

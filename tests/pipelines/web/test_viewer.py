@@ -58,6 +58,7 @@ def test_the_page_and_its_files_are_there(out: Path) -> None:
         "/view.css": "text/css",
         "/view.js": "text/javascript",
         "/picture.js": "text/javascript",
+        "/structures.js": "text/javascript",
         "/niivue.js": "text/javascript",
     }.items():
         answer = client(out).get(path)

@@ -299,6 +299,75 @@ def test_the_first_page_of_a_service_says_what_to_do_and_shows_nothing_empty(
         page.close()
 
 
+ADD_A_TAB = """(async () => {
+  const { addTab } = await import("/tabs.js");
+  const { make, page } = await import("/page.js");
+  addTab({
+    id: "facts",
+    title: "Facts",
+    column: "right",
+    build: (section) => section.append(make("p", {}, page.study.title)),
+    fill: (section) => {
+      const grade = page.detail ? page.detail.grade : "loading";
+      section.replaceChildren(make("p", {}, `grade: ${grade}`));
+    },
+  });
+})()"""
+
+
+def seen(page: Browser, ids: list[str]) -> list[str]:
+    """Those of some elements that are visible."""
+    return [
+        id
+        for id in ids
+        if page.evaluate(f"document.getElementById({id!r}).checkVisibility()")
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.important
+@pytest.mark.browser
+@pytest.mark.parametrize("address", [2], indirect=True)
+def test_a_tab_is_added_by_what_it_says_of_itself(address: str) -> None:
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    tabs = ["scans", "picture", "structures", "facts"]
+    buttons = "[...document.querySelectorAll('nav button')]"
+    page = Browser(chromium, webgl=True)
+    try:
+        page.resize(1440)
+        page.open(address)
+        page.wait("window.trinatShown?.step === 0", 240)
+        # A column with one tab needs no button.
+        assert not page.evaluate(f"{buttons}.some((b) => b.checkVisibility())")
+        page.evaluate(ADD_A_TAB)
+        facts = "document.getElementById('facts').textContent"
+        assert page.evaluate(facts) == "out"
+        page.press("n")
+        page.wait(f"{facts} === 'grade: pass'")
+        # Beside one another, and by turns with the structures.
+        assert seen(page, tabs) == ["scans", "picture", "structures"]
+        visible = f"{buttons}.filter((b) => b.checkVisibility())"
+        assert page.evaluate(f"{visible}.map((b) => b.textContent)") == [
+            "Structures",
+            "Facts",
+        ]
+        page.evaluate("document.querySelector('[data-tab=facts]').click()")
+        assert seen(page, tabs) == ["scans", "picture", "facts"]
+        assert page.evaluate(FILLS)
+        # One at a time.
+        page.resize(390, 844)
+        assert seen(page, tabs) == ["facts"]
+        assert page.evaluate(f"{visible}.length") == 4
+        page.evaluate("document.querySelector('[data-tab=structures]').click()")
+        assert seen(page, tabs) == ["picture", "structures"]
+        assert page.evaluate(FILLS)
+        assert not page.problems
+    finally:
+        page.close()
+
+
 def write_marked(out: Path, codes: str) -> None:
     """A grey head with a white marker on the person's left, labelled as the left thalamus.
 

@@ -1,0 +1,133 @@
+// The keys of the page, and what each does.
+import { byId, make, page } from "./page.js";
+import {
+  changeOpacity,
+  savePicture,
+  setLayout,
+  switchSides,
+  toggleOther,
+  toggleOutline,
+  toggleOverlay,
+  toggleShown,
+} from "./controls.js";
+import { neighbour } from "./list.js";
+import { rate } from "./rating.js";
+import { open } from "./scan.js";
+import { select } from "./structures.js";
+import { showTab } from "./tabs.js";
+
+const STEP_OF_OPACITY = 0.1;
+// Each as the help shows it, what it does in words, and the function; `actOf` knows the others.
+const KEYS = [
+  { key: "N", text: "next scan", act: () => go(1) },
+  { key: "B", text: "scan before", act: () => go(-1) },
+  { key: "1", text: "pass", act: () => rate("", "pass") },
+  { key: "2", text: "look", act: () => rate("", "look") },
+  {
+    key: "3",
+    text: "reject (Shift: the chosen structure)",
+    act: () => rate("", "reject"),
+  },
+  { key: "M", text: "write a remark", act: writeRemark },
+  { key: "/", text: "find a structure", act: findStructure },
+  { key: "[", text: "labels fainter", act: () => changeOpacity(-STEP_OF_OPACITY) },
+  { key: "]", text: "labels stronger", act: () => changeOpacity(STEP_OF_OPACITY) },
+  { key: "H", text: "show or hide labels", act: toggleShown },
+  { key: "O", text: "outline or fill", act: toggleOutline },
+  { key: "E", text: "entropy", act: () => toggleOverlay("entropy") },
+  { key: "K", text: "outline of the brain mask", act: () => toggleOverlay("mask") },
+  { key: "F", text: "other label map", act: toggleOther },
+  { key: "R", text: "the person's left on the other side", act: switchSides },
+  { key: "P", text: "save what is seen as a picture", act: savePicture },
+  { key: "V", text: "all views", act: () => setLayout("all") },
+  { key: "A", text: "axial plane", act: () => setLayout("axial") },
+  { key: "C", text: "coronal plane", act: () => setLayout("coronal") },
+  { key: "S", text: "sagittal plane", act: () => setLayout("sagittal") },
+  { key: "D", text: "surfaces", act: () => setLayout("solid") },
+  { key: "← →", text: "cross-hair left, right" },
+  { key: "↑ ↓", text: "cross-hair to the front, back" },
+  { key: "PgUp PgDn", text: "cross-hair up, down" },
+  { key: "Esc", text: "leave a field, drop the chosen structure" },
+  { key: "?", text: "these keys", act: () => byId("help").showModal() },
+];
+// Keys that rate: a service has no ratings.
+const RATING_KEYS = ["1", "2", "3", "M"];
+// Axis and direction in which a key moves the cross-hair.
+const ARROWS = {
+  ArrowLeft: [0, -1],
+  ArrowRight: [0, 1],
+  ArrowUp: [1, 1],
+  ArrowDown: [1, -1],
+  PageUp: [2, 1],
+  PageDown: [2, -1],
+};
+
+export function startKeys() {
+  for (const { key, text } of KEYS) {
+    if (page.study.service && RATING_KEYS.includes(key)) continue;
+    const name = make("dt", {}, make("kbd", {}, key));
+    byId("keys").append(name, make("dd", {}, text));
+  }
+  // Before NiiVue, which has keys of its own.
+  globalThis.addEventListener("keydown", onKey, true);
+}
+
+// Open the scan that is so many rows further in the list.
+export function go(by) {
+  const number = neighbour(by);
+  if (number !== undefined && number !== page.number) open(number);
+}
+
+function writeRemark() {
+  /** @type {any} */
+  const field = document.querySelector(".remark:not(:disabled)");
+  field?.focus();
+}
+
+function findStructure() {
+  showTab("structures");
+  byId("structure-search").focus();
+}
+
+function onKey(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (document.querySelector("dialog[open]")) return;
+  const { key, target } = event;
+  if (key === "Escape") {
+    if (target.matches("input")) target.blur();
+    else select(0);
+    return;
+  }
+  // What is written in a field is its own; so are arrows in a slider.
+  if (target.matches("input[type=search], input[type=text]")) return;
+  if (target.matches("input") && key in ARROWS) return;
+  const act = actOf(event);
+  if (!act) return;
+  event.preventDefault();
+  event.stopPropagation();
+  act();
+}
+
+// What a key does; undefined where it does nothing.
+function actOf(event) {
+  const { code, key, shiftKey, target } = event;
+  if (["ArrowUp", "ArrowDown"].includes(key) && target.closest("aside ol")) {
+    return () => moveInList(target, key === "ArrowDown" ? 1 : -1);
+  }
+  const digit = /^Digit([123])$/.exec(code);
+  if (digit && shiftKey) {
+    const structure = page.study.structures[page.structure - 1];
+    const verdict = page.study.verdicts[Number(digit[1]) - 1];
+    return structure && (() => rate(structure.name, verdict));
+  }
+  if (key in ARROWS) return () => page.picture?.step(...ARROWS[key]);
+  return KEYS.find((each) => each.key === key.toUpperCase())?.act;
+}
+
+// From a row of a list to the next one that is shown.
+function moveInList(target, by) {
+  const row = target.closest("li");
+  const rows = [...row.parentElement.children].filter((each) => !each.hidden);
+  const next = rows[rows.indexOf(row) + by];
+  next?.querySelector(".scan, .structure").focus();
+}

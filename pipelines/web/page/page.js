@@ -1,0 +1,143 @@
+// What all parts of the page share: what is looked at, questions to the server, elements.
+
+export const page = {
+  // What the server says of the study, and of the scan that is looked at (null while unknown).
+  study: null,
+  detail: null,
+  // The scans of the list, those that are shown by their numbers, and the one that is looked at.
+  items: [],
+  order: [],
+  number: -1,
+  filter: "all",
+  // The place of the chosen structure in the study, from 1; 0 for none.
+  structure: 0,
+  picture: null,
+  // Whether the picture has all voxels of its scan, and how many each structure has.
+  whole: false,
+  counts: null,
+  // "entropy", "mask", or "" for none.
+  overlay: "",
+  // Grows with each scan that is opened: an answer for an earlier one is not wanted any more.
+  turn: 0,
+  asking: new AbortController(),
+};
+
+/** @returns {any} an element of any kind, by its id */
+export function byId(id) {
+  return document.getElementById(id);
+}
+
+// ---- Asking ----
+
+export async function ask(path, options) {
+  const answer = await fetch(path, options);
+  if (!answer.ok) {
+    const said = await answer.json().catch(() => ({}));
+    throw new Error(said.reason || `the server answered ${answer.status}`);
+  }
+  return answer;
+}
+
+export async function askJson(path, options) {
+  const answer = await ask(path, options);
+  return answer.json();
+}
+
+// Of the scan that is looked at: given up when another one is opened.
+export async function askBytes(path) {
+  const answer = await ask(path, { signal: page.asking.signal });
+  return answer.arrayBuffer();
+}
+
+export const pathOf = (item) => `v1/scans/${item.number}`;
+
+// What was asked for the scan that is looked at is not wanted any more.
+export function forgetScan() {
+  page.turn += 1;
+  page.asking.abort();
+  page.asking = new AbortController();
+}
+
+export function unlessUnwanted(error) {
+  if (error.name !== "AbortError") tell(error.message);
+}
+
+export function tell(text, { busy = false } = {}) {
+  const message = byId("message");
+  message.textContent = text;
+  message.hidden = !text;
+  message.classList.toggle("busy", busy);
+}
+
+// ---- What changes with the scan ----
+
+const watchers = [];
+
+// Call a function whenever something else is known of the scan that is looked at.
+export function watchScan(fill) {
+  watchers.push(fill);
+}
+
+export function scanChanged() {
+  for (const fill of watchers) fill();
+}
+
+// ---- Building: text only ever by textContent ----
+
+// An element; attributes that are null, undefined or false are left out.
+export function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) {
+      element.addEventListener(name.slice(2), value);
+    } else if (value === true) {
+      element.setAttribute(name, "");
+    } else if (value !== undefined && value !== null && value !== false) {
+      element.setAttribute(name, value);
+    }
+  }
+  const there = children.filter((child) => child !== null && child !== undefined);
+  element.append(...there);
+  return element;
+}
+
+export function draw(tag, attributes) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    element.setAttribute(name, value);
+  }
+  return element;
+}
+
+export function badge(grade) {
+  return make("span", { class: "badge", "data-grade": grade }, grade);
+}
+
+export function cellsOf(texts) {
+  return texts.map((text) => make("td", {}, String(text)));
+}
+
+export function press(button, on) {
+  button.setAttribute("aria-pressed", on);
+}
+
+// The words of a field for searching, in small letters.
+export function wordsIn(field) {
+  return field.value.toLowerCase().split(/\s+/).filter(Boolean);
+}
+
+// ---- Numbers and names ----
+
+export const rounded = (number) => Math.round(number).toLocaleString("en");
+
+const SIDES = [
+  [/^Left-/, "L "],
+  [/^Right-/, "R "],
+];
+
+// "L Thalamus" of "Left-Thalamus".
+export function shortName(name) {
+  let short = name;
+  for (const [side, letter] of SIDES) short = short.replace(side, letter);
+  return short.replaceAll("-", " ");
+}

@@ -1,0 +1,113 @@
+// Rating a scan or a structure, and how far raters agree.
+import {
+  askJson,
+  byId,
+  cellsOf,
+  make,
+  page,
+  pathOf,
+  scanChanged,
+  tell,
+} from "./page.js";
+import { fillFilters, fillScanRow } from "./list.js";
+
+// The buttons and the remark of a rater, and what others have said.
+export function fillJudge(place, structure, what) {
+  const { detail } = page;
+  const ratings = detail.ratings.filter((each) => each.structure === structure);
+  const own = ratings.find((each) => each.mine);
+  const others = ratings.filter((each) => !each.mine);
+  const prefix = structure ? "Shift+" : "";
+  const buttons = page.study.verdicts.map((verdict, n) => {
+    const given = own?.rating === verdict;
+    return make("button", {
+      class: "verdict",
+      "data-grade": verdict,
+      "aria-pressed": String(given),
+      disabled: !detail.sha256,
+      title: `Rate the ${what}: ${prefix}${n + 1}`,
+      // A verdict that was given is taken back.
+      onclick: () => rate(structure, given ? "" : verdict),
+    }, verdict);
+  });
+  const remark = make("input", {
+    type: "text",
+    class: "remark",
+    placeholder: "Remark",
+    "aria-label": `Remark on the ${what}`,
+    maxlength: 2000,
+    disabled: !own,
+    title: own ? null : "Rate first",
+    onchange: () => rate(structure, own.rating, remark.value),
+  });
+  remark.value = own?.remark || "";
+  place.replaceChildren(make("div", { class: "segments" }, ...buttons), remark);
+  if (own?.stale) {
+    const stale = "Stale: the result has changed since you rated it.";
+    place.append(make("p", { class: "stale" }, stale));
+  }
+  if (others.length) {
+    place.append(make("ul", { class: "others" }, ...others.map(otherRating)));
+  }
+}
+
+function otherRating({ rater, rating, stale, remark }) {
+  let said = ` ${rater}: ${rating}`;
+  if (stale) said += " (stale)";
+  if (remark) said += ` – ${remark}`;
+  return make("li", {}, make("span", { class: "dot", "data-grade": rating }), said);
+}
+
+// Save a rating of the scan ("") or a structure; without a remark the one before stays.
+export async function rate(structure, rating, remark) {
+  const { number, detail } = page;
+  if (!detail?.sha256 || page.study.service) return;
+  const own = detail.ratings.find((each) => each.mine && each.structure === structure);
+  const body = JSON.stringify({
+    structure,
+    rating,
+    remark: remark ?? own?.remark ?? "",
+    sha256: detail.sha256,
+  });
+  const item = page.items[number];
+  try {
+    const saved = await askJson(`${pathOf(item)}/ratings`, { method: "PUT", body });
+    // What is judged next is what is shown now, whatever the server has by then.
+    saved.sha256 = detail.sha256;
+    item.rating = saved.ratings.find((each) => each.mine && !each.structure) || null;
+    fillScanRow(item);
+    // Rows stay in the list until the filter is chosen anew: what one has just judged does not
+    // vanish.
+    fillFilters();
+    if (page.number === number) {
+      page.detail = saved;
+      scanChanged();
+    }
+  } catch (error) {
+    tell(`not saved: ${error.message}`);
+  }
+}
+
+export async function showRaters() {
+  try {
+    const pairs = await askJson("v1/raters");
+    const rows = pairs.map((pair) => {
+      const kappa = pair.kappa === null ? "not defined" : pair.kappa.toFixed(2);
+      const raters = `${pair.rater}, ${pair.other_rater}`;
+      const same = `${pair.same_percent.toFixed(0)} %`;
+      return make(
+        "tr",
+        {},
+        ...cellsOf([pair.of, raters, pair.rated_by_both, same, kappa]),
+      );
+    });
+    if (!rows.length) {
+      const none = make("td", { colspan: 5 }, "No result was rated by two.");
+      rows.push(make("tr", {}, none));
+    }
+    byId("raters-rows").replaceChildren(...rows);
+    byId("raters").showModal();
+  } catch (error) {
+    tell(error.message);
+  }
+}

@@ -1,0 +1,174 @@
+// One scan: what is known of it, and its way into the picture.
+import {
+  askBytes,
+  askJson,
+  badge,
+  byId,
+  forgetScan,
+  page,
+  pathOf,
+  scanChanged,
+  tell,
+} from "./page.js";
+import { forgetPlace, showOther, showOverlay, started } from "./controls.js";
+import { markRow, progressOf } from "./list.js";
+import { fillJudge } from "./rating.js";
+
+// Who pages through a study sees each scan at half its resolution, one that stays at its own.
+const PAUSE_MS = 250;
+
+export const scanTab = {
+  id: "picture",
+  title: "Picture",
+  column: "middle",
+  fill: fillScan,
+};
+
+// The detail that the page has been filled with.
+let filled = null;
+
+// What is said of the scan above and below its picture; a remark that is being written stays.
+function fillScan() {
+  const { detail, study } = page;
+  if (detail && detail === filled) return;
+  filled = detail;
+  if (!detail) {
+    for (const id of ["entropy", "mask", "flip"]) byId(id).disabled = true;
+    byId("judge").replaceChildren();
+    return;
+  }
+  const reasons = [detail.why, ...(detail.result.notes || [])];
+  byId("why").textContent = reasons.filter(Boolean).join("; ");
+  for (const kind of ["entropy", "mask"]) {
+    byId(kind).disabled = !detail[kind];
+    byId(kind).hidden = !detail[kind] && page.overlay !== kind;
+  }
+  byId("flip").disabled = !detail.against;
+  byId("flip").hidden = !study.against;
+  byId("flip").textContent = study.against;
+  if (!study.service) fillJudge(byId("judge"), "", "scan");
+}
+
+export function nameScan(item) {
+  byId("name").replaceChildren(item.name, " ", badge(item.grade));
+}
+
+// Nothing of the scan before is left under the name of the next one, whatever becomes of that.
+function clearScan() {
+  page.detail = null;
+  page.counts = null;
+  page.whole = false;
+  document.body.classList.add("empty");
+  forgetPlace();
+  page.picture?.clear();
+  scanChanged();
+}
+
+export async function open(number) {
+  forgetScan();
+  const { turn } = page;
+  page.number = number;
+  const item = page.items[number];
+  markRow(item);
+  item.row.scrollIntoView({ block: "nearest" });
+  nameScan(item);
+  byId("why").textContent = item.why;
+  tell("");
+  clearScan();
+  try {
+    await load(item, () => turn !== page.turn);
+  } catch (error) {
+    if (turn === page.turn) tell(error.message);
+  }
+}
+
+// Ask for a scan and show what comes, the coarse before the fine, until it is an old one.
+async function load(item, isOld) {
+  const path = pathOf(item);
+  const { number } = page;
+  const shown = (step) => {
+    globalThis.trinatShown = { number, step, time: performance.now() };
+  };
+  const detailed = askJson(path);
+  let coarse;
+  let starting;
+  if (item.there) {
+    coarse = Promise.all([
+      askBytes(`${path}/scan?step=2`),
+      askBytes(`${path}/labels?step=2`),
+    ]);
+    // Where the detail fails, this failure is told by that one.
+    coarse.catch(() => {});
+    starting = started();
+  }
+  const detail = await detailed;
+  if (isOld()) return;
+  page.detail = detail;
+  scanChanged();
+  if (!item.there) {
+    tell(item.why || progressOf(item) || "This scan has no result.");
+    if (!detail.scan) return;
+    const picture = await started();
+    const alone = await askBytes(`${path}/scan`);
+    if (isOld()) return;
+    page.whole = true;
+    await picture.showAlone(alone);
+    if (isOld()) return;
+    document.body.classList.remove("empty");
+    shown("scan");
+    return;
+  }
+
+  tell("loading", { busy: true });
+  const picture = await starting;
+  const [scan, labels] = await coarse;
+  if (isOld()) return;
+  await picture.show(scan, new Uint8Array(labels), { keep: false });
+  if (isOld()) return;
+  document.body.classList.remove("empty");
+  tell(detail.scan ? "" : whyNoScan());
+  shown(2);
+
+  await new Promise((done) => setTimeout(done, PAUSE_MS));
+  if (isOld()) return;
+  const [whole, all] = await Promise.all([
+    askBytes(`${path}/scan`),
+    askBytes(`${path}/labels`),
+  ]);
+  if (isOld()) return;
+  await picture.show(whole, new Uint8Array(all));
+  if (isOld()) return;
+  page.whole = true;
+  picture.move(picture.at());
+  page.counts = picture.counts();
+  scanChanged();
+  if (page.structure) picture.select(page.structure);
+  if (page.overlay) await showOverlay(page.overlay);
+  if (picture.state.flipped) await showOther(true);
+  shown(1);
+
+  const surfaces = await askBytes(`${path}/surfaces`);
+  if (isOld()) return;
+  await picture.setSurfaces(surfaces);
+  shown(0);
+}
+
+function whyNoScan() {
+  if (page.study.service) return "A DICOM series is shown by its labels alone.";
+  return "The scan was not found: name its folder with --images";
+}
+
+// The first scan that has a result, else the first one.
+export async function openFirst() {
+  if (page.items.length) {
+    const first = page.items.findIndex((item) => item.there);
+    await open(Math.max(first, 0));
+    return;
+  }
+  document.body.classList.add("empty");
+  page.number = -1;
+  page.detail = null;
+  byId("name").textContent = "";
+  scanChanged();
+  tell("No scans here: give the --out folder of trinat predict.");
+}

@@ -1,0 +1,140 @@
+// A service: scans are dropped, followed and deleted, and results taken.
+import { ask, askJson, byId, forgetScan, make, page, tell, watchScan } from "./page.js";
+import { fillList, markRow, progressOf } from "./list.js";
+import { nameScan, open, openFirst } from "./scan.js";
+import { fillRows } from "./structures.js";
+import { showTab } from "./tabs.js";
+
+const AT = "v1/segmentations";
+// The files of a result, and the output that is asked for to have them; "" if they are always there.
+const FILES = {
+  "labels.nii.gz": "",
+  "brainmask.nii.gz": "",
+  "volumes.tsv": "",
+  "qc.png": "",
+  "labels.mgz": "mgz",
+  "seg.dcm": "dicom-seg",
+};
+const REFRESH_MS = 1000;
+const RETRY_MS = 5000;
+// Names of files stay on this page: the server gets them to see the ending, and keeps none.
+const sent = new Map();
+// Each refresh has a number: an answer that an older one waited for is not wanted any more.
+let refreshing = 0;
+let timer = 0;
+
+export function startService() {
+  byId("drop").hidden = false;
+  byId("judge").hidden = true;
+  byId("where").textContent = "Scans and results are deleted after a while.";
+  byId("file").addEventListener("change", (event) => {
+    send([...event.target.files]);
+    event.target.value = "";
+  });
+  // On the whole page: beside the field, a file that is dropped would be opened in place of it.
+  for (const name of ["dragenter", "dragover", "dragleave", "drop"]) {
+    document.body.addEventListener(name, (event) => {
+      event.preventDefault();
+      const isOver = name === "dragenter" || name === "dragover";
+      byId("drop").classList.toggle("over", isOver);
+    });
+  }
+  document.body.addEventListener(
+    "drop",
+    (event) => send([...event.dataTransfer.files]),
+  );
+  watchScan(fillFiles);
+  if (!page.items.length) showTab("scans");
+  refresh().catch(lost);
+}
+
+// Scans have the names of their files as long as this page is open.
+export function nameScans(scans) {
+  for (const scan of scans) scan.name = sent.get(scan.id) || `Scan ${scan.number}`;
+}
+
+function fillFiles() {
+  const item = page.items[page.number];
+  byId("files").hidden = !item;
+  if (!item) return;
+  const links = [];
+  for (const [name, output] of Object.entries(FILES)) {
+    if (item.there && (!output || item.outputs.includes(output))) {
+      const href = `${AT}/${item.id}/${name}`;
+      links.push(make("a", { href, download: name }, name));
+    }
+  }
+  const facts = { id: "delete", class: "chip", onclick: () => remove(item) };
+  byId("files").replaceChildren(...links, make("button", facts, "Delete"));
+}
+
+async function remove(item) {
+  forgetScan();
+  try {
+    await ask(`${AT}/${item.id}`, { method: "DELETE" });
+  } catch (error) {
+    tell(error.message);
+  }
+  await refresh();
+}
+
+async function send(files) {
+  byId("refused").replaceChildren();
+  for (const file of files) {
+    const form = new FormData();
+    form.append("file", file);
+    for (const box of byId("drop").querySelectorAll(".output:checked")) {
+      form.append("outputs", box.value);
+    }
+    const line = make("li", {}, `${file.name}: sending`);
+    byId("refused").append(line);
+    try {
+      const job = await askJson(AT, { method: "POST", body: form });
+      sent.set(job.id, file.name);
+      line.remove();
+      showTab("picture");
+      await refresh(job.id);
+    } catch (error) {
+      line.textContent = `${file.name}: ${error.message}`;
+    }
+  }
+}
+
+const hasEnded = (item) => ["done", "failed"].includes(item.state);
+
+// The list as it is now. What is looked at stays, unless it has ended or is gone.
+async function refresh(id) {
+  refreshing += 1;
+  const turn = refreshing;
+  const before = page.items[page.number];
+  const study = await askJson("v1/study");
+  if (turn !== refreshing) return;
+  study.structures.forEach((structure, n) => {
+    structure.row = page.study.structures[n].row;
+  });
+  nameScans(study.scans);
+  page.study = study;
+  fillList();
+  const wanted = id || before?.id;
+  page.number = page.items.findIndex((item) => item.id === wanted);
+  const item = page.items[page.number];
+  if (!item) {
+    await openFirst();
+  } else if (id || hasEnded(before) !== hasEnded(item)) {
+    await open(page.number);
+  } else {
+    markRow(item);
+    nameScan(item);
+    fillRows();
+    if (!hasEnded(item)) tell(progressOf(item));
+  }
+  clearTimeout(timer);
+  if (!page.items.every(hasEnded)) {
+    timer = setTimeout(() => refresh().catch(lost), REFRESH_MS);
+  }
+}
+
+function lost() {
+  tell("the server does not answer");
+  timer = setTimeout(() => refresh().catch(lost), RETRY_MS);
+}

@@ -1,0 +1,298 @@
+// The structures of a scan: their volumes among those of the study, and the card of one.
+import {
+  byId,
+  cellsOf,
+  draw,
+  make,
+  page,
+  press,
+  rounded,
+  shortName,
+  wordsIn,
+} from "./page.js";
+import { started } from "./controls.js";
+import { fillJudge } from "./rating.js";
+
+const FEWEST_FOR_PERCENTILES = 20;
+
+export const structuresTab = {
+  id: "structures",
+  title: "Structures",
+  column: "right",
+  withPicture: true,
+  build,
+  fill,
+};
+
+function build() {
+  byId("structure-list").replaceChildren(...page.study.structures.map(structureRow));
+  const search = byId("structure-search");
+  search.addEventListener("input", searchStructures);
+  search.addEventListener("keydown", (event) => {
+    const [first] = found();
+    if (event.key === "Enter" && first) select(first);
+  });
+  byId("all-shown").addEventListener("click", () => showOnly(null));
+  byId("only-found").addEventListener("click", () => showOnly(new Set(found())));
+  byId("volumes-open").addEventListener("click", showVolumes);
+}
+
+// The detail that the card has been filled with.
+let filled = null;
+
+function fill() {
+  fillRows();
+  // A remark that is being written stays.
+  if (page.detail && page.detail === filled) return;
+  filled = page.detail;
+  fillCard();
+}
+
+// ---- Volumes ----
+
+// In mm³; null of a structure that the model does not predict, undefined while it is not known.
+function volumeOf(structure, place) {
+  const measured = page.detail?.result.volumes_mm3;
+  if (measured) return measured[structure.name] ?? null;
+  if (!page.counts) return undefined;
+  return page.counts[place] * page.picture.voxelMm3();
+}
+
+const isNumber = (volume) => volume !== undefined && volume !== null;
+
+// Where a volume is among those of the study, in words.
+function placeInStudy(structure, volume) {
+  const { count, volumes } = structure;
+  const below = volumes.filter((other) => other < volume).length;
+  // A rejected volume is held against the others, and is none of them.
+  if (page.detail && !page.detail.counted.includes(structure.name)) {
+    return `rejected; ${below} of ${count} others are smaller`;
+  }
+  // Of few scans a rank says more: 1 is the smallest.
+  if (count < FEWEST_FOR_PERCENTILES) {
+    return `rank ${below + 1} of ${count}, 1 the smallest`;
+  }
+  const same = volumes.filter((other) => other === volume).length;
+  const percent = (100 * (below + same / 2)) / volumes.length;
+  return `percentile ${percent.toFixed(0)} (${count} scans)`;
+}
+
+// The volume that a share of the study's volumes is below, or next to it.
+function quantile(structure, share) {
+  const { volumes } = structure;
+  return volumes[Math.round(share * (volumes.length - 1))];
+}
+
+function showVolumes() {
+  const rows = [];
+  page.study.structures.forEach((structure, n) => {
+    if (!structure.count) return;
+    const name = make("th", { scope: "row" }, shortName(structure.name));
+    const shares = [0, 0.25, 0.5, 0.75, 1];
+    const volumes = shares.map((share) => rounded(quantile(structure, share)));
+    const own = volumeOf(structure, n + 1);
+    const cells = cellsOf([
+      structure.count,
+      ...volumes,
+      isNumber(own) ? rounded(own) : "",
+    ]);
+    rows.push(make("tr", {}, name, ...cells));
+  });
+  byId("volumes-rows").replaceChildren(...rows);
+  byId("volumes").showModal();
+}
+
+// The study's range with its middle half, and where this volume is.
+function strip(structure, volume) {
+  const { volumes } = structure;
+  const svg = draw("svg", {
+    viewBox: "0 0 60 12",
+    class: "strip",
+    "aria-hidden": "true",
+  });
+  if (volumes.length < 2 || !isNumber(volume)) return svg;
+  const smallest = quantile(structure, 0);
+  const largest = quantile(structure, 1);
+  const low = Math.min(smallest, volume);
+  const high = Math.max(largest, volume);
+  const x = (value) => 2 + (56 * (value - low)) / (high - low || 1);
+  const left = x(quantile(structure, 0.25));
+  const right = x(quantile(structure, 0.75));
+  svg.append(
+    draw("line", { x1: x(smallest), x2: x(largest), y1: 6, y2: 6, class: "range" }),
+    draw("rect", {
+      x: left,
+      width: Math.max(1, right - left),
+      y: 3.5,
+      height: 5,
+      rx: 1.5,
+      class: "half",
+    }),
+    draw("line", { x1: x(volume), x2: x(volume), y1: 0.5, y2: 11.5, class: "mark" }),
+  );
+  return svg;
+}
+
+// ---- The list ----
+
+function structureRow(structure, n) {
+  const place = n + 1;
+  const swatch = make("button", {
+    class: "swatch",
+    "aria-pressed": "true",
+    title: "Show or hide",
+    "aria-label": `Show ${structure.name}`,
+    onclick: () => toggle(place),
+  });
+  swatch.style.setProperty("--color", structure.color);
+  const body = make("button", { class: "structure", onclick: () => select(place) });
+  structure.row = make("li", { "data-place": place }, swatch, body);
+  return structure.row;
+}
+
+export function fillRows() {
+  const { structures } = page.study;
+  byId("volumes-open").hidden = !structures.some((structure) => structure.count > 1);
+  structures.forEach((structure, n) => {
+    const volume = volumeOf(structure, n + 1);
+    structure.row.classList.toggle("missing", volume === null || volume === 0);
+    const agreement = page.detail?.result.agreement?.[structure.name];
+    structure.row.lastChild.replaceChildren(
+      make("span", { class: "name", title: structure.name }, shortName(structure.name)),
+      ...volumeCells(structure, volume),
+      make(
+        "span",
+        { class: "agreement soft", title: "Agreement of views" },
+        agreement ? agreement.toFixed(2) : "",
+      ),
+      gradeDot(structure),
+    );
+  });
+}
+
+function volumeCells(structure, volume) {
+  if (volume === null) return [make("span", { class: "absent" }, "not predicted")];
+  if (volume === 0) return [make("span", { class: "absent" }, "not found")];
+  const text = volume === undefined ? "" : rounded(volume);
+  return [make("span", { class: "volume" }, text), strip(structure, volume)];
+}
+
+// The grade of a structure, or what the rater has said of it.
+function gradeDot(structure) {
+  const ratings = page.detail?.ratings || [];
+  const own = ratings.find((each) => each.mine && each.structure === structure.name);
+  if (own) {
+    return make("span", {
+      class: "dot",
+      "data-grade": own.rating,
+      "data-own": true,
+      title: `you: ${own.rating}`,
+    });
+  }
+  const grade = page.detail?.result.structure_grades?.[structure.name] || "";
+  return make("span", { class: "dot", "data-grade": grade, title: grade });
+}
+
+function searchStructures() {
+  const words = wordsIn(byId("structure-search"));
+  for (const structure of page.study.structures) {
+    const { name, abbreviation, row } = structure;
+    const text = `${name} ${shortName(name)} ${abbreviation}`.toLowerCase();
+    row.hidden = !words.every((word) => text.includes(word));
+  }
+}
+
+// The places of the structures that are listed.
+function found() {
+  const places = [];
+  page.study.structures.forEach((structure, n) => {
+    if (!structure.row.hidden) places.push(n + 1);
+  });
+  return places;
+}
+
+// ---- In the picture ----
+
+function showHidden() {
+  page.study.structures.forEach((structure, n) => {
+    press(structure.row.firstChild, !page.picture.hidden.has(n + 1));
+  });
+}
+
+async function toggle(place) {
+  const picture = await started();
+  picture.setHidden(place, !picture.hidden.has(place));
+  showHidden();
+}
+
+async function showOnly(places) {
+  const picture = await started();
+  picture.showOnly(places);
+  showHidden();
+}
+
+// Choose a structure, or none with 0: its card, and the cross-hair in it.
+export function select(place) {
+  page.structure = place;
+  for (const structure of page.study.structures) {
+    structure.row.classList.remove("chosen");
+  }
+  if (place) page.study.structures[place - 1].row.classList.add("chosen");
+  fillCard();
+  const { picture } = page;
+  picture?.select(place);
+  if (place && picture?.labels) picture.move(picture.centre(place));
+}
+
+// ---- The card of the chosen one ----
+
+function fillCard() {
+  const card = byId("structure-card");
+  const structure = page.study.structures[page.structure - 1];
+  card.hidden = !structure || !page.detail;
+  if (card.hidden) return;
+  const facts = [];
+  for (const [name, value] of factsOf(structure, page.structure)) {
+    if (value) facts.push(make("dt", {}, name), make("dd", {}, value));
+  }
+  const close = make("button", {
+    class: "plain",
+    title: "Close (Esc)",
+    "aria-label": "Close",
+    onclick: () => select(0),
+  }, "×");
+  const judge = make("div", { class: "judge" });
+  card.replaceChildren(
+    make("div", { class: "head" }, make("h3", {}, shortName(structure.name)), close),
+    make("dl", {}, ...facts),
+    judge,
+  );
+  if (!page.study.service) fillJudge(judge, structure.name, "structure");
+}
+
+// Names and values; a value that is not known is empty or undefined.
+function factsOf(structure, place) {
+  const { result } = page.detail;
+  const { name } = structure;
+  const volume = volumeOf(structure, place);
+  let text = "";
+  let share = "";
+  let inStudy = "";
+  if (volume === null) {
+    text = "not predicted by this model";
+  } else if (volume !== undefined) {
+    text = `${rounded(volume)} mm³`;
+    const brain = result.total_brain_mm3;
+    if (volume && brain) share = `${((100 * volume) / brain).toFixed(2)} %`;
+    if (structure.count > 1) inStudy = placeInStudy(structure, volume);
+  }
+  return [
+    ["Volume", text],
+    ["Of brain", share],
+    ["In the study", inStudy],
+    ["Views agree", result.agreement?.[name]?.toFixed(3)],
+    ["IoU of samples", result.iou?.[name]?.toFixed(3)],
+    ["Volume CV", result.volume_cv?.[name]?.toFixed(3)],
+    ["Grade", result.structure_grades?.[name]],
+  ];
+}
