@@ -102,8 +102,8 @@ class Try:
 
         `before` runs in it first. With `serial`, scans are segmented in that process itself.
         """
-        return _fork(
-            [str(argument) for argument in arguments],
+        return fork_command(
+            ["trinat", *(str(argument) for argument in arguments)],
             self.folder / f"log-{self.chance.getrandbits(48):x}",
             before,
             home or self.folder,
@@ -137,13 +137,14 @@ def checked(done: Done, *, deadly: tuple[int, ...] = ()) -> Done:
     raise Refused(done.err)
 
 
-def _fork(
-    arguments: list[str],
+def fork_command(
+    words: list[str],
     log: Path,
     before: Callable[[], object],
     home: Path,
     serial: bool,
 ) -> Running:
+    """Begin `trinat` or `trinat-bids`, as of `Try.start`, in the folder `home`."""
     pid = os.fork()
     if pid:
         with contextlib.suppress(OSError):
@@ -173,7 +174,7 @@ def _fork(
         os.chdir(home)
         warnings.resetwarnings()
         warnings.simplefilter("ignore", (DeprecationWarning, PendingDeprecationWarning))
-        status = _command(arguments, before, serial)
+        status = _command(words, before, serial)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
@@ -187,13 +188,14 @@ def _interrupted(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _command(arguments: list[str], before: Callable[[], object], serial: bool) -> int:
-    """What `trinat` on the command line does, in this process."""
-    from trinat.pipelines.cli import main
+def _command(words: list[str], before: Callable[[], object], serial: bool) -> int:
+    """What a command line does, in this process."""
+    from trinat.pipelines.cli import bids, main
 
+    command = {"trinat": main, "trinat-bids": bids.main}[words[0]]
     # Workers are spawned anew, and must not begin with importing the suite.
     sys.modules["__main__"] = types.ModuleType("__main__")
-    sys.argv = ["trinat", *arguments]
+    sys.argv = words
     if serial:
         from trinat.pipelines.predict.engine import SerialEngine
         from trinat.pipelines.predict.request import PredictRequest
@@ -201,7 +203,7 @@ def _command(arguments: list[str], before: Callable[[], object], serial: bool) -
         PredictRequest.local_engine = lambda self, settings, *_: SerialEngine(settings)  # type: ignore[method-assign]
     before()
     try:
-        main()
+        command()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
 

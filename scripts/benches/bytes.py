@@ -1,0 +1,313 @@
+"""What the commands write, as a table of hashes: whether a change of the code changed a byte.
+
+    scripts/bench bytes --out before.tsv
+    scripts/bench bytes --against before.tsv
+
+Small inputs are made by seed in a scratch folder. The commands of trinat that write something run
+there one after the other, on one thread. The table has the SHA-256 of each file, of what each
+command printed with its exit status, and of the help of each command. `--against` prints what
+differs, and fails if anything does. What no two runs have in common is masked before: see MASKS.
+
+`--keep FOLDER` leaves the files in a folder as they were hashed, so that `diff -r` of two such
+folders says what a change is. Processors round differently: compare tables of one machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from fnmatch import fnmatch
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import typer
+from attacks.workshop import fork_command
+from helpers.dicom import write_classic
+from helpers.miniatures import (
+    freesurfer_subject,
+    head_image,
+    head_labels,
+    ixi_scan,
+    oasis_session,
+    turned,
+    write_nifti,
+)
+from helpers.overfitted import overfitted_model, random_model
+from helpers.visits import head_of, pose_of, visit_of
+
+from trinat.pipelines.cli import app
+from trinat.pipelines.common.exits import Exit
+from trinat.segmentation.io.volume import Volume
+
+# The name of a step, then its command line.
+STEPS = """
+predict         trinat predict scans broken.nii.gz --model known --out predicted --fill-nonfinite
+again           trinat predict scans --model known --out predicted
+outputs         trinat predict scans --model known --out outputs --mirror --uncertainty 2 --clean \
+                --stats --entropy --probabilities --page --mgz --json
+views           trinat predict scans --model random --out views --views coronal,axial \
+                --format index --no-pictures --no-brain-mask --workers 2
+fast            trinat predict scans/scan1.nii.gz --model fast --out fast --quiet
+dicom           trinat predict dicom --model known --out from-dicom --dicom-seg
+visits          trinat predict visits --model known --out visited --longitudinal \
+                --persons visits.tsv --include-rejected
+shard-1         trinat predict scans --model known --out shards --shard 1/2
+shard-2         trinat predict scans --model known --out shards --shard 2/2
+merge           trinat merge shards --include-rejected
+bids            trinat-bids bids derivatives participant --model known --stats
+bids-group      trinat-bids bids derivatives group
+evaluate        trinat evaluate --truth truth --pred predicted --pred shards --model-name known \
+                --model-name again --images scans --out evaluated --jobs 1 --latex --csv
+report          trinat report predicted --participants participants.tsv --include-rejected \
+                --images scans --adjust proportion --out reported --jobs 1
+people          trinat people participants.tsv predicted
+prepare         trinat prepare --source freesurfer --root subjects --out store \
+                --participants persons.tsv
+prepare-oasis   trinat prepare --source oasis1 --root oasis --labels tissue4 --out tissues
+prepare-scans   trinat prepare --source ixi --root ixi --label-with known --out labelled
+split           trinat split store --ratios 2 1 1 --seed 3
+folds           trinat split tissues --kfold 3
+show            trinat data show store sub-01 --out shown.png
+about           trinat data report store --out about
+pictures        trinat data export store --out pictures --views coronal --subjects sub-01
+train           trinat train miniature --store store --out runs/store --set stages=[] \
+                --set schedule.steps=4
+first           trinat train smoke --out runs/smoke --set schedule.steps=4 \
+                --set checkpoint_every_steps=2
+resume          trinat train smoke --out runs/smoke --set schedule.steps=4 --resume
+runs            trinat runs runs/store runs/smoke --out compared.html
+predict-store   trinat predict --store store --model known --out stored
+evaluate-store  trinat evaluate --store store --pred stored --out evaluated-store --jobs 1
+models          trinat models --json
+labels          trinat labels --format itksnap --out labels.txt
+bundle          trinat bundle known --out bundled --licence MIT --prior truth
+fuse-weights    trinat fuse-weights bundled --scans scans --truth truth
+fit-odds        trinat fit-odds known --scans scans --truth truth --out fitted
+onnx            trinat export known --out onnx
+monai           trinat export known --out monai --format monai-bundle
+phantom         trinat phantom phantoms --seed 7 --spacing 3 3 3.5 --orientation LIA --oblique 10
+suspects        trinat suspects store --model known
+explain         trinat explain scans/scan1.nii.gz --structure left-thalamus --model known
+no-model        trinat predict scans --model nothing --out refused
+no-option       trinat predict scans --out refused --nothing
+no-truth        trinat evaluate --truth nothing --pred predicted --out refused
+"""
+# Of which files, a pattern of their bytes, and what stands in its place.
+MASKS = (
+    ("*", r"20(2[6-9]|[3-9]\d)-\d\d-\d\d([T ][\d:.]+(\+00:00|Z)?)?", "DATE"),
+    ("*", r'"timings_s": ?\{[^}]*\}', "DURATIONS"),
+    ("*", r'"worker": ?"[^"]*"', "WORKER"),
+    ("*", r'"mtime_ns": \d+', "TIME"),
+    ("*.dcm", r"20(2[6-9]|[3-9]\d)\d{4}", "DATE"),
+    ("*.dcm", r"\d{6}\.\d{6}", "TIME"),
+    # How far a command is, which it says by the clock.
+    ("printed/*", r"(?m)^\d+/\d+ .*\n", ""),
+    ("printed/*", r"(?m)^\S+ epoch \d+ step .*\n", ""),
+    ("printed/*", r"[\d.]+ (scans/min|slices/s|s\b|min\b)", "SPEED"),
+    # Seconds of training, and so the length and the checksum of what they stand in.
+    ("runs/*", r'seconds(\\*"): [\d.e-]+', r"seconds\1: SECONDS"),
+    ("runs/*.state", r"(?s)^trinat-state 1 [0-9a-f]{64}\n.{8}", "STATE"),
+    ("runs/*.state", r"\}\} *", "}}"),
+    # Losses are noted by the clock: the first and last line of the table are left, and no curve.
+    ("runs/*/metrics.csv", r"(?s)^([^\n]*\n).*\n([^\n]*),[^\n,]*\n$", r"\1\2\n"),
+    ("runs/*/progress.png", r"(?s).+", "CURVES"),
+    ("runs/*/run.html", r"(?s).+", "CURVES"),
+    ("compared.html", r"(?s).+", "CURVES"),
+)
+# What is compressed has no text; what it holds is compared as it is.
+COMPRESSED = (b"\x1f\x8b", b"\x89PNG", b"\x89HDF", b"PK")
+IMPORTED = (
+    "matplotlib.figure",
+    "matplotlib.backends.backend_agg",
+    "pandas",
+    "scipy.stats",
+    "torch._dynamo",
+    "torchio",
+)
+
+
+def run(*arguments: str) -> None:
+    """Run all steps, then write their table or compare it with another."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench bytes",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, metavar="TABLE")
+    parser.add_argument("--against", type=Path, metavar="TABLE")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER")
+    chosen = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="trinat-bytes-") as scratch:
+        folder = (chosen.keep or Path(scratch) / "bytes").resolve()
+        folder.mkdir(parents=True)
+        make_inputs(folder)
+        run_all(folder)
+        mask_all(folder)
+        table = hashes(folder)
+    if chosen.out:
+        lines = [f"{path}\t{digest}\n" for path, digest in table.items()]
+        chosen.out.write_text("".join(lines))
+    if chosen.against:
+        lines = chosen.against.read_text().splitlines()
+        found = differences(dict(line.split("\t") for line in lines), table)
+        print("\n".join(found) or f"{len(table)} files, none differs")
+        if found:
+            sys.exit(Exit.SOME_FAILED)
+
+
+def run_all(folder: Path) -> None:
+    """Run the steps in a folder; what they print goes to its folder `printed`."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    printed = folder / "printed"
+    printed.mkdir()
+    steps = {}
+    for line in STEPS.replace("\\\n", " ").strip().splitlines():
+        name, *words = shlex.split(line)
+        steps[name] = words
+    for name, words in (steps | helps()).items():
+        started = time.monotonic()
+        running = fork_command(
+            words,
+            printed / name,
+            partial(set_environment, folder),
+            folder,
+            serial="--workers" not in words,
+        )
+        done = running.wait(600)
+        said = f"exit status {done.status}\n{done.out}---\n{done.err}"
+        (printed / f"{name}.txt").write_text(said)
+        for ending in (".out", ".err"):
+            (printed / name).with_suffix(ending).unlink()
+        if sys.stderr.isatty():
+            print(f"{name}: {time.monotonic() - started:.1f} s", file=sys.stderr)
+
+
+def helps() -> dict[str, list[str]]:
+    """Steps that show the help of each command."""
+    found = {"help": ["trinat", "--help"], "help-bids": ["trinat-bids", "--help"]}
+    groups = [((), typer.main.get_command(app))]
+    while groups:
+        words, group = groups.pop()
+        for name, command in group.commands.items():
+            line = (*words, name)
+            found["-".join(("help", *line))] = ["trinat", *line, "--help"]
+            if hasattr(command, "commands"):
+                groups.append((line, command))
+    return found
+
+
+def set_environment(folder: Path) -> None:
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH")}
+    os.environ.clear()
+    os.environ |= kept | {
+        "HOME": str(folder / "home"),
+        "COLUMNS": "100",
+        "LANG": "C.UTF-8",
+        "OMP_NUM_THREADS": "1",
+        "TRINAT_THREADS": "1",
+    }
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def mask_all(folder: Path) -> None:
+    """Replace in each file what no two runs have in common, and the hashes of other files."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = {path: path.relative_to(folder).as_posix() for path in paths}
+    contents = {path: path.read_bytes() for path in paths}
+    known = {
+        sha256(content).hexdigest(): names[path] for path, content in contents.items()
+    }
+    for path, content in contents.items():
+        if not content.startswith(COMPRESSED):
+            text = content.decode("latin-1").replace(str(folder), "FOLDER")
+            text = re.sub(
+                r"\b[0-9a-f]{64}\b", lambda found: known.get(found[0], found[0]), text
+            )
+            path.write_bytes(masked(names[path], text).encode("latin-1"))
+
+
+def masked(name: str, text: str) -> str:
+    """A file's bytes, each as a character, without what no two runs have in common."""
+    for files, pattern, replacement in MASKS:
+        if fnmatch(name, files):
+            text = re.sub(pattern, replacement, text)
+    return text
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each file by its path in a folder."""
+    return {
+        path.relative_to(folder).as_posix(): sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """A line for each file that is changed, gone or new."""
+    found = []
+    for path in sorted(before.keys() | after.keys()):
+        if path not in after:
+            found.append(f"gone     {path}")
+        elif path not in before:
+            found.append(f"new      {path}")
+        elif before[path] != after[path]:
+            found.append(f"changed  {path}")
+    return found
+
+
+def make_inputs(folder: Path) -> None:
+    """Scans, truths, datasets and models, small ones, the same each time."""
+    for number, axes in enumerate(("RAS", "LIA", "PSR")):
+        labels = head_labels(number)
+        write_nifti(
+            folder / f"scans/scan{number}.nii.gz", head_image(labels, number), axes
+        )
+        write_nifti(folder / f"truth/scan{number}.nii.gz", labels, axes)
+    (folder / "broken.nii.gz").write_bytes(b"no scan")
+    persons = [f"{folder}scan{n}" for folder in ("", "scans_") for n in range(3)]
+    write_persons(folder / "participants.tsv", persons)
+
+    image, affine = turned(head_image(head_labels()), "LPS")
+    write_classic(folder / "dicom", Volume(image, affine))
+    for number in ("01", "02"):
+        anat = folder / f"bids/sub-{number}/anat/sub-{number}_T1w.nii.gz"
+        write_nifti(anat, head_image(head_labels()), "LPS")
+    description = '{"Name": "small", "BIDSVersion": "1.10.0"}\n'
+    (folder / "bids/dataset_description.json").write_text(description)
+
+    (folder / "visits").mkdir()
+    for number, pose in enumerate((np.eye(4), pose_of(4, 1)), 1):
+        scan = visit_of(head_of(), pose, seed=number)
+        scan.write(folder / f"visits/anna-{number}.nii.gz")
+    (folder / "visits.tsv").write_text(
+        "scan\tperson\tdate\nanna-1.nii.gz\tanna\t2021-03-01\n"
+        "anna-2.nii.gz\tanna\t2023-03-09\n"
+    )
+    for number in range(1, 5):
+        freesurfer_subject(folder / "subjects", f"sub-0{number}", shift=number % 3)
+        oasis_session(folder / "oasis/disc1", f"OAS1_000{number}_MR1", age=60 + number)
+    write_persons(folder / "persons.tsv", [f"sub-0{n}" for n in range(1, 5)])
+    ixi_scan(folder / "ixi", "IXI002-Guys-0828")
+    shutil.copytree(overfitted_model(), folder / "known")
+    shutil.copytree(random_model(), folder / "random")
+
+
+def write_persons(path: Path, persons: list[str]) -> None:
+    rows = [
+        f"{person}\t{30 + n}\t{'FM'[n % 2]}\t{1500 + 10 * n}\n"
+        for n, person in enumerate(persons)
+    ]
+    path.write_text("participant_id\tage\tsex\teTIV\n" + "".join(rows))
