@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,52 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--processor-times",
+        type=int,
+        default=0,
+        metavar="N",
+        help="print the N tests and the N files that took most processor time, with the "
+        "processes that they started: on a busy machine --durations says little",
+    )
+
+
+def _processor_s() -> float:
+    """Of this process and of those it has waited for."""
+    return sum(os.times()[:4])
+
+
+_spent = _processor_s()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[
+    None, pytest.TestReport, pytest.TestReport
+]:
+    """Each report of a test's set-up, call and end says what it took."""
+    global _spent
+    report = yield
+    before, _spent = _spent, _processor_s()
+    report.processor_s = _spent - before
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    count = terminalreporter.config.getoption("--processor-times")
+    if not count:
+        return
+    tests: Counter[str] = Counter()
+    files: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                tests[report.nodeid] += report.processor_s
+                files[report.nodeid.partition("::")[0]] += report.processor_s
+    terminalreporter.section(f"processor time: {tests.total():.0f} s")
+    for kind in (files, tests):
+        for name, seconds in kind.most_common(count):
+            terminalreporter.line(f"{seconds:8.1f} s  {name}")
+        terminalreporter.line("")
