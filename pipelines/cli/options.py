@@ -188,7 +188,8 @@ class OnCluster:
         """
         if self.cluster is None:
             return request
-        from trinat.pipelines.predict.cluster import DaskEngine, is_cluster
+        from trinat.pipelines.jobs.cluster import is_cluster
+        from trinat.pipelines.predict.engine import DaskEngine
 
         if not is_cluster(self.cluster):
             remedy = "give local:2, tcp://host:8786, slurm, pbs, sge or lsf"

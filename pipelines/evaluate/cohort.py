@@ -37,8 +37,7 @@ from trinat.pipelines.predict.doubt import (
     why_left_out,
 )
 from trinat.pipelines.predict.entry import Entry, taught_by_models
-from trinat.pipelines.predict.ledger import entries_in
-from trinat.pipelines.predict.stale import unfit_results
+from trinat.pipelines.predict.ledger import entries_in, unfit_results
 from trinat.pipelines.scans.files import (
     ScanFile,
     find_files,

@@ -21,8 +21,7 @@ from trinat.pipelines.evaluate.pairing import Pairing, pair_files
 from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.evaluate.user_tables import Mappings, read_mapping
 from trinat.pipelines.predict.entry import taught_by_models
-from trinat.pipelines.predict.ledger import entries_in
-from trinat.pipelines.predict.stale import unfit_results
+from trinat.pipelines.predict.ledger import entries_in, unfit_results
 from trinat.pipelines.scans.files import (
     ScanFile,
     as_scan,

@@ -1,22 +1,24 @@
-"""One scan, from its file to its outputs, in steps that a pipeline can overlap."""
+"""One case, from its file to its outputs, in steps that a pipeline can overlap.
+
+A case is a scan, or the scans of a person, which are segmented together.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trinat.pipelines.predict.case_files import CaseFiles, write_slices
+from trinat.pipelines.predict.case_files import CaseFiles, judge, write_slices
 from trinat.pipelines.predict.case_in_progress import (
     CaseInProgress,
     PersonInProgress,
     read,
 )
-from trinat.pipelines.predict.case_result import judge
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.outputs import (
     LABEL_TABLE,
@@ -24,24 +26,29 @@ from trinat.pipelines.predict.outputs import (
     CaseNames,
     slices_of,
 )
-from trinat.pipelines.predict.person_case import (
-    ONLY_SCAN,
-    infer_person,
-    prepare_person,
-    write_person,
-)
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.predict.tables import write_label_table
 from trinat.pipelines.scans.cases import Case
+from trinat.pipelines.scans.naming import Product
 from trinat.segmentation.errors import is_disk_full, reason_of
 from trinat.segmentation.inference import quality
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.measures import BrainVolumes
+from trinat.segmentation.longitudinal.person import (
+    image_to_align,
+    in_order,
+    segment_person,
+)
+from trinat.segmentation.longitudinal.space import Head, heads_of
 from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.space.views import View
 from trinat.segmentation.timing import stage, time_process, timed
+
+# What is noted of a scan that has no others to be compared with.
+_ONLY_SCAN = "no other scan of this person to compare with: segmented by itself"
 
 
 class CaseWorker:
@@ -52,7 +59,7 @@ class CaseWorker:
         self._process_clock = time_process() if settings.timings else None
         views = [View(name) for name in settings.output.views] or None
         with stage("model"):
-            self.segmenter = Predictor(
+            self._predictor = Predictor(
                 load_model(settings.model, views),
                 device=device,
                 precision=settings.output.precision,
@@ -60,7 +67,7 @@ class CaseWorker:
                 batch=settings.batch,
                 allow_cpu=settings.allow_cpu,
             )
-        self._limits = quality.limits_of(self.segmenter.model.info)
+        self._limits = quality.limits_of(self._predictor.model.info)
         self._has_label_table = False
 
     def do(self, case: Case) -> Entry:
@@ -97,10 +104,10 @@ class CaseWorker:
     ) -> CaseInProgress | PersonInProgress:
         """Bring the scan to the working grid; of a person's, to where they can be aligned."""
         if isinstance(scan, PersonInProgress):
-            return prepare_person(scan, self.settings)
+            return self._prepare_person(scan)
         assert scan.volume is not None
         with timed(scan.clock), stage("conform"):
-            scan.conformed = self.segmenter.prepare(scan.volume)
+            scan.conformed = self._predictor.prepare(scan.volume)
         scan.volume = None
         return scan
 
@@ -113,13 +120,13 @@ class CaseWorker:
         as large as the scan.
         """
         if isinstance(scan, PersonInProgress):
-            return infer_person(scan, self.segmenter, self.settings)
+            return self._infer_person(scan)
         assert scan.conformed is not None
         output = self.settings.output
         # The same scan draws the same dropout, in whatever order scans are done.
         seed = int(scan.digest[:15], 16)
         with timed(scan.clock):
-            scan.found = self.segmenter.infer(
+            scan.found = self._predictor.infer(
                 scan.conformed,
                 mirror=output.mirror,
                 samples=output.samples,
@@ -135,7 +142,7 @@ class CaseWorker:
         person has those of the scans as its parts.
         """
         if isinstance(scan, PersonInProgress):
-            return write_person(scan, self.settings, self._finish)
+            return self._write_person(scan)
         try:
             return self._write(scan)
         except Exception as error:
@@ -160,7 +167,7 @@ class CaseWorker:
                 _ = found.indices
             with stage("grade"):
                 result, volumes = judge(
-                    found, changes, self.segmenter.model, self._limits
+                    found, changes, self._predictor.model, self._limits
                 )
             # A name of its own: on a cluster a worker given up for dead may still be at it.
             staging = self.settings.staging / secrets.token_hex(8)
@@ -169,7 +176,10 @@ class CaseWorker:
                     staging, scan, found, volumes, result
                 )
         result["picture"] = picture
-        self._say_of_person(scan, result)
+        if scan.longitudinal is not None:
+            result["longitudinal"] = scan.longitudinal
+        elif self.settings.output.longitudinal:
+            result["notes"].append(_ONLY_SCAN)
         timings_s = {}
         for name, (wall_s, _) in scan.clock.take().items():
             if name:
@@ -183,16 +193,9 @@ class CaseWorker:
             result=result,
             timings_s=timings_s,
             staged=str(staging),
-            worker=f"{socket.gethostname()}:{os.getpid()}:{self.segmenter.device}",
+            worker=f"{socket.gethostname()}:{os.getpid()}:{self._predictor.device}",
             spent={} if self._process_clock is None else self._process_clock.take(),
         )
-
-    def _say_of_person(self, scan: CaseInProgress, result: dict[str, Any]) -> None:
-        """Add to a result what is known of the scan as one of several of a person."""
-        if scan.longitudinal is not None:
-            result["longitudinal"] = scan.longitudinal
-        elif self.settings.output.longitudinal:
-            result["notes"].append(ONLY_SCAN)
 
     def _write_files(
         self,
@@ -211,20 +214,162 @@ class CaseWorker:
         settings = self.settings
         names = CaseNames(staging, case.id, case.entities, settings.bids)
         names.labels(settings.output, case.path).parent.mkdir(parents=True)
-        model = self.segmenter.model.name
+        model = self._predictor.model.name
         files = CaseFiles(names, case, found, volumes, settings, model)
-        picture = files.write_all(scan.digest, result)
+        files.write_all(scan.digest, result)
         outputs = {}
         for path in sorted(staging.rglob("*")):
             if path.is_file():
                 outputs[str(path.relative_to(staging))] = sha256_of(path)
-        if picture is not None:
+        picture = ""
+        if files.wants(Product.PICTURE):
+            picture = str(names.path(Product.PICTURE).relative_to(staging))
             write_slices(staging / slices_of(case.id), found)
         if not self._has_label_table:
             by_index = settings.output.format == "index"
             table = LABEL_TABLE if settings.bids else PLAIN_LABEL_TABLE
             write_label_table(staging / table, found.scheme, by_index=by_index)
             self._has_label_table = True
-        if picture is None:
-            return outputs, ""
-        return outputs, str(picture.relative_to(staging))
+        return outputs, picture
+
+    def _prepare_person(self, person: PersonInProgress) -> PersonInProgress:
+        """Check that each scan of a person shows something; those that do not fail.
+
+        The scans stay as they were read: they are resampled once, to the space of all.
+        """
+        kept = []
+        for scan in person.scans:
+            assert scan.volume is not None
+            try:
+                with timed(scan.clock), stage("conform"):
+                    scan.to_align = image_to_align(scan.volume)
+            except Exception as error:
+                person.failed.append(self._failed(scan.case, error))
+            else:
+                kept.append(scan)
+        person.scans = kept
+        return person
+
+    def _infer_person(self, person: PersonInProgress) -> PersonInProgress:
+        """Segment the scans of a person that show one head; the others are refused."""
+        # In an order that is the same for the same scans, so that results are, too.
+        volumes = [_volume(scan) for scan in person.scans]
+        person.scans = [person.scans[number] for number in in_order(volumes)]
+        head = None
+        if len(person.scans) > 1:
+            with stage("align"):
+                heads = heads_of([_to_align(scan) for scan in person.scans])
+            # The head that more than half of the scans show, if one is, is the person's.
+            if 2 * len(heads[0].scans) > len(person.scans):
+                head = heads[0]
+            for case, reason in _refused(person.scans, heads, head):
+                person.failed.append(Entry.failed(case, self.settings, reason))
+            kept = () if head is None else head.scans
+            person.scans = [person.scans[number] for number in kept]
+        mirror = self.settings.output.mirror
+        try:
+            if len(person.scans) == 1:
+                # The only one that is left is segmented as any scan is.
+                (scan,) = person.scans
+                with timed(scan.clock):
+                    conformed = self._predictor.prepare(_volume(scan))
+                    scan.found = self._predictor.infer(conformed, mirror=mirror)
+            elif person.scans:
+                assert head is not None
+                person.stretches_percent = head.stretches_percent
+                # The time is that of all; the clock of the first has it.
+                with timed(person.scans[0].clock):
+                    person.together = segment_person(
+                        self._predictor,
+                        [_volume(scan) for scan in person.scans],
+                        [_to_align(scan) for scan in person.scans],
+                        head.alignments,
+                        mirror=mirror,
+                    )
+        except Exception as error:
+            # They are segmented together, or not at all.
+            person.failed += [self._failed(scan.case, error) for scan in person.scans]
+            person.scans = []
+        for scan in person.scans:
+            scan.volume = None
+            scan.to_align = None
+        return person
+
+    def _write_person(self, person: PersonInProgress) -> Entry:
+        """The entry of a person, with one for each scan."""
+        entries = list(person.failed)
+        for number, scan in enumerate(person.scans):
+            try:
+                _take_result(person, number)
+            except Exception as error:
+                entries.append(self._failed(scan.case, error))
+                continue
+            entries.append(self._finish(scan))
+            # It is as large as all that the others have in common.
+            scan.found = None
+        return Entry.of(person.case, self.settings, "done", parts=tuple(entries))
+
+
+def _volume(scan: CaseInProgress) -> Volume:
+    assert scan.volume is not None
+    return scan.volume
+
+
+def _to_align(scan: CaseInProgress) -> Volume:
+    assert scan.to_align is not None
+    return scan.to_align
+
+
+def _refused(
+    scans: Sequence[CaseInProgress], heads: Sequence[Head], head: Head | None
+) -> list[tuple[Case, str]]:
+    """Each scan that does not show the person's head, and why it is refused.
+
+    `heads` are all heads that the scans show, `head` is the person's, if one is.
+    """
+    refused = []
+    for other in heads:
+        if other is head:
+            continue
+        compared = set(range(len(scans))) - set(other.scans)
+        if head is not None:
+            compared = set(head.scans)
+        first = min(scans[number].case.id for number in compared)
+        reason = (
+            f"does not show the same head as {first}, so they are not one person's: "
+            "check names and sides, or name the persons in --persons"
+        )
+        if any(one.is_mirrored for one in heads):
+            reason = (
+                f"shows the head of {first} as in a mirror: left and right are exchanged in one "
+                "of the two: mend its header, or leave it out"
+            )
+        refused += [(scans[number].case, reason) for number in other.scans]
+    return refused
+
+
+def _take_result(person: PersonInProgress, number: int) -> None:
+    """Give a scan its part of what was segmented together, and what tables of changes need of it.
+
+    A scan that was segmented by itself has its result already.
+    """
+    if person.together is None:
+        return
+    scan = person.scans[number]
+    with timed(scan.clock):
+        point = person.together.time_point(number)
+    scan.found = point.prediction
+    cases = [case.id for case in person.case.scans]
+    years = dict(zip(cases, person.case.years, strict=True))
+    digests = {other.case.id: other.digest for other in person.scans}
+    volumes = {name: round(mm3, 3) for name, mm3 in point.volumes_mm3.items()}
+    scan.longitudinal = {
+        "person": person.case.name,
+        "group": person.case.group,
+        "year": years[scan.case.id],
+        "scans": dict(sorted(digests.items())),
+        "volumes_mm3": volumes,
+    }
+    stretch = person.stretches_percent[number]
+    if stretch:
+        scan.longitudinal["stretch_percent"] = round(stretch, 2)

@@ -1,12 +1,12 @@
-"""The files of one case: label map, tables, maps, DICOM SEG and picture."""
+"""What a case gives: its numbers, as the group's tables and page show them, and its files."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,101 @@ import numpy as np
 
 from trinat.pipelines.predict.outputs import CaseNames
 from trinat.pipelines.predict.settings import OutputSettings, RunSettings
-from trinat.pipelines.predict.tables import format_aseg_stats
 from trinat.pipelines.scans.cases import Case
 from trinat.pipelines.scans.naming import Product
+from trinat.segmentation.inference import quality
+from trinat.segmentation.inference.checks.evidence import Evidence
+from trinat.segmentation.inference.checks.limits import Limits
+from trinat.segmentation.inference.measuring import measure
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.io.maps import write_maps
-from trinat.segmentation.labels.measures import BrainVolumes
+from trinat.segmentation.labels.measures import MEASURES, BrainVolumes
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.report.case_view import view_result
 from trinat.segmentation.report.page import short_name
 from trinat.segmentation.report.pictures import draw_mosaic, encoded
 from trinat.segmentation.report.scan_page import scan_page
 from trinat.segmentation.timing import stage
+
+# A structure of which clean-up changed a smaller share is not reported.
+_REPORTED_CHANGE = 0.01
+
+
+def judge(
+    found: Prediction,
+    changes: dict[str, float],
+    model: Model,
+    limits: Limits,
+) -> tuple[dict[str, Any], BrainVolumes]:
+    """All numbers of a segmentation, as an entry's `result`: grades, volumes, doubts, notes.
+
+    `changes` is the share of each structure that clean-up has changed; `limits` are the model's
+    limits of quality. Returns the volumes of the brain as a whole, too.
+    """
+    volumes_mm3 = found.volumes_mm3
+    evidence = Evidence.of(found)
+    measured = measure(found, evidence, limits)
+    verdict = quality.grade_by(evidence, limits)
+    total_brain_mm3 = quality.total_brain_mm3(found.scheme, volumes_mm3)
+    result: dict[str, Any] = {
+        "model": model.name,
+        "grade": verdict.name,
+        "reasons": list(verdict.reasons),
+        "structure_grades": dict(verdict.structures),
+        "notes": list(found.notes),
+        "total_brain_mm3": round(total_brain_mm3, 3),
+        "volumes_mm3": {name: round(mm3, 3) for name, mm3 in volumes_mm3.items()},
+        "measures_mm3": {
+            name: None if mm3 is None else round(mm3, 3)
+            for name, mm3 in measured.mm3.items()
+        },
+        "csf": found.csf,
+        "tissue_contrast": _rounded(quality.tissue_contrast(evidence)),
+    }
+    if measured.note:
+        result["notes"].append(measured.note)
+    pseudo_labels = model.info.training.pseudo_labels
+    if pseudo_labels:
+        result["pseudo_labels"] = pseudo_labels
+    if found.agreement is not None:
+        result["mean_agreement"] = _rounded(quality.mean_agreement(found))
+        result["agreement"] = _by_structure(found, volumes_mm3, found.agreement)
+    if found.uncertainty is not None:
+        for name in ("iou", "pairwise_dice", "volume_cv"):
+            values = getattr(found.uncertainty, name)
+            result[name] = _by_structure(found, volumes_mm3, values)
+    cleaned = {
+        name: round(share, 4)
+        for name, share in changes.items()
+        if share > _REPORTED_CHANGE
+    }
+    if cleaned:
+        result["cleaned"] = cleaned
+        shares = [f"{name} {share:.0%}" for name, share in cleaned.items()]
+        result["notes"].append(f"clean-up changed {', '.join(shares)}")
+    return result, measured
+
+
+def _by_structure(
+    found: Prediction, volumes_mm3: Mapping[str, float], values: np.ndarray
+) -> dict[str, float | None]:
+    """Values (K,) of classes by the names of structures, without background.
+
+    Structures that the model cannot predict have no volume, and no value.
+    """
+    by_name = {}
+    for label in found.scheme.labels[1:]:
+        if label.name in volumes_mm3:
+            by_name[label.name] = _rounded(float(values[label.index]))
+    return by_name
+
+
+def _rounded(value: float | None) -> float | None:
+    if value is None or not np.isfinite(value):
+        return None
+    return round(value, 4)
 
 
 @dataclass(frozen=True)
@@ -59,27 +142,28 @@ class CaseFiles:
         origin["TrinatVersion"] = version("trinat")
         return origin
 
-    def write_all(self, digest: str, result: Mapping[str, Any]) -> Path | None:
-        """Write every file that is wanted; returns the path of the picture, None without one.
+    def wants(self, product: Product) -> bool:
+        """Whether a product of this case is written."""
+        return self._output.wants(product)
+
+    def write_all(self, digest: str, result: Mapping[str, Any]) -> None:
+        """Write every product that is wanted.
 
         `digest` is the SHA-256 of the scan, `result` what its line of the ledger says.
         """
-        self._write_labels()
-        if self._output.wants(Product.STATS):
-            self._write_stats()
-        if self._output.wants(Product.BRAIN_MASK):
-            self._write_brain_mask()
-        if self._output.wants(Product.ENTROPY):
-            self.found.entropy.write(self.names.path(Product.ENTROPY))
-        if self._output.wants(Product.PROBABILITIES):
-            self._write_probabilities()
-        if self._output.wants(Product.DICOM_SEG):
-            self._write_dicom_seg(digest)
-        if self._output.wants(Product.PAGE):
-            self._write_page(digest, result)
-        if self._output.wants(Product.PICTURE):
-            return self._write_picture()
-        return None
+        writers: dict[Product, Callable[[], None]] = {
+            Product.LABELS: self._write_labels,
+            Product.STATS: self._write_stats,
+            Product.BRAIN_MASK: self._write_brain_mask,
+            Product.ENTROPY: self._write_entropy,
+            Product.PROBABILITIES: self._write_probabilities,
+            Product.DICOM_SEG: partial(self._write_dicom_seg, digest),
+            Product.PAGE: partial(self._write_page, digest, result),
+            Product.PICTURE: self._write_picture,
+        }
+        for product in Product:
+            if self.wants(product):
+                writers[product]()
 
     def _write_labels(self) -> None:
         """The label map, and in a BIDS dataset the JSON beside it."""
@@ -107,6 +191,10 @@ class CaseFiles:
         if self.settings.bids:
             content = {"Type": "Brain", **self._origin}
             _write_json(self.names.path(Product.BRAIN_MASK, ".json"), content)
+
+    def _write_entropy(self) -> None:
+        """The entropy of each voxel's probabilities."""
+        self.found.entropy.write(self.names.path(Product.ENTROPY))
 
     def _write_probabilities(self) -> None:
         """One 4D file, background first, and the JSON that says what each of its maps is of.
@@ -156,16 +244,14 @@ class CaseFiles:
         )
         write_whole(self.names.path(Product.PAGE), page)
 
-    def _write_picture(self) -> Path:
+    @stage("picture")
+    def _write_picture(self) -> None:
         """A mosaic of slices with their labels."""
-        path = self.names.path(Product.PICTURE)
         found = self.found
-        with stage("picture"):
-            mosaic = draw_mosaic(
-                found.image, found.working, found.scheme, title=self.case.stem
-            )
-            write_whole(path, encoded(mosaic, "PNG"))
-        return path
+        mosaic = draw_mosaic(
+            found.image, found.working, found.scheme, title=self.case.stem
+        )
+        write_whole(self.names.path(Product.PICTURE), encoded(mosaic, "PNG"))
 
 
 @stage("picture")
@@ -193,6 +279,45 @@ def write_slices(path: Path, found: Prediction) -> None:
     }
     path.parent.mkdir()
     _write_json(path, content)
+
+
+def format_aseg_stats(
+    subject: str,
+    scheme: LabelScheme,
+    voxels: Mapping[str, int],
+    voxel_mm3: float,
+    volumes: BrainVolumes,
+) -> str:
+    """`aseg.stats` in FreeSurfer's form; measures that are not known have no line, but a reason.
+
+    Rows are sorted by FreeSurfer number and counted from 1. Structures that are not in `voxels`
+    have no row; those with 0 voxels have one.
+    """
+    lines = [
+        "# Title Segmentation Statistics",
+        "# generating_program trinat",
+        f"# subjectname {subject}",
+    ]
+    for known in MEASURES:
+        mm3 = volumes.mm3.get(known.column)
+        if mm3 is not None:
+            fields = (known.key, known.name, known.words, f"{mm3:.6f}", "mm^3")
+            lines.append(f"# Measure {', '.join(fields)}")
+    if volumes.note:
+        lines.append(f"# {volumes.note}")
+    lines += [
+        f"# VoxelVolume_mm3 {voxel_mm3:g}",
+        "# ColHeaders Index SegId NVoxels Volume_mm3 StructName",
+    ]
+    found = [label for label in scheme.labels if label.name in voxels]
+    found.sort(key=lambda label: label.fs_id)
+    for index, label in enumerate(found, start=1):
+        count = voxels[label.name]
+        volume_mm3 = count * voxel_mm3
+        lines.append(
+            f"{index:3d} {label.fs_id:3d} {count:9d} {volume_mm3:13.3f}  {label.name}"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from trinat.pipelines.predict.run import predict
 from trinat.pipelines.predict.settings import OutputSettings
 from trinat.pipelines.scans.cases import Case, Found
 from trinat.pipelines.scans.discovery import find_cases
+from trinat.pipelines.scans.naming import Product
 from trinat.segmentation.errors import reason_of
 from trinat.segmentation.io.foreign_images import is_foreign_image, is_subject
 from trinat.segmentation.io.volume import ScanLike, Volume
@@ -192,17 +193,10 @@ def _table(entries: Iterable[Entry], out: Path | None) -> pd.DataFrame:
             "reason": why_of(entry),
         }
         if out is not None:
-            row["labels"] = _labels_of(entry, out)
+            labels = Product.LABELS.among(entry.outputs)
+            row["labels"] = str(out / labels) if labels else None
         row["total_brain_mm3"] = result.get("total_brain_mm3")
         row.update(result.get("measures_mm3", {}))
         row.update(result.get("volumes_mm3", {}))
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-def _labels_of(entry: Entry, out: Path) -> str | None:
-    """The label map of a scan; None where it has none."""
-    for name in entry.outputs:
-        if name.endswith(("_dseg.nii.gz", "_dseg.mgz")):
-            return str(out / name)
-    return None

@@ -21,13 +21,7 @@ SLICES = ".trinat-page"
 # What the numbers in all label maps mean: of a BIDS dataset, and elsewhere.
 LABEL_TABLE = "desc-trinat_dseg.tsv"
 PLAIN_LABEL_TABLE = "labels.tsv"
-
-
-def _files_of(product: Product) -> str:
-    """A pattern for the files of a product in a BIDS dataset."""
-    return f"*_{product.suffix}{product.ending}"
-
-
+_NOT_IN_BIDS = [product for product in Product if not product.is_in_bids]
 # What BIDS has no names for, and nothing else.
 BIDSIGNORE = (
     "*.jsonl",
@@ -36,10 +30,7 @@ BIDSIGNORE = (
     RATINGS,
     "report/",
     "*.bak*",
-    _files_of(Product.PICTURE),
-    _files_of(Product.ENTROPY),
-    _files_of(Product.STATS),
-    _files_of(Product.PAGE),
+    *(f"*_{product.suffix}{product.ending}" for product in _NOT_IN_BIDS),
     f"{WORK}/",
     f"{SLICES}/",
     f"{ASIDE}/",
@@ -72,11 +63,10 @@ class CaseNames:
 
     def every(self) -> list[str]:
         """Whatever any run may have written of the scan, with any settings; relative to `root`."""
-        paths = [self.path(product) for product in Product]
-        paths.append(self.path(Product.LABELS, ".mgz"))
-        paths.append(self.path(Product.LABELS, ".json"))
-        paths.append(self.path(Product.PROBABILITIES, ".json"))
-        paths.append(self.path(Product.BRAIN_MASK, ".json"))
+        paths = []
+        for product in Product:
+            paths.append(self.path(product))
+            paths += [self.path(product, ending) for ending in product.further]
         return [self._relative(path) for path in paths]
 
     def labels_in(self, outputs: Mapping[str, str]) -> set[tuple[str, str]]:

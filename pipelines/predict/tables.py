@@ -1,23 +1,51 @@
-"""What a group of scans gives: tables and BIDS files, all made from ledger entries."""
+"""What a group of scans gives: tables, the page and BIDS files, all made from ledger entries.
+
+report.html shows the most doubtful scans with slices, then each scan's grade and its picture.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from statistics import quantiles
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from natsort import natsorted
+from pydantic import BaseModel, Field
 
-from trinat.pipelines.predict.doubt import why_of
-from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.predict.outputs import BIDSIGNORE
-from trinat.pipelines.predict.run_page import write_page
+from trinat.pipelines.predict.doubt import (
+    GRADES,
+    counted_volumes,
+    doubt_of,
+    grade_of,
+    most_doubtful,
+    why_of,
+)
+from trinat.pipelines.predict.entry import Entry, taught_by_models
+from trinat.pipelines.predict.outputs import BIDSIGNORE, slices_of
+from trinat.pipelines.scans.naming import Product
 from trinat.segmentation.io.files import write_tsv, write_whole
-from trinat.segmentation.labels.measures import MEASURES, BrainVolumes
+from trinat.segmentation.labels.measures import INTRACRANIAL
+from trinat.segmentation.report.doubts import doubt_about
+from trinat.segmentation.report.page import (
+    UNDEFINED,
+    Cell,
+    Column,
+    Columns,
+    Table,
+    count,
+    number,
+    render,
+    short_name,
+    table,
+)
 
 if TYPE_CHECKING:
     from trinat.segmentation.labels.scheme import LabelScheme
@@ -51,6 +79,18 @@ For research, not for diagnosis.
 _DOUBTS = ("agreement", "iou", "pairwise_dice", "volume_cv")
 
 
+class _Slices(BaseModel):
+    """What a worker wrote of a scan for the page: tiled pictures, and where to look first."""
+
+    shape: tuple[int, int, int]
+    columns: int
+    gray: str = Field(pattern="^data:image/")
+    prediction: str = Field(pattern="^data:image/")
+    start: tuple[int, int, int]
+    palette: dict[str, list[Any]]
+    truth: None = None
+
+
 def write_tables(
     out: Path, entries: Iterable[Entry], results: Path | None = None
 ) -> None:
@@ -66,7 +106,7 @@ def write_tables(
     _write_summary(out / "summary.tsv", ordered, folder)
     write_volumes(out / "volumes.tsv", measured)
     _write_quality(out / "qc.tsv", measured)
-    write_page(out / "report.html", ordered, folder)
+    _write_page(out / "report.html", ordered, folder)
 
 
 def _write_summary(path: Path, entries: Sequence[Entry], folder: Path) -> None:
@@ -104,24 +144,27 @@ def write_volumes(path: Path, entries: Sequence[Entry]) -> None:
         row: list[Any] = [*key, total]
         row += [measured.get(name) for name in measures]
         row += [volumes.get(name) for name in names]
-        row += [_share(volumes.get(name), total) for name in names]
+        for name in names:
+            # Not known where either is not.
+            share = None
+            if name in volumes and total:
+                share = round(volumes[name] / total, 6)
+            row.append(share)
         rows.append(row)
     columns = [f"{name}_mm3" for name in (*measures, *names)]
     columns += [f"{name}_share" for name in names]
     write_tsv(path, (*key_names, "total_brain_mm3", *columns), rows)
 
 
-def _share(volume: float | None, total: float | None) -> float | None:
-    """A volume as a share of the total brain; None where either is not known."""
-    if volume is None or not total:
-        return None
-    return round(volume / total, 6)
-
-
 def _write_quality(path: Path, entries: Sequence[Entry]) -> None:
     """A row a scan: its grade and why, the grade of each structure, and what that rests on."""
     names = _keys_in(entries, "structure_grades")
-    measures = _measures_in(entries)
+    # Each measure of a structure once, in the order in which they come first.
+    measures: dict[tuple[str, str], None] = {}
+    for entry in entries:
+        for measure in _DOUBTS:
+            for name in entry.result.get(measure, ()):
+                measures[measure, name] = None
     facts = ("grade", "mean_agreement", "tissue_contrast", "total_brain_mm3")
     key_names, keys = _keys(entries)
     rows = []
@@ -150,16 +193,6 @@ def _keys_in(entries: Iterable[Entry], field: str) -> list[str]:
     return list(keys)
 
 
-def _measures_in(entries: Iterable[Entry]) -> list[tuple[str, str]]:
-    """Each (measure, structure) in the results once, in the order in which they come first."""
-    measures: dict[tuple[str, str], None] = {}
-    for entry in entries:
-        for measure in _DOUBTS:
-            for name in entry.result.get(measure, ()):
-                measures[measure, name] = None
-    return list(measures)
-
-
 def _keys(entries: Sequence[Entry]) -> tuple[list[str], list[list[str | None]]]:
     """Names and values of the columns that say whose a row is: in a BIDS dataset as BIDS has it."""
     keys: list[list[str | None]] = []
@@ -171,6 +204,183 @@ def _keys(entries: Sequence[Entry]) -> tuple[list[str], list[list[str | None]]]:
     if not keys:
         return ["case"], []
     return ["participant_id", "session_id", "case"], keys
+
+
+def _write_page(path: Path, entries: Sequence[Entry], results: Path) -> None:
+    """Write the page of all entries, given in natural order; `results` has the scans' own files.
+
+    Pictures are linked, not included, so that pages of many scans stay small. An existing page is
+    replaced.
+    """
+    ranked = sorted(entries, key=doubt_of)
+    counts = Counter(grade_of(entry) for entry in entries)
+    volumes = _volumes_of_batch(entries)
+    doubtful = [_case(entry, results, volumes) for entry in most_doubtful(entries)]
+    pictures = []
+    for entry in ranked:
+        picture = entry.result.get("picture")
+        if picture:
+            pictures.append((entry.case, picture))
+    page = render(
+        "scans.html",
+        images="'self' data:",
+        title=f"trinat: {count(len(entries), 'scan')}",
+        lead="Labels without a truth to compare with: grades say how far to trust them.",
+        notices=taught_by_models(entries),
+        cards=[(grade, f"{scans:,}", "") for grade, scans in counts.items()],
+        doubtful=doubtful,
+        scans=_scans(ranked),
+        facts=_facts(entries),
+        pictures=pictures,
+    )
+    write_whole(path, page)
+
+
+def _scans(ranked: Iterable[Entry]) -> Table:
+    """A row for each scan; sorted by its grade it has the order of `ranked`."""
+    rows: list[list[Any]] = []
+    for rank, entry in enumerate(ranked):
+        grade = grade_of(entry)
+        graded = Cell(grade, rank, kind=grade)
+        # A scan without a result has no volume to show.
+        brain = _ml(entry.result.get("total_brain_mm3"))
+        measures_mm3 = entry.result.get("measures_mm3", {})
+        intracranial = _ml(measures_mm3.get(INTRACRANIAL.column))
+        page = Product.PAGE.among(entry.outputs)
+        name = Cell(entry.case, link=quote(page) if page else "")
+        rows.append([name, graded, brain, intracranial, why_of(entry)])
+    titles: Columns = [
+        "Scan",
+        "Grade",
+        Column("Brain (ml)", 0),
+        Column("Intracranial (ml)", 0, "Volume inside the skull, where it is known"),
+        "Why",
+    ]
+    return table("scan-table", "The most doubtful first", titles, rows)
+
+
+def _ml(mm3: float | None) -> float | None:
+    """A volume in ml; None where it is not known, or is none."""
+    return mm3 / 1000 if mm3 else None
+
+
+def _facts(entries: Iterable[Entry]) -> dict[str, str]:
+    """How the results were made: the version, the models, the days of the first and the last."""
+    models: dict[str, None] = {}
+    days = set()
+    for entry in entries:
+        name = entry.result.get("model")
+        if name:
+            models[f"{name} (SHA-256 {entry.model})" if entry.model else name] = None
+            days.add(entry.finished[:10])
+    facts = {"trinat": version("trinat")}
+    if models:
+        facts["model"] = ", ".join(models)
+        first_to_last = dict.fromkeys((min(days), max(days)))
+        facts["date"] = " to ".join(first_to_last)
+    return facts
+
+
+def _volumes_of_batch(entries: Iterable[Entry]) -> dict[str, list[float]]:
+    """The volumes of each structure in all scans, in mm³, from the smallest.
+
+    Those of rejected scans and structures are not what others are held against.
+    """
+    volumes: dict[str, list[float]] = defaultdict(list)
+    for entry in entries:
+        for name, volume_mm3 in counted_volumes(entry.result).items():
+            volumes[name].append(volume_mm3)
+    for values in volumes.values():
+        values.sort()
+    return volumes
+
+
+def _case(
+    entry: Entry, results: Path, volumes: Mapping[str, Sequence[float]]
+) -> dict[str, Any]:
+    """A scan as the page shows it: its slices, and its structures among those of the batch."""
+    result = entry.result
+    try:
+        file = results / slices_of(entry.case)
+        slices = _Slices.model_validate_json(file.read_bytes())
+    except (OSError, ValueError):
+        # Missing or damaged.
+        slices = None
+    picture = result.get("picture")
+    remarks = [*result.get("reasons", ()), *result.get("notes", ())]
+    return {
+        "title": f"{entry.case}: {grade_of(entry)}",
+        "text": "; ".join(remarks),
+        "still": quote(picture) if picture else "",
+        "alt": f"Three views of {entry.case} with its labels",
+        "view": slices,
+        "palette": None if slices is None else slices.palette,
+        "table": _structures(entry, volumes),
+    }
+
+
+def _structures(entry: Entry, volumes: Mapping[str, Sequence[float]]) -> Table:
+    """The structures of a scan, with their volumes among those of the batch."""
+    result = entry.result
+    counted = counted_volumes(result)
+    rows: list[list[Any]] = []
+    for name, volume_mm3 in result.get("volumes_mm3", {}).items():
+        grade = result.get("structure_grades", {}).get(name, "")
+        urgency = GRADES.index(grade) if grade in GRADES else UNDEFINED
+        agreement = result.get("agreement", {}).get(name)
+        rows.append(
+            [
+                Cell(short_name(name), len(rows)),
+                # Sorting has the most urgent first.
+                Cell(grade, urgency, kind=grade),
+                volume_mm3,
+                _place_in_batch(
+                    volume_mm3, volumes.get(name, ()), is_one=name in counted
+                ),
+                agreement,
+                doubt_about(name, result),
+            ]
+        )
+    place_hint = (
+        "From the smallest of those that are not rejected; the bar has the middle half"
+    )
+    columns: Columns = [
+        "Structure",
+        "Grade",
+        Column("Volume (mm³)", 0),
+        Column("Place in this batch", hint=place_hint),
+        Column("Agreement", 2, "Mean Dice between views"),
+        "Why",
+    ]
+    table_id = f"case-{slices_of(entry.case)}"
+    return table(table_id, f"Structures of {entry.case}", columns, rows)
+
+
+def _place_in_batch(
+    volume_mm3: float, of_batch: Sequence[float], *, is_one: bool
+) -> Cell:
+    """Where a volume is among those of the batch, which are in order.
+
+    `is_one` is whether it is one of them: a rejected one is not.
+    """
+    if not of_batch:
+        return number(None, hint="all are rejected")
+    low = of_batch[0]
+    high = of_batch[-1]
+    if low == high:
+        return number(None, hint="all are equal")
+
+    def percent(value: float) -> float:
+        within = min(max(value, low), high)
+        return round(100 * (within - low) / (high - low), 1)
+
+    q1, q2, q3 = quantiles(of_batch, n=4, method="inclusive")
+    place = (percent(q1), percent(q2), percent(q3), percent(volume_mm3))
+    smaller = bisect_left(of_batch, volume_mm3)
+    if not is_one:
+        text = f"{smaller} of {len(of_batch)} smaller"
+        return Cell(text, smaller, place=place)
+    return Cell(f"{smaller + 1} of {len(of_batch)}", smaller + 1, place=place)
 
 
 def write_bids_files(folder: Path, out: Path, raw: Path) -> None:
@@ -206,47 +416,3 @@ def write_label_table(path: Path, scheme: LabelScheme, *, by_index: bool) -> Non
         group = _BIDS_LABELS.get(label.group)
         rows.append((value, label.name, label.abbreviation, color, group))
     write_tsv(path, ("index", "name", "abbreviation", "color", "mapping"), rows)
-
-
-def format_aseg_stats(
-    subject: str,
-    scheme: LabelScheme,
-    voxels: Mapping[str, int],
-    voxel_mm3: float,
-    volumes: BrainVolumes,
-) -> str:
-    """`aseg.stats` in FreeSurfer's form; measures that are not known have no line, but a reason.
-
-    Rows are sorted by FreeSurfer number and counted from 1. Structures that are not in `voxels`
-    have no row; those with 0 voxels have one.
-    """
-    lines = [
-        "# Title Segmentation Statistics",
-        "# generating_program trinat",
-        f"# subjectname {subject}",
-        *_measure_lines(volumes),
-        f"# VoxelVolume_mm3 {voxel_mm3:g}",
-        "# ColHeaders Index SegId NVoxels Volume_mm3 StructName",
-    ]
-    found = [label for label in scheme.labels if label.name in voxels]
-    found.sort(key=lambda label: label.fs_id)
-    for index, label in enumerate(found, start=1):
-        count = voxels[label.name]
-        volume_mm3 = count * voxel_mm3
-        lines.append(
-            f"{index:3d} {label.fs_id:3d} {count:9d} {volume_mm3:13.3f}  {label.name}"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def _measure_lines(volumes: BrainVolumes) -> list[str]:
-    """The lines `# Measure` of aseg.stats, and a comment on what is not known."""
-    lines = []
-    for measure in MEASURES:
-        mm3 = volumes.mm3.get(measure.column)
-        if mm3 is not None:
-            fields = (measure.key, measure.name, measure.words, f"{mm3:.6f}", "mm^3")
-            lines.append(f"# Measure {', '.join(fields)}")
-    if volumes.note:
-        lines.append(f"# {volumes.note}")
-    return lines

@@ -22,8 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from trinat.pipelines.common.config import check, read_yaml
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.lock import claimed
-from trinat.pipelines.common.process import isolated
 from trinat.pipelines.common.understood import refuse_strangers, say_of_table
+from trinat.pipelines.jobs.pool import isolated
 from trinat.pipelines.prepare.labelling import add_csf_of_model, label_with_model
 from trinat.pipelines.prepare.subject_job import (
     Outcome,

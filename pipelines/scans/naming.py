@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
@@ -25,35 +26,82 @@ _ORDER = (
 )  # fmt: skip
 
 
-class Product(Enum):
-    """A file of a case: its suffix, its ending, and its suffix where names are not BIDS.
+@dataclass(frozen=True)
+class _Facts:
+    """What is known of a product; see `Product`."""
 
-    `ending` has the dot; `plain` is the same as `suffix` but for the statistics and the mask.
-    `description` is the entity `desc` in names of BIDS.
+    suffix: str
+    ending: str
+    plain: str = ""
+    description: str = "trinat"
+    further: tuple[str, ...] = ()
+    is_in_bids: bool = True
+    download: str = ""
+    media_type: str = ""
+
+
+class Product(Enum):
+    """A file of a scan, and what follows from it: names, .bidsignore, what is set aside, downloads.
+
+    - `suffix` is that of its name, `ending` has the dot, `description` is the entity `desc` in
+      names of BIDS. `plain` is its suffix where names are not BIDS.
+    - `further` are endings of what may be there as well: in its place, or the JSON beside it.
+    - `is_in_bids` is whether BIDS has a name for it; else .bidsignore lists it.
+    - `download` is what clients of the service call it, and `media_type` what they are told that it
+      is; "" where the service has none.
+
+    A product is written where `OutputSettings` has the setting of its name in small letters, by the
+    function for it in `CaseFiles.write_all`.
     """
 
-    LABELS = ("dseg", ".nii.gz")
-    STATS = ("stats", ".stats", "aseg")
-    ENTROPY = ("entropy", ".nii.gz")
-    PROBABILITIES = ("probseg", ".nii.gz")
-    PICTURE = ("qc", ".png")
-    DICOM_SEG = ("seg", ".dcm")
-    BRAIN_MASK = ("mask", ".nii.gz", "brainmask", "brain")
-    PAGE = ("page", ".html")
+    LABELS = _Facts(
+        "dseg",
+        ".nii.gz",
+        further=(".mgz", ".json"),
+        download="labels.nii.gz",
+        media_type="application/gzip",
+    )
+    BRAIN_MASK = _Facts(
+        "mask",
+        ".nii.gz",
+        plain="brainmask",
+        description="brain",
+        further=(".json",),
+        download="brainmask.nii.gz",
+        media_type="application/gzip",
+    )
+    DICOM_SEG = _Facts(
+        "seg", ".dcm", download="seg.dcm", media_type="application/dicom"
+    )
+    PROBABILITIES = _Facts("probseg", ".nii.gz", further=(".json",))
+    PICTURE = _Facts(
+        "qc", ".png", is_in_bids=False, download="qc.png", media_type="image/png"
+    )
+    ENTROPY = _Facts("entropy", ".nii.gz", is_in_bids=False)
+    STATS = _Facts("stats", ".stats", plain="aseg", is_in_bids=False)
+    PAGE = _Facts("page", ".html", is_in_bids=False)
 
-    def __init__(
-        self,
-        suffix: str,
-        ending: str,
-        plain: str | None = None,
-        description: str = "trinat",
-    ) -> None:
-        self.suffix = suffix
-        self.ending = ending
-        self.description = description
-        self.plain = suffix
-        if plain is not None:
-            self.plain = plain
+    def __init__(self, facts: _Facts) -> None:
+        self.suffix = facts.suffix
+        self.ending = facts.ending
+        self.plain = facts.plain or facts.suffix
+        self.description = facts.description
+        self.further = facts.further
+        self.is_in_bids = facts.is_in_bids
+        self.download = facts.download
+        self.media_type = facts.media_type
+
+    def among(self, names: Iterable[str]) -> str | None:
+        """The first of these files, by their names, that is this product; None without one."""
+        endings = [
+            ending for ending in (self.ending, *self.further) if ending != ".json"
+        ]
+        mine = tuple(
+            f"_{suffix}{ending}"
+            for suffix in (self.suffix, self.plain)
+            for ending in endings
+        )
+        return next((name for name in names if name.endswith(mine)), None)
 
 
 # BIDS's word for the scans that are taken unless others are asked for.

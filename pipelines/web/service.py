@@ -37,7 +37,14 @@ from trinat.pipelines.common.lock import run_lock
 from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.scans.naming import Product
 from trinat.pipelines.web.engine_thread import EngineThread
-from trinat.pipelines.web.queue import FullError, Queue, Segmentation, State, Submission
+from trinat.pipelines.web.queue import (
+    OUTPUTS,
+    FullError,
+    Queue,
+    Segmentation,
+    State,
+    Submission,
+)
 from trinat.pipelines.web.queue_study import study_of
 from trinat.pipelines.web.settings import ServiceSettings
 from trinat.pipelines.web.start import answer
@@ -90,13 +97,19 @@ class _ResultFile:
     media_type: str
 
 
+def _word_for(product: Product) -> str:
+    """The word by which a client asks for a product; "" where it is always made."""
+    setting = product.name.lower()
+    return next((word for word, also in OUTPUTS.items() if also == setting), "")
+
+
 _RESULTS = {
-    "labels.nii.gz": _ResultFile(Product.LABELS, "", "application/gzip"),
-    "brainmask.nii.gz": _ResultFile(Product.BRAIN_MASK, "", "application/gzip"),
+    product.download: _ResultFile(product, _word_for(product), product.media_type)
+    for product in Product
+    if product.download
+} | {
     "labels.mgz": _ResultFile(None, "mgz", "application/gzip"),
-    "seg.dcm": _ResultFile(Product.DICOM_SEG, "dicom-seg", "application/dicom"),
     "volumes.tsv": _ResultFile(None, "", "text/tab-separated-values"),
-    "qc.png": _ResultFile(Product.PICTURE, "", "image/png"),
 }
 
 

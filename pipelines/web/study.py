@@ -311,16 +311,10 @@ def _output(folder: Path, entry: Entry, product: Product) -> Path | None:
 
     A path that leads out of the folder is none of its files, whatever the ledger says.
     """
-    for name in entry.outputs:
-        path = folder / name
-        if path.suffix == ".json":
-            continue
-        endings = (f"_{product.suffix}", f"_{product.plain}")
-        if not without_suffix(path).endswith(endings):
-            continue
-        if path.resolve().is_relative_to(folder.resolve()):
-            return path
-    return None
+    name = product.among(entry.outputs)
+    if name is None or not (folder / name).resolve().is_relative_to(folder.resolve()):
+        return None
+    return folder / name
 
 
 def _files_of_items(

@@ -21,7 +21,7 @@ from helpers.serial import SerialEngine, run_serially, write_scans
 
 from trinat.pipelines.cli.options import OnCluster
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.predict.cluster import DaskEngine
+from trinat.pipelines.predict.engine import DaskEngine
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.request import PredictRequest
@@ -87,7 +87,7 @@ def test_a_scan_that_kills_three_workers_is_set_aside(tmp_path: Path) -> None:
     assert entry.reason == "killed 3 workers, and was set aside"
 
 
-def restrictions(settings: RunSettings, case: Case, device: str) -> Entry:
+def restrictions(settings: RunSettings, device: str, case: Case) -> Entry:
     """A task that tells what of its worker it has for itself."""
     from distributed import get_worker
 
@@ -257,7 +257,7 @@ def test_an_address_where_no_scheduler_answers_is_told() -> None:
 def test_workers_on_one_machine_share_its_processors(
     monkeypatch, given, threads: int
 ) -> None:
-    monkeypatch.setattr("trinat.pipelines.predict.cluster.cpu_count", lambda: 9)
+    monkeypatch.setattr("trinat.pipelines.predict.engine.cpu_count", lambda: 9)
     settings = RunSettings(Path(), Path(), "", Path(), threads=given)
     assert DaskEngine(settings, "local:4").settings.threads == threads
 

@@ -8,23 +8,23 @@ import time
 from multiprocessing.connection import Connection
 
 from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.predict.server import serve
 from trinat.pipelines.predict.settings import RunSettings
+from trinat.pipelines.predict.worker import do_cases
 from trinat.pipelines.scans.cases import Case
 
 IN_HAND = "in-hand"  # a file that says so
 
 
-def segment_poison(settings: RunSettings, case: Case, device: str) -> Entry:
+def segment_poison(settings: RunSettings, device: str, case: Case) -> Entry:
     """What a worker of a cluster does with a scan, or a scan with it."""
-    from trinat.pipelines.predict.cluster import segment
+    from trinat.pipelines.predict.engine import segment
 
     if case.stem.startswith("kills"):
         os.kill(os.getpid(), signal.SIGKILL)
-    return segment(settings, case, device)
+    return segment(settings, device, case)
 
 
-def segment_without_end(settings: RunSettings, case: Case, device: str) -> Entry:
+def segment_without_end(settings: RunSettings, device: str, case: Case) -> Entry:
     (settings.out / IN_HAND).touch()
     time.sleep(600)
     raise AssertionError
@@ -47,11 +47,11 @@ def start_without_end(
 
 
 def serve_poison(connection: Connection, settings: RunSettings, device: str) -> None:
-    from trinat.pipelines.predict import server
+    from trinat.pipelines.predict import worker
 
-    read = server.read
+    read = worker.read
 
-    def poisoned(case: Case, settings: RunSettings) -> server.CaseInProgress:
+    def poisoned(case: Case, settings: RunSettings) -> worker.CaseInProgress:
         if case.stem.startswith("kills"):
             os.kill(os.getpid(), signal.SIGKILL)
         if case.stem.startswith("hangs"):
@@ -60,5 +60,5 @@ def serve_poison(connection: Connection, settings: RunSettings, device: str) -> 
             raise MemoryError
         return read(case, settings)
 
-    server.read = poisoned
-    serve(connection, settings, device)
+    worker.read = poisoned
+    do_cases(connection, settings, device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trinat.pipelines.predict.tables import format_aseg_stats
+from trinat.pipelines.predict.case_files import format_aseg_stats
 from trinat.pipelines.scans.naming import bids_name
 from trinat.segmentation.data.sources.bids import entities
 from trinat.segmentation.labels.measures import BrainVolumes

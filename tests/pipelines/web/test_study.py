@@ -13,7 +13,7 @@ from helpers.studies import write_study
 
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger, entries_in
-from trinat.pipelines.predict.run_page import write_page
+from trinat.pipelines.predict.tables import write_page
 from trinat.pipelines.web.study import Study
 from trinat.pipelines.web.voxels import Voxels
 from trinat.segmentation.errors import ConfigError, InputError, IntegrityError

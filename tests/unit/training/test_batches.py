@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.small_store import TISSUE4, VIEWS, all_train, small_store, stored_subject
 
-from trinat.pipelines.common.process import worker_pool
+from trinat.pipelines.jobs.pool import worker_pool
 from trinat.segmentation.data.augmentation import AugmentationConfig
 from trinat.segmentation.data.quantised import quantise
 from trinat.segmentation.data.slices import scheme_table, write_subject

@@ -1,16 +1,12 @@
 """What a worker process runs: reading, networks and writing of different scans at the same time.
 
-Talks with its parent through one pipe. In: a Case, or None to finish what is in hand. Out: "ready"
-once the model is loaded, (case id, stage) as stages begin, and an Entry as each case ends.
+It talks with its parent through one pipe, as `Pool` says: the answer to a case is its entry.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import queue
-import signal
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,6 +15,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, TypeVar
 
 from trinat.pipelines.common.process import prepare_process
+from trinat.pipelines.jobs.pool import READY, WAITING, Done
 from trinat.pipelines.predict.case_in_progress import (
     CaseInProgress,
     PersonInProgress,
@@ -27,7 +24,7 @@ from trinat.pipelines.predict.case_in_progress import (
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.scans.cases import Case
-from trinat.segmentation.errors import reason_of
+from trinat.segmentation.errors import DeviceError, TrinatError, reason_of
 from trinat.segmentation.timing import stage, time_process
 
 if TYPE_CHECKING:
@@ -36,30 +33,18 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _InProgress = CaseInProgress | PersonInProgress
 
-# The stage of a case that waits for its turn: its clock stands still.
-WAITING = "waiting"
-_KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
-
-def serve(connection: Connection, settings: RunSettings, device: str) -> None:
-    """Entry point of the process. Returns when it is asked to finish; exits with its parent."""
-    # Ctrl-C reaches every process of a terminal: the parent decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if sys.platform == "linux":
-        # A killed run leaves no process behind that goes on writing.
-        ctypes.CDLL(None).prctl(_KILL_WITH_PARENT, signal.SIGKILL)
+def do_cases(connection: Connection, settings: RunSettings, device: str) -> None:
+    """What the process runs. Returns when it is asked to finish."""
     if settings.threads:
         # Threads started later take their number from here, not from torch's own setting.
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)
     if settings.timings:
         time_process()
-    _Server(connection, settings, device).run()
-    # Taking torch down takes part of a second, which the run would wait for.
-    os._exit(0)
+    _Steps(connection, settings, device).run()
 
 
-class _Server:
+class _Steps:
     """Three steps in three threads, with room for one case between them: memory is bounded.
 
     The first scan is read while torch and the model are loaded.
@@ -93,10 +78,13 @@ class _Server:
 
                 prepare_process(self._settings.threads)
             self._worker.set_result(CaseWorker(self._settings, self._device))
-        except Exception as error:
+        except TrinatError as error:
             self._say(error)
             return
-        self._say("ready")
+        except Exception as error:
+            self._say(DeviceError(f"a worker could not start: {error}"))
+            return
+        self._say(READY)
         self._infer_all()
         writer.join()
 
@@ -167,7 +155,7 @@ class _Server:
             worker = self._worker.result()
             entry = self._step("writing", scan.case, partial(worker.write, scan))
             if entry is not None:
-                self._say(entry)
+                self._say(Done(scan.case.id, entry))
             del scan
 
     def _step(self, name: str, case: Case, work: Callable[[], _T]) -> _T | None:
@@ -177,7 +165,8 @@ class _Server:
             result = work()
         except Exception as error:
             reason = reason_of(error, where=False)
-            self._say(Entry.failed(case, self._settings, reason))
+            failed = Entry.failed(case, self._settings, reason)
+            self._say(Done(case.id, failed))
             return None
         self._say((case.id, WAITING))
         return result

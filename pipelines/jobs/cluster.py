@@ -1,0 +1,225 @@
+"""The same work on a cluster, by Dask: on this machine, on a scheduler that runs, or through jobs.
+
+One item a task and one task a worker at a time: who dies is to blame for no more than its own item.
+The scheduler is a single point of failure; the ledger covers it, as the same command goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from trinat.pipelines.common.config import read_yaml
+from trinat.pipelines.jobs.pool import POLL_S
+from trinat.pipelines.jobs.signals import deaf_to_interrupts
+from trinat.segmentation.errors import ConfigError, InterruptedRunError, reason_of
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+# An item that has killed three workers is set aside.
+_ALLOWED_FAILURES = 2
+_QUEUES = {
+    "slurm": "SLURMCluster",
+    "pbs": "PBSCluster",
+    "sge": "SGECluster",
+    "lsf": "LSFCluster",
+}
+
+
+def is_cluster(text: str) -> bool:
+    """Whether `text` is a word that `Cluster` takes as `where`."""
+    return text in _QUEUES or text.startswith(("local:", "tcp://", "tls://"))
+
+
+def local_workers(where: str) -> int:
+    """The N of local:N; 0 of any other cluster."""
+    if not where.startswith("local:"):
+        return 0
+    count = where.removeprefix("local:")
+    if not count.isdecimal() or not int(count):
+        raise ConfigError(f"--cluster {where}: how many?", remedy="give local:2")
+    return int(count)
+
+
+@dataclass(frozen=True)
+class Cluster(Generic[Item, Answer]):
+    """Does items as tasks of Dask.
+
+    - `where` is local:N, tcp://scheduler:8786, or slurm, pbs, sge, lsf with a `config` file. The
+      file holds `jobs`, how many workers to ask for, and what dask-jobqueue's class takes.
+    - `task` is what a worker does with an item.
+    - `failed` makes the answer for an item whose task has raised, or has killed its workers, with
+      the reason.
+    """
+
+    where: str
+    config: Path | None
+    task: Callable[[Item], Answer]
+    failed: Callable[[Item, str], Answer]
+
+    def run(
+        self, items: Iterable[Item | None], stop: Callable[[], bool]
+    ) -> Iterator[Answer]:
+        """As of `Pool`."""
+        from distributed import wait
+
+        waiting = iter(items)
+        running: dict[Any, Item] = {}
+        is_exhausted = False
+        with self._client() as client:
+            while True:
+                # Asked every time: workers of a queue come later than this begins.
+                with self._interrupted_if_lost():
+                    workers = list(client.sync(_ask, client)["workers"].values())
+                if not is_exhausted:
+                    is_exhausted = self._submit(client, waiting, running, workers, stop)
+                if is_exhausted and not running:
+                    return
+                # What is in hand where the last worker has gone would wait for the queue.
+                if stop() and not (running and workers):
+                    return
+                if not running:
+                    # No worker has come yet: the queue decides when.
+                    time.sleep(POLL_S)
+                    continue
+                with self._interrupted_if_lost(), suppress(TimeoutError):
+                    wait(list(running), POLL_S, return_when="FIRST_COMPLETED")
+                for future in list(running):
+                    if not future.done():
+                        continue
+                    item = running.pop(future)
+                    with self._interrupted_if_lost():
+                        answer = self._answer_of(future, item)
+                    yield answer
+
+    def _submit(
+        self,
+        client: Client,
+        waiting: Iterator[Item | None],
+        running: dict[Any, Item],
+        workers: Sequence[Mapping[str, Any]],
+        stop: Callable[[], bool],
+    ) -> bool:
+        """Add to `running` until each worker has an item; True where there are no more."""
+        needs = None
+        if any("GPU" in worker["resources"] for worker in workers):
+            needs = {"GPU": 1}
+        while not stop() and len(running) < len(workers):
+            try:
+                item = next(waiting)
+            except StopIteration:
+                return True
+            if item is None:
+                return False
+            future = client.submit(self.task, item, pure=False, resources=needs)
+            running[future] = item
+        return False
+
+    def _answer_of(self, future: Any, item: Item) -> Answer:
+        """The answer that a task has come to, or a failed one where it has raised."""
+        error = future.exception()
+        if error is None:
+            answer: Answer = future.result()
+            return answer
+        reason = reason_of(error, where=False)
+        if type(error).__name__ == "KilledWorker":
+            reason = f"killed {_ALLOWED_FAILURES + 1} workers, and was set aside"
+        return self.failed(item, reason)
+
+    @contextmanager
+    def _interrupted_if_lost(self) -> Iterator[None]:
+        """InterruptedRunError where the scheduler is lost.
+
+        Without it nobody knows of an item in hand: it is neither done nor failed.
+        """
+        from distributed import CancelledError
+
+        try:
+            yield
+        except (CancelledError, OSError) as error:
+            remedy = "once it is back, the same command goes on"
+            what = "the scheduler was lost"
+            raise InterruptedRunError(what, where=self.where, remedy=remedy) from error
+
+    @contextmanager
+    def _client(self) -> Iterator[Client]:
+        """A client of the scheduler; a cluster that is started for it ends with the block."""
+        import dask
+        from distributed import Client
+
+        dask.config.set({"distributed.scheduler.allowed-failures": _ALLOWED_FAILURES})
+        # What matters is in the ledger; a lost worker needs no traceback on the terminal.
+        for name in ("distributed", "distributed.client"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        cluster = self._cluster()
+        try:
+            client = Client(self.where if cluster is None else cluster)
+        except (OSError, ValueError) as error:
+            if cluster is not None:
+                raise
+            what = f"--cluster {self.where}: no scheduler answers there"
+            remedy = "start one with `dask scheduler`, or check the address"
+            raise ConfigError(what, remedy=remedy) from error
+        with client:
+            try:
+                yield client
+            finally:
+                if cluster is not None:
+                    cluster.close()
+
+    def _cluster(self) -> Any:
+        """The cluster to start, or None where one runs already."""
+        count = local_workers(self.where)
+        if count:
+            from distributed import LocalCluster
+
+            with deaf_to_interrupts():
+                return LocalCluster(
+                    n_workers=count,
+                    threads_per_worker=1,
+                    dashboard_address="127.0.0.1:0",
+                )
+        if self.where not in _QUEUES:
+            return None
+        # Workers come as jobs of a queue, as the config file says.
+        import dask_jobqueue
+
+        if self.config is None:
+            remedy = "a YAML file with jobs, cores, memory, walltime and queue"
+            raise ConfigError(
+                f"--cluster {self.where} needs --cluster-config", remedy=remedy
+            )
+        options = read_yaml(self.config)
+        jobs = options.pop("jobs", 1)
+        # One item at a time a worker, whatever the number of processors it may use.
+        options.setdefault("processes", 1)
+        kind = getattr(dask_jobqueue, _QUEUES[self.where])
+        cluster = kind(**options)
+        cluster.scale(jobs=jobs)
+        return cluster
+
+
+async def _ask(client: Client) -> dict[str, Any]:
+    """What the scheduler knows; ConnectionError as soon as the client has lost it."""
+    if client.scheduler is None:
+        raise ConnectionError
+    # By itself this would look for a lost scheduler for half a minute.
+    asked: asyncio.Future[dict[str, Any]] = asyncio.ensure_future(
+        client.scheduler.identity(n_workers=-1)
+    )
+    while not asked.done():
+        if client.status != "running":
+            asked.cancel()
+            raise ConnectionError
+        await asyncio.wait({asked}, timeout=POLL_S)
+    return asked.result()

@@ -1,0 +1,484 @@
+"""Worker processes: work on many items, of which one that ends its process costs that item alone.
+
+`Pool` feeds processes, watches them, and replaces those that die. It is the one account of which
+item is to blame. `isolated` is a function over items in such processes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext, suppress
+from dataclasses import KW_ONLY, dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
+from typing import Any, Generic, Protocol, TypeVar
+
+from trinat.pipelines.common.process import prepare_process
+from trinat.pipelines.jobs.signals import deaf_to_interrupts
+from trinat.segmentation.errors import DeviceError
+from trinat.segmentation.timing import stage
+
+# What a process sends once it is ready to work.
+READY = "ready"
+# The stage of an item that waits for its turn: its clock stands still.
+WAITING = "waiting"
+POLL_S = 0.5
+# Processes that may die before they are ready.
+_FAILED_STARTS = 2
+
+
+class Item(Protocol):
+    """What a pool works on."""
+
+    @property
+    def id(self) -> str:
+        """What it is called in messages; no other item has it."""
+        ...
+
+    @property
+    def work(self) -> int:
+        """How many usual items it takes as long as, for limits of time."""
+        ...
+
+
+ItemT = TypeVar("ItemT", bound=Item)
+Answer = TypeVar("Answer")
+Given = TypeVar("Given")
+
+
+@dataclass(frozen=True)
+class Done(Generic[Answer]):
+    """What a process sends when it is done with an item."""
+
+    id: str
+    answer: Answer
+
+
+def ignore_stage(item: str, stage: str) -> None:
+    """Hear of no stage."""
+
+
+@dataclass(eq=False)
+class Pool(Generic[ItemT, Answer]):
+    """A process for each of `devices` (cpu twice for two on the CPU), which runs `target`.
+
+    `target` gets its end of a connection, then `args`, then its device. It receives items, and None
+    when there are no more. It sends READY, (item id, stage) as a stage of an item begins, `Done`,
+    or an exception, which ends all.
+
+    When a process dies with several items at work, each of them is done again in a process of its
+    own: only the one that dies there too is to blame. `failed` makes the answer for an item that
+    has ended its process or took too long, with the reason.
+
+    - `room` is how many items a process has in hand. Where that is one it is at work at once.
+    - `timeout_s` is the limit for one item; 0 or None: none.
+    - `on_stage` is called with an item's id and the stage that it enters, and with ("", "ready")
+      when a process is ready.
+    - `context` starts the processes. It is not fork: torch's and OpenMP's threads do not survive
+      that.
+    """
+
+    target: Callable[..., None]
+    args: tuple[Any, ...]
+    devices: Sequence[str]
+    failed: Callable[[ItemT, str], Answer]
+    _: KW_ONLY
+    room: int = 1
+    timeout_s: float | None = None
+    poll_s: float = POLL_S
+    on_stage: Callable[[str, str], None] = ignore_stage
+    context: SpawnContext | ForkServerContext = field(
+        default_factory=lambda: multiprocessing.get_context("spawn")
+    )
+    # Items of which one has brought a process down, and innocent ones that are to be given again.
+    _suspects: deque[ItemT] = field(default_factory=deque, init=False)
+    _again: deque[ItemT] = field(default_factory=deque, init=False)
+    # Items are given while a worker starts, until one has died of something before it was ready.
+    _early: bool = field(default=True, init=False)
+    _failed_starts: int = field(default=0, init=False)
+
+    def run(
+        self, items: Iterable[ItemT | None], stop: Callable[[], bool]
+    ) -> Iterator[Answer]:
+        """Answers, in any order, one for each item that was begun.
+
+        `stop` is asked often; once true, what is in hand is finished and no more begun. A None
+        among the items says that there is none yet: it is asked again. No process is left when the
+        iterator ends or is closed.
+        """
+        waiting = iter(items)
+        workers = [self._start(device) for device in self.devices]
+        self._failed_starts = 0
+        try:
+            while workers:
+                for worker in workers:
+                    self._feed(worker, waiting, stop)
+                is_over = all(worker.finishing for worker in workers)
+                connections = [worker.connection for worker in workers]
+                with stage("stop") if is_over else nullcontext():
+                    heard = set(wait(connections, timeout=self.poll_s))
+                for worker in list(workers):
+                    if worker.connection not in heard:
+                        continue
+                    answers, is_alive = self._receive(worker)
+                    yield from answers
+                    if is_alive:
+                        continue
+                    workers.remove(worker)
+                    worker.connection.close()
+                    if stop() and worker.process.exitcode == -signal.SIGTERM:
+                        # A queue ends all processes of a job with one signal: what this one had in
+                        # hand is not to blame, and is left for the next run.
+                        continue
+                    yield from self._bury(worker)
+                    if not worker.finishing:
+                        workers.append(self._start(worker.device))
+                for worker in list(workers):
+                    late = self._late_item(worker)
+                    if late is not None:
+                        worker.kill()
+                        workers.remove(worker)
+                        yield self._failed_late(worker, late)
+                        if not stop():
+                            workers.append(self._start(worker.device))
+        finally:
+            for worker in workers:
+                worker.kill()
+
+    def _start(self, device: str) -> _Worker[ItemT]:
+        # A signal to the whole group ends this helper of Python's, too; Python starts it again.
+        warnings.filterwarnings("ignore", "resource_tracker: process died unexpectedly")
+        ours, theirs = self.context.Pipe()
+        process = self.context.Process(
+            target=_run_target,
+            args=(self.target, theirs, *self.args, device),
+            daemon=True,
+        )
+        # While it imports, too, where Python would print a traceback.
+        with deaf_to_interrupts():
+            process.start()
+        theirs.close()
+        return _Worker(process, ours, device)
+
+    def _feed(
+        self,
+        worker: _Worker[ItemT],
+        waiting: Iterator[ItemT | None],
+        stop: Callable[[], bool],
+    ) -> None:
+        """Give a worker the items that it may have now; let it finish when there are no more."""
+        may_begin = worker.ready or self._early
+        if worker.finishing or not may_begin:
+            return
+        if stop():
+            worker.finish()
+            return
+        if worker.alone and worker.in_hand:
+            return
+        worker.alone = False
+        entered = WAITING if self.room > 1 else "at work"
+        if self._suspects:
+            # A suspect is tried by itself: a worker with other items in hand runs empty first.
+            if not worker.in_hand:
+                suspect = self._suspects.popleft()
+                worker.alone = worker.give(suspect, entered)
+                if not worker.alone:
+                    # The process is gone: the suspect waits for the next one.
+                    self._suspects.appendleft(suspect)
+            return
+        while len(worker.in_hand) < self.room:
+            try:
+                item = self._again.popleft() if self._again else next(waiting)
+            except StopIteration:
+                if not worker.in_hand:
+                    worker.finish()
+                return
+            if item is None:
+                return
+            if not worker.give(item, entered):
+                # The process is gone, too.
+                self._again.appendleft(item)
+                return
+
+    def _receive(self, worker: _Worker[ItemT]) -> tuple[list[Answer], bool]:
+        """Answers that a worker has sent, and whether it lives."""
+        answers: list[Answer] = []
+        try:
+            while worker.connection.poll():
+                message = worker.connection.recv()
+                if isinstance(message, Done):
+                    worker.in_hand.pop(message.id)
+                    answers.append(message.answer)
+                elif isinstance(message, Exception):
+                    raise message
+                elif message == READY:
+                    worker.ready = True
+                    self.on_stage("", READY)
+                else:
+                    item, entered = message
+                    worker.in_hand[item].enter(entered)
+                    self.on_stage(item, entered)
+        except (EOFError, ConnectionResetError):
+            with stage("stop"):
+                worker.process.join()
+            return answers, False
+        return answers, True
+
+    def _bury(self, worker: _Worker[ItemT]) -> Iterator[Answer]:
+        """What becomes of the items that a dead worker had in hand.
+
+        Yields the answer for the item that is to blame, if one is. DeviceError where processes die
+        when they start.
+        """
+        if worker.finishing and worker.process.exitcode == 0:
+            return
+        if not worker.ready:
+            self._early = False
+            self._failed_starts += 1
+            if self._failed_starts > _FAILED_STARTS:
+                what = f"a worker process on {worker.device} dies when it starts"
+                remedy = "see trinat doctor; is there enough memory?"
+                raise DeviceError(f"{what} ({worker.how_it_died()})", remedy=remedy)
+            # Start-up itself may fail, so the next worker gets no item until it is ready.
+            self._again.extend(hand.item for hand in worker.in_hand.values())
+            return
+        at_work = [hand for hand in worker.in_hand.values() if hand.stage != WAITING]
+        if len(worker.in_hand) == 1 and at_work:
+            (hand,) = at_work
+            reason = f"its process died while {hand.stage} ({worker.how_it_died()})"
+            yield self.failed(hand.item, reason)
+            return
+        # One of those at work has done it; those that waited are innocent.
+        self._suspects.extend(hand.item for hand in at_work)
+        self._again.extend(
+            hand.item for hand in worker.in_hand.values() if hand.stage == WAITING
+        )
+
+    def _late_item(self, worker: _Worker[ItemT]) -> _InHand[ItemT] | None:
+        """An item that has taken too long; DeviceError if the worker takes too long to start."""
+        if not self.timeout_s:
+            return None
+        if not worker.ready and time.monotonic() - worker.started > self.timeout_s:
+            what = f"a worker process on {worker.device} did not start within"
+            raise DeviceError(
+                f"{what} {self.timeout_s:g} s", remedy="see trinat doctor"
+            )
+        for hand in worker.in_hand.values():
+            if hand.seconds > self.timeout_s * hand.item.work:
+                return hand
+        return None
+
+    def _failed_late(self, worker: _Worker[ItemT], late: _InHand[ItemT]) -> Answer:
+        """The answer for a late item; the others of its process are given again."""
+        for hand in worker.in_hand.values():
+            if hand is not late:
+                self._again.append(hand.item)
+        assert self.timeout_s is not None
+        limit_s = self.timeout_s * late.item.work
+        return self.failed(late.item, f"took longer than {limit_s:g} s")
+
+
+@dataclass
+class _InHand(Generic[ItemT]):
+    """An item that a process has got: the stage it is in, and the time it was at work.
+
+    Seconds; `since` is when its stage began, on the clock of `time.monotonic`.
+    """
+
+    item: ItemT
+    stage: str = WAITING
+    since: float = field(default_factory=time.monotonic)
+    spent_s: float = 0.0
+
+    def enter(self, stage: str) -> None:
+        """Begin another stage; the time of one that waits does not count."""
+        self.spent_s = self.seconds
+        self.since = time.monotonic()
+        self.stage = stage
+
+    @property
+    def seconds(self) -> float:
+        """How long the item has been at work until now."""
+        if self.stage == WAITING:
+            return self.spent_s
+        return self.spent_s + time.monotonic() - self.since
+
+
+@dataclass
+class _Worker(Generic[ItemT]):
+    """A process that works on one device, and what its parent knows of it.
+
+    It is `ready` once it says so, and `finishing` when it gets no more items. One that is `alone`
+    has a single item, which may have brought another process down.
+    """
+
+    process: BaseProcess
+    connection: Connection
+    device: str
+    started: float = field(default_factory=time.monotonic)
+    ready: bool = False
+    finishing: bool = False
+    alone: bool = False
+    in_hand: dict[str, _InHand[ItemT]] = field(default_factory=dict)
+
+    def give(self, item: ItemT, entered: str) -> bool:
+        """Hand an item over; False if the process is gone, which its connection will say."""
+        try:
+            self.connection.send(item)
+        except OSError:
+            return False
+        self.in_hand[item.id] = _InHand(item, entered)
+        return True
+
+    def finish(self) -> None:
+        """Let it end when what it has in hand is done."""
+        self.finishing = True
+        with suppress(OSError):
+            self.connection.send(None)
+
+    def kill(self) -> None:
+        """End it now."""
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+    def how_it_died(self) -> str:
+        """The signal or exit status that it ended with, for people."""
+        code = self.process.exitcode
+        if code == -9:
+            return "killed, perhaps for want of memory"
+        if code is not None and code < 0:
+            return f"signal {-code}"
+        return f"exit status {code}"
+
+
+def _run_target(
+    target: Callable[..., None], connection: Connection, *args: Any
+) -> None:
+    """What a process of a pool runs."""
+    # A signal to the whole group is the parent's to hear; its own end is this process's, too.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _follow_parent()
+    target(connection, *args)
+    # Taking torch down takes part of a second, which the run would wait for.
+    os._exit(0)
+
+
+def _follow_parent() -> None:
+    """Leave Ctrl-C to the parent, and end with it.
+
+    Ctrl-C reaches every process of a terminal: the parent alone decides what it means. A process
+    does not outlive a parent that was killed, and write where another run is.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def end_with_parent() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+@dataclass(frozen=True)
+class _Numbered(Generic[Given]):
+    """One of the items of `isolated`."""
+
+    id: str
+    given: Given
+    work: int = 1
+
+
+def _say_nothing(answer: object, done: int, total: int) -> None:
+    """What `isolated` calls for each answer while nobody wants to hear of it."""
+
+
+def isolated(
+    work: Callable[[Given], Answer],
+    items: Sequence[Given],
+    jobs: int,
+    *,
+    killed: Callable[[Given], Answer],
+    finished: Callable[[Answer, int, int], object] = _say_nothing,
+    torch_threads: int | None = 1,
+) -> list[Answer]:
+    """The answers in the order of items; `killed` is that for an item whose process died.
+
+    `finished(answer, done, total)` is called as each comes. With one job all is done in this
+    process. Without a number of threads torch is not touched: work that seldom needs it need not
+    wait for its import.
+    """
+    processes = min(jobs, len(items))
+    answers: dict[int, Answer] = {}
+    if processes <= 1:
+        for number, item in enumerate(items):
+            answers[number] = work(item)
+            finished(answers[number], len(answers), len(items))
+    else:
+        pool: Pool[_Numbered[Given], tuple[int, Answer]] = Pool(
+            _work_in_turn,
+            (work, torch_threads),
+            ["cpu"] * processes,
+            failed=lambda item, reason: (int(item.id), killed(item.given)),
+            context=_forked_from_clean(work.__module__),
+        )
+        numbered = [_Numbered(str(number), item) for number, item in enumerate(items)]
+        for number, answer in pool.run(numbered, stop=lambda: False):
+            answers[number] = answer
+            finished(answer, len(answers), len(items))
+    return [answers[number] for number in range(len(items))]
+
+
+def _work_in_turn(
+    connection: Connection,
+    work: Callable[[Given], Answer],
+    torch_threads: int | None,
+    device: str,
+) -> None:
+    """What a process of `isolated` runs: one item after another."""
+    prepare_process(torch_threads)
+    connection.send(READY)
+    # No more comes where the parent is gone.
+    with suppress(EOFError):
+        while (item := connection.recv()) is not None:
+            try:
+                answer = work(item.given)
+            except Exception as error:
+                connection.send(error)
+                return
+            connection.send(Done(item.id, (int(item.id), answer)))
+
+
+def worker_pool(
+    processes: int, module: str, torch_threads: int | None = 1
+) -> ProcessPoolExecutor:
+    """Processes for single calls, which have imported the module that their work is in.
+
+    They end with this one. One that dies breaks all. Torch has `torch_threads` in each; with None
+    it is not touched.
+    """
+    context = _forked_from_clean(module)
+    return ProcessPoolExecutor(processes, context, _start_worker, (torch_threads,))
+
+
+def _start_worker(torch_threads: int | None) -> None:
+    """What a process of `worker_pool` does before its first call."""
+    _follow_parent()
+    prepare_process(torch_threads)
+
+
+def _forked_from_clean(module: str) -> ForkServerContext:
+    """Processes are forked from one clean process that has imported this module once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([module])
+    return context
