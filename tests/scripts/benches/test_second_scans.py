@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from benches.second_scans import CHANGES, ONE_AXIS, run
+
 from trinat.segmentation.io.volume import Volume
 
 
