@@ -18,8 +18,7 @@ from trinat.pipelines.predict.ledger import Ledger
 from trinat.pipelines.predict.outputs import CHANGES
 from trinat.segmentation.io.files import write_tsv, write_whole
 from trinat.segmentation.metrics.change import Change, change_of
-from trinat.segmentation.report.changes import Course, changes_page
-from trinat.segmentation.report.retest import retest_of
+from trinat.segmentation.report.changes import Course, changes_page, retest_of
 
 _COLUMNS = (
     "person",

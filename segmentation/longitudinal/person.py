@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,6 @@ from trinat.segmentation.inference.preparation import (
 from trinat.segmentation.inference.prior import most_probable
 from trinat.segmentation.inference.reversal import NOTE, as_seen
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.longitudinal.brightness import evened
 from trinat.segmentation.longitudinal.joining import Joining, flows_from
 from trinat.segmentation.longitudinal.rigid import Alignment
 from trinat.segmentation.longitudinal.space import PersonSpace, person_space
@@ -40,12 +40,27 @@ from trinat.segmentation.space.resample import resample_image
 from trinat.segmentation.space.views import reoriented
 from trinat.segmentation.timing import stage
 
-__all__ = ["TimePoint", "Together", "image_to_align", "in_order", "segment_person"]
+__all__ = [
+    "TimePoint",
+    "Together",
+    "evened",
+    "image_to_align",
+    "in_order",
+    "segment_person",
+]
 
 Image = NDArray[np.float32]
 
 # How far around the template's brain the brain of a scan is looked for, in voxels.
 _MARGIN = 4
+# Means are taken over about this distance: shading is smoother than that, and what a structure
+# gains or loses is far smaller.
+_SMOOTH_MM = 25.0
+# Shading is found in every n-th voxel along each axis.
+_STEP = 4
+# Where all scans are brighter than this there is tissue.
+_TISSUE = 0.15
+_LEAST = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +152,49 @@ def _in_space(scan: Volume, space: PersonSpace, number: int) -> Image:
     image = on_working_scale(reoriented(scan, "RAS"))
     to_grid = GridMap.between(image.grid, space.in_scan(number))
     return resample_image(image.data, to_grid)
+
+
+def evened(images: Sequence[Image]) -> list[Image]:
+    """Make images (X, Y, Z) on one grid of 1 mm equally bright, each by a smooth gain.
+
+    Where all of them show tissue, each has the geometric mean of their local means.
+    """
+    coarse = [image[::_STEP, ::_STEP, ::_STEP] for image in images]
+    is_tissue = np.all([image > _TISSUE for image in coarse], axis=0)
+    tissue = is_tissue.astype(np.float32)
+    share = _smooth(tissue)
+    logarithms = []
+    for image in coarse:
+        total = _smooth(image * tissue)
+        mean = (total + _LEAST) / (share + _LEAST)
+        logarithms.append(np.log(mean))
+    common = np.mean(logarithms, axis=0)
+    result = []
+    for image, logarithm in zip(images, logarithms, strict=True):
+        gain = np.exp(common - logarithm)
+        even = image * _stretched(gain, image.shape)
+        result.append(np.asarray(even, np.float32))
+    return result
+
+
+def _smooth(values: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray(ndimage.gaussian_filter(values, _SMOOTH_MM / _STEP))
+
+
+def _stretched(values: NDArray[Any], shape: Sequence[int]) -> NDArray[np.float32]:
+    """Bring values in every n-th voxel to the grid of all: linear between, constant beyond."""
+    for axis, length in enumerate(shape):
+        last = values.shape[axis] - 1
+        places = np.arange(length) / _STEP
+        lower = np.minimum(places.astype(int), last)
+        upper = np.minimum(lower + 1, last)
+        view = [1, 1, 1]
+        view[axis] = length
+        part = np.clip(places - lower, 0, 1).reshape(view)
+        low = np.take(values, lower, axis)
+        high = np.take(values, upper, axis)
+        values = low * (1 - part) + high * part
+    return values.astype(np.float32)
 
 
 def _prepared(

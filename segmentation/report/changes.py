@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from natsort import natsorted
+from scipy import special
 
 from trinat.segmentation.inference.checks.evidence import some
 from trinat.segmentation.metrics.change import Change
@@ -29,10 +33,28 @@ from trinat.segmentation.report.page import (
 )
 from trinat.segmentation.report.svg import INK
 
-__all__ = ["Course", "changes_page"]
+__all__ = ["Course", "changes_page", "retest_of"]
 
 # Beyond this many persons a table shows the largest changes alone.
 _MOST_ROWS = 1000
+
+
+@cache
+def retest_of(model: str) -> dict[str, float]:
+    """Say by structure what two scans of an unchanged person differ by, in per cent.
+
+    In 95 of 100 cases they differ by less. It is that of scans segmented together. Of few
+    measurements (`freedom` in the table) the standard deviation is not well known: Student's t
+    makes up for that. Empty for a model for which nobody has measured it. docs/reliability.md says
+    how it was measured.
+    """
+    table = files("trinat.configs") / "retest" / f"{model}.tsv"
+    if not table.is_file():
+        return {}
+    with table.open(encoding="utf-8") as file:
+        frame = pd.read_csv(file, sep="\t", comment="#")
+    within = frame["sd_percent"] * special.stdtrit(frame["freedom"], 0.975)
+    return dict(zip(frame["structure"], within.astype(float), strict=True))
 
 
 @dataclass(frozen=True)

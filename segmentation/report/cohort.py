@@ -1,19 +1,36 @@
-"""A group of segmentations without a truth: volumes, asymmetry, outliers."""
+"""A group of segmentations without a truth: volumes, asymmetry, outliers, effects and trends.
+
+Volumes may be adjusted for the size of the head, by the intracranial volume:
+
+- `residual`: for each structure a line of volume over intracranial volume is fitted to the group,
+  by least squares, and what it gives for the difference of a scan from the group's mean is taken
+  away. Values stay in mm³, as of a head of mean size.
+- `proportion`: the volume in percent of the intracranial volume.
+
+Persons are compared by sex, group and site, and over age. A person's value is the mean over their
+scans: intervals count persons, not scans.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import combinations
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy import stats
 
+from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.metrics.statistics import robust_z
-from trinat.segmentation.report.adjustment import Adjustment, Method, adjust
-from trinat.segmentation.report.effects import effects_of, persons_of, trends_of
+from trinat.segmentation.metrics.groups import group_difference, trend
+from trinat.segmentation.metrics.statistics import holm, robust_z
+
+Method = Literal["residual", "proportion"]
+Values = NDArray[np.float64]
 
 # The metric of volumes that were adjusted for the intracranial volume.
 ADJUSTED = "adjusted_volume"
@@ -22,6 +39,16 @@ OUTLIER_Z = 3.5
 # A robust spread of fewer values than this says nothing.
 _FEWEST_FOR_Z = 8
 _AGE_BANDS = 10  # years
+# A line through fewer scans says nothing.
+FEWEST_SCANS = 4
+_REMEDY = (
+    "use a model that finds all fluid inside the skull on whole heads, or give a table of "
+    "participants with a column eTIV"
+)
+# What persons are distinguished by.
+FACTS = ("sex", "group", "site")
+# Pairs of more groups than this are not compared: their table has all means.
+MOST_GROUPS = 4
 
 
 @dataclass(frozen=True)
@@ -88,6 +115,27 @@ class Range:
         if scan.age is None:
             return False
         return self.age_from <= scan.age <= self.age_to
+
+
+@dataclass(frozen=True)
+class Adjustment:
+    """How volumes were adjusted: a row of coefficients for each structure, by its name.
+
+    `mean_mm3` is the mean intracranial volume, `scans` the number of scans that have one, and
+    `without` that of scans that lack it: they have no adjusted volume. The columns of
+    `coefficients` are `slope`, `intercept`, `r2` and `scans`; empty for proportions.
+    """
+
+    method: Method
+    mean_mm3: float
+    scans: int
+    without: int
+    coefficients: pd.DataFrame
+
+    @property
+    def unit(self) -> str:
+        """The unit of what is adjusted."""
+        return "mm3" if self.method == "residual" else "%"
 
 
 @dataclass(frozen=True)
@@ -282,3 +330,122 @@ def _range_notes(
         notes[too_small] = f"below {limits.low_mm3:,.0f} mm³"
         notes[too_large] = f"above {limits.high_mm3:,.0f} mm³"
     return notes
+
+
+def adjust(
+    volumes_mm3: Mapping[str, Values], intracranial_mm3: Values, method: Method
+) -> tuple[dict[str, Values], Adjustment]:
+    """Adjusted volumes of N scans, (N,) by structure, and how they were adjusted.
+
+    `volumes_mm3` (N,) by structure and `intracranial_mm3` (N,) are NaN where they are not known,
+    and so is what is adjusted. EvaluationError where fewer than four scans have an intracranial
+    volume.
+    """
+    known = np.isfinite(intracranial_mm3)
+    if known.sum() < FEWEST_SCANS:
+        raise EvaluationError(
+            f"{known.sum()} of {len(known)} scans have an intracranial volume, and "
+            f"{FEWEST_SCANS} are needed to adjust for it",
+            remedy=_REMEDY,
+        )
+    mean_mm3 = float(intracranial_mm3[known].mean())
+    adjusted = {}
+    rows = {}
+    for structure, volumes in volumes_mm3.items():
+        if method == "proportion":
+            adjusted[structure] = 100 * volumes / intracranial_mm3
+            continue
+        line = _line(intracranial_mm3, volumes)
+        adjusted[structure] = volumes - line["slope"] * (intracranial_mm3 - mean_mm3)
+        rows[structure] = line
+    coefficients = pd.DataFrame.from_dict(rows, orient="index")
+    without = len(known) - int(known.sum())
+    done = Adjustment(method, mean_mm3, int(known.sum()), without, coefficients)
+    return adjusted, done
+
+
+def _line(x: Values, y: Values) -> dict[str, float]:
+    """The line of y over x by least squares; NaN where fewer than four pairs are known."""
+    known = np.isfinite(x) & np.isfinite(y)
+    x = x[known]
+    y = y[known]
+    scans = float(len(x))
+    unknown = {"slope": np.nan, "intercept": np.nan, "r2": np.nan, "scans": scans}
+    if len(x) < FEWEST_SCANS or np.ptp(x) == 0:
+        return unknown
+    line = stats.linregress(x, y)
+    r2 = float(line.rvalue**2) if np.ptp(y) else np.nan
+    return {
+        "slope": float(line.slope),
+        "intercept": float(line.intercept),
+        "r2": r2,
+        "scans": scans,
+    }
+
+
+def effects_of(persons: pd.DataFrame) -> pd.DataFrame:
+    """A row for each fact, pair of groups and structure: the fields of a `GroupDifference`.
+
+    `persons` are those of `persons_of`. Columns `fact`, `first_group`, `second_group` and
+    `structure` say of what it is. `p_holm` is p after Holm over the structures of a pair. Empty
+    where there are no two groups.
+    """
+    tables = []
+    for fact in FACTS:
+        groups = groups_of(persons, fact)
+        if len(groups) > MOST_GROUPS:
+            continue
+        for first, second in combinations(groups, 2):
+            rows = []
+            for structure, values in persons.groupby("structure", sort=False):
+                found = group_difference(
+                    values.loc[values[fact] == first, "value"].to_numpy(float),
+                    values.loc[values[fact] == second, "value"].to_numpy(float),
+                )
+                rows.append({"structure": structure, **vars(found)})
+            table = pd.DataFrame(rows)
+            table.insert(0, "fact", fact)
+            table.insert(1, "first_group", first)
+            table.insert(2, "second_group", second)
+            table["p_holm"] = holm(table["p"].to_numpy(float))
+            tables.append(table)
+    if not tables:
+        return pd.DataFrame()
+    return pd.concat(tables, ignore_index=True)
+
+
+def trends_of(persons: pd.DataFrame) -> pd.DataFrame:
+    """A row for each structure: the fields of its `Trend` over age in years, and the mean.
+
+    `persons` are those of `persons_of`. `p_holm` is p after Holm over structures. Empty where
+    fewer than four persons have an age.
+    """
+    rows = []
+    for structure, values in persons.groupby("structure", sort=False):
+        ages = values["age"].to_numpy(float)
+        found = trend(ages, values["value"].to_numpy(float))
+        mean = values.loc[np.isfinite(ages), "value"].mean()
+        rows.append({"structure": structure, **vars(found), "mean": mean})
+    table = pd.DataFrame(rows)
+    if table.empty or table["slope"].isna().all():
+        return pd.DataFrame()
+    table["p_holm"] = holm(table["p"].to_numpy(float))
+    return table
+
+
+def groups_of(persons: pd.DataFrame, fact: str) -> list[str]:
+    """The groups of persons by one fact, sorted; a fact that is not known is no group."""
+    return sorted(set(persons[fact]) - {""})
+
+
+def persons_of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """A row for each person and structure: `value`, mean `age`, and the facts of their first scan.
+
+    `frame` is that of a `Cohort`, and values are of one metric of it. In the order of the
+    structures; those of persons without a value have NaN.
+    """
+    values = frame[frame["metric"] == metric]
+    by = values.groupby(["structure", "subject"], sort=False)
+    facts = {fact: (fact, "first") for fact in FACTS}
+    found = by.agg(value=("value", "mean"), age=("age", "mean"), **facts)
+    return found.reset_index()

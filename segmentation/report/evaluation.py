@@ -20,10 +20,10 @@ from trinat.segmentation.metrics.definitions import (
 from trinat.segmentation.metrics.statistics import FEWEST_PERSONS, fewest_persons_for
 from trinat.segmentation.report import figures, frames, summary, tables
 from trinat.segmentation.report.case_view import ERROR_COLORS, CaseView
-from trinat.segmentation.report.cells import digits_of
 from trinat.segmentation.report.drawing import Drawing
 from trinat.segmentation.report.page import Table, asset, count, render, short_name
 from trinat.segmentation.report.summary import Evaluation
+from trinat.segmentation.report.tables import digits_of
 
 
 @dataclass(frozen=True)

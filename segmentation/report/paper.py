@@ -10,9 +10,9 @@ import pandas as pd
 
 from trinat.segmentation.metrics.definitions import METRICS, PRINTED
 from trinat.segmentation.report import frames
-from trinat.segmentation.report.cells import digits_of
 from trinat.segmentation.report.page import short_name
 from trinat.segmentation.report.summary import Evaluation
+from trinat.segmentation.report.tables import digits_of
 
 _LATEX = str.maketrans(
     {

@@ -8,15 +8,13 @@ import numpy as np
 import pandas as pd
 
 from trinat.segmentation.metrics.groups import trend
-from trinat.segmentation.report.adjustment import Adjustment
-from trinat.segmentation.report.cohort import Cohort
+from trinat.segmentation.report.cohort import Adjustment, Cohort, groups_of
 from trinat.segmentation.report.drawing import (
     Drawing,
     add_legend,
     model_color,
     panels,
 )
-from trinat.segmentation.report.effects import groups_of
 from trinat.segmentation.report.page import (
     Cell,
     Column,

@@ -1,4 +1,4 @@
-"""The tables of an evaluation's page."""
+"""The tables of an evaluation's page, and their cells: numbers, intervals, shades, p values."""
 
 from __future__ import annotations
 
@@ -9,19 +9,14 @@ import numpy as np
 import pandas as pd
 
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.metrics.definitions import HEADLINE, METRICS
+from trinat.segmentation.metrics.definitions import DIGITS, HEADLINE, METRICS, Metric
 from trinat.segmentation.report import frames, summary
-from trinat.segmentation.report.cells import (
-    mean_with_interval,
-    numbers_of,
-    p_value,
-    shaded,
-)
 from trinat.segmentation.report.page import (
     Cell,
     Column,
     Columns,
     Table,
+    number,
     short_name,
     table,
 )
@@ -29,6 +24,8 @@ from trinat.segmentation.report.summary import Evaluation
 
 _MOST_SCANS = 200  # in the tables by scan; metrics.csv has them all
 _MOST_CONFUSIONS = 25
+# The shade is full where the value is perfect; a distance of this has none.
+_FAR_MM = 10.0
 
 _UNDEFINED = (
     "Values that do not exist, one a structure and scan: of what is missed, invented, rejected or "
@@ -53,7 +50,7 @@ def headline(evaluation: Evaluation) -> Table:
     for model in evaluation.models:
         persons = evaluation.statistic(model, "dice", "group:all").get("persons")
         intervals = [
-            mean_with_interval(evaluation, model, metric) for metric in HEADLINE
+            _mean_with_interval(evaluation, model, metric) for metric in HEADLINE
         ]
         rows.append([model, persons, *intervals])
     columns: Columns = ["Model", Column("Persons", 0), *_HEADLINE_COLUMNS]
@@ -91,7 +88,7 @@ def groups(evaluation: Evaluation) -> Table:
     for model in evaluation.models:
         for group in shown:
             intervals = [
-                mean_with_interval(evaluation, model, metric, group)
+                _mean_with_interval(evaluation, model, metric, group)
                 for metric in HEADLINE
             ]
             rows.append([short_name(group), model, *intervals])
@@ -134,7 +131,7 @@ def structures(evaluation: Evaluation) -> Table:
             row["persons"],
             row["undefined"],
         ]
-        cells += numbers_of(row, "mean", "low", "high", "median", "sd")
+        cells += _numbers_of(row, "mean", "low", "high", "median", "sd")
         rows.append(cells)
     return table("structure-table", "Every structure, group and metric", columns, rows)
 
@@ -171,7 +168,7 @@ def heat(evaluation: Evaluation, model: str, metric: str, scheme: LabelScheme) -
     for (subject, session), values in zip(
         shown.index, shown.to_dict("records"), strict=True
     ):
-        cells = [shaded(definition, name, values[name]) for name in shown_names]
+        cells = [_shaded(definition, name, values[name]) for name in shown_names]
         rows.append([f"{subject} {session}".strip(), *cells])
     note = ""
     if len(scans) > len(rows):
@@ -214,11 +211,11 @@ def comparison(evaluation: Evaluation) -> Table:
             METRICS[row["metric"]].title,
             f"{row['second']} − {row['first']}",
             row["persons"],
-            *numbers_of(row, "mean_difference", "low", "high", sign=True),
+            *_numbers_of(row, "mean_difference", "low", "high", sign=True),
             row["effect"],
             row["left_out"],
-            p_value(row["p"]),
-            p_value(row["p_holm"]),
+            _p_value(row["p"]),
+            _p_value(row["p_holm"]),
             row["note"],
         ]
         rows.append(cells)
@@ -377,3 +374,55 @@ def _records(
         shown["structure"] = [short_name(name) for name in shown["structure"]]
     rows = [[row[key] for key in columns] for row in shown.to_dict("records")]
     return table(id, caption, list(columns.values()), rows, note=note)
+
+
+def digits_of(metric: str) -> int:
+    """Digits after the point that a metric's unit has use for."""
+    return DIGITS[METRICS[metric].unit]
+
+
+def _numbers_of(row: Mapping[Any, Any], *keys: str, sign: bool = False) -> list[Cell]:
+    """Numbers of a metric, with as many digits as its unit has use for."""
+    return [number(row[key], digits_of(row["metric"]), sign=sign) for key in keys]
+
+
+def _mean_with_interval(
+    evaluation: Evaluation,
+    model: str,
+    metric: str,
+    structure: str = "group:all",
+) -> Cell:
+    """A mean with its 95 % interval; a dash where there is none."""
+    found = evaluation.statistic(model, metric, structure)
+    if not found or np.isnan(found["mean"]):
+        return number(None)
+    mean, low, high = _numbers_of(found, "mean", "low", "high")
+    # A line breaks before the interval, never within it.
+    text = f"{mean.text} [{low.text},\N{NO-BREAK SPACE}{high.text}]"
+    hint = ""
+    if found["undefined"]:
+        hint = f"undefined values: {int(found['undefined'])}"
+    return Cell(text, float(found["mean"]), hint=hint)
+
+
+def _shaded(metric: Metric, structure: str, value: float) -> Cell:
+    """A number on a ground that says how good it is."""
+    cell = number(value, 2)
+    shade = None
+    if not np.isnan(value):
+        goodness = 1 - value / _FAR_MM
+        if metric.better == "higher":
+            goodness = value
+        shade = round(20 * float(np.clip(goodness, 0, 1)))
+    hint = f"{short_name(structure)}: {cell.hint or cell.text}"
+    return Cell(cell.text, cell.order, shade, hint)
+
+
+def _p_value(value: float) -> Cell:
+    """A p value; the smallest ones by their limit."""
+    if np.isnan(value):
+        return number(None, hint="no test")
+    text = f"{value:.3f}"
+    if value < 0.001:
+        text = "< 0.001"
+    return Cell(text, float(value))

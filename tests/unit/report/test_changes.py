@@ -1,14 +1,17 @@
-"""The page of changes."""
+"""The page of changes, and the noise of two scans of a person, as a table has it for a model."""
 
 from __future__ import annotations
 
+import csv
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from helpers.browser import assert_fits_desk_and_phone, find_chromium
+from scipy import stats
 
 from trinat.segmentation.metrics.change import change_of
-from trinat.segmentation.report.changes import Course, changes_page
+from trinat.segmentation.report.changes import Course, changes_page, retest_of
 
 
 def course(person: str, volumes: list[float], group: str = "", **changes) -> Course:
@@ -127,3 +130,16 @@ def test_on_a_phone_nothing_is_wider_than_the_page(tmp_path: Path) -> None:
     long_name = "person-" + 40 * "long"
     page.write_text(changes_page([course(long_name, [100, 90], group="patients")]))
     assert_fits_desk_and_phone(chromium, page)
+
+
+def test_few_measurements_have_a_wide_band() -> None:
+    table = (files("trinat.configs") / "retest" / "fast.tsv").read_text("utf-8")
+    row = next(csv.DictReader(table.splitlines(), delimiter="\t"))
+    factor = stats.t.ppf(0.975, int(row["freedom"]))
+    assert factor > 1.96
+    expected = float(row["sd_percent"]) * factor
+    assert retest_of("fast")[row["structure"]] == pytest.approx(expected)
+
+
+def test_a_model_that_nobody_measured_has_none() -> None:
+    assert retest_of("own") == {}

@@ -11,7 +11,7 @@ import pytest
 from trinat.segmentation.io.files import spreadsheet_safe, write_tsv
 from trinat.segmentation.metrics.measurement import Measurement
 from trinat.segmentation.metrics.statistics import fewest_persons_for
-from trinat.segmentation.report import comparison, frames, summary
+from trinat.segmentation.report import frames, summary
 from trinat.segmentation.report.evaluation import _comparison_notices
 from trinat.segmentation.report.measurements import metrics_frame, write_table
 from trinat.segmentation.report.page import short_name
@@ -80,9 +80,7 @@ def test_what_no_label_map_has_is_absent_everywhere_but_not_one_side_alone() -> 
 def test_models_are_compared_on_the_persons_of_both() -> None:
     one = {f"s{n}": 0.5 for n in range(8)}
     other = {f"s{n}": 0.6 + n / 100 for n in range(1, 9)}
-    table = comparison.comparisons(
-        frame_of(dice("one", one) + dice("other", other)), {}
-    )
+    table = summary.comparisons(frame_of(dice("one", one) + dice("other", other)), {})
     row = table[table["metric"] == "dice"].iloc[0]
     assert row["persons"] == 7
     assert row["mean_difference"] == pytest.approx(0.1 + 4 / 100)
@@ -98,7 +96,7 @@ def test_groups_are_corrected_apart_from_structures() -> None:
         rows += dice("one", dict.fromkeys(values, 0.0), structure) + dice(
             "two", values, structure
         )
-    table = comparison.comparisons(
+    table = summary.comparisons(
         frame_of(rows), {"group:all": ["A", "B", "C"]}
     ).set_index("structure")
     p = 2 / 2**6
@@ -123,7 +121,7 @@ def compared(one: dict, other: dict, metric: str) -> pd.Series:
     """`group:all` of two models whose structures have these values."""
     frame = frame_of(values_of("a", metric, one) + values_of("b", metric, other))
     members = {"group:all": sorted({*one, *other})}
-    table = comparison.comparisons(frame, members)
+    table = summary.comparisons(frame, members)
     return table[table["structure"] == "group:all"].iloc[0]
 
 
@@ -173,9 +171,7 @@ def test_what_one_model_does_not_know_is_left_out_of_means_and_has_no_row() -> N
     one = {"Left-Putamen": good, "Left-Accumbens-area": hard}
     other = {"Left-Putamen": [value + 0.05 for value in good]}
     frame = frame_of(values_of("a", "dice", one) + values_of("b", "dice", other))
-    table = comparison.comparisons(frame, {"group:all": list(one)}).set_index(
-        "structure"
-    )
+    table = summary.comparisons(frame, {"group:all": list(one)}).set_index("structure")
     assert set(table.index) == {"Left-Putamen", "group:all"}
     assert table.loc["group:all", "mean_difference"] == pytest.approx(0.05)
     assert table.loc["group:all", "left_out"] == 6
@@ -188,7 +184,7 @@ def test_two_scans_of_a_person_are_compared_scan_by_scan() -> None:
         for session, one, other in (("1", 0.8, 0.8), ("2", np.nan, 0.2)):
             rows.append((f"s{n}", session, "a", "Left-Putamen", "dice", one))
             rows.append((f"s{n}", session, "b", "Left-Putamen", "dice", other))
-    row = comparison.comparisons(frame_of(rows), {}).iloc[0]
+    row = summary.comparisons(frame_of(rows), {}).iloc[0]
     assert (row["persons"], row["mean_difference"], row["left_out"]) == (6, 0, 6)
 
 
@@ -202,7 +198,7 @@ def test_intervals_of_shares_end_at_1_and_of_distances_at_0() -> None:
 
 
 def test_one_model_has_nothing_to_compare() -> None:
-    assert comparison.comparisons(frame_of(dice("only", {"a": 1.0})), {}).empty
+    assert summary.comparisons(frame_of(dice("only", {"a": 1.0})), {}).empty
 
 
 def test_retest_takes_the_first_two_scans_of_those_who_have_two() -> None:

@@ -10,8 +10,7 @@ from helpers.pages import rows_of
 
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.labels.scheme import load_scheme
-from trinat.segmentation.report.adjustment import adjust
-from trinat.segmentation.report.cohort import Range, Scan, cohort_of
+from trinat.segmentation.report.cohort import Range, Scan, adjust, cohort_of
 from trinat.segmentation.report.cohort_page import cohort_drawings, cohort_page
 from trinat.segmentation.report.people import people_plot
 
