@@ -27,7 +27,7 @@ from trinat.pipelines.evaluate.gather import (
 from trinat.pipelines.evaluate.measuring import Done, measure_all, scan_of
 from trinat.pipelines.evaluate.pairing import Pairing
 from trinat.pipelines.evaluate.settings import EvaluationSettings
-from trinat.pipelines.evaluate.shown_scans import worst_cases
+from trinat.pipelines.evaluate.shown_scans import lowest_scans
 from trinat.pipelines.scans.files import ScanFile
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import sha256_of, write_whole
@@ -260,11 +260,11 @@ def _write_page(
             drawing.save(folder)
     for drawing in heat_maps(evaluation):
         drawing.save(folder)
-    cases, more_notices = worst_cases(
+    lowest, more_notices = lowest_scans(
         settings, inputs.scheme, evaluation.frame, measured, inputs.images
     )
-    for number, case in enumerate(cases, start=1):
-        write_whole(folder / f"worst-{number}.png", case.view.still_png)
+    for number, scan in enumerate(lowest, start=1):
+        write_whole(folder / f"worst-{number}.png", scan.view.still_png)
     faces = ""
     if inputs.images:
         faces = "Scans are black away from the brain, so that no face is shown."
@@ -273,7 +273,7 @@ def _write_page(
     page = evaluation_page(
         evaluation,
         plots,
-        cases,
+        lowest,
         inputs.scheme,
         facts,
         faces=faces,

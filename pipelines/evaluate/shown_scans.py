@@ -22,7 +22,7 @@ from trinat.segmentation.metrics.common_grid import on_grid_of
 
 if TYPE_CHECKING:
     from trinat.segmentation.report.cohort import Cohort, Scan
-    from trinat.segmentation.report.evaluation import Case
+    from trinat.segmentation.report.evaluation import WorstScan
 
 _MOST_PICTURES = 12
 # Scans are shown by grade first; those that passed or have no grade come last.
@@ -30,13 +30,13 @@ _RANKS = {"reject": 0, "look": 1}
 _LAST_RANK = 2
 
 
-def worst_cases(
+def lowest_scans(
     settings: EvaluationSettings,
     scheme: LabelScheme,
     frame: pd.DataFrame,
     measured: Sequence[Done],
     images: Sequence[ScanFile],
-) -> tuple[list[Case], list[str]]:
+) -> tuple[list[WorstScan], list[str]]:
     """Show the five lowest scans; the second result are notices for the reader of the report.
 
     `frame` has the values of all pairs. A scan whose image is missing or unfit is shown without
@@ -58,7 +58,7 @@ def worst_cases(
         notices.append(
             f"{missing} of {len(truths)} scans have no image to be shown on."
         )
-    cases = []
+    shown = []
     for row in worst_scans(frame).to_dict("records"):
         task = tasks[row["subject"], row["session"], row["model"]]
         pair = read_pair(task)
@@ -74,12 +74,15 @@ def worst_cases(
                 notices.append(f"shown without its scan: {error}")
         rejected = task.rejected.get(pair.facts["prediction_sha256"], {})
         left_out = task.made.left_out(scheme, rejected, truth_csf=task.truth_csf)
-        case = _case(row, pair, image, scheme, left_out, show_head=settings.show_heads)
-        cases.append(case)
-    return cases, notices
+        shown.append(
+            _worst_scan(
+                row, pair, image, scheme, left_out, show_head=settings.show_heads
+            )
+        )
+    return shown, notices
 
 
-def _case(
+def _worst_scan(
     row: Mapping[Hashable, Any],
     pair: AlignedPair,
     image: Volume | None,
@@ -87,13 +90,13 @@ def _case(
     left_out: Collection[str],
     *,
     show_head: bool,
-) -> Case:
+) -> WorstScan:
     """Make one scan ready to be shown; `row` is its line of `worst_scans`.
 
     Structures that are `left_out` are not compared.
     """
     from trinat.segmentation.report.case_view import view_case
-    from trinat.segmentation.report.evaluation import Case
+    from trinat.segmentation.report.evaluation import WorstScan
     from trinat.segmentation.report.page import short_name
 
     scan = f"{row['subject']} {row['session']}".strip()
@@ -117,7 +120,7 @@ def _case(
     )
     title = f"{scan}, {row['model']}: mean Dice {row['value']:.3f}"
     alt = f"Truth, prediction and errors of {scan} in three planes"
-    return Case(title, text, alt, view)
+    return WorstScan(title, text, alt, view)
 
 
 def cohort_pictures(

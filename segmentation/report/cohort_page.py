@@ -63,10 +63,17 @@ def cohort_page(
     The page is one file: figures and pictures are inside. `provenance` is shown at its end, as
     `page.provenance` gives it.
     """
+    people = len({scan.subject for scan in cohort.scans})
+    noun = "person" if people == 1 else "people"
+    lead = (
+        f"{count(len(cohort.scans), 'scan')} of {people:,} {noun}, "
+        f"{len(cohort.structures)} structures; there is no truth to compare with."
+    )
+    by_facts = [_by_group(cohort, key) for key in _GROUPS]
     return render(
         "cohort.html",
         title="Segmented scans",
-        lead=_lead(cohort),
+        lead=lead,
         notices=_notices(cohort, failures),
         cards=_cards(cohort, failures),
         outliers=_outliers(cohort),
@@ -76,7 +83,7 @@ def cohort_page(
         limit=OUTLIER_Z,
         volumes=_described(cohort, "volume"),
         asymmetry=_described(cohort, "asymmetry_index"),
-        groups=_groups(cohort),
+        groups=[found for found in by_facts if found is not None],
         effects=effect_tables(cohort),
         trends=trend_table(cohort),
         adjustment=cohort.adjustment,
@@ -98,16 +105,6 @@ def cohort_page(
         volume_definition=METRICS["volume"].definition,
         again=asset("cohort-again.txt"),
         provenance=provenance,
-    )
-
-
-def _lead(cohort: Cohort) -> str:
-    """The sentence below the title."""
-    people = len({scan.subject for scan in cohort.scans})
-    noun = "person" if people == 1 else "people"
-    return (
-        f"{count(len(cohort.scans), 'scan')} of {people:,} {noun}, "
-        f"{len(cohort.structures)} structures; there is no truth to compare with."
     )
 
 
@@ -234,16 +231,6 @@ def _described(cohort: Cohort, metric: str) -> Table:
             name = name.removeprefix("L ")
         rows.append([Cell(name, place), *numbers])
     return table(f"{metric}-table", caption, columns, rows)
-
-
-def _groups(cohort: Cohort) -> list[Table]:
-    """A table for each fact by which the scans fall into groups."""
-    tables = []
-    for key in _GROUPS:
-        found = _by_group(cohort, key)
-        if found is not None:
-            tables.append(found)
-    return tables
 
 
 def _by_group(cohort: Cohort, key: str) -> Table | None:

@@ -21,13 +21,13 @@ from trinat.segmentation.metrics.statistics import FEWEST_PERSONS, fewest_person
 from trinat.segmentation.report import figures, frames, summary, tables
 from trinat.segmentation.report.case_view import ERROR_COLORS, CaseView
 from trinat.segmentation.report.drawing import Drawing
-from trinat.segmentation.report.page import Table, asset, count, render, short_name
+from trinat.segmentation.report.page import asset, count, render, short_name
 from trinat.segmentation.report.summary import Evaluation
 from trinat.segmentation.report.tables import digits_of
 
 
 @dataclass(frozen=True)
-class Case:
+class WorstScan:
     """One of the worst scans, ready to be shown.
 
     `title` names the scan, `text` says what is wrong with it, `alt` describes the picture for
@@ -101,7 +101,7 @@ def heat_maps(evaluation: Evaluation) -> list[Drawing]:
 def evaluation_page(
     evaluation: Evaluation,
     plots: Mapping[str, Sequence[Drawing]],
-    cases: Sequence[Case],
+    worst: Sequence[WorstScan],
     scheme: LabelScheme,
     provenance: Mapping[str, str],
     *,
@@ -116,10 +116,31 @@ def evaluation_page(
     first_model = evaluation.models[0]
     every_notice = [*notices, *_notices(evaluation)]
     evaluation = evaluation.without_absent()
+    frame = evaluation.frame
+    scans = len(frame[["subject", "session"]].drop_duplicates())
+    persons = frame["subject"].nunique()
+    structures = len(frames.structures_of(frame))
+    lead = (
+        f"{' and '.join(evaluation.models)} against the truth: {count(scans, 'scan')} of "
+        f"{count(persons, 'person')}, {structures} structures ({scheme.name})."
+    )
+    # By the metric's title, a table a model.
+    heat = {}
+    for metric in PRINTED:
+        heat[METRICS[metric].title] = [
+            tables.heat(evaluation, model, metric, scheme)
+            for model in evaluation.models
+        ]
+    # What the page's slice viewer draws classes and errors with.
+    palette = {
+        "colors": [list(label.color) for label in scheme.labels],
+        "names": [short_name(label.name) for label in scheme.labels],
+        "errors": ERROR_COLORS,
+    }
     return render(
         "evaluation.html",
         title="Segmentation evaluation",
-        lead=_lead(evaluation, scheme),
+        lead=lead,
         provenance=provenance,
         notices=every_notice,
         cards=_cards(evaluation),
@@ -127,43 +148,20 @@ def evaluation_page(
         groups=tables.groups(evaluation),
         plots=plots,
         structures=tables.structures(evaluation),
-        heat=_heat_tables(evaluation, scheme),
+        heat=heat,
         not_predicted=tables.not_predicted(evaluation),
         comparison_notices=_comparison_notices(evaluation.comparisons),
         comparison=tables.comparison(evaluation),
         agreement=tables.agreement(evaluation),
         retest=tables.retest(evaluation),
-        confusions=tables.confusions(evaluation.frame),
-        cases=cases,
+        confusions=tables.confusions(frame),
+        cases=worst,
         faces=faces,
-        palette=_palette(scheme),
+        palette=palette,
         pairs=tables.pairs(evaluation.pairs),
         definitions=tables.definitions(),
         again=code_of(first_model),
     )
-
-
-def _lead(evaluation: Evaluation, scheme: LabelScheme) -> str:
-    """The sentence below the title."""
-    frame = evaluation.frame
-    scans = len(frame[["subject", "session"]].drop_duplicates())
-    persons = frame["subject"].nunique()
-    structures = len(frames.structures_of(frame))
-    return (
-        f"{' and '.join(evaluation.models)} against the truth: {count(scans, 'scan')} of "
-        f"{count(persons, 'person')}, {structures} structures ({scheme.name})."
-    )
-
-
-def _heat_tables(evaluation: Evaluation, scheme: LabelScheme) -> dict[str, list[Table]]:
-    """By the metric's title, a table a model."""
-    found = {}
-    for metric in PRINTED:
-        found[METRICS[metric].title] = [
-            tables.heat(evaluation, model, metric, scheme)
-            for model in evaluation.models
-        ]
-    return found
 
 
 def _comparison_notices(compared: pd.DataFrame) -> list[str]:
@@ -187,15 +185,6 @@ def _comparison_notices(compared: pd.DataFrame) -> list[str]:
         f"With {persons} persons and {tests} structures no single structure can be significant: "
         f"p after Holm is at least {least:.2f}. With {needed} persons one could be."
     ]
-
-
-def _palette(scheme: LabelScheme) -> dict[str, Any]:
-    """What the page's slice viewer draws classes and errors with."""
-    return {
-        "colors": [list(label.color) for label in scheme.labels],
-        "names": [short_name(label.name) for label in scheme.labels],
-        "errors": ERROR_COLORS,
-    }
 
 
 def code_of(model: str) -> str:

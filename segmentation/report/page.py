@@ -122,21 +122,14 @@ def table(
     `id` is the element's name in the page. A row has a value for each column, in their order.
     `note` stands below the table; `kind` is a class of the style sheet.
     """
-    known = [_column(column) for column in columns]
-    formatted = [_cells(known, row) for row in rows]
+    known = [
+        Column(column) if isinstance(column, str) else column for column in columns
+    ]
+    formatted = []
+    for row in rows:
+        pairs = zip(known, row, strict=True)
+        formatted.append([column.cell(value) for column, value in pairs])
     return Table(id, caption, known, formatted, note, kind)
-
-
-def _column(given: Column | str) -> Column:
-    """A column; plain text is its title."""
-    if isinstance(given, str):
-        return Column(given)
-    return given
-
-
-def _cells(columns: Sequence[Column], values: Sequence[Any]) -> list[Cell]:
-    """One row."""
-    return [column.cell(value) for column, value in zip(columns, values, strict=True)]
 
 
 def number(
