@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +61,7 @@ class _SampledView:
     slices: Sequence[int]
 
     def look(self, subject: str, slices: Sequence[int]) -> tuple[Look, np.ndarray]:
-        """What it sees in some slices of a subject, and their images (N, H, W)."""
+        """Return what it sees in some slices of a subject, and their images (N, H, W)."""
         images, labels = self._read(subject, slices)
         # What the model never predicts is no fault of the labels.
         labels[np.isin(labels, self.model.not_predicted_in(self.view))] = IGNORE
@@ -81,7 +81,7 @@ class _SampledView:
     def _read(
         self, subject: str, slices: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Images (N, C, H, W) and classes (N, H, W) of some slices."""
+        """Read images (N, C, H, W) and classes (N, H, W) of some slices."""
         file = self.store.file(subject)
         images = []
         labels = []
@@ -103,7 +103,7 @@ def find_suspects(
     device: str = "auto",
     finished: Finished = lambda done, of: None,
 ) -> pd.DataFrame:
-    """Hold a store's labels against a model; a row a subject, the worst first.
+    """Hold a store's labels against a model; return a row for each subject, the worst first.
 
     Writes a table, a page and a list of the subjects whose score is above `limit`. Every `every`-th
     slice is looked at. `finished` is called with the number of subjects that are done, and of all.
@@ -117,7 +117,11 @@ def find_suspects(
             where=root,
             remedy="give a model of the same labels",
         )
-    subjects = _subjects_with_images(store)
+    subjects = [
+        entry.subject
+        for entry in store.labelled
+        if store.info.subjects[entry.subject].has_image
+    ]
     if len(subjects) < _FEWEST_SUBJECTS:
         raise ConfigError(
             f"has {len(subjects)} subjects with image and labels, "
@@ -147,22 +151,22 @@ def find_suspects(
         pictures = []
         for subject in ranked.index[:_MOST_PICTURES]:
             row = ranked.loc[subject]
-            view_number, place = where_to_look(
+            view_number, position = where_to_look(
                 measured[subject], row["why"], classes.names
             )
-            pictures.append(_picture(subject, row, views[view_number], place))
+            pictures.append(_picture(subject, row, views[view_number], position))
         beyond = ranked.index[ranked["score"] > limit]
         _write_table(out / TABLE, ranked)
-        _write_excluded(out / EXCLUDE, beyond, model, limit)
+        # The list that trinat split reads, for a person to shorten.
+        with atomic_text(out / EXCLUDE) as file:
+            file.write(
+                f"# {model.name}, score above {limit:g}; take out what is right\n"
+            )
+            for subject in beyond:
+                file.write(f"{subject}\n")
         page = _page(model, ranked, len(beyond), in_few_slices, pictures, limit)
         write_whole(out / PAGE, page)
     return ranked
-
-
-def _subjects_with_images(store: Store) -> list[str]:
-    """Subjects of which the store has image and labels."""
-    labelled = [entry.subject for entry in store.labelled]
-    return [name for name in labelled if store.info.subjects[name].has_image]
 
 
 def _sampled_views(
@@ -172,7 +176,7 @@ def _sampled_views(
     every: int,
     device: torch.device,
 ) -> list[_SampledView]:
-    """Views that tell left from right, where there are any; slices where anybody has labels."""
+    """Choose views that tell left from right, if any, and slices with anybody's labels."""
     views = [view for view in model.networks if view in store.views]
     if not views:
         raise ConfigError("shares no view with the model", where=store.root)
@@ -196,7 +200,7 @@ def _sampled_slices(
     subjects: Sequence[str],
     every: int,
 ) -> range:
-    """Every n-th slice from the first to the last with labels, in the middle of that range."""
+    """Take every n-th slice from the first to the last with labels, in the middle of that range."""
     has_labels = []
     for subject in subjects:
         counts = store.file(subject).class_counts(view)
@@ -209,26 +213,13 @@ def _sampled_slices(
 
 
 def _write_table(path: Path, ranked: pd.DataFrame) -> None:
-    """One row a subject, the score rounded."""
+    """Write a row for each subject, with the score rounded."""
     rows = []
     for subject, score, *rest in ranked.itertuples(name=None):
         why, structure, *measures = rest
         cells = (why or None, structure or None, *measures)
         rows.append((subject, round(score, 2), *cells))
     write_tsv(path, ("subject", *ranked.columns), rows)
-
-
-def _write_excluded(
-    path: Path,
-    subjects: Iterable[str],
-    model: Model,
-    limit: float,
-) -> None:
-    """The list that trinat split reads, for a person to shorten."""
-    with atomic_text(path) as file:
-        file.write(f"# {model.name}, score above {limit:g}; take out what is right\n")
-        for subject in subjects:
-            file.write(f"{subject}\n")
 
 
 def _page(
@@ -239,7 +230,7 @@ def _page(
     pictures: Sequence[tuple[str, bytes]],
     limit: float,
 ) -> str:
-    """The page: pictures of the worst, and all subjects; `suspects` is how many are excluded.
+    """Make the page: pictures of the worst, and all subjects; `suspects` of them are excluded.
 
     Structures `in_few_slices` are named as not judged.
     """
@@ -286,13 +277,13 @@ def _picture(
     subject: str,
     row: pd.Series,
     view: _SampledView,
-    place: int,
+    position: int,
 ) -> tuple[str, bytes]:
-    """A caption, and a PNG: image, labels and prediction of a slice.
+    """Make a caption and a PNG: image, labels and prediction of a slice.
 
-    `row` is the subject's in the table, `place` that of the slice among those looked at.
+    `row` is the subject's in the table, `position` that of the slice among those looked at.
     """
-    number = view.slices[place]
+    number = view.slices[position]
     seen, gray = view.look(subject, [number])
     rows, columns = brain_window(seen.truth | seen.predicted)
     colors = label_colors(view.model.classes_of(view.view))
