@@ -8,7 +8,7 @@ maps add grades, uncertainty, and which structures the model knows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -168,9 +168,6 @@ def report_cohort(
     cohort = cohort_of(chosen.scans, known.scheme, known.ranges, settings.adjust)
     with claimed(settings.out, _OUTPUTS, within=["figures"]):
         _write_tables(settings.out, cohort)
-        drawings = cohort_drawings(cohort)
-        for drawing in drawings:
-            drawing.save(settings.out / "figures")
         facts = provenance(started, settings.command, known.scheme.name)
         facts["predictions"] = str(settings.predictions)
         if settings.ratings:
@@ -181,24 +178,7 @@ def report_cohort(
         taught = taught_by_models(ledger.entries)
         if taught:
             facts["training"] = " ".join(taught)
-        pictures = cohort_pictures(
-            cohort,
-            chosen.scans,
-            chosen.files,
-            known.scheme,
-            settings.images,
-            settings.trust_affine,
-        )
-        remarks = known.people.notes + known.doubts
-        page = cohort_page(
-            cohort,
-            drawings,
-            pictures,
-            facts,
-            failures=failures,
-            remarks=[(known.table.name, line) for line in remarks],
-        )
-        write_whole(settings.out / "report.html", page)
+        _write_page(settings, known, chosen, cohort, facts, failures)
     return batch_exit(done=len(chosen.scans), failed=len(failures))
 
 
@@ -347,3 +327,35 @@ def _write_tables(out: Path, cohort: Cohort) -> None:
     for name, table in tables.items():
         if not table.empty:
             write_table(out / name, table)
+
+
+def _write_page(
+    settings: CohortSettings,
+    known: _Known,
+    chosen: _Chosen,
+    cohort: Cohort,
+    facts: Mapping[str, str],
+    failures: Sequence[tuple[str, str]],
+) -> None:
+    """Write report.html and the figures beside it."""
+    drawings = cohort_drawings(cohort)
+    for drawing in drawings:
+        drawing.save(settings.out / "figures")
+    pictures = cohort_pictures(
+        cohort,
+        chosen.scans,
+        chosen.files,
+        known.scheme,
+        settings.images,
+        settings.trust_affine,
+    )
+    remarks = known.people.notes + known.doubts
+    page = cohort_page(
+        cohort,
+        drawings,
+        pictures,
+        facts,
+        failures=failures,
+        remarks=[(known.table.name, line) for line in remarks],
+    )
+    write_whole(settings.out / "report.html", page)
