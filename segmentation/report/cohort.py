@@ -30,7 +30,7 @@ from trinat.segmentation.metrics.groups import group_difference, trend
 from trinat.segmentation.metrics.statistics import holm, robust_z
 
 Method = Literal["residual", "proportion"]
-Values = NDArray[np.float64]
+_Values = NDArray[np.float64]
 
 # The metric of volumes that were adjusted for the intracranial volume.
 ADJUSTED = "adjusted_volume"
@@ -40,15 +40,15 @@ OUTLIER_Z = 3.5
 _FEWEST_FOR_Z = 8
 _AGE_BANDS = 10  # years
 # A line through fewer scans says nothing.
-FEWEST_SCANS = 4
+_FEWEST_SCANS = 4
 _REMEDY = (
     "use a model that finds all fluid inside the skull on whole heads, or give a table of "
     "participants with a column eTIV"
 )
 # What persons are distinguished by.
-FACTS = ("sex", "group", "site")
+_FACTS = ("sex", "group", "site")
 # Pairs of more groups than this are not compared: their table has all means.
-MOST_GROUPS = 4
+_MOST_GROUPS = 4
 
 
 @dataclass(frozen=True)
@@ -333,8 +333,8 @@ def _range_notes(
 
 
 def adjust(
-    volumes_mm3: Mapping[str, Values], intracranial_mm3: Values, method: Method
-) -> tuple[dict[str, Values], Adjustment]:
+    volumes_mm3: Mapping[str, _Values], intracranial_mm3: _Values, method: Method
+) -> tuple[dict[str, _Values], Adjustment]:
     """Adjusted volumes of N scans, (N,) by structure, and how they were adjusted.
 
     `volumes_mm3` (N,) by structure and `intracranial_mm3` (N,) are NaN where they are not known,
@@ -342,10 +342,10 @@ def adjust(
     volume.
     """
     known = np.isfinite(intracranial_mm3)
-    if known.sum() < FEWEST_SCANS:
+    if known.sum() < _FEWEST_SCANS:
         raise EvaluationError(
             f"{known.sum()} of {len(known)} scans have an intracranial volume, and "
-            f"{FEWEST_SCANS} are needed to adjust for it",
+            f"{_FEWEST_SCANS} are needed to adjust for it",
             remedy=_REMEDY,
         )
     mean_mm3 = float(intracranial_mm3[known].mean())
@@ -364,14 +364,14 @@ def adjust(
     return adjusted, done
 
 
-def _line(x: Values, y: Values) -> dict[str, float]:
+def _line(x: _Values, y: _Values) -> dict[str, float]:
     """The line of y over x by least squares; NaN where fewer than four pairs are known."""
     known = np.isfinite(x) & np.isfinite(y)
     x = x[known]
     y = y[known]
     scans = float(len(x))
     unknown = {"slope": np.nan, "intercept": np.nan, "r2": np.nan, "scans": scans}
-    if len(x) < FEWEST_SCANS or np.ptp(x) == 0:
+    if len(x) < _FEWEST_SCANS or np.ptp(x) == 0:
         return unknown
     line = stats.linregress(x, y)
     r2 = float(line.rvalue**2) if np.ptp(y) else np.nan
@@ -391,9 +391,9 @@ def effects_of(persons: pd.DataFrame) -> pd.DataFrame:
     where there are no two groups.
     """
     tables = []
-    for fact in FACTS:
+    for fact in _FACTS:
         groups = groups_of(persons, fact)
-        if len(groups) > MOST_GROUPS:
+        if len(groups) > _MOST_GROUPS:
             continue
         for first, second in combinations(groups, 2):
             rows = []
@@ -446,6 +446,6 @@ def persons_of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
     """
     values = frame[frame["metric"] == metric]
     by = values.groupby(["structure", "subject"], sort=False)
-    facts = {fact: (fact, "first") for fact in FACTS}
+    facts = {fact: (fact, "first") for fact in _FACTS}
     found = by.agg(value=("value", "mean"), age=("age", "mean"), **facts)
     return found.reset_index()
