@@ -100,7 +100,15 @@ class Voxels:
         """As `_volume`; `version` is the digest of the label map, for what is kept of it."""
         item = self._study[number]
         if kind == "scan":
-            return self._read_scan(item)
+            image = self._study.image(item)
+            if image is None:
+                # Black, on the grid of the label map.
+                path = _existing(item.labels, kind, item)
+                return _to_bytes(_read_ras(path, labels=True), np.inf)
+            volume = self._whole(image, image.stat().st_mtime_ns)
+            thinned = volume.data[::3, ::3, ::3]
+            brightest = float(np.percentile(thinned, _BRIGHTEST_PERCENT))
+            return _to_bytes(volume, brightest or np.inf)
         if kind == "entropy":
             path = _existing(self._study.entropy(item), kind, item)
             return _to_bytes(_read_ras(path), _BRIGHTEST_NATS)
@@ -125,17 +133,6 @@ class Voxels:
             scan = self._read_once(number, "scan", version)
             labels, _ = on_grid_of(labels, scan, resample=True)
         return replace(labels, data=self._places_in_table(labels, folder))
-
-    def _read_scan(self, item: Item) -> Volume:
-        """A scan in 8 bits; black on the grid of the label map where there is no scan."""
-        image = self._study.image(item)
-        if image is None:
-            path = _existing(item.labels, "scan", item)
-            return _to_bytes(_read_ras(path, labels=True), np.inf)
-        volume = self._whole(image, image.stat().st_mtime_ns)
-        thinned = volume.data[::3, ::3, ::3]
-        brightest = float(np.percentile(thinned, _BRIGHTEST_PERCENT))
-        return _to_bytes(volume, brightest or np.inf)
 
     def _places_in_table(
         self, labels: Volume, folder: Path | None
