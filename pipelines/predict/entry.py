@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 Status = Literal["done", "failed", "skipped", "writing"]
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
 @dataclass(frozen=True)
 class Entry:
     """What became of one input of one run.
@@ -62,7 +58,9 @@ class Entry:
     timings_s: Mapping[str, float] = field(default_factory=dict)
     worker: str = ""
     attempt: int = 0
-    finished: str = field(default_factory=_now)
+    finished: str = field(
+        default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds")
+    )
     staged: str = ""
     spent: Spent = field(default_factory=dict)
     no_room: bool = False

@@ -363,7 +363,11 @@ def _parse(line: bytes, path: Path, number: int) -> Entry | None:
     try:
         entry: Entry = _ENTRY.validate_python(json.loads(line))
         _TableFields.model_validate(entry.result)
-        _refuse_outside(entry)
+        # A ledger may come from elsewhere, and what it lists is moved, replaced and deleted.
+        for name in (*entry.outputs, *entry.aside.values()):
+            listed = PurePosixPath(name)
+            if listed.is_absolute() or ".." in listed.parts or not listed.parts:
+                raise ValueError(f"{name} is not in the folder")
         return entry
     except (ValueError, RecursionError) as error:
         # Only a write that was cut short may be broken: the last, or one before a rerun.
@@ -372,17 +376,6 @@ def _parse(line: bytes, path: Path, number: int) -> Entry | None:
             remedy = "restore the file, or remove it to do everything again"
             raise IntegrityError(what, where=path, remedy=remedy) from error
         return None
-
-
-def _refuse_outside(entry: Entry) -> None:
-    """Raise ValueError where a file of an entry is not below the folder of its ledger.
-
-    A ledger may come from elsewhere, and what it lists is moved, replaced and deleted.
-    """
-    for name in (*entry.outputs, *entry.aside.values()):
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or path.parts == ():
-            raise ValueError(f"{name} is not in the folder")
 
 
 def _is_later(entry: Entry, other: Entry, folder: Path) -> bool:
@@ -396,6 +389,7 @@ def _is_later(entry: Entry, other: Entry, folder: Path) -> bool:
     other_standing = _standing(other, folder)
     if own_standing != other_standing:
         return own_standing > other_standing
+    # Nothing says which is later. The same one holds in whatever order ledgers are read.
     return entry.reason > other.reason
 
 

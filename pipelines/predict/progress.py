@@ -146,7 +146,13 @@ class _Reporter:
         seen = self._counts.total()
         is_news = entry.is_left_out and not self._quiet
         if entry.status == "failed" or entry.is_kept or is_news:
-            self._complain(entry)
+            # As every message of trinat: where, what is wrong and what to do.
+            where = entry.input or entry.case
+            message = f"trinat: {one_line(f'{where}: {entry.reason}')}"
+            if self._quiet:
+                sys.stderr.write(message + "\n")
+            else:
+                self._shown.say(message)
         if entry.status == "skipped":
             # What was done before says nothing of the time that is left.
             self._shown.begin(seen)
@@ -156,15 +162,6 @@ class _Reporter:
         if per_minute:
             line += f", {per_minute:.1f} scans/min"
         self._shown.show(line, seen, self._total, failed=self._counts["failed"])
-
-    def _complain(self, entry: Entry) -> None:
-        """Print a failure as every message of trinat: where, what is wrong and what to do."""
-        where = entry.input or entry.case
-        message = f"trinat: {one_line(f'{where}: {entry.reason}')}"
-        if self._quiet:
-            sys.stderr.write(message + "\n")
-        else:
-            self._shown.say(message)
 
     def end(self, outcome: Outcome, out: Path) -> None:
         """Sum up the run in a line, with the place of its page."""

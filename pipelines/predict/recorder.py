@@ -229,18 +229,14 @@ class Recorder:
         for case in cases:
             if stop():
                 return
-            to_do = self._to_do(case)
+            to_do = self._case_to_do(case)
             if to_do is not None:
                 yield to_do
 
-    def _to_do(self, case: Case) -> Case | None:
-        """What of a case has to be segmented; None where nothing has, which is noted."""
+    def _case_to_do(self, case: Case) -> Case | None:
+        """The case, if it is still to segment; None, with a ledger entry, if it is not."""
         if isinstance(case, Person):
             return self._person_to_do(case)
-        return self._case_to_do(case)
-
-    def _case_to_do(self, case: Case) -> Case | None:
-        """The case if it has to be segmented; else it is noted."""
         reason = self._why_impossible(case)
         if reason:
             self.note(Entry.failed(case, self.settings, reason))
@@ -257,7 +253,7 @@ class Recorder:
         return case
 
     def _person_to_do(self, person: Person) -> Case | None:
-        """The person, with the scans that can be segmented, if any of them has to be.
+        """The person, with the scans that can be segmented; None, with entries, if none is to do.
 
         They are segmented together: where one is new, changed or gone, all are done again.
         """

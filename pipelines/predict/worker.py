@@ -108,28 +108,23 @@ class _Steps:
             self._given.put(case)
 
     def _read_all(self) -> None:
-        """The first step: scans that were given are read, unless the run is to finish."""
+        """The first step: scans are read and brought to their grid, unless the run is to finish."""
         while True:
             case = self._given.get()
             if case is None:
                 break
             if self._stopping.is_set():
                 continue
-            scan = self._read_one(case)
+            scan = self._step("reading", case, partial(read, case, self._settings))
+            if scan is not None:
+                # While the model is loaded the case waits.
+                worker = self._worker.result()
+                scan = self._step("reading", case, partial(worker.prepare, scan))
             if scan is not None:
                 self._read.put(scan)
             # A scan is large: it is not held here while the next one is waited for.
             del scan
         self._read.put(None)
-
-    def _read_one(self, case: Case) -> _InProgress | None:
-        """Read a scan, or a person's, and bring it to its grid; None if that failed."""
-        scan = self._step("reading", case, partial(read, case, self._settings))
-        if scan is None:
-            return None
-        # While the model is loaded the case waits.
-        worker = self._worker.result()
-        return self._step("reading", case, partial(worker.prepare, scan))
 
     def _infer_all(self) -> None:
         """The second step: networks."""

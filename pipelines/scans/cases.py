@@ -40,7 +40,7 @@ class Case:
 
     @property
     def decides_outputs(self) -> object:
-        """What is the same for two cases that would write the same files."""
+        """The key of its output files: cases with equal keys would write the same files."""
         if not self.entities:
             return self.id
         folder = self.id.rpartition("/")[0]

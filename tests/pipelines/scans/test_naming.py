@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trinat.pipelines.predict.case_files import format_aseg_stats
-from trinat.pipelines.scans.naming import bids_name
+from trinat.pipelines.scans.naming import Product, bids_name
 from trinat.segmentation.data.sources.bids import entities
 from trinat.segmentation.labels.measures import BrainVolumes
 from trinat.segmentation.labels.scheme import load_scheme
@@ -13,6 +13,19 @@ def test_all_entities_are_kept_and_ours_stand_where_the_schema_wants_them() -> N
     own = entities("sub-01_ses-x_acq-hi+lo_run-1_chunk-2")
     name = bids_name(own, space="orig", desc="trinat")
     assert name == "sub-01_ses-x_acq-hi+lo_run-1_space-orig_chunk-2_desc-trinat"
+
+
+def test_a_product_is_found_among_files_by_bids_names_and_plain_ones() -> None:
+    names = [
+        "a_dseg.json",
+        "a_dseg.mgz",
+        "a_aseg.stats",
+        "sub-1_desc-brain_mask.nii.gz",
+    ]
+    assert Product.LABELS.among(names) == "a_dseg.mgz"
+    assert Product.STATS.among(names) == "a_aseg.stats"
+    assert Product.BRAIN_MASK.among(names) == "sub-1_desc-brain_mask.nii.gz"
+    assert Product.DICOM_SEG.among(names) is None
 
 
 def test_aseg_stats_has_freesurfers_columns_and_numbers() -> None:

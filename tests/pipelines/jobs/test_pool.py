@@ -1,0 +1,91 @@
+"""Worker processes: answers in order, and the blame for one that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import pytest
+
+from trinat.pipelines.jobs.pool import READY, Done, Pool, isolated
+from trinat.segmentation.errors import DeviceError
+
+
+def double(number: int) -> int:
+    """Twice a number; 3 ends its process, 99 is refused."""
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if number == 99:
+        raise ValueError("99 is too much")
+    return 2 * number
+
+
+def killed(number: int) -> int:
+    return -number
+
+
+def test_an_item_that_ends_its_process_costs_itself_alone() -> None:
+    told: list[tuple[int, int, int]] = []
+    answers = isolated(
+        double,
+        [1, 2, 3, 4, 5],
+        2,
+        killed=killed,
+        finished=lambda answer, done, total: told.append((answer, done, total)),
+        torch_threads=None,
+    )
+    assert answers == [2, 4, -3, 8, 10]
+    assert sorted(answer for answer, _, _ in told) == [-3, 2, 4, 8, 10]
+    assert [(done, total) for _, done, total in told] == [
+        (number, 5) for number in range(1, 6)
+    ]
+
+
+def test_what_the_work_raises_is_raised() -> None:
+    with pytest.raises(ValueError, match="99 is too much"):
+        isolated(double, [1, 99, 2], 2, killed=killed, torch_threads=None)
+
+
+@dataclass(frozen=True)
+class Letter:
+    id: str
+    work: int = 1
+
+
+def spell(connection: Connection, device: str) -> None:
+    """Says what it is given; x ends the process while y waits behind it."""
+    connection.send(READY)
+    while (letter := connection.recv()) is not None:
+        connection.send((letter.id, "spelling"))
+        if letter.id == "x":
+            os.kill(os.getpid(), signal.SIGKILL)
+        connection.send(Done(letter.id, letter.id.upper()))
+
+
+def die(connection: Connection, device: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def pool_of(target, room: int) -> Pool[Letter, str]:
+    return Pool(
+        target,
+        (),
+        ["cpu"],
+        failed=lambda letter, reason: f"{letter.id}: {reason}",
+        room=room,
+    )
+
+
+def test_items_that_waited_behind_the_one_to_blame_are_done() -> None:
+    letters = [Letter(name) for name in "axyz"]
+    answers = list(pool_of(spell, room=3).run(letters, lambda: False))
+    blamed = "x: its process died while spelling (killed, perhaps for want of memory)"
+    assert sorted(answers) == ["A", "Y", "Z", blamed]
+
+
+def test_processes_that_die_at_their_start_end_the_work() -> None:
+    message = "a worker process on cpu dies when it starts"
+    with pytest.raises(DeviceError, match=message):
+        list(pool_of(die, room=1).run([Letter("a")], lambda: False))
