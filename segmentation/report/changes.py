@@ -27,6 +27,8 @@ from trinat.segmentation.report.page import (
     Columns,
     Table,
     count,
+    interval,
+    number,
     render,
     short_name,
     table,
@@ -173,7 +175,7 @@ def courses_plot(courses: Sequence[Course]) -> Drawing:
         has_times = any(course.has_times for course in courses)
         along = "years since the first scan" if has_times else "scan"
         figure.supxlabel(along)
-        figure.supylabel("per cent from the person's mean")
+        figure.supylabel("% from the mean")
         if len(groups) > 1:
             add_legend(figure, [group or "no group" for group in groups])
     label = f"Volumes of {len(structures)} structures over time, a line a person"
@@ -270,9 +272,11 @@ def _mean_cell(values: Sequence[float]) -> Cell:
     if not values:
         return Cell("")
     mean = float(np.mean(values))
-    text = f"{mean:+.2f} (1 person)"
+    text = number(mean, 2, sign=True).text
     if len(values) > 1:
-        text = f"{mean:+.2f} ± {np.std(values, ddof=1):.2f}"
+        text += f" ± {np.std(values, ddof=1):.2f}"
+    else:
+        text += " (1 person)"
     return Cell(text, mean, hint=count(len(values), "person"))
 
 
@@ -300,9 +304,9 @@ def _changes(courses: Sequence[Course]) -> Table:
     rows = []
     for course in ranked[:_MOST_ROWS]:
         change = course.change
-        interval = ""
+        of_slope = Cell("")
         if change.low is not None and change.high is not None:
-            interval = f"{change.low:+.2f} to {change.high:+.2f}"
+            of_slope = interval(change.low, change.high, 2)
         beyond = {None: "", True: "yes", False: "no"}[change.is_beyond_noise]
         row: list[Any] = [
             course.person,
@@ -311,7 +315,7 @@ def _changes(courses: Sequence[Course]) -> Table:
             change.percent,
         ]
         if has_times:
-            row += [change.years, change.percent_per_year, interval]
+            row += [change.years, change.percent_per_year, of_slope]
         rows.append([*row, change.noise, beyond])
     note = ""
     if len(ranked) > _MOST_ROWS:

@@ -146,11 +146,20 @@ def number(
     """
     if value is None or math.isnan(value):
         return Cell("–", UNDEFINED, hint=hint or "undefined")
-    text = f"{value:,.{digits}f}"
+    # Without a sign of what is rounded to zero.
+    text = f"{value:z,.{digits}f}"
     if sign:
-        text = f"{value:+,.{digits}f}"
+        text = f"{value:+z,.{digits}f}"
     text = text.replace("-", "−")
     return Cell(text + unit, float(value), hint=hint)
+
+
+def interval(low: float, high: float, digits: int) -> Cell:
+    """An interval as people write it, sorted by its lower end."""
+    lower = number(low, digits, sign=True)
+    if math.isnan(low) or math.isnan(high):
+        return lower
+    return Cell(f"{lower.text} to {number(high, digits, sign=True).text}", low)
 
 
 def count(number: int, noun: str) -> str:

@@ -20,7 +20,7 @@ from trinat.segmentation.report.page import (
     Column,
     Columns,
     Table,
-    number,
+    interval,
     short_name,
     table,
 )
@@ -67,9 +67,9 @@ def _effect_table(
                 Cell(short_name(row["structure"]), place),
                 Cell(f"{row['first']} + {row['second']}", row["first"] + row["second"]),
                 row["difference"],
-                _interval(row["low"], row["high"], digits),
+                interval(row["low"], row["high"], digits),
                 row["g"],
-                _interval(row["g_low"], row["g_high"], 2),
+                interval(row["g_low"], row["g_high"], 2),
                 row["p_holm"],
             ]
         )
@@ -99,10 +99,10 @@ def trend_table(cohort: Cohort) -> Table | None:
                 Cell(short_name(row["structure"]), place),
                 row["persons"],
                 row["slope"],
-                _interval(row["low"], row["high"], digits),
+                interval(row["low"], row["high"], digits),
                 share,
                 row["r"],
-                _interval(row["r_low"], row["r_high"], 2),
+                interval(row["r_low"], row["r_high"], 2),
                 row["p_holm"],
             ]
         )
@@ -129,14 +129,6 @@ def adjustment_table(adjustment: Adjustment | None) -> Table | None:
         rows.append([name, line["scans"], slope, line["intercept"], line["r2"]])
     caption = "Coefficients: volume over intracranial volume"
     return table("adjustment-table", caption, columns, rows)
-
-
-def _interval(low: float, high: float, digits: int) -> Cell:
-    """An interval as people write it, sorted by its lower end."""
-    lower = number(low, digits, sign=True)
-    if np.isnan(low) or np.isnan(high):
-        return lower
-    return Cell(f"{lower.text} to {number(high, digits, sign=True).text}", low)
 
 
 def people_plot(cohort: Cohort) -> Drawing | None:

@@ -129,7 +129,8 @@ def _loss(
 def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> SubjectSummary:
     """One subject's looks from several views as one; `partners` are the classes' other sides.
 
-    Slices with too few voxels to judge count with a loss of 0.
+    Slices with too few voxels to judge count with a loss of 0; of small ones a part of the loss
+    counts in the search for the worst.
     """
     classes = len(partners)
     halves = np.zeros((2, classes, classes), np.int64)
@@ -138,21 +139,23 @@ def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> SubjectSumm
             truth = view.truth[half::2]
             counts += joint_histogram(truth, view.predicted[half::2], classes)
     losses: list[Values] = []
+    of_slices: list[Values] = []
     gradients: list[Values] = []
     for view in views:
-        is_sure = _has_enough_to_judge(view)
+        voxels = _voxels_of_structures(view)
+        is_sure = voxels >= _FEWEST
         losses.append(view.loss * is_sure)
+        of_slices.append(view.loss * _weights(voxels))
         gradients.append(view.gradient * is_sure)
-    all_losses = np.concatenate(losses)
     measures = {
-        "loss": float(all_losses.mean()),
-        "slice loss": float(all_losses.max()),
+        "loss": float(np.concatenate(losses).mean()),
+        "slice loss": float(np.concatenate(of_slices).max()),
         "gradient": float(np.concatenate(gradients).mean()),
         "sides": _exchanged_sides(halves.sum(0), partners),
         "shift": max(_shift(view, classes) for view in views),
     }
-    worst_view = int(np.argmax([of_view.max() for of_view in losses]))
-    worst_slice = int(losses[worst_view].argmax())
+    worst_view = int(np.argmax([of_view.max() for of_view in of_slices]))
+    worst_slice = int(of_slices[worst_view].argmax())
     of_structures = _where_structures_differ(views, classes)
     return SubjectSummary(measures, halves, (worst_view, worst_slice), of_structures)
 
@@ -172,10 +175,22 @@ def _where_structures_differ(views: Sequence[Look], classes: int) -> NDArray[np.
     return np.asarray(np.array(places)[most])
 
 
-def _has_enough_to_judge(view: Look) -> NDArray[np.bool_]:
-    """(N,): False for slices where hardly anything is labelled or predicted."""
+def _voxels_of_structures(view: Look) -> NDArray[np.int64]:
+    """(N,): how many voxels of each slice are labelled or predicted as a structure."""
     is_structure = (view.truth > 0) | (view.predicted > 0)
-    return np.asarray(is_structure.sum((1, 2)) >= _FEWEST)
+    return np.asarray(is_structure.sum((1, 2)))
+
+
+def _weights(voxels: NDArray[np.int64]) -> Values:
+    """What the losses of slices (N,) count for when the highest is looked for, 0 to 1.
+
+    Slices smaller than the median one count less in proportion: at the ends of a brain a slice of
+    some voxels has any loss, and whether there is one depends on which slices are looked at.
+    """
+    is_sure = voxels >= _FEWEST
+    if not is_sure.any():
+        return np.zeros(len(voxels))
+    return np.minimum(1, voxels / np.median(voxels[is_sure])) * is_sure
 
 
 def _exchanged_sides(joint: NDArray[np.int64], partners: NDArray[np.int64]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from importlib.resources import files
 from pathlib import Path
 
@@ -94,7 +95,18 @@ def test_one_person_of_a_group_has_no_standard_deviation() -> None:
     page = changes_page(
         [course("a", [100, 98], group="x"), course("b", [100, 98], group="y")]
     )
-    assert page.replace("−", "-").count("-1.01 (1 person)") == 2
+    assert page.count("−1.01 (1 person)") == 2
+
+
+def test_all_numbers_have_one_minus_sign_and_no_zero_has_one() -> None:
+    # 100, 99 and 98 in two years: a line of -1 a year, in per cent of 99.
+    falling = course("a", [100, 99, 98], years=[0.0, 1.0, 2.0])
+    page = changes_page([falling, course("b", [100, 99.999], group="y")])
+    assert "−1.01 to −1.01" in page
+    assert "+0.00 (1 person)" in page
+    assert "−0.00" not in page
+    text = re.sub(r"<(style|script|svg).*?</\1>|<[^>]*>", " ", page, flags=re.S)
+    assert not re.search(r"(^|\s)-\d", text)
 
 
 def test_what_is_left_out_is_named_with_its_reason() -> None:

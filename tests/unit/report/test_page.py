@@ -113,6 +113,8 @@ def test_data_cannot_end_its_block() -> None:
         (1234.5678, {"digits": 1}, "1,234.6"),
         (-0.25, {"digits": 2}, "−0.25"),
         (0.25, {"digits": 2, "sign": True}, "+0.25"),
+        (-0.001, {"digits": 2}, "0.00"),
+        (-0.001, {"digits": 2, "sign": True}, "+0.00"),
         (12.0, {"digits": 0, "unit": " mm³"}, "12 mm³"),
         (float("nan"), {}, "–"),
         (None, {}, "–"),

@@ -65,6 +65,20 @@ def test_a_slice_with_hardly_a_voxel_counts_as_right() -> None:
     assert summarise([empty], PARTNERS).measures["slice loss"] == 0
 
 
+def test_the_loss_of_a_small_slice_counts_in_proportion() -> None:
+    labels = np.zeros((3, 16, 16), np.uint8)
+    labels[:2, 2:12, 2:12] = 1  # 100 voxels in two slices,
+    labels[2, 2:7, 2:7] = 1  # and 25 at the end of the brain
+    losses = np.array([1.0, 2.0, 6.0])
+    found = summarise([Look(labels, labels, losses, losses)], PARTNERS)
+    assert found.measures["slice loss"] == 2
+    assert found.worst == (0, 1)
+    losses[2] = 9
+    found = summarise([Look(labels, labels, losses, losses)], PARTNERS)
+    assert found.measures["slice loss"] == 9 * 25 / 100
+    assert found.worst == (0, 2)
+
+
 LIMIT = 3.0
 NAMES = ("background", "left", "right", "middle")
 
