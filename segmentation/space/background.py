@@ -47,6 +47,9 @@ _LEAST_AIR = 0.2
 # Noise of magnitudes ends at nothing: its values lie closer there than between a twentieth and
 # the middle, by this factor (Rayleigh's 3.1, a normal distribution 1.1).
 _ONE_SIDED = 2.0
+# A brain without its fluid begins above what it was cut out with, by up to this share of what its
+# brightness spans. What is darker by more is a number that stands for nothing.
+_FURTHEST_BELOW = 0.75
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,9 +98,10 @@ def find_background(volume: Volume) -> Background:
     bright = _bright_end(ranked, level, first_guess)
     if fill is None:
         return Background(level, bright, box)
-    is_near = abs(fill - level) <= TISSUE * (bright - level)
-    # A brain without its fluid begins far above what it was cut out with.
-    if is_near or (fill < level and not has_air):
+    span = bright - level
+    is_near = abs(fill - level) <= TISSUE * span
+    is_below = 0 < level - fill <= _FURTHEST_BELOW * span
+    if is_near or (is_below and not has_air):
         bright = _bright_end(ranked, fill, first_guess)
         return Background(fill, bright, box)
     return Background(level, bright, box, fill)

@@ -121,7 +121,7 @@ def _directions(evidence: Evidence, ends: Points, hull: Points) -> list[Points]:
     steps = to_scan @ evidence.image.affine[:3, :3]
     lengths = np.linalg.norm(steps, axis=1, keepdims=True)
     axes = (steps / lengths).astype(np.float32)
-    tried = _on_sphere(_DIRECTIONS)
+    tried = on_sphere(_DIRECTIONS)
     counts = []
     for direction in tried:
         near = _in_plane(ends, hull, direction, _SEARCHED_MM)
@@ -157,7 +157,7 @@ def _fitted(ends: Points, hull: Points, direction: Points) -> Points:
     return direction
 
 
-def _on_sphere(count: int) -> Points:
+def on_sphere(count: int) -> Points:
     """Unit vectors spread evenly: a spiral by the golden angle."""
     steps = np.arange(count) + 0.5
     polar = np.arccos(1 - 2 * steps / count)

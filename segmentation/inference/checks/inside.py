@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import ndimage
 
 from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.checks.evidence import Evidence, some
-from trinat.segmentation.inference.checks.field import find_cut
+from trinat.segmentation.inference.checks.field import find_cut, on_sphere
 from trinat.segmentation.inference.checks.limits import Limits
 from trinat.segmentation.labels.label import CSF_GROUP
 from trinat.segmentation.space.background import TISSUE
@@ -21,6 +22,14 @@ _SKULL_TO = 9
 _AROUND = 8
 _STEEP = 0.5
 _TOP = 0.87
+# Where tissue ends around the brain is looked for in these directions, about 10° apart, up to so
+# far, at every second voxel.
+_DIRECTIONS = 400
+_REACH_MM = 25.0
+_STEP = 2
+# Tissue ends evenly where it ends within so many mm of the farthest end, specks left out.
+_EVEN_MM = 2.0
+_FARTHEST_PERCENTILE = 95
 
 
 def why_not_measured(
@@ -42,6 +51,8 @@ def why_not_measured(
         return f"the field of view ends inside the skull, in {some(structures)}"
     if shares.min() < limits.skull:
         return "the scan does not show the skull on all sides"
+    if evenness(evidence, inside) > limits.even:
+        return "what is around the brain ends like a mask, not like a scalp"
     return ""
 
 
@@ -69,6 +80,50 @@ def skull_shares(evidence: Evidence, inside: NDArray[np.bool_]) -> NDArray[np.fl
     voxels = np.bincount(sides[counted], minlength=count)
     tissue = np.bincount(sides[counted], is_tissue[counted], minlength=count)
     return np.asarray(tissue / np.maximum(voxels, 1))
+
+
+def evenness(evidence: Evidence, inside: NDArray[np.bool_]) -> float:
+    """In how many directions above the middle tissue ends at one distance from the brain, 0 to 1.
+
+    Scalp is thin here and thick there. A mask ends at one distance from what it was grown around:
+    the brain, or the space inside the skull. Tissue that goes on beyond the reach has no end.
+    """
+    every = (slice(None, None, _STEP),) * 3
+    tissue = evidence.image.data[every] > TISSUE
+    affine = evidence.image.affine[:3, :3] * _STEP
+    directions = on_sphere(_DIRECTIONS)
+    upwards = directions[directions[:, 2] > 0]
+    shares = []
+    for mask in (inside[every], evidence.brain[every]):
+        ends_mm = _ends_mm(tissue, mask, affine, upwards)
+        farthest_mm = np.percentile(ends_mm, _FARTHEST_PERCENTILE)
+        is_even = ends_mm >= farthest_mm - _EVEN_MM
+        has_end = ends_mm < _REACH_MM - _STEP
+        shares.append(float((is_even & has_end).mean()))
+    return max(shares)
+
+
+def _ends_mm(
+    tissue: NDArray[np.bool_],
+    mask: NDArray[np.bool_],
+    affine: NDArray[np.float64],
+    directions: NDArray[np.float32],
+) -> NDArray[np.float64]:
+    """How far from a mask the last tissue is in each direction from its middle, (N,), in mm.
+
+    `affine` (3, 3) takes steps of voxels to mm.
+    """
+    spacing_mm = np.linalg.norm(affine, axis=0)
+    distances_mm = ndimage.distance_transform_edt(~mask, spacing_mm)
+    outside = tissue & (distances_mm > 0) & (distances_mm <= _REACH_MM)
+    places = (np.argwhere(outside) - np.argwhere(mask).mean(axis=0)) @ affine.T
+    is_above = places[:, 2] > 0
+    places = places[is_above].astype(np.float32)
+    ends_mm = np.zeros(len(directions))
+    # Places are longer than unit vectors, which changes no order.
+    nearest = (places @ directions.T).argmax(axis=1)
+    np.maximum.at(ends_mm, nearest, distances_mm[outside][is_above])
+    return ends_mm
 
 
 def _sides(

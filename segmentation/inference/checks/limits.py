@@ -58,6 +58,9 @@ class Limits:
     # heads have 0.18 and more, heads that were stripped, partly or with a margin of 3 mm, up to
     # 0.03. Below it there is no intracranial volume.
     skull: float = 0.1
+    # In how many directions tissue ends at one distance from the brain: whole heads have up to
+    # 0.39, heads cut out with a margin of 2 to 10 mm 0.98 and more, of 12 mm 0.73.
+    even: float = 0.6
     # Brightness of white matter, of that of cortex: T1 has 1.15 to 1.9, T2 below 1.
     contrast: Pair = (1.08, 1.0)
     # Share of white matter that has its greatest value, to the last digit.

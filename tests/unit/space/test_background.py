@@ -113,6 +113,24 @@ def test_zeros_around_a_scan_in_which_0_is_bright_are_nothing() -> None:
     np.testing.assert_allclose(found[brain], factor * wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("outside", [-1000, -32768])
+def test_a_number_far_below_all_tissue_is_not_how_dark_nothing_is(outside: int) -> None:
+    plain = painted("zero")
+    coded = np.where(plain > 0, plain, outside)
+    found = on_working_scale(Volume(coded, AFFINE)).data
+    wanted = on_working_scale(Volume(plain, AFFINE)).data
+    inner = find_background(Volume(plain, AFFINE)).box
+    np.testing.assert_array_equal(found[plain[inner] == 0], 0)
+    # The darkest tissue, a tenth of the bright end, is nothing now.
+    assert np.abs(found - wanted).max() < 0.11
+
+
+def test_a_brain_without_its_fluid_begins_above_what_is_around_it() -> None:
+    plain = painted("zero")
+    brain = np.where(plain > 200, plain, 0)
+    assert find_background(Volume(brain, AFFINE)).level == 0
+
+
 def test_corners_that_a_turned_scan_was_filled_with_are_nothing() -> None:
     plain = painted("magnitudes")
     i, j, _ = np.ogrid[tuple(slice(-n // 2, n // 2) for n in SHAPE)]

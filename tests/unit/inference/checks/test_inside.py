@@ -72,6 +72,31 @@ def test_neither_can_one_that_was_stripped_with_a_margin() -> None:
     assert why == "the scan shows no skull"
 
 
+def scalp_over_skull() -> np.ndarray:
+    """Fluid, dark bone of 4 mm, and a scalp that is 3 mm thick in front and 11 mm behind."""
+    image = np.where(np.roll(ball(SHAPE, 36), -4, axis=1), 1.0, 0.0)
+    image[ball(SHAPE, 29)] = 0
+    return np.where(INSIDE, 0.5, image)
+
+
+def test_a_scalp_ends_here_and_there() -> None:
+    assert why_not_measured(with_image(scalp_over_skull()), INSIDE, LIMITS) == ""
+
+
+@pytest.mark.parametrize("margin_mm", [2, 4, 6, 7, 8])
+def test_neither_can_one_that_was_stripped_with_some_scalp(margin_mm: int) -> None:
+    image = np.where(ball(SHAPE, 25 + margin_mm), scalp_over_skull(), 0)
+    why = why_not_measured(with_image(image), INSIDE, LIMITS)
+    assert why in (
+        "the scan shows no skull",
+        "the scan does not show the skull on all sides",
+        "what is around the brain ends like a mask, not like a scalp",
+    )
+    # Some of it is bright.
+    has_scalp = skull_shares(with_image(image), INSIDE).min() > LIMITS.skull
+    assert has_scalp == (margin_mm >= 6)
+
+
 def test_a_defaced_head_can_be_measured() -> None:
     image = head().image.data.copy()
     image[:, 55:, :35] = 0  # in front, below the middle
