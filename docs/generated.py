@@ -3,6 +3,7 @@
 A page asks for it in a comment, as `<!-- generated: commands -->`.
 """
 
+import ast
 import csv
 import inspect
 import re
@@ -341,6 +342,29 @@ def _swatch(color: str) -> str:
     return f'<span class="swatch" style="background: {color}"></span> `{color}`'
 
 
+# Modules -------------------------------------------------------------------------------------
+
+
+def modules() -> str:
+    """A table for each folder of the code: its modules, with the first line of each."""
+    lines = []
+    root = DOCS.parent
+    for folder in ("segmentation", "pipelines"):
+        for place in [root / folder, *sorted((root / folder).rglob("*/"))]:
+            files = sorted(place.glob("*.py"))
+            rows = [f"| `{file.name}` | {plain(_first_line(file))} |" for file in files]
+            if rows:
+                name = place.relative_to(root).as_posix()
+                lines += [f"## {name}", "", "| module | |", "|---|---|", *rows, ""]
+    return "\n".join(lines)
+
+
+def _first_line(file: Path) -> str:
+    """The first line of a module's docstring."""
+    text = ast.get_docstring(ast.parse(file.read_text())) or ""
+    return text.partition("\n")[0]
+
+
 _PARTS = {
     "commands": commands,
     "api": api,
@@ -350,4 +374,5 @@ _PARTS = {
     "prepare": prepare,
     "labels": labels,
     "others": others,
+    "modules": modules,
 }

@@ -27,6 +27,9 @@ def run(*arguments: str) -> None:
     parser.add_argument(
         "--list", metavar="FOLDER", help="what is private and called once there"
     )
+    parser.add_argument(
+        "--modules", action="store_true", help="what each module says it is"
+    )
     chosen = parser.parse_args(arguments)
     sources = {path: path.read_text() for path in product_files()}
     trees = {path: ast.parse(source) for path, source in sources.items()}
@@ -34,6 +37,12 @@ def run(*arguments: str) -> None:
     once = {path: called_once(trees[path], names) for path, names in functions.items()}
     if chosen.list:
         print_called_once(chosen.list, once)
+        return
+
+    if chosen.modules:
+        for path, tree in trees.items():
+            first_line = (ast.get_docstring(tree) or "").partition("\n")[0]
+            print(f"{path.relative_to(ROOT)}: {first_line}")
         return
 
     total = sum(len(names) for names in functions.values())

@@ -83,6 +83,21 @@ def test_every_key_of_a_recipe_is_on_the_site(generated: Any) -> None:
     assert found["rate"] == ("number > 0", "`0.004`")
 
 
+def test_every_module_is_on_the_site_with_what_it_says_of_itself(
+    generated: Any,
+) -> None:
+    page = generated.modules()
+    files = [
+        path
+        for folder in ("segmentation", "pipelines")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    assert page.count("\n| `") == len(files)
+    row = "| `fields.py` | Commands whose options are the fields of settings"
+    assert row in page.partition("## pipelines/cli")[2]
+    assert "| `grid.py` |  |" not in page
+
+
 def test_every_structure_is_in_the_tables_of_labels(generated: Any) -> None:
     page = generated.labels()
     for label in load_scheme("quicknat33").labels:
