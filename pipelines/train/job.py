@@ -1,22 +1,47 @@
-"""What a training job is: a stage for some views, its folder in the run, and who works on it."""
+"""A training job: what it is, and its way from its first step to its last.
+
+Between steps there are states, scores of whole scans, and pages. A job can be killed at any moment:
+what is due next is in the state that was saved before it.
+"""
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from trinat.pipelines.train.pages import write_page
-from trinat.pipelines.train.result import DONE, pseudo_labels
+from trinat.pipelines.train.clock import JobClock, TimeLimit
+from trinat.pipelines.train.data import ScansOf, open_data
+from trinat.pipelines.train.log import Metrics, append_scores
+from trinat.pipelines.train.pages import write_examples, write_page
+from trinat.pipelines.train.result import BEST, DONE, first_weights, pseudo_labels
+from trinat.segmentation import timing
+from trinat.segmentation.errors import (
+    DatasetError,
+    InputError,
+    InterruptedRunError,
+    TrainingError,
+)
+from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.models.zoo import find_model, licence_notice
 from trinat.segmentation.space.views import View
+from trinat.segmentation.training import state as states
 from trinat.segmentation.training.config import Recipe, StageConfig
-from trinat.segmentation.training.loop import StepReport
+from trinat.segmentation.training.loop import StepReport, Trainer
+from trinat.segmentation.training.network import ViewsNet, copy_matching
+from trinat.segmentation.training.validation import Scores, foresee, validate
 from trinat.segmentation.training.workers import Workers
+
+# Why a run stops where this process knows no reason.
+IN_ANOTHER_PROCESS = "another process of it has to"
 
 
 @dataclass(frozen=True)
@@ -99,3 +124,361 @@ class JobRun:
         if labels_of_models:
             title = f"{title}, {labels_of_models}"
         write_page(self.folder, title, self.scheme)
+
+
+def train_job(
+    run: JobRun,
+    why_stop: Callable[[], str],
+    limit: TimeLimit | None = None,
+    others: int = 0,
+) -> str:
+    """Train a job to its end, from its newest state on; returns what ended it.
+
+    A limit of time is shared with `others`, the number of jobs that follow. Once `why_stop` has a
+    reason the state is saved, and InterruptedRunError is raised.
+    """
+    stage = run.job.stage
+    views = run.job.views
+    workers = run.workers
+    opening = time.monotonic()
+    if workers.leads:
+        run.folder.mkdir(parents=True, exist_ok=True)
+    data = open_data(run.recipe, stage, views, run.scheme, run.device, workers.count)
+    with data as (source, scans):
+        if workers.share(lambda: source.fingerprint) != source.fingerprint:
+            what = f"process {workers.rank} does not have the data that process 0 has"
+            raise DatasetError(what, remedy="give all machines the same files")
+        network = _first_network(run)
+        trainer = Trainer(
+            run.recipe, stage, views, network, source, run.device, workers
+        )
+        identity = run.identity(source.fingerprint)
+        metrics = None
+        if workers.leads:
+            _resume(run, trainer, identity, by_time=limit is not None)
+            step = trainer.counters.step
+            metrics = Metrics(run.folder, step, events=run.recipe.events)
+        if workers.count > 1:
+            # All start from the leader's state: their disks may show each another file.
+            of_leader = workers.share(lambda: states.to_bytes(trainer.state({})))
+            if not workers.leads:
+                trainer.load(states.from_bytes(of_leader))
+        clock = None
+        if limit is not None:
+            validates = stage.validation is not None
+            clock = JobClock(limit, trainer.progress, others, validates=validates)
+        at_work = _JobAtWork(
+            run,
+            trainer,
+            identity,
+            scans,
+            metrics,
+            why_stop,
+            clock,
+            opening_s=time.monotonic() - opening,
+            saved_at=trainer.counters.step,
+        )
+        return at_work.go()
+
+
+def _first_network(run: JobRun) -> ViewsNet:
+    """A network for the job's views with its first weights.
+
+    They are those of the stage before, of a model, or random by the recipe's seed: also for classes
+    that the other network lacks.
+
+    Only the leader's has them; the others get the leader's state before their first step.
+    """
+    torch.manual_seed(run.recipe.seed)
+    stage = run.job.stage
+    classes = {view: len(run.scheme.seen_in(view)) for view in run.job.views}
+    network = ViewsNet(run.recipe.network, classes)
+    if not run.workers.leads:
+        return network
+    for view in run.job.views:
+        first = first_weights(run.recipe, stage, view, run.out, run.watcher.say)
+        if first is None:
+            continue
+        source, source_scheme = first
+        scheme = run.scheme.seen_in(view)
+        kept, random = copy_matching(network, view, source, source_scheme, scheme)
+        if stage.start is None:
+            continue
+        line = (
+            f"{run.job.name}: {view.value} starts with the model's weights for "
+            f"{kept} of {len(scheme)} classes"
+        )
+        if random:
+            line += f"; random weights: {', '.join(random)}"
+        run.watcher.say(line)
+        if notice := licence_notice(find_model(stage.start)):
+            run.watcher.say(notice)
+    return network
+
+
+def _resume(
+    run: JobRun,
+    trainer: Trainer,
+    identity: dict[str, Any],
+    *,
+    by_time: bool,
+) -> None:
+    """Load the newest sound state of the job's folder into the trainer, if there is one.
+
+    Raises TrainingError where the state is of another job, or where it was trained by time and
+    the rest is not (`by_time`).
+    """
+    state, problems = states.read_latest(run.folder)
+    instead = "the state before it is used"
+    if state is None:
+        instead = "no sound one is left, the job starts again"
+    for problem in problems:
+        run.watcher.say(f"{problem}: {instead}")
+    if state is None:
+        return
+    states.check_identity(state.identity, identity, run.folder)
+    share = state.counters.share
+    if not by_time and share is not None and share < 1:
+        what = f"{share:.0%} of its schedule are done, by time and not by steps"
+        remedy = "--resume --seconds N does the rest in N seconds"
+        raise TrainingError(what, where=run.folder, remedy=remedy)
+    trainer.load(state)
+    run.watcher.say(f"{run.job.name}: goes on at step {state.counters.step}")
+
+
+@dataclass(eq=False)
+class _JobAtWork:
+    """A job at its steps, and at what is done between them.
+
+    `scans` are those that validate. `metrics` is the leader's; the other processes have none.
+    `why_stop` says why the run is to stop now, and nothing where it is not. Without a limit of time
+    there is no `clock`. The job took `opening_s` to open; `saved_at` is the step of its newest
+    state.
+
+    Scores are mean Dice and IoU over structures, of whole scans, a view at a time. They decide
+    which state becomes the model; with `patience` they also end a stage that no longer gains.
+
+    All processes of a job go through the loop in the same way; what one alone knows, as that a
+    signal came, is shared before it changes the way.
+    """
+
+    run: JobRun
+    trainer: Trainer
+    identity: dict[str, Any]
+    scans: ScansOf
+    metrics: Metrics | None
+    why_stop: Callable[[], str]
+    clock: JobClock | None
+    opening_s: float
+    saved_at: int
+
+    def go(self) -> str:
+        """Train until the schedule or patience is at its end, and write that it is done.
+
+        Returns what ended it.
+        """
+        trainer = self.trainer
+        # A run that was killed after its patience had ended does not train further.
+        over = self._patience_is_over
+        if trainer.counters.validation_due:
+            over = self._take_scores()
+        if self.clock is not None:
+            trainer.counters.share = trainer.progress
+        reported_not_compiled = False
+        while trainer.progress < 1 and not over:
+            try:
+                report = trainer.step()
+            except (DatasetError, InputError):
+                # The user can repair a file that cannot be read; the steps before are kept.
+                has_unsaved = trainer.counters.step > self.saved_at
+                if self.run.workers.leads and has_unsaved:
+                    self._save()
+                raise
+            if trainer.not_compiled and not reported_not_compiled:
+                reported_not_compiled = True
+                self.run.watcher.say(
+                    f"trains without being compiled: {trainer.not_compiled}"
+                )
+            self._note(report)
+            at_rest = self._save_or_stop(report)
+            if at_rest:
+                began = time.monotonic()
+                validated = trainer.counters.validation_due
+                over = self._take_scores()
+                if self.clock is not None and validated:
+                    self.clock.limit.note_validation(time.monotonic() - began)
+        if self.run.workers.leads:
+            counters = json.dumps(asdict(trainer.counters))
+            write_whole(self.run.folder / DONE, counters)
+        if over and trainer.progress < 1:
+            return "its patience"
+        if self.clock is not None:
+            return f"its {self.clock.limit.seconds:g} seconds"
+        return "its last step"
+
+    def _note(self, report: StepReport) -> None:
+        """Bring the clock, the watcher and the metrics up to date with a step."""
+        clock = self.clock
+        workers = self.run.workers
+        if clock is not None and clock.has_started:
+            own_share = clock.tick(report.seconds)
+            self.trainer.counters.share = workers.largest(own_share)
+        self.run.watcher.step(self.run.job, report, self.trainer.progress)
+        if self.metrics is not None:
+            self.metrics.add(report, last=self.trainer.progress >= 1)
+        if clock is not None and not clock.has_started:
+            # The first page loads the library that draws, which no later one does: not timed.
+            workers.share(self.run.write_page)
+            began = time.monotonic()
+            workers.share(self._save)
+            workers.share(self.run.write_page)
+            writing_s = time.monotonic() - began
+            if not clock.limit.has_validated:
+                # Not timed either: how much is left for steps must be known from now on.
+                clock.limit.validation_s = workers.share(self._foresee_scores)
+            clock.start(writing_s, self.opening_s)
+
+    def _save_or_stop(self, report: StepReport) -> bool:
+        """Save the state where it is due; returns whether an epoch or the job ends here.
+
+        Raises InterruptedRunError where the run is to stop.
+        """
+        trainer = self.trainer
+        workers = self.run.workers
+        # All processes stop at the same step, or the others would wait for ever.
+        stopped = workers.largest(float(bool(self.why_stop()))) > 0
+        is_at_end = trainer.progress >= 1
+        at_rest = is_at_end or report.step % trainer.epoch_steps == 0
+        validation = self.run.job.stage.validation
+        if validation is None:
+            scores_are_due = False
+        else:
+            # Every n-th epoch, and always at the end.
+            epoch = trainer.counters.step // trainer.epoch_steps
+            scores_are_due = is_at_end or epoch % validation.every_epochs == 0
+        trainer.counters.validation_due = at_rest and scores_are_due
+        steps_unsaved = report.step - self.saved_at
+        due = steps_unsaved >= self.run.job.stage.checkpoint_every_steps
+        if workers.leads and (due or at_rest or stopped):
+            # Before validation, which takes minutes: a run killed in it loses no step.
+            self._save()
+            self.saved_at = report.step
+        if stopped and (trainer.progress < 1 or trainer.counters.validation_due):
+            # A process that ends may end the others: not before the state is written.
+            workers.share(lambda: None)
+            raise self._interruption()
+        return at_rest
+
+    @timing.stage("save")
+    def _save(self, name: str | None = None) -> None:
+        """Write the state to the job's folder: as the newest one, or under a name."""
+        state = self.trainer.state(self.identity)
+        states.write_state(self.run.folder, state, name=name)
+
+    def _interruption(self) -> InterruptedRunError:
+        """The error that ends a run which was stopped and can be resumed."""
+        why = self.why_stop() or IN_ANOTHER_PROCESS
+        step = self.trainer.counters.step
+        what = f"stopped at step {step}: {why}; its state is saved"
+        remedy = "the same command with --resume goes on"
+        return InterruptedRunError(what, where=self.run.folder, remedy=remedy)
+
+    @property
+    def _patience_is_over(self) -> bool:
+        """Whether too many scores have been taken since the best."""
+        validation = self.run.job.stage.validation
+        if validation is None or validation.patience is None:
+            return False
+        return self.trainer.counters.validations_since_best >= validation.patience
+
+    @timing.stage("validation")
+    def _take_scores(self) -> bool:
+        """Between epochs: score the weights if that is due, and write the page.
+
+        Returns whether patience is at its end. Raises InterruptedRunError where a signal has
+        stopped the scoring.
+        """
+        stopped = False
+        over = False
+        if self.trainer.counters.validation_due:
+            # The state that was saved before says that this is due, until one after it is saved.
+            self.trainer.counters.validation_due = False
+            stopped, over = self.run.workers.share(self._score_and_save)
+        if stopped:
+            raise self._interruption()
+        if self.run.workers.leads:
+            self.run.write_page()
+        return over
+
+    def _score_and_save(self) -> tuple[bool, bool]:
+        """Score and save; whether a signal stopped it, and whether patience is at its end."""
+        run = self.run
+        counters = self.trainer.counters
+        try:
+            scores = {view: self._score(view) for view in run.job.views}
+        except InterruptedRunError:
+            return True, False
+
+        for view, score in scores.items():
+            scheme = run.scheme.seen_in(view)
+            write_examples(
+                run.folder, counters.step, view.value, score.examples, scheme
+            )
+        append_scores(run.folder, counters.step, scores, run.scheme)
+        if self.metrics is not None:
+            self.metrics.add_scores(scores, counters.step)
+        means = [score.mean_dice for score in scores.values()]
+        mean = float(np.mean(means))
+        run.watcher.say(f"{run.job.name}: step {counters.step}, Dice {mean:.3f}")
+
+        # The mean of no values is NaN: it is never the best.
+        is_better = counters.best is None or mean > counters.best
+        if is_better and np.isfinite(mean):
+            counters.best = mean
+            counters.best_step = counters.step
+            counters.validations_since_best = 0
+            self._save(BEST)
+        else:
+            counters.validations_since_best += 1
+        self._save()
+        return False, self._patience_is_over
+
+    def _score(self, view: View) -> Scores:
+        """Scores of one view, by the averaged weights where there are such.
+
+        InterruptedRunError where the run is to stop.
+        """
+        network = self.trainer.best_weights.extract(view)
+        network = network.to(self.trainer.device)
+
+        def check_for_stop(*_: object) -> None:
+            if self.why_stop():
+                raise self._interruption()
+
+        # A whole scan may take longer than a cluster waits: a few slices do not.
+        network.register_forward_pre_hook(check_for_stop)
+        return validate(
+            network,
+            self.scans(view),
+            len(self.run.scheme.seen_in(view)),
+            self.run.recipe.network.channels,
+            self.trainer.device,
+            bf16=self.trainer.bf16,
+        )
+
+    def _foresee_scores(self) -> float:
+        """Seconds that scoring all views will take, about; 0 where the stage does not validate."""
+        if self.run.job.stage.validation is None:
+            return 0.0
+        trainer = self.trainer
+        of_views = []
+        for view in self.run.job.views:
+            seconds = foresee(
+                trainer.best_weights.extract(view).to(trainer.device),
+                self.scans(view),
+                self.run.recipe.network.channels,
+                trainer.device,
+                bf16=trainer.bf16,
+            )
+            of_views.append(seconds)
+        return sum(of_views)

@@ -29,10 +29,14 @@ from trinat.pipelines.train.foresight import (
     refuse_too_large,
     say_how_long,
 )
-from trinat.pipelines.train.job import Job, JobRun, Watcher
-from trinat.pipelines.train.job_loop import train_job
+from trinat.pipelines.train.job import (
+    IN_ANOTHER_PROCESS,
+    Job,
+    JobRun,
+    Watcher,
+    train_job,
+)
 from trinat.pipelines.train.result import CONFIG, DATA, DONE, read_data, save_run
-from trinat.pipelines.train.scores import IN_ANOTHER_PROCESS
 from trinat.segmentation.data.splits import read_split
 from trinat.segmentation.data.store import SPLIT, Store
 from trinat.segmentation.errors import (
@@ -192,7 +196,7 @@ def train(
         signalled = threading.Event()
         stack.enter_context(stop_signals(signalled.set))
         if workers.leads:
-            stack.enter_context(_prepared(recipe, out, jobs, resume=resume))
+            stack.enter_context(_claimed(recipe, out, jobs, resume=resume))
         if target.type == "cpu":
             left = _left(jobs, out)
             refuse_too_large(recipe, left, together.count)
@@ -209,8 +213,7 @@ def train(
             return limit.why_over if limit is not None else ""
 
         runs = [JobRun(recipe, job, out, watcher, target, together) for job in jobs]
-        stages = _by_stage(recipe, runs, workers, apart=apart)
-        ended = _train_stages(stages, workers, why_stop, limit, apart=apart)
+        ended = _train_jobs(recipe, runs, workers, why_stop, limit, apart=apart)
         model = out / "model"
         saved = workers.share(lambda: save_run(recipe, out, model, watcher.say))
         what = f"{model}: {', '.join(saved)} of {recipe.name}"
@@ -221,63 +224,56 @@ def train(
 
 
 @contextmanager
-def _prepared(
+def _claimed(
     recipe: Recipe,
     out: Path,
     jobs: Sequence[Job],
     *,
     resume: bool,
 ) -> Iterator[None]:
-    """Hold the folder of the run, without what a killed run left half-written.
+    """Hold the folder of the run, with the recipe and what its stores hold written down.
 
-    What a stage lacks is refused before the run is written down.
+    Two runs are not mixed in one folder: a run that is there already needs `resume`, the same
+    recipe and the same data. What a killed run left half-written goes. What a stage lacks is
+    refused before the run is written down, and a new one whose start is refused within the block
+    leaves nothing.
     """
     out.mkdir(parents=True, exist_ok=True)
     with run_lock(out / ".lock"):
-        folders = [out / job.name for job in jobs]
-        examples = [folder / "examples" for folder in folders]
-        remove_leftovers(out, *folders, *examples)
+        of_jobs = [out / job.name for job in jobs]
+        examples = [folder / "examples" for folder in of_jobs]
+        remove_leftovers(out, *of_jobs, *examples)
         refuse_missing_inputs(job.stage for job in _left(jobs, out))
-        with _claimed_run(recipe, out, resume=resume):
+
+        content = recipe.model_dump(mode="json")
+        data = {}
+        for stage in recipe.stages:
+            if stage.data.store is not None:
+                data[str(stage.data.store.path)] = _taken_from(stage.data.store)
+        if (out / CONFIG).is_file():
+            # The same that was killed before its first state begins again.
+            if not resume and (_has_begun(out) or read_yaml(out / CONFIG) != content):
+                remedy = "go on with --resume, or give another --out"
+                raise TrainingError("a run is there already", where=out, remedy=remedy)
+            check_identity(read_yaml(out / CONFIG), content, out)
+            check_identity(read_data(out), data, out)
             yield
+            return
 
-
-@contextmanager
-def _claimed_run(recipe: Recipe, out: Path, *, resume: bool) -> Iterator[None]:
-    """Write down the recipe and what its stores hold; refuse to mix two runs in one folder.
-
-    A run that is there already needs `resume`, the same recipe and the same data. A new one whose
-    start is refused within the block leaves nothing.
-    """
-    content = recipe.model_dump(mode="json")
-    stores = [stage.data.store for stage in recipe.stages]
-    data = {
-        str(store.path): _taken_from(store) for store in stores if store is not None
-    }
-    if (out / CONFIG).is_file():
-        # The same that was killed before its first state begins again.
-        is_another = _has_begun(out) or read_yaml(out / CONFIG) != content
-        if is_another and not resume:
-            remedy = "go on with --resume, or give another --out"
-            raise TrainingError("a run is there already", where=out, remedy=remedy)
-        check_identity(read_yaml(out / CONFIG), content, out)
-        check_identity(read_data(out), data, out)
-        yield
-        return
-    folders = [*(stage.name for stage in recipe.stages), "model"]
-    refuse_foreign(out, [CONFIG, *folders, DATA])
-    if data:
-        write_whole(out / DATA, json.dumps(data, indent=1))
-    write_whole(out / CONFIG, yaml.safe_dump(content, sort_keys=False))
-    try:
-        yield
-    finally:
-        # A start that was refused is no run.
-        if not _has_begun(out):
-            (out / CONFIG).unlink()
-            (out / DATA).unlink(missing_ok=True)
-            for name in folders:
-                shutil.rmtree(out / name, ignore_errors=True)
+        folders = [*(stage.name for stage in recipe.stages), "model"]
+        refuse_foreign(out, [CONFIG, *folders, DATA])
+        if data:
+            write_whole(out / DATA, json.dumps(data, indent=1))
+        write_whole(out / CONFIG, yaml.safe_dump(content, sort_keys=False))
+        try:
+            yield
+        finally:
+            # A start that was refused is no run.
+            if not _has_begun(out):
+                (out / CONFIG).unlink()
+                (out / DATA).unlink(missing_ok=True)
+                for name in folders:
+                    shutil.rmtree(out / name, ignore_errors=True)
 
 
 def _has_begun(out: Path) -> bool:
@@ -327,14 +323,20 @@ def _left(jobs: Iterable[Job], out: Path) -> list[Job]:
     return left
 
 
-def _by_stage(
+def _train_jobs(
     recipe: Recipe,
     runs: Sequence[JobRun],
     workers: Workers,
+    why_stop: Callable[[], str],
+    limit: TimeLimit | None,
     *,
     apart: bool,
-) -> list[list[JobRun]]:
-    """By stage, the jobs left for this process: all, or if processes work `apart` its share."""
+) -> str:
+    """Train the jobs that are left; InterruptedRunError where the run is to stop between two.
+
+    If processes work `apart`, this one trains its share of each stage. Returns what ended its last
+    job; empty where none was left.
+    """
     # As the leader finds it: a view that is done meanwhile changes nobody's share.
     places = workers.share(
         lambda: [place for place, run in enumerate(runs) if not run.is_done]
@@ -346,26 +348,12 @@ def _by_stage(
         if apart:
             of_stage = of_stage[workers.rank :: workers.count]
         stages.append(of_stage)
-    return stages
 
-
-def _train_stages(
-    stages: Sequence[Sequence[JobRun]],
-    workers: Workers,
-    why_stop: Callable[[], str],
-    limit: TimeLimit | None,
-    *,
-    apart: bool,
-) -> str:
-    """Train job by job; InterruptedRunError where the run is to stop between two of them.
-
-    Returns what ended the last job of this process; empty where none was left.
-    """
-    count = sum(len(runs) for runs in stages)
+    count = sum(len(of_stage) for of_stage in stages)
     begun = 0
     ended = ""
-    for runs in stages:
-        for run in runs:
+    for of_stage in stages:
+        for run in of_stage:
             why = why_stop()
             if begun and run.workers.largest(float(bool(why))):
                 what = f"stopped before {run.job.name}: {why or IN_ANOTHER_PROCESS}"
