@@ -13,7 +13,7 @@ const tabs = [];
  * - `fill(section)`: called whenever something else is known of the scan that is looked at.
  */
 export function addTab(tab) {
-  const section = byId(tab.id) || make("aside", { id: tab.id });
+  const section = byId(tab.id) || make("aside", { id: tab.id, class: "free" });
   section.classList.add("tab", tab.column);
   section.setAttribute("aria-label", tab.title);
   if (!section.isConnected) document.querySelector("main").append(section);
@@ -24,8 +24,9 @@ export function addTab(tab) {
   };
   const facts = { "data-tab": tab.id, onclick: choose };
   const button = make("button", facts, tab.title);
-  const first = !tabs.some((other) => other.column === tab.column);
-  section.classList.toggle("behind", !first);
+  const isFirst = !tabs.some((other) => other.column === tab.column);
+  section.classList.toggle("behind", !isFirst);
+  button.classList.toggle("front", isFirst);
   tabs.push({ ...tab, section, button });
   const nav = document.querySelector("nav");
   nav.append(button);
@@ -47,7 +48,10 @@ export function showTab(id) {
     const isChosen = section === chosen.section;
     section.classList.toggle("chosen", isChosen);
     press(button, isChosen);
-    if (column === chosen.column) section.classList.toggle("behind", !isChosen);
+    if (column === chosen.column) {
+      section.classList.toggle("behind", !isChosen);
+      button.classList.toggle("front", isChosen);
+    }
   }
   document.body.classList.toggle("split", Boolean(chosen.withPicture));
 }
