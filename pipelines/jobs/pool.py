@@ -399,17 +399,13 @@ class _Numbered(Generic[Given]):
     work: int = 1
 
 
-def _say_nothing(answer: object, done: int, total: int) -> None:
-    """What `isolated` calls for each answer while nobody wants to hear of it."""
-
-
 def isolated(
     work: Callable[[Given], Answer],
     items: Sequence[Given],
     jobs: int,
     *,
     killed: Callable[[Given], Answer],
-    finished: Callable[[Answer, int, int], object] = _say_nothing,
+    finished: Callable[[Answer, int, int], object] = lambda answer, done, total: None,
     torch_threads: int | None = 1,
 ) -> list[Answer]:
     """The answers in the order of items; `killed` is that for an item whose process died.

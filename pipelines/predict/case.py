@@ -139,7 +139,7 @@ class CaseWorker:
         """The outputs of a scan and its entry, which says where the disk has no room for them.
 
         A full disk makes a failed entry with `no_room`; other errors are raised. The entry of a
-        person has those of the scans as its parts.
+        person has those of the scans.
         """
         if isinstance(scan, PersonInProgress):
             return self._write_person(scan)
@@ -307,7 +307,7 @@ class CaseWorker:
             entries.append(self._finish(scan))
             # It is as large as all that the others have in common.
             scan.found = None
-        return Entry.of(person.case, self.settings, "done", parts=tuple(entries))
+        return Entry.of(person.case, self.settings, "done", of_scans=tuple(entries))
 
 
 def _volume(scan: CaseInProgress) -> Volume:

@@ -59,25 +59,24 @@ class PersonInProgress:
 
 
 def read(case: Case, settings: RunSettings) -> CaseInProgress | PersonInProgress:
-    """Read the scan of a case, or those of a person; see `read_scan` and `read_person`."""
-    if isinstance(case, Person):
-        return read_person(case, settings)
-    return read_scan(case, settings)
+    """Read the scan of a case, or those of a person.
 
-
-def read_person(person: Person, settings: RunSettings) -> PersonInProgress:
-    """Read all scans of a person; those that cannot be read fail, and do not take the others."""
-    reading = PersonInProgress(person, [])
-    for case in person.scans:
+    What is wrong with the scan of a case raises. Scans of a person that cannot be read fail, and
+    do not take the others with them.
+    """
+    if not isinstance(case, Person):
+        return _read_scan(case, settings)
+    reading = PersonInProgress(case, [])
+    for scan in case.scans:
         try:
-            reading.scans.append(read_scan(case, settings))
+            reading.scans.append(_read_scan(scan, settings))
         except Exception as error:
             reason = reason_of(error, where=False)
-            reading.failed.append(Entry.failed(case, settings, reason))
+            reading.failed.append(Entry.failed(scan, settings, reason))
     return reading
 
 
-def read_scan(case: Case, settings: RunSettings) -> CaseInProgress:
+def _read_scan(case: Case, settings: RunSettings) -> CaseInProgress:
     """Read the scan of a case. What is wrong with its file raises, as does one that was changed.
 
     The time is taken on the clock of the scan. `refuse_changed` raises if a store knows another

@@ -39,7 +39,7 @@ class Entry:
 
     Four fields are for the run alone and never in the file. `staged` is the folder where outputs
     wait until they are moved into place. `spent` is where the time of the worker's process went
-    since its entry before. `no_room` says that the case failed because the disk is full. `parts`
+    since its entry before. `no_room` says that the case failed because the disk is full. `of_scans`
     are the entries of a person's scans, where the case is a person.
     """
 
@@ -64,7 +64,7 @@ class Entry:
     staged: str = ""
     spent: Spent = field(default_factory=dict)
     no_room: bool = False
-    parts: tuple[Any, ...] = ()
+    of_scans: tuple[Any, ...] = ()
 
     @classmethod
     def of(

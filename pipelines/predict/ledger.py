@@ -40,7 +40,7 @@ from trinat.segmentation.labels.label import Csf
 # How many folders above a file are searched for the ledger of its result.
 _FOLDERS_ABOVE = 4
 # Fields of an entry that are for the run alone.
-_NOT_IN_FILE = ("staged", "spent", "no_room", "parts")
+_NOT_IN_FILE = ("staged", "spent", "no_room", "of_scans")
 
 
 class ChangedError(OutputError):
@@ -111,7 +111,7 @@ class Ledger:
         what = f"{strange[0]} was changed since trinat wrote it"
         raise ChangedError(what, where=self._folder, remedy=remedy)
 
-    def place(self, staged: Path, entry: Entry | None = None) -> None:
+    def move_in(self, staged: Path, entry: Entry | None = None) -> None:
         """Move all files below `staged` into the folder: an entry's outputs, or the run's own.
 
         A file that is there with the same bytes stays; one that a run has written is replaced;
@@ -255,9 +255,9 @@ def with_folds(folder: Path) -> list[Path]:
 
 def entries_in(folder: Path) -> Iterator[tuple[Path, Entry]]:
     """What holds for each case of an output folder or of its folds, and in which of these it is."""
-    for place in with_folds(folder):
-        for entry in read_entries(ledgers_in(place)).values():
-            yield place, entry
+    for each in with_folds(folder):
+        for entry in read_entries(ledgers_in(each)).values():
+            yield each, entry
 
 
 class LedgerContents:
@@ -416,8 +416,8 @@ def unfit_results(folder: Path, files: Collection[Path]) -> dict[Path, str]:
     is the user's own, and never unfit.
     """
     unfit = {}
-    for place in with_folds(folder):
-        unfit.update(_unfit_in(place, files))
+    for each in with_folds(folder):
+        unfit.update(_unfit_in(each, files))
     if ledgers_in(folder):
         return unfit
     for above in folder.absolute().parents[:_FOLDERS_ABOVE]:
@@ -429,21 +429,21 @@ def unfit_results(folder: Path, files: Collection[Path]) -> dict[Path, str]:
     return unfit
 
 
-def _unfit_in(place: Path, files: Collection[Path]) -> dict[Path, str]:
+def _unfit_in(folder: Path, files: Collection[Path]) -> dict[Path, str]:
     """As `unfit_results`, by the ledgers of one folder."""
-    contents = read_ledgers(ledgers_in(place))
+    contents = read_ledgers(ledgers_in(folder))
     ours: dict[str, Path] = {}
     for file in files:
-        name = os.path.relpath(file, place)
+        name = os.path.relpath(file, folder)
         if name in contents.writers:
             ours[name] = file
 
     def judge(name: str) -> str:
-        digest = str(digest_of(place / name))
+        digest = str(digest_of(folder / name))
         if (name, digest) not in contents.written:
             return ""
         entry = contents.entries.get(contents.writers[name])
-        return _why_unfit(entry, name, digest, place)
+        return _why_unfit(entry, name, digest, folder)
 
     # Threads, since these are hashes of large files.
     with ThreadPoolExecutor(cpu_count()) as pool:
@@ -452,7 +452,7 @@ def _unfit_in(place: Path, files: Collection[Path]) -> dict[Path, str]:
     return {file: reason for file, reason in judged if reason}
 
 
-def _why_unfit(entry: Entry | None, name: str, digest: str, place: Path) -> str:
+def _why_unfit(entry: Entry | None, name: str, digest: str, folder: Path) -> str:
     """Why a file that a run has written is unfit; empty where it is the result of its scan."""
     not_of_last_run = (
         "is not of the last run that was finished: run trinat predict again"
@@ -465,7 +465,7 @@ def _why_unfit(entry: Entry | None, name: str, digest: str, place: Path) -> str:
         return ""
     if entry.status != "done":
         return f"is an old result: its scan has failed since ({entry.reason})"
-    now = entry.digest_of_scan(place)
+    now = entry.digest_of_scan(folder)
     if now is not None and now != entry.input_sha256:
         return "is an old result: its scan was changed since; run trinat predict again"
     return ""

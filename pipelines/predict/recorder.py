@@ -107,7 +107,7 @@ class Recorder:
         the disk has no room, as the scans to come would be segmented for nothing.
         """
         if entry.staged:
-            entry = self._place(entry)
+            entry = self._move_in(entry)
         if entry.no_room:
             remedy = "free some and run again: the run continues where it stopped"
             raise DiskFullError(
@@ -128,7 +128,7 @@ class Recorder:
             self.workers.add(entry.worker)
         self.on_entry(entry)
 
-    def _place(self, entry: Entry) -> Entry:
+    def _move_in(self, entry: Entry) -> Entry:
         """Move a case's files into place; returns its entry, or a failed one if that fails.
 
         Slices are kept of the most doubtful cases alone.
@@ -140,7 +140,7 @@ class Recorder:
             (Path(entry.staged) / slices).unlink(missing_ok=True)
             self.ledger.remove(slices)
         try:
-            self.ledger.place(Path(entry.staged), entry)
+            self.ledger.move_in(Path(entry.staged), entry)
             for other in others:
                 if other not in shown:
                     slices = slices_of(other.case)

@@ -264,8 +264,8 @@ def _segment(
         person = persons.get(entry.case)
         if person is None:
             recorder.note(entry)
-        elif entry.parts:
-            for of_scan in entry.parts:
+        elif entry.of_scans:
+            for of_scan in entry.of_scans:
                 recorder.note(of_scan)
         else:
             # Where the person has failed, so have all scans.
@@ -287,7 +287,7 @@ def _write_files_of_run(
         entries = ledger.entries.values()
         write_tables(folder, entries, request.out)
         renew_changes(ledger, folder, entries, request.excluded, request.out)
-    ledger.place(folder)
+    ledger.move_in(folder)
 
 
 def _make_tables_folder(staging: Path) -> Path:
@@ -328,7 +328,7 @@ def merge(
             folder = _make_tables_folder(staging)
             write_tables(folder, entries.values(), out)
             renew_changes(ledger, folder, entries.values(), excluded, out)
-            ledger.place(folder)
+            ledger.move_in(folder)
             # Each part of the work has kept the slices of its own most doubtful cases.
             shown = {slices_of(entry.case) for entry in most_doubtful(entries.values())}
             for case in entries:

@@ -227,7 +227,7 @@ def test_a_result_that_could_not_be_placed_wholly_leaves_nothing(
     (out / "later").write_text("no folder: nothing can be placed in it")
     outputs = {name: sha256_of(staged / name) for name in ("first", "later/file")}
     with Ledger(out / "run.jsonl") as ledger, pytest.raises(OSError, match="later"):
-        ledger.place(staged, replace(DONE, outputs=outputs))
+        ledger.move_in(staged, replace(DONE, outputs=outputs))
     assert not (out / "first").exists()
 
 

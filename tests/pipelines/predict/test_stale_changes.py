@@ -57,7 +57,7 @@ class EngineByContent:
                     }
                 parts.append(self._entry(scan, digests, facts))
             if isinstance(case, Person):
-                yield Entry.of(case, self.settings, "done", parts=tuple(parts))
+                yield Entry.of(case, self.settings, "done", of_scans=tuple(parts))
             else:
                 yield parts[0]
 
