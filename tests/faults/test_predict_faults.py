@@ -9,9 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from dataclasses import replace
-from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
@@ -206,46 +204,6 @@ def test_a_worker_that_does_not_start_in_time_ends_the_run(tmp_path: Path) -> No
     engine = LocalEngine(settings, ["cpu"], timeout_s=2, target=start_without_end)
     with pytest.raises(DeviceError, match="did not start within 2 s"):
         list(engine.run([Case("a", Path("a"), "a")], lambda: False))
-
-
-def test_a_suspect_is_not_lost_with_a_worker_that_dies_before_it_gets_it() -> None:
-    settings = RunSettings(Path(), Path(), "", Path())
-    engine = LocalEngine(settings, ["cpu"], target=serve_without_end)
-    worker = engine._start("cpu")
-    worker.ready = True
-    worker.process.kill()
-    worker.process.join()
-    suspect = Case("a", Path("a"), "a")
-    engine._suspects.append(suspect)
-    engine._feed(worker, iter([]), lambda: False)
-    worker.kill()
-    assert list(engine._suspects) == [suspect]
-
-
-def test_that_a_signal_ended_the_tracker_of_resources_is_no_warning() -> None:
-    resource_tracker.ensure_running()
-    tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
-    os.kill(tracker, signal.SIGKILL)
-    os.waitpid(tracker, 0)
-    engine = LocalEngine(
-        RunSettings(Path(), Path(), "", Path()), ["cpu"], target=serve_without_end
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        worker = engine._start("cpu")
-    worker.kill()
-
-
-def test_a_worker_never_sees_ctrl_c_not_even_while_it_imports() -> None:
-    engine = LocalEngine(
-        RunSettings(Path(), Path(), "", Path()), ["cpu"], target=serve_without_end
-    )
-    worker = engine._start("cpu")
-    status = Path(f"/proc/{worker.process.pid}/status").read_text()
-    worker.kill()
-    blocked = next(line for line in status.splitlines() if line.startswith("SigBlk"))
-    assert int(blocked.split()[1], 16) >> signal.SIGINT - 1 & 1
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_a_scan_has_two_hours_for_each_pass_unless_the_limit_is_switched_off() -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+import warnings
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +72,10 @@ def die(connection: Connection, device: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def sleep(connection: Connection, device: str) -> None:
+    time.sleep(600)
+
+
 def pool_of(target, room: int) -> Pool[Letter, str]:
     return Pool(
         target,
@@ -89,3 +97,36 @@ def test_processes_that_die_at_their_start_end_the_work() -> None:
     message = "a worker process on cpu dies when it starts"
     with pytest.raises(DeviceError, match=message):
         list(pool_of(die, room=1).run([Letter("a")], lambda: False))
+
+
+def test_a_suspect_is_not_lost_with_a_worker_that_dies_before_it_gets_it() -> None:
+    pool = pool_of(sleep, room=3)
+    worker = pool._start("cpu")
+    worker.ready = True
+    worker.process.kill()
+    worker.process.join()
+    suspect = Letter("a")
+    pool._suspects.append(suspect)
+    pool._feed(worker, iter([]), lambda: False)
+    worker.kill()
+    assert list(pool._suspects) == [suspect]
+
+
+def test_that_a_signal_ended_the_tracker_of_resources_is_no_warning() -> None:
+    resource_tracker.ensure_running()
+    tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
+    os.kill(tracker, signal.SIGKILL)
+    os.waitpid(tracker, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        worker = pool_of(sleep, room=1)._start("cpu")
+    worker.kill()
+
+
+def test_a_worker_never_sees_ctrl_c_not_even_while_it_imports() -> None:
+    worker = pool_of(sleep, room=1)._start("cpu")
+    status = Path(f"/proc/{worker.process.pid}/status").read_text()
+    worker.kill()
+    blocked = next(line for line in status.splitlines() if line.startswith("SigBlk"))
+    assert int(blocked.split()[1], 16) >> signal.SIGINT - 1 & 1
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
