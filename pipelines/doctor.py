@@ -52,10 +52,6 @@ def examine() -> list[Finding]:
 
 def diagnose(*, as_json: bool) -> Exit:
     """Print what was found here, as a table or as JSON; the status is OK if nothing is wrong."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     findings = examine()
     wrong = sum(finding.severity == "wrong" for finding in findings)
     status = Exit.ALL_FAILED if wrong else Exit.OK
@@ -63,6 +59,11 @@ def diagnose(*, as_json: bool) -> Exit:
         rows = [asdict(finding) for finding in findings]
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
         return status
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     styles = {"ok": "green", "note": "yellow", "wrong": "bold red"}
     table = Table(box=None, pad_edge=False)
     for header in ("", "what", "found", "to do"):
