@@ -33,40 +33,25 @@ def serve_(
 
     Example: trinat serve --model fast
     """
-    _check_packages()
+    if importlib.util.find_spec("fastapi") is None:
+        raise ConfigError(
+            "trinat serve needs more packages", remedy="pip install 'trinat[serve]'"
+        )
+    from trinat.pipelines.web.guard import is_loopback
     from trinat.pipelines.web.service import run_service
     from trinat.segmentation.models.zoo import default_model
 
     request = cluster.give(asked(inputs=(), out=settings.folder))
     request = replace(request, model=request.model or default_model(request.devices))
-    _log_own_messages()
-    _warn_of_network(settings.host)
-    run_service(request, settings, typer.echo)
-    return 0
-
-
-def _check_packages() -> None:
-    """ConfigError where the packages of the service are not installed."""
-    if importlib.util.find_spec("fastapi") is None:
-        raise ConfigError(
-            "trinat serve needs more packages", remedy="pip install 'trinat[serve]'"
-        )
-
-
-def _log_own_messages() -> None:
-    """Log what trinat says alone: others may quote what they were sent."""
+    # What trinat says is logged, and nothing else: others may quote what they were sent.
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.CRITICAL)
     logging.getLogger("trinat").setLevel(logging.INFO)
-
-
-def _warn_of_network(host: str) -> None:
-    """Warn where what is sent to this address is sent over a network."""
-    from trinat.pipelines.web.guard import is_loopback
-
-    if not is_loopback(host):
+    if not is_loopback(settings.host):
         typer.echo(
             "anyone on the network can read what is sent: put TLS before it", err=True
         )
+    run_service(request, settings, typer.echo)
+    return 0
 
 
 def view(

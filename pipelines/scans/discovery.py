@@ -73,7 +73,12 @@ def find_cases(
         if is_subjects_dir(root):
             return find_subjects(absolute(root))
     else:
-        _refuse_datasets(inputs)
+        # In a dataset the layout says whose a scan is; a walk through all files does not know that.
+        for given in map(Path, inputs):
+            if is_bids(given) or is_subjects_dir(given):
+                what = "a BIDS dataset or SUBJECTS_DIR is given alone"
+                remedy = "run once for each, with an --out of its own"
+                raise ConfigError(what, where=given, remedy=remedy)
     refusals: list[Refusal] = []
     remarks: list[str] = []
     root, paths = _expand_all(inputs, exclude, refusals, remarks)
@@ -112,18 +117,6 @@ def _expand_all(
     if not roots:
         return Path.cwd(), paths
     return absolute(os.path.commonpath(roots)), paths
-
-
-def _refuse_datasets(inputs: Sequence[str | Path]) -> None:
-    """Raise if a dataset is among several inputs.
-
-    In a dataset the layout says whose a scan is; a walk through all files does not know that.
-    """
-    for given in map(Path, inputs):
-        if is_bids(given) or is_subjects_dir(given):
-            what = "a BIDS dataset or SUBJECTS_DIR is given alone"
-            remedy = "run once for each, with an --out of its own"
-            raise ConfigError(what, where=given, remedy=remedy)
 
 
 def _without_results(
