@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trinat.segmentation.data.placement import shift_of_labels
+from trinat.segmentation.data.preparing import shift_of_labels
 from trinat.segmentation.data.sources.base import SourceOptions, Subject
 from trinat.segmentation.data.sources.registry import list_subjects
 from trinat.segmentation.io.volume import Volume

@@ -15,16 +15,11 @@ from trinat.segmentation.data.dataset import SliceDataset, SliceTransform
 from trinat.segmentation.data.slices import SubjectFile
 from trinat.segmentation.data.splits import Part
 from trinat.segmentation.data.store import Store, subject_path
-from trinat.segmentation.data.stored_volumes import (
-    stored_image,
-    stored_labels,
-    whole_view,
-)
 from trinat.segmentation.errors import ConfigError, DatasetError
 from trinat.segmentation.io.memory import free_memory
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.space.views import View, chosen_views
+from trinat.segmentation.space.views import View, chosen_views, from_slices
 
 if TYPE_CHECKING:
     import torchio
@@ -202,3 +197,26 @@ def _read_labels(path: str | Path, view: View) -> tuple[Tensor, NDArray[np.float
 def _with_channel(voxels: NDArray[Any]) -> Tensor:
     """Voxels (X, Y, Z) as a tensor (1, X, Y, Z)."""
     return torch.from_numpy(np.ascontiguousarray(voxels))[None]
+
+
+def whole_view(store: Store) -> View:
+    """The view to put volumes together from: not the sagittal one, where there is another.
+
+    Sagittal slices have both sides as one class.
+    """
+    for view in store.views:
+        if view is not View.SAGITTAL:
+            return view
+    return View.SAGITTAL
+
+
+def stored_image(file: SubjectFile, view: View) -> Volume:
+    """Intensities on the working grid, float32 (X, Y, Z)."""
+    slices = file.image(view, 0, file.slice_count(view))
+    return Volume(from_slices(slices, view), file.affine)
+
+
+def stored_labels(file: SubjectFile, view: View) -> Volume:
+    """Class indices on the working grid, uint8 (X, Y, Z); those that are seen in the view."""
+    slices = file.labels(view, 0, file.slice_count(view))
+    return Volume(from_slices(slices, view), file.affine)

@@ -47,7 +47,12 @@ def paint(draw: Draw, entries: list[Tensor]) -> tuple[Tensor, Tensor]:
     with_contrast = _change_contrast(draw, means, white)
     means = torch.where(classes.is_random, means, with_contrast)
     means, spreads = _paint_surroundings(draw, classes, means)
-    images = _paint_voxels(draw, entries, means, spreads)
+    # Each voxel is the mean of its entries, with texture.
+    flat = [part.view(count, -1).long() for part in entries]
+    spread = _mean_of_entries(spreads, flat)
+    images = _mean_of_entries(means, flat)
+    images.addcmul_(spread, draw.normal(*images.shape))
+    images = images.view(entries[0].shape)
     images = _make_patchy(draw, images, entries[0])
     # The working grid's scale ends at the brightest tissue: white matter in T1, any in others.
     large_tissues = classes.mean[:, heads.large_tissues]
@@ -117,23 +122,6 @@ def _paint_surroundings(
     means[:, 0] = torch.where(is_empty, 0, means[:, 0])
     spreads[:, 0] = torch.where(is_empty, 0, spreads[:, 0])
     return means, spreads
-
-
-def _paint_voxels(
-    draw: Draw,
-    entries: list[Tensor],
-    means: Tensor,
-    spreads: Tensor,
-) -> Tensor:
-    """Images (B, C, H, W): each voxel is the mean of its entries, with texture."""
-    shape = entries[0].shape
-    count = len(entries[0])
-    flat = [part.view(count, -1).long() for part in entries]
-    spread = _mean_of_entries(spreads, flat)
-    images = _mean_of_entries(means, flat)
-    texture = draw.normal(*images.shape)
-    images.addcmul_(spread, texture)
-    return images.view(shape)
 
 
 def _mean_of_entries(values: Tensor, entries: list[Tensor]) -> Tensor:

@@ -39,7 +39,12 @@ def find_removed(draw: Draw, head: Tensor, entries: Tensor, points: Tensor) -> T
     count = len(entries)
     per_image = (count, 1, 1, 1)
     near_brain = grow(draw.heads.is_brain[entries.long()], 3)
-    kept = _brain_mask(draw, near_brain)
+    # Masks follow the hull, not each sulcus: widened by 3 mm, then drawn back by 3, 1 or 0.
+    tight = ~grow(~near_brain, 3)
+    near = ~grow(~near_brain, 1)
+    margin = draw.below(3, count)[:, None, None, None]
+    near_or_wide = torch.where(margin == 1, near, near_brain)
+    kept = torch.where(margin == 0, tight, near_or_wide)
     is_stripped = draw.chance(count, config.skull_stripped).view(per_image)
     is_face = _find_face(draw, head, points)
     is_defaced = draw.chance(count, config.defaced).view(per_image)
@@ -58,18 +63,6 @@ def _find_face(draw: Draw, head: Tensor, points: Tensor) -> Tensor:
     distance_of_brain = (brain * normal).sum(1)
     level = distance_of_brain + draw.uniform(50, 90, count)
     return distance > level.view(count, 1, 1, 1)
-
-
-def _brain_mask(draw: Draw, wide: Tensor) -> Tensor:
-    """What skull stripping keeps. `wide` is the brain (B, C, H, W), widened by 3 mm.
-
-    Masks follow the hull, not each sulcus: widened by 3 mm, then drawn back by 3, 1 or 0.
-    """
-    tight = ~grow(~wide, 3)
-    near = ~grow(~wide, 1)
-    margin = draw.below(3, len(wide))[:, None, None, None]
-    near_or_wide = torch.where(margin == 1, near, wide)
-    return torch.where(margin == 0, tight, near_or_wide)
 
 
 def blur(draw: Draw, images: Tensor, thickness: Thickness) -> Tensor:
@@ -121,7 +114,11 @@ def move(draw: Draw, images: Tensor) -> Tensor:
     rows, columns = images.shape[2:]
     is_moved = draw.chance(count, config.motion * len(images) / count)
     phase = _random_phase(draw, count, rows, columns)
-    is_hit = _random_lines(draw, count, rows) & is_moved[:, None]
+    # A band of lines, from where the head moved to where it came back.
+    start = draw.uniform(0, 1, count, 1)
+    length = draw.uniform(0.05, 0.4, count, 1)
+    line = torch.arange(rows, device=draw.device) / rows
+    is_hit = ((line - start) % 1 < length) & is_moved[:, None]
     shift = torch.polar(torch.ones_like(phase), phase * is_hit[:, :, None])
     spectrum = torch.fft.rfft2(images[:count]) * shift[:, None]
     images = images.clone()
@@ -139,15 +136,6 @@ def _random_phase(draw: Draw, count: int, rows: int, columns: int) -> Tensor:
     frequency = direction.cos() * along_rows + direction.sin() * along_columns
     phase: Tensor = length * frequency
     return phase
-
-
-def _random_lines(draw: Draw, count: int, rows: int) -> Tensor:
-    """Bands of lines (B, H), from where the head moved to where it came back."""
-    start = draw.uniform(0, 1, count, 1)
-    length = draw.uniform(0.05, 0.4, count, 1)
-    line = torch.arange(rows, device=draw.device) / rows
-    is_within: Tensor = (line - start) % 1 < length
-    return is_within
 
 
 def corrupt(draw: Draw, images: Tensor, white: Tensor) -> Tensor:

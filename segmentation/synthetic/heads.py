@@ -254,7 +254,13 @@ def _grow(changed: NDArray[np.uint8], maps: HeadMaps, growth: Growth) -> None:
 
     `maps` has the heads as they were: it says where the structure and its neighbours are.
     """
-    border = _next_to(_grown_from(maps, growth.structure))
+    if growth.structure == _FLUID:
+        # Fluid grows from all outside the brain.
+        grown = is_outside_brain(maps.numbers)[maps.labels]
+    else:
+        grown = _voxels_of(maps, [growth.structure])
+    cross = ndimage.generate_binary_structure(3, 1)[None]
+    border = ndimage.binary_dilation(grown, cross)
     gained = _voxels_of(maps, growth.neighbours) & border
     for entry in np.flatnonzero(maps.numbers == growth.structure):
         changed[gained] = entry
@@ -263,19 +269,6 @@ def _grow(changed: NDArray[np.uint8], maps: HeadMaps, growth: Growth) -> None:
 def _voxels_of(maps: HeadMaps, numbers: Sequence[int]) -> NDArray[np.bool_]:
     """Voxels (M, X, Y, Z) of the structures with these FreeSurfer numbers."""
     return np.asarray(np.isin(maps.numbers, numbers)[maps.labels])
-
-
-def _grown_from(maps: HeadMaps, number: int) -> NDArray[np.bool_]:
-    """Voxels (M, X, Y, Z) that a structure grows from: its own, of fluid all outside the brain."""
-    if number != _FLUID:
-        return _voxels_of(maps, [number])
-    return np.asarray(is_outside_brain(maps.numbers)[maps.labels])
-
-
-def _next_to(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Voxels of heads (M, X, Y, Z) with a neighbour across a face in the mask."""
-    cross = ndimage.generate_binary_structure(3, 1)[None]
-    return np.asarray(ndimage.binary_dilation(mask, cross))
 
 
 def _read_entries(path: Path, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:

@@ -7,15 +7,18 @@ their mean brightness, the truth their largest, so the truth is exact whatever t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.ndimage import uniform_filter
+from scipy.ndimage import map_coordinates, uniform_filter
 from torch.nn import functional
 
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.grid import Grid, to_shape, world_axes
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.folding import (
     GENERATION_BETWEEN,
@@ -23,24 +26,25 @@ from trinat.segmentation.labels.folding import (
 )
 from trinat.segmentation.labels.label import Csf
 from trinat.segmentation.labels.scheme import load_scheme
-from trinat.segmentation.synthetic.anatomy import Anatomy, cells_of, load_anatomy
-from trinat.segmentation.synthetic.fractions import largest_fraction
+from trinat.segmentation.synthetic.anatomy import (
+    Anatomy,
+    cells_of,
+    largest_fraction,
+    load_anatomy,
+)
 from trinat.segmentation.synthetic.heads import heads_of
-from trinat.segmentation.synthetic.phantom_grid import (
-    FIELD_OF_VIEW_MM,
-    NODE_MM,
-    SampledGrid,
-    check_grid,
-    draw_grid,
-    rotation_about,
-)
-from trinat.segmentation.synthetic.smooth_field import (
-    Floats,
-    SmoothField,
-    as_column,
-    draw_normal,
-)
 
+Floats = NDArray[np.float64]
+
+FIELD_OF_VIEW_MM = (184.0, 248.0, 240.0)  # right-left, front-back, up-down
+SPACING_MM = (0.3, 10.0)
+# Beyond it, another order of the axes would describe the grid better.
+MAX_OBLIQUE_DEG = 45.0
+# How far the field of view's centre is from the scanner's: a standard deviation. Every draw is kept
+# within twice that.
+CENTRE_SD_MM = 15.0
+# Smooth fields are evaluated on nodes this far apart, and linear between them.
+NODE_MM = 6.0
 CROWN_MM = 16.0  # air above the head
 
 # How subjects differ: standard deviations; every draw is kept within twice its own.
@@ -104,13 +108,13 @@ def phantom(
     >>> scan.shape == labels.shape
     True
     """
-    check_grid(spacing_mm, orientation, oblique_deg)
+    _check_grid(spacing_mm, orientation, oblique_deg)
     rng = np.random.default_rng(seed)
     anatomy = anatomy or load_anatomy(int(np.clip(min(spacing_mm), 1, 3)))
     if csf == "intracranial":
         anatomy = _with_all_fluid(anatomy)
     head = _draw_head(rng)
-    grid = draw_grid(rng, anatomy, spacing_mm, orientation, oblique_deg)
+    grid = _draw_grid(rng, anatomy, spacing_mm, orientation, oblique_deg)
     brightness = _draw_brightness(rng, anatomy)
     image, classes = _render(rng, anatomy, brightness, head, grid)
     numbers = load_scheme("quicknat33").to_freesurfer(classes)
@@ -131,6 +135,165 @@ def _with_all_fluid(anatomy: Anatomy) -> Anatomy:
     return replace(anatomy, truth=truth, cells=cells)
 
 
+@dataclass(frozen=True, eq=False)
+class SmoothField:
+    """A smooth random function of place: cubic B-splines on knots over the field of view.
+
+    `knots` (X, Y, Z) are `spacing_mm` apart, the middle one in the centre.
+    """
+
+    knots: Floats
+    spacing_mm: float
+
+    @classmethod
+    def draw(
+        cls,
+        rng: np.random.Generator,
+        sd: float,
+        spacing_mm: float,
+        extent_mm: Sequence[float],
+    ) -> SmoothField:
+        """A random field over an extent of three lengths, whose values have this deviation."""
+        # Oblique grids reach beyond the extent: the outermost knots go on from there.
+        shape = [int(np.ceil(1.4 * mm / spacing_mm)) + 3 for mm in extent_mm]
+        # A sum of splines with weights (1, 4, 1) / 6 per axis has 0.5 ** 1.5 of the knots' spread.
+        knots_sd = sd / 0.5**1.5
+        return cls(_draw_normal(rng, knots_sd, shape), spacing_mm)
+
+    def at(self, points_mm: Floats) -> Floats:
+        """Values at points (3, ...), in mm from the centre."""
+        centre = (np.array(self.knots.shape) - 1) / 2
+        places = points_mm / self.spacing_mm + _as_column(centre, points_mm.ndim)
+        values: Floats = map_coordinates(
+            self.knots,
+            places,
+            order=3,
+            mode="nearest",
+            prefilter=False,
+        )
+        return values
+
+
+def _draw_normal(rng: np.random.Generator, sd: float, shape: int | list[int]) -> Floats:
+    """Normal, but never beyond twice `sd`: no subject is a monster."""
+    values: Floats = sd * np.clip(rng.standard_normal(shape), -2, 2)
+    return values
+
+
+def _as_column(vector: Floats, dimensions: int) -> Floats:
+    """A vector (3,) as an array (3, 1, ...), to be added to points of this many dimensions."""
+    return vector.reshape(3, *[1] * (dimensions - 1))
+
+
+@dataclass(frozen=True, eq=False)
+class _SampledGrid(Grid):
+    """The scan's voxels, each the mean of `factors` samples along its axes.
+
+    `centre_mm` (3,) is that of the field of view.
+    """
+
+    factors: tuple[int, int, int]
+    centre_mm: Floats
+
+    @property
+    def samples(self) -> tuple[int, int, int]:
+        """Number of samples along each axis."""
+        x, y, z = self.shape
+        f, g, h = self.factors
+        return x * f, y * g, z * h
+
+    def nodes_mm(self) -> Floats:
+        """Nodes from the first sample to the last, in mm from the centre, (3, X, Y, Z).
+
+        They are about `NODE_MM` apart, and at least two along each axis.
+        """
+        steps_mm = np.array(self.spacing_mm) / np.array(self.factors)
+        lengths_mm = np.array(self.samples) * steps_mm
+        intervals = np.ceil(lengths_mm / NODE_MM).astype(int)
+        counts = np.maximum(intervals + 1, 2)
+        voxels = []
+        for samples, factor, count in zip(
+            self.samples, self.factors, counts, strict=True
+        ):
+            line = np.linspace(0, samples - 1, count)
+            voxels.append((line + 0.5) / factor - 0.5)
+        grid = np.stack(np.meshgrid(*voxels, indexing="ij"))
+        points = np.tensordot(self.affine[:3, :3], grid, 1)
+        offset = self.affine[:3, 3] - self.centre_mm
+        return points + offset.reshape(3, 1, 1, 1)
+
+
+def _draw_grid(
+    rng: np.random.Generator,
+    anatomy: Anatomy,
+    spacing_mm: tuple[float, float, float],
+    orientation: str,
+    oblique_deg: float,
+) -> _SampledGrid:
+    """The scanner's grid: about a centre of its own, turned about a random diagonal."""
+    world, signs = zip(*world_axes(orientation), strict=True)
+    directions = np.zeros((3, 3))
+    directions[world, [0, 1, 2]] = signs
+    diagonal = rng.choice([-1.0, 1.0], 3) / np.sqrt(3)
+    centre = _draw_normal(rng, CENTRE_SD_MM, 3)
+    shape = []
+    factors = []
+    for axis, mm in zip(world, spacing_mm, strict=True):
+        shape.append(max(1, round(FIELD_OF_VIEW_MM[axis] / mm)))
+        # Voxels larger than the anatomy's are the mean of several samples: partial volume.
+        factors.append(max(1, round(mm / anatomy.spacing_mm)))
+    turned = _rotation_about(diagonal, np.radians(oblique_deg))
+    steps_mm = turned @ directions * spacing_mm
+    middle_voxel = (np.array(shape) - 1) / 2
+    affine = np.eye(4)
+    affine[:3, :3] = steps_mm
+    affine[:3, 3] = centre - steps_mm @ middle_voxel
+    # Files hold single precision: what is written is what was rendered.
+    affine = affine.astype(np.float32).astype(np.float64)
+    return _SampledGrid(to_shape(shape), affine, to_shape(factors), centre)
+
+
+def _check_grid(
+    spacing_mm: tuple[float, float, float], orientation: str, oblique_deg: float
+) -> None:
+    """Raise ConfigError for a grid that cannot be made."""
+    low, high = SPACING_MM
+    if len(spacing_mm) != 3 or not all(low <= mm <= high for mm in spacing_mm):
+        raise ConfigError(
+            f"spacing {spacing_mm} is not three numbers from {low} to {high} mm"
+        )
+    try:
+        world_axes(orientation)
+    except ValueError:
+        raise ConfigError(
+            f"{orientation!r} is no orientation",
+            remedy="three letters such as RAS or LIA: one of R L, one of A P, one of S I",
+        ) from None
+    if not 0 <= oblique_deg <= MAX_OBLIQUE_DEG:
+        raise ConfigError(
+            f"oblique angle {oblique_deg} is not in 0 to {MAX_OBLIQUE_DEG} degrees"
+        )
+
+
+def _rotation_about(axis: Floats, angle: float) -> Floats:
+    """The matrix (3, 3) of a turn by `angle`, in radians, about the unit vector `axis`.
+
+    By Rodrigues' formula.
+    """
+    x, y, z = axis
+    cross = np.array(
+        [
+            [0, -z, y],
+            [z, 0, -x],
+            [-y, x, 0],
+        ]
+    )
+    sine_part = np.sin(angle) * cross
+    cosine_part = (1 - np.cos(angle)) * cross @ cross
+    turned: Floats = np.eye(3) + sine_part + cosine_part
+    return turned
+
+
 _Warp = tuple[SmoothField, SmoothField, SmoothField]
 
 
@@ -149,20 +312,20 @@ class _HeadShape:
     def to_anatomy_mm(self, points_mm: Floats) -> Floats:
         """Where in the anatomy points (3, ...) of the scan are, (3, ...)."""
         posed = np.tensordot(self.matrix, points_mm, 1)
-        posed += as_column(self.shift_mm, points_mm.ndim)
+        posed += _as_column(self.shift_mm, points_mm.ndim)
         return posed + np.stack([field.at(posed) for field in self.warp])
 
 
 def _draw_head(rng: np.random.Generator) -> _HeadShape:
     """A subject of its own."""
-    size = np.diag(1 / (1 + draw_normal(rng, SIZE_SD, 3)))
+    size = np.diag(1 / (1 + _draw_normal(rng, SIZE_SD, 3)))
     shear = np.eye(3)
-    shear[np.triu_indices(3, 1)] = draw_normal(rng, SHEAR_SD, 3)
+    shear[np.triu_indices(3, 1)] = _draw_normal(rng, SHEAR_SD, 3)
     rotation = np.eye(3)
-    tilts = np.radians(draw_normal(rng, TILT_SD_DEG, 3))
+    tilts = np.radians(_draw_normal(rng, TILT_SD_DEG, 3))
     for axis, angle in zip(np.eye(3), tilts, strict=True):
-        rotation = rotation @ rotation_about(axis, angle)
-    shift = draw_normal(rng, SHIFT_SD_MM, 3)
+        rotation = rotation @ _rotation_about(axis, angle)
+    shift = _draw_normal(rng, SHIFT_SD_MM, 3)
     # Drawn in this order: along x, y and z.
     along_x, along_y, along_z = [
         SmoothField.draw(rng, WARP_SD_MM, WARP_KNOTS_MM, FIELD_OF_VIEW_MM)
@@ -200,8 +363,8 @@ def _invertible(warp: _Warp) -> _Warp:
 def _draw_brightness(rng: np.random.Generator, anatomy: Anatomy) -> NDArray[np.float32]:
     """The unwarped head in T1, (X, Y, Z), on the scale of the priors; air is 0."""
     share = CONTRAST_SHARED
-    own = draw_normal(rng, 1, len(anatomy.means))
-    offset = share * draw_normal(rng, 1, 1) + np.sqrt(1 - share**2) * own
+    own = _draw_normal(rng, 1, len(anatomy.means))
+    offset = share * _draw_normal(rng, 1, 1) + np.sqrt(1 - share**2) * own
     means = anatomy.means[:, 0] + offset * anatomy.means[:, 1]
     spreads = TEXTURE * anatomy.spreads[:, 0]
     # What is seen in air is noise.
@@ -225,7 +388,7 @@ def _render(
     anatomy: Anatomy,
     brightness: NDArray[np.float32],
     head: _HeadShape,
-    grid: SampledGrid,
+    grid: _SampledGrid,
 ) -> tuple[NDArray[np.int16], NDArray[np.uint8]]:
     """Image and truth (classes), slab by slab along the first axis, so that memory stays small."""
     points_mm = grid.nodes_mm()
@@ -233,8 +396,13 @@ def _render(
     white_matter = float(brightness[anatomy.truth == _WHITE_MATTER].mean())
     noise = rng.uniform(*NOISE) * white_matter
     gain = rng.uniform(*WHITE_MATTER_VALUE) / white_matter
+    # The head stands in the field of view with its crown below the upper edge.
+    x, y, z = anatomy.extent_mm
+    middle_of_height = z - 2 + CROWN_MM - FIELD_OF_VIEW_MM[2] / 2
+    centre_mm = np.array([(x - 1) / 2, (y - 1) / 2, middle_of_height])
+    places_mm = head.to_anatomy_mm(points_mm) + _as_column(centre_mm, points_mm.ndim)
     # Per node: the place in voxels of the anatomy, and the logarithm of the gain.
-    places = _places_in_anatomy(anatomy, head, points_mm)
+    places = (places_mm + 0.5) / anatomy.spacing_mm - 0.5
     log_gain = coil.at(points_mm)[None]
     node_values = np.concatenate([places, log_gain]).astype(np.float32)
     nodes = torch.from_numpy(node_values)
@@ -251,7 +419,10 @@ def _render(
         # Below its last slice the neck goes on as its own mirror image.
         slab_places[2].abs_()
         shaded = _sample(field, slab_places) * slab_log_gain.exp()
-        clean = _pool(shaded, grid.factors)
+        # The mean over the samples of each voxel.
+        if max(grid.factors) > 1:
+            shaded = functional.avg_pool3d(shaded[None], grid.factors)[0]
+        clean = shaded.numpy()
         # Magnitude images: noise in both channels, so that air is not black.
         real = clean + noise * rng.standard_normal(clean.shape, dtype=np.float32)
         imaginary = noise * rng.standard_normal(clean.shape, dtype=np.float32)
@@ -260,18 +431,8 @@ def _render(
     return image, classes
 
 
-def _places_in_anatomy(anatomy: Anatomy, head: _HeadShape, points_mm: Floats) -> Floats:
-    """Where points (3, X, Y, Z) of the scan, in mm from the centre, are in the anatomy's voxels."""
-    x, y, z = anatomy.extent_mm
-    # The head stands in the field of view with its crown below the upper edge.
-    middle_of_height = z - 2 + CROWN_MM - FIELD_OF_VIEW_MM[2] / 2
-    centre_mm = np.array([(x - 1) / 2, (y - 1) / 2, middle_of_height])
-    places_mm = head.to_anatomy_mm(points_mm) + as_column(centre_mm, points_mm.ndim)
-    return (places_mm + 0.5) / anatomy.spacing_mm - 0.5
-
-
 def _between_nodes(
-    nodes: torch.Tensor, grid: SampledGrid, slab: slice
+    nodes: torch.Tensor, grid: _SampledGrid, slab: slice
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Places (3, X, Y, Z) and log gain (X, Y, Z) of a slab's samples, linear between nodes."""
     factor = grid.factors[0]
@@ -311,12 +472,3 @@ def _sample(field: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         field, last_axis_first[None], padding_mode="border", align_corners=True
     )
     return values[0, 0]
-
-
-def _pool(samples: torch.Tensor, factors: tuple[int, int, int]) -> NDArray[np.float32]:
-    """The mean over the samples of each voxel, (X f, Y g, Z h) to (X, Y, Z)."""
-    pooled = samples
-    if max(factors) > 1:
-        pooled = functional.avg_pool3d(samples[None], factors)[0]
-    array: NDArray[np.float32] = pooled.numpy()
-    return array

@@ -95,33 +95,27 @@ def _change(
         return
     x, y, z = occupied_box(own)
     box = (_widened(x), _widened(y), _widened(z))
+    part = head[box]
+    own = own[box]
     if direction > 0:
-        may_be_taken = _may_be_taken_by(number, numbers)
-        _grow(head[box], entry, may_be_taken, is_moved[box])
+        # It takes a voxel of its neighbours: a ventricle of all that is brain.
+        may_be_taken = np.isin(numbers, _MAY_BE_TAKEN)
+        if number in _VENTRICLES:
+            may_be_taken = ~is_outside_brain(numbers)
+        near = ndimage.binary_dilation(own, _FACES) & ~own
+        part[near & is_moved[box] & may_be_taken[part]] = entry
     else:
-        _shrink(head[box], entry, is_moved[box])
+        # Its outermost voxels go to what is nearest.
+        edge = own & ~ndimage.binary_erosion(own, _FACES) & is_moved[box]
+        nearest = ndimage.distance_transform_edt(
+            own, return_distances=False, return_indices=True
+        )
+        part[edge] = part[tuple(axis[edge] for axis in nearest)]
 
 
 def _widened(extent: slice) -> slice:
     """An extent with a margin on both sides."""
     return slice(max(0, extent.start - _MARGIN), extent.stop + _MARGIN)
-
-
-def _grow(part: Head, entry: int, may_be_taken: Mask, is_moved: Mask) -> None:
-    """Let a structure take a voxel of its neighbours; `may_be_taken` (E,) are entries."""
-    own = part == entry
-    near = ndimage.binary_dilation(own, _FACES) & ~own
-    part[near & is_moved & may_be_taken[part]] = entry
-
-
-def _shrink(part: Head, entry: int, is_moved: Mask) -> None:
-    """Give a structure's outermost voxels to what is nearest."""
-    own = part == entry
-    edge = own & ~ndimage.binary_erosion(own, _FACES) & is_moved
-    nearest = ndimage.distance_transform_edt(
-        own, return_distances=False, return_indices=True
-    )
-    part[edge] = part[tuple(axis[edge] for axis in nearest)]
 
 
 def _thin_cortex(head: Head, numbers: NDArray[np.int64], is_moved: Mask) -> None:
@@ -152,13 +146,6 @@ def _entry_of(numbers: NDArray[np.int64], number: int) -> int | None:
     """The first entry that stands for a number."""
     entries = np.flatnonzero(numbers == number)
     return int(entries[0]) if len(entries) else None
-
-
-def _may_be_taken_by(number: int, numbers: NDArray[np.int64]) -> Mask:
-    """Entries (E,) that a structure may take: a ventricle all that is brain."""
-    if number not in _VENTRICLES:
-        return np.isin(numbers, _MAY_BE_TAKEN)
-    return ~is_outside_brain(numbers)
 
 
 def _patches(rng: np.random.Generator, shape: Sequence[int], spacing_mm: int) -> Mask:

@@ -65,12 +65,22 @@ def cut_slabs(
     """Slabs through deformed heads: their places in voxels, (B, 3, C, H, W).
 
     The planes are oblique and bent, so that twenty heads give more than their own slices.
+    `mirrored` (B,) says which heads are mirrored.
     """
     config = draw.config
     count = len(head)
-    centre = _choose_centres(draw, slice_axes(view).along, head)
-    frame = _random_frame(draw, view, mirrored)
-    grid = _grid_around_centre(draw, size)
+    along, rows, columns = slice_axes(view)
+    centre = _choose_centres(draw, along, head)
+    # Steps in voxels along rows, columns and slices of the drawn planes, (B, 3, 3).
+    affine = _random_affine(draw, count)
+    frame = torch.stack([affine[:, :, axis] for axis in (rows, columns, along)], -1)
+    # A mirrored head is cut by a mirrored plane: its left is painted on the right.
+    frame[:, 0] *= torch.where(mirrored, -1.0, 1.0)[:, None]
+    # Row and column of each pixel of a plane, from its middle, (H, W, 2).
+    height, width = size
+    row = torch.arange(height, device=draw.device) - (height - 1) / 2
+    column = torch.arange(width, device=draw.device) - (width - 1) / 2
+    grid = torch.stack(torch.meshgrid(row, column, indexing="ij"), -1)
     flat = torch.einsum("hwa,bia->bihw", grid, frame[:, :, :2])
     knots = draw.smooth(count, 3, size, config.elastic_spacing_mm, config.elastic_mm)
     bend = interpolate(knots, size, mode="bicubic", align_corners=True)
@@ -81,28 +91,6 @@ def cut_slabs(
     across = frame[:, :, 2]
     steps = across[..., None] * offsets  # (B, 3, C)
     return plane[:, :, None] + steps[..., None, None]
-
-
-def _random_frame(draw: Draw, view: View, mirrored: Tensor) -> Tensor:
-    """Steps in voxels along rows, columns and slices of the drawn planes, (B, 3, 3).
-
-    `mirrored` (B,) says which heads are mirrored.
-    """
-    along, rows, columns = slice_axes(view)
-    affine = _random_affine(draw, len(mirrored))
-    steps = [affine[:, :, axis] for axis in (rows, columns, along)]
-    frame = torch.stack(steps, -1)
-    # A mirrored head is cut by a mirrored plane: its left is painted on the right.
-    frame[:, 0] *= torch.where(mirrored, -1.0, 1.0)[:, None]
-    return frame
-
-
-def _grid_around_centre(draw: Draw, size: tuple[int, int]) -> Tensor:
-    """Row and column of each pixel of a plane, from its middle, (H, W, 2)."""
-    height, width = size
-    row = torch.arange(height, device=draw.device) - (height - 1) / 2
-    column = torch.arange(width, device=draw.device) - (width - 1) / 2
-    return torch.stack(torch.meshgrid(row, column, indexing="ij"), -1)
 
 
 def look_up(heads: Heads, head: Tensor, places: Tensor) -> Tensor:

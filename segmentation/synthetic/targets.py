@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -101,7 +100,8 @@ def aim(
     brain and CSF together are what the skull holds; else it is background. Maps without any of the
     scheme's structures, or without cerebral white matter, are a DatasetError.
     """
-    folded = _folded(maps.numbers)
+    # FreeSurfer's numbers in place of private ones, where there are such.
+    folded = np.array([GENERATION_FOLDED.get(int(n), int(n)) for n in maps.numbers])
     targets = _targets(folded, scheme, learn_fluid)
     if not targets.any():
         raise DatasetError(f"label maps hold nothing that {scheme.name} names")
@@ -111,7 +111,9 @@ def aim(
             f"label maps lack number {_WHITE_MATTER}, cerebral white matter"
         )
     mirrored_targets = scheme.partner_permutation[targets].astype(np.uint8)
-    kinds = _kinds(maps.numbers, folded, targets, scheme)
+    is_structure = (folded > 0) & (folded < GENERATION_FIRST_OUTSIDE)
+    is_around_brain = np.isin(maps.numbers, (_FLUID, *GENERATION_BETWEEN))
+    is_deep_class = np.array([label.group not in _NOT_DEEP for label in scheme.labels])
     is_large_tissue = np.isin(maps.numbers, _LARGE_TISSUES)
     large_tissues = np.unique(maps.classes[is_large_tissue])
     learned = np.unique(targets[targets > 0])
@@ -130,11 +132,11 @@ def aim(
         targets=tensor(targets),
         mirrored_targets=tensor(mirrored_targets),
         sideless=tensor(_left_partners(maps.numbers)),
-        is_brain=tensor(kinds.is_brain),
-        is_outside=tensor(kinds.is_outside),
-        is_lining=tensor(kinds.is_lining),
-        is_deep=tensor(kinds.is_deep),
-        is_fluid=tensor(kinds.is_fluid),
+        is_brain=tensor(is_structure & (folded != _FLUID)),
+        is_outside=tensor(maps.numbers >= GENERATION_FIRST_OUTSIDE),
+        is_lining=tensor(np.isin(maps.numbers, _LININGS)),
+        is_deep=tensor(is_deep_class[targets]),
+        is_fluid=tensor(is_around_brain & (targets > 0)),
         white_matter=int(maps.classes[is_white_matter][0]),
         large_tissues=tensor(large_tissues),
         points=tensor(np.stack([survey.points for survey in surveys])),
@@ -143,16 +145,13 @@ def aim(
     )
 
 
-def _folded(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """FreeSurfer's numbers in place of private ones, where there are such; (E,)."""
-    return np.array([GENERATION_FOLDED.get(int(n), int(n)) for n in numbers])
-
-
 def _targets(
     folded: NDArray[np.int64], scheme: LabelScheme, learn_fluid: bool
 ) -> NDArray[np.uint8]:
     """The class of a scheme that each entry is learnt as, (E,)."""
-    class_of = _class_by_number(scheme)
+    class_of = {
+        number: label.index for label in scheme.labels for number in label.numbers
+    }
     fluid_class = 0
     if learn_fluid:
         fluid_class = class_of.get(_FLUID, 0)
@@ -161,62 +160,19 @@ def _targets(
     return np.array([class_of.get(int(number), 0) for number in folded], np.uint8)
 
 
-def _class_by_number(scheme: LabelScheme) -> dict[int, int]:
-    classes: dict[int, int] = {}
-    for label in scheme.labels:
-        for number in label.numbers:
-            classes[number] = label.index
-    return classes
-
-
-class _Kinds(NamedTuple):
-    """Flags (E,) of entries: see `Heads`."""
-
-    is_brain: NDArray[np.bool_]
-    is_outside: NDArray[np.bool_]
-    is_lining: NDArray[np.bool_]
-    is_deep: NDArray[np.bool_]
-    is_fluid: NDArray[np.bool_]
-
-
-def _kinds(
-    numbers: NDArray[np.int64],
-    folded: NDArray[np.int64],
-    targets: NDArray[np.uint8],
-    scheme: LabelScheme,
-) -> _Kinds:
-    """What kind of tissue each entry is, by its number, its folded number and its target."""
-    is_structure = (folded > 0) & (folded < GENERATION_FIRST_OUTSIDE)
-    is_around_brain = np.isin(numbers, (_FLUID, *GENERATION_BETWEEN))
-    is_deep_class = np.array([label.group not in _NOT_DEEP for label in scheme.labels])
-    return _Kinds(
-        is_brain=is_structure & (folded != _FLUID),
-        is_outside=numbers >= GENERATION_FIRST_OUTSIDE,
-        is_lining=np.isin(numbers, _LININGS),
-        is_deep=is_deep_class[targets],
-        is_fluid=is_around_brain & (targets > 0),
-    )
-
-
 def _left_partners(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     """For each entry, the entry of its left partner, or its own: both sides look alike."""
-    left_of = _left_numbers()
+    scheme = load_scheme("quicknat33")
+    left_of = {right: left for left, right in _PARTNERS.items()}
+    for label in scheme.labels:
+        if label.side == "right" and label.partner is not None:
+            left_of[label.fs_id] = scheme.labels[label.partner].fs_id
     entry_of = {int(number): entry for entry, number in enumerate(numbers)}
     partners = []
     for entry, number in enumerate(numbers.tolist()):
         partner = left_of.get(number, number)
         partners.append(entry_of.get(partner, entry))
     return np.array(partners)
-
-
-def _left_numbers() -> Mapping[int, int]:
-    """By the number of a right structure, that of the left one."""
-    scheme = load_scheme("quicknat33")
-    left_of = {right: left for left, right in _PARTNERS.items()}
-    for label in scheme.labels:
-        if label.side == "right" and label.partner is not None:
-            left_of[label.fs_id] = scheme.labels[label.partner].fs_id
-    return left_of
 
 
 class _Survey(NamedTuple):

@@ -22,13 +22,13 @@ from trinat.segmentation.models.losses import build_loss
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.batches import Batch, BatchSource, SyntheticSource
 from trinat.segmentation.training.config import Recipe, StageConfig
-from trinat.segmentation.training.dealing import deal_to_views
 from trinat.segmentation.training.memory import smaller_batch
-from trinat.segmentation.training.network import ViewsNet, update_average
-from trinat.segmentation.training.optimiser import (
+from trinat.segmentation.training.network import (
+    ViewsNet,
     build_optimiser,
     load_optimiser,
     optimiser_tensors,
+    update_average,
 )
 from trinat.segmentation.training.state import (
     Counters,
@@ -397,3 +397,28 @@ def _computes_in_bfloat16(stage: StageConfig, device: torch.device) -> bool:
     if stage.precision == "auto":
         return bool(bfloat16_hardware(device))
     return stage.precision == "bfloat16"
+
+
+def deal_to_views(
+    first: int, count: int, views: Sequence[View]
+) -> list[tuple[View, int, int]]:
+    """Slices first..first+count-1 of a run, dealt to the views in turn.
+
+    Returns, for each view that gets any, the number of its first slice, counted in that view, and
+    how many. Over a few steps all views get the same, whatever the batch.
+    """
+    groups = []
+    for place, view in enumerate(views):
+        before = _dealt_before(first, place, len(views))
+        after = _dealt_before(first + count, place, len(views))
+        if after > before:
+            groups.append((view, before, after - before))
+    return groups
+
+
+def _dealt_before(number: int, place: int, views: int) -> int:
+    """How many of a run's slices before `number` the view at `place` has had.
+
+    They are those whose number leaves the remainder `place` when divided by the number of views.
+    """
+    return (number - place + views - 1) // views

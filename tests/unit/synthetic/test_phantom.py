@@ -16,11 +16,13 @@ from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.synthetic import phantom as module
-from trinat.segmentation.synthetic.anatomy import ANATOMY_FILE, MIXED, load_anatomy
-from trinat.segmentation.synthetic.fractions import largest_fraction
-from trinat.segmentation.synthetic.phantom import phantom
-from trinat.segmentation.synthetic.phantom_grid import FIELD_OF_VIEW_MM
-from trinat.segmentation.synthetic.smooth_field import SmoothField
+from trinat.segmentation.synthetic.anatomy import (
+    ANATOMY_FILE,
+    MIXED,
+    largest_fraction,
+    load_anatomy,
+)
+from trinat.segmentation.synthetic.phantom import FIELD_OF_VIEW_MM, SmoothField, phantom
 
 SCHEME = load_scheme("quicknat33")
 COARSE = (3.0, 3.0, 3.0)

@@ -33,10 +33,10 @@ from trinat.segmentation.training.batches import (
     MixedSource,
     StoreSource,
     SyntheticSource,
+    _window,
     store_scans,
 )
 from trinat.segmentation.training.config import StoreConfig
-from trinat.segmentation.training.cutting import _window
 from trinat.segmentation.training.state import seeded
 
 PLAIN = AugmentationConfig(

@@ -13,8 +13,7 @@ from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import HeadMaps
 from trinat.segmentation.training.batches import Batch, BatchSource, SyntheticSource
 from trinat.segmentation.training.config import Recipe
-from trinat.segmentation.training.dealing import deal_to_views
-from trinat.segmentation.training.loop import AHEAD, Trainer
+from trinat.segmentation.training.loop import AHEAD, Trainer, deal_to_views
 from trinat.segmentation.training.network import ViewsNet
 from trinat.segmentation.training.state import State, read_state, write_state
 from trinat.segmentation.training.workers import Workers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trinat.segmentation.data.placement import shift_of_labels
+from trinat.segmentation.data.preparing import shift_of_labels
 
 
 def head() -> tuple[np.ndarray, np.ndarray]:
