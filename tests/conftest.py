@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 # Tests that run beside each other share the cores, as do the processes that they start.
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
@@ -47,6 +48,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+class Scheduling(LoadFileScheduling):
+    """Each process takes a file at a time; of what documents show, a page or an example.
+
+    The pages together take as long as all other files: as one file they would end last.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, _, _ = nodeid.partition("::")
+        return nodeid if file in BY_PAGE else file
+
+
+BY_PAGE = ("tests/documents/test_commands.py", "tests/documents/test_site.py")
+
+
+def pytest_xdist_make_scheduler(
+    config: pytest.Config, log: object
+) -> LoadFileScheduling | None:
+    if config.getoption("dist") == "loadfile":
+        return Scheduling(config, log)
+    return None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
