@@ -79,16 +79,7 @@ def trainer_of(view: View, scans: list[ValidationScan], *settings: str) -> Train
 @pytest.mark.timeout(
     7200
 )  # about three minutes of one processor, which others may want, too
-@pytest.mark.parametrize(
-    "view",
-    [
-        pytest.param(view, marks=pytest.mark.important)
-        if view is View.CORONAL
-        else view
-        for view in View
-    ],
-    ids=[view.value for view in View],
-)
+@pytest.mark.parametrize("view", list(View), ids=[view.value for view in View])
 def test_two_heads_are_learnt_by_heart(view: View) -> None:
     prepare_process()
     scans = two_scans(view)

@@ -63,7 +63,7 @@ def middle(scan: Volume, truth: Volume) -> Head:
 @pytest.mark.parametrize(
     ("number", "axes"),
     [
-        pytest.param(number, axes, marks=[] if number % 12 else pytest.mark.important)
+        pytest.param(number, axes, marks=[] if number % 24 else pytest.mark.important)
         for number, axes in enumerate(ORIENTATIONS)
     ],
     ids=ORIENTATIONS,
