@@ -10,17 +10,17 @@ import shutil
 import signal
 import sys
 import time
-import types
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, tzinfo
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 from helpers import limits
+from helpers.forked import become
 
 from attacks.verdicts import Bad, Refused, Verdict, raw, raw_in, wrong
 
@@ -146,66 +146,43 @@ def fork_command(
 ) -> Running:
     """Begin `trinat` or `trinat-bids`, as of `Try.start`, in the folder `home`."""
     pid = os.fork()
-    if pid:
-        with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)
-        return Running(pid, log)
-    status = 70
+    if not pid:
+        _run(words, log, before, home, serial)
+    with contextlib.suppress(OSError):
+        os.setpgid(pid, pid)
+    return Running(pid, log)
+
+
+def _run(
+    words: list[str],
+    log: Path,
+    before: Callable[[], object],
+    home: Path,
+    serial: bool,
+) -> NoReturn:
+    """Be the command, in a process group of its own."""
     try:
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
-        # As a fresh process has them: no handlers, no alarm, nothing to read from.
-        for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            signal.signal(
-                number, signal.SIG_DFL if number != signal.SIGINT else _interrupted
-            )
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for descriptor, ending in ((1, ".out"), (2, ".err")):
-            file = os.open(
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        said = [
+            os.open(
                 log.with_suffix(ending), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666
             )
-            os.dup2(file, descriptor)
-            os.close(file)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115
-        sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-        os.chdir(home)
-        warnings.resetwarnings()
-        warnings.simplefilter("ignore", (DeprecationWarning, PendingDeprecationWarning))
-        status = _command(words, before, serial)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
+            for ending in (".out", ".err")
+        ]
+        become(words, home, (nothing, *said), partial(_ready, before, serial))
     finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(status)
+        os._exit(70)
 
 
-def _interrupted(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
-
-
-def _command(words: list[str], before: Callable[[], object], serial: bool) -> int:
-    """What a command line does, in this process."""
-    from trinat.pipelines.cli import bids, main
-
-    command = {"trinat": main, "trinat-bids": bids.main}[words[0]]
-    # Workers are spawned anew, and must not begin with importing the suite.
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    sys.argv = words
+def _ready(before: Callable[[], object], serial: bool) -> None:
     if serial:
         from trinat.pipelines.predict.engine import SerialEngine
         from trinat.pipelines.predict.request import PredictRequest
 
         PredictRequest.local_engine = lambda self, settings, *_: SerialEngine(settings)  # type: ignore[method-assign]
     before()
-    try:
-        command()
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
 
 
 def python(*arguments: str) -> list[str]:

@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -142,10 +142,33 @@ def test_blocks_are_found_and_only_what_is_declared_is_replaced() -> None:
     assert not any(block.why for block in (first, misspelt, python))
 
 
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with commands that start at once."""
+    folder = tmp_path_factory.mktemp("warm")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+        "OMP_NUM_THREADS": "1",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "helpers.warm", folder],
+        env=environment,
+        stdout=subprocess.PIPE,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield folder / "bin"
+        process.terminate()
+
+
 @pytest.mark.slow
 @pytest.mark.important
 @pytest.mark.parametrize("page", PAGES)
-def test_what_a_page_shows_runs_as_it_is_written(page: str, tmp_path: Path) -> None:
+def test_what_a_page_shows_runs_as_it_is_written(
+    page: str, warm: Path, tmp_path: Path
+) -> None:
     commands = "\n".join(as_run(block) for block in blocks((ROOT / page).read_text()))
     for name, make in DATA.items():
         # What a page's own commands make is not there before.
@@ -154,7 +177,7 @@ def test_what_a_page_shows_runs_as_it_is_written(page: str, tmp_path: Path) -> N
             make(tmp_path / name)
     environment = {
         **os.environ,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{warm}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
     }
