@@ -119,6 +119,7 @@ MASKS = (
     ("printed/*", r"(?m)^\d+/\d+ .*\n", ""),
     ("printed/*", r"(?m)^\S+ epoch \d+ step .*\n", ""),
     ("printed/*", r"[\d.]+ (scans/min|slices/s|s\b|min\b)", "SPEED"),
+    ("printed/runs.txt", r"(?m)^(runs/\S+ +\S+ +\d+ +)[\d.]+", r"\1HOURS"),
     # Seconds of training, and so the length and the checksum of what they stand in.
     ("runs/*", r'seconds(\\*"): [\d.e-]+', r"seconds\1: SECONDS"),
     ("runs/*.state", r"(?s)^trinat-state 1 [0-9a-f]{64}\n.{8}", "STATE"),
