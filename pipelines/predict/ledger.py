@@ -313,15 +313,6 @@ def read_entries(paths: Iterable[Path]) -> dict[str, Entry]:
     return read_ledgers(paths).entries
 
 
-def _lines_of(path: Path) -> Iterator[Entry]:
-    """The entries of a ledger, in its order, without lines that were torn."""
-    with open_regular(path) as file:
-        for number, line in enumerate(file, start=1):
-            entry = _parse(line.rstrip(b"\n"), path, number)
-            if entry is not None:
-                yield entry
-
-
 class _LongitudinalFields(BaseModel):
     """What the tables of changes take from an entry's `result`."""
 
@@ -356,26 +347,32 @@ class _TableFields(BaseModel):
 _ENTRY = TypeAdapter(Entry)
 
 
-def _parse(line: bytes, path: Path, number: int) -> Entry | None:
-    """The entry of a line; None of an empty or torn one; IntegrityError if it is no entry."""
-    if not line:
-        return None
-    try:
-        entry: Entry = _ENTRY.validate_python(json.loads(line))
-        _TableFields.model_validate(entry.result)
-        # A ledger may come from elsewhere, and what it lists is moved, replaced and deleted.
-        for name in (*entry.outputs, *entry.aside.values()):
-            listed = PurePosixPath(name)
-            if listed.is_absolute() or ".." in listed.parts or not listed.parts:
-                raise ValueError(f"{name} is not in the folder")
-        return entry
-    except (ValueError, RecursionError) as error:
-        # Only a write that was cut short may be broken: the last, or one before a rerun.
-        if line.endswith(b"}") or not line.startswith((b"{", b"\0")):
-            what = f"line {number} is no entry of a ledger"
-            remedy = "restore the file, or remove it to do everything again"
-            raise IntegrityError(what, where=path, remedy=remedy) from error
-        return None
+def _lines_of(path: Path) -> Iterator[Entry]:
+    """The entries of a ledger, in its order, without lines that were torn.
+
+    IntegrityError if a line is no entry.
+    """
+    with open_regular(path) as file:
+        for number, text in enumerate(file, start=1):
+            line = text.rstrip(b"\n")
+            if not line:
+                continue
+            try:
+                entry: Entry = _ENTRY.validate_python(json.loads(line))
+                _TableFields.model_validate(entry.result)
+                # A ledger may come from elsewhere, and what it lists is moved, replaced, deleted.
+                for name in (*entry.outputs, *entry.aside.values()):
+                    listed = PurePosixPath(name)
+                    if listed.is_absolute() or ".." in listed.parts or not listed.parts:
+                        raise ValueError(f"{name} is not in the folder")
+            except (ValueError, RecursionError) as error:
+                # Only a write that was cut short may be broken: the last, or one before a rerun.
+                if line.endswith(b"}") or not line.startswith((b"{", b"\0")):
+                    what = f"line {number} is no entry of a ledger"
+                    remedy = "restore the file, or remove it to do everything again"
+                    raise IntegrityError(what, where=path, remedy=remedy) from error
+                continue
+            yield entry
 
 
 def _is_later(entry: Entry, other: Entry, folder: Path) -> bool:

@@ -121,11 +121,16 @@ def persons_of(
         known = _from_table(cases, table, say, strict=strict)
     elif bids_root is not None:
         known = _from_bids(cases, bids_root, say, strict=strict)
-    by_name = _persons_by_name(cases)
+    # By names and folders; else each scan is of a person of its own.
+    identities = []
+    for case in cases:
+        *folders, name = case.id.split("/")
+        identities.append(identity_of(name, folders) or Identity(case.id))
+    by_name = told_apart(identities)
     scans: dict[str, list[Case]] = defaultdict(list)
     visits: dict[str, list[_Visit]] = defaultdict(list)
-    for case in cases:
-        visit = known.get(case.id) or _Visit(by_name[case.id])
+    for case, named in zip(cases, by_name, strict=True):
+        visit = known.get(case.id) or _Visit(named.person)
         scans[visit.person].append(case)
         visits[visit.person].append(visit)
     persons = []
@@ -134,17 +139,6 @@ def persons_of(
         group = max(visit.group for visit in of_person)
         persons.append(Person.of(name, scans[name], years, group))
     return persons
-
-
-def _persons_by_name(cases: Sequence[Case]) -> dict[str, str]:
-    """The person of each case by its name and folders; else the case's own id."""
-    identities = []
-    for case in cases:
-        *folders, name = case.id.split("/")
-        identity = identity_of(name, folders)
-        identities.append(identity or Identity(case.id))
-    apart = told_apart(identities)
-    return {case.id: found.person for case, found in zip(cases, apart, strict=True)}
 
 
 def _from_bids(
