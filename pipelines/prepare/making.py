@@ -263,8 +263,8 @@ def _listing(config: PrepareConfig, say: Say) -> Listing:
     if stripped and whole and not config.mixed_heads:
         # A network would learn two kinds of scans, and nobody has asked for that.
         reason = (
-            f"only a skull-stripped image, where {count(len(whole), 'subject')} have whole "
-            "heads: name one kind with --image, or give --mixed-heads"
+            f"only a skull-stripped image, beside {count(len(whole), 'whole head')}: "
+            "name one kind with --image, or give --mixed-heads"
         )
         refused = [Exclusion(subject.id, reason, broken=True) for subject in stripped]
         listing = replace(

@@ -378,9 +378,7 @@ def test_whole_and_stripped_heads_are_not_mixed_unless_it_is_asked_for(
     assert sorted(store.info.subjects) == ["a", "b"]
     (failed,) = [row for row in summary.rows if row.status == "failed"]
     assert failed.subject == "c"
-    assert failed.reason.startswith(
-        "only a skull-stripped image, where 2 subjects have"
-    )
+    assert failed.reason.startswith("only a skull-stripped image, beside 2 whole heads")
     summary, store = prepare(
         *("freesurfer", tmp_path / "fs", tmp_path / "store"),
         views=views,
