@@ -179,7 +179,7 @@ def _value_axis(cohort: Cohort) -> str:
         return "volume (ml)"
     if cohort.adjustment.method == "residual":
         return "adjusted volume (ml)"
-    return "volume (% of the intracranial volume)"
+    return "% of intracranial volume"
 
 
 def _draw_persons(
