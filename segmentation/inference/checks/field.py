@@ -12,6 +12,9 @@ from trinat.segmentation.space.background import AIR
 
 Points = NDArray[np.float32]
 
+# Labels that are so near to the end of the scan end there: networks may leave out the last slice of
+# a brain that is cut.
+_NEAR_END = 2
 # How deep the plane is looked for, and how thick it is when it is found.
 _SEARCHED_MM = 5.0
 _PLANE_MM = 1.0
@@ -50,7 +53,10 @@ def find_cut(
     if with_fluid:
         labels = evidence.indices.data > 0
     labelled = np.pad(labels, 1)
-    ends = _points(labelled & _beside(_empty(evidence)))
+    near_end = _empty(evidence)
+    for _ in range(_NEAR_END):
+        near_end |= _beside(near_end)
+    ends = _points(labelled & near_end)
     if len(ends) < _FEWEST:
         return 0.0, ()
     hull = _outermost(labelled)

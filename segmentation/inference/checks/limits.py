@@ -47,8 +47,9 @@ class Limits:
     other_sides: float = 0.65
     # Smaller structures differ by a few voxels' worth.
     sided_mm3: float = 1000.0
-    # Labels in one plane at the end of the scan. A round brain has at most 180 mm² there.
-    cut_mm2: Pair = (300.0, 5000.0)
+    # Labels in one plane at the end of the scan. A round brain has at most 250 mm² there, with the
+    # fluid around it 400 mm²; one that lacks the upper 15 mm has 1,500 mm² and more.
+    cut_mm2: Pair = (500.0, 5000.0)
     # Tissue apart from the brain. Sound scans have at most 0.05 ml.
     apart_mm3: Pair = (500.0, 2.0e4)
     # Share of the layer outside of the brain that is as bright as cortex. Whole heads have up to
@@ -58,9 +59,9 @@ class Limits:
     # heads have 0.18 and more, heads that were stripped, partly or with a margin of 3 mm, up to
     # 0.03. Below it there is no intracranial volume.
     skull: float = 0.1
-    # In how many directions tissue ends at one distance from the brain: whole heads have up to
-    # 0.39, heads cut out with a margin of 2 to 10 mm 0.98 and more, of 12 mm 0.73.
-    even: float = 0.6
+    # In how many directions tissue ends at one distance from the brain: seven whole heads have 0.12
+    # to 0.39, the same cut out with a margin of 2 to 12 mm 0.70 and more.
+    even: float = 0.55
     # Brightness of white matter, of that of cortex: T1 has 1.15 to 1.9, T2 below 1.
     contrast: Pair = (1.08, 1.0)
     # Share of white matter that has its greatest value, to the last digit.

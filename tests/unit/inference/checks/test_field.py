@@ -49,6 +49,14 @@ def test_a_scan_that_ends_before_the_working_grid_does_cuts_as_well() -> None:
     assert area == np.count_nonzero(BRAIN[:, :, 54])
 
 
+def test_a_cut_is_seen_where_the_last_slice_has_no_labels() -> None:
+    found = labels()[:, :, :55]
+    found[:, :, 54] = 0
+    given = evidence(found, np.ones((80, 80, 55)))
+    assert find_cut(given)[0] == np.count_nonzero(BRAIN[:, :, 53])
+    assert check_field_of_view(given, LIMITS) != []
+
+
 @pytest.mark.parametrize("level", [0.0, 0.001, 0.03])
 def test_a_background_that_begins_in_the_brain_cuts_it_too(level: float) -> None:
     found = labels()
