@@ -22,6 +22,10 @@ def on_working_scale(volume: Volume) -> Volume:
     Not MONAI's ScaleIntensityRangePercentiles: its percentiles count the background, so that the
     same head comes out darker in a wider field of view.
     """
+    # Files with such voxels are not read, but arrays from elsewhere may hold them.
+    extremes = [volume.data.min(), volume.data.max()]
+    if not np.isfinite(extremes).all():
+        raise FormatError("voxels are NaN or infinite", remedy="set them to 0 before")
     background = find_background(volume)
     level = background.level
     reach = background.bright - level
@@ -37,9 +41,6 @@ def on_working_scale(volume: Volume) -> Volume:
         values -= np.float32(level)
     values *= np.float32(1 / reach)
     np.clip(values, 0, BRIGHTEST, out=values)
-    # Files with such voxels are not read, but arrays from elsewhere may hold them.
-    if np.isnan(values.min()):
-        raise FormatError("voxels are NaN or infinite", remedy="set them to 0 before")
     if background.fill is not None:
         values[background.is_filled(inside)] = 0
     affine = volume.grid.cut(background.box).affine

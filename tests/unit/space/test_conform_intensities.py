@@ -108,9 +108,10 @@ def test_a_scan_of_next_to_nothing_is_refused() -> None:
 
 
 @pytest.mark.parametrize("share", [1e-4, 0.9])
-def test_voxels_that_are_no_numbers_are_refused(share: float) -> None:
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_voxels_that_are_no_numbers_are_refused(share: float, value: float) -> None:
     rng = np.random.default_rng(0)
     data = rng.random((30, 30, 30)).astype(np.float32)
-    data[rng.random(data.shape) < share] = np.nan
+    data[rng.random(data.shape) < share] = value
     with pytest.raises(FormatError, match="NaN"):
         conform(Volume(data, np.diag([4.0, 4, 4, 1])), shape=(128, 128, 128))
