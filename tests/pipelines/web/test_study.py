@@ -13,7 +13,7 @@ from helpers.studies import write_study
 
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger, entries_in
-from trinat.pipelines.predict.tables import write_page
+from trinat.pipelines.predict.tables import write_tables
 from trinat.pipelines.web.study import Study
 from trinat.pipelines.web.voxels import Voxels
 from trinat.segmentation.errors import ConfigError, InputError, IntegrityError
@@ -57,7 +57,7 @@ def test_the_page_of_a_batch_and_the_viewer_have_one_order_of_doubt(
         for entry in entries:
             ledger.add(entry)
     assert [item.name for item in Study(tmp_path, "anna").items] == names
-    write_page(tmp_path / "report.html", entries, tmp_path)
+    write_tables(tmp_path, entries)
     page = (tmp_path / "report.html").read_text()
     rows = page[page.index('id="scan-table"') :]
     assert sorted(names, key=rows.index) == names
