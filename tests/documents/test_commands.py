@@ -1,9 +1,9 @@
 """Every command and every piece of Python that a page shows runs, as it stands there.
 
 Blocks run one after the other in one folder a page, in a shell, on small data in the layout that
-the page speaks of. What would take hours or wants another machine is replaced by REPLACED alone.
-A block that cannot run, or is no command, says why in a comment before it:
-`<!-- not run: why -->`. No other block is left out.
+the page speaks of. Commands of trinat start at once there (helpers/warm.py). What would take hours
+or wants another machine is replaced by REPLACED alone. A block that cannot run, or is no command,
+says why in a comment before it: `<!-- not run: why -->`. No other block is left out.
 """
 
 from __future__ import annotations
