@@ -184,7 +184,7 @@ def run_all(folder: Path) -> None:
             folder,
             serial="--workers" not in words,
         )
-        done = running.wait(600)
+        done = running.wait(3600)
         said = f"exit status {done.status}\n{done.out}---\n{done.err}"
         (printed / f"{name}.txt").write_text(said)
         for ending in (".out", ".err"):
