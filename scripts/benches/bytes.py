@@ -84,20 +84,19 @@ train           trinat train miniature --store store --out runs/store --set stag
                 --set schedule.steps=4
 first           trinat train smoke --out runs/smoke --set schedule.steps=4 \
                 --set checkpoint_every_steps=2
-resume          trinat train smoke --out runs/smoke --set schedule.steps=4 --resume
+resume          trinat train runs/smoke/config.yaml --out runs/smoke --resume
 runs            trinat runs runs/store runs/smoke --out compared.html
 predict-store   trinat predict --store store --model known --out stored
 evaluate-store  trinat evaluate --store store --pred stored --out evaluated-store --jobs 1
 models          trinat models --json
 labels          trinat labels --format itksnap --out labels.txt
-bundle          trinat bundle known --out bundled --licence MIT --prior truth
+bundle          trinat bundle known --out bundled --licence MIT
 fuse-weights    trinat fuse-weights bundled --scans scans --truth truth
 fit-odds        trinat fit-odds known --scans scans --truth truth --out fitted
 onnx            trinat export known --out onnx
 monai           trinat export known --out monai --format monai-bundle
 phantom         trinat phantom phantoms --seed 7 --spacing 3 3 3.5 --orientation LIA --oblique 10
-suspects        trinat suspects store --model known
-explain         trinat explain scans/scan1.nii.gz --structure left-thalamus --model known
+explain         trinat explain scans/scan1.nii.gz --structure 2 --model known
 no-model        trinat predict scans --model nothing --out refused
 no-option       trinat predict scans --out refused --nothing
 no-truth        trinat evaluate --truth nothing --pred predicted --out refused
