@@ -93,7 +93,7 @@ labels          trinat labels --format itksnap --out labels.txt
 bundle          trinat bundle known --out bundled --licence MIT
 fuse-weights    trinat fuse-weights bundled --scans scans --truth truth
 fit-odds        trinat fit-odds known --scans scans --truth truth --out fitted
-onnx            trinat export known --out onnx
+onnx            trinat export runs/smoke/model --out onnx
 monai           trinat export known --out monai --format monai-bundle
 phantom         trinat phantom phantoms --seed 7 --spacing 3 3 3.5 --orientation LIA --oblique 10
 explain         trinat explain scans/scan1.nii.gz --structure 2 --model known
