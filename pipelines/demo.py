@@ -69,6 +69,7 @@ def run_demo(
         evaluate_predictions,
     )
     from trinat.pipelines.predict.engine import SerialEngine
+    from trinat.pipelines.predict.entry import Entry
     from trinat.pipelines.predict.request import PredictRequest
     from trinat.pipelines.predict.run import predict
 
@@ -89,8 +90,14 @@ def run_demo(
     with ThreadPoolExecutor(cpu_count()) as pool:
         list(pool.map(make, range(len(geometries)), geometries))
     say(f"segmenting {len(geometries)} scans with {model}")
+
+    def say_entry(entry: Entry) -> None:
+        grade = entry.result.get("grade", entry.reason)
+        say(f"{entry.case}: {entry.status}, {grade}")
+
     engine = partial(SerialEngine, device="auto")
-    outcome = predict(PredictRequest([str(scans)], labels, model, engine=engine))
+    request = PredictRequest([str(scans)], labels, model, engine=engine)
+    outcome = predict(request, on_entry=say_entry)
     if outcome.exit != Exit.OK:
         return outcome.exit
     say("comparing with the truth")

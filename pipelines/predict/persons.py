@@ -24,6 +24,8 @@ _UNKNOWN = frozenset({"", "n/a", "na", "nan", "unknown"})
 _NO_NAME = frozenset({"", "n/a"})
 _NEEDED_COLUMNS = ("scan", "person")
 _DAYS_OF_YEAR = 365.25
+# When years of dates are counted from.
+_START = date(2000, 1, 1)
 # Columns of times, and what their numbers are.
 _UNIT_OF_COLUMN = {
     "date": "years",
@@ -380,13 +382,17 @@ class _Times:
 
 
 def _year_of_date(text: str) -> float | None:
-    """A date or time as ISO 8601 has it, 2024-05-31 or 20240531, in years; None if it is none."""
+    """A date or time as ISO 8601 has it, 2024-05-31 or 20240531, in years; None if it is none.
+
+    Years of one length, counted from 2000 on, so that equal numbers of days are equal times. Around
+    then the whole part is the year of the date.
+    """
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         return None
-    whole_days = date.toordinal(moment.date())
-    return (whole_days + moment.hour / 24) / _DAYS_OF_YEAR
+    whole_days = (moment.date() - _START).days
+    return _START.year + (whole_days + moment.hour / 24) / _DAYS_OF_YEAR
 
 
 def as_units(persons: Sequence[Person]) -> list[Case]:

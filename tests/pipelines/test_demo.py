@@ -23,7 +23,11 @@ def test_a_coarse_oblique_head_goes_the_whole_path(tmp_path: Path) -> None:
         tmp_path, model=str(random_model()), geometries=[COARSE], say=heard.append
     )
     assert status == Exit.OK
-    assert len(heard) == 3
+    assert [line.partition(":")[0].split()[0] for line in heard] == [
+        *("making", "segmenting", "sub-coarse_T1w", "comparing")
+    ]
+    # A network of chance finds no brain.
+    assert heard[2] == "sub-coarse_T1w: done, reject"
     scan = Volume.read(tmp_path / "scans" / "sub-coarse_T1w.nii.gz")
     labels = Volume.read(
         tmp_path / "labels" / "sub-coarse_T1w_dseg.nii.gz", labels=True

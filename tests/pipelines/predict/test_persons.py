@@ -136,6 +136,20 @@ def test_a_date_may_have_no_dashes(tmp_path: Path) -> None:
     assert second - first == pytest.approx(731 / 365.25)
 
 
+def test_the_time_of_a_date_is_its_year_and_equal_numbers_of_days_are_equal_times(
+    tmp_path: Path,
+) -> None:
+    # Ten years and four days after 2000-01-01, of which three have a 29th of February.
+    first, second = years(tmp_path, "2010-01-05", "2011-01-05")
+    assert first == pytest.approx(2000 + 3657 / 365.25)
+    assert second - first == pytest.approx(365 / 365.25)
+    for day in ("01-01", "12-31"):
+        for year in range(1996, 2028, 2):
+            dates = (f"{year}-{day}", f"{year + 1}-{day}")
+            found = years(tmp_path, *dates)
+            assert [int(time) for time in found] == [year, year + 1]
+
+
 def test_days_are_days_in_a_column_of_that_name(tmp_path: Path) -> None:
     assert years(tmp_path, "0", "730.5", column="days") == [0, 2]
     assert years(tmp_path, "0", "730.5", column="date (days)") == [0, 2]
@@ -208,7 +222,8 @@ def test_a_time_of_bids_may_have_no_dashes_and_what_is_none_is_named(
     found = find_cases([tmp_path])
     said: list[str] = []
     (person,) = persons_of(found.cases, found.bids_root, None, said.append)
-    assert person.years == (737850 / 365.25, None)
+    # 2021-03-01 is 7730 days after 2000-01-01.
+    assert person.years == (2000 + 7730 / 365.25, None)
     assert said == ["acq_time: sub-1_sessions.tsv, row 3: '34.5' is no date"]
 
 
