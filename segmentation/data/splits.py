@@ -327,7 +327,7 @@ def _deal(
     wanted = [part for part, ratio in enumerate(ratios) if ratio > 0]
     if len(groups) < len(wanted):
         raise DatasetError(
-            f"{len(groups)} persons or families do not make {len(wanted)} parts",
+            f"too few persons or families for {len(wanted)} parts: {len(groups)}",
             remedy="add persons, or ask for fewer parts",
         )
     shares = np.asarray(ratios, float) / sum(ratios)

@@ -136,7 +136,9 @@ def test_folds_without_validation_train_all_but_the_tested() -> None:
 
 def test_fewer_families_than_parts_are_refused() -> None:
     twins = [Participant("a", "a", family="f"), Participant("b", "b", family="f")]
-    with pytest.raises(DatasetError, match="1 persons or families do not make 2 parts"):
+    with pytest.raises(
+        DatasetError, match="too few persons or families for 2 parts: 1"
+    ):
         make_split(twins, (1, 1, 0), seed=0, store="S")
 
 
