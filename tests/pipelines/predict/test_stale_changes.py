@@ -9,7 +9,9 @@ import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.serial import QUICK, run_serially
@@ -61,10 +63,12 @@ class EngineByContent:
             else:
                 yield parts[0]
 
-    def _entry(self, scan: Case, digests: dict[str, str], facts: dict | None) -> Entry:
+    def _entry(
+        self, scan: Case, digests: dict[str, str], facts: dict[str, Any] | None
+    ) -> Entry:
         content = repr((digests[scan.id], sorted(digests.values()))).encode()
         volume = 1000 + int(hashlib.sha256(content).hexdigest()[:4], 16)
-        result = {"model": "own", "grade": "pass"}
+        result: dict[str, Any] = {"model": "own", "grade": "pass"}
         if facts is not None:
             result["longitudinal"] = {**facts, "volumes_mm3": {"Brain-Stem": volume}}
         staged = self.settings.staging / scan.id.replace("/", "-")
@@ -249,7 +253,7 @@ def test_after_a_kill_between_two_files_no_table_has_old_and_new(
     while was_killed:
         there = f"killed-{files}"
         shutil.copytree(study / out, study / there)
-        was_killed = killed_after(monkeypatch, files, lambda there=there: work(there))
+        was_killed = killed_after(monkeypatch, files, partial(work, there))
         merge(study / there)
         joined = tables(study / there)
         for name in TABLES:

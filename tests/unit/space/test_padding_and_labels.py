@@ -38,7 +38,9 @@ def plan_of(kind: str) -> ConformPlan:
     return ConformPlan(Grid(SHAPE, affine), (1, 1), WORKING)
 
 
-def padded(plan: ConformPlan, before: tuple[int, ...], after: tuple[int, ...]):
+def padded(
+    plan: ConformPlan, before: tuple[int, ...], after: tuple[int, ...]
+) -> ConformPlan:
     affine = plan.scan.affine.copy()
     affine[:3, 3] -= affine[:3, :3] @ before
     shape = tuple(np.add(np.add(plan.scan.shape, before), after).tolist())
