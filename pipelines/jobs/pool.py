@@ -79,7 +79,8 @@ class Pool(Generic[ItemT, Answer]):
     own: only the one that dies there too is to blame. `failed` makes the answer for an item that
     has ended its process or took too long, with the reason.
 
-    - `room` is how many items a process has in hand. Where that is one it is at work at once.
+    - `room` is how many items a process has in hand. Where that is one it is at work at once, and
+      tried again before it is blamed.
     - `timeout_s` is the limit for one item; 0 or None: none.
     - `on_stage` is called with an item's id and the stage that it enters, and with ("", "ready")
       when a process is ready.
@@ -252,7 +253,8 @@ class Pool(Generic[ItemT, Answer]):
             self._again.extend(hand.item for hand in worker.in_hand.values())
             return
         at_work = [hand for hand in worker.in_hand.values() if hand.stage != WAITING]
-        if len(worker.in_hand) == 1 and at_work:
+        # With room for one its memory may have gone to its neighbours: it is tried once more.
+        if len(worker.in_hand) == 1 and at_work and (worker.alone or self.room > 1):
             (hand,) = at_work
             reason = f"its process died while {hand.stage} ({worker.how_it_died()})"
             yield self.failed(hand.item, reason)

@@ -101,7 +101,9 @@ def find_background(volume: Volume) -> Background:
         return Background(level, bright, box)
     span = bright - level
     is_near = abs(fill - level) <= TISSUE * span
-    is_below = 0 < level - fill <= _FURTHEST_BELOW * span
+    # Tissue of one value has no span that could say how far below it is too far.
+    furthest = _FURTHEST_BELOW * span if span else np.inf
+    is_below = 0 < level - fill <= furthest
     if is_near or (is_below and not has_air):
         bright = _bright_end(ranked, fill, first_guess)
         return Background(fill, bright, box)

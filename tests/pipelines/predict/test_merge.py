@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from trinat.pipelines.common.lock import run_lock
-from trinat.pipelines.predict import ledger
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger, read_entries
 from trinat.pipelines.predict.outputs import WORK
@@ -50,13 +50,11 @@ def test_merging_again_adds_only_what_is_new_and_reads_each_line_once(
     with Ledger(out / "run.shard-1-of-2.jsonl") as first:
         first.add(replace(FAILED, case="b", reason="is gone", attempt=2))
     read = []
-    parse = ledger._parse
-    monkeypatch.setattr(
-        ledger, "_parse", lambda *line: read.append(line) or parse(*line)
-    )
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", lambda line: read.append(line) or loads(line))
     merge(out)
     # Tables and two that were joined, three of the first shard and one of the second.
-    assert len(read) == 3 + 3 + 1
+    assert len([line for line in read if line]) == 3 + 3 + 1
     lines = (out / "run.jsonl").read_text().splitlines()
     assert len(lines) == 3 + 2
     assert "is gone" in lines[-1]
