@@ -92,13 +92,6 @@ def open_data(
         yield source, scans
 
 
-def _most_scans(stage: StageConfig) -> int:
-    """How many scans validate at most; 0 where nothing is validated."""
-    if stage.validation is None:
-        return 0
-    return stage.validation.scans
-
-
 def _open_synthetic(
     recipe: Recipe,
     stage: StageConfig,
@@ -106,14 +99,13 @@ def _open_synthetic(
     scheme: LabelScheme,
     device: torch.device,
 ) -> tuple[SyntheticSource, ScansOf]:
-    """Slices of synthetic scans, and synthetic scans of heads that are held out.
+    """Slices of synthetic scans, and the scans that validate, of heads that are held out.
 
     The label maps stay on the device; slices of the recipe's size are made when they are asked for.
     """
     heads = config.heads
     maps = phantom_heads(2) if heads == "phantom" else load_heads(Path(heads))
-    most = max(1, _most_scans(stage))
-    seen, unseen = _divide(maps, config.held_out, most=most)
+    seen, unseen = _divide(maps, config.held_out)
     source = SyntheticSource(
         with_variants(seen, config.variants),
         scheme,
@@ -125,13 +117,19 @@ def _open_synthetic(
 
     def scans(view: View) -> Iterator[ValidationScan]:
         """New scans of the heads that are held out, the same at each validation."""
-        return synthetic_scans(unseen, scheme, config.synthesis, view, recipe.seed)
+        if stage.validation is None:
+            return iter(())
+        names = [str(head) for head in range(len(unseen.labels))]
+        chosen = stage.validation.choose(names, recipe.seed)
+        return synthetic_scans(
+            unseen, chosen, scheme, config.synthesis, view, recipe.seed
+        )
 
     return source, scans
 
 
-def _divide(maps: HeadMaps, held_out: int, *, most: int) -> tuple[HeadMaps, HeadMaps]:
-    """The heads to train on, and the `most` first of those that validate.
+def _divide(maps: HeadMaps, held_out: int) -> tuple[HeadMaps, HeadMaps]:
+    """The heads to train on, and those that validate.
 
     The last `held_out` heads validate. Where that is none, new scans of the training heads do.
     """
@@ -139,12 +137,9 @@ def _divide(maps: HeadMaps, held_out: int, *, most: int) -> tuple[HeadMaps, Head
     if held_out >= count:
         raise ConfigError(f"held_out is {held_out}, and there are {count} heads")
     if held_out == 0:
-        return maps, maps.part(slice(0, most))
+        return maps, maps
     first = count - held_out
-    last = min(count, first + most)
-    seen = maps.part(slice(0, first))
-    unseen = maps.part(slice(first, last))
-    return seen, unseen
+    return maps.part(slice(0, first)), maps.part(slice(first, count))
 
 
 def _open_store(
@@ -172,8 +167,12 @@ def _open_store(
     )
 
     def scans(view: View) -> Iterator[ValidationScan]:
-        """The stored scans of the persons for validation."""
-        return store_scans(config.path, config.split, view, _most_scans(stage))
+        """The stored scans of the persons for validation; none where nothing is validated."""
+        if stage.validation is None:
+            return iter(())
+        return store_scans(
+            config.path, config.split, view, stage.validation, recipe.seed
+        )
 
     return source, scans
 

@@ -32,7 +32,7 @@ from trinat.segmentation.synthetic.heads import HeadMaps
 from trinat.segmentation.synthetic.settings import SynthesisConfig
 from trinat.segmentation.synthetic.synthesis import synthesise
 from trinat.segmentation.synthetic.targets import aim
-from trinat.segmentation.training.config import StoreConfig
+from trinat.segmentation.training.config import StoreConfig, ValidationConfig
 from trinat.segmentation.training.stored_transforms import StoredTransforms
 from trinat.segmentation.training.validation import ValidationScan
 
@@ -347,18 +347,19 @@ def store_scans(
     store: Path,
     split: Path,
     view: View,
-    limit: int,
+    validation: ValidationConfig,
+    seed: int,
 ) -> Iterator[ValidationScan]:
-    """Whole subjects of a split's validation part, the first `limit`.
+    """Whole subjects of a split's validation part: those that `validation` chooses by the seed.
 
-    Each is read when it is asked for, and its file is closed then. With a limit of 0 the store is
-    not opened.
+    Each is read when it is asked for, and its file is closed then.
     """
-    if not limit:
-        return
     opened = Store(store)
     subjects = opened.part("validation", split)
-    for subject in subjects[:limit]:
+    person_of = {entry.subject: entry.person for entry in opened.participants}
+    persons = [person_of[subject] for subject in subjects]
+    for place in validation.choose(persons, seed):
+        subject = subjects[place]
         file = opened.file(subject)
         count = file.slice_count(view)
         images = torch.from_numpy(file.image(view, 0, count))

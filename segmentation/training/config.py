@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from trinat.segmentation.data.augmentation import AugmentationConfig
@@ -21,6 +22,8 @@ Part = Literal["encoders", "bottleneck", "decoders", "classifier"]
 
 # Keys of a schedule that say how long the stage lasts.
 _LENGTHS = {"steps", "epochs"}
+# Beside the seed of a recipe: the random numbers that draw who validates.
+_VALIDATION_STREAM = 3
 # Settings that older runs wrote to their config.yaml, unused.
 _GONE = ("mlflow", "distillation")
 
@@ -99,7 +102,33 @@ class ValidationConfig(_Config):
     every_epochs: int = Field(default=1, ge=1)  # n: after every n-th epoch
     # validations without a better Dice
     patience: int | None = Field(default=None, ge=1)
-    scans: int = Field(default=2, ge=1)  # at most
+    # How many persons of the part `validation` (of synthetic scans: heads) are scored, drawn by the
+    # recipe's seed, the same at each validation; if not given, all of them.
+    persons: int | None = Field(default=None, ge=1)
+    # As recipes said it before: the first scans in their order, in place of `persons`.
+    scans: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _one_number(self) -> ValidationConfig:
+        """Who validates is drawn, or the first; not both."""
+        if self.persons is not None and self.scans is not None:
+            raise ValueError("give persons or scans, not both")
+        return self
+
+    def choose(self, persons: Sequence[str], seed: int) -> list[int]:
+        """Which of some scans are scored, by their places in order; `persons` are whose they are.
+
+        All scans of a person are scored, or none.
+        """
+        places = range(len(persons))
+        if self.scans is not None:
+            return list(places[: self.scans])
+        names = sorted(set(persons))
+        if self.persons is None or self.persons >= len(names):
+            return list(places)
+        generator = np.random.default_rng((seed, _VALIDATION_STREAM))
+        drawn = set(generator.choice(names, self.persons, replace=False).tolist())
+        return [place for place in places if persons[place] in drawn]
 
 
 class StageConfig(_Config):

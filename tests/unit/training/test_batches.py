@@ -36,7 +36,7 @@ from trinat.segmentation.training.batches import (
     _window,
     store_scans,
 )
-from trinat.segmentation.training.config import StoreConfig
+from trinat.segmentation.training.config import StoreConfig, ValidationConfig
 from trinat.segmentation.training.state import seeded
 
 PLAIN = AugmentationConfig(
@@ -223,9 +223,35 @@ def test_labels_of_another_scheme_are_refused(config: StoreConfig) -> None:
 
 
 def test_whole_subjects_validate(config: StoreConfig) -> None:
-    scans = list(store_scans(config.path, config.split, View.AXIAL, limit=5))
+    scans = list(
+        store_scans(config.path, config.split, View.AXIAL, ValidationConfig(), 0)
+    )
     assert [scan.name for scan in scans] == ["b"]
     assert scans[0].images.shape == scans[0].labels.shape == (20, SIZE, SIZE)
+
+
+def test_all_persons_validate_if_no_number_is_given(tmp_path: Path) -> None:
+    names = "abcdef"
+    store = small_store(tmp_path / "store", dict.fromkeys(names, (16, 16, 16)))
+    split = tmp_path / "split.json"
+    Split(
+        store=Store(store).fingerprint,
+        seed=0,
+        train=("a",),
+        validation=tuple("bcdef"),
+    ).write(split)
+
+    def scored(validation: ValidationConfig, seed: int) -> str:
+        scans = store_scans(store, split, View.AXIAL, validation, seed)
+        return "".join(scan.name for scan in scans)
+
+    assert scored(ValidationConfig(), 0) == "bcdef"
+    # As older recipes have it: the first in order.
+    assert scored(ValidationConfig(scans=2), 0) == "bc"
+    drawn = [scored(ValidationConfig(persons=2), seed) for seed in range(20)]
+    assert {len(names) for names in drawn} == {2}
+    assert set("".join(drawn)) == set("bcdef")
+    assert scored(ValidationConfig(persons=2), 7) == drawn[7]
 
 
 def test_another_split_has_another_fingerprint(config: StoreConfig) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from trinat.segmentation.training.config import Recipe
+from trinat.segmentation.training.config import Recipe, ValidationConfig
 
 SHARED = {
     "name": "two",
@@ -45,6 +45,19 @@ def test_a_resolved_recipe_resolves_to_itself() -> None:
         {**SHARED, "stages": [{"name": "a"}, {"name": "b", "batch": 2}]}
     )
     assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
+
+
+def test_sessions_of_a_person_validate_together() -> None:
+    persons = ["ann", "ann", "bob", "eve", "eve"]
+    for seed in range(20):
+        chosen = ValidationConfig(persons=1).choose(persons, seed)
+        assert chosen in ([0, 1], [2], [3, 4])
+    assert ValidationConfig(persons=9).choose(persons, 0) == [0, 1, 2, 3, 4]
+
+
+def test_who_validates_is_drawn_or_the_first_not_both() -> None:
+    with pytest.raises(ValidationError, match="persons or scans, not both"):
+        ValidationConfig(persons=3, scans=2)
 
 
 def test_an_old_word_for_a_precision_is_answered_with_the_new_ones() -> None:

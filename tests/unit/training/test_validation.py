@@ -116,9 +116,20 @@ def test_neighbours_are_channels_and_empty_beyond_the_ends() -> None:
 def test_held_out_heads_are_drawn_alike_every_time(maps: HeadMaps) -> None:
     scheme = load_scheme("quicknat33")
     one, again = (
-        list(synthetic_scans(maps, scheme, SynthesisConfig(), View.AXIAL, 5))
+        list(synthetic_scans(maps, [0, 1], scheme, SynthesisConfig(), View.AXIAL, 5))
         for _ in range(2)
     )
     assert [scan.name for scan in one] == ["head-1", "head-2"]
     assert one[0].images.shape == (20, 20, 24)
     assert all(torch.equal(a.images, b.images) for a, b in zip(one, again, strict=True))
+
+
+def test_a_head_has_the_same_scan_whoever_else_is_chosen(maps: HeadMaps) -> None:
+    scheme = load_scheme("quicknat33")
+    both, alone = (
+        list(synthetic_scans(maps, chosen, scheme, SynthesisConfig(), View.AXIAL, 5))
+        for chosen in ([0, 1], [1])
+    )
+    assert [scan.name for scan in alone] == ["head-2"]
+    assert torch.equal(both[1].images, alone[0].images)
+    assert torch.equal(both[1].labels, alone[0].labels)
