@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from trinat.pipelines.train.job import Job
+from trinat.segmentation.data.dataset import open_slices
 from trinat.segmentation.data.splits import read_split
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import DatasetError, DeviceError
@@ -129,7 +130,15 @@ def slices_of(job: Job) -> int:
     if schedule.steps is not None:
         return schedule.steps * job.stage.batch * job.stage.accumulate
     assert schedule.epochs is not None
-    return schedule.epochs * job.stage.data.epoch_slices * len(job.views)
+    data = job.stage.data
+    if data.epoch_slices is not None:
+        return schedule.epochs * data.epoch_slices * len(job.views)
+    assert data.store is not None
+    of_store = [
+        len(open_slices(data.store.path, data.store.split, "train", view))
+        for view in job.views
+    ]
+    return schedule.epochs * sum(of_store)
 
 
 def slice_seconds(config: NetworkConfig, size: tuple[int, int]) -> float:

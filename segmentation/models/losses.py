@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+def _is_weighted(given: str) -> bool:
+    """The usual value is not written: files from before the key existed have the same bytes."""
+    return given == "weighted"
+
+
 class LossConfig(BaseModel):
     """How much of each part of the loss, and how classes and boundaries are weighted in it."""
 
@@ -33,6 +38,11 @@ class LossConfig(BaseModel):
     boundary: float = Field(default=2.0, ge=0)
     # Exponent on the class weights: 1 is median frequency, 0 counts every pixel alike.
     balance: float = Field(default=1.0, ge=0, le=1)
+    # What both parts are means over. weighted: cross entropy over the sum of weights, Dice over the
+    # classes of the batch. plain, as in the paper: over pixels, and over all classes.
+    mean: Literal["weighted", "plain"] = Field(
+        default="weighted", exclude_if=_is_weighted
+    )
 
 
 def _with_kind(value: object) -> object:
@@ -90,9 +100,12 @@ class SegmentationLoss(nn.Module):
         omega(x)      = w_S(x) + boundary * max_k w_k * [S differs from S(x) next to x, in-plane]
         Dice loss     = mean over k in S of 1 - 2 sum_x p_k [S = k] / (sum_x p_k + sum_x [S = k])
 
-    Sums run over the whole batch. A class that the batch does not have stays out of the Dice
-    mean. Pixels of label `IGNORE`, or of a class of weight 0, stay out of everything; those beside
-    them weigh as at a border.
+    With the mean `plain`, cross entropy is divided by the number of pixels instead, and the Dice
+    mean is over all classes: one that the batch does not have adds 1, and nothing to the gradient.
+
+    Sums run over the whole batch. With the mean `weighted`, a class that the batch does not have
+    stays out of the Dice mean. Pixels of label `IGNORE`, or of a class of weight 0, stay out of
+    everything; those beside them weigh as at a border.
     """
 
     class_weights: Tensor
@@ -132,13 +145,15 @@ class SegmentationLoss(nn.Module):
         omega = weights + boundaries(labels) * edge_weight
         omega = (omega * valid).flatten()
         picked = log_p.gather(1, target[:, None])[:, 0]
+        valid = valid.flatten()
+        is_plain = self.config.mean == "plain"
+        total = valid.sum() if is_plain else omega.sum()
         # 0 where no pixel counts.
-        total = omega.sum().clamp(min=torch.finfo(omega.dtype).tiny)
+        total = total.clamp(min=torch.finfo(omega.dtype).tiny)
         cross_entropy = -(omega * picked).sum() / total
 
-        valid = valid.flatten()
         p = log_p.exp() * valid[:, None]
-        return cross_entropy, _dice_loss(p, target, valid)
+        return cross_entropy, _dice_loss(p, target, valid, all_classes=is_plain)
 
 
 def build_loss(config: AnyLoss, counts: NDArray[np.integer] | Tensor) -> nn.Module:
@@ -152,8 +167,10 @@ def build_loss(config: AnyLoss, counts: NDArray[np.integer] | Tensor) -> nn.Modu
     return MonaiSegmentationLoss(config, weights)
 
 
-def _dice_loss(p: Tensor, target: Tensor, valid: Tensor) -> Tensor:
-    """The mean over classes that are present, a scalar.
+def _dice_loss(
+    p: Tensor, target: Tensor, valid: Tensor, *, all_classes: bool
+) -> Tensor:
+    """The mean over classes that are present, a scalar; or over all, an absent one being 1.
 
     `p` (P, K) are probabilities of pixels, 0 in rows that are not valid; `target` (P,) their
     classes, `valid` (P,) which of them count.
@@ -165,6 +182,8 @@ def _dice_loss(p: Tensor, target: Tensor, valid: Tensor) -> Tensor:
     present = truth > 0
     sizes = (p.sum(0) + truth).where(present, 1)
     dice = 2 * overlap / sizes
+    if all_classes:
+        return (1 - dice).mean().float()
     total = ((1 - dice) * present).sum()
     return (total / present.sum().clamp(min=1)).float()
 

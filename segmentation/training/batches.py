@@ -80,6 +80,10 @@ class BatchSource(Protocol):
     def counts(self, view: View) -> Tensor:
         """(K,) pixels of each class, for the loss."""
 
+    def slices(self, view: View) -> int:
+        """How many slices of a view there are to go through; 0 where each is new."""
+        return 0
+
 
 class SyntheticSource(BatchSource):
     """Synthetic slices from label maps, each of them new.
@@ -222,9 +226,6 @@ class StoreSource(BatchSource):
     done here, with the batch's own generator. So the number of readers changes no bit.
     """
 
-    # Share of each epoch that is sampled so that all structures are equally frequent.
-    balanced_share = 0.5
-
     def __init__(
         self,
         store: StoreConfig,
@@ -244,6 +245,7 @@ class StoreSource(BatchSource):
         """
         self.size = size
         self.seed = seed
+        self.balanced_share = store.balanced_share
         opened = Store(store.path)
         if opened.scheme.names != scheme.names:
             raise DatasetError(
@@ -317,6 +319,10 @@ class StoreSource(BatchSource):
         """Pixels of each class in all slices that train, uncropped."""
         per_item = self.datasets[view].class_counts
         return torch.from_numpy(per_item.sum(axis=0, dtype=np.int64))
+
+    def slices(self, view: View) -> int:
+        """All slices that train."""
+        return len(self.datasets[view])
 
     def _places(self, view: View, first: int, count: int) -> list[Place]:
         """Where slices first..first+count-1 of a view stand in the files."""

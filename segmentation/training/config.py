@@ -22,10 +22,20 @@ Part = Literal["encoders", "bottleneck", "decoders", "classifier"]
 
 # Keys of a schedule that say how long the stage lasts.
 _LENGTHS = {"steps", "epochs"}
+_BALANCED_SHARE = 0.5
 # Beside the seed of a recipe: the random numbers that draw who validates.
 _VALIDATION_STREAM = 3
 # Settings that older runs wrote to their config.yaml, unused.
 _GONE = ("mlflow", "distillation")
+
+
+# Usual values of later keys are not written: what runs wrote before has the same bytes.
+def _is_none(given: object) -> bool:
+    return given is None
+
+
+def _is_usual_share(given: float) -> bool:
+    return given == _BALANCED_SHARE
 
 
 class _Config(BaseModel):
@@ -80,6 +90,11 @@ class StoreConfig(_Config):
     path: Path
     split: Path
     augmentation: AugmentationConfig = AugmentationConfig()
+    # Share of the draws that are balanced: a structure first, each alike, then one of the slices
+    # that show it. The others are a pass: each slice once.
+    balanced_share: float = Field(
+        default=_BALANCED_SHARE, ge=0, le=1, exclude_if=_is_usual_share
+    )
     # Threads that read ahead; 0: nothing is. The default depends on the device.
     # Not part of a run's identity: it may be resumed with another number.
     workers: int | None = Field(default=None, ge=0, le=64, exclude=True)
@@ -93,7 +108,17 @@ class DataConfig(_Config):
     synthetic_share: float = Field(default=1.0, ge=0, le=1)  # where there are both
     rows: int = Field(default=192, ge=16)  # of a slice, in pixels
     columns: int = Field(default=192, ge=16)  # of a slice, in pixels
-    epoch_slices: int = Field(default=8000, ge=1)  # length of an epoch
+    # length of an epoch, of each view; null: every slice of the store once
+    epoch_slices: int | None = Field(default=8000, ge=1)
+
+    @model_validator(mode="after")
+    def _passes_are_over_a_store(self) -> DataConfig:
+        """Synthetic slices are all new: they have no number that could be gone through."""
+        if self.epoch_slices is None and (self.store is None or self.synthetic):
+            raise ValueError(
+                "epoch_slices: null is for a store without synthetic scans"
+            )
+        return self
 
 
 class ValidationConfig(_Config):
@@ -104,7 +129,7 @@ class ValidationConfig(_Config):
     patience: int | None = Field(default=None, ge=1)
     # How many persons of the part `validation` (of synthetic scans: heads) are scored, drawn by the
     # recipe's seed, the same at each validation; if not given, all of them.
-    persons: int | None = Field(default=None, ge=1)
+    persons: int | None = Field(default=None, ge=1, exclude_if=_is_none)
     # As recipes said it before: the first scans in their order, in place of `persons`.
     scans: int | None = Field(default=None, ge=1)
 

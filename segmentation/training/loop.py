@@ -110,7 +110,9 @@ class Trainer:
             self.losses[view] = loss.to(device)
         self.bf16 = _computes_in_bfloat16(stage, device)
         self.counters = Counters()
-        slices_of_epoch = stage.data.epoch_slices * len(self.views)
+        slices_of_epoch = sum(
+            stage.data.epoch_slices or source.slices(view) for view in self.views
+        )
         slices_of_step = stage.batch * stage.accumulate
         self.epoch_steps = max(1, slices_of_epoch // slices_of_step)
         self.not_compiled = ""  # why, where it should be

@@ -25,7 +25,7 @@ from trinat.segmentation.models.losses import (
 Sums = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def loss(weights: list[float], **settings: float) -> SegmentationLoss:
+def loss(weights: list[float], **settings: float | str) -> SegmentationLoss:
     return SegmentationLoss(
         LossConfig(**{"boundary": 0, **settings}), torch.tensor(weights)
     )
@@ -82,6 +82,19 @@ def test_the_boundary_adds_its_share_of_the_largest_weight() -> None:
     got, _ = loss([1.0, 3.0], boundary=2).parts(logits, labels)
     expected = (1 * math.log(4 / 3) + 7 * math.log(2) + 9 * math.log(2)) / 17
     assert got.item() == pytest.approx(expected)
+
+
+def test_a_plain_mean_is_over_pixels_and_over_all_classes() -> None:
+    # The last pixel is not labelled, and the third class is nowhere.
+    labels = torch.tensor([[[0, 1, IGNORE]]])
+    logits = torch.tensor(
+        [[[[math.log(3), 0.0, 0.0]], [[0.0, 0.0, 0.0]], [[-100.0, -100.0, -100.0]]]]
+    )
+    cross_entropy, dice = loss([1.0, 3.0, 2.0], mean="plain").parts(logits, labels)
+    expected = (1 * math.log(4 / 3) + 3 * math.log(2)) / 2
+    assert cross_entropy.item() == pytest.approx(expected)
+    # Class 0: 2 * 3/4 / (3/4 + 1/2 + 1) = 2/3. Class 1: 2 * 1/2 / (1/4 + 1/2 + 1) = 4/7.
+    assert dice.item() == pytest.approx(1 - (2 / 3 + 4 / 7) / 3)
 
 
 def test_dice_uses_one_softmax() -> None:

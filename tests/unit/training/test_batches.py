@@ -205,6 +205,18 @@ class Told(BatchSource):
         return Batch(torch.zeros(count, 1, 4, 4), torch.zeros(count, 4, 4), "")
 
 
+def test_without_balanced_draws_an_epoch_is_each_slice_once(
+    config: StoreConfig,
+) -> None:
+    plain = config.model_copy(update={"balanced_share": 0.0})
+    source = source_of(plain)
+    assert source.slices(View.AXIAL) == 20
+    for epoch in range(2):
+        what = source.draw(View.AXIAL, 20 * epoch, 20, seeded("cpu", 0)).what
+        names = what.removeprefix("axial slices ").split()
+        assert sorted(names) == sorted(f"a:{number}" for number in range(20))
+
+
 def test_of_a_mixture_each_source_expects_its_own() -> None:
     drawn, real = Told(), Told()
     mixed = MixedSource(drawn, real, 0.25)
