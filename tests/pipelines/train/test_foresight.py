@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.small_store import all_train, small_store
 
 from trinat.pipelines.train import foresight
+from trinat.pipelines.train.job import Job
 from trinat.pipelines.train.run import plan_jobs, read_recipe
 from trinat.segmentation.errors import DeviceError
+from trinat.segmentation.space.views import View
 from trinat.segmentation.training.config import Recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -81,3 +85,12 @@ def test_hours_are_said_and_from_two_days_on_what_to_use_instead(
 
 def test_the_time_of_a_slice_is_measured() -> None:
     assert 0 < foresight.slice_seconds(small().network, (64, 64)) < 60
+
+
+def test_epochs_that_are_passes_have_the_slices_of_the_store(tmp_path: Path) -> None:
+    store = small_store(tmp_path / "store", {"a": (24, 24, 24), "b": (24, 24, 24)})
+    data = {"store": {"path": str(store), "split": str(all_train(store))}}
+    stage = {"data": {**data, "epoch_slices": None}, "schedule": {"epochs": 3}}
+    recipe = Recipe.model_validate({"name": "passes", "scheme": "tissue4", **stage})
+    # Of 24 slices 20 have a label, and of the other 4 one is kept.
+    assert foresight.slices_of(Job(recipe.stages[0], (View.AXIAL,))) == 3 * 2 * 21
