@@ -81,6 +81,7 @@ def predict(
         from trinat.pipelines.predict.stored_scans import StoredScans
 
         found = StoredScans.find(scans.store, scans.part, folds=scans.folds)
+        found.check_models(str(request.model))
         requests = found.requests(*requests)
     outcome = run_with_progress(requests, quiet=quiet, as_json=json_)
     if clock is not None:

@@ -43,6 +43,14 @@ def train(
             help="coronal, axial, sagittal, or all (all views of the recipe)."
         ),
     ] = "all",
+    fold: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="One fold of the cross-validation, as one job of several; with --view one view of "
+            "it.",
+        ),
+    ] = None,
     start: Annotated[
         str | None,
         typer.Option(
@@ -65,7 +73,8 @@ def train(
     device: Annotated[
         str,
         typer.Option(
-            help="auto, cpu, cuda, cuda:1, mps; cuda:0,1,2 trains a view on each at once."
+            help="auto, cpu, cuda, cuda:1, mps; cuda:0,1,2 trains a view on each at once, with "
+            "--folds a view of a fold."
         ),
     ] = "auto",
     nproc: Annotated[
@@ -91,11 +100,16 @@ def train(
     Example: trinat train quicknat --store store --out runs/quicknat
     """
     _refuse_timings_of_several(timings, nproc, device)
+    _refuse_folds(scans(), fold)
     store, folds = scans().store, scans().folds
     clock = time_process() if timings else None
     with stage("start"):
         from trinat.pipelines.train.launch import launch
-        from trinat.pipelines.train.run import on_store, read_recipe
+        from trinat.pipelines.train.run import (
+            on_store,
+            read_recipe,
+            refuse_before_others,
+        )
         from trinat.segmentation.data.splits import read_split
         from trinat.segmentation.data.store import SPLIT
 
@@ -105,50 +119,73 @@ def train(
     whole = read_recipe(config, overrides)
     if out is None:
         out = Path("runs") / whole.name
-    for run, split_file in _runs_of_splits(out, store, folds=folds).items():
-        recipe = whole
-        if store is not None:
-            recipe = on_store(whole, store, split_file)
-            _say_missing_views(whole, recipe, store)
-        model = launch(
-            recipe,
-            run,
+    recipes = {out: whole}
+    if store is not None:
+        splits = _splits_of_runs(out, store, folds=folds, fold=fold)
+        recipes = {run: on_store(whole, store, split) for run, split in splits.items()}
+        _say_missing_views(whole, next(iter(recipes.values())), store)
+    if fold is not None:
+        ((run, recipe),) = recipes.items()
+        refuse_before_others(recipe, view, run)
+    devices = split_devices(device)
+    calls = [{run: recipes[run]} for run in recipes]
+    if len(devices) > 1:
+        calls = [recipes]
+    for call in calls:
+        models = launch(
+            call,
             partial(training_progress, quiet),
             view=view,
             resume=resume,
             seconds=seconds,
-            device=",".join(split_devices(device)),
+            device=",".join(devices),
             processes=nproc,
         )
-    if store is not None and not quiet and (folds or read_split(store / SPLIT).test):
+    if store is not None and fold is None and not quiet:
         tested: tuple[str | Path, ...] = ("--folds", "--model", out)
         if not folds:
-            tested = ("--part", "test", "--model", model)
-        say_next("predict", "--store", store, *tested, "--out", "found")
+            tested = ("--part", "test", "--model", *models)
+        if folds or read_split(store / SPLIT).test:
+            say_next("predict", "--store", store, *tested, "--out", "found")
     if clock is not None:
         typer.echo(as_table(clock.take()), err=True)
 
 
-def _runs_of_splits(
-    out: Path, store: Path | None, *, folds: bool
-) -> dict[Path, Path | None]:
+def _refuse_folds(scans: options.OfStore, fold: int | None) -> None:
+    """ConfigError where folds are asked for twice, or of no store."""
+    asked = [] if fold is None else [f"--fold {fold}"]
+    if scans.folds:
+        asked.insert(0, "--folds")
+    if len(asked) > 1:
+        raise ConfigError(" with ".join(asked), remedy="leave one of them out")
+    if asked and scans.store is None:
+        raise ConfigError(
+            f"{asked[0]} without --store", remedy="name the store that was split"
+        )
+
+
+def _splits_of_runs(
+    out: Path, store: Path, *, folds: bool, fold: int | None
+) -> dict[Path, Path]:
     """A run folder for each split of a store, with the split's file.
 
-    Without folds it is `out` itself, with None if there is no store. ConfigError for folds of no
-    store.
+    Without folds it is `out` itself; with `fold` that of this fold alone. ConfigError for a fold
+    that the store does not have.
     """
     from trinat.segmentation.data.store import SPLIT, Store
 
-    if not folds:
-        return {out: None if store is None else store / SPLIT}
-    if store is None:
-        raise ConfigError(
-            "--folds without --store", remedy="name the store that was split"
-        )
-    runs: dict[Path, Path | None] = {}
+    if not folds and fold is None:
+        return {out: store / SPLIT}
+    runs = {}
     for number, split in enumerate(Store(store).folds):
         runs[out / FOLD.format(number)] = split
-    return runs
+    if fold is None:
+        return runs
+    run = out / FOLD.format(fold)
+    if run not in runs:
+        remedy = f"its folds are 0 to {len(runs) - 1}"
+        raise ConfigError(f"has no fold {fold}", where=store, remedy=remedy)
+    return {run: runs[run]}
 
 
 def _refuse_timings_of_several(timings: bool, nproc: int, device: str) -> None:

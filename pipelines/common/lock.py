@@ -30,6 +30,8 @@ from trinat.segmentation.io.files import (
 )
 
 _BEAT_S = 15.0
+# How often one who waits for a lock asks for it.
+_ASK_S = 0.2
 # A holder on another machine that has not touched its lock for this long is dead.
 _SILENT_S = 4 * _BEAT_S
 _MARK = ".trinat"
@@ -47,14 +49,15 @@ class _Holder:
 
 
 @contextmanager
-def run_lock(path: Path) -> Iterator[None]:
-    """Hold `path` while the block runs, or raise LockedError at once, naming who has it.
+def run_lock(path: Path, *, patience_s: float = 0.0) -> Iterator[None]:
+    """Hold `path` while the block runs, or raise LockedError, naming who has it.
 
-    Folders that are made for it are removed afterwards if they are empty then.
+    Whoever has it is waited for as long as `patience_s`. Folders that are made for the lock are
+    removed afterwards if they are empty then.
     """
     made = [folder for folder in path.parents if not folder.exists()]
     try:
-        descriptor = _acquire(path)
+        descriptor = _acquire_patiently(path, patience_s)
     except BaseException:
         _remove_empty(path.parent, *made)
         raise
@@ -82,6 +85,18 @@ def _remove_empty(*folders: Path) -> None:
     with contextlib.suppress(OSError):
         for folder in dict.fromkeys(folders):
             folder.rmdir()
+
+
+def _acquire_patiently(path: Path, patience_s: float) -> int:
+    """Take the lock, also if its holder ends only within `patience_s`; its open file."""
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            return _acquire(path)
+        except LockedError:
+            if time.monotonic() >= end:
+                raise
+        time.sleep(_ASK_S)
 
 
 def _acquire(path: Path) -> int:

@@ -12,6 +12,9 @@ from trinat.pipelines.scans.cases import Found
 from trinat.pipelines.scans.naming import FOLD
 from trinat.pipelines.scans.stored import stored_cases
 from trinat.segmentation.data.store import Store
+from trinat.segmentation.errors import ModelError
+from trinat.segmentation.models.checkpoint import read_info
+from trinat.segmentation.models.zoo import find_model
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,27 @@ class StoredScans:
         }
         info = store.info
         return cls(found, folds, info.trust_affine, info.fill_nonfinite)
+
+    def check_models(self, model: str) -> None:
+        """Refuse models of folds that differ in their views: one of them is not trained to its end.
+
+        `model` is the folder of all folds. ModelError names the first fold that lacks a view.
+        """
+        if not self.folds:
+            return
+        views_of = {}
+        for folder in self.found:
+            info = read_info(find_model(f"{model}/{folder}/model"))
+            views_of[folder] = {view.value for view in info.architectures}
+        for folder, views in views_of.items():
+            missing = sorted(set().union(*views_of.values()) - views)
+            if missing:
+                names = " and no ".join(missing)
+                raise ModelError(
+                    f"has no {names} network, which another fold has",
+                    where=f"{model}/{folder}",
+                    remedy="finish this fold with trinat train --fold",
+                )
 
     def requests(self, request: PredictRequest) -> list[PredictRequest]:
         """What is requested, for each folder: its scans and, with folds, the fold's own model.

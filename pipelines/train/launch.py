@@ -17,7 +17,7 @@ import pickle
 import re
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -32,7 +32,7 @@ from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.common.process import cpu_count, prepare_process
 from trinat.pipelines.jobs.signals import stop_signals
 from trinat.pipelines.train.job import Watcher
-from trinat.pipelines.train.run import find_device, train
+from trinat.pipelines.train.run import find_device, train_runs
 from trinat.segmentation.errors import ConfigError, DeviceError, TrainingError
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.models.hardware import count_gpus, use_gpu
@@ -64,17 +64,23 @@ _SILENT = Watcher(say=lambda line: None, step=lambda job, report, progress: None
 class _Request:
     """What a training is asked for: the same for each process that takes part in it.
 
-    `device` may name several, as "cuda:0,cuda:1": each then trains views of its own. `watching` is
-    opened in the process that leads; for several processes it must be picklable.
+    `recipes` has the folder of each run with its recipe. `device` may name several, as
+    "cuda:0,cuda:1": each then trains jobs of its own. `watching` is opened in the process that
+    leads; for several processes it must be picklable.
     """
 
-    recipe: Recipe
-    out: Path
+    recipes: Mapping[Path, Recipe]
     watching: Watching
     views: tuple[View, ...] | None
     resume: bool
     seconds: float | None
     device: str
+
+    @property
+    def out(self) -> Path:
+        """The folder of the run, or that of all runs."""
+        first, *others = self.recipes
+        return first.parent if others else first
 
     @property
     def devices(self) -> list[str]:
@@ -83,13 +89,12 @@ class _Request:
 
     @property
     def is_apart(self) -> bool:
-        """Whether each process trains views of its own, instead of a part of each batch."""
+        """Whether each process trains jobs of its own, instead of a part of each batch."""
         return len(self.devices) > 1
 
 
 def launch(
-    recipe: Recipe,
-    out: Path,
+    recipes: Mapping[Path, Recipe],
     watching: Watching,
     *,
     view: str = "all",
@@ -97,10 +102,11 @@ def launch(
     seconds: float | None = None,
     device: str = "cpu",
     processes: int = 1,
-) -> Path:
-    """Train by `recipe` with this number of processes; returns the folder of the model.
+) -> list[Path]:
+    """Train runs with this number of processes; returns the folders of their models.
 
-    Several devices, as "cuda:0,cuda:1", train a view each at once.
+    `recipes` has the folder of each run with its recipe. Several devices, as "cuda:0,cuda:1", train
+    a job each at once: a view, or of several runs a view of one of them.
     `watching` is opened in the process that leads; for several processes it must be picklable.
     A process that torchrun has started trains together with the others.
 
@@ -113,7 +119,7 @@ def launch(
         if view not in known:
             raise ConfigError(f"{view!r} is no view", remedy=f"all, {', '.join(known)}")
         views = (known[view],)
-    request = _Request(recipe, out, watching, views, resume, seconds, device)
+    request = _Request(recipes, watching, views, resume, seconds, device)
     if request.is_apart and processes > 1:
         remedy = "give --device cuda and --nproc for several GPUs a view"
         raise ConfigError(
@@ -130,9 +136,8 @@ def launch(
         return _run_agent(request, count)
     prepare_process()
     with watching() as watcher:
-        return train(
-            recipe,
-            out,
+        return train_runs(
+            recipes,
             watcher,
             views=views,
             resume=resume,
@@ -141,8 +146,8 @@ def launch(
         )
 
 
-def _run_agent(request: _Request, processes: int) -> Path:
-    """Train in this number of processes; returns the folder of the model.
+def _run_agent(request: _Request, processes: int) -> list[Path]:
+    """Train in this number of processes; returns the folders of the models.
 
     Raises the error that a process has written down, or TrainingError after too many deaths.
     Signals to this process stop all, once they have saved.
@@ -183,8 +188,10 @@ def _run_agent(request: _Request, processes: int) -> Path:
             for restarts in range(_RESTARTS + 1):
                 began = time.monotonic()
                 try:
-                    model_of_rank: dict[int, Path] = start(request, restarts, stop)
-                    return model_of_rank[0]
+                    models_of_rank: dict[int, list[Path]] = start(
+                        request, restarts, stop
+                    )
+                    return models_of_rank[0]
                 except ChildFailedError as error:
                     for verdict in Path(folder).glob(f"*/{_VERDICT}"):
                         raise pickle.loads(verdict.read_bytes()) from None
@@ -200,27 +207,27 @@ def _run_agent(request: _Request, processes: int) -> Path:
     raise TrainingError(what, where=request.out, remedy=remedy)
 
 
-def _work(request: _Request, restarts: int, stop: Any) -> Path:
+def _work(request: _Request, restarts: int, stop: Any) -> list[Path]:
     """What each process does; `stop` is a value that all share, not 0 once they are to stop."""
 
     def should_stop() -> bool:
         return bool(stop.value)
 
     logging.disable()
-    model = _take_part(request, restarts, should_stop)
+    models = _take_part(request, restarts, should_stop)
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
         # Killed, which stopped this process, too: there is nobody to return the result to.
         os._exit(0)
-    return model
+    return models
 
 
 def _take_part(
     request: _Request,
     restarts: int,
     should_stop: Callable[[], bool] = lambda: False,
-) -> Path:
-    """Train as one of several processes; returns the folder of the model.
+) -> list[Path]:
+    """Train as one of several processes; returns the folders of the models.
 
     `restarts` says how often all were started again. An error that a restart would repeat is
     written down and raised. The death of another process is none of these: TrainingError.
@@ -253,7 +260,7 @@ def _take_part(
 
 def _train_together(
     request: _Request, restarts: int, should_stop: Callable[[], bool]
-) -> Path:
+) -> list[Path]:
     """Join the other processes and train; the leader alone writes and reports."""
     rank, count, local_rank, local_count = (
         int(os.environ[name]) for name in _TORCHRUN_VARIABLES
@@ -286,9 +293,8 @@ def _train_together(
             watcher.say(
                 f"a process died: all go on from the last state (restart {restarts})"
             )
-        model = train(
-            request.recipe,
-            request.out,
+        models = train_runs(
+            request.recipes,
             watcher,
             views=request.views,
             resume=request.resume or restarts > 0,
@@ -299,7 +305,7 @@ def _train_together(
             should_stop=should_stop,
         )
     distributed.destroy_process_group()
-    return model
+    return models
 
 
 def _own_device(request: _Request, local_rank: int, local_count: int) -> str:

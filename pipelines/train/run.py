@@ -3,6 +3,10 @@
 A run has a folder: its recipe (config.yaml), what it took from stores (data.json), a folder for
 each job (<stage>/<view>), and at the end the model. The same command with `resume` goes on where
 a run was stopped, at the step, with the same numbers as if it had not been.
+
+Several commands may train different jobs of one run at once. Each holds the locks of its jobs while
+it trains, and that of the folder only while it reads or writes what is of the whole run. Each
+writes the model of all views that are finished; the last one that of the whole run.
 """
 
 from __future__ import annotations
@@ -11,8 +15,9 @@ import hashlib
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +25,7 @@ import torch
 import yaml
 
 from trinat.pipelines.common.config import check, find_recipe, read_yaml, with_settings
-from trinat.pipelines.common.lock import refuse_foreign, run_lock
+from trinat.pipelines.common.lock import refuse_foreign, refuse_held, run_lock
 from trinat.pipelines.common.process import prepare_training
 from trinat.pipelines.jobs.signals import stop_signals
 from trinat.pipelines.train.clock import TimeLimit
@@ -43,6 +48,7 @@ from trinat.segmentation.errors import (
     ConfigError,
     DeviceError,
     InterruptedRunError,
+    LockedError,
     TrainingError,
 )
 from trinat.segmentation.io.files import remove_leftovers, write_whole
@@ -59,6 +65,11 @@ from trinat.segmentation.training.config import (
 )
 from trinat.segmentation.training.state import check_identity, has_state
 from trinat.segmentation.training.workers import ALONE, Workers
+
+# In the folder of a run, and in that of each job.
+_LOCK = ".lock"
+# What others do while they hold the folder of a run takes seconds.
+_PATIENCE_S = 300.0
 
 
 def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
@@ -160,6 +171,30 @@ def plan_jobs(recipe: Recipe, views: Sequence[View]) -> list[Job]:
     return jobs
 
 
+def refuse_before_others(recipe: Recipe, view: str, out: Path) -> None:
+    """Refuse to train a view alone that starts from others which are not trained yet.
+
+    It would start from random weights, and the run would not be what its jobs in turn make of it.
+    All views, "all", start in the right order.
+    """
+    before = []
+    for stage in recipe.stages:
+        trained = [each.value for each in stage.views or recipe.views]
+        if view == "all" or view in trained:
+            if stage.start is not None:
+                return
+            break
+        before.append(stage)
+    jobs = plan_jobs(recipe.model_copy(update={"stages": tuple(before)}), recipe.views)
+    for job in _left(jobs, out):
+        names = ", ".join(each.value for each in job.views)
+        raise TrainingError(
+            f"{view} starts from {names}, which is not trained yet",
+            where=out,
+            remedy=f"train --view {names} first, or leave --view out",
+        )
+
+
 def train(
     recipe: Recipe,
     out: Path,
@@ -169,9 +204,6 @@ def train(
     resume: bool = False,
     seconds: float | None = None,
     device: str = "cpu",
-    workers: Workers = ALONE,
-    apart: bool = False,
-    should_stop: Callable[[], bool] = lambda: False,
 ) -> Path:
     """Train all of a recipe's jobs in the folder `out`; returns the folder of the model.
 
@@ -179,26 +211,58 @@ def train(
     a run is refused without `resume`, and with it where recipe or data differ.
 
     With `seconds` this call does all that is left, whatever the recipe's steps, in that time.
-    Several processes share each batch, and only the leader writes; or, `apart`, each has views of
-    its own.
-
-    The run is saved and ends with InterruptedRunError at a signal, once `should_stop` says so, or
-    when its time is over and a job is left.
     """
+    (model,) = train_runs(
+        {out: recipe},
+        watcher,
+        views=views,
+        resume=resume,
+        seconds=seconds,
+        device=device,
+    )
+    return model
+
+
+def train_runs(
+    recipes: Mapping[Path, Recipe],
+    watcher: Watcher,
+    *,
+    views: Sequence[View] | None = None,
+    resume: bool = False,
+    seconds: float | None = None,
+    device: str = "cpu",
+    workers: Workers = ALONE,
+    apart: bool = False,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> list[Path]:
+    """Train runs, which have a folder each, as `train` does; returns the folders of their models.
+
+    Recipes of several runs differ in their data alone, as those of folds do. Several processes
+    share each batch, and only the leader writes; or, `apart`, the jobs of all runs are dealt to
+    them.
+
+    The runs are saved and end with InterruptedRunError at a signal, once `should_stop` says so, or
+    when their time is over and a job is left.
+    """
+    recipe = next(iter(recipes.values()))
     chosen = tuple(view for view in recipe.views if views is None or view in views)
     if not chosen:
         raise ConfigError(f"the recipe {recipe.name} trains none of these views")
     target = find_device(device)
-    jobs = plan_jobs(recipe, chosen)
     together = ALONE if apart else workers
     prepare_training(target)
     with ExitStack() as stack:
         signalled = threading.Event()
         stack.enter_context(stop_signals(signalled.set))
-        if workers.leads:
-            stack.enter_context(_claimed(recipe, out, jobs, resume=resume))
+        runs = []
+        left = []
+        for out, each in recipes.items():
+            jobs = plan_jobs(each, chosen)
+            if workers.leads:
+                stack.enter_context(_claimed(each, out, jobs, resume=resume))
+            left += _left(jobs, out)
+            runs += [JobRun(each, job, out, watcher, target, together) for job in jobs]
         if target.type == "cpu":
-            left = _left(jobs, out)
             refuse_too_large(recipe, left, together.count)
             if workers.leads and seconds is None:
                 say_how_long(recipe, left, workers.count, watcher.say)
@@ -212,15 +276,25 @@ def train(
                 return "it got a signal"
             return limit.why_over if limit is not None else ""
 
-        runs = [JobRun(recipe, job, out, watcher, target, together) for job in jobs]
         ended = _train_jobs(recipe, runs, workers, why_stop, limit, apart=apart)
-        model = out / "model"
-        saved = workers.share(lambda: save_run(recipe, out, model, watcher.say))
-        what = f"{model}: {', '.join(saved)} of {recipe.name}"
-        if ended:
-            what += f", ended by {ended}"
-        watcher.say(what)
-    return model
+        models = []
+        for out, each in recipes.items():
+            model = out / "model"
+            saved = workers.share(partial(_save_model, each, out, model, watcher.say))
+            what = f"{model}: {', '.join(saved)} of {each.name}"
+            if ended:
+                what += f", ended by {ended}"
+            watcher.say(what)
+            models.append(model)
+    return models
+
+
+def _save_model(
+    recipe: Recipe, out: Path, model: Path, say: Callable[[str], None]
+) -> list[str]:
+    """Write the model of a run, one process after another; returns the names of its views."""
+    with run_lock(out / _LOCK, patience_s=_PATIENCE_S):
+        return save_run(recipe, out, model, say)
 
 
 @contextmanager
@@ -231,49 +305,71 @@ def _claimed(
     *,
     resume: bool,
 ) -> Iterator[None]:
-    """Hold the folder of the run, with the recipe and what its stores hold written down.
+    """Hold the jobs of a run, with its recipe and what its stores hold written down.
 
     Two runs are not mixed in one folder: a run that is there already needs `resume`, the same
     recipe and the same data. What a killed run left half-written goes. What a stage lacks is
     refused before the run is written down, and a new one whose start is refused within the block
-    leaves nothing.
+    leaves nothing. LockedError where another process trains one of the jobs.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    with run_lock(out / ".lock"):
-        of_jobs = [out / job.name for job in jobs]
-        examples = [folder / "examples" for folder in of_jobs]
-        remove_leftovers(out, *of_jobs, *examples)
-        refuse_missing_inputs(job.stage for job in _left(jobs, out))
-
-        content = recipe.model_dump(mode="json")
-        data = {}
-        for stage in recipe.stages:
-            if stage.data.store is not None:
-                data[str(stage.data.store.path)] = _taken_from(stage.data.store)
-        if (out / CONFIG).is_file():
-            # The same that was killed before its first state begins again.
-            if not resume and (_has_begun(out) or read_yaml(out / CONFIG) != content):
-                remedy = "go on with --resume, or give another --out"
-                raise TrainingError("a run is there already", where=out, remedy=remedy)
-            check_identity(read_yaml(out / CONFIG), content, out)
-            check_identity(read_data(out), data, out)
+    refuse_missing_inputs(job.stage for job in _left(jobs, out))
+    folders = [*(stage.name for stage in recipe.stages), "model"]
+    is_new = False
+    try:
+        with ExitStack() as held:
+            with run_lock(out / _LOCK, patience_s=_PATIENCE_S):
+                is_new = not (out / CONFIG).is_file()
+                if is_new:
+                    refuse_foreign(out, [CONFIG, *folders, DATA])
+                _write_down(recipe, out, resume=resume)
+                for job in jobs:
+                    held.enter_context(run_lock(out / job.name / _LOCK))
+                of_jobs = [out / job.name for job in jobs]
+                examples = [folder / "examples" for folder in of_jobs]
+                remove_leftovers(out, *of_jobs, *examples)
             yield
-            return
+    finally:
+        if is_new:
+            with run_lock(out / _LOCK, patience_s=_PATIENCE_S):
+                _remove_unbegun(out, folders)
 
-        folders = [*(stage.name for stage in recipe.stages), "model"]
-        refuse_foreign(out, [CONFIG, *folders, DATA])
-        if data:
-            write_whole(out / DATA, json.dumps(data, indent=1))
-        write_whole(out / CONFIG, yaml.safe_dump(content, sort_keys=False))
-        try:
-            yield
-        finally:
-            # A start that was refused is no run.
-            if not _has_begun(out):
-                (out / CONFIG).unlink()
-                (out / DATA).unlink(missing_ok=True)
-                for name in folders:
-                    shutil.rmtree(out / name, ignore_errors=True)
+
+def _write_down(recipe: Recipe, out: Path, *, resume: bool) -> None:
+    """Write a run's recipe and what its stores hold, or refuse others than it began with."""
+    content = recipe.model_dump(mode="json")
+    data = {}
+    for stage in recipe.stages:
+        if stage.data.store is not None:
+            data[str(stage.data.store.path)] = _taken_from(stage.data.store)
+    if (out / CONFIG).is_file():
+        # The same that was killed before its first state begins again.
+        if not resume and (_has_begun(out) or read_yaml(out / CONFIG) != content):
+            remedy = "go on with --resume, or give another --out"
+            raise TrainingError("a run is there already", where=out, remedy=remedy)
+        check_identity(read_yaml(out / CONFIG), content, out)
+        check_identity(read_data(out), data, out)
+        return
+    if data:
+        write_whole(out / DATA, json.dumps(data, indent=1))
+    write_whole(out / CONFIG, yaml.safe_dump(content, sort_keys=False))
+
+
+def _remove_unbegun(out: Path, folders: Iterable[str]) -> None:
+    """Remove what a run has written whose start was refused: that is no run.
+
+    It stays if a job has a state, or another process is about to begin one.
+    """
+    if _has_begun(out):
+        return
+    try:
+        for lock in out.glob(f"*/*/{_LOCK}"):
+            refuse_held(lock)
+    except LockedError:
+        return
+    (out / CONFIG).unlink(missing_ok=True)
+    (out / DATA).unlink(missing_ok=True)
+    for name in folders:
+        shutil.rmtree(out / name, ignore_errors=True)
 
 
 def _has_begun(out: Path) -> bool:
@@ -344,7 +440,7 @@ def _train_jobs(
     left = [runs[place] for place in places]
     stages = []
     for stage in recipe.stages:
-        of_stage = [run for run in left if run.job.stage == stage]
+        of_stage = [run for run in left if run.job.stage.name == stage.name]
         if apart:
             of_stage = of_stage[workers.rank :: workers.count]
         stages.append(of_stage)

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -52,6 +53,20 @@ def test_second_run_is_refused_with_the_first_ones_host_and_process(
         pass
     assert time.monotonic() - start < 2
     assert f"process {holder.pid} on {socket.gethostname()}" in str(caught.value)
+
+
+def test_a_patient_one_waits_until_the_holder_has_ended(lock, holder) -> None:
+    end = threading.Timer(0.5, holder.kill)
+    end.start()
+    with run_lock(lock, patience_s=60):
+        assert not end.is_alive()
+
+
+def test_patience_ends(lock, holder) -> None:
+    start = time.monotonic()
+    with pytest.raises(LockedError), run_lock(lock, patience_s=0.5):
+        pass
+    assert time.monotonic() - start >= 0.5
 
 
 def test_lock_of_a_killed_run_is_taken_over(lock, holder) -> None:

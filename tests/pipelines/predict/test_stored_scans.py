@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+from helpers.small_model import network
+
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.predict.recorder import Outcome, sum_of
 from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.predict.settings import OutputSettings
 from trinat.pipelines.predict.stored_scans import StoredScans
 from trinat.pipelines.scans.cases import Case, Found
+from trinat.segmentation.errors import ModelError
+from trinat.segmentation.models.checkpoint import save_model
+from trinat.segmentation.models.model_info import Description
+from trinat.segmentation.space.views import View
 
 FIRST = Found((Case("a", Path("a.nii"), "a"),))
 SECOND = Found((Case("b", Path("b.nii"), "b"),))
@@ -30,6 +37,19 @@ def test_each_fold_has_its_scans_its_model_and_its_folder() -> None:
     ]
     assert {request.output.trust_affine for request in requests} == {"qform"}
     assert all(request.output.fill_nonfinite for request in requests)
+
+
+def test_folds_whose_models_differ_in_their_views_are_refused(tmp_path: Path) -> None:
+    found = {"fold-0": FIRST, "fold-1": SECOND}
+    stored = StoredScans(found, folds=True, trust_affine=None, fill_nonfinite=False)
+    for fold, views in (
+        ("fold-0", (View.AXIAL,)),
+        ("fold-1", (View.AXIAL, View.CORONAL)),
+    ):
+        networks = dict.fromkeys(views, network())
+        save_model(tmp_path / fold / "model", Description(name="tiny"), networks)
+    with pytest.raises(ModelError, match="fold-0: has no coronal network"):
+        stored.check_models(str(tmp_path))
 
 
 def test_a_part_keeps_model_and_folder_and_what_is_asked_for_holds() -> None:

@@ -317,8 +317,7 @@ def test_torchrun_on_two_machines_gives_the_bits_of_two_processes_on_one(
 def test_an_unknown_view_is_refused(recipe: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'oblique' is no view"):
         launch(
-            read_recipe(str(recipe)),
-            tmp_path / "run",
+            {tmp_path / "run": read_recipe(str(recipe))},
             lambda: nullcontext(SILENT),
             view="oblique",
         )
@@ -331,7 +330,9 @@ def test_whom_torchrun_started_starts_no_others(
         monkeypatch.setenv(name, "0" if name.endswith("RANK") else "2")
     with pytest.raises(ConfigError, match="leave --nproc out"):
         launch(
-            read_recipe(str(recipe)), tmp_path, lambda: nullcontext(SILENT), processes=2
+            {tmp_path: read_recipe(str(recipe))},
+            lambda: nullcontext(SILENT),
+            processes=2,
         )
 
 
@@ -343,8 +344,7 @@ def test_processes_of_one_machine_do_not_share_a_gpu(
         TrinatError, match=r"cannot share cuda:0|devices for 99 processes"
     ):
         launch(
-            read_recipe(str(recipe)),
-            tmp_path / "run",
+            {tmp_path / "run": read_recipe(str(recipe))},
             lambda: nullcontext(SILENT),
             device=device,
             processes=99,
@@ -401,8 +401,7 @@ def test_several_devices_and_several_processes_a_view_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="which have a view each"):
         launch(
-            read_recipe(str(recipe)),
-            tmp_path / "run",
+            {tmp_path / "run": read_recipe(str(recipe))},
             lambda: nullcontext(SILENT),
             device="cpu,cpu",
             processes=2,
@@ -428,8 +427,7 @@ def test_a_device_that_is_not_there_is_refused_before_there_is_a_run(
 ) -> None:
     with pytest.raises(DeviceError, match=reason):
         launch(
-            read_recipe(str(recipe)),
-            tmp_path / "run",
+            {tmp_path / "run": read_recipe(str(recipe))},
             lambda: nullcontext(SILENT),
             device=device,
         )

@@ -1,0 +1,213 @@
+"""trinat train --fold: folds and views as jobs of their own, in any order and at once."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from helpers.small_store import small_store
+from helpers.tiny_training import SILENT, tiny_recipe, weights, write_recipe
+from typer.testing import CliRunner
+
+from trinat.pipelines.cli import app
+from trinat.pipelines.common.lock import run_lock
+from trinat.pipelines.train.run import train
+from trinat.segmentation.errors import ConfigError, LockedError, TrainingError
+from trinat.segmentation.models.checkpoint import load_model
+from trinat.segmentation.space.views import View
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TRINAT = (sys.executable, "-m", "trinat")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+SCRIPT = Path(__file__).parents[3] / "scripts/slurm/folds.sh"
+FOLDS = 3
+VIEWS = ("coronal", "axial")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six persons in three folds, with coronal and axial slices."""
+    root = tmp_path_factory.mktemp("folds") / "store"
+    small_store(root, dict.fromkeys("abcdef", (16, 17, 18)))
+    done = CliRunner().invoke(app, ["split", str(root), "--kfold", str(FOLDS)])
+    assert done.exit_code == 0, done.output
+    return root
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 steps of a view; half of them are left where a job is killed at its first state."""
+    return write_recipe(
+        tmp_path_factory.mktemp("recipe"),
+        scheme="tissue4",
+        views=["coronal", "axial", "sagittal"],
+        data={"rows": 16, "columns": 16, "epoch_slices": 48},
+        schedule={"steps": 24},
+    )
+
+
+def command(recipe: Path, store: Path, out: Path, *more: object) -> list[str]:
+    words = (*TRINAT, "train", recipe, "--store", store, "--out", out, "--quiet", *more)
+    return [str(word) for word in words]
+
+
+def files_of_models(runs: Path) -> dict[str, bytes]:
+    """All files of the models of all folds."""
+    found = {}
+    for path in sorted(runs.glob("fold-*/model/*")):
+        found[str(path.relative_to(runs))] = path.read_bytes()
+    return found
+
+
+@pytest.fixture(scope="module")
+def in_turn(
+    recipe: Path, store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, bytes]:
+    """The models that one call of --folds leaves."""
+    runs = tmp_path_factory.mktemp("in-turn")
+    subprocess.run(command(recipe, store, runs, "--folds"), env=ENVIRONMENT, check=True)
+    return files_of_models(runs)
+
+
+@pytest.mark.slow
+@pytest.mark.important
+def test_jobs_in_any_order_two_at_a_time_each_killed_once_make_the_models_of_one_call(
+    recipe: Path, store: Path, in_turn: dict[str, bytes], tmp_path: Path
+) -> None:
+    jobs = [(fold, view) for fold in range(FOLDS) for view in VIEWS]
+    random.Random(49).shuffle(jobs)
+
+    def train_one(job: tuple[int, str]) -> int:
+        fold, view = job
+        words = command(
+            *(recipe, store, tmp_path, "--fold", fold, "--view", view, "--resume")
+        )
+        first = subprocess.Popen(words, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
+        folder = tmp_path / f"fold-{fold}/train/{view}"
+        while first.poll() is None and not list(folder.glob("state-*")):
+            time.sleep(0.01)
+        first.kill()
+        first.wait()
+        return subprocess.run(words, env=ENVIRONMENT, check=False).returncode
+
+    with ThreadPoolExecutor(2) as two:
+        assert list(two.map(train_one, jobs)) == [0] * len(jobs)
+    assert len(in_turn) == FOLDS * (len(VIEWS) + 1)
+    assert files_of_models(tmp_path) == in_turn
+    assert not list(tmp_path.rglob(".lock"))
+
+
+@pytest.mark.slow
+@pytest.mark.important
+def test_devices_are_dealt_views_of_folds(
+    recipe: Path, store: Path, in_turn: dict[str, bytes], tmp_path: Path
+) -> None:
+    words = command(recipe, store, tmp_path, "--folds", "--device", "cpu,cpu,cpu,cpu")
+    subprocess.run(words, env=ENVIRONMENT, check=True)
+    assert files_of_models(tmp_path) == in_turn
+
+
+def test_a_view_is_trained_beside_another_of_its_run(tmp_path: Path) -> None:
+    """The other process holds its job, and now and then the folder of the run."""
+    recipe, run = tiny_recipe(tmp_path), tmp_path / "run"
+    train(recipe, run, SILENT, views=[View.CORONAL])
+    with run_lock(run / "train/coronal/.lock"):
+        train(recipe, run, SILENT, views=[View.SAGITTAL], resume=True)
+        with pytest.raises(LockedError, match=r"train/coronal: process .* is at work"):
+            train(recipe, run, SILENT, views=[View.CORONAL], resume=True)
+    assert set(load_model(run / "model").networks) == {View.CORONAL, View.SAGITTAL}
+    assert weights(run, "train/sagittal")
+
+
+def test_a_refused_start_leaves_the_run_of_another_that_is_about_to_begin(
+    tmp_path: Path,
+) -> None:
+    recipe, run = tiny_recipe(tmp_path, events=True), tmp_path / "run"
+    other = run / "train/coronal/.lock"
+
+    def refuse(*_: object) -> None:
+        """Meanwhile another process has begun a job of the run."""
+        held.__enter__()
+        raise ConfigError("something is missing")
+
+    held = run_lock(other)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trinat.pipelines.train.run._train_jobs", refuse)
+        patch.setattr("trinat.pipelines.train.run.save_run", refuse)
+        patch.setattr("trinat.pipelines.train.run.refuse_too_large", refuse)
+        with pytest.raises(ConfigError, match="something is missing"):
+            train(recipe, run, SILENT, views=[View.SAGITTAL])
+    assert (run / "config.yaml").is_file()
+    held.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (["--fold", "0"], "--fold 0 without --store"),
+        (["--fold", "0", "--folds"], "--folds with --fold 0"),
+        (["--fold", "3", "--store"], "has no fold 3: its folds are 0 to 2"),
+    ],
+)
+def test_a_fold_that_there_is_not_is_refused(
+    store: Path, recipe: Path, asked: list[str], message: str
+) -> None:
+    if "--store" in asked:
+        asked = [*asked, str(store)]
+    with pytest.raises(ConfigError, match=message):
+        CliRunner().invoke(app, ["train", str(recipe), *asked], catch_exceptions=False)
+
+
+def test_a_view_alone_waits_for_the_one_that_it_starts_from(
+    store: Path, tmp_path: Path
+) -> None:
+    stages = [
+        {"name": "first", "views": ["coronal"]},
+        {"name": "second", "views": ["axial"]},
+    ]
+    recipe = write_recipe(
+        tmp_path,
+        scheme="tissue4",
+        views=["coronal", "axial"],
+        data={"rows": 16, "columns": 16, "epoch_slices": 16},
+        stages=stages,
+    )
+    words = ["train", str(recipe), "--store", str(store), "--out", str(tmp_path)]
+    fold = ["--fold", "1", "--device", "cpu"]
+
+    def call(*more: str) -> None:
+        CliRunner().invoke(app, [*words, *fold, *more], catch_exceptions=False)
+
+    with pytest.raises(TrainingError, match="axial starts from coronal, which is not"):
+        call("--view", "axial")
+    call("--view", "coronal")
+    call("--view", "axial", "--resume")
+    assert len(load_model(tmp_path / "fold-1/model").networks) == 2
+
+
+@pytest.mark.parametrize(
+    ("task", "fold", "view"),
+    [(0, "0", "coronal"), (4, "1", "axial"), (14, "4", "sagittal")],
+)
+def test_a_task_of_a_slurm_array_is_a_view_of_a_fold(
+    tmp_path: Path, task: int, fold: str, view: str
+) -> None:
+    (tmp_path / "trinat").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "trinat").chmod(0o755)
+    surroundings = {
+        "SLURM_ARRAY_TASK_ID": str(task),
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        ["sh", SCRIPT, "quicknat"], capture_output=True, text=True, env=surroundings
+    )
+    assert done.stdout.split() == [
+        *("train", "quicknat", "--fold", fold, "--view", view, "--resume", "--quiet")
+    ]
