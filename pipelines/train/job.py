@@ -236,6 +236,15 @@ def _resume(
         run.watcher.say(f"{problem}: {instead}")
     if state is None:
         return
+    processes = state.identity["processes"]
+    if processes != run.workers.count:
+        option = "without --nproc" if processes == 1 else f"with --nproc {processes}"
+        raise TrainingError(
+            f"its processes were {processes} and are {run.workers.count} now, which changes "
+            "each sum of a batch",
+            where=run.folder,
+            remedy=f"resume it {option}",
+        )
     states.check_identity(state.identity, identity, run.folder)
     share = state.counters.share
     if not by_time and share is not None and share < 1:

@@ -287,7 +287,14 @@ def _csf_taught(recipe: Recipe, out: Path) -> Csf:
     data = recipe.stages[-1].data
     taught: set[Csf] = set()
     if data.store is not None:
-        of_store = read_data(out).get(str(data.store.path), {})
+        # In the order of the stages: stores may lie elsewhere than when the run began.
+        places = [
+            stage.data.store.path
+            for stage in recipe.stages
+            if stage.data.store is not None
+        ]
+        found = list(read_data(out).values())
+        of_store = found[list(dict.fromkeys(places)).index(data.store.path)]
         taught.add(of_store.get("csf", "region"))
     if data.synthetic is not None and data.synthetic.synthesis.learn_fluid:
         taught.add("intracranial")

@@ -341,17 +341,34 @@ def _write_down(recipe: Recipe, out: Path, *, resume: bool) -> None:
     for stage in recipe.stages:
         if stage.data.store is not None:
             data[str(stage.data.store.path)] = _taken_from(stage.data.store)
+    known = read_data(out)
     if (out / CONFIG).is_file():
         # The same that was killed before its first state begins again.
         if not resume and (_has_begun(out) or read_yaml(out / CONFIG) != content):
             remedy = "go on with --resume, or give another --out"
             raise TrainingError("a run is there already", where=out, remedy=remedy)
         check_identity(read_yaml(out / CONFIG), content, out)
-        check_identity(read_data(out), data, out)
+        remedy = "give the store that it began with (--store), or another --out"
+        check_identity(_at_places(known, data), data, out, remedy=remedy)
         return
     if data:
         write_whole(out / DATA, json.dumps(data, indent=1))
     write_whole(out / CONFIG, yaml.safe_dump(content, sort_keys=False))
+
+
+def _at_places(known: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
+    """What a run found in its stores, by where they lie now; by where they lay if not as many do.
+
+    They are in the order of the stages that use them.
+    """
+    if len(known) != len(data):
+        return known
+    moved = {}
+    for place, found in zip(data, known.values(), strict=True):
+        moved[place] = dict(found)
+        # Older runs did not write down their splits.
+        moved[place].setdefault("split_sha256", data[place]["split_sha256"])
+    return moved
 
 
 def _remove_unbegun(out: Path, folders: Iterable[str]) -> None:
@@ -379,7 +396,7 @@ def _has_begun(out: Path) -> bool:
 
 
 def _taken_from(config: StoreConfig) -> dict[str, Any]:
-    """What a run takes from a store: the files of the subjects that train or validate.
+    """What a run takes from a store: the files of the subjects that train or validate, its split.
 
     Of those that train it has the licences, and who made the labels; `not_predicted` are the
     structures that none of these labels has.
@@ -398,8 +415,10 @@ def _taken_from(config: StoreConfig) -> dict[str, Any]:
             untaught.append(set())
         else:
             untaught.append(set(model.not_predicted))
+    split = read_split(config.split).model_dump_json()
     taken = {
         "sha256": hashlib.sha256(files.encode()).hexdigest(),
+        "split_sha256": hashlib.sha256(split.encode()).hexdigest(),
         "licences": sorted(licences - {""}),
         "pseudo_labels": store.pseudo_labels(train),
         "not_predicted": sorted(set.intersection(*untaught)),

@@ -258,13 +258,17 @@ def check_identity(
     stored: Mapping[str, Any],
     wanted: Mapping[str, Any],
     folder: Path,
+    *,
+    remedy: str = "resume it with its own config.yaml, or start a new run with another --out",
 ) -> None:
     """Refuse to go on with other settings or other data than the run began with.
 
-    TrainingError names the first setting that differs, and how many more do.
+    Where a store lies may differ: what it holds is compared by hashes. TrainingError names the
+    first setting that differs, and how many more do.
     """
     # What JSON makes of it, tuples as lists and paths as text, is what was stored.
-    found = list(differences(stored, json.loads(json.dumps(wanted))))
+    as_stored = json.loads(json.dumps(wanted))
+    found = list(differences(_without_places(stored), _without_places(as_stored)))
     if found:
         more = ""
         if len(found) > 1:
@@ -272,8 +276,26 @@ def check_identity(
         raise TrainingError(
             f"the run began with other settings ({found[0]}{more})",
             where=folder,
-            remedy="resume it with its own config.yaml, or start a new run with another --out",
+            remedy=remedy,
         )
+
+
+def _without_places(value: Any) -> Any:
+    """Settings without the paths of a store and its split.
+
+    A label scheme may be a table in the store: its name stays.
+    """
+    if isinstance(value, list):
+        return [_without_places(each) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    kept = {name: _without_places(each) for name, each in value.items()}
+    if isinstance(kept.get("store"), Mapping):
+        for name in ("path", "split"):
+            kept["store"].pop(name, None)
+    if isinstance(kept.get("scheme"), str):
+        kept["scheme"] = Path(kept["scheme"]).name
+    return kept
 
 
 def _numbered(folder: Path) -> list[Path]:

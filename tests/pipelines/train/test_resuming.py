@@ -29,7 +29,8 @@ from helpers.tiny_training import (
 from trinat.pipelines.common.exits import Exit, exit_code
 from trinat.pipelines.train.job import Job, Watcher
 from trinat.pipelines.train.run import read_recipe, train
-from trinat.segmentation.data.store import subject_path
+from trinat.segmentation.data.splits import Split
+from trinat.segmentation.data.store import Store, subject_path
 from trinat.segmentation.errors import (
     IntegrityError,
     InterruptedRunError,
@@ -38,7 +39,7 @@ from trinat.segmentation.errors import (
 from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.loop import StepReport
-from trinat.segmentation.training.state import read_latest
+from trinat.segmentation.training.state import read_latest, write_state
 from trinat.segmentation.training.validation import ValidationScan, synthetic_scans
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -387,6 +388,65 @@ def test_a_store_that_was_changed_after_a_kill_is_refused_in_one_line(
     with pytest.raises(
         TrainingError, match=r"began with other settings \(store\.sha256"
     ):
+        train(recipe, run, SILENT, resume=True)
+
+
+def halted_on_store(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, step: int = 2
+) -> Path:
+    """A run on the folder's store, stopped at a step."""
+    monkeypatch.chdir(folder)
+    store = small_store(Path("store"), {"a": (24, 24, 24), "b": (24, 24, 24)})
+    all_train(store)
+
+    def stop(job: Job, report: StepReport, progress: float) -> None:
+        if report.step == step:
+            signal.raise_signal(signal.SIGTERM)
+
+    recipe = tiny_recipe(folder, data=STORE_DATA, scheme="tissue4", views=["axial"])
+    with pytest.raises(InterruptedRunError):
+        train(recipe, folder / "run", Watcher(lambda line: None, stop))
+    return folder / "run"
+
+
+def test_a_store_that_was_moved_is_the_same_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run goes on to the bits of one whose store has stayed."""
+    run = halted_on_store(tmp_path, monkeypatch)
+    recipe = tiny_recipe(tmp_path, data=STORE_DATA, scheme="tissue4", views=["axial"])
+    train(recipe, tmp_path / "stayed", SILENT)
+    Path("store").rename("moved")
+    place = {"path": "moved", "split": "moved/split.json"}
+    data = STORE_DATA | {"store": place}
+    recipe = tiny_recipe(tmp_path, data=data, scheme="tissue4", views=["axial"])
+    train(recipe, run, SILENT, resume=True)
+    assert weights(run, "train/axial") == weights(tmp_path / "stayed", "train/axial")
+
+
+def test_another_split_of_the_store_is_other_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its subjects are the same, in other parts."""
+    run = halted_on_store(tmp_path, monkeypatch)
+    opened = Store(Path("store"))
+    other = Split(store=opened.fingerprint, seed=0, train=("a",), validation=("b",))
+    other.write(Path("store/split.json"))
+    recipe = tiny_recipe(tmp_path, data=STORE_DATA, scheme="tissue4", views=["axial"])
+    with pytest.raises(TrainingError, match=r"store\.split_sha256.*--store"):
+        train(recipe, run, SILENT, resume=True)
+
+
+def test_another_number_of_processes_is_refused_with_the_number_that_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = halted_on_store(tmp_path, monkeypatch)
+    state, _ = read_latest(run / "train/axial")
+    assert state is not None
+    state.identity["processes"] = 2
+    write_state(run / "train/axial", state)
+    recipe = tiny_recipe(tmp_path, data=STORE_DATA, scheme="tissue4", views=["axial"])
+    with pytest.raises(TrainingError, match=r"were 2 and are 1 now.*with --nproc 2"):
         train(recipe, run, SILENT, resume=True)
 
 

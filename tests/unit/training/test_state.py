@@ -105,6 +105,18 @@ def test_another_run_is_refused_by_name(tmp_path: Path) -> None:
         check_identity({"batch": 4}, {"batch": 8}, tmp_path)
 
 
+def test_a_store_may_lie_elsewhere_and_has_the_settings_that_it_had(
+    tmp_path: Path,
+) -> None:
+    def settings(place: str, flip: float) -> dict[str, object]:
+        store = {"path": place, "split": f"{place}/split.json", "flip": flip}
+        return {"scheme": f"{place}/own.tsv", "stages": [{"data": {"store": store}}]}
+
+    check_identity(settings("/old", 0.5), settings("/new", 0.5), tmp_path)
+    with pytest.raises(TrainingError, match=r"stages\.0\.data\.store\.flip: 0\.5 -> 0"):
+        check_identity(settings("/old", 0.5), settings("/new", 0), tmp_path)
+
+
 def test_tuples_and_paths_are_what_json_makes_of_them(tmp_path: Path) -> None:
     check_identity({"views": ["coronal"]}, {"views": ("coronal",)}, tmp_path)
 
