@@ -12,6 +12,7 @@ import typer
 
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.options import say_nothing
+from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels import DEFAULT_SCHEME
 
 if TYPE_CHECKING:
@@ -29,11 +30,68 @@ MappingTable = Annotated[
 ]
 
 
-def models(json_: options.Json = False) -> int:
-    """List the shipped models: size, speed, scores, and names without weights.
+def models(
+    show: Annotated[
+        Literal["show"] | None,
+        typer.Argument(help="show: print one model. By default all are listed."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Name of a shipped model, or a model folder, to show."),
+    ] = None,
+    json_: options.Json = False,
+) -> int:
+    """List the shipped models, or show one: its data, its licence, and how it was trained.
 
-    Example: trinat models
+    Example: trinat models show runs/own/model
     """
+    if show is None:
+        return _list_models(json_)
+    if model is None:
+        raise ConfigError("models show without a model", remedy="name one, or a folder")
+    _show_model(model, json_)
+    return 0
+
+
+def _show_model(name: str, json_: bool) -> None:
+    """Print what a model says of itself, and the calls that trained it."""
+    from trinat.pipelines.train.provenance import read_provenance
+    from trinat.segmentation.errors import one_line
+    from trinat.segmentation.models.checkpoint import read_info
+    from trinat.segmentation.models.zoo import find_model
+
+    folder = find_model(name)
+    info = read_info(folder)
+    jobs = read_provenance(folder)
+    if json_:
+        found = _described(info.name, folder, info)
+        found["training"] = info.training.model_dump(mode="json")
+        found["versions"] = info.versions
+        found["jobs"] = jobs
+        typer.echo(json.dumps(found, indent=2))
+        return
+    lines = {
+        "name": info.name,
+        "views": " ".join(view.value for view in info.architectures),
+        "labels": info.labels,
+        **info.training.model_dump(mode="json", exclude_none=True),
+        **info.versions,
+    }
+    shown = [f"{key}: {value}" for key, value in lines.items() if value]
+    for job, calls in jobs.items():
+        shown.append(f"job: {job}")
+        for number, call in enumerate(calls, start=1):
+            shown.append(f"  call {number}")
+            shown += [f"    {key}: {value}" for key, value in call.items() if value]
+    if not jobs:
+        shown.append("jobs: not written down")
+    for line in shown:
+        # What a model says of itself is text: nothing that a terminal obeys.
+        typer.echo(line[: len(line) - len(line.lstrip())] + one_line(line.lstrip()))
+
+
+def _list_models(json_: bool) -> int:
+    """Print the shipped models; the exit status says whether all can be read."""
     from trinat.pipelines.common.exits import batch_exit
     from trinat.segmentation.errors import TrinatError, reason_of
     from trinat.segmentation.models.checkpoint import read_info

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,7 @@ from trinat.pipelines.train.clock import JobClock, TimeLimit
 from trinat.pipelines.train.data import ScansOf, open_data
 from trinat.pipelines.train.log import Metrics, append_scores
 from trinat.pipelines.train.pages import write_examples, write_page
+from trinat.pipelines.train.provenance import recorded
 from trinat.pipelines.train.result import BEST, DONE, first_weights, pseudo_labels
 from trinat.segmentation import timing
 from trinat.segmentation.errors import (
@@ -48,8 +50,8 @@ IN_ANOTHER_PROCESS = "another process of it has to"
 class Job:
     """One training: a stage for one view, or for several together.
 
-    Jobs of a run are trained one after the other. Each ends with a state of its own, from which
-    the next stage of the same view starts.
+    Jobs of a run are trained one after the other, or by several processes at once. Each ends with a
+    state of its own, from which the next stage of the same view starts.
     """
 
     stage: StageConfig
@@ -178,7 +180,12 @@ def train_job(
             opening_s=time.monotonic() - opening,
             saved_at=trainer.counters.step,
         )
-        return at_work.go()
+        written_down: AbstractContextManager[None] = nullcontext()
+        # A job that is at its end already is only looked at.
+        if workers.leads and not run.is_done:
+            written_down = recorded(run.folder, stage, run.device, workers.count)
+        with written_down:
+            return at_work.go()
 
 
 def _first_network(run: JobRun) -> ViewsNet:

@@ -41,6 +41,7 @@ from trinat.pipelines.train.job import (
     Watcher,
     train_job,
 )
+from trinat.pipelines.train.provenance import write_provenance
 from trinat.pipelines.train.result import CONFIG, DATA, DONE, read_data, save_run
 from trinat.segmentation.data.splits import read_split
 from trinat.segmentation.data.store import SPLIT, Store
@@ -294,7 +295,9 @@ def _save_model(
 ) -> list[str]:
     """Write the model of a run, one process after another; returns the names of its views."""
     with run_lock(out / _LOCK, patience_s=_PATIENCE_S):
-        return save_run(recipe, out, model, say)
+        saved = save_run(recipe, out, model, say)
+        write_provenance(out, model)
+    return saved
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.common.lock import run_lock
+from trinat.pipelines.train.provenance import PROVENANCE
 from trinat.pipelines.train.run import train
 from trinat.segmentation.errors import ConfigError, LockedError, TrainingError
 from trinat.segmentation.models.checkpoint import load_model
@@ -59,10 +60,11 @@ def command(recipe: Path, store: Path, out: Path, *more: object) -> list[str]:
 
 
 def files_of_models(runs: Path) -> dict[str, bytes]:
-    """All files of the models of all folds."""
+    """All files of the models of all folds but their provenance, which has dates."""
     found = {}
     for path in sorted(runs.glob("fold-*/model/*")):
-        found[str(path.relative_to(runs))] = path.read_bytes()
+        if path.name != PROVENANCE:
+            found[str(path.relative_to(runs))] = path.read_bytes()
     return found
 
 

@@ -1,0 +1,154 @@
+"""Where trained weights come from: the code, the command, the machine, the time and the data.
+
+Each job has a file with an entry for each call that trained it; a model has those of all its jobs.
+The file is beside model.yaml and no part of it: the same weights are the same model, whenever and
+wherever they were trained. Like a model it may be given to others, and names no host and no folder
+of this disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trinat.segmentation.data.store import Store
+from trinat.segmentation.io.files import read_text, sha256_of, write_whole
+from trinat.segmentation.models.zoo import MODEL_FILE, find_model
+from trinat.segmentation.training.config import StageConfig, StoreConfig
+
+PROVENANCE = "provenance.json"
+_CODE = Path(__file__).resolve().parents[2]
+
+
+@contextmanager
+def recorded(
+    folder: Path, stage: StageConfig, device: torch.device, processes: int
+) -> Iterator[None]:
+    """Write down in a job's folder who trains it, with what, while the block runs.
+
+    A call that was killed has no `ended`.
+    """
+    path = folder / PROVENANCE
+    entries: list[dict[str, Any]] = []
+    if path.is_file():
+        entries = json.loads(read_text(path))
+    began = datetime.now(UTC)
+    entry: dict[str, Any] = {
+        "trinat": version("trinat"),
+        "commit": commit(_CODE),
+        "torch": torch.__version__,
+        "command": command(sys.argv),
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "gpu": _gpu(device),
+        "processes": processes,
+        "start": _start(stage),
+        "store": None,
+        "began": began.isoformat(timespec="seconds"),
+        "ended": None,
+        "seconds": None,
+    }
+    if stage.data.store is not None:
+        entry["store"] = _parts(stage.data.store)
+    entries.append(entry)
+    write_whole(path, json.dumps(entries, indent=1))
+    try:
+        yield
+    finally:
+        ended = datetime.now(UTC)
+        entry["ended"] = ended.isoformat(timespec="seconds")
+        entry["seconds"] = round((ended - began).total_seconds(), 1)
+        write_whole(path, json.dumps(entries, indent=1))
+
+
+def write_provenance(out: Path, model: Path) -> None:
+    """Write into a model's folder what the jobs of its run have written down."""
+    jobs = {}
+    for path in sorted(out.glob(f"*/*/{PROVENANCE}")):
+        jobs[str(path.parent.relative_to(out))] = json.loads(read_text(path))
+    if jobs:
+        write_whole(model / PROVENANCE, json.dumps(jobs, indent=1))
+
+
+def read_provenance(model: Path) -> dict[str, list[dict[str, Any]]]:
+    """By job, the calls that trained a model; none of a model that was made without them."""
+    path = model / PROVENANCE
+    if not path.is_file():
+        return {}
+    jobs: dict[str, list[dict[str, Any]]] = json.loads(read_text(path))
+    return jobs
+
+
+def commit(code: Path) -> str:
+    """The commit of a checkout, with "-dirty" where files were changed; else empty."""
+    git = shutil.which("git")
+    if git is None or not (code / ".git").exists():
+        return ""
+    words = [git, "-C", str(code), "describe", "--always", "--dirty", "--abbrev=40"]
+    done = subprocess.run(
+        [*words, "--exclude=*"], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip()
+
+
+def command(words: list[str]) -> str:
+    """A command line; of absolute paths it has the last two parts."""
+    program, *rest = words
+    shown = [Path(program).name.replace("__main__.py", "trinat")]
+    for word in rest:
+        key, equals, value = word.rpartition("=")
+        if Path(value).is_absolute():
+            value = "/".join(Path(value).parts[1:][-2:])
+        shown.append(key + equals + value)
+    return " ".join(shown)
+
+
+def _processor() -> str:
+    """The processor's own name, where the system has it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor()
+
+
+def _gpu(device: torch.device) -> str:
+    """The name of the GPU that trains, and the version of CUDA; empty where none does."""
+    if device.type != "cuda":
+        return ""
+    return f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
+
+
+def _start(stage: StageConfig) -> str | None:
+    """The hash of the model.yaml that a stage starts from, which has the hashes of its weights."""
+    if stage.start is None:
+        return None
+    return sha256_of(find_model(stage.start) / MODEL_FILE)
+
+
+def _parts(config: StoreConfig) -> dict[str, str]:
+    """A hash of each part of a store: of its subjects' names and the hashes of their files."""
+    store = Store(config.path)
+    split = store.split(config.split)
+    hashes = {}
+    for part in ("train", "validation"):
+        files = [
+            (name, store.info.subjects[name].file.sha256) for name in split.part(part)
+        ]
+        if files:
+            hashes[part] = hashlib.sha256(json.dumps(files).encode()).hexdigest()
+    return hashes
