@@ -321,9 +321,10 @@ def _claimed(
     try:
         with ExitStack() as held:
             with run_lock(out / _LOCK, patience_s=_PATIENCE_S):
-                is_new = not (out / CONFIG).is_file()
-                if is_new:
+                if not (out / CONFIG).is_file():
                     refuse_foreign(out, [CONFIG, *folders, DATA])
+                    # From here on what is in these folders is the run's own.
+                    is_new = True
                 _write_down(recipe, out, resume=resume)
                 for job in jobs:
                     held.enter_context(run_lock(out / job.name / _LOCK))
