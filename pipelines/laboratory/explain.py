@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -53,8 +54,13 @@ def explain(
 ) -> Explanation:
     """Write a picture and a NIfTI of each method for the slice that shows most of a structure.
 
-    A structure that the view's network does not find in the scan is an InputError.
+    A structure that the view's network does not find in the scan is an InputError, captum that is
+    not installed a ConfigError before anything is read.
     """
+    if find_spec("captum") is None:
+        raise ConfigError(
+            "captum is not installed", remedy="pip install 'trinat[explain]'"
+        )
     with stage("loading the model"):
         segmenter = Predictor.load(model, device=device, views=[view])
     network = segmenter.model.networks[view].fold().to(segmenter.device)
@@ -108,14 +114,10 @@ def attribute(
 
     The map is summed over the neighbours that come as channels. What is explained is the mean,
     over a region (H, W), of how far the logit of class `index` is above the largest other: a logit
-    alone says nothing of which class wins. Raises ConfigError where captum is not installed.
+    alone says nothing of which class wins.
     """
-    try:
-        from captum.attr import IntegratedGradients, Occlusion
-    except ImportError:
-        raise ConfigError(
-            "captum is not installed", remedy="pip install 'trinat[explain]'"
-        ) from None
+    from captum.attr import IntegratedGradients, Occlusion
+
     region = region.to(slices.device)
 
     def mean_lead(given: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from scipy.stats import spearmanr
 pytest.importorskip("captum")
 
 from trinat.pipelines.laboratory.explain import METHODS, Explanation, attribute, explain
-from trinat.segmentation.errors import InputError
+from trinat.segmentation.errors import ConfigError, InputError
 from trinat.segmentation.inference.network import thick
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.architectures import build
@@ -140,4 +141,18 @@ def test_a_structure_that_is_not_seen_is_said_in_one_line(tmp_path: Path) -> Non
             model=str(overfitted_model()),
             view=View.CORONAL,
             device="cpu",
+        )
+
+
+def test_without_captum_nothing_is_read_before_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "captum", None)
+    with pytest.raises(ConfigError, match="captum is not installed"):
+        explain(
+            tmp_path / "no-scan.nii.gz",
+            STRUCTURE,
+            tmp_path / "out",
+            model="no-model",
+            view=View.CORONAL,
         )
