@@ -246,6 +246,15 @@ def test_on_a_phone_nothing_is_wider_than_the_page(browser: Browser) -> None:
     browser.resize(1300)
 
 
+def test_on_a_phone_a_long_value_stays_in_its_card(browser: Browser) -> None:
+    browser.resize(390)
+    values = "[...document.querySelectorAll('.card .value')]"
+    browser.evaluate(f"{values}[0].textContent = '1086 GFLOP/s'")
+    wide = f"{values}.filter((e) => e.scrollWidth > e.clientWidth).length"
+    assert browser.evaluate(wide) == 0
+    browser.resize(1300)
+
+
 def test_on_a_phone_figures_and_maps_are_read_without_scrolling(
     browser: Browser,
 ) -> None:
