@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,8 +10,9 @@ from typing import Annotated, Literal
 import typer
 
 from trinat.pipelines.cli import options
+from trinat.pipelines.cli.fields import with_fields
 from trinat.pipelines.cli.options import Group, ListOptions, say_next, say_nothing
-from trinat.segmentation.labels import DEFAULT_SCHEME, SHIPPED_SCHEMES
+from trinat.pipelines.prepare.options import PrepareOptions
 
 Store = Annotated[
     Path, typer.Argument(help="Slice store.", exists=True, file_okay=False)
@@ -239,105 +241,16 @@ def export(
     return batch_exit(done=done, failed=len(failures))
 
 
+@with_fields
 def prepare(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Slice store to create or update.")
     ],
-    source: Annotated[
-        str | None,
-        typer.Option(
-            help="oasis1, neurite, ixi, malc, freesurfer, bids, pairs or labelmaps."
-        ),
-    ] = None,
-    root: Annotated[
-        Path | None,
-        typer.Option("--root", "-i", help="Dataset folder (for pairs also its table)."),
-    ] = None,
-    labels: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Label scheme: {DEFAULT_SCHEME} (default), {', '.join(SHIPPED_SCHEMES[1:])} "
-            "or a TSV file."
-        ),
-    ] = None,
-    views: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Views to cut: coronal axial sagittal. Default: all that the scheme allows."
-        ),
-    ] = None,
-    image: Annotated[
-        str | None,
-        typer.Option(
-            help="Image to use: oasis1 t88-masked, t88, subj111, raw, freesurfer; neurite orig, "
-            "norm; malc head, stripped; freesurfer a file name in mri/."
-        ),
-    ] = None,
-    mixed_heads: Annotated[
-        bool | None,
-        typer.Option(
-            "--mixed-heads",
-            help="Take skull-stripped images too, where other subjects have whole heads.",
-        ),
-    ] = None,
-    label_maps: Annotated[
-        str | None,
-        typer.Option(
-            help="Labels to use: freesurfer a file name in mri/; bids a derivatives folder."
-        ),
-    ] = None,
-    numbering: Annotated[
-        str | None,
-        typer.Option(
-            "--numbering",
-            "--fold",  # its name in the first versions
-            help="Numbering of the label maps, if not FreeSurfer's: neuromorphometrics, or a TSV "
-            "file with columns first, last, name, target.",
-        ),
-    ] = None,
-    subjects_dir: Annotated[
-        Path | None, typer.Option(help="FreeSurfer results of these scans (ixi).")
-    ] = None,
-    label_with: Annotated[
-        str | None,
-        typer.Option(
-            "--label-with",
-            help="Model that labels all scans (pseudo-labels): name of a shipped model, or a "
-            "folder.",
-        ),
-    ] = None,
-    csf_with: Annotated[
-        str | None,
-        typer.Option(
-            "--csf-with",
-            help="Model whose CSF fills what labels like FreeSurfer's leave out around the brain: "
-            "name of a shipped model, or a folder.",
-        ),
-    ] = None,
-    participants: Annotated[
-        Path | None,
-        typer.Option(
-            help="Table with participant_id and any of age, sex, family (twins), or IXI's or "
-            "OASIS's own; CSV, TSV or Excel."
-        ),
-    ] = None,
-    strict: options.Strict = False,
+    asked: PrepareOptions,
     config: Annotated[
         Path | None,
         typer.Option(
             help="YAML file with any of these settings, and with extra and ignore."
-        ),
-    ] = None,
-    trust_affine: options.TrustAffine = None,
-    fill_nonfinite: Annotated[
-        bool | None,
-        typer.Option("--fill-nonfinite", help="Replace NaN and infinite voxels by 0."),
-    ] = None,
-    require_checksum: Annotated[
-        bool | None,
-        typer.Option(
-            "--require-checksum",
-            help="Refuse scans and label maps in formats without a checksum (.nii, .mgh, .hdr).",
         ),
     ] = None,
     jobs: Annotated[
@@ -354,27 +267,9 @@ def prepare(
     from trinat.pipelines.prepare.making import prepare_store, read_config
 
     prepare_process()
-    given = {
-        "source": source,
-        "root": root,
-        "labels": labels,
-        "views": views or None,
-        "image": image,
-        "mixed_heads": mixed_heads,
-        "label_maps": label_maps,
-        "fold": numbering,
-        "subjects_dir": subjects_dir,
-        "label_with": label_with,
-        "csf_with": csf_with,
-        "participants": participants,
-        "strict": strict or None,
-        "trust_affine": trust_affine,
-        "fill_nonfinite": fill_nonfinite,
-        "require_checksum": require_checksum,
-    }
     say = say_nothing if quiet else typer.echo
     with batch_progress(quiet) as finished:
-        settings = read_config(config, given)
+        settings = read_config(config, asdict(asked))
         summary = prepare_store(settings, out, jobs=jobs, say=say, finished=finished)
     for row in summary.rows:
         has_failed = row.status == "failed"

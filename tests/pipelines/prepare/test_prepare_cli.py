@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.prepare.making import read_config
+from trinat.pipelines.prepare.making import PrepareConfig, read_config
+from trinat.pipelines.prepare.options import PrepareOptions
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, LabelError, TrinatError
 from trinat.segmentation.models import hardware
@@ -27,6 +29,13 @@ def call(*words: str) -> str:
     if result.exception is not None:
         raise result.exception
     return result.output
+
+
+def test_what_the_command_asks_for_are_keys_of_its_files_of_settings() -> None:
+    asked = {field.name for field in fields(PrepareOptions)}
+    # What takes a table of numbers is for files alone.
+    assert set(PrepareConfig.model_fields) - asked == {"grid", "extra", "ignore"}
+    assert asked <= set(PrepareConfig.model_fields)
 
 
 def test_the_command_prepares_splits_and_tells_what_it_did(tmp_path: Path) -> None:
