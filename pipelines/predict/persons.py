@@ -336,13 +336,17 @@ class _Times:
         if text.lower() in _UNKNOWN:
             return None
         year = _year_of_date(text)
-        if year is None:
-            self.are_numbers = True
-            year = self._year_of_number(text, line)
-        else:
+        if year is not None:
             self.are_dates = True
-        if self.are_numbers and self.are_dates:
-            raise self._error(line, f"{text!r} among others that are dates or numbers")
+            if self.are_numbers:
+                raise self._error(
+                    line, f"{text!r} is a date, and other lines have numbers"
+                )
+            return year
+        year = self._year_of_number(text, line)
+        self.are_numbers = True
+        if self.are_dates:
+            raise self._error(line, f"{text!r} is a number, and other lines have dates")
         return year
 
     def _year_of_number(self, text: str, line: int) -> float:

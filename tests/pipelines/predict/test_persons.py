@@ -158,8 +158,14 @@ def test_days_are_days_in_a_column_of_that_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("times", "problem"),
     [
-        (("34.5", "2021-03-01"), "line 3: '2021-03-01' among others that are dates or"),
-        (("2021-03-01", "2023"), "line 3: '2023' among others"),
+        (
+            ("34.5", "2021-03-01"),
+            "line 3: '2021-03-01' is a date, and other lines have numbers",
+        ),
+        (
+            ("2021-03-01", "2023"),
+            "line 3: '2023' is a number, and other lines have dates",
+        ),
         (("0", "730"), "line 3: '730' is no date and no number of years"),
         (("0", "90"), "scans of p are 90 years apart.*call the column days"),
         (("202103", "202303"), "line 2: '202103' is no date and no number of years"),
