@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -28,7 +27,6 @@ from torch import Tensor
 
 from trinat.segmentation.errors import LabelError, ModelError, first_mistake
 from trinat.segmentation.io.files import atomic_write, not_written, read_bytes
-from trinat.segmentation.io.plain_yaml import parse_yaml
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme, parse_scheme
 from trinat.segmentation.models.architectures import build
 from trinat.segmentation.models.base import Network, NetworkConfig
@@ -42,139 +40,22 @@ from trinat.segmentation.models.model_info import (
     Template,
     weights_file,
 )
-from trinat.segmentation.models.zoo import MODEL_FILE, find_model
+from trinat.segmentation.models.zoo import (
+    COPY_AGAIN,
+    MODEL_FILE,
+    find_model,
+    read_model_file,
+)
 from trinat.segmentation.space.views import View, chosen_views
 
+# Far beyond any model's; a sparse file on disk may be of any size.
+_MAX_FILE_BYTES = 2 << 30
+# Of a safetensors file.
 _MAX_HEADER_BYTES = 1 << 20
 _DTYPES = {"float32": torch.float32, "float16": torch.float16}
 # Batch norm counts its batches and never reads the count.
 _COUNTER = "num_batches_tracked"
 _OTHER_ARCHITECTURE = "its architecture in model.yaml is another"
-
-
-def to_safetensors(network: Network, precision: Precision, where: Path) -> bytes:
-    """The weights of a network as bytes of a file.
-
-    With float16, convolutions are stored in half precision; norms, slopes and biases, few and wide
-    in range, stay float32. Values that are not finite then are refused; `where` is what the error
-    names.
-    """
-    tensors = {}
-    for name, tensor in network.state_dict().items():
-        if name.endswith(_COUNTER):
-            continue
-        dtype = _stored_dtype(tensor, precision)
-        stored = tensor.detach().cpu().to(dtype).contiguous()
-        if not stored.isfinite().all():
-            raise ModelError(
-                f"{name} has values that {precision} cannot hold", where=where
-            )
-        tensors[name] = stored
-    data: bytes = safetensors.torch.save(tensors)
-    return data
-
-
-def from_safetensors(
-    data: bytes,
-    config: NetworkConfig,
-    precision: Precision,
-    path: Path,
-) -> Network:
-    """The network of a configuration with the weights in a file's bytes.
-
-    It is on the CPU, in float32 and in evaluation mode. Weights of other names, shapes or types
-    than `config` and `precision` say are refused; `path` is what the errors name.
-    """
-    tensors = _parse(data, path)
-    # No random weights are made, since they would be replaced at once.
-    with torch.device("meta"):
-        network = build(config)
-    expected = {}
-    counters = {}
-    for name, tensor in network.state_dict().items():
-        if name.endswith(_COUNTER):
-            counters[name] = torch.tensor(0)
-        else:
-            expected[name] = tensor
-    _check_names(tensors, expected, path)
-    for name in sorted(expected):
-        _check_tensor(name, tensors[name], expected[name], precision, path)
-        tensors[name] = tensors[name].float()
-    network.load_state_dict({**tensors, **counters}, assign=True)
-    network.arrange(torch.channels_last)
-    return network.eval().requires_grad_(False)
-
-
-def _parse(data: bytes, path: Path) -> dict[str, Tensor]:
-    """The tensors in a file's bytes, by name."""
-    try:
-        # Hundreds of thousands of names would take minutes.
-        if int.from_bytes(data[:8], "little") > _MAX_HEADER_BYTES:
-            raise SafetensorError("its header is too large")
-        tensors: dict[str, Tensor] = safetensors.torch.load(data)
-    # A KeyError is a type that torch does not have.
-    except (SafetensorError, KeyError) as error:
-        raise ModelError(
-            "is not a safetensors file",
-            where=path,
-            remedy="copy or download the model again",
-        ) from error
-    return tensors
-
-
-def _check_names(
-    tensors: Mapping[str, Tensor],
-    expected: Mapping[str, Tensor],
-    path: Path,
-) -> None:
-    """A file has the tensors of its network, all of them and no others."""
-    missing = expected.keys() - tensors.keys()
-    if missing:
-        raise ModelError(
-            f"lacks {min(missing)}", where=path, remedy=_OTHER_ARCHITECTURE
-        )
-    unexpected = tensors.keys() - expected.keys()
-    if unexpected:
-        raise ModelError(
-            f"has {min(unexpected)} unexpectedly",
-            where=path,
-            remedy=_OTHER_ARCHITECTURE,
-        )
-
-
-def _check_tensor(
-    name: str,
-    tensor: Tensor,
-    expected: Tensor,
-    precision: Precision,
-    path: Path,
-) -> None:
-    """A tensor has the shape of the network's, the stored type, and finite values."""
-    if tensor.shape != expected.shape:
-        raise ModelError(
-            f"{name} has shape {tuple(tensor.shape)} in place of {tuple(expected.shape)}",
-            where=path,
-            remedy=_OTHER_ARCHITECTURE,
-        )
-    if tensor.dtype != _stored_dtype(tensor, precision):
-        raise ModelError(
-            f"{name} is stored as {tensor.dtype}, not {precision}", where=path
-        )
-    if not tensor.isfinite().all():
-        raise ModelError(f"{name} has values that are not finite", where=path)
-
-
-def _stored_dtype(tensor: Tensor, precision: Precision) -> torch.dtype:
-    """Convolutions, of four axes, are stored in the model's precision, all else in float32."""
-    if tensor.ndim == 4:
-        return _DTYPES[precision]
-    return torch.float32
-
-
-_MAX_YAML_BYTES = 1 << 20
-# Far beyond any model's; a sparse file on disk may be of any size.
-_MAX_FILE_BYTES = 2 << 30
-_COPY_AGAIN = "copy or download the model again"
 
 
 @dataclass(frozen=True, eq=False)
@@ -355,7 +236,7 @@ def read_info(folder: str | Path) -> ModelInfo:
     unknown or wrong; the message names the key. Whether the weights are whole is not looked at.
     """
     path = Path(folder) / MODEL_FILE
-    content = _read_yaml(path)
+    content = read_model_file(path.parent)
     if content.get("format") != FORMAT:
         raise ModelError(
             f"has model format {content.get('format')}, and this version reads {FORMAT}",
@@ -369,25 +250,6 @@ def read_info(folder: str | Path) -> ModelInfo:
         if key:
             message = f"{key}: {message}"
         raise ModelError(message, where=path) from error
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    """The keys and values of a model.yaml."""
-    if not path.is_file():
-        raise ModelError(
-            f"no model here ({MODEL_FILE} is missing)",
-            where=path.parent,
-            remedy="give a folder that trinat train, bundle or import-weights wrote",
-        )
-    if path.stat().st_size > _MAX_YAML_BYTES:
-        raise ModelError("is too large to be a model's description", where=path)
-    try:
-        content = parse_yaml(read_bytes(path), aliases=False)
-    except ValueError as error:
-        raise ModelError(str(error), where=path, remedy=_COPY_AGAIN) from error
-    if not isinstance(content, dict):
-        raise ModelError("is not a model's description", where=path)
-    return content
 
 
 def _to_yaml(info: ModelInfo) -> bytes:
@@ -474,10 +336,10 @@ def _read(folder: Path, name: str, info: ModelInfo) -> bytes:
             raise ModelError("is too large for a model's file", where=path)
         data = read_bytes(path)
     except FileNotFoundError as error:
-        raise ModelError("is missing", where=path, remedy=_COPY_AGAIN) from error
+        raise ModelError("is missing", where=path, remedy=COPY_AGAIN) from error
     if _sha256(data) != info.files[name]:
         raise ModelError(
-            "is not the file that was saved", where=path, remedy=_COPY_AGAIN
+            "is not the file that was saved", where=path, remedy=COPY_AGAIN
         )
     return data
 
@@ -524,3 +386,122 @@ def _exchange(final: Path, new: Path, old: Path) -> None:
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def to_safetensors(network: Network, precision: Precision, where: Path) -> bytes:
+    """The weights of a network as bytes of a file.
+
+    With float16, convolutions are stored in half precision; norms, slopes and biases, few and wide
+    in range, stay float32. Values that are not finite then are refused; `where` is what the error
+    names.
+    """
+    tensors = {}
+    for name, tensor in network.state_dict().items():
+        if name.endswith(_COUNTER):
+            continue
+        dtype = _stored_dtype(tensor, precision)
+        stored = tensor.detach().cpu().to(dtype).contiguous()
+        if not stored.isfinite().all():
+            raise ModelError(
+                f"{name} has values that {precision} cannot hold", where=where
+            )
+        tensors[name] = stored
+    data: bytes = safetensors.torch.save(tensors)
+    return data
+
+
+def from_safetensors(
+    data: bytes,
+    config: NetworkConfig,
+    precision: Precision,
+    path: Path,
+) -> Network:
+    """The network of a configuration with the weights in a file's bytes.
+
+    It is on the CPU, in float32 and in evaluation mode. Weights of other names, shapes or types
+    than `config` and `precision` say are refused; `path` is what the errors name.
+    """
+    tensors = _parse(data, path)
+    # No random weights are made, since they would be replaced at once.
+    with torch.device("meta"):
+        network = build(config)
+    expected = {}
+    counters = {}
+    for name, tensor in network.state_dict().items():
+        if name.endswith(_COUNTER):
+            counters[name] = torch.tensor(0)
+        else:
+            expected[name] = tensor
+    _check_names(tensors, expected, path)
+    for name in sorted(expected):
+        _check_tensor(name, tensors[name], expected[name], precision, path)
+        tensors[name] = tensors[name].float()
+    network.load_state_dict({**tensors, **counters}, assign=True)
+    network.arrange(torch.channels_last)
+    return network.eval().requires_grad_(False)
+
+
+def _parse(data: bytes, path: Path) -> dict[str, Tensor]:
+    """The tensors in a file's bytes, by name."""
+    try:
+        # Hundreds of thousands of names would take minutes.
+        if int.from_bytes(data[:8], "little") > _MAX_HEADER_BYTES:
+            raise SafetensorError("its header is too large")
+        tensors: dict[str, Tensor] = safetensors.torch.load(data)
+    # A KeyError is a type that torch does not have.
+    except (SafetensorError, KeyError) as error:
+        raise ModelError(
+            "is not a safetensors file",
+            where=path,
+            remedy=COPY_AGAIN,
+        ) from error
+    return tensors
+
+
+def _check_names(
+    tensors: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    path: Path,
+) -> None:
+    """A file has the tensors of its network, all of them and no others."""
+    missing = expected.keys() - tensors.keys()
+    if missing:
+        raise ModelError(
+            f"lacks {min(missing)}", where=path, remedy=_OTHER_ARCHITECTURE
+        )
+    unexpected = tensors.keys() - expected.keys()
+    if unexpected:
+        raise ModelError(
+            f"has {min(unexpected)} unexpectedly",
+            where=path,
+            remedy=_OTHER_ARCHITECTURE,
+        )
+
+
+def _check_tensor(
+    name: str,
+    tensor: Tensor,
+    expected: Tensor,
+    precision: Precision,
+    path: Path,
+) -> None:
+    """A tensor has the shape of the network's, the stored type, and finite values."""
+    if tensor.shape != expected.shape:
+        raise ModelError(
+            f"{name} has shape {tuple(tensor.shape)} in place of {tuple(expected.shape)}",
+            where=path,
+            remedy=_OTHER_ARCHITECTURE,
+        )
+    if tensor.dtype != _stored_dtype(tensor, precision):
+        raise ModelError(
+            f"{name} is stored as {tensor.dtype}, not {precision}", where=path
+        )
+    if not tensor.isfinite().all():
+        raise ModelError(f"{name} has values that are not finite", where=path)
+
+
+def _stored_dtype(tensor: Tensor, precision: Precision) -> torch.dtype:
+    """Convolutions, of four axes, are stored in the model's precision, all else in float32."""
+    if tensor.ndim == 4:
+        return _DTYPES[precision]
+    return torch.float32

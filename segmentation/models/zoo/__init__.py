@@ -12,9 +12,11 @@ from typing import Any
 from trinat.segmentation.errors import ModelError, TrinatError
 from trinat.segmentation.io.files import read_bytes
 from trinat.segmentation.io.plain_yaml import parse_yaml
+from trinat.segmentation.labels import DEFAULT_SCHEME
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme, parse_scheme
 
 __all__ = [
+    "COPY_AGAIN",
     "MODEL_FILE",
     "NOT_YET",
     "OWN_LICENCE",
@@ -31,6 +33,9 @@ __all__ = [
 
 # Here and not in checkpoint.py, so that finding a model does not wait for torch.
 MODEL_FILE = "model.yaml"
+# The remedy for a file of a model that is damaged.
+COPY_AGAIN = "copy or download the model again"
+_MAX_BYTES = 1 << 20  # of a model.yaml
 
 # The licence of trinat itself: weights that have it need no word.
 OWN_LICENCE = "Apache-2.0"
@@ -93,9 +98,24 @@ def find_model(name_or_folder: str | Path) -> Path:
     raise ModelError("no such model", where=folder, remedy=remedy)
 
 
-def read_model_file(folder: Path) -> Any:
-    """What the model.yaml of a model says, not checked; ValueError for what is no YAML."""
-    return parse_yaml(read_bytes(folder / MODEL_FILE), aliases=False)
+def read_model_file(folder: Path) -> dict[str, Any]:
+    """The keys and values of a model's model.yaml, not checked; ModelError for what has none."""
+    path = folder / MODEL_FILE
+    if not path.is_file():
+        raise ModelError(
+            f"no model here ({MODEL_FILE} is missing)",
+            where=folder,
+            remedy="give a folder that trinat train, bundle or import-weights wrote",
+        )
+    if path.stat().st_size > _MAX_BYTES:
+        raise ModelError("is too large to be a model's description", where=path)
+    try:
+        content = parse_yaml(read_bytes(path), aliases=False)
+    except ValueError as error:
+        raise ModelError(str(error), where=path, remedy=COPY_AGAIN) from error
+    if not isinstance(content, dict):
+        raise ModelError("is not a model's description", where=path)
+    return content
 
 
 def read_scheme(folder: Path) -> LabelScheme:
@@ -104,7 +124,11 @@ def read_scheme(folder: Path) -> LabelScheme:
     It is read without torch and not compared with what the model was trained with: `load_model`
     does that.
     """
-    name = read_model_file(folder)["labels"]
+    name = read_model_file(folder).get("labels", DEFAULT_SCHEME)
+    if not isinstance(name, str):
+        raise ModelError(
+            f"labels is {name!r}, not the name of a scheme", where=folder / MODEL_FILE
+        )
     table = folder / f"{name}.tsv"
     if table.is_file():
         return parse_scheme(name, read_bytes(table), table)
@@ -129,10 +153,9 @@ def is_for_any_contrast(folder: Path) -> bool:
 def _said(folder: Path) -> dict[str, Any]:
     """What the model.yaml of a model says, not checked; nothing if it cannot be read."""
     try:
-        content = read_model_file(folder)
-    except (TrinatError, OSError, ValueError):
+        return read_model_file(folder)
+    except (TrinatError, OSError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def licence_notice(folder: Path) -> str:

@@ -148,3 +148,25 @@ def test_a_model_says_for_which_contrast_it_is(
 ) -> None:
     (tmp_path / "model.yaml").write_text(content)
     assert zoo.is_for_any_contrast(tmp_path) == is_any
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("labels: [", "is not readable YAML, line 2"),
+        ("[]", "is not a model's description"),
+        ("labels: 3", "labels is 3, not the name of a scheme"),
+    ],
+)
+def test_a_scheme_of_a_damaged_model_is_refused_with_its_file(
+    tmp_path: Path, content: str, problem: str
+) -> None:
+    (tmp_path / "model.yaml").write_text(f"{content}\n")
+    with pytest.raises(ModelError, match=problem) as refused:
+        zoo.read_scheme(tmp_path)
+    assert str(tmp_path / "model.yaml") in str(refused.value)
+
+
+def test_a_model_that_names_no_scheme_has_the_usual_one(tmp_path: Path) -> None:
+    (tmp_path / "model.yaml").write_text("name: own\n")
+    assert zoo.read_scheme(tmp_path).name == "quicknat33"
