@@ -339,19 +339,28 @@ class _Reader:
                     columns.append(column)
             if columns:
                 found[kind] = columns
-                continue
-            for title in titles:
-                if _LIKE[kind].search(title.name):
-                    self._doubts.append(self._not_read(title, kind))
+        self._name_unread(titles, found)
         return found
 
-    def _not_read(self, title: _Title, kind: str) -> str:
-        """What is said of a column that users may think is read, and is not."""
-        what = f"{title.text!r} is not read as {_KINDS[kind]}"
-        unit = _unit_said(self._described(title))
-        if unit:
-            return f"{what}: its unit {unit!r} is not known"
-        return f"{what}: give the column a plain title if it is"
+    def _name_unread(
+        self, titles: Sequence[_Title], found: Mapping[str, Sequence[_Column]]
+    ) -> None:
+        """Say which columns are not read, where users may think that they are."""
+        is_read = {column.place for columns in found.values() for column in columns}
+        for kind, words in _LIKE.items():
+            if kind in found:
+                continue
+            for place, title in enumerate(titles):
+                if place in is_read or not words.search(title.name):
+                    continue
+                what = f"{title.text!r} is not read as {_KINDS[kind]}"
+                unit = _unit_said(self._described(title))
+                is_age = kind == "age" and _AGE.fullmatch(title.name)
+                if is_age and unit and unit not in _PER_YEAR:
+                    why = f"its unit {unit!r} is not known"
+                else:
+                    why = "give the column a plain title if it is"
+                self._doubts.append(f"{what}: {why}")
 
     def _described(self, title: _Title) -> Mapping[str, Any]:
         """What participants.json says of a column."""

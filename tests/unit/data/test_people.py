@@ -152,6 +152,23 @@ def test_a_title_with_a_word_of_ours_is_named_where_nothing_else_is_read(
     assert people_of(tmp_path, plain).doubts == ()
 
 
+def test_a_column_that_is_read_as_one_thing_is_not_named_as_another(
+    tmp_path: Path,
+) -> None:
+    people = people_of(tmp_path, "participant_id\tsex_at_birth\na\tF\n")
+    assert people.facts["a"].sex == "F"
+    assert people.doubts == ()
+
+
+@pytest.mark.parametrize(("title", "unit"), [("scan_age", "years"), ("TIV", "mm3")])
+def test_a_title_that_is_not_ours_has_a_unit_that_is_known(
+    tmp_path: Path, title: str, unit: str
+) -> None:
+    (tmp_path / "people.json").write_text(f'{{"{title}": {{"Units": "{unit}"}}}}')
+    people = people_of(tmp_path, f"participant_id\t{title}\na\t36\n")
+    assert people.doubts[0].endswith(": give the column a plain title if it is")
+
+
 def test_a_row_that_several_persons_have_is_named(tmp_path: Path) -> None:
     people = people_of(tmp_path, "participant_id\tage\nanna\t61\n")
     matched = people.match([("anna-1", "anna-1"), ("anna-2", "anna-2")])
