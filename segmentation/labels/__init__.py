@@ -15,7 +15,9 @@ def _shipped_schemes() -> tuple[str, ...]:
     """The tables of configs/labels that have a row for each class: the default, then the others."""
     names = []
     for table in (resources.files("trinat.configs") / "labels").iterdir():
-        with table.open() as file:
+        if not table.name.endswith(".tsv"):
+            continue
+        with table.open(encoding="utf-8") as file:
             # Foldings and codes have other tables.
             if file.readline().startswith("index\t"):
                 names.append(table.name.removesuffix(".tsv"))

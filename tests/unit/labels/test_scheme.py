@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers.numbers import QUICKNAT, fold, fs
 
+from trinat.segmentation import labels
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.labels import SHIPPED_SCHEMES
 from trinat.segmentation.labels.nearest_side import outer_rim
@@ -165,6 +166,19 @@ def test_the_schemes_are_the_tables_that_have_a_row_for_each_class() -> None:
     others = {"dicom-codes", "freesurfer-folding", "neuromorphometrics-folding"}
     assert set(SHIPPED_SCHEMES) == tables - others
     assert SHIPPED_SCHEMES[0] == "quicknat33"
+
+
+def test_what_else_lies_among_the_tables_is_no_scheme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = tmp_path / "labels"
+    (tables / "older").mkdir(parents=True)
+    (tables / ".DS_Store").write_bytes(b"\0\0\0\1Bud1\xff")
+    (tables / "own-folding.tsv").write_text("from\tto\n")
+    for name in ("quicknat33", "own"):
+        (tables / f"{name}.tsv").write_text("index\tname\n")
+    monkeypatch.setattr(labels.resources, "files", lambda package: tmp_path)
+    assert labels._shipped_schemes() == ("quicknat33", "own")
 
 
 def test_an_unknown_name_lists_the_shipped_schemes() -> None:
