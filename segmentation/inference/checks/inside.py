@@ -41,7 +41,7 @@ def why_not_measured(
     """
     if not finds_all_fluid(evidence):
         return "the model does not find the fluid around the brain"
-    if not inside.any():
+    if not inside.any() or not evidence.brain.any():
         return "no brain was found"
     shares = skull_shares(evidence, inside)
     if shares.max() < limits.skull:

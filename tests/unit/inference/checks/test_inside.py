@@ -97,6 +97,12 @@ def test_neither_can_one_that_was_stripped_with_some_scalp(margin_mm: int) -> No
     assert has_scalp == (margin_mm >= 6)
 
 
+def test_fluid_alone_is_no_brain() -> None:
+    fluid = np.where(INSIDE, CSF, 0).astype(np.uint8)
+    found = replace(head(), indices=Volume(fluid, np.eye(4)))
+    assert why_not_measured(found, INSIDE, LIMITS) == "no brain was found"
+
+
 def test_a_defaced_head_can_be_measured() -> None:
     image = head().image.data.copy()
     image[:, 55:, :35] = 0  # in front, below the middle
