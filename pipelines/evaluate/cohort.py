@@ -43,7 +43,8 @@ from trinat.pipelines.scans.files import (
     find_files,
     persons_in_folders,
 )
-from trinat.segmentation.data.people import Facts, Matched, People, read_people
+from trinat.segmentation.data.people import Facts, Matched, People
+from trinat.segmentation.data.people_table import read_people
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.labels.measures import INTRACRANIAL

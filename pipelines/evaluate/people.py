@@ -7,7 +7,8 @@ from pathlib import Path
 
 from trinat.pipelines.common.understood import refuse_strangers
 from trinat.pipelines.scans.files import find_files, persons_in_folders
-from trinat.segmentation.data.people import Facts, read_people
+from trinat.segmentation.data.people import Facts
+from trinat.segmentation.data.people_table import read_people
 from trinat.segmentation.errors import ConfigError, DatasetError
 
 _COLUMNS = ("age", "sex", "family", "site", "group", "intracranial_cm3")

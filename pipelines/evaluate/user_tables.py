@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trinat.segmentation.data.people import age_in, number_in, sex_in
+from trinat.segmentation.data.people_table import age_in, number_in, sex_in
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import read_rows
 from trinat.segmentation.labels.folding import FoldingTable

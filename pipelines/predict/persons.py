@@ -15,7 +15,7 @@ from pathlib import Path
 from trinat.pipelines.common.understood import say_of_table
 from trinat.pipelines.scans.cases import Case
 from trinat.segmentation.data.identity import Identity, identity_of, told_apart
-from trinat.segmentation.data.people import number_in, read_people
+from trinat.segmentation.data.people_table import number_in, read_people
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import read_table
 

@@ -17,7 +17,8 @@ import pandas as pd
 
 from attacks.verdicts import wrong
 from attacks.workshop import READ_S, Try, happens, time_limit
-from trinat.segmentation.data.people import Facts, People, read_people
+from trinat.segmentation.data.people import Facts, People
+from trinat.segmentation.data.people_table import read_people
 
 _GROUPS = ("control", "patient", "NA", "None", "unknown", "é 1")
 _REMARKS = ("", "ok", '6" plate', "a, b", "a; b", '"quoted"', "née", "x\ty")

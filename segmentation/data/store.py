@@ -20,7 +20,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from trinat.segmentation.data.people import People, read_people
+from trinat.segmentation.data.people import People
+from trinat.segmentation.data.people_table import read_people
 from trinat.segmentation.data.slices import SubjectFile
 from trinat.segmentation.data.sources.base import Subject
 from trinat.segmentation.data.splits import (

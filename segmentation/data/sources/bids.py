@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from trinat.segmentation.data.people import read_people
+from trinat.segmentation.data.people_table import read_people
 from trinat.segmentation.data.sources.base import (
     Exclusion,
     Found,

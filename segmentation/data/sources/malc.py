@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinat.segmentation.data.people import Facts, People, read_people
+from trinat.segmentation.data.people import Facts, People
+from trinat.segmentation.data.people_table import read_people
 from trinat.segmentation.data.sources.base import (
     STRIPPED,
     Exclusion,

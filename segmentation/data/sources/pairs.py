@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trinat.segmentation.data.identity import identity_of
-from trinat.segmentation.data.people import age_in, sex_in
+from trinat.segmentation.data.people_table import age_in, sex_in
 from trinat.segmentation.data.sources.base import (
     IMAGE_SUFFIXES,
     Exclusion,
