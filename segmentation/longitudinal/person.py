@@ -53,8 +53,8 @@ Image = NDArray[np.float32]
 
 # How far around the template's brain the brain of a scan is looked for, in voxels.
 _MARGIN = 4
-# Means are taken over about this distance: shading is smoother than that, and what a structure
-# gains or loses is far smaller.
+# Scans are made equally bright by means over about this distance: shading is smoother than that,
+# and what a structure gains or loses is far smaller.
 _SMOOTH_MM = 25.0
 # Shading is found in every n-th voxel along each axis.
 _STEP = 4

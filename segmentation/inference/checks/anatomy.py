@@ -20,10 +20,11 @@ from trinat.segmentation.inference.checks.limits import Limits
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.space.morphology import dilated, largest_part
 
-# The layer of voxels of 1 mm that is looked at. The first one is partly brain.
-_FROM = 1
-_TO = 2
-# Of the brightness of cortex.
+# The layer around the brain, in voxels of 1 mm, that is compared with cortex. The one below it is
+# partly brain.
+_LAYER_FROM = 1
+_LAYER_TO = 2
+# Shares of the brightness of cortex, between which something is like cortex.
 _DARKEST = 0.8
 _BRIGHTEST = 1.3
 
@@ -63,7 +64,8 @@ def check_missing(evidence: Evidence, limits: Limits) -> list[Finding]:
 def check_pieces(evidence: Evidence, limits: Limits) -> list[Finding]:
     """Tissue that no face of a voxel joins to the largest piece of tissue.
 
-    The reason names the structures that have 100 mm³ or more there.
+    It lies in the face, scalp or neck. The reason names the structures that have 100 mm³ or more
+    there.
     """
     apart = find_apart(evidence)
     volume = float(apart.sum())
@@ -134,7 +136,10 @@ def check_sides(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def check_surroundings(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Little of what is just outside of the brain is as bright as cortex."""
+    """Little of what is just outside of the brain is as bright as cortex: fluid is darker.
+
+    Cortex that is missing on both sides alike shows in no volume and no comparison of sides.
+    """
     share = share_like_cortex(evidence)
     if share is None:
         return []
@@ -147,8 +152,8 @@ def share_like_cortex(evidence: Evidence) -> float | None:
     if evidence.brightness is None:
         return None
     cortex = evidence.brightness[1]
-    near = dilated(evidence.brain, (_FROM,) * 3)
-    layer = dilated(evidence.brain, (_TO,) * 3) & ~near
+    near = dilated(evidence.brain, (_LAYER_FROM,) * 3)
+    layer = dilated(evidence.brain, (_LAYER_TO,) * 3) & ~near
     values = evidence.image.data[layer]
     if not values.size:
         return None
