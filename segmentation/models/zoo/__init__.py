@@ -7,13 +7,15 @@ import warnings
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trinat.segmentation.errors import ModelError, TrinatError
 from trinat.segmentation.io.files import read_bytes
 from trinat.segmentation.io.plain_yaml import parse_yaml
 from trinat.segmentation.labels import DEFAULT_SCHEME
-from trinat.segmentation.labels.scheme import LabelScheme, load_scheme, parse_scheme
+
+if TYPE_CHECKING:
+    from trinat.segmentation.labels.scheme import LabelScheme
 
 __all__ = [
     "COPY_AGAIN",
@@ -124,6 +126,9 @@ def read_scheme(folder: Path) -> LabelScheme:
     It is read without torch and not compared with what the model was trained with: `load_model`
     does that.
     """
+    # Whoever looks for a model alone does not wait for numpy and scipy.
+    from trinat.segmentation.labels.scheme import load_scheme, parse_scheme
+
     name = read_model_file(folder).get("labels", DEFAULT_SCHEME)
     if not isinstance(name, str):
         raise ModelError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,19 @@ def test_a_shipped_model_is_small_and_its_card_tells_its_score(folder: Path) -> 
     score = load_model(folder).info.metrics["mean_dice_31_structures_fused"]
     card = (folder / "MODEL_CARD.md").read_text(encoding="utf-8")
     assert f"mean Dice over 31 structures, fused, **{score:.3f}**" in card
+
+
+def test_finding_a_model_waits_for_no_heavy_library() -> None:
+    probe = (
+        "import sys\n"
+        "from trinat.segmentation.models import zoo\n"
+        "zoo.find_model('fast')\n"
+        "print(sorted({'torch', 'numpy', 'scipy'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
 
 
 def test_a_folder_of_ones_own_is_found(tmp_path: Path) -> None:
