@@ -80,7 +80,7 @@ class Pool(Generic[ItemT, Answer]):
     has ended its process or took too long, with the reason.
 
     - `room` is how many items a process has in hand. Where that is one it is at work at once, and
-      tried again before it is blamed.
+      tried again before it is blamed, while no other is at work: all memory is for it.
     - `timeout_s` is the limit for one item; 0 or None: none.
     - `on_stage` is called with an item's id and the stage that it enters, and with ("", "ready")
       when a process is ready.
@@ -122,7 +122,8 @@ class Pool(Generic[ItemT, Answer]):
         try:
             while workers:
                 for worker in workers:
-                    self._feed(worker, waiting, stop)
+                    if not self._leaves_room_for_suspect(worker, workers):
+                        self._feed(worker, waiting, stop)
                 is_over = all(worker.finishing for worker in workers)
                 connections = [worker.connection for worker in workers]
                 with stage("stop") if is_over else nullcontext():
@@ -169,6 +170,20 @@ class Pool(Generic[ItemT, Answer]):
             process.start()
         theirs.close()
         return _Worker(process, ours, device)
+
+    def _leaves_room_for_suspect(
+        self, worker: _Worker[ItemT], workers: Sequence[_Worker[ItemT]]
+    ) -> bool:
+        """Whether a worker gets nothing now, since a suspect is tried while no other is at work.
+
+        A suspect that waits is given out once the others have run empty.
+        """
+        if self.room > 1:
+            return False
+        at_work = [other for other in workers if other is not worker and other.in_hand]
+        if self._suspects:
+            return bool(at_work)
+        return any(other.alone for other in at_work)
 
     def _feed(
         self,
@@ -253,7 +268,7 @@ class Pool(Generic[ItemT, Answer]):
             self._again.extend(hand.item for hand in worker.in_hand.values())
             return
         at_work = [hand for hand in worker.in_hand.values() if hand.stage != WAITING]
-        # With room for one its memory may have gone to its neighbours: it is tried once more.
+        # With room for one the others may have had its memory: it is tried once more, without them.
         if len(worker.in_hand) == 1 and at_work and (worker.alone or self.room > 1):
             (hand,) = at_work
             reason = f"its process died while {hand.stage} ({worker.how_it_died()})"

@@ -47,6 +47,33 @@ def test_an_item_that_ends_its_process_costs_itself_alone() -> None:
     ]
 
 
+def at_work_beside(folder: Path) -> int:
+    """1, unless another is at work: then it dies, as for want of memory."""
+    own = folder / f"{os.getpid()}.at-work"
+    own.touch()
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
+        if len(list(folder.glob("*.at-work"))) > 1:
+            own.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.01)
+    own.unlink()
+    return 1
+
+
+def test_an_item_that_died_of_want_of_memory_is_tried_again_with_none_beside_it(
+    tmp_path: Path,
+) -> None:
+    answers = isolated(
+        at_work_beside,
+        [tmp_path] * 3,
+        3,
+        killed=lambda folder: 0,
+        torch_threads=None,
+    )
+    assert answers == [1, 1, 1]
+
+
 def test_what_the_work_raises_is_raised() -> None:
     with pytest.raises(ValueError, match="99 is too much"):
         isolated(double, [1, 99, 2], 2, killed=killed, torch_threads=None)
