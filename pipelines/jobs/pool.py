@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import time
+import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -416,6 +418,13 @@ class _Numbered(Generic[Given]):
     work: int = 1
 
 
+@dataclass(frozen=True)
+class _Raised:
+    """An error of the work in a process of `isolated`, as of `pickled`."""
+
+    error: bytes
+
+
 def isolated(
     work: Callable[[Given], Answer],
     items: Sequence[Given],
@@ -429,16 +438,17 @@ def isolated(
 
     `finished(answer, done, total)` is called as each comes. With one job all is done in this
     process. Without a number of threads torch is not touched: work that seldom needs it need not
-    wait for its import.
+    wait for its import. The first error of the work is raised once what is in hand is finished.
     """
     processes = min(jobs, len(items))
     answers: dict[int, Answer] = {}
+    errors: list[Exception] = []
     if processes <= 1:
         for number, item in enumerate(items):
             answers[number] = work(item)
             finished(answers[number], len(answers), len(items))
     else:
-        pool: Pool[_Numbered[Given], tuple[int, Answer]] = Pool(
+        pool: Pool[_Numbered[Given], tuple[int, Answer | _Raised]] = Pool(
             _work_in_turn,
             (work, torch_threads),
             ["cpu"] * processes,
@@ -446,9 +456,14 @@ def isolated(
             context=_forked_from_clean(work.__module__),
         )
         numbered = [_Numbered(str(number), item) for number, item in enumerate(items)]
-        for number, answer in pool.run(numbered, stop=lambda: False):
+        for number, answer in pool.run(numbered, stop=lambda: bool(errors)):
+            if isinstance(answer, _Raised):
+                errors.append(pickle.loads(answer.error))
+                continue
             answers[number] = answer
             finished(answer, len(answers), len(items))
+    if errors:
+        raise errors[0]
     return [answers[number] for number in range(len(items))]
 
 
@@ -464,12 +479,26 @@ def _work_in_turn(
     # No more comes where the parent is gone.
     with suppress(EOFError):
         while (item := connection.recv()) is not None:
+            answer: Answer | _Raised
             try:
                 answer = work(item.given)
             except Exception as error:
-                connection.send(error)
-                return
+                answer = _Raised(pickled(error))
             connection.send(Done(item.id, (int(item.id), answer)))
+
+
+def pickled(error: Exception) -> bytes:
+    """The error with its traceback, for --debug; as text, if it cannot be unpickled."""
+    error.add_note(traceback.format_exc())
+    try:
+        content = pickle.dumps(error)
+        pickle.loads(content)
+    # Of any kind: both run code of the error's own class.
+    except Exception:
+        as_text = RuntimeError(f"{type(error).__name__}: {error}")
+        as_text.__notes__ = error.__notes__
+        content = pickle.dumps(as_text)
+    return content
 
 
 def worker_pool(

@@ -200,8 +200,8 @@ def prepare_store(
         stamps_before = [_stamp(job.path) for job in todo]
         made = isolated(make_subject, todo, jobs, killed=killed, finished=finished)
         outcomes = {outcome.subject: outcome for outcome in made}
-        # By the files, not by what workers say: one that dies takes along what its neighbour has
-        # just made, and whoever tries that subject again finds it current.
+        # By the files, not by what workers say: one that dies may have made its subject before,
+        # and whoever tries that subject again finds it current.
         current = 0
         for job, stamp in zip(todo, stamps_before, strict=True):
             is_done = outcomes[job.subject.id].status == "done"

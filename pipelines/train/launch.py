@@ -16,7 +16,6 @@ import os
 import pickle
 import re
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from torch import distributed
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.common.process import cpu_count, prepare_process
+from trinat.pipelines.jobs.pool import pickled
 from trinat.pipelines.jobs.signals import stop_signals
 from trinat.pipelines.train.job import Watcher
 from trinat.pipelines.train.run import find_device, train_runs
@@ -254,7 +254,7 @@ def _take_part(
                 "another process has died", where=request.out, remedy=remedy
             ) from error
         if verdict is not None:
-            write_whole(verdict, _pickled(error))
+            write_whole(verdict, pickled(error))
         raise
 
 
@@ -329,17 +329,3 @@ def _own_device(request: _Request, local_rank: int, local_count: int) -> str:
     if device == "cuda":
         return f"cuda:{local_rank}"
     return device
-
-
-def _pickled(error: Exception) -> bytes:
-    """The error with its traceback, for --debug; as text, if it cannot be unpickled."""
-    error.add_note(traceback.format_exc())
-    try:
-        content = pickle.dumps(error)
-        pickle.loads(content)
-    # Of any kind: both run code of the error's own class.
-    except Exception:
-        as_text = RuntimeError(f"{type(error).__name__}: {error}")
-        as_text.__notes__ = error.__notes__
-        content = pickle.dumps(as_text)
-    return content

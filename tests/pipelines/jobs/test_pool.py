@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import time
 import warnings
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.jobs.pool import READY, Done, Pool, isolated
+from trinat.pipelines.jobs.pool import READY, Done, Pool, isolated, pickled
 from trinat.segmentation.errors import DeviceError
 
 
@@ -74,9 +75,48 @@ def test_an_item_that_died_of_want_of_memory_is_tried_again_with_none_beside_it(
     assert answers == [1, 1, 1]
 
 
-def test_what_the_work_raises_is_raised() -> None:
-    with pytest.raises(ValueError, match="99 is too much"):
+def test_what_the_work_raises_is_raised_with_the_traceback_of_its_process() -> None:
+    with pytest.raises(ValueError, match="99 is too much") as raised:
         isolated(double, [1, 99, 2], 2, killed=killed, torch_threads=None)
+    assert "in double" in raised.value.__notes__[0]
+
+
+def write_slowly(path: Path) -> None:
+    """Writes its file in a second; "refused" raises as soon as "slow" is at work."""
+    begun = path.with_suffix(".begun")
+    begun.touch()
+    if path.name == "refused":
+        while not path.with_name("slow.begun").exists():
+            time.sleep(0.01)
+        raise OSError("no space")
+    time.sleep(1)
+    begun.unlink()
+    path.touch()
+
+
+def test_what_is_in_hand_is_finished_before_an_error_is_raised(tmp_path: Path) -> None:
+    paths = [tmp_path / "slow", tmp_path / "refused", tmp_path / "later"]
+    with pytest.raises(OSError, match="no space"):
+        isolated(write_slowly, paths, 2, killed=lambda path: None, torch_threads=None)
+    assert {path.name for path in tmp_path.iterdir()} == {"slow", "refused.begun"}
+
+
+class FromTwoError(Exception):
+    """pickle gives its one word back to an __init__ that wants two."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what}: {why}")
+
+
+def test_an_error_that_cannot_be_unpickled_is_said_in_its_words_with_its_traceback() -> (
+    None
+):
+    try:
+        raise FromTwoError("no kernel", "too old")
+    except FromTwoError as error:
+        told = pickle.loads(pickled(error))
+    assert str(told) == "FromTwoError: no kernel: too old"
+    assert "in test_an_error_that_cannot_be" in told.__notes__[0]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -22,7 +21,6 @@ from helpers.small_store import all_train, small_store
 from helpers.tiny_training import LONG_STEPS, SILENT, write_long_recipe, write_recipe
 
 from trinat.pipelines.common.process import cpu_count
-from trinat.pipelines.train import launch as launching
 from trinat.pipelines.train.launch import launch
 from trinat.pipelines.train.run import find_device, read_recipe
 from trinat.segmentation.errors import ConfigError, DeviceError, TrinatError
@@ -254,24 +252,6 @@ def test_an_error_in_every_step_is_one_line_and_not_tried_again(
     if way == "nproc":
         assert done.returncode == 4
         assert done.stderr.splitlines() == lines
-
-
-class FromTwoError(Exception):
-    """pickle gives its one word back to an __init__ that wants two."""
-
-    def __init__(self, what: str, why: str) -> None:
-        super().__init__(f"{what}: {why}")
-
-
-def test_an_error_that_cannot_be_unpickled_is_said_in_its_words_with_its_traceback() -> (
-    None
-):
-    try:
-        raise FromTwoError("no kernel", "too old")
-    except FromTwoError as error:
-        told = pickle.loads(launching._pickled(error))
-    assert str(told) == "FromTwoError: no kernel: too old"
-    assert "in test_an_error_that_cannot_be" in told.__notes__[0]
 
 
 @pytest.mark.slow
