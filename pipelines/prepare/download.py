@@ -367,7 +367,7 @@ class _Transfer:
             if have > most:
                 self.start_over()
                 raise _RetryError(
-                    f"the server sent more than the {most} bytes _announced"
+                    f"the server sent more than the {most} bytes announced"
                 )
             now = time.monotonic()
             if now - since > policy.timeout_s:
