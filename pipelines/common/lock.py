@@ -255,9 +255,13 @@ def refuse_foreign(folder: Path, names: Iterable[str]) -> None:
     So a command never replaces files that somebody else put there. An empty or missing folder
     passes.
     """
-    if _is_marked(folder):
-        return
-    for name in (_MARK, *names):
+    if not _is_marked(folder):
+        refuse_existing(folder, [_MARK, *names])
+
+
+def refuse_existing(folder: Path, names: Iterable[str]) -> None:
+    """Raise OutputError for a folder that has files of these names, marked or not."""
+    for name in names:
         if os.path.lexists(folder / name):
             what = "was not written by this command and would be replaced"
             raise OutputError(what, where=folder / name, remedy="give another --out")

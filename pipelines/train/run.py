@@ -25,7 +25,7 @@ import torch
 import yaml
 
 from trinat.pipelines.common.config import check, find_recipe, read_yaml, with_settings
-from trinat.pipelines.common.lock import refuse_foreign, refuse_held, run_lock
+from trinat.pipelines.common.lock import refuse_existing, refuse_held, run_lock
 from trinat.pipelines.common.process import prepare_training
 from trinat.pipelines.jobs.signals import stop_signals
 from trinat.pipelines.train.clock import TimeLimit
@@ -322,7 +322,8 @@ def _claimed(
         with ExitStack() as held:
             with run_lock(out / _LOCK, patience_s=_PATIENCE_S):
                 if not (out / CONFIG).is_file():
-                    refuse_foreign(out, [CONFIG, *folders, DATA])
+                    # Runs have no mark: one that is there is of another command.
+                    refuse_existing(out, [CONFIG, *folders, DATA])
                     # From here on what is in these folders is the run's own.
                     is_new = True
                 _write_down(recipe, out, resume=resume)

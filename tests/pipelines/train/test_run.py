@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.common.config import with_settings
+from trinat.pipelines.common.lock import claimed
 from trinat.pipelines.train.data import usual_readers
 from trinat.pipelines.train.pages import compare, summarise
 from trinat.pipelines.train.run import read_recipe, train
@@ -271,6 +272,20 @@ def test_a_file_of_the_users_in_the_place_of_a_view_refuses_the_start(
     theirs.write_text("by hand")
     with pytest.raises(TrinatError, match="not written by this command"):
         train(recipe, run, SILENT)
+    assert theirs.read_text() == "by hand"
+
+
+def test_a_model_in_the_folder_of_another_command_refuses_the_start(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "work"
+    with claimed(out, ["report.html"]):
+        (out / "report.html").touch()
+    theirs = out / "model" / "model.yaml"
+    theirs.parent.mkdir()
+    theirs.write_text("by hand")
+    with pytest.raises(TrinatError, match="not written by this command"):
+        train(tiny_recipe(tmp_path, scheme="nowhere"), out, SILENT)
     assert theirs.read_text() == "by hand"
 
 
