@@ -146,9 +146,7 @@ def held(folder: Path, part: str) -> Iterator[None]:
     run is at work that may not be at work beside this one: two runs that have scans in common would
     refuse each other's results as a user's files.
     """
-    if folder.is_symlink():
-        # What is in it is deleted, wherever that is.
-        raise OutputError("is a link", where=folder, remedy="remove it")
+    _refuse_link(folder)
     with ExitStack() as stack:
         if not part:
             # `merge` holds the same one: it may be done beside parts, but not beside this.
@@ -161,6 +159,12 @@ def held(folder: Path, part: str) -> Iterator[None]:
             if not _may_be_beside(own, other):
                 refuse_held(lock)
         yield
+
+
+def _refuse_link(folder: Path) -> None:
+    """Refuse a work folder that is a link: what is in it is deleted, wherever that is."""
+    if folder.is_symlink():
+        raise OutputError("is a link", where=folder, remedy="remove it")
 
 
 def _may_be_beside(part: str, other: str) -> bool:
@@ -314,8 +318,10 @@ def merge(
         raise InputError(
             "no run*.jsonl here", where=out, remedy="give the --out of trinat predict"
         )
-    staging = out / WORK / "staging"
-    with run_lock(out / WORK / "lock"), _emptied(staging):
+    work = out / WORK
+    _refuse_link(work)
+    staging = work / "staging"
+    with run_lock(work / "lock"), _emptied(staging):
         contents = LedgerContents()
         if joined.exists():
             contents.read(joined)

@@ -13,7 +13,12 @@ from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger, read_entries
 from trinat.pipelines.predict.outputs import WORK
 from trinat.pipelines.predict.run import merge
-from trinat.segmentation.errors import InputError, IntegrityError, LockedError
+from trinat.segmentation.errors import (
+    InputError,
+    IntegrityError,
+    LockedError,
+    OutputError,
+)
 
 FAILED = Entry("a", "failed", "a.nii", "is damaged", attempt=1)
 
@@ -41,6 +46,18 @@ def test_the_last_attempt_at_each_case_is_joined_and_counted(out: Path) -> None:
     )  # one of the tables
     assert len((out / "summary.tsv").read_text().splitlines()) == 1 + 2
     assert not (out / WORK).exists()
+
+
+def test_a_work_folder_that_is_a_link_is_refused_and_what_is_there_stays(
+    out: Path,
+) -> None:
+    theirs = out / "theirs" / "staging" / "notes.txt"
+    theirs.parent.mkdir(parents=True)
+    theirs.touch()
+    (out / WORK).symlink_to(out / "theirs")
+    with pytest.raises(OutputError, match="is a link"):
+        merge(out)
+    assert theirs.exists()
 
 
 def test_merging_again_adds_only_what_is_new_and_reads_each_line_once(
