@@ -43,7 +43,7 @@ from trinat.segmentation.training.validation import Scores, foresee, validate
 from trinat.segmentation.training.workers import Workers
 
 # Why a run stops where this process knows no reason.
-IN_ANOTHER_PROCESS = "another process of it has to"
+IN_ANOTHER_PROCESS = "another of its processes was stopped"
 
 
 @dataclass(frozen=True)
