@@ -38,7 +38,7 @@ MODULES = {
     "tests/faults/test_broken_files.py",
     "segmentation/io/orientation.py": "tests/unit/io/test_orientation.py",
     "segmentation/io/streams.py": "tests/unit/io/test_streams.py tests/faults/test_broken_files.py",
-    "segmentation/io/files.py": "tests/unit/io/test_files.py tests/unit/data/test_participants.py",
+    "segmentation/io/files.py": "tests/unit/io/test_files.py tests/unit/data/test_people.py",
     "segmentation/space/views.py": "tests/unit/space/test_views.py",
     "segmentation/space/conform.py": "tests/unit/space/test_conform.py "
     "tests/unit/space/test_conform_grid.py tests/unit/space/test_conform_intensities.py",
@@ -152,6 +152,14 @@ def mutated(mutant: Mutant) -> tuple[str, str]:
     return source, f"{place}: {shown[0]}  ->  {shown[1]}"
 
 
+def copy_tree(tree: Path, folder: Path) -> None:
+    """Copy our code with its tests: `trinat.segmentation` there is `segmentation` there."""
+    ignored = shutil.ignore_patterns(
+        ".venv", ".git", ".torture", "__pycache__", ".*_cache"
+    )
+    shutil.copytree(tree, folder, symlinks=True, ignore=ignored)
+
+
 def _tried(folder: Path, mutant: Mutant, limit_s: float) -> bool:
     """Whether the tests notice."""
     source, _ = mutated(mutant)
@@ -222,10 +230,7 @@ def main(arguments: list[str] | None = None) -> int:
         importlib.import_module(library)
     with tempfile.TemporaryDirectory(prefix="trinat-mutants-") as name:
         folder = Path(name) / "tree"
-        ignored = shutil.ignore_patterns(
-            ".venv", ".git", ".torture", "__pycache__", ".*_cache"
-        )
-        shutil.copytree(".", folder, ignore=ignored)
+        copy_tree(Path(), folder)
         # From here on the copy counts: the tree itself may be worked on.
         os.chdir(folder)
         drawn = mutants()

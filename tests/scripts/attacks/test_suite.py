@@ -172,3 +172,19 @@ def test_a_mutant_differs_in_one_place() -> None:
     source, shown = mutate.mutated(first)
     assert "->" in shown
     compile(source, first.module, "exec")
+
+
+def test_tests_of_a_copied_tree_import_what_is_changed_there(tmp_path: Path) -> None:
+    tree, folder = tmp_path / "tree", tmp_path / "copy"
+    (tree / "segmentation").mkdir(parents=True)
+    (tree / "trinat").mkdir()
+    (tree / "trinat/segmentation").symlink_to("../segmentation")
+    mutate.copy_tree(tree, folder)
+    assert (folder / "trinat/segmentation").resolve() == folder / "segmentation"
+
+
+def test_the_tests_that_must_notice_a_mutant_are_there() -> None:
+    """One that is missing fails, and so would count as having noticed."""
+    root = Path(__file__).parents[3]
+    tests = {path for paths in mutate.MODULES.values() for path in paths.split()}
+    assert [path for path in sorted(tests) if not (root / path).is_file()] == []
