@@ -100,8 +100,10 @@ def train(
     Example: trinat train quicknat --store store --out runs/quicknat
     """
     _refuse_timings_of_several(timings, nproc, device)
-    _refuse_folds(scans(), fold)
-    store, folds = scans().store, scans().folds
+    of_store = scans()
+    _refuse_folds(of_store, fold)
+    store = of_store.store
+    folds = of_store.folds
     clock = time_process() if timings else None
     with stage("start"):
         from trinat.pipelines.train.launch import launch

@@ -1,6 +1,6 @@
 """What several jobs share.
 
-Scans that are found: `discovery` (the front), `cases`, `datasets`, `folders`; label maps and images
-to compare: `scanfiles`, `stored`. Of each run: `config`, `lock`, `process`, `progress`, `naming`,
-`exits`. What people said of results: `ratings`.
+Settings and options: `config`, `option`. Of each run: `process`, `lock`, `progress`, `exits`,
+`licences`. Where models are: `models`. What people said: of results `ratings`, of their tables what
+is `understood`.
 """
