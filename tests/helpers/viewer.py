@@ -1,0 +1,39 @@
+"""The page of `trinat view`, answered by a thread of the test's own process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Queue
+
+import pytest
+
+from trinat.pipelines.web import start
+from trinat.pipelines.web.study import Study
+from trinat.pipelines.web.viewer import make_app
+
+
+@contextmanager
+def served(
+    out: Path, monkeypatch: pytest.MonkeyPatch, study: Study | None = None
+) -> Iterator[str]:
+    """The address at which the page of a folder of results answers, while the block runs."""
+    servers, said = [], Queue[str]()
+    server = start.uvicorn.Server
+    monkeypatch.setattr(
+        start.uvicorn,
+        "Server",
+        lambda config: servers.append(server(config)) or servers[-1],
+    )
+    app = make_app(study or Study(out, "anna"))
+    thread = threading.Thread(
+        target=start.answer, args=(app, "secret"), kwargs={"say": said.put}
+    )
+    thread.start()
+    try:
+        yield said.get(timeout=60)
+    finally:
+        servers[0].should_exit = True
+        thread.join(60)

@@ -1,0 +1,193 @@
+"""The picture in a real browser: which side is where, and nothing of a scan before."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from helpers.browser import Browser, find_chromium
+from helpers.studies import write_study
+from helpers.viewer import served
+from numpy.typing import NDArray
+from PIL import Image
+
+from trinat.segmentation.io.volume import Volume
+
+
+def write_marked(out: Path, codes: str) -> None:
+    """A grey head with a white marker on the person's left, labelled as the left thalamus.
+
+    The arrays have axes that run as `codes`; in the world both files are the same.
+    """
+    write_study(out, ["marked"])
+    head = np.zeros((30, 24, 18), np.int16)
+    head[2:28, 2:22, 2:16] = 200
+    marker = np.s_[5:11, 9:15, 6:12]  # i grows to the right: low is left
+    labels = np.zeros(head.shape, np.uint8)
+    head[marker] = 1000
+    labels[marker] = 10
+    affine = np.diag([4.0, 4.0, 4.0, 1.0])
+    affine[:3, 3] = [-58, -46, -34]  # 0 mm in the middle
+    if codes == "LAS":
+        head = head[::-1].copy()
+        labels = labels[::-1].copy()
+        affine[0] = [-4, 0, 0, 58]
+    assert "".join(nib.aff2axcodes(affine)) == codes
+    Volume(head, affine).write(out.parent / "scans/scan0.nii.gz")
+    Volume(labels, affine).write(out / "marked_dseg.nii.gz", labels=True)
+
+
+def columns_of(page: Browser, grey: tuple[int, int]) -> NDArray[np.intp]:
+    """Columns of the pixels on the canvas that are grey, at a brightness within these bounds."""
+    box = page.evaluate(
+        "(() => { const b = document.getElementById('planes').getBoundingClientRect();"
+        " return [b.left, b.top, b.right, b.bottom].map(Math.round); })()"
+    )
+    with Image.open(io.BytesIO(page.picture())) as shot:
+        pixels = np.asarray(shot.convert("RGB").crop(box), int)
+    spread = pixels.max(axis=2) - pixels.min(axis=2)
+    level = pixels.mean(axis=2)
+    found = (spread <= 3) & (grey[0] <= level) & (level <= grey[1])
+    return np.nonzero(found)[1]
+
+
+def assert_marker_is_on(page: Browser, side: str) -> None:
+    """The white marker is on this side of the picture's head, in both planes that have sides."""
+    for key, layout in (("a", "axial"), ("c", "coronal")):
+        page.press(key)
+        page.wait(f"document.getElementById('stage').dataset.layout === {layout!r}")
+        page.evaluate("new Promise((done) => setTimeout(done, 500))")
+        marker = columns_of(page, (240, 255))
+        head = columns_of(page, (35, 70))
+        assert len(marker) > 100
+        assert len(head) > 10 * len(marker)
+        middle = (head.min() + head.max()) / 2
+        if side == "left":
+            assert marker.max() < middle
+        else:
+            assert marker.min() > middle
+
+
+@pytest.mark.slow
+@pytest.mark.important
+@pytest.mark.browser
+@pytest.mark.parametrize("codes", ["RAS", "LAS"])
+def test_what_is_on_the_persons_left_is_shown_on_the_side_that_the_page_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codes: str
+) -> None:
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    write_marked(tmp_path / "out", codes)
+    page = Browser(chromium, webgl=True)
+    try:
+        page.resize(1440)
+        with served(tmp_path / "out", monkeypatch) as address:
+            page.open(address)
+            page.wait("window.trinatShown?.step === 0", 240)
+            # The cross-hair is in the marker, and the page says on which side of the person it is.
+            here = page.evaluate("document.getElementById('here').textContent")
+            assert here.startswith("L Thalamus · -")
+            page.press("h")  # without the labels the marker is white
+            for side in ("left", "right"):
+                words = page.evaluate("document.getElementById('sides').textContent")
+                assert f"the person's left is on the {side}" in words
+                assert_marker_is_on(page, side)
+                page.press("r")
+    finally:
+        page.close()
+
+
+# What of the scan before may still be on the page: its voxels, surfaces and values.
+LEFT = """(() => {
+  const { nv, solid, labels } = window.trinatPicture;
+  const volumes = document.querySelectorAll("#structure-list .volume");
+  return {
+    volumes: nv.volumes.length, bitmap: Boolean(nv.drawBitmap), labels: Boolean(labels),
+    meshes: solid ? solid.meshes.length : 0,
+    here: document.getElementById("here").textContent,
+    values: [...volumes].map((cell) => cell.textContent),
+    visible: getComputedStyle(document.querySelector("#stage .planes")).visibility,
+  };
+})()"""
+NOTHING_LEFT = {
+    "volumes": 0,
+    "bitmap": False,
+    "labels": False,
+    "meshes": 0,
+    "here": "",
+    # Of the scan itself: 65 and 27 voxels of 64 mm³. The one before has 64 and 27.
+    "values": ["4,160", "1,728"],
+    "visible": "hidden",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.important
+@pytest.mark.browser
+@pytest.mark.parametrize("whole", [True, False])
+def test_nothing_of_the_scan_before_is_shown_under_the_name_of_one_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """Also where the scan before is still loading when the next one is chosen."""
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    out = write_study(tmp_path / "out", ["good", "broken"])
+    (out / "broken_dseg.nii.gz").write_bytes(b"no label map")
+    page = Browser(chromium, webgl=True)
+    try:
+        page.resize(1440)
+        with served(out, monkeypatch) as address:
+            page.open(address)
+            page.wait("!!document.querySelectorAll('.scan').length")
+            # The grade look comes before pass.
+            page.evaluate("document.querySelectorAll('.scan')[1].click()")
+            step = "window.trinatShown?.number === 1"
+            if whole:
+                step += " && window.trinatShown.step === 0"
+            page.wait(step, 240)
+            page.evaluate("document.querySelectorAll('.scan')[0].click()")
+            message = "document.getElementById('message').textContent"
+            page.wait(f"{message}.includes('broken')", 60)
+            name = page.evaluate("document.getElementById('name').textContent")
+            assert name.startswith("broken")
+            assert page.evaluate(LEFT) == NOTHING_LEFT
+            # A moment later, too: what was on its way does not come.
+            page.evaluate("new Promise((done) => setTimeout(done, 1500))")
+            assert page.evaluate(LEFT) == NOTHING_LEFT
+    finally:
+        page.close()
+
+
+@pytest.mark.slow
+@pytest.mark.important
+@pytest.mark.browser
+@pytest.mark.parametrize("voxels", [0, 1])
+def test_a_map_with_tiny_or_no_structures_has_the_surfaces_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, voxels: int
+) -> None:
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    out = write_study(tmp_path / "out", ["tiny"])
+    labels = np.zeros((20, 24, 18), np.uint8)
+    labels[5, 5, 5] = 17 * voxels
+    labels[9:14, 9:14, 9:14] = 10 * voxels
+    Volume(labels, np.diag([4.0, 4.0, 4.0, 1.0])).write(
+        out / "tiny_dseg.nii.gz", labels=True
+    )
+    page = Browser(chromium, webgl=True)
+    try:
+        with served(out, monkeypatch) as address:
+            page.open(address)
+            page.wait("window.trinatShown?.step === 0", 240)
+            meshes = "window.trinatPicture.solid.meshes.map((mesh) => mesh.name).sort()"
+            names = ["Left-Hippocampus", "Left-Thalamus"] if voxels else []
+            assert page.evaluate(meshes) == names
+            assert not page.problems
+    finally:
+        page.close()
