@@ -79,5 +79,8 @@ def _status_of(main: Callable[[], object]) -> int:
     try:
         main()
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        if isinstance(end.code, int):
+            return end.code
+        if end.code is not None:
+            return 1
     return 0
