@@ -123,6 +123,8 @@ MASKS = (
     ("runs/*", r'seconds(\\*"): [\d.e-]+', r"seconds\1: SECONDS"),
     ("runs/*.state", r"(?s)^trinat-state 1 [0-9a-f]{64}\n.{8}", "STATE"),
     ("runs/*.state", r"\}\} *", "}}"),
+    # Of which code: a change is compared with what was before it.
+    ("*provenance.json", r'"commit": "[^"]*"', '"commit": "COMMIT"'),
     # Losses are noted by the clock: the first and last line of the table are left, and no curve.
     ("runs/*/metrics.csv", r"(?s)^([^\n]*\n).*\n([^\n]*),[^\n,]*\n$", r"\1\2\n"),
     ("runs/*/progress.png", r"(?s).+", "CURVES"),

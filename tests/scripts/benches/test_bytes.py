@@ -21,6 +21,7 @@ from benches.bytes import differences, hashes, mask_all, masked
         ("a/run.jsonl", '"qc.tsv":"916e","a.png":"38ce"', '"qc.tsv": DIGEST,"a.png":"38ce"'),
         ("a/x.dcm", "UI: 1.2.826.0.1.3680043.10.511.3.8851", "UI: NUMBER"),
         ("runs/a/done.json", '{"step": 4, "seconds": 4.09}', '{"step": 4, "seconds": SECONDS}'),
+        ("runs/a/model/provenance.json", '{"commit": "8f0-dirty"}', '{"commit": "COMMIT"}'),
         ("runs/a/metrics.csv", "step,loss,speed\n1,9,7.6\n3,8,7.8\n", "step,loss,speed\n3,8\n"),
     ],
 )  # fmt: skip
