@@ -120,8 +120,6 @@ def _for_typer(option: Option, names: tuple[str, ...]) -> Any:
         "help": option.help,
         "min": option.min,
         "max": option.max,
-        "exists": option.exists,
-        "file_okay": not option.is_folder,
         "dir_okay": not option.is_file,
         "metavar": option.metavar,
         "envvar": option.envvar,

@@ -26,7 +26,7 @@ class Option:
       opposite, too. With `is_argument` it has a place and no name.
     - `typed` is the type of what is typed, where it is another than the field's, and `default` what
       stands for nothing typed; `parse` makes the field's value of it.
-    - `min` to `is_folder` limit what can be typed. `panel` is the part of the help it stands in.
+    - `min` to `is_file` limit what can be typed. `panel` is the part of the help it stands in.
     """
 
     help: str
@@ -37,9 +37,7 @@ class Option:
     parse: Callable[[Any], Any] | None = None
     min: float | None = None
     max: float | None = None
-    exists: bool = False
     is_file: bool = False
-    is_folder: bool = False
     metavar: str | None = None
     envvar: str | None = None
     panel: str | None = None
