@@ -25,6 +25,7 @@ import torch
 
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.io.files import read_text, sha256_of, write_whole
+from trinat.segmentation.models.hardware import describe_gpu
 from trinat.segmentation.models.zoo import MODEL_FILE, find_model
 from trinat.segmentation.training.config import StageConfig, StoreConfig
 
@@ -130,7 +131,8 @@ def _gpu(device: torch.device) -> str:
     """The name of the GPU that trains, and the version of CUDA; empty where none does."""
     if device.type != "cuda":
         return ""
-    return f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
+    name, _, _ = describe_gpu(device.index or 0)
+    return f"{name}, CUDA {torch.version.cuda}"
 
 
 def _start(stage: StageConfig) -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +18,9 @@ from attacks.workshop import Done, Running, Try, checked, copy, digests, unchang
 # Curves of training: their points are means of about ten seconds, so a run that went on has
 # other ones.
 _CURVES = ("metrics.csv", "progress.png", "run.html")
+
+# A page tells the days of its results, and a run may last beyond midnight.
+_DAYS = re.compile(rb"\d{4}-\d\d-\d\d(?: to \d{4}-\d\d-\d\d)?")
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ class Bench:
     def check(self, what: str) -> None:
         """What is there is what an undisturbed run leaves: same files, same bytes."""
         unchanged(self.given, self.inputs, what)
-        now = _results(self.out)
+        now = results(self.out)
         expected = self.known["files"]
         if missing := expected.keys() - now.keys():
             raise wrong(f"{what}: {min(missing)} is missing")
@@ -131,11 +136,22 @@ class Bench:
         self.check(f"said to be done, with {what}")
 
 
-def _results(folder: Path) -> dict[str, str]:
-    """All files but states of training, which are kept of where a run was stopped too."""
-    return {
-        name: d for name, d in digests(folder).items() if not name.endswith(".state")
+def results(folder: Path) -> dict[str, str]:
+    """All files but states of training, which are kept of where a run was stopped too.
+
+    Pages count without the days that they tell.
+    """
+    results = {
+        name: digest
+        for name, digest in digests(folder).items()
+        if not name.endswith(".state")
     }
+    for page in folder.rglob("*.html"):
+        without_days = _DAYS.sub(b"", page.read_bytes())
+        results[page.relative_to(folder).as_posix()] = hashlib.sha256(
+            without_days
+        ).hexdigest()
+    return results
 
 
 def checked_zero(done: Done, what: str) -> Done:
@@ -164,7 +180,7 @@ def learn(attempt: Callable[[str], Try], sound: Path) -> None:
             seconds = time.monotonic() - begun
             checked_zero(done, f"{job.name}, undisturbed")
             unchanged(bench.given, bench.inputs, job.name)
-            seen.append(_results(bench.out))
+            seen.append(results(bench.out))
             time.sleep(1.1)  # so that times of whole seconds differ too
         first, second = seen
         files = {
