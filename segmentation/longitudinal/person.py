@@ -33,9 +33,9 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.longitudinal.joining import Joining, flows_from
 from trinat.segmentation.longitudinal.rigid import Alignment
 from trinat.segmentation.longitudinal.space import PersonSpace, person_space
+from trinat.segmentation.space.background import on_working_scale
 from trinat.segmentation.space.conform import Conformed, ConformPlan, conform
 from trinat.segmentation.space.grid_map import GridMap
-from trinat.segmentation.space.intensity import on_working_scale
 from trinat.segmentation.space.resample import resample_image
 from trinat.segmentation.space.views import reoriented
 from trinat.segmentation.timing import stage

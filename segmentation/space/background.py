@@ -1,14 +1,15 @@
-"""Where a scan holds nothing, and how bright its tissue is: found once, from the scan itself.
+"""Where a scan holds nothing and how bright its tissue is, and its intensities on one scale.
 
-No value means nothing by itself. A scan may be offset, scaled, padded with any number, or set to
-one outside of a mask. So all that is said of it here moves with its values: of a·x + c (a > 0) the
-same voxels are nothing, and the rest has the same brightness between that and the bright end.
+Both are found once, from the scan itself. No value means nothing by itself. A scan may be offset,
+scaled, padded with any number, or set to one outside of a mask. So all that is said of it here
+moves with its values: of a·x + c (a > 0) the same voxels are nothing, and the rest has the same
+brightness between that and the bright end.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from trinat.segmentation.errors import FormatError
 from trinat.segmentation.grid import Box, grown, is_empty, to_box, whole
 from trinat.segmentation.io.volume import Volume
 
@@ -51,6 +53,9 @@ _ONE_SIDED = 2.0
 # what its brightness spans (24 stripped scans: up to 0.19). What is darker by more is a number that
 # stands for nothing, such as -1000.
 _FURTHEST_BELOW = 0.35
+
+# Vessels and fat beside a surface coil go beyond 1; what goes beyond 2 is an artefact.
+BRIGHTEST = 2.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,3 +207,36 @@ def _bright_end(ranked: Ranked, level: float, first_guess: float) -> float:
         if bright == last_bright:
             break
     return bright
+
+
+def on_working_scale(volume: Volume) -> Volume:
+    """A scan without its padding, with 0 where there is nothing and about 1 at its bright end.
+
+    Raises FormatError where nothing stands out, and for voxels that are no numbers.
+
+    Not MONAI's ScaleIntensityRangePercentiles: its percentiles count the background, so that the
+    same head comes out darker in a wider field of view.
+    """
+    # Files with such voxels are not read, but arrays from elsewhere may hold them.
+    extremes = [volume.data.min(), volume.data.max()]
+    if not np.isfinite(extremes).all():
+        raise FormatError("voxels are NaN or infinite", remedy="set them to 0 before")
+    background = find_background(volume)
+    level = background.level
+    reach = background.bright - level
+    # Smaller differences have no inverse in single precision.
+    if reach < np.finfo(np.float32).tiny:
+        raise FormatError(
+            "nothing stands out from its background", remedy="give a scan of a head"
+        )
+    inside = volume.data[background.box]
+    # Floats first: a difference of integers may be beyond their type.
+    values = inside.astype(np.float32)
+    if level:
+        values -= np.float32(level)
+    values *= np.float32(1 / reach)
+    np.clip(values, 0, BRIGHTEST, out=values)
+    if background.fill is not None:
+        values[background.is_filled(inside)] = 0
+    affine = volume.grid.cut(background.box).affine
+    return replace(volume, data=values, affine=affine)

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from trinat.segmentation.errors import GeometryError
 from trinat.segmentation.grid import Box, Grid, Shape, is_empty, to_shape
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.space.background import BRIGHTEST, on_working_scale
 from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.head import head_box
-from trinat.segmentation.space.intensity import BRIGHTEST, on_working_scale
 from trinat.segmentation.space.resample import (
     occupied_box,
     resample_image,

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.space.background import find_background
+from trinat.segmentation.space.background import find_background, on_working_scale
 from trinat.segmentation.space.conform import Conformed, conform
-from trinat.segmentation.space.intensity import on_working_scale
 
 SHAPE = (62, 68, 58)
 SPACING = (2.0, 2.0, 2.0)

@@ -21,8 +21,8 @@ from nibabel.processing import resample_from_to
 
 from trinat.segmentation.errors import GeometryError
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.space.background import on_working_scale
 from trinat.segmentation.space.conform import conform, restore, restore_probabilities
-from trinat.segmentation.space.intensity import on_working_scale
 
 ORIENTATIONS = [
     "".join(letters)
