@@ -15,8 +15,7 @@ from scipy.spatial.transform import Rotation
 from trinat.segmentation.grid import Box, to_box
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.space.background import on_working_scale
-from trinat.segmentation.space.conform import conform
-from trinat.segmentation.space.head import head_box
+from trinat.segmentation.space.conform import conform, head_box
 from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.synthetic.phantom import phantom
 
