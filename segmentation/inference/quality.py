@@ -30,13 +30,13 @@ from trinat.segmentation.inference.checks.anatomy import (
 )
 from trinat.segmentation.inference.checks.brightness import (
     check_bands,
+    check_continuity,
     check_contrast,
     check_edges,
     check_noise,
     check_saturation,
     tissue_contrast,
 )
-from trinat.segmentation.inference.checks.continuity import check_continuity
 from trinat.segmentation.inference.checks.evidence import (
     ENOUGH_MM3,
     Evidence,

@@ -1,16 +1,23 @@
-"""Whether the scan looks as a scan should: contrast, saturation, noise, bands, sharp edges.
+"""Whether the scan looks as a scan should: contrast, saturation, noise, bands, edges, continuity.
 
-All are measured in white matter and cortex as they were labelled, on the working scale. That is the
-scan's own but for a factor and an offset, so that equal values are equal there too.
+All but the last are measured in white matter and cortex as they were labelled, on the working
+scale. That is the scan's own but for a factor and an offset, so that equal values are equal there
+too. What is some millimetres large is measured in blocks of 2 mm, in an eighth of the voxels.
+
+From one slice of the brain to the next, brightness changes by about as much as from that to the
+one after. Where slices are lost, or two parts of a scan are shifted against each other, it changes
+by more; where one slice stands for several, it does not change at all.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from trinat.segmentation.inference.checks.blocks import VOXELS, block_sums, smoothed
 from trinat.segmentation.inference.checks.evidence import (
     Evidence,
     Finding,
@@ -19,9 +26,13 @@ from trinat.segmentation.inference.checks.evidence import (
 )
 from trinat.segmentation.inference.checks.limits import Limits
 
+Floats = NDArray[np.float32]
+
+BLOCK = 2
+VOXELS = BLOCK**3
 # From here on white matter and cortex differ enough to compare with.
 _LEAST_DIFFERENCE = 1e-3
-# Less white matter, or fewer places where it meets cortex, say nothing.
+# Less white matter, fewer places where it meets cortex, or less brain in a slice say nothing.
 _ENOUGH_VOXELS = 1000
 # The median of absolute values of a normal distribution, and of a voxel less the mean of its six
 # neighbours, as standard deviations of one voxel.
@@ -32,6 +43,16 @@ _NARROW = 2.0
 _WIDE = 4.0
 # A block with this many voxels of white matter is one of white matter.
 _MOST_VOXELS = 6
+# Slices along x, y and z of the world.
+_SLICES = ("sagittal", "coronal", "axial")
+_COORDINATES = ("x", "y", "z")
+# Slices with less than this share of the largest one's brain are not compared.
+_LARGE = 0.25
+# A change is compared with those of so many slices on either side, but for its neighbours'.
+_NEAR = 8
+_NEXT = 1
+# Fewer slices around say nothing.
+_ENOUGH_SLICES = 6
 
 
 def check_contrast(evidence: Evidence, limits: Limits) -> list[Finding]:
@@ -193,3 +214,102 @@ def _difference(evidence: Evidence) -> float | None:
 def _inside(evidence: Evidence) -> NDArray[np.bool_]:
     """White matter whose six neighbours are white matter: no voxel is a mixture."""
     return np.asarray(ndimage.binary_erosion(evidence.white_matter))
+
+
+def block_sums(values: NDArray[Any]) -> Floats:
+    """Sums of blocks of voxels: an image (X, Y, Z) as blocks of 2×2×2.
+
+    What is left over at the ends counts nowhere.
+    """
+    x = values.shape[0] // BLOCK
+    y = values.shape[1] // BLOCK
+    z = values.shape[2] // BLOCK
+    whole = values[: x * BLOCK, : y * BLOCK, : z * BLOCK]
+    blocks = whole.reshape(x, BLOCK, y, BLOCK, z, BLOCK)
+    return np.asarray(blocks.sum(axis=(1, 3, 5), dtype=np.float32))
+
+
+def smoothed(sums: Floats, weights: Floats, width: float) -> Floats:
+    """Means of what has weight alone, over a Gaussian of `width` blocks (standard deviation).
+
+    `sums` and `weights` are of the same blocks. Where nothing has weight, the mean of all.
+    """
+    total = ndimage.gaussian_filter(sums, width, truncate=2.0)
+    share = ndimage.gaussian_filter(weights, width, truncate=2.0)
+    everywhere = sums.sum() / max(float(weights.sum()), 1.0)
+    known = share > 1e-3
+    divisor = np.where(known, share, 1)
+    means = np.where(known, total / divisor, everywhere)
+    return np.asarray(means, np.float32)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A change from one slice to the next, as a multiple of the usual one around it.
+
+    `where` says the slices' view and the place between them, in RAS mm.
+    """
+
+    ratio: float
+    where: str
+
+
+def check_continuity(evidence: Evidence, limits: Limits) -> list[Finding]:
+    """No two neighbouring slices of the brain differ by much more or less than others around.
+
+    It never rejects: most of the labels may be right.
+    """
+    steps = find_steps(evidence)
+    if not steps:
+        return []
+    largest = max(steps, key=lambda step: step.ratio)
+    reason = (
+        f"{largest.where}, slices differ {largest.ratio:.1f} times as much as around: "
+        "slices lost or shifted?"
+    )
+    findings = above(largest.ratio, limits.jump, reason)
+    smallest = min(steps, key=lambda step: step.ratio)
+    if smallest.ratio < limits.still:
+        reason = f"{smallest.where}, slices do not differ: repeated slices?"
+        findings.append(Finding(False, reason))
+    return findings
+
+
+def find_steps(evidence: Evidence) -> list[Step]:
+    """The changes between all neighbouring slices of the brain, along the three axes.
+
+    Changes are means over what is brain in both, in shares of the median of those around.
+    """
+    grid = evidence.image.grid
+    steps = []
+    for axis in range(3):
+        changes = _changes(evidence, axis)
+        world = int(np.abs(grid.affine[:3, axis]).argmax())
+        for number in np.flatnonzero(np.isfinite(changes)):
+            around = np.concatenate(
+                [
+                    changes[max(number - _NEAR, 0) : max(number - _NEXT, 0)],
+                    changes[number + 1 + _NEXT : number + 1 + _NEAR],
+                ]
+            )
+            known = around[np.isfinite(around)]
+            if len(known) < _ENOUGH_SLICES or not np.median(known) > 0:
+                continue
+            index = np.zeros(3)
+            index[axis] = number + 0.5
+            place_mm = grid.places(index)[world]
+            where = f"{_SLICES[world]} at {_COORDINATES[world]} = {place_mm:.0f} mm"
+            steps.append(Step(float(changes[number] / np.median(known)), where))
+    return steps
+
+
+def _changes(evidence: Evidence, axis: int) -> NDArray[np.float64]:
+    """The mean change from each slice to the next; NaN where there is little brain."""
+    image = np.moveaxis(evidence.image.data, axis, 0)
+    brain = np.moveaxis(evidence.brain, axis, 0)
+    both = brain[1:] & brain[:-1]
+    voxels = both.sum(axis=(1, 2))
+    change = np.abs(image[1:] - image[:-1]) * both
+    sums = change.sum(axis=(1, 2), dtype=np.float64)
+    is_large = voxels >= max(_LARGE * voxels.max(initial=0), _ENOUGH_VOXELS)
+    return np.where(is_large, sums / np.maximum(voxels, 1), np.nan)

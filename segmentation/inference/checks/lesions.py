@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from trinat.segmentation.inference.checks.blocks import (
+from trinat.segmentation.inference.checks.brightness import (
     BLOCK,
     VOXELS,
     Floats,

@@ -7,7 +7,7 @@ import pytest
 from helpers.evidence import WHITE, ball, evidence
 from scipy import ndimage
 
-from trinat.segmentation.inference.checks.continuity import check_continuity
+from trinat.segmentation.inference.checks.brightness import check_continuity
 from trinat.segmentation.inference.checks.evidence import Evidence, Finding
 from trinat.segmentation.inference.checks.limits import LIMITS
 
