@@ -16,8 +16,8 @@ from attacks.verdicts import wrong
 from attacks.workshop import Try
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.checks.field import check_field_of_view
-from trinat.segmentation.inference.checks.inside import why_not_measured
 from trinat.segmentation.inference.checks.limits import LIMITS
+from trinat.segmentation.inference.measuring import why_not_measured
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.space.conform import conform

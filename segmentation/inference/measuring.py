@@ -1,12 +1,40 @@
-"""The volumes of the brain as a whole in one segmentation, the intracranial volume among them."""
+"""The volumes of the brain as a whole in one segmentation, the intracranial volume among them.
+
+That volume is known where all of the space inside the skull is in the scan and was found.
+"""
 
 from __future__ import annotations
 
-from trinat.segmentation.inference.checks.evidence import Evidence
-from trinat.segmentation.inference.checks.inside import why_not_measured
+import numpy as np
+from numpy.typing import NDArray
+from scipy import ndimage
+
+from trinat.segmentation.grid import Grid
+from trinat.segmentation.inference.checks.evidence import Evidence, some
+from trinat.segmentation.inference.checks.field import find_cut, on_sphere
 from trinat.segmentation.inference.checks.limits import LIMITS, Limits
 from trinat.segmentation.inference.prediction import Prediction
+from trinat.segmentation.labels.label import CSF_GROUP
 from trinat.segmentation.labels.measures import INTRACRANIAL, BrainVolumes, sums_mm3
+from trinat.segmentation.space.background import TISSUE
+from trinat.segmentation.space.morphology import dilated
+
+# Skull and scalp are between these distances from the space inside the skull, in voxels of 1 mm.
+_SKULL_FROM = 3
+_SKULL_TO = 9
+# Skull is looked for on the sides above the middle, of which each is this wide, and at the top.
+# Below are face and neck, which may be defaced or cut.
+_AROUND = 8
+_STEEP = 0.5
+_TOP = 0.87
+# Where tissue ends around the brain is looked for in these directions, about 10° apart, up to so
+# far, at every second voxel.
+_DIRECTIONS = 400
+_REACH_MM = 25.0
+_STEP = 2
+# Tissue ends evenly where it ends within so many mm of the farthest end, specks left out.
+_EVEN_MM = 2.0
+_FARTHEST_PERCENTILE = 95
 
 
 def measure(
@@ -26,3 +54,116 @@ def measure(
         note = ""
     mm3.update(sums_mm3(found.scheme, found.volumes_mm3))
     return BrainVolumes(mm3, note)
+
+
+def why_not_measured(
+    evidence: Evidence, inside: NDArray[np.bool_], limits: Limits
+) -> str:
+    """Why the intracranial volume is not known, in a few words; empty where it is.
+
+    `inside` (X, Y, Z) is what is inside the skull, on the grid of the evidence.
+    """
+    if not finds_all_fluid(evidence):
+        return "the model does not find the fluid around the brain"
+    if not inside.any() or not evidence.brain.any():
+        return "no brain was found"
+    shares = skull_shares(evidence, inside)
+    if shares.max() < limits.skull:
+        return "the scan shows no skull"
+    area, structures = find_cut(evidence, with_fluid=True)
+    if area > limits.cut_mm2[0]:
+        return f"the field of view ends inside the skull, in {some(structures)}"
+    if shares.min() < limits.skull:
+        return "the scan does not show the skull on all sides"
+    if evenness(evidence, inside) > limits.even:
+        return "what is around the brain ends like a mask, not like a scalp"
+    return ""
+
+
+def finds_all_fluid(evidence: Evidence) -> bool:
+    """Whether the model's CSF is all fluid inside the skull."""
+    if evidence.csf != "intracranial":
+        return False
+    fluids = [
+        label.name for label in evidence.scheme.labels if label.group == CSF_GROUP
+    ]
+    return any(name in evidence.volumes_mm3 for name in fluids)
+
+
+def skull_shares(evidence: Evidence, inside: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """How much of the place of skull and scalp is tissue, 0 to 1, on each side above the middle.
+
+    Compact bone is as dark as air, but marrow and scalp are not. A side of which the scan shows
+    nothing has 0. What counts as dark is above any noise, so that noise is no skull.
+    """
+    near = dilated(inside, (_SKULL_FROM,) * 3)
+    layer = dilated(inside, (_SKULL_TO,) * 3) & ~near
+    sides, count = _sides(evidence.image.grid, np.argwhere(inside), np.argwhere(layer))
+    is_tissue = evidence.image.data[layer] > TISSUE
+    counted = sides < count
+    voxels = np.bincount(sides[counted], minlength=count)
+    tissue = np.bincount(sides[counted], is_tissue[counted], minlength=count)
+    return np.asarray(tissue / np.maximum(voxels, 1))
+
+
+def evenness(evidence: Evidence, inside: NDArray[np.bool_]) -> float:
+    """In how many directions above the middle tissue ends at one distance from the brain, 0 to 1.
+
+    Scalp is thin here and thick there. A mask ends at one distance from what it was grown around:
+    the brain, or the space inside the skull. Tissue that goes on beyond the reach has no end.
+    """
+    every = (slice(None, None, _STEP),) * 3
+    tissue = evidence.image.data[every] > TISSUE
+    affine = evidence.image.affine[:3, :3] * _STEP
+    directions = on_sphere(_DIRECTIONS)
+    upwards = directions[directions[:, 2] > 0]
+    shares = []
+    for mask in (inside[every], evidence.brain[every]):
+        ends_mm = _ends_mm(tissue, mask, affine, upwards)
+        farthest_mm = np.percentile(ends_mm, _FARTHEST_PERCENTILE)
+        is_even = ends_mm >= farthest_mm - _EVEN_MM
+        has_end = ends_mm < _REACH_MM - _STEP
+        shares.append(float((is_even & has_end).mean()))
+    return max(shares)
+
+
+def _ends_mm(
+    tissue: NDArray[np.bool_],
+    mask: NDArray[np.bool_],
+    affine: NDArray[np.float64],
+    directions: NDArray[np.float32],
+) -> NDArray[np.float64]:
+    """How far from a mask the last tissue is in each direction from its middle, (N,), in mm.
+
+    `affine` (3, 3) takes steps of voxels to mm.
+    """
+    spacing_mm = np.linalg.norm(affine, axis=0)
+    distances_mm = ndimage.distance_transform_edt(~mask, spacing_mm)
+    outside = tissue & (distances_mm > 0) & (distances_mm <= _REACH_MM)
+    places = (np.argwhere(outside) - np.argwhere(mask).mean(axis=0)) @ affine.T
+    is_above = places[:, 2] > 0
+    places = places[is_above].astype(np.float32)
+    ends_mm = np.zeros(len(directions))
+    # Places are longer than unit vectors, which changes no order.
+    nearest = (places @ directions.T).argmax(axis=1)
+    np.maximum.at(ends_mm, nearest, distances_mm[outside][is_above])
+    return ends_mm
+
+
+def _sides(
+    grid: Grid, inside: NDArray[np.intp], layer: NDArray[np.intp]
+) -> tuple[NDArray[np.intp], int]:
+    """The side that each voxel of a layer (N, 3) is on, seen from the middle; how many there are.
+
+    Voxels below the middle have the number behind the last side.
+    """
+    directions = grid.places(layer) - grid.places(inside).mean(axis=0)
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    x, y, z = directions.T
+    turn = (np.arctan2(y, x) / (2 * np.pi)) % 1
+    sides = np.minimum((turn * _AROUND).astype(np.intp), _AROUND - 1)
+    sides[z > _STEEP] += _AROUND
+    top = 2 * _AROUND
+    sides[z > _TOP] = top
+    sides[z <= 0] = top + 1
+    return sides, top + 1

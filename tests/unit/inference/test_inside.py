@@ -11,11 +11,11 @@ from helpers.evidence import ball
 from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.checks.field import check_field_of_view, find_cut
-from trinat.segmentation.inference.checks.inside import (
+from trinat.segmentation.inference.checks.limits import LIMITS
+from trinat.segmentation.inference.measuring import (
     skull_shares,
     why_not_measured,
 )
-from trinat.segmentation.inference.checks.limits import LIMITS
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 
