@@ -10,8 +10,7 @@ import torch
 from helpers.fourclass import label
 
 from trinat.segmentation.grid import Grid
-from trinat.segmentation.inference.cleaning import clean_up, with_classes
-from trinat.segmentation.inference.prediction import Prediction
+from trinat.segmentation.inference.prediction import Prediction, clean_up, with_classes
 from trinat.segmentation.inference.uncertainty import (
     Samples,
     dice_of_maps,
