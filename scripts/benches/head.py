@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trinat.segmentation.inference.intracranial import find_inside
+from trinat.segmentation.inference.prediction import find_inside
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.segmenter import Segmenter

@@ -16,10 +16,9 @@ from scipy import ndimage
 from torch import Tensor
 
 from trinat.segmentation.grid import grown, is_empty
-from trinat.segmentation.inference.intracranial import find_inside
 from trinat.segmentation.inference.uncertainty import Uncertainty, entropy_of
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.labels.label import Csf
+from trinat.segmentation.labels.label import CSF_GROUP, Csf
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.space.conform import (
     ConformPlan,
@@ -27,12 +26,16 @@ from trinat.segmentation.space.conform import (
     restore_probabilities,
 )
 from trinat.segmentation.space.grid_map import GridMap
+from trinat.segmentation.space.morphology import largest_part, without_holes
 from trinat.segmentation.space.resample import occupied_box
 
 # Slices of the working grid whose classes are found at a time.
 _SLAB = 8
 # Voxels that share a face, an edge or a corner are one piece.
 _TOUCHING = np.ones((3, 3, 3), bool)
+# By group of a label scheme: what stands for the foramen magnum, and what goes on below it.
+_ABOVE_FORAMEN = ("cerebellum",)
+_THROUGH_FORAMEN = (CSF_GROUP, "brainstem")
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +176,13 @@ def clean_up(
         # Only background is filled: another structure inside, such as a ventricle, belongs there.
         filled = ndimage.binary_fill_holes(part == k)
         part[filled & (part == 0)] = k
-    return cleaned, _changed_shares(indices, cleaned, classes)
+    sizes = np.bincount(indices.ravel(), minlength=classes)
+    differs = indices != cleaned
+    lost = np.bincount(indices[differs], minlength=classes)
+    gained = np.bincount(cleaned[differs], minlength=classes)
+    changed = (lost + gained) / np.maximum(sizes, 1)
+    shares = {k: float(changed[k]) for k in range(1, classes) if changed[k] > 0}
+    return cleaned, shares
 
 
 def with_classes(
@@ -210,7 +219,7 @@ def _classes_at(classes: NDArray[np.uint8], places: tuple[Tensor, ...]) -> Tenso
 
 
 def _keep_largest_piece(part: NDArray[np.uint8], k: int) -> None:
-    """Give all pieces of class k in `part` but the largest away, in place."""
+    """Make each piece of class k but the largest the class that surrounds most of it, in place."""
     pieces, count = ndimage.label(part == k, _TOUCHING)
     if count < 2:
         return
@@ -219,29 +228,55 @@ def _keep_largest_piece(part: NDArray[np.uint8], k: int) -> None:
     for number, box in enumerate(ndimage.find_objects(pieces), start=1):
         if number == largest:
             continue
-        around = grown(box, part.shape)
-        _give_away(part[around], pieces[around] == number)
+        around = part[grown(box, part.shape)]
+        piece = pieces[grown(box, part.shape)] == number
+        rim = ndimage.binary_dilation(piece, _TOUCHING) & ~piece
+        neighbours = around[rim]
+        # Where nothing surrounds it, the piece is background.
+        around[piece] = 0
+        if neighbours.size:
+            around[piece] = np.bincount(neighbours).argmax()
 
 
-def _give_away(part: NDArray[np.uint8], piece: NDArray[np.bool_]) -> None:
-    """Make a piece the class that surrounds most of it, in place; background if there is none."""
-    rim = ndimage.binary_dilation(piece, _TOUCHING) & ~piece
-    neighbours = part[rim]
-    if neighbours.size:
-        part[piece] = np.bincount(neighbours).argmax()
-    else:
-        part[piece] = 0
+def find_inside(indices: Volume, scheme: LabelScheme) -> NDArray[np.bool_]:
+    """What is inside the skull, (X, Y, Z); `indices` are classes on the working grid.
+
+    Empty where nothing is labelled. Without a cerebellum nothing is cut off.
+
+    What is inside: every structure, the ventricles among them, and CSF where the model finds all
+    fluid inside the skull. Three rules make one solid space of these labels:
+
+    - The foramen magnum, where the skull ends, is taken to be as high as the lowest voxel of the
+      cerebellum. Brain stem and fluid below it belong to the neck. Label maps for synthesis are cut
+      in the same way, so that networks learn it (`segmentation/synthetic/heads.py`).
+    - Of several parts the largest counts: specks in neck and face are left out.
+    - What the space encloses belongs to it: vessels, dura and holes between labels.
+    """
+    inside = np.asarray(indices.data > 0)
+    inside &= ~_below_foramen(indices, scheme)
+    return without_holes(largest_part(inside))
 
 
-def _changed_shares(
-    before: NDArray[np.uint8],
-    after: NDArray[np.uint8],
-    classes: int,
-) -> dict[int, float]:
-    """Voxels lost and gained, of those before, of each class that changed but background."""
-    sizes = np.bincount(before.ravel(), minlength=classes)
-    differs = before != after
-    lost = np.bincount(before[differs], minlength=classes)
-    gained = np.bincount(after[differs], minlength=classes)
-    changed = (lost + gained) / np.maximum(sizes, 1)
-    return {k: float(changed[k]) for k in range(1, classes) if changed[k] > 0}
+def _below_foramen(indices: Volume, scheme: LabelScheme) -> NDArray[np.bool_]:
+    """Where brain stem and fluid go on below the foramen magnum, (X, Y, Z)."""
+    cerebellum = _of_groups(indices.data, scheme, _ABOVE_FORAMEN)
+    if not cerebellum.any():
+        return np.zeros(indices.shape, bool)
+    up_x, up_y, up_z = indices.affine[2, :3]
+    x, y, z = indices.shape
+    i, j, k = np.ogrid[:x, :y, :z]
+    heights_mm = up_x * i + up_y * j + up_z * k
+    heights_mm = np.broadcast_to(heights_mm, indices.shape)
+    lowest_mm = heights_mm[largest_part(cerebellum)].min()
+    through = _of_groups(indices.data, scheme, _THROUGH_FORAMEN)
+    return np.asarray(through & (heights_mm < lowest_mm))
+
+
+def _of_groups(
+    classes: NDArray[np.uint8],
+    scheme: LabelScheme,
+    groups: tuple[str, ...],
+) -> NDArray[np.bool_]:
+    """Where structures of these groups are, (X, Y, Z)."""
+    is_wanted = np.array([label.group in groups for label in scheme.labels])
+    return np.asarray(is_wanted[classes])

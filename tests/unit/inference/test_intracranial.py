@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trinat.segmentation.inference.intracranial import find_inside
+from trinat.segmentation.inference.prediction import find_inside
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.space.views import reoriented
