@@ -5,7 +5,7 @@ subjects: each structure has a brightness of its own, as that contrast shows it,
 volume, mottle, bias field and noise of a scan. They are stripped, and borders are where the labels
 have them, so scores are higher than those of real scans. What they say is whether a way to treat a
 contrast helps: each is segmented as it is, and as the model does it by itself, which may reverse it
-(segmentation/inference/reversal.py).
+(segmentation/inference/preparation.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from benches._damage_kinds import in_thick_slices
-from trinat.segmentation.inference.reversal import Reversal
+from trinat.segmentation.inference.preparation import Reversal
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.metrics.common_grid import on_grid_of
 from trinat.segmentation.metrics.pair import evaluate

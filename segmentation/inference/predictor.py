@@ -19,15 +19,15 @@ from trinat.segmentation.inference.fusion import (
 from trinat.segmentation.inference.localisation import BrainRegion, brain_region
 from trinat.segmentation.inference.network import ComputePrecision, DeviceNetworks, Part
 from trinat.segmentation.inference.prediction import Prediction
-from trinat.segmentation.inference.preparation import prepare_scan
-from trinat.segmentation.inference.prior import apply_prior
-from trinat.segmentation.inference.reversal import (
-    NOTE,
+from trinat.segmentation.inference.preparation import (
+    REVERSED,
     Reversal,
     Seen,
     as_seen,
     find_reversal,
+    prepare_scan,
 )
+from trinat.segmentation.inference.prior import apply_prior
 from trinat.segmentation.inference.uncertainty import (
     Samples,
     Uncertainty,
@@ -184,7 +184,7 @@ class Predictor:
         with stage("prior"):
             remarks = [self.weigh(fusion.fused, plan)]
         if reversal is not None:
-            remarks.append(NOTE)
+            remarks.append(REVERSED)
         uncertainty: Uncertainty | None = None
         if samples:
             with stage("samples"):

@@ -1,19 +1,51 @@
-"""Preparation: a scan as a model's networks take it, and the way back."""
+"""Preparation: a scan as a model's networks take it, and the way back.
+
+A network for any contrast learnt most of T1, where white matter is brighter than cortex and fluid.
+It finds more in a T2 or PD scan once its tissues have that order (docs/notes/any.md). Its own look
+at a few slices says what fluid, cortex and white matter are, and so which order they have. Then
+bright and dark are reversed.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from trinat.segmentation.grid import Shape, to_shape
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.model_info import Preprocessing
 from trinat.segmentation.space.conform import Conformed, ConformPlan, conform
 from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.resample import resample_image
 from trinat.segmentation.space.views import reoriented, source_axes
+
+# Brightness is that of the working grid, where 1 is the bright end of a head.
+# What is as bright as this becomes 0, and nothing is brighter in the result.
+_BRIGHTEST = 1.2
+# Darker than this share of white matter's brightness is no tissue of the brain, but bone and air.
+_DARKEST = 0.5
+# Cortex that is less than this times as bright as white matter says nothing of the order.
+_CLEARLY = 1.04
+# Fewer voxels of a tissue say nothing either.
+_ENOUGH_VOXELS = 100
+# Labels that are less likely than this are no evidence.
+_LIKELY = 0.5
+# Groups of label schemes that a tissue consists of.
+_WHITE_MATTER = ("white-matter",)
+_CORTEX = ("cortical", "grey-matter")
+_FLUID = ("ventricles", "csf")
+# What is noted of a scan that was reversed.
+REVERSED = (
+    "cortex and fluid are brighter than white matter: "
+    "the networks saw bright and dark reversed"
+)
 
 
 def prepare_scan(volume: Volume, preprocessing: Preprocessing) -> Conformed:
@@ -66,3 +98,76 @@ def from_minimum_to_maximum(values: NDArray[np.float32]) -> NDArray[np.float32]:
     low = float(values.min())
     high = float(values.max())
     return (values - low) / max(high - low, 1e-6)
+
+
+class Seen(NamedTuple):
+    """Some slices of a scan: brightness (N, H, W), and the probabilities of K classes in them.
+
+    `probabilities` are (N, H, W, K).
+    """
+
+    brightness: Tensor
+    probabilities: Tensor
+
+
+@dataclass(frozen=True)
+class Reversal:
+    """How a scan is reversed; `white_matter` is the brightness of that."""
+
+    white_matter: float
+
+    def apply(self, image: Tensor) -> Tensor:
+        """The image with white matter brighter than cortex, and that brighter than fluid.
+
+        What is darker than white matter becomes brighter, down to half of its brightness. From
+        there a parabola leads to 0: air stays dark, with less noise than on a straight line.
+        """
+        darkest = _DARKEST * self.white_matter
+        rising = (image / darkest) ** 2 * (_BRIGHTEST - darkest)
+        falling = (_BRIGHTEST - image).clamp(min=0)
+        return torch.where(image < darkest, rising, falling)
+
+
+def as_seen(image: Tensor, reversal: Reversal | None) -> Tensor:
+    """An image as networks are to see it: reversed, or as it is without a reversal."""
+    if reversal is None:
+        return image
+    return reversal.apply(image)
+
+
+def find_reversal(slices: Iterable[Seen], scheme: LabelScheme) -> Reversal | None:
+    """How to reverse a scan, by some of its slices; None where its order is that of T1.
+
+    `scheme` has the K classes of the slices. In T1 cortex is darker than white matter. In FLAIR it
+    is brighter, but fluid is darker: such a scan stays as it is.
+    """
+    tissues = [_classes_of(scheme, group) for group in (_WHITE_MATTER, _CORTEX, _FLUID)]
+    seen: list[list[Tensor]] = [[] for _ in tissues]
+    for brightness, probabilities in slices:
+        likelihood, classes = probabilities.max(-1)
+        is_likely = likelihood > _LIKELY
+        for members, values in zip(tissues, seen, strict=True):
+            is_tissue = members.to(classes.device)[classes]
+            values.append(brightness[is_likely & is_tissue])
+    white_matter, cortex, fluid = (_median(values) for values in seen)
+    if white_matter is None or cortex is None or fluid is None:
+        return None
+    is_reverse = cortex > _CLEARLY * white_matter and fluid > white_matter
+    if white_matter <= 0 or not is_reverse:
+        return None
+    return Reversal(white_matter)
+
+
+def _classes_of(scheme: LabelScheme, groups: tuple[str, ...]) -> Tensor:
+    """Flags (K,) of the classes that belong to one of the groups."""
+    return torch.tensor([label.group in groups for label in scheme.labels])
+
+
+def _median(parts: list[Tensor]) -> float | None:
+    """The median of all values; None of too few."""
+    if not parts:
+        return None
+    values = torch.cat(parts)
+    if len(values) < _ENOUGH_VOXELS:
+        return None
+    return float(values.median())

@@ -23,12 +23,13 @@ from trinat.segmentation.inference.localisation import BrainRegion
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.preparation import (
+    REVERSED,
     as_networks_take_it,
+    as_seen,
     from_minimum_to_maximum,
     needed_shape,
 )
 from trinat.segmentation.inference.prior import most_probable
-from trinat.segmentation.inference.reversal import NOTE, as_seen
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.longitudinal.joining import Joining, flows_from
 from trinat.segmentation.longitudinal.rigid import Alignment
@@ -259,7 +260,7 @@ def _segment(
         remarks = [predictor.weigh(joining.mean, plan)]
         joining.change_own(predictor.multiply_odds)
     if reversal is not None:
-        remarks.append(NOTE)
+        remarks.append(REVERSED)
     joining.on_processor()
     conclude = [
         partial(predictor.conclude, scan, region, maps=maps_of_scan, remarks=remarks)

@@ -11,7 +11,7 @@ from benches.painted import BRIGHTNESS, paint, painted_scans, run
 from helpers.overfitted import miniature, overfitted_model
 
 from trinat.segmentation.inference.predictor import Predictor
-from trinat.segmentation.inference.reversal import Reversal
+from trinat.segmentation.inference.preparation import Reversal
 from trinat.segmentation.io.volume import Volume
 
 # A block of each of these, by FreeSurfer's numbers.

@@ -13,8 +13,8 @@ from helpers.overfitted import miniature, random_model
 from pydantic import ValidationError
 
 from trinat.segmentation.inference.predictor import Predictor
-from trinat.segmentation.inference.reversal import (
-    NOTE,
+from trinat.segmentation.inference.preparation import (
+    REVERSED,
     Reversal,
     Seen,
     find_reversal,
@@ -129,7 +129,7 @@ def test_networks_see_the_scan_reversed(
     found = predictor.infer(prepared)
     assert torch.equal(found.fused, as_it_is.infer(beforehand).fused)
     assert not torch.equal(found.fused, as_it_is.infer(prepared).fused)
-    assert found.notes == (NOTE,)
+    assert found.notes == (REVERSED,)
     # Grades and pictures are of the scan as it is.
     assert (found.image.data == as_it_is.infer(prepared).image.data).all()
 

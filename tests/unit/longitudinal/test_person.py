@@ -11,7 +11,7 @@ from helpers.overfitted import random_model
 from helpers.visits import head_of, pose_of, visit_of
 
 from trinat.segmentation.inference.predictor import Predictor
-from trinat.segmentation.inference.reversal import NOTE, Reversal
+from trinat.segmentation.inference.preparation import REVERSED, Reversal
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.longitudinal.person import (
     TimePoint,
@@ -118,7 +118,7 @@ def test_the_template_says_for_all_scans_whether_networks_see_them_reversed(
     assert torch.equal(of_template, 1 - template)
     # The template is the mean of both scans.
     torch.testing.assert_close((first + second) / 2, 1 - template)
-    assert all(NOTE in point.prediction.notes for point in points)
+    assert all(REVERSED in point.prediction.notes for point in points)
 
 
 def test_images_get_the_geometric_mean_of_their_brightness() -> None:
