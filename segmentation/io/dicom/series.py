@@ -1,4 +1,7 @@
-"""The series in a folder or a zip, and the one of them that is a T1-weighted scan."""
+"""The series in a folder or a zip, and which of them are scans of the head.
+
+Those are T1-weighted and 3D, or of any contrast where that is asked for.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from natsort import natsorted
 
@@ -17,16 +20,38 @@ from trinat.segmentation.io.dicom.parsing import (
     MAX_HEADER,
     damage_explained,
     frame_count,
+    functional_group,
     has_magic,
     lists_files,
     parse,
+    several,
 )
-from trinat.segmentation.io.dicom.selection import why_left_out
 from trinat.segmentation.io.limits import MIN_SIDE
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
 
 # How many of the reasons in a folder are named.
 _NAMED = 5
 _NUMBER = re.compile("[0-9]{1,9}")
+
+_MR = "1.2.840.10008.5.1.4.1.1.4"
+# MR, enhanced MR and legacy converted enhanced MR images.
+_MR_CLASSES = (_MR, f"{_MR}.1", f"{_MR}.4")
+_MODALITY = re.compile("[A-Z]{2}|SEG|RT[A-Z]{1,8}")
+_MAX_ECHO_MS = 25.0
+
+# Words of ImageType.
+_PHASES = frozenset({"P", "PHASE", "PHASE MAP", "R", "REAL", "I", "IMAGINARY"})
+_DERIVED = frozenset({"DERIVED", "SECONDARY", "MPR", "PROJECTION IMAGE", "REFORMATTED"})
+# Words of descriptions, in small letters.
+_T1 = re.compile(r"t1|mp2?rage|spgr|bravo|tfe")
+# Where a word begins: "headcoil" has "adc" in it.
+_OTHER_CONTRAST = re.compile("(?<![a-z])(t2|flair|ciss|fiesta)")
+_NO_ANATOMY = re.compile(
+    "(?<![a-z])(swi|tof|angio|dwi|dti|diff|adc|bold|asl|perf|field|phase)"
+)
+_SCOUT = re.compile(r"locali[sz]er|scout|survey")
 
 
 class Series(NamedTuple):
@@ -80,7 +105,8 @@ def find_series(
                 groups[uid, reason].append(image)
     for (uid, reason), images in groups.items():
         found.append(_series_of(images, uid, reason))
-    return list(natsorted(found, key=_scans_before_others))
+    # Scans before others.
+    return list(natsorted(found, key=lambda series: (bool(series.reason), series.name)))
 
 
 def _look_at(
@@ -114,11 +140,6 @@ def _series_of(images: list[_Image], uid: str, reason: str) -> Series:
     return Series(name, tuple(files), reason)
 
 
-def _scans_before_others(series: Series) -> tuple[bool, str]:
-    """By what series are sorted."""
-    return bool(series.reason), series.name
-
-
 def only_scan(place: Path) -> tuple[Path, Sequence[str]]:
     """The folder or zip and the files in it of the one T1-weighted series that `place` holds.
 
@@ -136,14 +157,79 @@ def only_scan(place: Path) -> tuple[Path, Sequence[str]]:
         return place, scans[0].files
     problem = f"{len(scans) or 'no'} T1-weighted series in it"
     reasons = [f"{series.name}: {series.reason}" for series in found if series.reason]
+    if len(reasons) > _NAMED:
+        reasons[_NAMED:] = [f"and {len(reasons) - _NAMED} more"]
     if reasons:
-        problem += f" ({_first_few(reasons)})"
+        problem += f" ({'; '.join(reasons)})"
     raise FormatError(problem, where=place, remedy="give the files of one")
 
 
-def _first_few(reasons: list[str]) -> str:
-    """The first reasons in one line, and how many more there are."""
-    listed = "; ".join(reasons[:_NAMED])
-    if len(reasons) > _NAMED:
-        listed += f"; and {len(reasons) - _NAMED} more"
-    return listed
+def why_left_out(dataset: Dataset, *, any_contrast: bool = False) -> str:
+    """Why an image is no part of a T1-weighted 3D scan, in words that are not its header's.
+
+    With `any_contrast`, why it is no part of an anatomical scan, 3D or in slices. Empty if it may
+    be one. What the header does not say speaks for the image: headers of old and of anonymous
+    files say little. The first reason that holds is given.
+    """
+    modality = str(dataset.get("Modality"))
+    if modality != "MR" or dataset.get("SOPClassUID") not in _MR_CLASSES:
+        # Only a modality of the standard's form is repeated.
+        if _MODALITY.fullmatch(modality):
+            return f"no MR image ({modality})"
+        return "no MR image"
+    reasons = _no_anatomy(dataset)
+    if not any_contrast:
+        reasons.update(_not_t1(dataset))
+    for reason, holds in reasons.items():
+        if holds:
+            return reason
+    return ""
+
+
+def _no_anatomy(dataset: Dataset) -> dict[str, object]:
+    """Reasons against an anatomical scan of any contrast, and whether each holds."""
+    kinds = [str(kind).upper() for kind in several(dataset.get("ImageType"))]
+    words = _words(dataset)
+    pulses = several(dataset.get("ScanningSequence"))
+    echo_planar_pulse = dataset.get("EchoPlanarPulseSequence") == "YES"
+    return {
+        "a localiser": "LOCALIZER" in kinds or _SCOUT.search(words),
+        "a mosaic": "MOSAIC" in kinds,
+        "derived from other images": _DERIVED.intersection(kinds),
+        "no magnitude image": _PHASES.intersection(kinds[2:]),
+        "echo-planar": "EP" in pulses or echo_planar_pulse,
+        "an angiogram": dataset.get("AngioFlag") == "Y",
+        "its description names another kind of image": (
+            _NO_ANATOMY.search(words) and not _T1.search(words)
+        ),
+    }
+
+
+def _not_t1(dataset: Dataset) -> dict[str, object]:
+    """Reasons against a T1-weighted 3D scan, and whether each holds."""
+    words = _words(dataset)
+    contrast = dataset.get("AcquisitionContrast") or "UNKNOWN"
+    return {
+        "a 2D acquisition": dataset.get("MRAcquisitionType") == "2D",
+        "its contrast is not T1": contrast not in ("T1", "UNKNOWN", "MIXED"),
+        f"its echo time is above {_MAX_ECHO_MS:g} ms": _has_long_echo(dataset),
+        "its description names another contrast": (
+            _OTHER_CONTRAST.search(words) and not _T1.search(words)
+        ),
+    }
+
+
+def _words(dataset: Dataset) -> str:
+    """What people call the series and its protocol, in small letters."""
+    description = dataset.get("SeriesDescription")
+    return f"{description} {dataset.get('ProtocolName')}".lower()
+
+
+def _has_long_echo(dataset: Dataset) -> bool:
+    """Whether the echo time is known and too long for T1 weighting."""
+    echo_ms = dataset.get("EchoTime")
+    if not echo_ms:
+        echo_ms = functional_group(dataset, 0, "MREcho").get("EffectiveEchoTime")
+    if not echo_ms:
+        return False
+    return float(echo_ms) > _MAX_ECHO_MS
