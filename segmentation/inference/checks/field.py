@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from trinat.segmentation.grid import to_box
 from trinat.segmentation.inference.checks.evidence import Evidence, Finding, above, some
 from trinat.segmentation.inference.checks.limits import Limits
+from trinat.segmentation.labels.class_map import outer_rim
 from trinat.segmentation.space.background import AIR
 
 Points = NDArray[np.float32]
@@ -55,7 +56,7 @@ def find_cut(
     labelled = np.pad(labels, 1)
     near_end = _empty(evidence)
     for _ in range(_NEAR_END):
-        near_end |= _beside(near_end)
+        near_end |= outer_rim(near_end)
     ends = _points(labelled & near_end)
     if len(ends) < _FEWEST:
         return 0.0, ()
@@ -92,17 +93,6 @@ def _empty(evidence: Evidence) -> NDArray[np.bool_]:
     empty = evidence.image.grid.cut(to_box(with_one_more)).beyond(evidence.scan)
     empty[1:-1, 1:-1, 1:-1] |= evidence.image.data < AIR
     return empty
-
-
-def _beside(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Voxels that share a face with the mask (X, Y, Z)."""
-    found = np.zeros_like(mask)
-    for axis in range(mask.ndim):
-        here = np.moveaxis(found, axis, 0)
-        there = np.moveaxis(mask, axis, 0)
-        here[1:] |= there[:-1]
-        here[:-1] |= there[1:]
-    return found
 
 
 def _points(mask: NDArray[np.bool_]) -> Points:

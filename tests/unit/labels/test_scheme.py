@@ -11,7 +11,7 @@ from helpers.numbers import QUICKNAT, fold, fs
 from trinat.segmentation import labels
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.labels import SHIPPED_SCHEMES
-from trinat.segmentation.labels.nearest_side import outer_rim
+from trinat.segmentation.labels.class_map import outer_rim
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.space.views import View
 
