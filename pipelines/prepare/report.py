@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trinat.segmentation.data.statistics import Statistics
+from trinat.segmentation.data.slices import Statistics
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.metrics.statistics import robust_z

@@ -15,7 +15,8 @@ import json
 import os
 import threading
 import zlib
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.segmentation.data.quantised import Quantised
-from trinat.segmentation.data.statistics import Statistics, count_along_axes, describe
 from trinat.segmentation.errors import DatasetError, IntegrityError
 from trinat.segmentation.io.files import atomic_write, open_regular
 from trinat.segmentation.labels.scheme import LabelScheme, MergedScheme
-from trinat.segmentation.space.views import View, to_slices
+from trinat.segmentation.space.resample import occupied_box
+from trinat.segmentation.space.views import View, slice_axes, to_slices
 
 # Raised whenever the same scan would be stored otherwise; older stores are then prepared again.
 FORMAT = 2
@@ -45,9 +46,12 @@ _IMAGE_PACKING: dict[str, Any] = {
 }
 _LABEL_PACKING: dict[str, Any] = {"compression": "gzip", "compression_opts": 1}
 
-
 # Files are opened, looked into and closed by one thread at a time; each unpacks what it has read.
 FILES = threading.RLock()
+
+_HISTOGRAM_BINS = 64
+_HISTOGRAM_TOP = 1.5
+_PERCENTILES = {"p1": 1, "p50": 50, "p99": 99}
 
 
 def write_subject(
@@ -343,3 +347,74 @@ def _unpack(
     parts = np.frombuffer(data, np.uint8).reshape(into.itemsize, -1)
     for byte, part in enumerate(parts):
         values[:, byte] = part
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a subject holds, on the working grid of 1 mm³ voxels.
+
+    `voxels` and `class_means` (of intensity, 0 where a class has no voxel) have an entry a class.
+    `percentiles` and `histogram` are of the head, which is where intensity is above 0. The
+    histogram has 64 bins from 0 to 1.5; the last is open above.
+    """
+
+    voxels: tuple[int, ...] = ()
+    class_means: tuple[float, ...] = ()
+    percentiles: Mapping[str, float] = field(default_factory=dict)
+    histogram: tuple[int, ...] = ()
+
+
+def count_along_axes(
+    labels: NDArray[np.uint8], classes: int
+) -> dict[View, NDArray[np.int64]]:
+    """Voxels of each class in each slice of each view, (N, K), in labels (X, Y, Z).
+
+    Raises DatasetError where a voxel's class is not below `classes`.
+    """
+    if labels.size and int(labels.max()) >= classes:
+        raise DatasetError(f"class {labels.max()} in a map of {classes} classes")
+    # Only the box around what is labelled needs counting: a fifth of the working grid.
+    box = occupied_box(labels > 0)
+    counts = {}
+    for view in View:
+        slices = to_slices(labels, view)
+        per_slice = np.zeros((len(slices), classes), np.int64)
+        first = box[slice_axes(view).along].start
+        for number, inside in enumerate(to_slices(labels[box], view), start=first):
+            per_slice[number] = np.bincount(inside.ravel(), minlength=classes)
+        foreground = per_slice[:, 1:].sum(axis=1)
+        per_slice[:, 0] = slices[0].size - foreground
+        counts[view] = per_slice
+    return counts
+
+
+def describe(
+    image: NDArray[np.float32] | None,
+    labels: NDArray[np.uint8] | None,
+    voxels: tuple[int, ...],
+) -> Statistics:
+    """Statistics of an image and its labels, (X, Y, Z) on one grid; either may be missing.
+
+    `voxels` are those of each class, empty without labels.
+    """
+    if image is None:
+        return Statistics(voxels=voxels)
+    class_means: tuple[float, ...] = ()
+    if labels is not None:
+        # 0 for background and for classes without a voxel.
+        inside = labels > 0
+        classes_inside = labels[inside]
+        values = image[inside].astype(np.float64)
+        sums = np.bincount(classes_inside, values, len(voxels))
+        numbers = np.bincount(classes_inside, minlength=len(voxels))
+        class_means = tuple((sums / np.maximum(numbers, 1)).tolist())
+
+    head = image[image > 0]
+    percentiles = dict.fromkeys(_PERCENTILES, 0.0)
+    if head.size:
+        levels = np.percentile(head, tuple(_PERCENTILES.values())).tolist()
+        percentiles = dict(zip(_PERCENTILES, levels, strict=True))
+    # The last bin takes everything above its top.
+    capped = np.minimum(head, np.float32(_HISTOGRAM_TOP))
+    histogram, _ = np.histogram(capped, _HISTOGRAM_BINS, (0, _HISTOGRAM_TOP))
+    return Statistics(voxels, class_means, percentiles, tuple(histogram.tolist()))

@@ -18,7 +18,7 @@ from trinat.pipelines.prepare.show import (
     show_augmented,
     show_subject,
 )
-from trinat.segmentation.data.statistics import Statistics
+from trinat.segmentation.data.slices import Statistics
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, DatasetError
 
