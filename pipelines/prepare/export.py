@@ -18,8 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trinat.pipelines.common.lock import claimed, refuse_others
-from trinat.segmentation.data.quantised import Quantised
-from trinat.segmentation.data.slices import SubjectFile
+from trinat.segmentation.data.slices import Quantised, SubjectFile
 from trinat.segmentation.data.splits import PARTS, Part
 from trinat.segmentation.data.store import SPLIT, Store
 from trinat.segmentation.errors import DatasetError, InputError, reason_of

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from trinat.segmentation.data.quantised import Quantised
-from trinat.segmentation.data.slices import FILES, SubjectFile
+from trinat.segmentation.data.slices import FILES, Quantised, SubjectFile
 from trinat.segmentation.data.splits import Part
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, DatasetError

@@ -15,8 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trinat.segmentation.data.quantised import quantise
-from trinat.segmentation.data.slices import FORMAT, scheme_table, write_subject
+from trinat.segmentation.data.slices import (
+    FORMAT,
+    quantise,
+    scheme_table,
+    write_subject,
+)
 from trinat.segmentation.data.sources.base import Subject
 from trinat.segmentation.errors import GeometryError, LabelError
 from trinat.segmentation.io.files import sha256_of

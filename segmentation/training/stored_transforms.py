@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from trinat.segmentation.data.dataset import StoredSlice
-from trinat.segmentation.data.quantised import quantise
+from trinat.segmentation.data.slices import quantise
 from trinat.segmentation.data.transforms import SliceTransforms
 from trinat.segmentation.errors import TrainingError
 from trinat.segmentation.space.views import View

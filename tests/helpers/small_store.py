@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trinat.segmentation.data.quantised import quantise
-from trinat.segmentation.data.slices import scheme_table, write_subject
+from trinat.segmentation.data.slices import quantise, scheme_table, write_subject
 from trinat.segmentation.data.sources.base import Subject
 from trinat.segmentation.data.splits import Split
 from trinat.segmentation.data.store import (

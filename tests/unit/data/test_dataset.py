@@ -12,8 +12,7 @@ from helpers.small_store import stored_subject
 from torch.utils.data import DataLoader
 
 from trinat.segmentation.data.dataset import BalancedSampler, SliceDataset, open_slices
-from trinat.segmentation.data.quantised import quantise
-from trinat.segmentation.data.slices import scheme_table, write_subject
+from trinat.segmentation.data.slices import quantise, scheme_table, write_subject
 from trinat.segmentation.data.sources.base import Subject
 from trinat.segmentation.data.splits import Split
 from trinat.segmentation.data.store import (

@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader
 
 import trinat
 from trinat.segmentation.data import open_store as module
-from trinat.segmentation.data.quantised import quantise
-from trinat.segmentation.data.slices import scheme_table, write_subject
+from trinat.segmentation.data.slices import quantise, scheme_table, write_subject
 from trinat.segmentation.data.sources.base import Subject
 from trinat.segmentation.data.store import StoreInfo, subject_path, write_participants
 from trinat.segmentation.errors import ConfigError, DatasetError

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from trinat.segmentation.data.quantised import quantise
-from trinat.segmentation.data.slices import SubjectFile, write_subject
+from trinat.segmentation.data.slices import SubjectFile, quantise, write_subject
 from trinat.segmentation.errors import DatasetError, IntegrityError
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.space.views import View, from_slices

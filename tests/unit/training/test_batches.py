@@ -11,8 +11,7 @@ from helpers.small_store import TISSUE4, VIEWS, all_train, small_store, stored_s
 
 from trinat.pipelines.jobs.pool import worker_pool
 from trinat.segmentation.data.augmentation import AugmentationConfig
-from trinat.segmentation.data.quantised import quantise
-from trinat.segmentation.data.slices import scheme_table, write_subject
+from trinat.segmentation.data.slices import quantise, scheme_table, write_subject
 from trinat.segmentation.data.sources.base import Subject
 from trinat.segmentation.data.splits import Split
 from trinat.segmentation.data.store import (
