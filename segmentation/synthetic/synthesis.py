@@ -12,13 +12,13 @@ from torch import Tensor
 
 from trinat.segmentation.labels.scheme import IGNORE
 from trinat.segmentation.space.views import View
-from trinat.segmentation.synthetic.appearance import paint
-from trinat.segmentation.synthetic.artefacts import (
+from trinat.segmentation.synthetic.appearance import (
     blur,
     corrupt,
     find_field_of_view,
     find_removed,
     move,
+    paint,
 )
 from trinat.segmentation.synthetic.draw import Draw
 from trinat.segmentation.synthetic.settings import SynthesisConfig
