@@ -26,8 +26,12 @@ from scipy import stats
 
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.metrics.groups import group_difference, trend
-from trinat.segmentation.metrics.statistics import holm, robust_z
+from trinat.segmentation.metrics.statistics import (
+    group_difference,
+    holm,
+    robust_z,
+    trend,
+)
 
 Method = Literal["residual", "proportion"]
 _Values = NDArray[np.float64]

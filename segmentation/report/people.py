@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trinat.segmentation.metrics.groups import trend
+from trinat.segmentation.metrics.statistics import trend
 from trinat.segmentation.report.cohort import Adjustment, Cohort, groups_of
 from trinat.segmentation.report.drawing import (
     Drawing,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from trinat.segmentation.metrics.groups import group_difference, trend
+from trinat.segmentation.metrics.statistics import group_difference, trend
 
 FIRST = np.array([4.0, 6.0, 8.0])
 SECOND = np.array([1.0, 3.0, 5.0, np.nan])
