@@ -24,8 +24,7 @@ FEWEST_PERSONS = 6
 _SIGNIFICANT = 0.05
 # Above this, normal approximation: enumeration takes more than a millisecond.
 _MOST_EXACT = 100
-
-
+# Of an interval of 95 %, on each side.
 _TAIL = 0.025
 _UNKNOWN = float("nan")
 

@@ -18,7 +18,7 @@ from trinat.segmentation.metrics.definitions import (
     PRINTED,
 )
 from trinat.segmentation.metrics.statistics import FEWEST_PERSONS, fewest_persons_for
-from trinat.segmentation.report import figures, frames, summary, tables
+from trinat.segmentation.report import figures, measurements, summary, tables
 from trinat.segmentation.report.case_view import ERROR_COLORS, CaseView
 from trinat.segmentation.report.drawing import Drawing
 from trinat.segmentation.report.page import asset, count, render, short_name
@@ -56,7 +56,7 @@ def drawings(evaluation: Evaluation, scheme: LabelScheme) -> dict[str, list[Draw
     frame = evaluation.frame
     models = evaluation.models
     measured = set(frame["metric"].unique())
-    structures = frames.structures_of(frame)
+    structures = measurements.structures_of(frame)
     boxes = [
         figures.box_plot(frame, metric) for metric in PLOTTED if metric in measured
     ]
@@ -119,7 +119,7 @@ def evaluation_page(
     frame = evaluation.frame
     scans = len(frame[["subject", "session"]].drop_duplicates())
     persons = frame["subject"].nunique()
-    structures = len(frames.structures_of(frame))
+    structures = len(measurements.structures_of(frame))
     lead = (
         f"{' and '.join(evaluation.models)} against the truth: {count(scans, 'scan')} of "
         f"{count(persons, 'person')}, {structures} structures ({scheme.name})."
@@ -172,7 +172,7 @@ def _comparison_notices(compared: pd.DataFrame) -> list[str]:
         return [
             f"Fewer than {FEWEST_PERSONS} persons have both: differences are shown, but not tested."
         ]
-    structures = compared[~frames.is_group(compared) & compared["p"].notna()]
+    structures = compared[~measurements.is_group(compared) & compared["p"].notna()]
     if structures.empty:
         return []
     tests = structures["structure"].nunique()
@@ -241,7 +241,9 @@ def _absent_structures(evaluation: Evaluation) -> list[str]:
     absent = summary.absent_everywhere(evaluation.frame)
     if absent:
         # Both sides of a pair are absent: it is named once.
-        pairs = dict.fromkeys(short_name(frames.without_side(name)) for name in absent)
+        pairs = dict.fromkeys(
+            short_name(measurements.without_side(name)) for name in absent
+        )
         notices.append(
             f"{count(len(absent), 'structure')} in no label map, true or predicted, and not "
             f"shown: {', '.join(pairs)}."

@@ -25,7 +25,7 @@ from trinat.segmentation.report.drawing import (
     name_rows,
     panels,
 )
-from trinat.segmentation.report.frames import (
+from trinat.segmentation.report.measurements import (
     by_person,
     by_scan,
     models_of,

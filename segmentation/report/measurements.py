@@ -1,4 +1,7 @@
-"""Tables as files: metrics.csv has one measurement a row, and all else is computed from it."""
+"""metrics.csv has one measurement a row, and all else of a report is computed from it.
+
+Here it is made and written; and it is read by models, structures and groups, persons and scans.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from trinat.segmentation.io.files import atomic_text, spreadsheet_safe
@@ -62,3 +66,73 @@ def _safe(value: Any) -> Any:
     if isinstance(value, str):
         return spreadsheet_safe(value)
     return value
+
+
+def models_of(frame: pd.DataFrame) -> list[str]:
+    """Models in the order of the command line."""
+    return [str(model) for model in frame["model"].unique()]
+
+
+def structures_of(frame: pd.DataFrame) -> list[str]:
+    """Single structures in the order of the label scheme, left and right side by side.
+
+    Groups and background are left out. KeyError for a right side without its left one.
+    """
+    every = frame.loc[~is_group(frame), "structure"].unique()
+    names = [str(name) for name in every if name != "background"]
+    # A right side has the place of its left one; without that it is an unknown name, an error.
+    first_place: dict[str, int] = {}
+    for place, name in enumerate(names):
+        first_place.setdefault(name.removeprefix("Left-"), place)
+
+    def place_of_pair(name: str) -> int:
+        return first_place[without_side(name)]
+
+    return sorted(names, key=place_of_pair)
+
+
+def without_side(name: str) -> str:
+    """A structure's name without its side, as both sides have it."""
+    return name.removeprefix("Left-").removeprefix("Right-")
+
+
+def groups_of(frame: pd.DataFrame) -> list[str]:
+    """Groups of structures (`group:<name>`) in the order of the table."""
+    names = frame.loc[is_group(frame), "structure"].unique()
+    return [str(name) for name in names]
+
+
+def where(table: pd.DataFrame, **values: str) -> pd.DataFrame:
+    """The rows with these values in these columns."""
+    chosen = np.ones(len(table), bool)
+    for column, value in values.items():
+        chosen &= (table[column] == value).to_numpy()
+    return table[chosen]
+
+
+def _in_order(table: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
+    """Columns as in `structures_of`, then groups."""
+    names = (*structures_of(frame), *groups_of(frame))
+    return table[[name for name in names if name in table.columns]]
+
+
+def by_person(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
+    """Persons x structures and groups; a person's scans averaged, undefined ones left out."""
+    rows = where(frame, model=model, metric=metric)
+    means = rows.groupby(["subject", "structure"])["value"].mean()
+    return _in_order(means.unstack(), frame)
+
+
+def by_scan(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
+    """(subject, session) x structures and groups.
+
+    Cells are NaN where a value is undefined or was not measured.
+    """
+    rows = where(frame, model=model, metric=metric)
+    values = rows.set_index(["subject", "session", "structure"])["value"]
+    return _in_order(values.unstack(), frame)
+
+
+def is_group(frame: pd.DataFrame) -> pd.Series:
+    """Rows that are of a group of structures."""
+    return frame["structure"].str.startswith("group:").rename("is_group")

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from trinat.segmentation.metrics.definitions import METRICS, PRINTED
-from trinat.segmentation.report import frames
+from trinat.segmentation.report import measurements
 from trinat.segmentation.report.page import short_name
 from trinat.segmentation.report.summary import Evaluation
 from trinat.segmentation.report.tables import digits_of
@@ -37,8 +37,8 @@ def printed(evaluation: Evaluation) -> pd.DataFrame:
     have no row. An evaluation without any gives an empty table.
     """
     names = [
-        *frames.structures_of(evaluation.frame),
-        *frames.groups_of(evaluation.frame),
+        *measurements.structures_of(evaluation.frame),
+        *measurements.groups_of(evaluation.frame),
     ]
     rows = []
     for model in evaluation.models:

@@ -1,7 +1,7 @@
 """From metrics.csv to the numbers of a report; nothing here looks at a voxel.
 
-The unit is the person: `frames.by_person` averages a person's scans first. Everything else is a
-reduction of its tables, so the whole report can be recomputed from metrics.csv.
+The unit is the person: `measurements.by_person` averages a person's scans first. Everything else is
+a reduction of its tables, so the whole report can be recomputed from metrics.csv.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trinat.segmentation.metrics.statistics import (
     paired_test,
     within_subject_cv_percent,
 )
-from trinat.segmentation.report.frames import (
+from trinat.segmentation.report.measurements import (
     by_person,
     by_scan,
     groups_of,

@@ -10,7 +10,7 @@ import pandas as pd
 
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.definitions import DIGITS, HEADLINE, METRICS, Metric
-from trinat.segmentation.report import frames, summary
+from trinat.segmentation.report import measurements, summary
 from trinat.segmentation.report.page import (
     Cell,
     Column,
@@ -81,7 +81,7 @@ def groups(evaluation: Evaluation) -> Table:
     known = set(evaluation.statistics["structure"])
     shown = [
         group
-        for group in frames.groups_of(evaluation.frame)
+        for group in measurements.groups_of(evaluation.frame)
         if group != "group:all" and group in known
     ]
     rows = []
@@ -139,7 +139,7 @@ def structures(evaluation: Evaluation) -> Table:
 def _places_of_structures(evaluation: Evaluation) -> dict[str, int]:
     """Places in the order of tables: single structures, then groups and all else."""
     names = [
-        *frames.structures_of(evaluation.frame),
+        *measurements.structures_of(evaluation.frame),
         *evaluation.frame["structure"].unique(),
     ]
     places: dict[str, int] = {}
@@ -155,7 +155,7 @@ def heat(evaluation: Evaluation, model: str, metric: str, scheme: LabelScheme) -
     mean over all structures; a note says so. Cells are shaded by how good the value is.
     """
     definition = METRICS[metric]
-    scans = frames.by_scan(evaluation.frame, model, metric)
+    scans = measurements.by_scan(evaluation.frame, model, metric)
     scans = scans.sort_values("group:all", ascending=definition.better == "higher")
     abbreviations = {label.name: label.abbreviation for label in scheme.labels}
     singles = [name for name in scans.columns if name in abbreviations]
@@ -269,7 +269,7 @@ def confusions(frame: pd.DataFrame) -> Table:
     background are among them.
     """
     rows = []
-    for model in frames.models_of(frame):
+    for model in measurements.models_of(frame):
         for true, predicted, share in _largest_confusions(frame, model):
             percent = 100 * share
             rows.append([short_name(true), short_name(predicted), model, percent])

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from trinat.segmentation.metrics.measurement import Measurement
-from trinat.segmentation.report import frames, summary
+from trinat.segmentation.report import measurements, summary
 from trinat.segmentation.report.evaluation import code_of
 from trinat.segmentation.report.measurements import metrics_frame, write_table
 
@@ -54,7 +54,7 @@ def test_the_statistics_are_the_reports(
     code = code_of(model).replace(".to_string()", "").replace('"dice"', f'"{metric}"')
     printed: list[pd.DataFrame] = []
     exec(code, {"print": printed.append})
-    table = frames.where(
+    table = measurements.where(
         summary.structure_statistics(frame, {}), model=model, metric=metric
     )
     again = printed[0].rename(columns=str).loc[table["structure"]]

@@ -11,7 +11,7 @@ import pytest
 from trinat.segmentation.io.files import spreadsheet_safe, write_tsv
 from trinat.segmentation.metrics.measurement import Measurement
 from trinat.segmentation.metrics.statistics import fewest_persons_for
-from trinat.segmentation.report import frames, summary
+from trinat.segmentation.report import measurements, summary
 from trinat.segmentation.report.evaluation import _comparison_notices
 from trinat.segmentation.report.measurements import metrics_frame, write_table
 from trinat.segmentation.report.page import short_name
@@ -61,8 +61,8 @@ def test_left_stands_beside_right() -> None:
     ]
     frame = frame_of([("a", "", "m", name, "dice", 1.0) for name in names])
     expected = ["Left-Putamen", "Right-Putamen", "Left-Caudate", "Right-Caudate", "CSF"]
-    assert frames.structures_of(frame) == expected
-    assert list(frames.by_person(frame, "m", "dice").columns) == [
+    assert measurements.structures_of(frame) == expected
+    assert list(measurements.by_person(frame, "m", "dice").columns) == [
         *expected,
         "group:all",
     ]
