@@ -19,7 +19,7 @@ from trinat.segmentation.data.store import Store
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.metrics.statistics import robust_z
 from trinat.segmentation.report import drawing
-from trinat.segmentation.report.drawing import MODEL_COLORS, Drawing, canvas
+from trinat.segmentation.report.drawing import INK, MODEL_COLORS, Drawing, canvas
 from trinat.segmentation.report.page import (
     Column,
     Columns,
@@ -28,7 +28,6 @@ from trinat.segmentation.report.page import (
     short_name,
     table,
 )
-from trinat.segmentation.report.svg import INK
 
 # Robust standard deviations from the median, and the least number of subjects.
 _FAR = 3.5

@@ -16,6 +16,7 @@ from scipy import special
 from trinat.segmentation.inference.checks.evidence import some
 from trinat.segmentation.metrics.change import Change
 from trinat.segmentation.report.drawing import (
+    INK,
     Drawing,
     add_legend,
     model_color,
@@ -33,7 +34,6 @@ from trinat.segmentation.report.page import (
     short_name,
     table,
 )
-from trinat.segmentation.report.svg import INK
 
 __all__ = ["Course", "changes_page", "retest_of"]
 

@@ -1,28 +1,34 @@
-"""What every figure of a report is made with: its sheet, its marks, and how it is written."""
+"""What every figure of a report is made with: its sheet, its marks, and how it is written.
+
+As SVG it is plain in a file, or inline in a page whose style sheet colours it. matplotlib writes
+colours into style attributes, which a page's strict policy refuses, and fixes ink and paper.
+Inline, styles become plain attributes, ink and grid lines become classes that the page's style
+sheet colours, and marks get titles that a pointer or a screen reader finds.
+"""
 
 from __future__ import annotations
 
 import copy
 import io
 import math
+import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
 
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.report.page import short_name
-from trinat.segmentation.report.svg import GRID, INK, inline_svg, plain_svg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
 
 # Told apart by people with any colour vision, on light and on dark ground (after Okabe and Ito).
 MODEL_COLORS = ("#2f7fc1", "#e0851b", "#12a07a", "#c2609a", "#8a8d1e", "#d1502f")
@@ -32,6 +38,22 @@ _MOST_PANELS_ABREAST = 4
 NARROW_IN = 3.4
 _NARROW_LETTERS = 38  # in a line across the figure
 _BETWEEN_PANELS = 0.12  # of a panel's height
+# Drawn with these, a line or a letter takes the page's colour.
+INK = "#1f2730"
+GRID = "#d5dae1"
+_CLASSES = {INK: "ink", GRID: "grid"}
+
+_SVG = "http://www.w3.org/2000/svg"
+_XLINK = "http://www.w3.org/1999/xlink"
+_DEFS = f"{{{_SVG}}}defs"
+_METADATA = f"{{{_SVG}}}metadata"
+_PATH = f"{{{_SVG}}}path"
+_STYLE_TAG = f"{{{_SVG}}}style"
+_TEXT = f"{{{_SVG}}}text"
+_TITLE = f"{{{_SVG}}}title"
+_USE = f"{{{_SVG}}}use"
+_HREF = f"{{{_XLINK}}}href"
+_ID = re.compile(r"#([A-Za-z0-9_.:-]+)")
 
 
 @dataclass(frozen=True)
@@ -322,3 +344,95 @@ def add_legend(figure: Figure, models: Sequence[str], columns: int = 4) -> None:
         ncols=columns,
         frameon=False,
     )
+
+
+def plain_svg(figure: Figure) -> bytes:
+    """The figure as an SVG file, the same bytes every time.
+
+    Fonts are those of the reader's machine. No date is written.
+    """
+    import matplotlib as mpl
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    buffer = io.BytesIO()
+    # Text stays text: it can be read aloud, searched and copied, and takes a tenth of the bytes.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "trinat"}):
+        figure.set_dpi(100)  # of pictures within; lines and letters have no resolution
+        # `savefig` would draw all of it twice, first to look at its layout.
+        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
+    return buffer.getvalue()
+
+
+def inline_svg(
+    plain: bytes,
+    prefix: str,
+    label: str,
+    titles: Mapping[str, Sequence[str]] | None = None,
+) -> str:
+    """`plain_svg` for a page; `prefix` keeps its ids apart from other figures'.
+
+    `titles[gid]` names, in order, the marks of the artist with that gid.
+    """
+    root = ElementTree.fromstring(plain)
+    root.attrib.pop("width", None)
+    root.attrib.pop("height", None)
+    root.set("role", "img")
+    root.set("aria-label", label)
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag in (_METADATA, _STYLE_TAG):
+                parent.remove(child)
+    for gid, names in (titles or {}).items():
+        group = root.find(f".//*[@id='{gid}']")
+        if group is not None:
+            _name_marks(group, names)
+    for element in root.iter():
+        _restyle(element)
+        # The element's id, and those that it refers to.
+        if "id" in element.attrib:
+            element.set("id", f"{prefix}-{element.attrib['id']}")
+        for key, value in element.attrib.items():
+            if key == _HREF or value.startswith("url(#"):
+                renamed = _ID.sub(lambda found: f"#{prefix}-{found[1]}", value)
+                element.set(key, renamed)
+    ElementTree.register_namespace("", _SVG)
+    ElementTree.register_namespace("xlink", _XLINK)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _name_marks(group: ElementTree.Element, names: Sequence[str]) -> None:
+    """Give the marks of a group their titles, in order; shapes that are only defined are none."""
+    defined: set[int] = set()
+    for definitions in group.iter(_DEFS):
+        defined.update(id(element) for element in definitions.iter())
+    shapes = [element for element in group.iter() if element.tag in (_USE, _PATH)]
+    marks = [shape for shape in shapes if id(shape) not in defined]
+    for mark, name in zip(marks, names, strict=True):
+        title = ElementTree.SubElement(mark, _TITLE)
+        title.text = name
+
+
+def _restyle(element: ElementTree.Element) -> None:
+    """Style declarations to attributes; ink and grid colours to classes."""
+    for declaration in element.attrib.pop("style", "").split(";"):
+        key, _, value = declaration.partition(":")
+        key = key.strip()
+        value = value.strip()
+        if key == "font":  # up to matplotlib 3.10, one shorthand for all of a font
+            size = re.search(r"([\d.]+)px", value)
+            if size:
+                element.set("font-size", size[1])
+            if re.match(r"(\w+ )*(bold|[6-9]00) ", value):
+                element.set("font-weight", "bold")
+        # The family is the page's; a length as an attribute has no unit.
+        elif value and key != "font-family":
+            element.set(key, value.removesuffix("px"))
+    classes = []
+    for key in ("fill", "stroke"):
+        color = element.attrib.get(key, "")
+        if color in _CLASSES:
+            classes.append(f"{key}-{_CLASSES[color]}")
+    if element.tag == _TEXT and "fill" not in element.attrib:
+        classes.append("fill-ink")
+    if classes:
+        element.set("class", " ".join(classes))

@@ -12,6 +12,8 @@ from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.definitions import METRICS
 from trinat.segmentation.metrics.statistics import bland_altman
 from trinat.segmentation.report.drawing import (
+    GRID,
+    INK,
     MODEL_COLORS,
     NARROW_IN,
     WARNING_COLOR,
@@ -34,7 +36,6 @@ from trinat.segmentation.report.measurements import (
 )
 from trinat.segmentation.report.page import short_name
 from trinat.segmentation.report.summary import confusion
-from trinat.segmentation.report.svg import GRID, INK
 
 # Of fewer persons, the dots say more than a box.
 _FEWEST_FOR_BOX = 5

@@ -6,7 +6,7 @@ import re
 
 from matplotlib.figure import Figure
 
-from trinat.segmentation.report.svg import GRID, INK, inline_svg, plain_svg
+from trinat.segmentation.report.drawing import GRID, INK, inline_svg, plain_svg
 
 
 def drawn() -> bytes:
