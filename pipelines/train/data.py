@@ -78,9 +78,7 @@ def open_data(
                 readers = usual_readers(device, cpu_count() // sharing)
             pool = None
             if data.store.augmentation.transforms and readers:
-                pool = worker_pool(
-                    readers, "trinat.segmentation.training.stored_transforms"
-                )
+                pool = worker_pool(readers, "trinat.segmentation.training.batches")
                 opened.callback(pool.shutdown, cancel_futures=True)
             real, scans = _open_store(
                 recipe, stage, data.store, views, scheme, readers, pool

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import BrokenExecutor, Executor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -22,10 +23,11 @@ from trinat.segmentation.data.dataset import (
     StoredSlice,
     open_slices,
 )
+from trinat.segmentation.data.slices import quantise
 from trinat.segmentation.data.splits import read_split
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.data.transforms import SliceTransforms
-from trinat.segmentation.errors import DatasetError
+from trinat.segmentation.errors import DatasetError, TrainingError
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import HeadMaps
@@ -33,7 +35,6 @@ from trinat.segmentation.synthetic.settings import SynthesisConfig
 from trinat.segmentation.synthetic.synthesis import synthesise
 from trinat.segmentation.synthetic.targets import aim
 from trinat.segmentation.training.config import StoreConfig, ValidationConfig
-from trinat.segmentation.training.stored_transforms import StoredTransforms
 from trinat.segmentation.training.validation import ValidationScan
 
 # View, first slice and number of slices.
@@ -462,3 +463,54 @@ def _window(labelled: NDArray[np.bool_], want: int, share: float) -> slice:
     last = max(from_low, up_to_high)
     start = first + int(share * (last + 1 - first))
     return slice(start, start + want)
+
+
+class StoredTransforms:
+    """Gives the change of each slice of a training; its numbers follow from the slice's number."""
+
+    def __init__(
+        self,
+        transforms: SliceTransforms,
+        seed: int,
+        processes: Executor | None,
+    ) -> None:
+        """`seed` is that of the run. Without `processes` slices are changed where they are read."""
+        self.transforms = transforms
+        self.seed = seed
+        self.processes = processes
+
+    def change(self, view: View, number: int) -> Callable[[StoredSlice], StoredSlice]:
+        """How slice `number` of a view, counted from the run's start, is changed."""
+        parts = (self.seed, list(View).index(view), number)
+        seed = int(np.random.SeedSequence(parts).generate_state(1)[0])
+        if self.processes is None:
+            return partial(transformed, self.transforms, seed)
+        return partial(_elsewhere, self.processes, self.transforms, seed)
+
+
+def transformed(
+    transforms: SliceTransforms, seed: int, stored: StoredSlice
+) -> StoredSlice:
+    """A slice after the transforms, as codes again; one that they leave alone stays bit for bit."""
+    image = torch.from_numpy(stored.image.values())
+    labels = torch.from_numpy(stored.labels)
+    changed, classes = transforms(image, labels, seed)
+    if changed is image:
+        return stored
+    return StoredSlice(quantise(changed.contiguous().numpy()), classes.numpy())
+
+
+def _elsewhere(
+    processes: Executor,
+    transforms: SliceTransforms,
+    seed: int,
+    stored: StoredSlice,
+) -> StoredSlice:
+    """As `transformed`, in one of the processes; TrainingError where one of them has died."""
+    try:
+        return processes.submit(transformed, transforms, seed, stored).result()
+    except BrokenExecutor as error:
+        raise TrainingError(
+            "a process that transforms slices died, perhaps for want of memory",
+            remedy="set data.store.workers to a smaller number, or to 0",
+        ) from error

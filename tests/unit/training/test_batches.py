@@ -310,7 +310,7 @@ def test_named_transforms_in_other_processes_change_no_bit(tmp_path: Path) -> No
     batch = (View.CORONAL, 5, 8)
     untouched = StoreSource(plain, VIEWS, (14, 16), 3, 0, TISSUE4)
     here = StoreSource(config, VIEWS, (14, 16), 3, 0, TISSUE4)
-    module = "trinat.segmentation.training.stored_transforms"
+    module = "trinat.segmentation.training.batches"
     with worker_pool(1, module) as processes:
         there = StoreSource(config, VIEWS, (14, 16), 3, 0, TISSUE4, 2, processes)
         there.expect(*batch)
