@@ -23,7 +23,7 @@ from trinat.segmentation.inference.checks.limits import Limits
 from trinat.segmentation.inference.measuring import measure
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.io.files import write_whole
-from trinat.segmentation.io.maps import write_maps
+from trinat.segmentation.io.volume import write_maps
 from trinat.segmentation.labels.measures import MEASURES, BrainVolumes
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.checkpoint import Model

@@ -9,8 +9,7 @@ import numpy as np
 from helpers.odd_scans import VOXELS
 from oracle.fuzz import odd_scan
 
-from trinat.segmentation.io.maps import write_maps
-from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.io.volume import Volume, write_maps
 
 AFFINE = np.array([[0, -2.0, 0, 5], [1.5, 0, 0, -7], [0, 0, 3, 11], [0, 0, 0, 1]])
 MAPS = [
