@@ -28,8 +28,7 @@ from trinat.segmentation.metrics.common_grid import (
     on_grid_of,
 )
 from trinat.segmentation.metrics.counted import Made
-from trinat.segmentation.metrics.measurement import Measurement
-from trinat.segmentation.metrics.pair import compare
+from trinat.segmentation.metrics.pair import Measurement, compare
 
 _KILLED = "its process was killed (out of memory?)"
 

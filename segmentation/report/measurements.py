@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from trinat.segmentation.io.files import atomic_text, spreadsheet_safe
-from trinat.segmentation.metrics.measurement import Measurement
+from trinat.segmentation.metrics.pair import Measurement
 
 METRICS_COLUMNS = (
     "subject",

@@ -11,8 +11,7 @@ import pytest
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.definitions import METRICS, NOT_PREDICTED, OTHER_CSF
-from trinat.segmentation.metrics.measurement import PairMeasurements
-from trinat.segmentation.metrics.pair import compare, evaluate
+from trinat.segmentation.metrics.pair import PairMeasurements, compare, evaluate
 from trinat.segmentation.metrics.surface import hausdorff_mm, surface_distances
 
 SPACING_MM = (1.0, 1.5, 2.0)

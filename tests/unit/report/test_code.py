@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from trinat.segmentation.metrics.measurement import Measurement
+from trinat.segmentation.metrics.pair import Measurement
 from trinat.segmentation.report import measurements, summary
 from trinat.segmentation.report.evaluation import code_of
 from trinat.segmentation.report.measurements import metrics_frame, write_table

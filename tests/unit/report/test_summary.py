@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from trinat.segmentation.io.files import spreadsheet_safe, write_tsv
-from trinat.segmentation.metrics.measurement import Measurement
+from trinat.segmentation.metrics.pair import Measurement
 from trinat.segmentation.metrics.statistics import fewest_persons_for
 from trinat.segmentation.report import measurements, summary
 from trinat.segmentation.report.evaluation import _comparison_notices
