@@ -80,15 +80,12 @@ class SubjectFiles:
         with FILES:
             if number not in self._open:
                 if len(self._open) >= _OPEN_FILES:
-                    self._close_oldest()
+                    # A dict keeps the order in which its keys came.
+                    oldest = next(iter(self._open))
+                    del self._open[oldest]
+                    self._files[oldest].close()
                 self._open[number] = None
         return self._files[number]
-
-    def _close_oldest(self) -> None:
-        # A dict keeps the order in which its keys came.
-        oldest = next(iter(self._open))
-        del self._open[oldest]
-        self._files[oldest].close()
 
     def read(self, place: Place) -> StoredSlice:
         """The slice at a place, with its neighbours, and its labels."""
@@ -208,7 +205,14 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
         slices: list[NDArray[np.int32]] = []
         counts: list[NDArray[np.uint32]] = []
         for number, name in enumerate(self.subjects):
-            _require_both(store, name)
+            entry = store.info.subjects[name]
+            if not (entry.has_image and entry.has_labels):
+                lacking = "labels" if entry.has_image else "image"
+                raise DatasetError(
+                    f"subject {name} has no {lacking}",
+                    where=store.root,
+                    remedy="leave it out of the split",
+                )
             file = self.files[number]
             per_slice = file.class_counts(self.view)
             chosen = _worth_training_on(per_slice)
@@ -217,19 +221,6 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
             counts.append(per_slice[chosen])
             file.close()
         return np.concatenate(subjects), np.concatenate(slices), np.concatenate(counts)
-
-
-def _require_both(store: Store, name: str) -> None:
-    """Refuse a subject that has no image or no labels."""
-    entry = store.info.subjects[name]
-    if entry.has_image and entry.has_labels:
-        return
-    lacking = "labels" if entry.has_image else "image"
-    raise DatasetError(
-        f"subject {name} has no {lacking}",
-        where=store.root,
-        remedy="leave it out of the split",
-    )
 
 
 def _worth_training_on(per_slice: NDArray[np.uint32]) -> NDArray[np.intp]:

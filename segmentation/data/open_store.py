@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,10 +112,12 @@ class OpenedStore:
         found = []
         for name in self._names(part):
             path = subject_path(self._store.root, name)
+            read_image = partial(_read, stored=stored_image, view=view)
+            read_labels = partial(_read, stored=stored_labels, view=view)
             subject = torchio.Subject(
                 name=name,
-                image=torchio.ScalarImage(path, reader=partial(_read_image, view=view)),
-                label=torchio.LabelMap(path, reader=partial(_read_labels, view=view)),
+                image=torchio.ScalarImage(path, reader=read_image),
+                label=torchio.LabelMap(path, reader=read_labels),
             )
             found.append(subject)
         return torchio.SubjectsDataset(found)
@@ -178,18 +181,12 @@ class OpenedStore:
             )
 
 
-def _read_image(path: str | Path, view: View) -> tuple[Tensor, NDArray[np.float64]]:
-    """A subject's image (1, X, Y, Z) and affine (4, 4), as torchio asks for them."""
+def _read(
+    path: str | Path, stored: Callable[[SubjectFile, View], Volume], view: View
+) -> tuple[Tensor, NDArray[np.float64]]:
+    """What is stored of a subject, (1, X, Y, Z), and its affine (4, 4), as torchio asks for it."""
     file = SubjectFile(Path(path))
-    volume = stored_image(file, view)
-    file.close()
-    return _with_channel(volume.data), volume.affine
-
-
-def _read_labels(path: str | Path, view: View) -> tuple[Tensor, NDArray[np.float64]]:
-    """A subject's labels (1, X, Y, Z) and affine (4, 4), as torchio asks for them."""
-    file = SubjectFile(Path(path))
-    volume = stored_labels(file, view)
+    volume = stored(file, view)
     file.close()
     return _with_channel(volume.data), volume.affine
 

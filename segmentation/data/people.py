@@ -91,7 +91,17 @@ class People:
             exact = [name for name in _names_of(*names) if name in self.facts]
             if exact:
                 rows[names] = exact[0]
-        doubts = self._match_loosely(every, rows) + _shared(rows)
+        doubts = self._match_loosely(every, rows)
+        # Several persons with one row may be one.
+        persons_of: dict[str, dict[str, None]] = defaultdict(dict)
+        for (_, person), row in rows.items():
+            persons_of[row][person] = None
+        for row, sharing in persons_of.items():
+            if len(sharing) > 1:
+                named = ", ".join(list(sharing)[:_MOST_NAMED])
+                doubts.append(
+                    f"{row} in the table is the row of {len(sharing)} persons: {named}"
+                )
         persons = dict.fromkeys(person for _, person in every)
         present = {person for _, person in rows}
         absent = tuple(person for person in persons if person not in present)
@@ -144,21 +154,6 @@ def _names_of(scan: str, person: str, *, with_folder: bool = True) -> list[str]:
     if not folder or not with_folder:
         return list(names)
     return [f"{folder}{mark}{name}" for name in names for mark in "/_"]
-
-
-def _shared(rows: Mapping[Named, str]) -> list[str]:
-    """A doubt for each row of a table that several persons have: they may be one."""
-    persons_of: dict[str, dict[str, None]] = defaultdict(dict)
-    for (_, person), row in rows.items():
-        persons_of[row][person] = None
-    doubts = []
-    for row, persons in persons_of.items():
-        if len(persons) > 1:
-            named = ", ".join(list(persons)[:_MOST_NAMED])
-            doubts.append(
-                f"{row} in the table is the row of {len(persons)} persons: {named}"
-            )
-    return doubts
 
 
 def _loosely(name: str) -> str:

@@ -130,7 +130,9 @@ class _Reader:
         names = self._persons()
         numbers_of = [row.number for row in self._table.rows]
         columns: dict[str, list[Any]] = {
-            "age": self._ages(),
+            "age": self._values(
+                "age", lambda cell, column: age_in(cell, column.unit or 1)
+            ),
             "sex": self._sexes(),
             "family": [name or None for name in self._names("family")],
             "site": self._names("site"),
@@ -234,11 +236,6 @@ class _Reader:
                 found = cell
             names.append(found)
         return names
-
-    def _ages(self) -> list[float | None]:
-        """Ages in years."""
-
-        return self._values("age", lambda cell, column: age_in(cell, column.unit or 1))
 
     def _sexes(self) -> list[str | None]:
         """M or F."""

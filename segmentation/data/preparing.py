@@ -64,16 +64,30 @@ def prepare_subject(subject: Subject, path: Path, cut: Cut, fingerprint: str) ->
     One plan brings image and labels to the working grid. The slices go to the file `path`, and the
     `fingerprint` with them.
     """
-    image = _read_image(subject, cut)
     notes: list[str] = []
     if subject.note:
         notes.append(subject.note)
-    if image is not None:
+    image = None
+    if subject.image is not None:
+        image = Volume.read(
+            subject.image,
+            axes=subject.image_axes,
+            trust_affine=cut.trust_affine,
+            fill_nonfinite=cut.fill_nonfinite,
+        )
         notes.extend(image.notes)
     classes = _read_classes(subject, cut, image)
     scan, labels = _on_working_grid(image, classes, cut)
     if scan is not None and labels is not None:
-        notes.extend(_note_on_place(scan, labels))
+        shift = shift_of_labels(scan.data, labels.data)
+        if shift is not None:
+            moves = []
+            for axis, millimetres in zip(_TOWARDS, shift, strict=True):
+                if millimetres:
+                    moves.append(
+                        f"{abs(millimetres)} mm to the {axis[millimetres > 0]}"
+                    )
+            notes.append(f"{BADLY_PLACED}: they fit better {' and '.join(moves)}")
     conformed = labels if scan is None else scan
     if conformed is None:
         raise ValueError(f"{subject.id} has neither image nor labels")
@@ -86,30 +100,6 @@ def prepare_subject(subject: Subject, path: Path, cut: Cut, fingerprint: str) ->
         views=cut.views,
         fingerprint=fingerprint,
         notes=tuple(notes),
-    )
-
-
-def _note_on_place(scan: Volume, labels: Volume) -> list[str]:
-    """A note on labels that fit their scan better elsewhere; empty where they lie well."""
-    shift = shift_of_labels(scan.data, labels.data)
-    if shift is None:
-        return []
-    moves = []
-    for axis, millimetres in zip(_TOWARDS, shift, strict=True):
-        if millimetres:
-            moves.append(f"{abs(millimetres)} mm to the {axis[millimetres > 0]}")
-    return [f"{BADLY_PLACED}: they fit better {' and '.join(moves)}"]
-
-
-def _read_image(subject: Subject, cut: Cut) -> Volume | None:
-    """The subject's scan as it is, if it has one."""
-    if subject.image is None:
-        return None
-    return Volume.read(
-        subject.image,
-        axes=subject.image_axes,
-        trust_affine=cut.trust_affine,
-        fill_nonfinite=cut.fill_nonfinite,
     )
 
 
@@ -141,21 +131,12 @@ def _read_classes(subject: Subject, cut: Cut, image: Volume | None) -> Volume | 
             remedy="check its numbers, or leave the subject out",
         )
     if subject.csf is not None:
-        indices = _with_csf(indices, subject.csf, cut.scheme)
+        # CSF is where all else is background and a model's label map, on the scan's grid, has it.
+        (csf,) = cut.scheme.classes_of_number(GENERATION_SURROUNDINGS)
+        found = Volume.read(subject.csf, labels=True).data
+        is_fluid = (indices == 0) & (found == GENERATION_SURROUNDINGS)
+        indices = np.where(is_fluid, csf, indices).astype(indices.dtype)
     return replace(label_map, data=indices)
-
-
-def _with_csf(
-    indices: NDArray[Any], model_labels: Path, scheme: LabelScheme
-) -> NDArray[Any]:
-    """Classes with CSF where they are background and a model's label map has it.
-
-    The model's map is on the scan's grid, as the classes are.
-    """
-    (csf,) = scheme.classes_of_number(GENERATION_SURROUNDINGS)
-    found = Volume.read(model_labels, labels=True).data
-    is_fluid = (indices == 0) & (found == GENERATION_SURROUNDINGS)
-    return np.where(is_fluid, csf, indices).astype(indices.dtype)
 
 
 def _on_working_grid(

@@ -108,7 +108,8 @@ class Split(BaseModel):
     ) -> None:
         """Raise where participants that belong together stand in two parts."""
         for group in _groups(participants):
-            parts = self._parts_with(group)
+            subjects = {participant.subject for participant in group}
+            parts = [part for part in PARTS if not subjects.isdisjoint(self.part(part))]
             if len(parts) > 1:
                 named = what.format(group[0].family or group[0].person)
                 raise DatasetError(
@@ -116,11 +117,6 @@ class Split(BaseModel):
                     where=where,
                     remedy="run `trinat split`, which keeps persons and families together",
                 )
-
-    def _parts_with(self, group: Sequence[Participant]) -> list[Part]:
-        """The parts that have a subject of the group."""
-        subjects = {participant.subject for participant in group}
-        return [name for name in PARTS if not subjects.isdisjoint(self.part(name))]
 
 
 def read_split(path: Path) -> Split:
@@ -342,20 +338,12 @@ def _deal(
         dealt[part].append(group)
     for part in wanted:
         if not dealt[part]:
-            _give_one(dealt, part, groups)
+            # The largest part gives it one group, the first of all that it has.
+            donor = int(np.argmax([len(of_part) for of_part in dealt]))
+            moved = next(group for group in groups if group in dealt[donor])
+            dealt[donor].remove(moved)
+            dealt[part].append(moved)
     return [_subjects(chain.from_iterable(part)) for part in dealt]
-
-
-def _give_one(
-    dealt: list[list[list[Participant]]],
-    part: int,
-    order: Sequence[list[Participant]],
-) -> None:
-    """Give a part one group of the largest part: the first in this order."""
-    donor = int(np.argmax([len(groups) for groups in dealt]))
-    moved = next(group for group in order if group in dealt[donor])
-    dealt[donor].remove(moved)
-    dealt[part].append(moved)
 
 
 def _in_strata(

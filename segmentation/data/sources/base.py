@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from natsort import natsort_keygen
 
@@ -180,12 +179,7 @@ def search(root: Path, pattern: str, depth: int) -> Iterator[Path]:
 
 def by_name(paths: Iterable[Path]) -> list[Path]:
     """Paths in the natural order of their names: a2 before a10."""
-    return sorted(paths, key=_natural_name)
-
-
-def _natural_name(path: Path) -> Any:
-    """The key that sorts a2 before a10."""
-    return natural_order(path.name)
+    return sorted(paths, key=lambda path: natural_order(path.name))
 
 
 def safe_name(text: str) -> str:

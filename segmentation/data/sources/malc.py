@@ -69,8 +69,17 @@ def _find(root: Path, options: SourceOptions) -> Found:
     `options.image` is `head` (1000_3.nii.gz) or `stripped` (1000_SS.nii.gz).
     """
     kinds = _kinds(options.image)
-    images = _images(root, kinds)
-    label_maps = _label_maps(root)
+    images: dict[str, Path] = {}
+    # What is preferred comes last, and stays.
+    for kind in reversed(kinds):
+        of_kind: dict[str, Path] = {}
+        for path, match in _files(root, _IMAGE_FOLDERS, _IMAGE):
+            if match["kind"] == kind:
+                _add(of_kind, match["scan"], path)
+        images.update(of_kind)
+    label_maps: dict[str, Path] = {}
+    for path, match in _files(root, _LABEL_FOLDERS, _LABELS):
+        _add(label_maps, match["scan"], path)
     table = root / "demographics.csv"
     read = read_people(table)
     people = _people(table, read)
@@ -128,27 +137,6 @@ def _subject(
         licence=_LICENCE,
         note=STRIPPED if is_stripped else "",
     )
-
-
-def _images(root: Path, kinds: tuple[str, ...]) -> dict[str, Path]:
-    """Scan -> its image, of the first of these kinds that it has."""
-    images: dict[str, Path] = {}
-    # What is preferred comes last, and stays.
-    for kind in reversed(kinds):
-        of_kind: dict[str, Path] = {}
-        for path, match in _files(root, _IMAGE_FOLDERS, _IMAGE):
-            if match["kind"] == kind:
-                _add(of_kind, match["scan"], path)
-        images.update(of_kind)
-    return images
-
-
-def _label_maps(root: Path) -> dict[str, Path]:
-    """Scan -> its label map."""
-    label_maps: dict[str, Path] = {}
-    for path, match in _files(root, _LABEL_FOLDERS, _LABELS):
-        _add(label_maps, match["scan"], path)
-    return label_maps
 
 
 def _add(files: dict[str, Path], scan: str, path: Path) -> None:

@@ -7,7 +7,6 @@ orientation. The dataset's documentation does, and `AXES` says it here, once.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +64,8 @@ def _find(root: Path, options: SourceOptions) -> Found:
     `options.image` is one of IMAGES, with tissue labels, or freesurfer, with FreeSurfer's. Without
     it the scheme tissue4 takes the first, and other schemes the second.
     """
-    kind = options.image or _usual_image(options.scheme)
+    usual = "t88-masked" if options.scheme == "tissue4" else "freesurfer"
+    kind = options.image or usual
     if kind not in IMAGES and kind != "freesurfer":
         raise ConfigError(
             f"oasis1 has no images called {kind!r}",
@@ -75,7 +75,10 @@ def _find(root: Path, options: SourceOptions) -> Found:
     if kind == "freesurfer" and options.subjects_dir is not None:
         place = options.subjects_dir
     found: dict[str, Subject | Exclusion] = {}
-    for folder in _sessions(place):
+    # In the folder itself, in its discs, or in the folders of unpacked archives.
+    for folder in search(place, "OAS1_*", depth=2):
+        if not (folder.is_dir() and _SESSION.fullmatch(folder.name)):
+            continue
         entry = _entry(folder, kind)
         earlier = found.get(folder.name)
         if isinstance(earlier, Subject) and isinstance(entry, Subject):
@@ -89,11 +92,6 @@ def _find(root: Path, options: SourceOptions) -> Found:
         if not isinstance(earlier, Subject):
             found[folder.name] = entry
     return [found[name] for name in sorted(found, key=natural_order)]
-
-
-def _usual_image(scheme: str) -> str:
-    """The images that are taken where none are named."""
-    return "t88-masked" if scheme == "tissue4" else "freesurfer"
 
 
 def wanted_member(name: str) -> bool:
@@ -110,18 +108,11 @@ def wanted_member(name: str) -> bool:
     return path.suffix in {".hdr", ".img"} and path.parent.name in folders
 
 
-def _sessions(root: Path) -> Iterator[Path]:
-    """Session folders in `root`, in its discs, or in the folders of unpacked archives."""
-    for path in search(root, "OAS1_*", depth=2):
-        if path.is_dir() and _SESSION.fullmatch(path.name):
-            yield path
-
-
 def _entry(folder: Path, kind: str) -> Subject | Exclusion:
     """A session's image and labels of that kind, or what it lacks of them."""
     session = folder.name
     match = _SESSION.fullmatch(session)
-    assert match is not None  # `_sessions` gives no other folder
+    assert match is not None  # no other folder is asked for
     labels: Path | None
     try:
         if kind == "freesurfer":

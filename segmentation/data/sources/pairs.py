@@ -117,9 +117,10 @@ def _from_table(table: Path, options: SourceOptions) -> Found:
         image = table.parent / row["image"]
         labels = table.parent / row["labels"] if row.get("labels") else None
         name = row.get("subject") or without_suffix(image)
-        absent = _first_absent(image, labels)
-        if absent is not None:
-            yield Exclusion(name, f"{absent.name} is not there", broken=True)
+        files = [image] if labels is None else [image, labels]
+        absent = [path.name for path in files if not path.is_file()]
+        if absent:
+            yield Exclusion(name, f"{absent[0]} is not there", broken=True)
             continue
         yield Subject(
             id=safe_name(name),
@@ -134,15 +135,6 @@ def _from_table(table: Path, options: SourceOptions) -> Found:
             age=_understood(age_in, row, "age", line, table),
             sex=_understood(sex_in, row, "sex", line, table),
         )
-
-
-def _first_absent(image: Path, labels: Path | None) -> Path | None:
-    """The first of a row's files that is not there."""
-    if not image.is_file():
-        return image
-    if labels is not None and not labels.is_file():
-        return labels
-    return None
 
 
 def _understood(

@@ -67,14 +67,7 @@ def list_subjects(
     if is_empty and dataset.nothing:
         raise DatasetError(dataset.nothing, where=root, remedy=dataset.remedy)
     listing = Listing.of(found, dataset.advice)
-    _refuse_twins(listing, root)
-    if keep_unlabelled:
-        return listing
-    return _without_unlabelled(listing, partly_labelled=dataset.partly_labelled)
-
-
-def _refuse_twins(listing: Listing, root: Path) -> None:
-    """Raise where two names differ in case alone: they are one file on some file systems."""
+    # Names that differ in case alone are one file on some file systems.
     counts = Counter(subject.id.lower() for subject in listing.subjects)
     for subject in listing.subjects:
         if counts[subject.id.lower()] > 1:
@@ -84,14 +77,12 @@ def _refuse_twins(listing: Listing, root: Path) -> None:
                 remedy="rename one",
             )
 
-
-def _without_unlabelled(listing: Listing, *, partly_labelled: bool) -> Listing:
-    """Leave out the subjects without labels; where none has any, all stay and serve prediction."""
     labelled = tuple(subject for subject in listing.subjects if subject.labels)
-    if not labelled:
+    # Where none has labels, all stay and serve prediction.
+    if keep_unlabelled or not labelled:
         return listing
     lacking = tuple(
-        Exclusion(subject.id, "no labels", broken=not partly_labelled)
+        Exclusion(subject.id, "no labels", broken=not dataset.partly_labelled)
         for subject in listing.subjects
         if not subject.labels
     )
