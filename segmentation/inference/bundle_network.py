@@ -94,16 +94,14 @@ class LabelNetwork(nn.Module):
         same meta data.
         """
         labels = torch.zeros_like(image, dtype=torch.float32)
-        predictor = self._predictor(image.device)
+        device = image.device
+        if device not in self._predictors:
+            self._predictors[device] = Predictor(self.model, device=str(device))
+        predictor = self._predictors[device]
         for number, scan in enumerate(image):
             found = predictor.segment(_volume_of(scan)).labels
             labels[number, 0] = torch.from_numpy(found.data.astype(np.float32))
         return labels
-
-    def _predictor(self, device: torch.device) -> Predictor:
-        if device not in self._predictors:
-            self._predictors[device] = Predictor(self.model, device=str(device))
-        return self._predictors[device]
 
 
 def _volume_of(scan: Tensor) -> Volume:

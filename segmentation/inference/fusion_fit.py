@@ -189,7 +189,12 @@ def fit_weights(
     views = evidence[0].views
     # What is fitted goes to the model's model.yaml, and wins over the default there.
     default = np.array([DEFAULT_WEIGHTS[view] for view in views])
-    overall = _fit_all_groups(evidence, default / default.sum())
+    # For all groups together each scan counts as one, and in it each group as much as any other.
+    every: list[tuple[Likelihoods, float]] = []
+    for scan in evidence:
+        known = [values for values in scan.likelihoods if values.shape[1]]
+        every.extend((values, 1 / len(known)) for values in known)
+    overall = _fit_mixture(every, default / default.sum(), VIEW_PRIOR)
     by_group = []
     for group in range(len(evidence[0].likelihoods)):
         of_group = [scan.likelihoods[group] for scan in evidence]
@@ -199,18 +204,6 @@ def fit_weights(
     by_view = dict(zip(views, overall.tolist(), strict=True))
     by_view_and_class = dict(zip(views, by_class.T, strict=True))
     return by_view, by_view_and_class
-
-
-def _fit_all_groups(evidence: Sequence[ViewLikelihoods], default: Values) -> Values:
-    """Weights (V,) for all groups together.
-
-    Each scan counts as one, and in it each group as much as any other.
-    """
-    parts: list[tuple[Likelihoods, float]] = []
-    for scan in evidence:
-        known = [values for values in scan.likelihoods if values.shape[1]]
-        parts.extend((values, 1 / len(known)) for values in known)
-    return _fit_mixture(parts, default, VIEW_PRIOR)
 
 
 def _fit_mixture(

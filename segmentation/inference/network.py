@@ -152,14 +152,24 @@ class ViewNetwork:
         axes: SliceAxes,
         mirror: tuple[int, Tensor] | None,
     ) -> Tensor:
-        """Probabilities (N, H, W, K) of slices (N, C, H, W), which may have no pixel."""
+        """Probabilities (N, H, W, K) of slices (N, C, H, W), which may have no pixel.
+
+        `mirror` has the axis of the volume that runs from side to side, and the classes' partners.
+        """
         if not batch.numel():
             return torch.zeros(len(batch), 0, 0, self.classes, device=self.device)
         found = self._run(batch)
         if mirror is None:
             return found
+        # The same of the mirrored slices, turned back, with the classes' sides exchanged.
         side_axis, partners = mirror
-        return (found + self._run_mirrored(batch, axes, side_axis, partners)) / 2
+        # Axes of a batch: its neighbours as channels, its rows, its columns. From the other side,
+        # a thick slice's neighbours change places as its rows or columns do.
+        axis = (axes.along, axes.rows, axes.columns).index(side_axis) + 1
+        mirrored = self._run(batch.flip(axis))[..., partners]
+        if axis > 1:
+            mirrored = mirrored.flip(axis - 1)
+        return (found + mirrored) / 2
 
     def _around(self, mask: Tensor) -> tuple[slice, slice]:
         """Rows and columns of a mask (H, W), grown where they can to what networks would pad."""
@@ -189,26 +199,12 @@ class ViewNetwork:
         with torch.inference_mode():
             logits: Tensor = self.network(batch)
             # Classes are innermost in channels-last logits: this is no copy.
-            return _softmax(logits.permute(0, 2, 3, 1).float())
-
-    def _run_mirrored(
-        self,
-        batch: Tensor,
-        axes: SliceAxes,
-        side_axis: int,
-        partners: Tensor,
-    ) -> Tensor:
-        """The same of the mirrored slices, turned back, with the classes' sides exchanged.
-
-        `side_axis` is the axis of the volume that runs from side to side.
-        """
-        # Axes of a batch: its neighbours as channels, its rows, its columns. From the other side,
-        # a thick slice's neighbours change places as its rows or columns do.
-        axis = (axes.along, axes.rows, axes.columns).index(side_axis) + 1
-        found = self._run(batch.flip(axis))[..., partners]
-        if axis == 1:
-            return found
-        return found.flip(axis - 1)
+            logits = logits.permute(0, 2, 3, 1).float()
+            if logits.device.type != "cpu":
+                return logits.softmax(-1)
+            # With rows of 33 numbers torch's own takes three times as long on a processor.
+            logits = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
+            return logits.div_(logits.sum(-1, keepdim=True))
 
 
 def _suitable_batch(network: Network, device: torch.device) -> int:
@@ -217,15 +213,6 @@ def _suitable_batch(network: Network, device: torch.device) -> int:
     most_filters = _BATCH[kind] * _FILTERS[kind] * network.config.pixels
     slices = max(most_filters // network.config.filters, 1)
     return min(slices, _BATCH[kind])
-
-
-def _softmax(logits: Tensor) -> Tensor:
-    """Softmax over the last axis; may change what it is given."""
-    if logits.device.type != "cpu":
-        return logits.softmax(-1)
-    # With rows of 33 numbers torch's own takes three times as long on a processor.
-    logits = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
-    return logits.div_(logits.sum(-1, keepdim=True))
 
 
 def _grown(is_set: Tensor, multiple: int) -> slice:

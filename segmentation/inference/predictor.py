@@ -416,7 +416,14 @@ class Predictor:
         Returns why anatomy was not asked. `probabilities` (X, Y, Z, K) on the working grid of
         `plan` change in place.
         """
-        problem = self._apply_prior(probabilities, plan)
+        problem = ""
+        prior = self.model.info.prior
+        template = self.model.template
+        # Classes without sides have no template.
+        if prior is not None and template is not None and not self._is_merged():
+            affine = plan.working.affine
+            scheme = self.model.scheme
+            problem = apply_prior(probabilities, template, prior, scheme, affine)
         self.multiply_odds(probabilities)
         return problem
 
@@ -429,16 +436,6 @@ class Predictor:
         if not self._is_merged():
             odds = self.model.info.fusion.class_odds
             multiply_odds(probabilities, self.model.scheme, odds)
-
-    def _apply_prior(self, probabilities: Tensor, plan: ConformPlan) -> str:
-        """The part of `weigh` that asks anatomy."""
-        prior = self.model.info.prior
-        template = self.model.template
-        # Classes without sides have no template.
-        if prior is None or template is None or self._is_merged():
-            return ""
-        affine = plan.working.affine
-        return apply_prior(probabilities, template, prior, self.model.scheme, affine)
 
     def _sample(
         self,

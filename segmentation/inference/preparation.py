@@ -56,7 +56,11 @@ def prepare_scan(volume: Volume, preprocessing: Preprocessing) -> Conformed:
     conformed = conform(volume, shape=needed_shape(preprocessing))
     image = conformed.volume
     if preprocessing.scaling == "minimum-maximum":
-        image = _scaled_from_minimum_to_maximum(volume, conformed)
+        # The least value of the scan on the working grid is 0, and the greatest 1.
+        upright = reoriented(volume, "RAS")
+        to_working = GridMap.between(upright.grid, conformed.plan.working)
+        values = resample_image(upright.data, to_working)
+        image = replace(image, data=from_minimum_to_maximum(values))
     return as_networks_take_it(image, conformed.plan, preprocessing)
 
 
@@ -83,14 +87,6 @@ def as_networks_take_it(
     image = replace(image, data=np.ascontiguousarray(image.data))
     reordered: ConformPlan = replace(plan, working=image.grid)
     return Conformed(image, reordered)
-
-
-def _scaled_from_minimum_to_maximum(volume: Volume, conformed: Conformed) -> Volume:
-    """The working grid with the least value of the scan on it as 0 and the greatest as 1."""
-    upright = reoriented(volume, "RAS")
-    to_working = GridMap.between(upright.grid, conformed.plan.working)
-    values = resample_image(upright.data, to_working)
-    return replace(conformed.volume, data=from_minimum_to_maximum(values))
 
 
 def from_minimum_to_maximum(values: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -141,7 +137,11 @@ def find_reversal(slices: Iterable[Seen], scheme: LabelScheme) -> Reversal | Non
     `scheme` has the K classes of the slices. In T1 cortex is darker than white matter. In FLAIR it
     is brighter, but fluid is darker: such a scan stays as it is.
     """
-    tissues = [_classes_of(scheme, group) for group in (_WHITE_MATTER, _CORTEX, _FLUID)]
+    # Flags (K,) of the classes that belong to each tissue.
+    tissues = [
+        torch.tensor([label.group in groups for label in scheme.labels])
+        for groups in (_WHITE_MATTER, _CORTEX, _FLUID)
+    ]
     seen: list[list[Tensor]] = [[] for _ in tissues]
     for brightness, probabilities in slices:
         likelihood, classes = probabilities.max(-1)
@@ -156,11 +156,6 @@ def find_reversal(slices: Iterable[Seen], scheme: LabelScheme) -> Reversal | Non
     if white_matter <= 0 or not is_reverse:
         return None
     return Reversal(white_matter)
-
-
-def _classes_of(scheme: LabelScheme, groups: tuple[str, ...]) -> Tensor:
-    """Flags (K,) of the classes that belong to one of the groups."""
-    return torch.tensor([label.group in groups for label in scheme.labels])
 
 
 def _median(parts: list[Tensor]) -> float | None:

@@ -149,7 +149,12 @@ def _common_space(centroids: Sequence[Points]) -> Points:
         for of_head in centroids:
             to_common = similarity_between(of_head, common)
             aligned.append(moved(of_head, to_common))
-        common = _mean_of_known(np.stack(aligned))
+        # The mean over those heads that have a structure.
+        points = np.stack(aligned)
+        is_known = np.isfinite(points).all(2, keepdims=True)
+        total = np.where(is_known, points, 0).sum(0)
+        heads = is_known.sum(0)
+        common = np.where(heads > 0, total / np.maximum(heads, 1), np.nan)
     scales = []
     for of_head in centroids:
         linear = similarity_between(common, of_head)[:3, :3]
@@ -157,14 +162,6 @@ def _common_space(centroids: Sequence[Points]) -> Points:
     middle = np.nanmean(common, 0)
     scaled = middle + (common - middle) * float(np.mean(scales))
     return np.asarray(scaled, np.float64)
-
-
-def _mean_of_known(points: NDArray[np.float64]) -> Points:
-    """Mean (K, 3) over heads of points (M, K, 3): of those heads that have one, else NaN."""
-    is_known = np.isfinite(points).all(2, keepdims=True)
-    total = np.where(is_known, points, 0).sum(0)
-    heads = is_known.sum(0)
-    return np.where(heads > 0, total / np.maximum(heads, 1), np.nan)
 
 
 def _template_grid(

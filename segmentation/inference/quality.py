@@ -178,6 +178,7 @@ def _grade_structures(
     evidence: Evidence, limits: tuple[float, float]
 ) -> dict[str, GradeName]:
     """What is not there is rejected; so is what its views do not agree on."""
+    look_below, reject_below = limits
     grades: dict[str, GradeName] = {}
     for name, volume in evidence.volumes_mm3.items():
         if volume == 0:
@@ -186,18 +187,12 @@ def _grade_structures(
             index = evidence.scheme.names.index(name)
             # No view by itself has what their sum has: that is no agreement.
             agreement = float(np.nan_to_num(evidence.agreement[index]))
-            grades[name] = _grade_agreement(agreement, limits)
+            grades[name] = "pass"
+            if agreement < reject_below:
+                grades[name] = "reject"
+            elif agreement < look_below:
+                grades[name] = "look"
     return grades
-
-
-def _grade_agreement(value: float, limits: tuple[float, float]) -> GradeName:
-    """The grade of one structure by the Dice between its views."""
-    look_below, reject_below = limits
-    if value < reject_below:
-        return "reject"
-    if value < look_below:
-        return "look"
-    return "pass"
 
 
 def _check_rejected(

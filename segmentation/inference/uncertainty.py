@@ -70,8 +70,16 @@ class Samples:
         pairwise_dice = unknown
         volume_cv = unknown
         if len(self._maps) > 1:
-            pairwise_dice = self._pairwise_dice()
-            volume_cv = self._volume_cv()
+            pairs = combinations(self._maps, 2)
+            dice = [dice_of_maps(one, other, self._classes) for one, other in pairs]
+            pairwise_dice = _mean_where_known(dice)
+            counts = [
+                np.bincount(classes.flatten(), minlength=self._classes)
+                for classes in self._maps
+            ]
+            volumes = np.array(counts, np.float64)
+            with np.errstate(invalid="ignore", divide="ignore"):
+                volume_cv = np.asarray(volumes.std(0, ddof=1) / volumes.mean(0))
         return Uncertainty(
             entropy=entropy_of(self._mean),
             iou=self._iou(),
@@ -90,22 +98,6 @@ class Samples:
             in_any[k] = float((maps == k).any(0).sum())
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.asarray(in_all / in_any)
-
-    def _pairwise_dice(self) -> NDArray[np.float64]:
-        """Mean Dice of each class over all pairs of samples, (K,)."""
-        pairs = combinations(self._maps, 2)
-        dice = [dice_of_maps(one, other, self._classes) for one, other in pairs]
-        return _mean_where_known(dice)
-
-    def _volume_cv(self) -> NDArray[np.float64]:
-        """Standard deviation of each class's volume, of its mean, (K,)."""
-        counts = [
-            np.bincount(classes.flatten(), minlength=self._classes)
-            for classes in self._maps
-        ]
-        volumes = np.array(counts, np.float64)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray(volumes.std(0, ddof=1) / volumes.mean(0))
 
 
 def entropy_of(probabilities: Tensor) -> NDArray[np.float32]:

@@ -53,11 +53,15 @@ def find_cut(
     labels = evidence.brain
     if with_fluid:
         labels = evidence.indices.data > 0
+    # All with one more voxel on each side. The scan holds nothing beyond its end, and where it is
+    # as dark as air.
     labelled = np.pad(labels, 1)
-    near_end = _empty(evidence)
+    with_one_more = tuple(slice(-1, length + 1) for length in labels.shape)
+    near_end = evidence.image.grid.cut(to_box(with_one_more)).beyond(evidence.scan)
+    near_end[1:-1, 1:-1, 1:-1] |= evidence.image.data < AIR
     for _ in range(_NEAR_END):
         near_end |= outer_rim(near_end)
-    ends = _points(labelled & near_end)
+    ends = np.argwhere(labelled & near_end).astype(np.float32)
     if len(ends) < _FEWEST:
         return 0.0, ()
     hull = _outermost(labelled)
@@ -66,38 +70,15 @@ def find_cut(
     in_plane = max(planes, key=np.count_nonzero)
     # Without the voxel that was padded.
     x, y, z = ends[in_plane].astype(int).T - 1
-    names = _names_of(evidence.indices.data[x, y, z], evidence)
-    return float(np.count_nonzero(in_plane)), names
-
-
-def _names_of(classes: NDArray[np.uint8], evidence: Evidence) -> tuple[str, ...]:
-    """The structures that have a large part in a plane, the largest first; at least one.
-
-    `classes` are those of the plane's voxels, (N,).
-    """
+    classes = evidence.indices.data[x, y, z]
     counts = np.bincount(classes, minlength=len(evidence.scheme))
+    # Structures that have a large part in the plane, the largest first; at least one.
     largest_first = np.argsort(-counts, kind="stable").tolist()
     named = [k for k in largest_first if counts[k] >= _NAMED_MM2]
     if not named:
         named = largest_first[:1]
-    return tuple(evidence.scheme.names[k] for k in named)
-
-
-def _empty(evidence: Evidence) -> NDArray[np.bool_]:
-    """Where the scan holds nothing: beyond its end, or as dark as air.
-
-    With one more voxel on each side.
-    """
-    shape = evidence.image.shape
-    with_one_more = tuple(slice(-1, length + 1) for length in shape)
-    empty = evidence.image.grid.cut(to_box(with_one_more)).beyond(evidence.scan)
-    empty[1:-1, 1:-1, 1:-1] |= evidence.image.data < AIR
-    return empty
-
-
-def _points(mask: NDArray[np.bool_]) -> Points:
-    """The indices of what is set, (N, 3)."""
-    return np.argwhere(mask).astype(np.float32)
+    names = tuple(evidence.scheme.names[k] for k in named)
+    return float(np.count_nonzero(in_plane)), names
 
 
 def _outermost(mask: NDArray[np.bool_]) -> Points:
