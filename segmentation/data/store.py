@@ -145,11 +145,6 @@ class StoredSubject(_Strict):
         return None if original is None else original.sha256
 
 
-def _is_region(csf: Csf) -> bool:
-    """Whether labels have the small CSF that most have: a store says nothing of it then."""
-    return csf == "region"
-
-
 class StoreInfo(_Strict):
     """What store.json says.
 
@@ -164,7 +159,11 @@ class StoreInfo(_Strict):
     trust_affine: TrustAffine | None = None
     fill_nonfinite: bool = False
     fold: FoldingTable | None = None
-    csf: Csf = Field(default="region", exclude_if=_is_region)
+    csf: Csf = Field(
+        default="region",
+        # A store says nothing of the CSF that most labels have.
+        exclude_if=lambda given: given == "region",
+    )
     subjects: dict[_SubjectName, StoredSubject]
 
     def write(self, root: Path) -> None:

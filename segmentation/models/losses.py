@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def _is_weighted(given: str) -> bool:
-    """The usual value is not written: files from before the key existed have the same bytes."""
-    return given == "weighted"
-
-
 class LossConfig(BaseModel):
     """How much of each part of the loss, and how classes and boundaries are weighted in it."""
 
@@ -40,7 +35,9 @@ class LossConfig(BaseModel):
     # What both parts are means over. weighted: cross entropy over the sum of weights, Dice over the
     # classes of the batch. plain, as in the paper: over pixels, and over all classes.
     mean: Literal["weighted", "plain"] = Field(
-        default="weighted", exclude_if=_is_weighted
+        default="weighted",
+        # Not written where it is usual: files from before the key have the same bytes.
+        exclude_if=lambda given: given == "weighted",
     )
 
 

@@ -1,7 +1,9 @@
 """What model.yaml says: everything that inference needs beside the weights.
 
 `Description` is what the maker of a model says of it; `ModelInfo` is all of the file. Unknown keys
-and values out of range are refused. Comments before fields are shown in the documentation.
+and values out of range are refused. Usual values of the keys that came later are not written
+(`exclude_if`): files from before have the same bytes. Comments before fields are shown in the
+documentation.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from __future__ import annotations
 import io
 import re
 import zipfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -78,41 +79,6 @@ def _each_axis_once(axes: SliceAxes) -> SliceAxes:
     return axes
 
 
-def _is_empty(given: str) -> bool:
-    """Keys without a text are not written: files from before they existed have the same bytes."""
-    return not given
-
-
-def _is_nothing(given: Mapping[str, float]) -> bool:
-    """Nor are keys without an entry, for the same reason."""
-    return not given
-
-
-def _is_t1(given: str) -> bool:
-    """A model for T1 does not say so, for the same reason."""
-    return given == "T1"
-
-
-def _is_not(given: bool) -> bool:
-    """Nor is what a model does not do, for the same reason."""
-    return not given
-
-
-def _is_missing(given: object) -> bool:
-    """Keys without a value are not written, for the same reason."""
-    return given is None
-
-
-def _is_one(given: float) -> bool:
-    """A factor of 1 goes without saying, for the same reason."""
-    return given == 1
-
-
-def _is_usual_csf(given: Csf) -> bool:
-    """A small region goes without saying, for the same reason."""
-    return given == "region"
-
-
 class _Part(BaseModel):
     """A part of model.yaml: no other keys than those here, and nothing changes once it is read."""
 
@@ -168,10 +134,12 @@ class Fusion(_Part):
     per_class: dict[str, dict[View, Weight]] = {}
     # The odds of CSF against background are multiplied by this: 0.5 halves them. It moves the outer
     # border of the fluid, and with it the intracranial volume.
-    csf_odds: Odds = Field(default=1.0, exclude_if=_is_one)
+    csf_odds: Odds = Field(default=1.0, exclude_if=lambda given: given == 1)
     # For structures, by name: their probability is multiplied by this before the most probable one
     # is taken, after the prior. Above 1 a structure wins more of the voxels in doubt.
-    class_odds: dict[str, ClassOdds] = Field(default={}, exclude_if=_is_nothing)
+    class_odds: dict[str, ClassOdds] = Field(
+        default={}, exclude_if=lambda given: not given
+    )
 
 
 class Quality(_Part):
@@ -212,7 +180,7 @@ class Training(_Part):
     licence: str = ""
     recipe: str = ""
     # Labels that other models made, of this training or of the weights that it started from.
-    pseudo_labels: str = Field(default="", exclude_if=_is_empty)
+    pseudo_labels: str = Field(default="", exclude_if=lambda given: not given)
     slices_seen: int | None = Field(default=None, ge=0)
 
 
@@ -235,17 +203,17 @@ class Description(_Part):
     preprocessing: Preprocessing = Preprocessing()
     fusion: Fusion = Fusion()
     # Of the scans that the model is for. Grades of a model for T1 doubt other contrasts.
-    contrast: Contrast = Field(default="T1", exclude_if=_is_t1)
+    contrast: Contrast = Field(default="T1", exclude_if=lambda given: given == "T1")
     # Whether networks see scans in which fluid and cortex are brighter than white matter (T2, PD)
     # with bright and dark reversed, so that tissues have the order of T1.
-    reverse_contrast: bool = Field(default=False, exclude_if=_is_not)
+    reverse_contrast: bool = Field(default=False, exclude_if=lambda given: not given)
     # Structures of the scheme that the model does not predict: they have no volume.
     not_predicted: tuple[str, ...] = ()
     # What it calls CSF: "region", a small one as in FreeSurfer's aseg and in manual labels, or
     # "intracranial", all fluid inside the skull around the brain. The two are never compared.
-    csf: Csf = Field(default="region", exclude_if=_is_usual_csf)
+    csf: Csf = Field(default="region", exclude_if=lambda given: given == "region")
     quality: Quality | None = None
-    prior: Prior | None = Field(default=None, exclude_if=_is_missing)
+    prior: Prior | None = Field(default=None, exclude_if=lambda given: given is None)
     training: Training = Training()
     metrics: dict[str, JsonValue] = {}
     origins: dict[View, Origin] = {}

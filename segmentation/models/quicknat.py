@@ -20,11 +20,6 @@ from trinat.segmentation.models.blocks import (
 )
 
 
-def _is_one(given: int) -> bool:
-    """The usual value is not written: files from before the key existed have the same bytes."""
-    return given == 1
-
-
 class QuickNatConfig(NetworkConfig):
     """One member of the family; the defaults are the network as its authors' port has it."""
 
@@ -35,7 +30,13 @@ class QuickNatConfig(NetworkConfig):
     depth: int = Field(default=4, ge=1, le=7)  # how often the resolution halves
     # Squares of unshuffle x unshuffle pixels become channels: the network works at that resolution,
     # and its classifier answers for each pixel of the square.
-    unshuffle: int = Field(default=1, ge=1, le=4, exclude_if=_is_one)
+    unshuffle: int = Field(
+        default=1,
+        ge=1,
+        le=4,
+        # Not written where it is usual: files from before the key have the same bytes.
+        exclude_if=lambda given: given == 1,
+    )
     excitation: Recalibration = "both"  # squeeze and excitation
     bottleneck: Literal["dense", "convolution"] = "dense"
     activation: Activation = "prelu"

@@ -29,15 +29,6 @@ _VALIDATION_STREAM = 3
 _GONE = ("mlflow", "distillation")
 
 
-# Usual values of later keys are not written: what runs wrote before has the same bytes.
-def _is_none(given: object) -> bool:
-    return given is None
-
-
-def _is_usual_share(given: float) -> bool:
-    return given == _BALANCED_SHARE
-
-
 class _Config(BaseModel):
     """Settings that do not change, of which no key is ignored."""
 
@@ -93,7 +84,11 @@ class StoreConfig(_Config):
     # Share of the draws that are balanced: a structure first, each alike, then one of the slices
     # that show it. The others are a pass: each slice once.
     balanced_share: float = Field(
-        default=_BALANCED_SHARE, ge=0, le=1, exclude_if=_is_usual_share
+        default=_BALANCED_SHARE,
+        ge=0,
+        le=1,
+        # Not written where it is usual: files from before the key have the same bytes.
+        exclude_if=lambda given: given == _BALANCED_SHARE,
     )
     # Threads that read ahead; 0: nothing is. The default depends on the device.
     # Not part of a run's identity: it may be resumed with another number.
@@ -129,7 +124,12 @@ class ValidationConfig(_Config):
     patience: int | None = Field(default=None, ge=1)
     # How many persons of the part `validation` (of synthetic scans: heads) are scored, drawn by the
     # recipe's seed, the same at each validation; if not given, all of them.
-    persons: int | None = Field(default=None, ge=1, exclude_if=_is_none)
+    persons: int | None = Field(
+        default=None,
+        ge=1,
+        # Not written where it is usual: files from before the key have the same bytes.
+        exclude_if=lambda given: given is None,
+    )
     # As recipes said it before: the first scans in their order, in place of `persons`.
     scans: int | None = Field(default=None, ge=1)
 
