@@ -95,8 +95,14 @@ def find_series(
             raw = container.read(name, MAX_HEADER)
             if not has_magic(raw) or lists_files(raw):
                 continue
+            where = place / name
             try:
-                uid, reason, image = _look_at(raw, place, name, any_contrast)
+                with damage_explained(where):
+                    dataset, _ = parse(raw, where)
+                    uid = str(dataset.SeriesInstanceUID)
+                    reason = why_left_out(dataset, any_contrast=any_contrast)
+                    series_number = str(dataset.get("SeriesNumber"))
+                    image = _Image(name, series_number, frame_count(dataset))
             except InputError as error:
                 # Names in a zip are a hospital's, and may be a patient's.
                 shown = Path(name).name if names else f"file-{number}"
@@ -107,22 +113,6 @@ def find_series(
         found.append(_series_of(images, uid, reason))
     # Scans before others.
     return list(natsorted(found, key=lambda series: (bool(series.reason), series.name)))
-
-
-def _look_at(
-    raw: bytes,
-    place: Path,
-    name: str,
-    any_contrast: bool,
-) -> tuple[str, str, _Image]:
-    """The identifier of a file's series, why it is left out, and what is known of it."""
-    where = place / name
-    with damage_explained(where):
-        dataset, _ = parse(raw, where)
-        uid = str(dataset.SeriesInstanceUID)
-        reason = why_left_out(dataset, any_contrast=any_contrast)
-        series_number = str(dataset.get("SeriesNumber"))
-        return uid, reason, _Image(name, series_number, frame_count(dataset))
 
 
 def _series_of(images: list[_Image], uid: str, reason: str) -> Series:
@@ -209,10 +199,15 @@ def _not_t1(dataset: Dataset) -> dict[str, object]:
     """Reasons against a T1-weighted 3D scan, and whether each holds."""
     words = _words(dataset)
     contrast = dataset.get("AcquisitionContrast") or "UNKNOWN"
+    echo_ms = dataset.get("EchoTime")
+    if not echo_ms:
+        echo_ms = functional_group(dataset, 0, "MREcho").get("EffectiveEchoTime")
     return {
         "a 2D acquisition": dataset.get("MRAcquisitionType") == "2D",
         "its contrast is not T1": contrast not in ("T1", "UNKNOWN", "MIXED"),
-        f"its echo time is above {_MAX_ECHO_MS:g} ms": _has_long_echo(dataset),
+        f"its echo time is above {_MAX_ECHO_MS:g} ms": (
+            echo_ms and float(echo_ms) > _MAX_ECHO_MS
+        ),
         "its description names another contrast": (
             _OTHER_CONTRAST.search(words) and not _T1.search(words)
         ),
@@ -223,13 +218,3 @@ def _words(dataset: Dataset) -> str:
     """What people call the series and its protocol, in small letters."""
     description = dataset.get("SeriesDescription")
     return f"{description} {dataset.get('ProtocolName')}".lower()
-
-
-def _has_long_echo(dataset: Dataset) -> bool:
-    """Whether the echo time is known and too long for T1 weighting."""
-    echo_ms = dataset.get("EchoTime")
-    if not echo_ms:
-        echo_ms = functional_group(dataset, 0, "MREcho").get("EffectiveEchoTime")
-    if not echo_ms:
-        return False
-    return float(echo_ms) > _MAX_ECHO_MS
