@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from trinat.segmentation.labels.label import Label
 from trinat.segmentation.labels.scheme import LabelScheme
 
 Viewer = Literal["freesurfer", "itksnap", "slicer", "fsleyes"]
@@ -34,35 +33,26 @@ def viewer_table(scheme: LabelScheme, viewer: Viewer, *, by_index: bool = False)
     numbered = [
         (label.index if by_index else label.fs_id, label) for label in scheme.labels
     ]
-    numbered.sort(key=_number_of)
+    numbered.sort(key=lambda pair: pair[0])
     rows = []
     for number, label in numbered:
         if viewer == "fsleyes" and label.index == 0:
             continue  # or the scan would be hidden behind background
-        rows.append(_row(line, number, label) + "\n")
+        # Background is not shown.
+        is_shown = label.index > 0
+        r, g, b = label.color
+        row = line.format(
+            number=number,
+            name=label.name.replace(" ", "_"),
+            shown=int(is_shown),
+            opacity=255 if is_shown else 0,
+            r=r,
+            g=g,
+            b=b,
+            red=r / 255,
+            green=g / 255,
+            blue=b / 255,
+        )
+        rows.append(row + "\n")
     beginning = header.format(scheme=scheme.name, count=len(rows))
     return beginning + "".join(rows)
-
-
-def _number_of(numbered: tuple[int, Label]) -> int:
-    """By what labels are sorted: their number."""
-    number, _ = numbered
-    return number
-
-
-def _row(line: str, number: int, label: Label) -> str:
-    """The line of a label, in a viewer's form; background is not shown."""
-    is_shown = label.index > 0
-    r, g, b = label.color
-    return line.format(
-        number=number,
-        name=label.name.replace(" ", "_"),
-        shown=int(is_shown),
-        opacity=255 if is_shown else 0,
-        r=r,
-        g=g,
-        b=b,
-        red=r / 255,
-        green=g / 255,
-        blue=b / 255,
-    )
