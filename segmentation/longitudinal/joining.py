@@ -87,7 +87,8 @@ class Joining:
 
     def add(self, probabilities: Tensor, image: Tensor, flow: Tensor) -> None:
         """Add a scan: its probabilities, its image and the flow from the template to it."""
-        difference = self._difference(image, flow)
+        in_template = warped(image[None], flow)[0]
+        difference = in_template.sub_(self._template).abs_()
         strange = _strangeness(difference, self._template > _BRIGHT)
         self._total_weight += 1
         flow_of_voxel = flow.permute(1, 2, 3, 0)
@@ -106,11 +107,6 @@ class Joining:
         share_of_own = in_scan[at][:, None]
         self._own.append(_Own(at, share_of_own, probabilities[at]))
         self._ways_back.append(back)
-
-    def _difference(self, image: Tensor, flow: Tensor) -> Tensor:
-        """How far a scan's brightness is from the template's, (X, Y, Z), 0 or more."""
-        in_template = warped(image[None], flow)[0]
-        return in_template.sub_(self._template).abs_()
 
     def change_own(self, change: Callable[[Tensor], None]) -> None:
         """Change what each scan keeps of its own, probabilities (N, K), in place.
@@ -200,21 +196,15 @@ def _within_reach(mask: Tensor, flow: Tensor) -> Tensor:
     """A mask (X, Y, Z), grown in all directions by as many voxels as a flow reaches."""
     reach = max(1, int(flow.abs().max().ceil()))
     for _ in range(reach):
+        # By a voxel to both sides along one axis after another: 0.03 s for four million voxels,
+        # pooling takes 0.12 s.
         for axis in range(3):
-            mask = _grown_along(mask, axis)
+            length = mask.shape[axis] - 1
+            grown = mask.clone()
+            grown.narrow(axis, 0, length).logical_or_(mask.narrow(axis, 1, length))
+            grown.narrow(axis, 1, length).logical_or_(mask.narrow(axis, 0, length))
+            mask = grown
     return mask
-
-
-def _grown_along(mask: Tensor, axis: int) -> Tensor:
-    """A mask (X, Y, Z), grown by a voxel to both sides along an axis.
-
-    Along all axes, one after another: 0.03 s for four million voxels, pooling takes 0.12 s.
-    """
-    length = mask.shape[axis] - 1
-    grown = mask.clone()
-    grown.narrow(axis, 0, length).logical_or_(mask.narrow(axis, 1, length))
-    grown.narrow(axis, 1, length).logical_or_(mask.narrow(axis, 0, length))
-    return grown
 
 
 def _differs_from_neighbours(classes: Tensor) -> Tensor:

@@ -80,7 +80,10 @@ def align(
     pair = (_level(first, coarse), _level(second, coarse))
     if not all((image.data > _HEAD).any() for image in pair):
         return Alignment(np.eye(4), 0.0)
-    middles = [_middle_of_head(image) for image in pair]
+    middles = []
+    for image in pair:
+        centre_of_mass = ndimage.center_of_mass(image.data > _HEAD)
+        middles.append(moved(centre_of_mass, image.affine))
     best: Alignment | None = None
     for turn in _starts():
         start = _about(middles[0], turn, middles[1])
@@ -223,12 +226,6 @@ def _level(volume: Volume, spacing_mm: float) -> Volume:
     return Volume(without_shading, affine)
 
 
-def _middle_of_head(image: Volume) -> NDArray[np.float64]:
-    """The centre of mass of an image, RAS mm."""
-    centre = ndimage.center_of_mass(image.data > _HEAD)
-    return moved(centre, image.affine)
-
-
 def _refine(
     pair: tuple[Volume, Volume],
     matrix: Matrix,
@@ -245,7 +242,11 @@ def _refine(
         if not is_head.any():
             break
         twist = _step(images, is_head, places - centre, spacing_mm)
-        half_turn = linalg.expm(_twist_matrix(twist / 2))
+        # The logarithm of the rigid matrix of half the twist.
+        logarithm = np.zeros((4, 4))
+        logarithm[:3, :3] = _cross(twist[:3] / 2)
+        logarithm[:3, 3] = twist[3:] / 2
+        half_turn = linalg.expm(logarithm)
         half = _about_centre(half_turn, centre)
         # Halfway = root · first, and second = root · halfway: both roots get half of the step.
         root = _square_root(matrix)
@@ -340,25 +341,14 @@ def _robust_solution(
     for _ in range(3):
         off = residual + columns @ parameters
         spread = _NORMAL_MAD * np.median(np.abs(off)) + 1e-6
-        weights = _tukey_weights(off / (_TUKEY * spread))
+        # Tukey's: 1 for no residual, 0 for the largest.
+        relative = off / (_TUKEY * spread)
+        weights = np.clip(1 - relative**2, 0, None) ** 2
         weighted = columns * weights[:, None]
         normal = columns.T @ weighted + 1e-6 * np.eye(columns.shape[1])
         solution = np.linalg.solve(normal, -weighted.T @ residual)
         parameters = np.asarray(solution, np.float64)
     return parameters
-
-
-def _tukey_weights(relative: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Tukey's weights of residuals: 1 for none, 0 from 1 or -1 on."""
-    return np.asarray(np.clip(1 - relative**2, 0, None) ** 2)
-
-
-def _twist_matrix(twist: NDArray[np.float64]) -> Matrix:
-    """The logarithm (4, 4) of the rigid matrix of a twist."""
-    matrix = np.zeros((4, 4))
-    matrix[:3, :3] = _cross(twist[:3])
-    matrix[:3, 3] = twist[3:]
-    return matrix
 
 
 def _about_centre(matrix: Matrix, centre: NDArray[np.float64]) -> Matrix:
