@@ -71,7 +71,11 @@ class Made:
         rejected = rejected or {}
         source = self.source or scheme
         parts_of = _parts(scheme, source)
-        other_csf = self._csf_unlike(truth_csf, source)
+        other_csf: set[str] = set()
+        if truth_csf is not None and self.csf is not None and truth_csf != self.csf:
+            other_csf = {
+                label.name for label in source.labels if label.group == CSF_GROUP
+            }
         found: dict[str, str] = {}
         for label in scheme.labels[1:]:
             parts = parts_of[label.name]
@@ -85,12 +89,6 @@ class Made:
                 raters = dict.fromkeys(rejecting)  # each once
                 found[label.name] = f"rejected by {', '.join(raters)}"
         return found
-
-    def _csf_unlike(self, truth_csf: Csf | None, source: LabelScheme) -> set[str]:
-        """Structures of the model's scheme that are CSF, if the truth's CSF is known to differ."""
-        if truth_csf is None or self.csf is None or truth_csf == self.csf:
-            return set()
-        return {label.name for label in source.labels if label.group == CSF_GROUP}
 
     def measured_though_rejected(
         self, scheme: LabelScheme, rejected: Mapping[str, str]

@@ -123,7 +123,11 @@ def paired_test(first: Values, second: Values) -> PairedTest:
         return PairedTest(0, float("nan"), None, float("nan"), note)
     mean = float(difference.mean())
     changed = difference[difference != 0]
-    effect = _rank_biserial(changed)
+    # Matched-pairs rank-biserial: ranks in favour less ranks against, of all; 0 without a change.
+    effect = 0.0
+    if len(changed):
+        ranks: Any = stats.rankdata(np.abs(changed))
+        effect = float((ranks * np.sign(changed)).sum() / ranks.sum())
     if persons < FEWEST_PERSONS:
         few = f"fewer than {FEWEST_PERSONS} persons: no test"
         return PairedTest(persons, mean, None, effect, _join(note, few))
@@ -315,15 +319,6 @@ def robust_z(values: Values, *, least_spread: float = 0.0) -> Values:
     if not spread > 0:
         return undefined
     return np.asarray((values - centre) / spread, np.float64)
-
-
-def _rank_biserial(changed: Values) -> float:
-    """(sum of ranks in favour - sum of ranks against) / sum of ranks; 0 where nothing changed."""
-    if not len(changed):
-        return 0.0
-    ranks: Any = stats.rankdata(np.abs(changed))
-    in_favour_minus_against = (ranks * np.sign(changed)).sum()
-    return float(in_favour_minus_against / ranks.sum())
 
 
 def _join(*notes: str) -> str:

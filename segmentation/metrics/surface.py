@@ -273,17 +273,13 @@ def _connected_parts(voxels: list[int]) -> list[list[int]]:
         joined = [voxel]
         others = []
         for part in parts:
-            if _touches(voxel, part):
+            # Two voxels share a face where they differ in one coordinate.
+            if any((voxel ^ other).bit_count() == 1 for other in part):
                 joined += part
             else:
                 others.append(part)
         parts = [*others, joined]
     return parts
-
-
-def _touches(voxel: int, part: list[int]) -> bool:
-    """Whether a voxel shares a face with one of the part: they differ in one coordinate."""
-    return any((voxel ^ other).bit_count() == 1 for other in part)
 
 
 def _normals(part: NDArray[np.int64]) -> NDArray[np.float64]:
