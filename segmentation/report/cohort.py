@@ -273,13 +273,17 @@ def _volume_frame(
     """A row for each volume, and one for each pair's asymmetry index in percent."""
     rows = []
     for number_of_scan, scan in enumerate(scans):
+        age_band = ""
+        if scan.age is not None:
+            low = int(scan.age // _AGE_BANDS) * _AGE_BANDS
+            age_band = f"{low}-{low + _AGE_BANDS - 1}"
         facts = {
             "scan": number_of_scan,
             "subject": scan.subject,
             "session": scan.session,
             "sex": scan.sex,
             "age": _or_nan(scan.age),
-            "age_band": _age_band(scan.age),
+            "age_band": age_band,
             "group": scan.group,
             "site": scan.site,
             "intracranial_mm3": _or_nan(scan.intracranial_mm3),
@@ -309,14 +313,6 @@ def _asymmetry_percent(left: float, right: float) -> float:
     if not both > 0:
         return float("nan")
     return 200 * (left - right) / both
-
-
-def _age_band(age: float | None) -> str:
-    """Ten years, as "20-29"; nothing where the age is not known."""
-    if age is None:
-        return ""
-    low = int(age // _AGE_BANDS) * _AGE_BANDS
-    return f"{low}-{low + _AGE_BANDS - 1}"
 
 
 def _range_notes(

@@ -141,25 +141,21 @@ def _narrowed(figure: Figure, form: Narrow) -> Figure:
             row, column = divmod(place, form.abreast)
             axis.set_subplotspec(grid[row, column])
             axis.title.set_text(textwrap.fill(axis.get_title(), letters))
+    # Legend and title of the axis below in lines that a narrow figure has room for.
+    along = narrow.get_supxlabel()
+    names = []
+    for legend in narrow.legends:
+        names += [text.get_text() for text in legend.get_texts()]
+    narrow.legends.clear()
+    wrapped = [textwrap.fill(name, _NARROW_LETTERS) for name in names]
     with mpl.rc_context(_STYLE):
-        _wrap_long_texts(narrow)
+        if along:
+            narrow.supxlabel(textwrap.fill(along, _NARROW_LETTERS))
+        add_legend(narrow, wrapped, columns=1)
     narrow.set_size_inches(NARROW_IN, height_in)
     narrow.set_layout_engine("constrained")
     _lay_out(narrow, rows)
     return narrow
-
-
-def _wrap_long_texts(figure: Figure) -> None:
-    """Legend and title of the axis below in lines that a narrow figure has room for."""
-    along = figure.get_supxlabel()
-    if along:
-        figure.supxlabel(textwrap.fill(along, _NARROW_LETTERS))
-    names = []
-    for legend in figure.legends:
-        names += [text.get_text() for text in legend.get_texts()]
-    figure.legends.clear()
-    wrapped = [textwrap.fill(name, _NARROW_LETTERS) for name in names]
-    add_legend(figure, wrapped, columns=1)
 
 
 def _lay_out(figure: Figure, rows: int) -> None:

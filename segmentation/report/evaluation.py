@@ -62,24 +62,20 @@ def drawings(evaluation: Evaluation, scheme: LabelScheme) -> dict[str, list[Draw
     ]
     volumes = [figures.bland_altman_plot(frame, model, structures) for model in models]
     confusions = [figures.confusion_plot(frame, model, scheme) for model in models]
+    # Every two models that are compared, in overlap and in distance.
+    compared = []
+    table = evaluation.comparisons
+    if not table.empty:
+        pairs: Any = table.groupby(["first", "second"], sort=False).groups
+        for first, second in pairs:
+            compared.append(figures.comparison_plot(table, "dice", first, second))
+            compared.append(figures.comparison_plot(table, "hd95", first, second))
     return {
         "structures": boxes,
-        "models": _numbered(_comparisons(evaluation.comparisons)),
+        "models": _numbered(compared),
         "volumes": _numbered(volumes),
         "confusions": _numbered(confusions),
     }
-
-
-def _comparisons(table: pd.DataFrame) -> list[Drawing]:
-    """Every two models that are compared, in overlap and in distance."""
-    if table.empty:
-        return []
-    found = []
-    pairs: Any = table.groupby(["first", "second"], sort=False).groups
-    for first, second in pairs:
-        found.append(figures.comparison_plot(table, "dice", first, second))
-        found.append(figures.comparison_plot(table, "hd95", first, second))
-    return found
 
 
 def heat_maps(evaluation: Evaluation) -> list[Drawing]:
@@ -195,7 +191,17 @@ def code_of(model: str) -> str:
 
 def _notices(evaluation: Evaluation) -> list[str]:
     """What a reader must know before believing a number."""
-    notices = _unmeasured(evaluation.pairs)
+    # How many files are in no number, and why.
+    texts = {
+        "failed": ("pair", "could not be measured; the reasons are below."),
+        "no prediction": ("true label map", "without a prediction."),
+        "no truth": ("prediction", "without a truth, not counted."),
+    }
+    notices = []
+    for status, number in evaluation.pairs["status"].value_counts().items():
+        if status in texts:
+            noun, text = texts[status]
+            notices.append(f"{count(number, noun)} {text}")
     for row in summary.swapped(evaluation.frame).to_dict("records"):
         scan = f"{row['subject']} {row['session']}".strip()
         notices.append(
@@ -211,21 +217,6 @@ def _notices(evaluation: Evaluation) -> list[str]:
             f"{FEWEST_PERSONS}."
         )
     return notices + _doubtful_pairs(evaluation.pairs)
-
-
-def _unmeasured(pairs: pd.DataFrame) -> list[str]:
-    """How many files are in no number, and why."""
-    texts = {
-        "failed": ("pair", "could not be measured; the reasons are below."),
-        "no prediction": ("true label map", "without a prediction."),
-        "no truth": ("prediction", "without a truth, not counted."),
-    }
-    notices = []
-    for status, number in pairs["status"].value_counts().items():
-        if status in texts:
-            noun, text = texts[status]
-            notices.append(f"{count(number, noun)} {text}")
-    return notices
 
 
 def _absent_structures(evaluation: Evaluation) -> list[str]:

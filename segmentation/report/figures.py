@@ -64,6 +64,7 @@ def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:
         measured.update(table.columns)
     structures = [name for name in structures_of(frame) if name in measured]
     marks: dict[str, list[str]] = {}
+    missing = pd.Series(dtype=float)
     band = 0.8 / len(tables)  # of a row's height, for each model
     height = len(structures) * max(0.24, 0.17 * len(tables)) + 0.9
     with canvas(8.6, height) as (figure, axis):
@@ -71,15 +72,21 @@ def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:
             middle_band = (len(tables) - 1) / 2
             from_middle_of_row = (number - middle_band) * band
             places = np.arange(len(structures)) + from_middle_of_row
-            persons = _persons_of(table, structures)
             rows = []
-            for place, values in zip(places, persons, strict=True):
-                rows.append((place, values.to_numpy()))
+            # What each dot is, in the order in which they are drawn.
+            names = []
+            for place, structure in zip(places, structures, strict=True):
+                # None of a structure that the table lacks.
+                persons = table.get(structure, missing).dropna()
+                rows.append((place, persons.to_numpy()))
+                shown = short_name(structure)
+                for person, value in persons.items():
+                    names.append(f"{person}, {shown}, {model}: {value:.3g}")
             boxed = [row for row in rows if len(row[1]) >= _FEWEST_FOR_BOX]
             gid = f"dots-{number}"
             draw_boxes(axis, boxed, band, model_color(number))
             draw_dots(axis, rows, band, model_color(number), gid)
-            marks[gid] = _names_of_dots(persons, structures, model)
+            marks[gid] = names
         name_rows(axis, structures)
         axis.set_xlabel(definition.title_with_unit)
         add_legend(figure, list(tables))
@@ -92,23 +99,6 @@ def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:
         definition.title,
         definition.definition,
     )
-
-
-def _persons_of(table: pd.DataFrame, structures: Sequence[str]) -> list[pd.Series]:
-    """The known values of each structure by person; none of a structure that the table lacks."""
-    missing = pd.Series(dtype=float)
-    return [table.get(structure, missing).dropna() for structure in structures]
-
-
-def _names_of_dots(
-    persons: Sequence[pd.Series], structures: Sequence[str], model: str
-) -> list[str]:
-    """What each dot of a model is, in the order in which they are drawn."""
-    names = []
-    for structure, values in zip(structures, persons, strict=True):
-        for person, value in values.items():
-            names.append(f"{person}, {short_name(structure)}, {model}: {value:.3g}")
-    return names
 
 
 def bland_altman_plot(

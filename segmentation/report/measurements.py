@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -56,16 +55,14 @@ def write_table(path: Path, frame: pd.DataFrame) -> None:
     safe = frame.copy()
     for column in safe.columns:
         if not pd.api.types.is_numeric_dtype(safe[column].dtype):
-            safe[column] = [_safe(value) for value in safe[column]]
+            cells = []
+            for value in safe[column]:
+                if isinstance(value, str):
+                    value = spreadsheet_safe(value)
+                cells.append(value)
+            safe[column] = cells
     with atomic_text(path) as file:
         safe.to_csv(file, index=False, lineterminator="\n")
-
-
-def _safe(value: Any) -> Any:
-    """Text that no spreadsheet takes for a formula; anything else as it is."""
-    if isinstance(value, str):
-        return spreadsheet_safe(value)
-    return value
 
 
 def models_of(frame: pd.DataFrame) -> list[str]:

@@ -221,23 +221,22 @@ def render(
     script_text = ""
     if script:
         script_text = asset(script)
+    sources = [
+        "default-src 'none'",
+        f"img-src {images}",
+        f"style-src {_digest(style_text)}",
+    ]
+    if script:
+        sources.append(f"script-src {_digest(script_text)}")
+    sources += ["base-uri 'none'", "form-action 'none'"]
     found = _environment().get_template(template)
     return found.render(
         **context,
         style=style_text,
         script=script_text,
-        policy=_policy(style_text, script_text, images),
+        policy="; ".join(sources),
         version=version("trinat"),
     )
-
-
-def _policy(style: str, script: str, images: str) -> str:
-    """The content policy of a page with these texts of style sheet and script."""
-    sources = ["default-src 'none'", f"img-src {images}", f"style-src {_digest(style)}"]
-    if script:
-        sources.append(f"script-src {_digest(script)}")
-    sources += ["base-uri 'none'", "form-action 'none'"]
-    return "; ".join(sources)
 
 
 @cache

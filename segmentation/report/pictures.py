@@ -143,7 +143,10 @@ def draw_rows(
     zoom = max(1, _LEAST_SIDE // longest_side)
     widest = max(picture.shape[1] for picture in pictures)
     width = zoom * widest + _GAP
-    heights = [zoom * _tallest(row) + _GAP for row in rows.values()]
+    heights = []
+    for row in rows.values():
+        tallest = max(len(picture) for picture in row)
+        heights.append(zoom * tallest + _GAP)
     most_in_a_row = max(len(row) for row in rows.values())
     bottom = 2 * _GAP if title else 0
     size = (_GAP + width * most_in_a_row, bottom + sum(heights))
@@ -157,7 +160,9 @@ def draw_rows(
         page.paste(label, (0, bottom - label.height))
         first, last = edges.get(name, ("", ""))
         for column, picture in enumerate(row):
-            drawn = _as_image(picture, zoom)
+            # Row 0 of a picture is at the bottom, and each pixel is a square of `zoom`.
+            pixels = top_first(picture)
+            drawn = Image.fromarray(pixels.repeat(zoom, 0).repeat(zoom, 1))
             beside = (width - drawn.width) // 2
             left = _GAP + column * width + beside
             page.paste(drawn, (left, bottom - drawn.height))
@@ -165,10 +170,6 @@ def draw_rows(
             _write_letter(pen, font, (left + 3, bottom - 3), first, "ls")
             _write_letter(pen, font, (right - 3, bottom - 3), last, "rs")
     return np.asarray(page)
-
-
-def _tallest(row: Sequence[Picture]) -> int:
-    return max(len(picture) for picture in row)
 
 
 def _upright_label(name: str, length: int, font: Any) -> Image:
@@ -179,14 +180,6 @@ def _upright_label(name: str, length: int, font: Any) -> Image:
     pen = ImageDraw.Draw(label)
     pen.text((length / 2, _GAP / 2), name, _INK, font, "mm")
     return label.transpose(Image.Transpose.ROTATE_90)
-
-
-def _as_image(picture: Picture, zoom: int) -> Image:
-    """A picture whose row 0 is at the bottom, each pixel a square of `zoom`."""
-    from PIL import Image
-
-    pixels = top_first(picture)
-    return Image.fromarray(pixels.repeat(zoom, 0).repeat(zoom, 1))
 
 
 def top_first(picture: Picture) -> NDArray[np.uint8]:
