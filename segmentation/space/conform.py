@@ -180,15 +180,10 @@ def _working_grid(
         return _grid_over(field_of_view, head, field_of_view.low, shape)
     # The head decides, and not where the scan around it ends: networks see it on the same voxels
     # whatever is cut off around it or added.
-    return _grid_over(head, head, head.low, _shape_around(head))
-
-
-def _shape_around(content: _Extent) -> Shape:
-    """Sides that hold an extent, in multiples of 16 voxels, up to 256."""
-    sides_mm = content.high - content.low
-    multiples = sides_mm / _GRID_MM / _SIDE_MULTIPLE
+    multiples = (head.high - head.low) / _GRID_MM / _SIDE_MULTIPLE
     sides = np.ceil(multiples - _SAME_MM) * _SIDE_MULTIPLE
-    return to_shape(np.minimum(sides, _LARGEST).astype(int))
+    shape = to_shape(np.minimum(sides, _LARGEST).astype(int))
+    return _grid_over(head, head, head.low, shape)
 
 
 def _grid_over(
@@ -277,7 +272,13 @@ def _cell_bounds(tissue: _Mask, axis: int, step: int) -> _Ends:
 
 def _head_cells(data: NDArray[Any], bounds: Sequence[_Ends]) -> _Mask | None:
     """Which cells are the largest piece of tissue; None if there is none."""
-    tissue = _cell_means(data, bounds) > TISSUE
+    # The means of cells; beyond its end the image is 0.
+    means = data
+    for axis, ends in enumerate(bounds):
+        starts = np.maximum(ends[:-1], 0)
+        sums = np.add.reduceat(means, starts, axis=axis, dtype=np.float64)
+        means = sums / (ends[1] - ends[0])
+    tissue = means > TISSUE
     # One cell across is a wrap-around ghost, a marker or a nose, no head.
     solid = ndimage.binary_opening(tissue)
     parts, count = ndimage.label(solid)
@@ -287,19 +288,6 @@ def _head_cells(data: NDArray[Any], bounds: Sequence[_Ends]) -> _Mask | None:
     largest = parts == 1 + sizes.argmax()
     # What opening took from the head's own surface comes back.
     return np.asarray(ndimage.binary_dilation(largest) & tissue)
-
-
-def _cell_means(data: NDArray[Any], bounds: Sequence[_Ends]) -> NDArray[np.float64]:
-    """Means of cells with these bounds along each axis, as an array of cells.
-
-    Beyond its end the image is 0.
-    """
-    means = data
-    for axis, ends in enumerate(bounds):
-        starts = np.maximum(ends[:-1], 0)
-        sums = np.add.reduceat(means, starts, axis=axis, dtype=np.float64)
-        means = sums / (ends[1] - ends[0])
-    return means
 
 
 def _above_the_neck(head: _Mask, image: Volume, bounds: Sequence[_Ends]) -> _Mask:

@@ -129,16 +129,12 @@ def _interpolate_askew(source: Tensor, to: GridMap) -> Tensor:
     points = sample_points(to)
     for rows in slabs(to.shape):
         for point in points:
-            out[rows] += _sampled(image, source_positions(to, rows, point))
+            positions = source_positions(to, rows, point)
+            # Each plane of the slab is a batch item of depth 1: (rows, 1, Y, Z, 3).
+            grid = _sampler_grid(positions, source.shape)[:, None]
+            images = image.expand(len(grid), -1, -1, -1, -1)
+            out[rows] += grid_sample(images, grid, align_corners=True)[:, 0, 0]
     return out.div_(len(points))
-
-
-def _sampled(image: Tensor, positions: list[Tensor]) -> Tensor:
-    """An image (1, 1, X, Y, Z) at the positions of a slab's voxels: (rows, Y, Z)."""
-    # Each plane of the slab is a batch item of depth 1: (rows, 1, Y, Z, 3).
-    grid = _sampler_grid(positions, image.shape[2:])[:, None]
-    images = image.expand(len(grid), -1, -1, -1, -1)
-    return grid_sample(images, grid, align_corners=True)[:, 0, 0]
 
 
 def _sampler_grid(positions: list[Tensor], shape: Sequence[int]) -> Tensor:
@@ -174,7 +170,12 @@ def source_positions(to: GridMap, rows: slice, point: Point) -> list[Tensor]:
     has length 1 along the others.
     """
     axes = to.source_axes
-    indices = _target_indices(to, rows, point)
+    # Indices of the slab's voxels, shifted by the sample point.
+    _, y_size, z_size = to.shape
+    along_x = np.arange(rows.start, rows.stop) + point[0]
+    along_y = np.arange(y_size) + point[1]
+    along_z = np.arange(z_size) + point[2]
+    indices = np.ix_(along_x, along_y, along_z)
     positions = []
     for source_axis in range(3):
         targets = range(3) if axes is None else [axes.index(source_axis)]
@@ -185,21 +186,6 @@ def source_positions(to: GridMap, rows: slice, point: Point) -> list[Tensor]:
             position = position + torch.from_numpy(offset)
         positions.append(position)
     return positions
-
-
-def _target_indices(
-    to: GridMap, rows: slice, point: Point
-) -> tuple[NDArray[np.floating], ...]:
-    """Indices of a slab's voxels, shifted by a sample point: (rows, 1, 1), (1, Y, 1), (1, 1, Z)."""
-    _, y_size, z_size = to.shape
-    along_x = np.arange(rows.start, rows.stop) + point[0]
-    along_y = np.arange(y_size) + point[1]
-    along_z = np.arange(z_size) + point[2]
-    return (
-        along_x[:, None, None],
-        along_y[None, :, None],
-        along_z[None, None, :],
-    )
 
 
 def rows_at(values: Tensor, places: Tensor) -> Tensor:

@@ -260,7 +260,12 @@ class _LabelVotes:
         """
         out = torch.empty(to.shape, dtype=torch.int16)
         points = sample_points(to)
-        first = self._first_touched(to)
+        # Voxels are counted from the first one that the map touches, were the target any larger:
+        # what is padded around a target or cut off changes no voxel.
+        border = 2
+        whole_map = whole([length - border for length in self._labels.shape])
+        lowest, _ = to.touched(whole_map)
+        first = torch.from_numpy(np.floor(lowest + _ROUNDING)).long()
         for rows in slabs(to.shape):
             agreed = self._agreed(to, rows, points)
             out[rows] = agreed
@@ -270,16 +275,6 @@ class _LabelVotes:
                 voxels = undecided[start : start + _VOTE_VOXELS]
                 out[tuple(voxels.T)] = self._tally(to, voxels, points, first)
         return out
-
-    def _first_touched(self, to: GridMap) -> Tensor:
-        """The first target voxel that the map touches, int64 (3,), were the target any larger.
-
-        Voxels are counted from it: what is padded around a target or cut off changes no voxel.
-        """
-        border = 2
-        whole_map = whole([length - border for length in self._labels.shape])
-        lowest, _ = to.touched(whole_map)
-        return torch.from_numpy(np.floor(lowest + _ROUNDING)).long()
 
     def _agreed(self, to: GridMap, rows: slice, points: list[Point]) -> Tensor:
         """The one label around all sample points of each voxel of a slab, or _MIXED."""
