@@ -216,7 +216,9 @@ class Recipe(_Config):
             return values
         values = _without_gone(values)
         stages = values.get("stages") or [{}]
-        if not _may_be_stages(stages):
+        if not isinstance(stages, list | tuple):
+            return values
+        if not all(isinstance(stage, Mapping | StageConfig) for stage in stages):
             return values
 
         # What neither the recipe nor a stage has stays with the recipe, which refuses it.
@@ -230,7 +232,12 @@ class Recipe(_Config):
                 shared[key] = value
             else:
                 rest[key] = value
-        recipe["stages"] = [_with_shared(stage, shared) for stage in stages]
+        recipe["stages"] = []
+        for stage in stages:
+            # A stage that is checked stays as it is.
+            if not isinstance(stage, StageConfig):
+                stage = _merged(shared, _without_gone(stage))
+            recipe["stages"].append(stage)
         recipe.update(rest)
         return recipe
 
@@ -253,22 +260,6 @@ class Recipe(_Config):
                     f"stage {stage.name} trains a view that the recipe does not name"
                 )
         return self
-
-
-def _may_be_stages(value: Any) -> bool:
-    """Whether a value of `stages` is a row of mappings or stages, as far as its type goes."""
-    if not isinstance(value, list | tuple):
-        return False
-    return all(isinstance(stage, Mapping | StageConfig) for stage in value)
-
-
-def _with_shared(
-    stage: Mapping[str, Any] | StageConfig, shared: Mapping[str, Any]
-) -> dict[str, Any] | StageConfig:
-    """A stage on top of the keys that apply to all stages; one that is checked stays as it is."""
-    if isinstance(stage, StageConfig):
-        return stage
-    return _merged(shared, _without_gone(stage))
 
 
 def _without_gone(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -265,20 +265,15 @@ class Trainer:
                 drawn.set_result(self._draw(number))
         self._drawn = {number: drawn}
 
-    def _batches(self, number: int) -> list[Batch]:
-        """Batch `number`, which may have been drawn ahead."""
-        with timing.stage("batches"):
-            ahead = self._drawn.pop(number, None)
-            if ahead is None:
-                return self._draw(number)
-            return ahead.result()
-
     def _backward(self, number: int) -> _Part:
         """Add one batch's gradients to those of the step."""
         for later in range(number, number + AHEAD + 1):
             for view, first, count in self._groups(later):
                 self.source.expect(view, first, count)
-        batches = self._batches(number)
+        with timing.stage("batches"):
+            # It may have been drawn ahead.
+            ahead = self._drawn.pop(number, None)
+            batches = self._draw(number) if ahead is None else ahead.result()
         if self.synthesises_ahead and self._thread:
             self._draw_ahead(number + 1)
         # Dropout uses torch's global generator, which nothing else depends on.

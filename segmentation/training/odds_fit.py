@@ -153,11 +153,17 @@ def fit_odds(
     Both sides of a structure share one. The `fixed` classes, background among them, have none and
     are in no mean. Factors that are 1 are left out.
     """
+    # Classes that share a factor, as far as they may have one.
+    groups = []
+    for index, partner in enumerate(scheme.partner_permutation.tolist()):
+        free = sorted({index, partner} - set(fixed))
+        if free and index <= partner:
+            groups.append(free)
     logarithms = np.zeros(len(scheme))
     best = _worth(scans, logarithms, fixed)
     for _ in range(_ROUNDS):
         before = best
-        for group in _groups(scheme, fixed):
+        for group in groups:
             for step in _STEPS:
                 tried = logarithms.copy()
                 tried[group] += step
@@ -197,16 +203,6 @@ def _worth(
     values = [scan.mean_dice(logarithms, fixed) for scan in scans]
     penalty = _PENALTY * float(np.square(logarithms).sum())
     return float(np.mean(values)) - penalty
-
-
-def _groups(scheme: LabelScheme, fixed: Sequence[int]) -> list[list[int]]:
-    """Classes that share a factor: both sides of a structure, as far as they may have one."""
-    groups = []
-    for index, partner in enumerate(scheme.partner_permutation.tolist()):
-        free = sorted({index, partner} - set(fixed))
-        if free and index <= partner:
-            groups.append(free)
-    return groups
 
 
 def _is_reachable(logarithms: Tensor) -> Tensor:

@@ -136,21 +136,14 @@ def write_state(folder: Path, state: State, *, name: str | None = None) -> Path:
         file.write(_MAGIC + _checksum(payload) + b"\n")
         file.write(payload)
     if name is None:
-        _drop_all_but_last(folder, path)
+        # States of later steps were damaged and not used; they would count as the newest.
+        known = _numbered(folder)
+        place = known.index(path)
+        kept = known[place : place + _KEPT]
+        for old in known:
+            if old not in kept:
+                old.unlink(missing_ok=True)
     return path
-
-
-def _drop_all_but_last(folder: Path, newest: Path) -> None:
-    """Delete numbered states other than the newest and the one before it.
-
-    States of later steps were damaged and not used; they would count as the newest.
-    """
-    known = _numbered(folder)
-    place = known.index(newest)
-    kept = known[place : place + _KEPT]
-    for path in known:
-        if path not in kept:
-            path.unlink(missing_ok=True)
 
 
 def _checksum(payload: bytes) -> bytes:

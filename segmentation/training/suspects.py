@@ -142,16 +142,22 @@ def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> SubjectSumm
     of_slices: list[Values] = []
     gradients: list[Values] = []
     for view in views:
-        voxels = _voxels_of_structures(view)
+        # How many voxels of each slice are labelled or predicted as a structure.
+        voxels = ((view.truth > 0) | (view.predicted > 0)).sum((1, 2))
         is_sure = voxels >= _FEWEST
         losses.append(view.loss * is_sure)
         of_slices.append(view.loss * _weights(voxels))
         gradients.append(view.gradient * is_sure)
+    # How far left and right are exchanged, over the structures with a side that are there.
+    swapped = side_swap(halves.sum(0), partners)
+    exchanged = 0.0
+    if not np.isnan(swapped).all():
+        exchanged = float(np.nanmean(swapped))
     measures = {
         "loss": float(np.concatenate(losses).mean()),
         "slice loss": float(np.concatenate(of_slices).max()),
         "gradient": float(np.concatenate(gradients).mean()),
-        "sides": _exchanged_sides(halves.sum(0), partners),
+        "sides": exchanged,
         "shift": max(_shift(view, classes) for view in views),
     }
     worst_view = int(np.argmax([of_view.max() for of_view in of_slices]))
@@ -175,12 +181,6 @@ def _where_structures_differ(views: Sequence[Look], classes: int) -> NDArray[np.
     return np.asarray(np.array(places)[most])
 
 
-def _voxels_of_structures(view: Look) -> NDArray[np.int64]:
-    """(N,): how many voxels of each slice are labelled or predicted as a structure."""
-    is_structure = (view.truth > 0) | (view.predicted > 0)
-    return np.asarray(is_structure.sum((1, 2)))
-
-
 def _weights(voxels: NDArray[np.int64]) -> Values:
     """What the losses of slices (N,) count for when the highest is looked for, 0 to 1.
 
@@ -191,14 +191,6 @@ def _weights(voxels: NDArray[np.int64]) -> Values:
     if not is_sure.any():
         return np.zeros(len(voxels))
     return np.minimum(1, voxels / np.median(voxels[is_sure])) * is_sure
-
-
-def _exchanged_sides(joint: NDArray[np.int64], partners: NDArray[np.int64]) -> float:
-    """How far left and right are exchanged, over the structures with a side that are there."""
-    swapped = side_swap(joint, partners)
-    if np.isnan(swapped).all():
-        return 0.0
-    return float(np.nanmean(swapped))
 
 
 def _shift(view: Look, classes: int) -> float:

@@ -171,7 +171,12 @@ def validate(
             joint = joint_histogram(scan.labels.numpy(), predicted.numpy(), classes)
             joints.append(joint)
             if examples is None:
-                examples = _examples(scan, predicted)
+                shown = _worth_a_look(scan.labels)
+                examples = Examples(
+                    images=scan.images[shown].numpy(),
+                    truth=scan.labels[shown].numpy(),
+                    predicted=predicted[shown].numpy(),
+                )
     finally:
         network.train(was_training)
     if examples is None:
@@ -182,16 +187,6 @@ def validate(
         dice=_mean_over([dice(joint) for joint in joints]),
         iou=_mean_over([iou(joint) for joint in joints]),
         examples=examples,
-    )
-
-
-def _examples(scan: ValidationScan, predicted: Tensor) -> Examples:
-    """A few slices of a scan, with the classes that were predicted."""
-    shown = _worth_a_look(scan.labels)
-    return Examples(
-        images=scan.images[shown].numpy(),
-        truth=scan.labels[shown].numpy(),
-        predicted=predicted[shown].numpy(),
     )
 
 
