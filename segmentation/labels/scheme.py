@@ -214,7 +214,13 @@ class LabelScheme:
         without its side does where there is one side only. Raises LabelError for no structure
         and for two.
         """
-        names_of = self._names_by_word
+        # For each word that a structure may be called by, the names of those that it means.
+        names_of: dict[str, list[str]] = {}
+        for label in self.labels:
+            full = {label.name, label.abbreviation, str(label.fs_id)}
+            without_side = {_without_side(word) for word in full}
+            for word in {_spoken(word) for word in full | without_side}:
+                names_of.setdefault(word, []).append(label.name)
         wanted = _spoken(str(structure))
         names = names_of.get(wanted, [])
         if len(names) == 1:
@@ -231,17 +237,6 @@ class LabelScheme:
         if near:
             remedy = f"did you mean {' or '.join(dict.fromkeys(near))}?"
         raise LabelError(f"{structure!r} is no structure of {self.name}", remedy=remedy)
-
-    @property
-    def _names_by_word(self) -> dict[str, list[str]]:
-        """For each word that a structure may be called by, the names of those that it means."""
-        names_of: dict[str, list[str]] = {}
-        for label in self.labels:
-            full = {label.name, label.abbreviation, str(label.fs_id)}
-            without_side = {_without_side(word) for word in full}
-            for word in {_spoken(word) for word in full | without_side}:
-                names_of.setdefault(word, []).append(label.name)
-        return names_of
 
     @cached_property
     def _classes(self) -> dict[int, int]:
