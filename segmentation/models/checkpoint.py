@@ -352,21 +352,16 @@ def _write_folder(final: Path, contents: Mapping[str, bytes]) -> None:
         new.mkdir(parents=True)
         try:
             for name, data in contents.items():
-                _write_synced(new / name, data)
+                with (new / name).open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
             _exchange(final, new, old)
         finally:
             for left in (new, old):
                 shutil.rmtree(left, ignore_errors=True)
     except OSError as error:
         raise not_written(final, error) from error
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    """Write a file and wait until it is on the disk."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _exchange(final: Path, new: Path, old: Path) -> None:

@@ -134,18 +134,16 @@ class _ZipStorages:
         """A storage (count,), as the pickle describes it."""
         described = (key, dtype, count)
         if described not in self._read:
-            self._read[described] = self._load(key, dtype, count)
+            data = bytearray(self.read(f"data/{key}"))
+            if len(data) != count * dtype.itemsize:
+                raise ModelError(
+                    "has storages of other sizes than it says", where=self._path
+                )
+            storage = torch.empty(0, dtype=dtype)
+            if data:
+                storage = torch.frombuffer(data, dtype=dtype)
+            self._read[described] = storage
         return self._read[described]
-
-    def _load(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
-        data = bytearray(self.read(f"data/{key}"))
-        if len(data) != count * dtype.itemsize:
-            raise ModelError(
-                "has storages of other sizes than it says", where=self._path
-            )
-        if not data:
-            return torch.empty(0, dtype=dtype)
-        return torch.frombuffer(data, dtype=dtype)
 
 
 def _read_legacy(file: BinaryIO, size: int, path: Path) -> Any:
