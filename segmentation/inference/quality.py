@@ -18,25 +18,9 @@ from typing import Literal
 
 import numpy as np
 
-from trinat.segmentation.inference.checks.anatomy import (
-    check_brain_size,
-    check_missing,
-    check_pieces,
-    check_resolution,
-    check_sides,
-    check_surroundings,
-    check_symmetry,
-    total_brain_mm3,
-)
-from trinat.segmentation.inference.checks.brightness import (
-    check_bands,
-    check_continuity,
-    check_contrast,
-    check_edges,
-    check_noise,
-    check_saturation,
-    tissue_contrast,
-)
+from trinat.segmentation.inference.checks import anatomy, brightness
+from trinat.segmentation.inference.checks.anatomy import total_brain_mm3
+from trinat.segmentation.inference.checks.brightness import tissue_contrast
 from trinat.segmentation.inference.checks.evidence import (
     ENOUGH_MM3,
     Evidence,
@@ -138,20 +122,20 @@ def check_agreement(evidence: Evidence, limits: Limits) -> list[Finding]:
 CHECKS: Sequence[Check] = (
     check_agreement,  # agreement
     check_field_of_view,  # cut_mm2
-    check_brain_size,  # smallest_brain_mm3, largest_brain_mm3
-    check_pieces,  # apart_mm3
-    check_surroundings,  # like_cortex: never rejects
-    check_symmetry,  # symmetry
-    check_contrast,  # contrast
-    check_missing,  # missing
-    check_sides,  # sides, other_sides: never rejects
+    anatomy.check_brain_size,  # smallest_brain_mm3, largest_brain_mm3
+    anatomy.check_pieces,  # apart_mm3
+    anatomy.check_surroundings,  # like_cortex: never rejects
+    anatomy.check_symmetry,  # symmetry
+    brightness.check_contrast,  # contrast
+    anatomy.check_missing,  # missing
+    anatomy.check_sides,  # sides, other_sides: never rejects
     check_lesions,  # lesion_mm3: never rejects
-    check_continuity,  # jump, still: never rejects
-    check_bands,  # bands
-    check_edges,  # edges
-    check_noise,  # noise
-    check_saturation,  # saturated: never rejects
-    check_resolution,  # spacing_mm
+    brightness.check_continuity,  # jump, still: never rejects
+    brightness.check_bands,  # bands
+    brightness.check_edges,  # edges
+    brightness.check_noise,  # noise
+    brightness.check_saturation,  # saturated: never rejects
+    anatomy.check_resolution,  # spacing_mm
 )
 
 
