@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Annotated, Literal
 import typer
 
 from trinat.pipelines.cli import options
-from trinat.pipelines.cli.fields import with_fields
+from trinat.pipelines.cli.fields import Only, with_fields
 from trinat.pipelines.cli.options import Group, ListOptions, say_next, say_nothing
-from trinat.pipelines.prepare.options import PrepareOptions
+from trinat.pipelines.common.option import Strict
+from trinat.pipelines.prepare.options import ExportSettings, PrepareOptions
 
 Store = Annotated[
     Path, typer.Argument(help="Slice store.", exists=True, file_okay=False)
@@ -173,41 +175,10 @@ def report(
 
 
 @app.command("export", cls=ListOptions)
+@with_fields
 def export(
     store: Store,
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out", "-o", help="Output folder: empty, or of an earlier export."
-        ),
-    ],
-    format_: Annotated[
-        Literal["png"],
-        typer.Option(
-            "--format",
-            help="png: 16-bit grey images, and labels as class indices with a palette.",
-        ),
-    ] = "png",
-    views: Annotated[
-        list[str] | None,
-        typer.Option(help="Views: coronal axial sagittal. Default: all of the store."),
-    ] = None,
-    part: Annotated[
-        Literal["train", "validation", "test"] | None,
-        typer.Option(help="Part of the split. Default: all subjects."),
-    ] = None,
-    subjects: Annotated[
-        list[str] | None, typer.Option(help="Subjects. Default: all.")
-    ] = None,
-    split: Annotated[
-        Path | None,
-        typer.Option(
-            help="File of the split. Default: STORE/split.json, if it is there."
-        ),
-    ] = None,
-    labelled: Annotated[
-        bool, typer.Option("--labelled", help="Leave out slices without a structure.")
-    ] = False,
+    asked: Annotated[Callable[..., ExportSettings], Only(ExportSettings)],
     quiet: options.Quiet = False,
 ) -> int:
     """Write slices of a store as pictures, with a table that says whose they are.
@@ -216,18 +187,9 @@ def export(
     """
     from trinat.pipelines.common.exits import batch_exit
     from trinat.pipelines.common.progress import batch_progress
-    from trinat.pipelines.prepare.export import SLICES, ExportSettings, export_slices
-    from trinat.segmentation.space.views import chosen_views
+    from trinat.pipelines.prepare.export import SLICES, export_slices
 
-    settings = ExportSettings(
-        store=store,
-        out=out,
-        views=chosen_views(views or None),
-        part=part,
-        subjects=tuple(subjects or ()),
-        split=split,
-        labelled=labelled,
-    )
+    settings = asked(store=store)
     with batch_progress(quiet) as finished:
         outcomes = export_slices(settings, finished)
     failures = [outcome for outcome in outcomes if outcome.failure]
@@ -236,7 +198,7 @@ def export(
     done = len(outcomes) - len(failures)
     slices = sum(len(outcome.rows) for outcome in outcomes)
     typer.echo(
-        f"{out / SLICES}: {slices} slices of {done} subjects, {len(failures)} failed"
+        f"{settings.out / SLICES}: {slices} slices of {done} subjects, {len(failures)} failed"
     )
     return batch_exit(done=done, failed=len(failures))
 
@@ -304,6 +266,7 @@ def _say_split(store: Path, source: str) -> None:
         say_next("split", store, "--kfold", folds, "--validation", "0")
 
 
+@with_fields
 def split(
     store: Store,
     ratios: Annotated[
@@ -340,7 +303,7 @@ def split(
             help="Text file of subjects to leave out, one a line, as trinat suspects writes it."
         ),
     ] = None,
-    strict: options.Strict = False,
+    strict: Strict = False,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="JSON file. Default: STORE/split.json."),

@@ -14,6 +14,7 @@ import typer
 
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import Only, with_fields
+from trinat.pipelines.common.option import Strict
 from trinat.pipelines.evaluate.settings import CohortSettings, EvaluationSettings
 from trinat.segmentation.errors import ConfigError
 
@@ -104,6 +105,7 @@ def report(
     return status
 
 
+@with_fields
 def people(
     table: Annotated[
         Path,
@@ -117,7 +119,7 @@ def people(
             help="Label maps, as for trinat report: which row each one has."
         ),
     ] = None,
-    strict: options.Strict = False,
+    strict: Strict = False,
 ) -> None:
     """Show what is understood of a table of persons, and which scan has which row.
 

@@ -35,7 +35,7 @@ def with_fields(command: Callable[..., Any]) -> Callable[..., Any]:
     """A command whose parameters of settings classes become options, one for each of their fields.
 
     It is called with settings made of what was typed. A field without an `Option` is no option: its
-    default stays, or the command replaces it.
+    default stays, or the command replaces it. A parameter may be an `Option` by itself.
     """
     hints = get_type_hints(command, include_extras=True)
     makers: dict[str, Callable[[dict[str, Any]], Any]] = {}
@@ -44,7 +44,12 @@ def with_fields(command: Callable[..., Any]) -> Callable[..., Any]:
         hint = hints[parameter.name]
         only = _remark(hint, Only)
         kind = hint if only is None else only.kind
-        if is_dataclass(kind):
+        option = _remark(hint, Option)
+        if option is not None:
+            default = parameter.default
+            own = _parameter(parameter.name, get_args(hint)[0], default, option)
+            parameters.append(own)
+        elif is_dataclass(kind):
             makers[parameter.name] = functools.partial(_made, kind, only)
             parameters += _parameters_of(kind, only)
         else:
@@ -96,26 +101,26 @@ def _parameters_of(kind: Any, only: Only | None) -> Iterator[inspect.Parameter]:
         if option is None:
             yield from _parameters_of(typed, only)
             continue
-        default = field.default
-        if option.typed is not None:
-            typed = option.typed
-            default = option.default
-        names = option.names
-        if only is not None and only.names.get(field.name):
-            names = only.names[field.name]
-        if not names and typed is bool and default is False:
-            # A switch that is off has no opposite.
-            names = (f"--{field.name.replace('_', '-')}",)
-        yield inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if default is MISSING else default,
-            annotation=Annotated[typed, _for_typer(option, names)],
-        )
+        names = () if only is None else only.names.get(field.name, ())
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        yield _parameter(field.name, typed, default, option, names)
 
 
-def _for_typer(option: Option, names: tuple[str, ...]) -> Any:
-    """An option or argument as typer has it."""
+def _parameter(
+    name: str,
+    typed: Any,
+    default: Any,
+    option: Option,
+    names: tuple[str, ...] = (),
+) -> inspect.Parameter:
+    """An option or argument as typer has it; `names` go before those of the option."""
+    if option.typed is not None:
+        typed = option.typed
+        default = option.default
+    names = names or option.names
+    if not names and typed is bool and default is False:
+        # A switch that is off has no opposite.
+        names = (f"--{name.replace('_', '-')}",)
     facts: dict[str, Any] = {
         "help": option.help,
         "min": option.min,
@@ -125,9 +130,15 @@ def _for_typer(option: Option, names: tuple[str, ...]) -> Any:
         "envvar": option.envvar,
         "rich_help_panel": option.panel,
     }
+    shown = typer.Option(*names, **facts)
     if option.is_argument:
-        return typer.Argument(**facts)
-    return typer.Option(*names, **facts)
+        shown = typer.Argument(**facts)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[typed, shown],
+    )
 
 
 def _made(kind: Any, only: Only | None, typed: dict[str, Any]) -> Any:

@@ -11,23 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from trinat.pipelines.cli import options
+from trinat.pipelines.cli.fields import with_fields
 from trinat.pipelines.cli.options import say_nothing
+from trinat.pipelines.common.option import Device, ModelOut, OverwriteModel, Threads
+from trinat.pipelines.models.settings import FuseSettings, OddsSettings
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels import DEFAULT_SCHEME
 
 if TYPE_CHECKING:
     from trinat.segmentation.models.model_info import ModelInfo
-
-
-Truth = Annotated[Path, typer.Option("--truth", help="Their true label maps.")]
-MappingTable = Annotated[
-    Path | None,
-    typer.Option(
-        "--mapping",
-        help="TSV that translates label numbers which are not FreeSurfer's. "
-        "Columns: number, freesurfer.",
-    ),
-]
 
 
 def models(
@@ -177,12 +169,13 @@ def _short(value: Any) -> str:
     return str(value)
 
 
+@with_fields
 def bundle(
     sources: Annotated[
         list[Path],
         typer.Argument(help="Run folders of trinat train, or model folders."),
     ],
-    out: options.ModelOut,
+    out: ModelOut,
     name: Annotated[
         str | None, typer.Option(help="Name of the model. Default: name of the folder.")
     ] = None,
@@ -208,7 +201,7 @@ def bundle(
             help="Sources of the same view become members whose mean counts.",
         ),
     ] = False,
-    overwrite: options.OverwriteModel = False,
+    overwrite: OverwriteModel = False,
 ) -> None:
     """Combine views that were trained separately, and their fusion weights, into one model.
 
@@ -239,6 +232,7 @@ def bundle(
             typer.echo(f"{structure} is not predicted: missing in {views}")
 
 
+@with_fields
 def calibrate(
     model: Annotated[str, typer.Argument(help="Model folder.")],
     scans: Annotated[
@@ -247,8 +241,8 @@ def calibrate(
             help="FreeSurfer subject folders to test the limits on; they set no limits."
         ),
     ] = None,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
+    device: Device = "auto",
+    threads: Threads = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Find the quality limits of a model's structures on phantoms; write them to model.yaml.
@@ -284,103 +278,53 @@ def export(
         typer.echo(path)
 
 
-def fuse_weights(
-    model: Annotated[
-        str,
-        typer.Argument(help="Model folder; with --out also a shipped model's name."),
-    ],
-    scans: Annotated[
-        Path, typer.Option("--scans", "-i", help="T1 scans not used in training.")
-    ],
-    truth: Truth,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="Write the weights to this file; do not change the model.",
-        ),
-    ] = None,
-    mapping: MappingTable = None,
-    trust_affine: options.TrustAffine = None,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Random seed of the sampled voxels.")
-    ] = 0,
-    quiet: options.Quiet = False,
-) -> int:
+@with_fields
+def fuse_weights(settings: FuseSettings, quiet: options.Quiet = False) -> int:
     """Fit the fusion of views (weights, kind of mean); kept only if Dice rises.
 
     Example: trinat fuse-weights models/own --scans t1/ --truth manual/
     """
     from trinat.pipelines.common.licences import say_licences
     from trinat.pipelines.common.process import prepare_process
-    from trinat.pipelines.models.fuse_weights import BEFORE, FuseSettings, fuse_weights
+    from trinat.pipelines.models.fuse_weights import BEFORE, fuse_weights
 
-    prepare_process(threads)
-    say_licences([str(model)])
-    settings = FuseSettings(
-        model, scans, truth, out, mapping, trust_affine, device, seed
-    )
+    prepare_process(settings.threads)
+    say_licences([settings.model])
     found = fuse_weights(settings, _say(quiet))
     for line in found.lines():
         typer.echo(line)
-    if out is not None:
-        typer.echo(out)
+    if settings.out is not None:
+        typer.echo(settings.out)
     elif found.chosen == BEFORE:
-        typer.echo(f"{model}: unchanged")
+        typer.echo(f"{settings.model}: unchanged")
     else:
-        typer.echo(f"{model}: updated")
+        typer.echo(f"{settings.model}: updated")
     return found.exit
 
 
-def fit_odds(
-    model: Annotated[
-        str, typer.Argument(help="Model: name of a shipped model, or a folder.")
-    ],
-    scans: Annotated[
-        Path, typer.Option("--scans", "-i", help="Scans not used in training.")
-    ],
-    truth: Truth,
-    out: options.ModelOut,
-    mapping: MappingTable = None,
-    numbering: Annotated[
-        str | None,
-        typer.Option(
-            help="Numbering of the true label maps, if not FreeSurfer's: neuromorphometrics, or a "
-            "TSV file with columns first, last, name, target."
-        ),
-    ] = None,
-    trust_affine: options.TrustAffine = None,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    overwrite: options.OverwriteModel = False,
-    quiet: options.Quiet = False,
-) -> int:
+@with_fields
+def fit_odds(settings: OddsSettings, quiet: options.Quiet = False) -> int:
     """Fit a model to your own convention of labels without training; kept only if Dice rises.
 
     Example: trinat fit-odds fast --scans t1/ --truth manual/ --out own
     """
     from trinat.pipelines.common.licences import say_licences
     from trinat.pipelines.common.process import prepare_process
-    from trinat.pipelines.models.fit_odds import OddsSettings, fit_model_odds
+    from trinat.pipelines.models.fit_odds import fit_model_odds
 
-    prepare_process(threads)
-    say_licences([str(model)])
-    settings = OddsSettings(
-        model, scans, truth, out, mapping, numbering, trust_affine, device, overwrite
-    )
+    prepare_process(settings.threads)
+    say_licences([settings.model])
     found = fit_model_odds(settings, _say(quiet))
     for line in found.lines():
         typer.echo(line)
     if found.better:
-        typer.echo(out)
+        typer.echo(settings.out)
     else:
         typer.echo("no model is written: the mean gains less than 0.001")
     return found.exit
 
 
+@with_fields
 def import_weights(
     file: Annotated[
         Path,
@@ -390,7 +334,7 @@ def import_weights(
         Literal["coronal", "axial", "sagittal"],
         typer.Option(help="View that it was trained on."),
     ],
-    out: options.ModelOut,
+    out: ModelOut,
     labels: Annotated[
         str, typer.Option(help="Label scheme of its classes.")
     ] = DEFAULT_SCHEME,

@@ -64,37 +64,12 @@ LogLevel = Annotated[
 
 # Of several commands.
 
-Device = Annotated[
-    str, typer.Option(envvar="TRINAT_DEVICE", help="auto, cpu, cuda or cuda:1.")
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Model = Annotated[
-    str,
-    typer.Option(
-        help="Name of a shipped model (see trinat models), or a model folder. "
-        "Default: quicknat on GPUs once it is shipped, otherwise fast."
-    ),
-]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print results and failures only.")
 ]
-Strict = Annotated[
-    bool,
-    typer.Option(
-        "--strict",
-        help="Stop if anything in a table of persons is not understood (`trinat people TABLE`).",
-    ),
-]
 Timings = Annotated[
     bool, typer.Option("--timings", help="Print where wall and processor time went.")
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(min=1, envvar="TRINAT_THREADS", help="Number of CPU threads."),
-]
-TrustAffine = Annotated[
-    Literal["sform", "qform", "header"] | None,
-    typer.Option(help="Affine to use if the header's two forms disagree."),
 ]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Output folder.")]
 Overwrite = Annotated[
@@ -103,10 +78,6 @@ Overwrite = Annotated[
         "--overwrite",
         help="Replace files that trinat did not write; keep a copy (.bak).",
     ),
-]
-ModelOut = Annotated[Path, typer.Option("--out", "-o", help="Model folder to write.")]
-OverwriteModel = Annotated[
-    bool, typer.Option("--overwrite", help="Replace the model in --out.")
 ]
 
 

@@ -8,15 +8,18 @@ from typing import Annotated, Literal
 import typer
 
 from trinat.pipelines.cli import options
+from trinat.pipelines.cli.fields import with_fields
 from trinat.pipelines.cli.options import say_next
+from trinat.pipelines.common.option import Device, ModelOut, OverwriteModel, Threads
 
 
+@with_fields
 def average(
     runs: Annotated[
         list[Path],
         typer.Argument(help="Runs of one recipe; after the first also models."),
     ],
-    out: options.ModelOut,
+    out: ModelOut,
     soup: Annotated[
         bool,
         typer.Option(
@@ -31,9 +34,9 @@ def average(
             help="Training batches from which the norms' statistics are computed again.",
         ),
     ] = 50,
-    overwrite: options.OverwriteModel = False,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
+    overwrite: OverwriteModel = False,
+    device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Average the weights of several runs of one architecture; print the gain in validation Dice.
 
@@ -57,6 +60,7 @@ def average(
     typer.echo(out)
 
 
+@with_fields
 def explain(
     scan: Annotated[Path, typer.Argument(help="T1 scan.")],
     structure: Annotated[
@@ -69,8 +73,8 @@ def explain(
         Literal["coronal", "axial", "sagittal"], typer.Option(help="Network.")
     ] = "coronal",
     out: options.Out = Path("explained"),
-    device: options.Device = "auto",
-    threads: options.Threads = None,
+    device: Device = "auto",
+    threads: Threads = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Show which voxels make a network find a structure: integrated gradients and occlusion.
@@ -92,6 +96,7 @@ def explain(
     typer.echo(f"{out}: {view} slice {found.number}, {' and '.join(found.maps)}")
 
 
+@with_fields
 def profile(
     name: Annotated[
         str,
@@ -106,8 +111,8 @@ def profile(
     against: Annotated[
         Path | None, typer.Option(help="Folder of an earlier profile to compare with.")
     ] = None,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
+    device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Measure where a network's time goes: a page, tables and a trace for Perfetto.
 
@@ -129,6 +134,7 @@ def profile(
     typer.echo(out / PAGE)
 
 
+@with_fields
 def suspects(
     store: Annotated[Path, typer.Argument(help="Slice store.")],
     model: Annotated[
@@ -142,8 +148,8 @@ def suspects(
     limit: Annotated[
         float, typer.Option(min=0, help="Score above which a subject is excluded.")
     ] = 8.0,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
+    device: Device = "auto",
+    threads: Threads = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Find subjects whose labels are likely wrong; write a page and a list for trinat split.

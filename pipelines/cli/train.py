@@ -16,9 +16,9 @@ import typer
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import Only, with_fields
 from trinat.pipelines.cli.options import say_next
-from trinat.pipelines.common.option import split_devices
 from trinat.pipelines.common.progress import LINE_S, MINUTE_S, Progress, progress
 from trinat.pipelines.scans.naming import FOLD
+from trinat.pipelines.train.settings import TrainSettings
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.timing import as_table, stage, time_process
 
@@ -37,61 +37,7 @@ def train(
     scans: Annotated[
         Callable[..., options.OfStore], Only(options.OfStore, "store", "folds")
     ],
-    view: Annotated[
-        str,
-        typer.Option(
-            help="coronal, axial, sagittal, or all (all views of the recipe)."
-        ),
-    ] = "all",
-    fold: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="One fold of the cross-validation, as one job of several; with --view one view of "
-            "it.",
-        ),
-    ] = None,
-    start: Annotated[
-        str | None,
-        typer.Option(
-            "--start", help="Model to start from: name of a shipped model, or a folder."
-        ),
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="Override a recipe setting, such as stages.0.batch=4; repeatable.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Run folder. Default: runs/NAME.")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in --out.")
-    ] = False,
-    device: Annotated[
-        str,
-        typer.Option(
-            help="auto, cpu, cuda, cuda:1, mps; cuda:0,1,2 trains a view on each at once, with "
-            "--folds a view of a fold."
-        ),
-    ] = "auto",
-    nproc: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Processes that share each batch: one per GPU, or one per CPU core.",
-        ),
-    ] = 1,
-    seconds: Annotated[
-        float | None,
-        typer.Option(
-            min=1,
-            help="Train for this wall time instead of the recipe's steps or epochs; "
-            "with --resume, for the rest of the schedule.",
-        ),
-    ] = None,
+    asked: TrainSettings,
     timings: options.Timings = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -99,9 +45,10 @@ def train(
 
     Example: trinat train quicknat --store store --out runs/quicknat
     """
-    _refuse_timings_of_several(timings, nproc, device)
     of_store = scans()
-    _refuse_folds(of_store, fold)
+    if timings:
+        _refuse_timings_of_several(asked)
+    _refuse_folds(of_store, asked.fold)
     store = of_store.store
     folds = of_store.folds
     clock = time_process() if timings else None
@@ -115,35 +62,25 @@ def train(
         from trinat.segmentation.data.splits import read_split
         from trinat.segmentation.data.store import SPLIT
 
-    overrides = list(settings or ())
-    if start:
-        overrides.append(f"start={json.dumps(start)}")
+    overrides = list(asked.overrides)
+    if asked.start:
+        overrides.append(f"start={json.dumps(asked.start)}")
     whole = read_recipe(config, overrides)
-    if out is None:
-        out = Path("runs") / whole.name
+    out = asked.out or Path("runs") / whole.name
     recipes = {out: whole}
     if store is not None:
-        splits = _splits_of_runs(out, store, folds=folds, fold=fold)
+        splits = _splits_of_runs(out, store, folds=folds, fold=asked.fold)
         recipes = {run: on_store(whole, store, split) for run, split in splits.items()}
         _say_missing_views(whole, next(iter(recipes.values())), store)
-    if fold is not None:
+    if asked.fold is not None:
         ((run, recipe),) = recipes.items()
-        refuse_before_others(recipe, view, run)
-    devices = split_devices(device)
+        refuse_before_others(recipe, asked.view, run)
     calls = [{run: recipes[run]} for run in recipes]
-    if len(devices) > 1:
+    if len(asked.devices) > 1:
         calls = [recipes]
     for call in calls:
-        models = launch(
-            call,
-            partial(training_progress, quiet),
-            view=view,
-            resume=resume,
-            seconds=seconds,
-            device=",".join(devices),
-            processes=nproc,
-        )
-    if store is not None and fold is None and not quiet:
+        models = launch(call, partial(training_progress, quiet), asked)
+    if store is not None and asked.fold is None and not quiet:
         tested: tuple[str | Path, ...] = ("--folds", "--model", out)
         if not folds:
             tested = ("--part", "test", "--model", *models)
@@ -190,15 +127,13 @@ def _splits_of_runs(
     return {run: runs[run]}
 
 
-def _refuse_timings_of_several(timings: bool, nproc: int, device: str) -> None:
+def _refuse_timings_of_several(asked: TrainSettings) -> None:
     """ConfigError where --timings is asked of several processes: times are of one."""
-    if not timings:
-        return
     several = ""
-    if nproc > 1:
-        several = f"--nproc {nproc}"
-    elif "," in device:
-        several = f"--device {device}"
+    if asked.processes > 1:
+        several = f"--nproc {asked.processes}"
+    elif len(asked.devices) > 1:
+        several = f"--device {','.join(asked.devices)}"
     if several:
         raise ConfigError(
             f"--timings with {several}: times are of one process",

@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from trinat.segmentation.errors import ConfigError
 
@@ -41,6 +42,26 @@ class Option:
     metavar: str | None = None
     envvar: str | None = None
     panel: str | None = None
+
+
+# Options of several commands, with one meaning and one help text each.
+
+Device = Annotated[str, Option("auto, cpu, cuda or cuda:1.", envvar="TRINAT_DEVICE")]
+Threads = Annotated[
+    int | None, Option("Number of CPU threads.", min=1, envvar="TRINAT_THREADS")
+]
+TrustAffine = Annotated[
+    Literal["sform", "qform", "header"] | None,
+    Option("Affine to use if the header's two forms disagree."),
+]
+Strict = Annotated[
+    bool,
+    Option(
+        "Stop if anything in a table of persons is not understood (`trinat people TABLE`)."
+    ),
+]
+ModelOut = Annotated[Path, Option("Model folder to write.", names=("--out", "-o"))]
+OverwriteModel = Annotated[bool, Option("Replace the model in --out.")]
 
 
 def as_tuple(typed: Iterable[str] | None) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from trinat.pipelines.common.option import Option, as_tuple
+from trinat.pipelines.common.option import Option, Strict, TrustAffine, as_tuple
 from trinat.pipelines.predict.doubt import EXCLUDED_GRADES
 from trinat.segmentation.labels import DEFAULT_SCHEME
 
@@ -19,10 +19,7 @@ class LabelMapOptions:
     What was rejected in `ratings`, a file of what people said of the results, does not count.
     """
 
-    trust_affine: Annotated[
-        Literal["sform", "qform", "header"] | None,
-        Option("Affine to use if the header's two forms disagree."),
-    ] = None
+    trust_affine: TrustAffine = None
     ratings: Annotated[
         Path | None,
         Option(
@@ -150,12 +147,7 @@ class CohortSettings(LabelMapOptions):
             "Table with sex, age, group and site: participants.tsv, or IXI's or OASIS's own."
         ),
     ] = None
-    strict: Annotated[
-        bool,
-        Option(
-            "Stop if anything in a table of persons is not understood (`trinat people TABLE`)."
-        ),
-    ] = False
+    strict: Strict = False
     reference: Annotated[
         Path | None,
         Option(

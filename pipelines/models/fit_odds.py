@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from pydantic import JsonValue
@@ -30,6 +29,7 @@ from trinat.pipelines.models.scans_with_truth import (
     without_odds,
     without_partner,
 )
+from trinat.pipelines.models.settings import OddsSettings
 from trinat.segmentation.errors import ConfigError, TrinatError
 from trinat.segmentation.grid import Box
 from trinat.segmentation.inference.fusion import Odds
@@ -56,25 +56,6 @@ _WORTHWHILE = 0.001
 _NUMBERS = (
     "if the truths do not have FreeSurfer's numbers, add --numbering or --mapping"
 )
-
-
-@dataclass(frozen=True)
-class OddsSettings:
-    """What the command was asked for.
-
-    `out` is the folder of the new model. `mapping` translates label numbers of the truths, which
-    have the `numbering` of a folding table, or FreeSurfer's.
-    """
-
-    model: str
-    scans: Path
-    truth: Path
-    out: Path
-    mapping: Path | None = None
-    numbering: str | None = None
-    trust_affine: TrustAffine | None = None
-    device: str = "auto"
-    overwrite: bool = False
 
 
 @dataclass(frozen=True)

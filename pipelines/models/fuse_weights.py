@@ -33,6 +33,7 @@ from trinat.pipelines.models.scans_with_truth import (
     without_odds,
     without_partner,
 )
+from trinat.pipelines.models.settings import FuseSettings
 from trinat.segmentation.errors import ConfigError, TrinatError
 from trinat.segmentation.grid import around_both
 from trinat.segmentation.inference.fusion_fit import (
@@ -70,24 +71,6 @@ _FOLDS = 10
 # Weights that gain less Dice than this on persons they have not seen are not worth having.
 _WORTHWHILE = 0.001
 _DIGITS = 4
-
-
-@dataclass(frozen=True)
-class FuseSettings:
-    """What the command was asked for.
-
-    `out` is a file for the weights; without it the model itself is brought up to date. `mapping`
-    translates label numbers of the truths. `seed` chooses the voxels that weights are fitted to.
-    """
-
-    model: str
-    scans: Path
-    truth: Path
-    out: Path | None = None
-    mapping: Path | None = None
-    trust_affine: TrustAffine | None = None
-    device: str = "auto"
-    seed: int = 0
 
 
 @dataclass(frozen=True, eq=False)

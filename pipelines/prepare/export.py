@@ -18,15 +18,16 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trinat.pipelines.common.lock import claimed, refuse_others
+from trinat.pipelines.prepare.options import ExportSettings
 from trinat.segmentation.data.slices import Quantised, SubjectFile
-from trinat.segmentation.data.splits import PARTS, Part
+from trinat.segmentation.data.splits import PARTS
 from trinat.segmentation.data.store import SPLIT, Store
 from trinat.segmentation.errors import DatasetError, InputError, reason_of
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.report.measurements import write_table
 from trinat.segmentation.report.pictures import encoded
-from trinat.segmentation.space.views import View
+from trinat.segmentation.space.views import View, chosen_views
 
 SLICES = "slices.csv"
 CLASSES = "classes.csv"
@@ -52,23 +53,6 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class ExportSettings:
-    """Which slices of a store go where; without `views`, `part` and `subjects` all do.
-
-    `split` is the file of the split, without it STORE/split.json if that is there. With
-    `labelled`, slices without a structure are left out.
-    """
-
-    store: Path
-    out: Path
-    views: tuple[View, ...] | None = None
-    part: Part | None = None
-    subjects: tuple[str, ...] = ()
-    split: Path | None = None
-    labelled: bool = False
-
-
-@dataclass(frozen=True)
 class Exported:
     """What became of a subject: its rows of the table, or why there are none."""
 
@@ -87,6 +71,7 @@ def export_slices(
     each outcome, how many there are so far, and of how many. Raises DatasetError where the store
     lacks what was asked for, and OutputError where the folder holds anything else.
     """
+    asked = chosen_views(settings.views or None)
     store = Store(settings.store)
     there = store.subjects
     where = "the store"
@@ -97,10 +82,10 @@ def export_slices(
         if name not in there:
             raise DatasetError(f"has no subject {name!r} in {where}", where=store.root)
     subjects = tuple(dict.fromkeys(settings.subjects)) or there
-    for view in settings.views or ():
+    for view in asked or ():
         if view not in store.views:
             raise DatasetError(f"holds no {view.value} slices", where=store.root)
-    views = tuple(dict.fromkeys(settings.views or store.views))
+    views = tuple(dict.fromkeys(asked or store.views))
     facts = _facts(store, settings.split)
     out = settings.out
     refuse_others(out, _OUTPUTS)

@@ -1,4 +1,4 @@
-"""What `trinat prepare` is asked for on a command line; its options are these fields."""
+"""What `trinat prepare` and `trinat data export` are asked for; their options are these fields."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from trinat.pipelines.common.option import Option
+from trinat.pipelines.common.option import Option, TrustAffine, as_tuple
 from trinat.segmentation.labels import DEFAULT_SCHEME, SHIPPED_SCHEMES
 
 
@@ -97,10 +97,7 @@ class PrepareOptions:
             names=("--strict",),
         ),
     ] = None
-    trust_affine: Annotated[
-        Literal["sform", "qform", "header"] | None,
-        Option("Affine to use if the header's two forms disagree."),
-    ] = None
+    trust_affine: TrustAffine = None
     fill_nonfinite: Annotated[
         bool | None,
         Option("Replace NaN and infinite voxels by 0.", names=("--fill-nonfinite",)),
@@ -112,3 +109,43 @@ class PrepareOptions:
             names=("--require-checksum",),
         ),
     ] = None
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """Which slices of a store go where; without `views`, `part` and `subjects` all do.
+
+    `split` is the file of the split, without it STORE/split.json if that is there. With
+    `labelled`, slices without a structure are left out.
+    """
+
+    store: Path
+    out: Annotated[
+        Path,
+        Option("Output folder: empty, or of an earlier export.", names=("--out", "-o")),
+    ]
+    format: Annotated[
+        Literal["png"],
+        Option("png: 16-bit grey images, and labels as class indices with a palette."),
+    ] = "png"
+    views: Annotated[
+        tuple[str, ...],
+        Option(
+            "Views: coronal axial sagittal. Default: all of the store.",
+            typed=list[str] | None,
+            parse=as_tuple,
+        ),
+    ] = ()
+    part: Annotated[
+        Literal["train", "validation", "test"] | None,
+        Option("Part of the split. Default: all subjects."),
+    ] = None
+    subjects: Annotated[
+        tuple[str, ...],
+        Option("Subjects. Default: all.", typed=list[str] | None, parse=as_tuple),
+    ] = ()
+    split: Annotated[
+        Path | None,
+        Option("File of the split. Default: STORE/split.json, if it is there."),
+    ] = None
+    labelled: Annotated[bool, Option("Leave out slices without a structure.")] = False

@@ -33,6 +33,7 @@ from trinat.pipelines.jobs.pool import pickled
 from trinat.pipelines.jobs.signals import stop_signals
 from trinat.pipelines.train.job import Watcher
 from trinat.pipelines.train.run import find_device, train_runs
+from trinat.pipelines.train.settings import TrainSettings
 from trinat.segmentation.errors import ConfigError, DeviceError, TrainingError
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.models.hardware import count_gpus, use_gpu
@@ -96,36 +97,30 @@ class _Request:
 def launch(
     recipes: Mapping[Path, Recipe],
     watching: Watching,
-    *,
-    view: str = "all",
-    resume: bool = False,
-    seconds: float | None = None,
-    device: str = "cpu",
-    processes: int = 1,
+    asked: TrainSettings,
 ) -> list[Path]:
-    """Train runs with this number of processes; returns the folders of their models.
+    """Train runs as they are asked for; returns the folders of their models.
 
-    `recipes` has the folder of each run with its recipe. Several devices, as "cuda:0,cuda:1", train
-    a job each at once: a view, or of several runs a view of one of them.
-    `watching` is opened in the process that leads; for several processes it must be picklable.
-    A process that torchrun has started trains together with the others.
-
-    `view` is one of the recipe's, or "all". ConfigError for a view that does not exist, and for
-    numbers of processes and devices that do not fit each other.
+    `recipes` has the folder of each run with its recipe. `watching` is opened in the process that
+    leads; for several processes it must be picklable. A process that torchrun has started trains
+    together with the others. ConfigError for a view that does not exist, and for numbers of
+    processes and devices that do not fit each other.
     """
     known = {each.value: each for each in View}
     views = None
-    if view != "all":
-        if view not in known:
-            raise ConfigError(f"{view!r} is no view", remedy=f"all, {', '.join(known)}")
-        views = (known[view],)
-    request = _Request(recipes, watching, views, resume, seconds, device)
-    if request.is_apart and processes > 1:
+    if asked.view != "all":
+        if asked.view not in known:
+            remedy = f"all, {', '.join(known)}"
+            raise ConfigError(f"{asked.view!r} is no view", remedy=remedy)
+        views = (known[asked.view],)
+    device = ",".join(asked.devices)
+    request = _Request(recipes, watching, views, asked.resume, asked.seconds, device)
+    if request.is_apart and asked.processes > 1:
         remedy = "give --device cuda and --nproc for several GPUs a view"
         raise ConfigError(
             "--nproc with several devices, which have a view each", remedy=remedy
         )
-    count = max(processes, len(request.devices))
+    count = max(asked.processes, len(request.devices))
     if all(name in os.environ for name in _TORCHRUN_VARIABLES):
         if count > 1:
             remedy = "leave --nproc out, and give one device"
@@ -140,8 +135,8 @@ def launch(
             recipes,
             watcher,
             views=views,
-            resume=resume,
-            seconds=seconds,
+            resume=asked.resume,
+            seconds=asked.seconds,
             device=device,
         )
 

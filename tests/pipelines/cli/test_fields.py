@@ -89,3 +89,18 @@ def test_a_command_may_have_some_fields_alone_under_other_names() -> None:
     assert made == Outer((), Path("here"), 3, Inner(mirror=True))
     with pytest.raises(AssertionError, match="No such option: --picture"):
         called(command, "here --picture")
+
+
+def test_a_parameter_may_be_an_option_by_itself() -> None:
+    def command(heard: list[Any]) -> Callable[..., Any]:
+        @with_fields
+        def hears(
+            asked: Inner,
+            threads: Annotated[int | None, Option("Threads.", min=1)] = None,
+        ) -> None:
+            heard.extend([asked, threads])
+
+        return hears
+
+    assert called(command, "--threads 3") == [Inner(), 3]
+    assert called(command, "") == [Inner(), None]

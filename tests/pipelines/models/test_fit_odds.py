@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.models.fit_odds import OddsSettings, fit_model_odds
+from trinat.pipelines.models.fit_odds import fit_model_odds
+from trinat.pipelines.models.settings import OddsSettings
 from trinat.segmentation.errors import ConfigError, EvaluationError, ModelError
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume

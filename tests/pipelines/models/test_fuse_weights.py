@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from trinat.pipelines.cli import app
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.models.bundle import bundle
-from trinat.pipelines.models.fuse_weights import BEFORE, FuseSettings, fuse_weights
+from trinat.pipelines.models.fuse_weights import BEFORE, fuse_weights
+from trinat.pipelines.models.settings import FuseSettings
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme

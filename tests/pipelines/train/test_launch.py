@@ -23,6 +23,7 @@ from helpers.tiny_training import LONG_STEPS, SILENT, write_long_recipe, write_r
 from trinat.pipelines.common.process import cpu_count
 from trinat.pipelines.train.launch import launch
 from trinat.pipelines.train.run import find_device, read_recipe
+from trinat.pipelines.train.settings import TrainSettings
 from trinat.segmentation.errors import ConfigError, DeviceError, TrinatError
 from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.space.views import View
@@ -299,7 +300,7 @@ def test_an_unknown_view_is_refused(recipe: Path, tmp_path: Path) -> None:
         launch(
             {tmp_path / "run": read_recipe(str(recipe))},
             lambda: nullcontext(SILENT),
-            view="oblique",
+            TrainSettings(view="oblique"),
         )
 
 
@@ -312,7 +313,7 @@ def test_whom_torchrun_started_starts_no_others(
         launch(
             {tmp_path: read_recipe(str(recipe))},
             lambda: nullcontext(SILENT),
-            processes=2,
+            TrainSettings(processes=2),
         )
 
 
@@ -326,8 +327,7 @@ def test_processes_of_one_machine_do_not_share_a_gpu(
         launch(
             {tmp_path / "run": read_recipe(str(recipe))},
             lambda: nullcontext(SILENT),
-            device=device,
-            processes=99,
+            TrainSettings(devices=(device,), processes=99),
         )
     assert not (tmp_path / "run").exists()
 
@@ -383,8 +383,7 @@ def test_several_devices_and_several_processes_a_view_are_refused(
         launch(
             {tmp_path / "run": read_recipe(str(recipe))},
             lambda: nullcontext(SILENT),
-            device="cpu,cpu",
-            processes=2,
+            TrainSettings(devices=("cpu", "cpu"), processes=2),
         )
 
 
@@ -409,7 +408,7 @@ def test_a_device_that_is_not_there_is_refused_before_there_is_a_run(
         launch(
             {tmp_path / "run": read_recipe(str(recipe))},
             lambda: nullcontext(SILENT),
-            device=device,
+            TrainSettings(devices=tuple(device.split(","))),
         )
     assert not (tmp_path / "run").exists()
 

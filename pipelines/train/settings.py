@@ -1,0 +1,77 @@
+"""What `trinat train` is asked for beside recipe and store; its options are these fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from trinat.pipelines.common.option import Option, as_tuple, split_devices
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How a recipe is trained.
+
+    - `view` is one of the recipe's, or "all". `fold` is one of a store's.
+    - `start` and `overrides` change the recipe. `out` is the folder of the run.
+    - Several `devices` train a job each at once: a view, or of several runs a view of one of them.
+      `processes` share each batch.
+    - `seconds` is a wall time, in place of the recipe's steps or epochs.
+    """
+
+    view: Annotated[
+        str, Option("coronal, axial, sagittal, or all (all views of the recipe).")
+    ] = "all"
+    fold: Annotated[
+        int | None,
+        Option(
+            "One fold of the cross-validation, as one job of several; with --view one view of "
+            "it.",
+            min=0,
+        ),
+    ] = None
+    start: Annotated[
+        str | None,
+        Option("Model to start from: name of a shipped model, or a folder."),
+    ] = None
+    overrides: Annotated[
+        tuple[str, ...],
+        Option(
+            "Override a recipe setting, such as stages.0.batch=4; repeatable.",
+            names=("--set",),
+            typed=list[str] | None,
+            parse=as_tuple,
+        ),
+    ] = ()
+    out: Annotated[
+        Path | None, Option("Run folder. Default: runs/NAME.", names=("--out", "-o"))
+    ] = None
+    resume: Annotated[bool, Option("Continue the run in --out.")] = False
+    devices: Annotated[
+        tuple[str, ...],
+        Option(
+            "auto, cpu, cuda, cuda:1, mps; cuda:0,1,2 trains a view on each at once, with "
+            "--folds a view of a fold.",
+            names=("--device",),
+            typed=str,
+            default="auto",
+            parse=split_devices,
+        ),
+    ] = ("auto",)
+    processes: Annotated[
+        int,
+        Option(
+            "Processes that share each batch: one per GPU, or one per CPU core.",
+            names=("--nproc",),
+            min=1,
+        ),
+    ] = 1
+    seconds: Annotated[
+        float | None,
+        Option(
+            "Train for this wall time instead of the recipe's steps or epochs; "
+            "with --resume, for the rest of the schedule.",
+            min=1,
+        ),
+    ] = None
