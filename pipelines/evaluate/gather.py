@@ -29,9 +29,8 @@ from trinat.pipelines.scans.files import (
     find_images,
     persons_in_folders,
 )
-from trinat.pipelines.scans.naming import safe_component
 from trinat.pipelines.scans.stored import stored_files
-from trinat.segmentation.data.sources.base import without_suffix
+from trinat.segmentation.data.sources.base import safe_component, without_suffix
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.labels.folding import load_folding

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trinat.pipelines.scans.files import ScanFile
-from trinat.pipelines.scans.naming import safe_component
-from trinat.segmentation.data.sources.base import natural_order
+from trinat.segmentation.data.sources.base import natural_order, safe_component
 
 # So many files or pairs are named in a message; of the others it has the number.
 _MOST_NAMED = 3

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from trinat.pipelines.common.ratings import RATINGS
 from trinat.pipelines.predict.settings import OutputSettings
-from trinat.pipelines.scans.naming import ASIDE, Product, bids_name, safe_component
+from trinat.pipelines.scans.naming import ASIDE, Product, bids_name
+from trinat.segmentation.data.sources.base import safe_component
 
 # What is not finished yet, and locks; in the output folder.
 WORK = ".trinat-work"

@@ -15,7 +15,8 @@ from trinat.pipelines.common.process import cpu_count
 from trinat.pipelines.predict.doubt import EXCLUDED_GRADES
 from trinat.pipelines.predict.settings import INPUT, MACHINE, RunSettings, WorkerOptions
 from trinat.pipelines.scans.cases import Found
-from trinat.pipelines.scans.naming import T1W, safe_component
+from trinat.pipelines.scans.naming import T1W
+from trinat.segmentation.data.sources.base import safe_component
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import sha256_of
 

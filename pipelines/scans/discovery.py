@@ -23,8 +23,8 @@ from trinat.pipelines.scans.folders import (
     is_scan,
     walk,
 )
-from trinat.pipelines.scans.naming import LEFT_OUT, T1W, safe_component
-from trinat.segmentation.data.sources.base import without_suffix
+from trinat.pipelines.scans.naming import LEFT_OUT, T1W
+from trinat.segmentation.data.sources.base import safe_component, without_suffix
 from trinat.segmentation.data.sources.bids import anat_files, entities, misnamed
 from trinat.segmentation.data.sources.freesurfer import find_image
 from trinat.segmentation.errors import ConfigError, InputError, reason_of

@@ -1,22 +1,15 @@
-"""Names of results: suffixes, BIDS names, names that are safe in a path.
+"""Names of results: suffixes, BIDS names.
 
 Names from outside (of files, folders, subjects) reach a path of an output only by way of
-`safe_component`.
+`safe_component` in `segmentation/data/sources/base.py`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
-import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-_SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
-# What is kept of a name that had to change, and the piece of its hash behind a dash.
-_PLAIN_LENGTH = 56
-_DIGEST_LENGTH = 6
 # The order of entities in a file name, by the BIDS schema.
 _ORDER = (
     "sub", "tpl", "cohort", "ses", "sample", "task", "tracksys", "acq", "nuc", "voi", "ce", "trc",
@@ -131,21 +124,3 @@ def _rank(entity: str) -> int:
     if entity in _ORDER:
         return _ORDER.index(entity)
     return _ORDER.index("hemi")
-
-
-def safe_component(name: str) -> str:
-    """One part of an output path: letters, digits, dot, dash, underscore; 64 at most.
-
-    A name that had to change gets a piece of the original's hash, so that no two become one.
-    """
-    if _SAFE.fullmatch(name):
-        return name
-    # é becomes e and an accent, which is dropped.
-    decomposed = unicodedata.normalize("NFKD", name)
-    ascii_alone = decomposed.encode("ascii", "ignore").decode()
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", ascii_alone)
-    plain = plain.lstrip(".-_")[:_PLAIN_LENGTH].rstrip(".-_")
-    if not plain:
-        plain = "scan"
-    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
-    return f"{plain}-{digest[:_DIGEST_LENGTH]}"

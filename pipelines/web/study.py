@@ -41,8 +41,12 @@ from trinat.pipelines.scans.files import (
     find_files,
     find_images,
 )
-from trinat.pipelines.scans.naming import FOLD, Product, safe_component
-from trinat.segmentation.data.sources.base import natural_order, without_suffix
+from trinat.pipelines.scans.naming import FOLD, Product
+from trinat.segmentation.data.sources.base import (
+    natural_order,
+    safe_component,
+    without_suffix,
+)
 from trinat.segmentation.errors import ConfigError, InputError
 from trinat.segmentation.io.files import read_rows, sha256_of
 from trinat.segmentation.labels import DEFAULT_SCHEME

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +19,12 @@ from trinat.segmentation.labels.folding import FoldingTable
 
 IMAGE_SUFFIXES = (".nii.gz", ".nii", ".mgz")
 
+# What is safe in a path, of all that trinat writes; and what is replaced elsewhere.
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+# What is kept of the name of a result that had to change, and the piece of its hash behind a dash.
+_PLAIN_LENGTH = 56
+_DIGEST_LENGTH = 6
 
 natural_order = natsort_keygen()
 
@@ -183,9 +189,11 @@ def by_name(paths: Iterable[Path]) -> list[Path]:
 
 
 def safe_name(text: str) -> str:
-    """A name for files and folders: letters, digits, dot, underscore, dash; 64 at most.
+    """The name of a subject in a store: letters, digits, dot, underscore, dash; 64 at most.
 
-    Raises DatasetError where nothing of `text` can be used.
+    It is what people type and find in tables, so it is as short as it can be: "sub 01" is sub_01.
+    A dataset of which two subjects come to one name is refused. Raises DatasetError where nothing
+    of `text` can be used.
     """
     name = _UNSAFE.sub("_", text).lstrip(".-_")[:64]
     if not _SAFE.fullmatch(name):
@@ -193,6 +201,27 @@ def safe_name(text: str) -> str:
             f"no subject name can be made of {text!r}", remedy="rename it"
         )
     return name
+
+
+def safe_component(name: str) -> str:
+    """One part of the path of a result, in the same letters; every name has one.
+
+    A name that had to change gets a piece of the original's hash, "sub 01" is sub_01-b665fd, so
+    that no two become one: results of a scan must not depend on what is beside it today, and be
+    found again tomorrow. For the same reason the two rules stay apart: either one in the place of
+    the other would give stores or results other names than they have.
+    """
+    if _SAFE.fullmatch(name):
+        return name
+    # é becomes e and an accent, which is dropped.
+    decomposed = unicodedata.normalize("NFKD", name)
+    ascii_alone = decomposed.encode("ascii", "ignore").decode()
+    plain = _UNSAFE.sub("_", ascii_alone)
+    plain = plain.lstrip(".-_")[:_PLAIN_LENGTH].rstrip(".-_")
+    if not plain:
+        plain = "scan"
+    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
+    return f"{plain}-{digest[:_DIGEST_LENGTH]}"
 
 
 def without_suffix(path: Path) -> str:

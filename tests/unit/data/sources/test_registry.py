@@ -9,7 +9,12 @@ import pytest
 from helpers.listings import DEFAULT
 from helpers.miniatures import write_nifti
 
-from trinat.segmentation.data.sources.base import SourceOptions, Subject, safe_name
+from trinat.segmentation.data.sources.base import (
+    SourceOptions,
+    Subject,
+    safe_component,
+    safe_name,
+)
 from trinat.segmentation.data.sources.registry import SOURCES, list_subjects
 from trinat.segmentation.errors import ConfigError, DatasetError
 from trinat.segmentation.labels.folding import load_folding
@@ -69,6 +74,22 @@ def test_names_that_would_collide_on_disk_are_refused(tmp_path: Path) -> None:
 )
 def test_names_are_made_safe(given: str, name: str) -> None:
     assert safe_name(given) == name
+
+
+@pytest.mark.parametrize(
+    ("given", "in_store", "of_result"),
+    [
+        ("sub-01", "sub-01", "sub-01"),
+        # The first digits of `printf "sub 01" | sha256sum`, and so on.
+        ("sub 01", "sub_01", "sub_01-b665fd"),
+        ("José", "Jos_", "Jose-24c2ab"),
+        (".hidden", "hidden", "hidden-169241"),
+    ],
+)
+def test_names_of_stores_and_of_results_are_as_they_were_in_every_version(
+    given: str, in_store: str, of_result: str
+) -> None:
+    assert (safe_name(given), safe_component(given)) == (in_store, of_result)
 
 
 def test_a_name_of_nothing_safe_is_refused() -> None:
