@@ -119,7 +119,7 @@ class LeftOut:
 
     def grades(self) -> tuple[str, ...]:
         """The grades that are left out; ConfigError where both options are given."""
-        from trinat.pipelines.predict.doubt import EXCLUDED_GRADES
+        from trinat.pipelines.predict.entry import EXCLUDED_GRADES
 
         if self.include_rejected and self.exclude is not None:
             raise ConfigError(

@@ -32,11 +32,12 @@ from trinat.pipelines.evaluate.measuring import MapVolumes, measure_volumes
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.evaluate.shown_scans import cohort_pictures
 from trinat.pipelines.evaluate.user_tables import read_ranges
-from trinat.pipelines.predict.doubt import (
+from trinat.pipelines.predict.entry import (
+    Entry,
     structures_left_out,
+    taught_by_models,
     why_left_out,
 )
-from trinat.pipelines.predict.entry import Entry, taught_by_models
 from trinat.pipelines.predict.ledger import entries_in, unfit_results
 from trinat.pipelines.scans.files import (
     ScanFile,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from trinat.pipelines.common.option import Option, Strict, TrustAffine, as_tuple
-from trinat.pipelines.predict.doubt import EXCLUDED_GRADES
+from trinat.pipelines.predict.entry import EXCLUDED_GRADES
 from trinat.segmentation.labels import DEFAULT_SCHEME
 
 

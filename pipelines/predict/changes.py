@@ -8,12 +8,12 @@ from typing import Any
 
 from natsort import natsorted
 
-from trinat.pipelines.predict.doubt import (
+from trinat.pipelines.predict.entry import (
     EXCLUDED_GRADES,
+    Entry,
     structures_left_out,
     why_left_out,
 )
-from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger
 from trinat.pipelines.predict.outputs import CHANGES
 from trinat.segmentation.io.files import write_tsv, write_whole

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from natsort import natsorted
 
-from trinat.pipelines.predict.doubt import why_of
 from trinat.pipelines.predict.engine import SerialEngine
-from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.predict.entry import Entry, why_of
 from trinat.pipelines.predict.ledger import ledgers_in, read_entries
 from trinat.pipelines.predict.progress import listener
 from trinat.pipelines.predict.request import PredictRequest

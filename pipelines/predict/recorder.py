@@ -9,8 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from trinat.pipelines.common.exits import Exit, batch_exit
-from trinat.pipelines.predict.doubt import most_doubtful
-from trinat.pipelines.predict.entry import Entry, Status, digest_of, digests_of
+from trinat.pipelines.predict.entry import (
+    Entry,
+    Status,
+    digest_of,
+    digests_of,
+    most_doubtful,
+)
 from trinat.pipelines.predict.ledger import ChangedError, Ledger
 from trinat.pipelines.predict.outputs import CaseNames, slices_of
 from trinat.pipelines.predict.persons import Person

@@ -12,7 +12,7 @@ from natsort import natsorted
 
 from trinat.pipelines.common.option import Option, as_tuple, split_devices
 from trinat.pipelines.common.process import cpu_count
-from trinat.pipelines.predict.doubt import EXCLUDED_GRADES
+from trinat.pipelines.predict.entry import EXCLUDED_GRADES
 from trinat.pipelines.predict.settings import INPUT, MACHINE, RunSettings, WorkerOptions
 from trinat.pipelines.scans.cases import Found
 from trinat.pipelines.scans.naming import T1W

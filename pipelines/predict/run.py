@@ -15,9 +15,13 @@ from pathlib import Path
 from trinat.pipelines.common.lock import refuse_held, run_lock
 from trinat.pipelines.jobs.signals import stop_on_signal
 from trinat.pipelines.predict.changes import renew_changes
-from trinat.pipelines.predict.doubt import EXCLUDED_GRADES, most_doubtful
 from trinat.pipelines.predict.engine import Engine
-from trinat.pipelines.predict.entry import Entry, digests_of
+from trinat.pipelines.predict.entry import (
+    EXCLUDED_GRADES,
+    Entry,
+    digests_of,
+    most_doubtful,
+)
 from trinat.pipelines.predict.ledger import (
     Ledger,
     LedgerContents,

@@ -20,15 +20,16 @@ from urllib.parse import quote
 from natsort import natsorted
 from pydantic import BaseModel, Field
 
-from trinat.pipelines.predict.doubt import (
+from trinat.pipelines.predict.entry import (
     GRADES,
+    Entry,
     counted_volumes,
     doubt_of,
     grade_of,
     most_doubtful,
+    taught_by_models,
     why_of,
 )
-from trinat.pipelines.predict.entry import Entry, taught_by_models
 from trinat.pipelines.predict.outputs import BIDSIGNORE, slices_of
 from trinat.pipelines.scans.naming import Product
 from trinat.segmentation.io.files import write_tsv, write_whole

@@ -25,14 +25,14 @@ from trinat.pipelines.common.ratings import (
     read_ratings,
     save_rating,
 )
-from trinat.pipelines.predict.doubt import (
+from trinat.pipelines.predict.entry import (
     GRADES,
+    Entry,
     counted_volumes,
     doubt_of,
     grade_of,
     why_of,
 )
-from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import entries_in
 from trinat.pipelines.predict.outputs import LABEL_TABLE, PLAIN_LABEL_TABLE, WORK
 from trinat.pipelines.scans.files import (
