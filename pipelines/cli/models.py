@@ -207,7 +207,7 @@ def bundle(
 
     Example: trinat bundle runs/coronal runs/axial runs/sagittal --out models/own
     """
-    from trinat.pipelines.common.licences import say_licences
+    from trinat.pipelines.common.models import say_licences
     from trinat.pipelines.models.bundle import bundle
 
     info = bundle(
@@ -270,7 +270,7 @@ def export(
 
     Example: trinat export fast --format onnx --out fast-onnx/
     """
-    from trinat.pipelines.common.licences import say_licences
+    from trinat.pipelines.common.models import say_licences
     from trinat.pipelines.models.other_formats import export_model
 
     say_licences([model])
@@ -284,7 +284,7 @@ def fuse_weights(settings: FuseSettings, quiet: options.Quiet = False) -> int:
 
     Example: trinat fuse-weights models/own --scans t1/ --truth manual/
     """
-    from trinat.pipelines.common.licences import say_licences
+    from trinat.pipelines.common.models import say_licences
     from trinat.pipelines.common.process import prepare_process
     from trinat.pipelines.models.fuse_weights import BEFORE, fuse_weights
 
@@ -308,7 +308,7 @@ def fit_odds(settings: OddsSettings, quiet: options.Quiet = False) -> int:
 
     Example: trinat fit-odds fast --scans t1/ --truth manual/ --out own
     """
-    from trinat.pipelines.common.licences import say_licences
+    from trinat.pipelines.common.models import say_licences
     from trinat.pipelines.common.process import prepare_process
     from trinat.pipelines.models.fit_odds import fit_model_odds
 

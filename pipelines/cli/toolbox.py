@@ -42,7 +42,7 @@ def average(
 
     Example: trinat average runs/a runs/b runs/c --soup --out models/soup
     """
-    from trinat.pipelines.common.licences import say_licences
+    from trinat.pipelines.common.models import say_licences
     from trinat.pipelines.common.process import prepare_process
     from trinat.pipelines.laboratory.average import average
 
@@ -81,7 +81,7 @@ def explain(
 
     Example: trinat explain scan.nii.gz --structure left-hippocampus
     """
-    from trinat.pipelines.common.licences import say_licences
+    from trinat.pipelines.common.models import say_licences
     from trinat.pipelines.common.process import prepare_process
     from trinat.pipelines.common.progress import stage_progress
     from trinat.pipelines.laboratory.explain import explain
@@ -156,7 +156,7 @@ def suspects(
 
     Example: trinat suspects store --model fast
     """
-    from trinat.pipelines.common.licences import say_licences
+    from trinat.pipelines.common.models import say_licences
     from trinat.pipelines.common.process import prepare_process
     from trinat.pipelines.common.progress import progress
     from trinat.pipelines.laboratory.suspects import EXCLUDE, find_suspects

@@ -1,12 +1,22 @@
-"""Where the commands on models find them, and where they may write them."""
+"""Where the commands on models find them, where they may write them, and whose they are."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from trinat.segmentation.errors import ConfigError, ModelError
-from trinat.segmentation.inference.predictor import Predictor
-from trinat.segmentation.models.zoo import MODEL_FILE, find_model, shipped_models
+from trinat.segmentation.errors import ConfigError, ModelError, one_line
+from trinat.segmentation.models.zoo import (
+    MODEL_FILE,
+    find_model,
+    licence_notice,
+    shipped_models,
+)
+
+if TYPE_CHECKING:
+    from trinat.segmentation.inference.predictor import Predictor
 
 
 def check_out(out: Path, overwrite: bool) -> None:
@@ -60,6 +70,9 @@ def load_views(
     software is refused, and the error suggests `instead`. A model of a single view is refused in
     any case. Both are a ConfigError.
     """
+    # Who only says a licence has no need of torch.
+    from trinat.segmentation.inference.predictor import Predictor
+
     folder = find_model(model)
     is_shipped = folder in shipped_models().values()
     if changed and is_shipped:
@@ -75,3 +88,11 @@ def load_views(
             remedy="join views with trinat bundle first",
         )
     return segmenter
+
+
+def say_licences(models: Iterable[str]) -> None:
+    """Print the licence of each model where it is not that of trinat: once, also if quiet."""
+    notices = [licence_notice(find_model(model)) for model in models]
+    for notice in dict.fromkeys(notices):
+        if notice:
+            sys.stderr.write(f"trinat: {one_line(notice)}\n")

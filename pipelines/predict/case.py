@@ -20,13 +20,13 @@ from trinat.pipelines.predict.case_in_progress import (
     read,
 )
 from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.predict.outputs import (
+from trinat.pipelines.predict.settings import (
     LABEL_TABLE,
     PLAIN_LABEL_TABLE,
     CaseNames,
+    RunSettings,
     slices_of,
 )
-from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.predict.tables import write_label_table
 from trinat.pipelines.scans.cases import Case
 from trinat.pipelines.scans.naming import Product

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trinat.pipelines.predict.outputs import CaseNames
-from trinat.pipelines.predict.settings import OutputSettings, RunSettings
+from trinat.pipelines.predict.settings import CaseNames, OutputSettings, RunSettings
 from trinat.pipelines.scans.cases import Case
 from trinat.pipelines.scans.naming import Product
 from trinat.segmentation.inference import quality

@@ -15,7 +15,7 @@ from trinat.pipelines.predict.entry import (
     why_left_out,
 )
 from trinat.pipelines.predict.ledger import Ledger
-from trinat.pipelines.predict.outputs import CHANGES
+from trinat.pipelines.predict.settings import CHANGES
 from trinat.segmentation.io.files import write_tsv, write_whole
 from trinat.segmentation.metrics.change import Change, change_of
 from trinat.segmentation.report.changes import Course, changes_page, retest_of

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import ConfigDict
 
-from trinat.pipelines.predict.outputs import MOST_SHOWN
+from trinat.pipelines.predict.settings import MOST_SHOWN
 from trinat.pipelines.scans.cases import Case
 from trinat.pipelines.scans.naming import LEFT_OUT
 from trinat.segmentation.data.sources.base import natural_order

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trinat.pipelines.common.licences import say_licences
+from trinat.pipelines.common.models import say_licences
 from trinat.pipelines.common.progress import STAGE_S, Progress, progress
 from trinat.pipelines.jobs.signals import GRACE_S
 from trinat.pipelines.predict.entry import Entry

@@ -17,9 +17,8 @@ from trinat.pipelines.predict.entry import (
     most_doubtful,
 )
 from trinat.pipelines.predict.ledger import ChangedError, Ledger
-from trinat.pipelines.predict.outputs import CaseNames, slices_of
 from trinat.pipelines.predict.persons import Person
-from trinat.pipelines.predict.settings import RunSettings
+from trinat.pipelines.predict.settings import CaseNames, RunSettings, slices_of
 from trinat.pipelines.scans.cases import Case, Refusal
 from trinat.segmentation.errors import (
     DiskFullError,

@@ -28,14 +28,6 @@ from trinat.pipelines.predict.ledger import (
     ledgers_in,
     read_ledgers,
 )
-from trinat.pipelines.predict.outputs import (
-    CHANGES,
-    LABEL_TABLE,
-    PLAIN_LABEL_TABLE,
-    TABLES,
-    WORK,
-    slices_of,
-)
 from trinat.pipelines.predict.persons import (
     Person,
     as_units,
@@ -44,7 +36,15 @@ from trinat.pipelines.predict.persons import (
 )
 from trinat.pipelines.predict.recorder import Outcome, Recorder
 from trinat.pipelines.predict.request import PredictRequest, Shard
-from trinat.pipelines.predict.settings import RunSettings
+from trinat.pipelines.predict.settings import (
+    CHANGES,
+    LABEL_TABLE,
+    PLAIN_LABEL_TABLE,
+    TABLES,
+    WORK,
+    RunSettings,
+    slices_of,
+)
 from trinat.pipelines.predict.tables import write_bids_files, write_tables
 from trinat.pipelines.scans.cases import Case, Found, Refusal
 from trinat.pipelines.scans.discovery import find_cases, suffix_of_results

@@ -30,7 +30,7 @@ from trinat.pipelines.predict.entry import (
     taught_by_models,
     why_of,
 )
-from trinat.pipelines.predict.outputs import BIDSIGNORE, slices_of
+from trinat.pipelines.predict.settings import BIDSIGNORE, slices_of
 from trinat.pipelines.scans.naming import Product
 from trinat.segmentation.io.files import write_tsv, write_whole
 from trinat.segmentation.labels.measures import INTRACRANIAL

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.predict.outputs import PLAIN_LABEL_TABLE
+from trinat.pipelines.predict.settings import PLAIN_LABEL_TABLE
 from trinat.pipelines.predict.tables import write_label_table
 from trinat.pipelines.scans.naming import Product
 from trinat.pipelines.web.queue import Queue, Submission

@@ -34,7 +34,7 @@ from trinat.pipelines.predict.entry import (
     why_of,
 )
 from trinat.pipelines.predict.ledger import entries_in
-from trinat.pipelines.predict.outputs import LABEL_TABLE, PLAIN_LABEL_TABLE, WORK
+from trinat.pipelines.predict.settings import LABEL_TABLE, PLAIN_LABEL_TABLE, WORK
 from trinat.pipelines.scans.files import (
     ScanFile,
     as_scan,

@@ -56,8 +56,7 @@ def _server(sound: Path) -> str:
     """Where this process listens; what is accepted stays in the queue."""
     from trinat.pipelines.predict.request import PredictRequest
     from trinat.pipelines.web import guard, start
-    from trinat.pipelines.web.engine_thread import EngineThread
-    from trinat.pipelines.web.queue import Queue
+    from trinat.pipelines.web.queue import EngineThread, Queue
     from trinat.pipelines.web.service import make_app
     from trinat.segmentation.models.zoo import read_scheme
 

@@ -11,7 +11,7 @@ from helpers.disks import Disk, may_have_mounts, own_mounts
 from helpers.serial import run_serially, write_scans
 
 from trinat.pipelines.predict.ledger import read_entries
-from trinat.pipelines.predict.outputs import WORK
+from trinat.pipelines.predict.settings import WORK
 from trinat.pipelines.prepare.making import PrepareConfig, prepare_store
 from trinat.segmentation.errors import DiskFullError
 from trinat.segmentation.io.files import sha256_of

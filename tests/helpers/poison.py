@@ -7,9 +7,9 @@ import signal
 import time
 from multiprocessing.connection import Connection
 
+from trinat.pipelines.predict.engine import do_cases
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.settings import RunSettings
-from trinat.pipelines.predict.worker import do_cases
 from trinat.pipelines.scans.cases import Case
 
 IN_HAND = "in-hand"  # a file that says so
@@ -47,11 +47,11 @@ def start_without_end(
 
 
 def serve_poison(connection: Connection, settings: RunSettings, device: str) -> None:
-    from trinat.pipelines.predict import worker
+    from trinat.pipelines.predict import engine
 
-    read = worker.read
+    read = engine.read
 
-    def poisoned(case: Case, settings: RunSettings) -> worker.CaseInProgress:
+    def poisoned(case: Case, settings: RunSettings) -> engine.CaseInProgress:
         if case.stem.startswith("kills"):
             os.kill(os.getpid(), signal.SIGKILL)
         if case.stem.startswith("hangs"):
@@ -60,5 +60,5 @@ def serve_poison(connection: Connection, settings: RunSettings, device: str) -> 
             raise MemoryError
         return read(case, settings)
 
-    worker.read = poisoned
+    engine.read = poisoned
     do_cases(connection, settings, device)

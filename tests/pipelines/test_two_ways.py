@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import trinat
 from trinat.pipelines.cli import app
-from trinat.pipelines.predict.outputs import OutputSettings
+from trinat.pipelines.predict.settings import OutputSettings
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme

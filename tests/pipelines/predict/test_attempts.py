@@ -22,9 +22,9 @@ from trinat.pipelines.evaluate.evaluation import (
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger, read_entries
-from trinat.pipelines.predict.outputs import SLICES, WORK
 from trinat.pipelines.predict.request import Shard
 from trinat.pipelines.predict.run import merge
+from trinat.pipelines.predict.settings import SLICES, WORK
 from trinat.pipelines.scans.naming import ASIDE
 from trinat.segmentation.errors import EvaluationError, LockedError
 from trinat.segmentation.io.files import read_rows, sha256_of

@@ -17,7 +17,7 @@ from trinat.pipelines.cli import bids, main
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.common.lock import run_lock
 from trinat.pipelines.predict.ledger import read_entries
-from trinat.pipelines.predict.outputs import WORK
+from trinat.pipelines.predict.settings import WORK
 from trinat.segmentation.errors import LockedError
 from trinat.segmentation.models import zoo
 

@@ -11,8 +11,8 @@ import pytest
 from trinat.pipelines.common.lock import run_lock
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger, read_entries
-from trinat.pipelines.predict.outputs import WORK
 from trinat.pipelines.predict.run import merge
+from trinat.pipelines.predict.settings import WORK
 from trinat.segmentation.errors import (
     InputError,
     IntegrityError,

@@ -15,9 +15,8 @@ from helpers.browser import Browser, find_chromium
 
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger
-from trinat.pipelines.predict.outputs import MOST_SHOWN, slices_of
 from trinat.pipelines.predict.recorder import Recorder
-from trinat.pipelines.predict.settings import RunSettings
+from trinat.pipelines.predict.settings import MOST_SHOWN, RunSettings, slices_of
 from trinat.pipelines.predict.tables import write_tables
 
 EVIL = "<script>document.title='broken'</script>"

@@ -9,7 +9,7 @@ import pytest
 from helpers.overfitted import random_model
 
 from trinat.pipelines.cli import main
-from trinat.pipelines.common.licences import say_licences
+from trinat.pipelines.common.models import say_licences
 from trinat.segmentation.models.checkpoint import load_model, save_model
 from trinat.segmentation.models.model_info import Description, Training
 
