@@ -71,7 +71,7 @@ def run_demo(
     from trinat.pipelines.predict.engine import SerialEngine
     from trinat.pipelines.predict.entry import Entry
     from trinat.pipelines.predict.request import PredictRequest
-    from trinat.pipelines.predict.run import predict
+    from trinat.pipelines.predict.run import Listener, predict
 
     scans = out / "scans"
     truth = out / "truth"
@@ -97,7 +97,7 @@ def run_demo(
 
     engine = partial(SerialEngine, device="auto")
     request = PredictRequest([str(scans)], labels, model, engine=engine)
-    outcome = predict(request, on_entry=say_entry)
+    outcome = predict(request, Listener(on_entry=say_entry))
     if outcome.exit != Exit.OK:
         return outcome.exit
     say("comparing with the truth")

@@ -72,6 +72,27 @@ class Ledger:
         self._folder = path.parent
         self._file: FileIO | None = None
 
+    @classmethod
+    def resume(
+        cls,
+        path: Path,
+        own_files: Iterable[str],
+        cases: Collection[str] | None = None,
+        *,
+        overwrite: bool = False,
+    ) -> Self:
+        """The ledger of a run, which knows what all runs before have done in its folder.
+
+        With `cases` it knows of these alone, and of refused inputs. `own_files` are what the run
+        writes for the whole folder: OutputError if one is there as a user's.
+        """
+        # Before the ledgers are read: a job beside this one lists what it writes before it does.
+        there = digests_of(path.parent, own_files)
+        before = read_ledgers(ledgers_in(path.parent), cases)
+        ledger = cls(path, before.entries, before.written, overwrite=overwrite)
+        ledger.refuse(there)
+        return ledger
+
     def add(self, entry: Entry) -> None:
         """Append an entry; one without a number is the attempt after the one that held so far.
 

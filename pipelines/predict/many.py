@@ -18,7 +18,7 @@ from trinat.pipelines.predict.entry import Entry, why_of
 from trinat.pipelines.predict.ledger import ledgers_in, read_entries
 from trinat.pipelines.predict.progress import listener
 from trinat.pipelines.predict.request import PredictRequest
-from trinat.pipelines.predict.run import predict
+from trinat.pipelines.predict.run import Listener, predict
 from trinat.pipelines.predict.settings import OutputSettings
 from trinat.pipelines.scans.cases import Case, Found
 from trinat.pipelines.scans.discovery import find_cases
@@ -155,26 +155,21 @@ def _predict(
     engine = partial(SerialEngine, device=device)
     if not progress:
         request = replace(request, engine=engine)
-        predict(request, on_entry=entries.append)
+        predict(request, Listener(on_entry=entries.append))
         return entries
     interactive = sys.stderr.isatty()
-    with listener(quiet=False, as_json=False, interactive=interactive) as heard:
-        engine = partial(engine, on_stage=heard.on_stage)
-        request = replace(request, engine=engine)
+    with listener(quiet=False, as_json=False, interactive=interactive) as shown:
 
         def note(entry: Entry) -> None:
             entries.append(entry)
-            heard.on_entry(entry)
+            shown.on_entry(entry)
 
-        outcome = predict(
-            request,
-            heard.on_start,
-            note,
-            on_stage=heard.on_stage,
-            on_stop=heard.on_stop,
-        )
-        if sum_up:
-            heard.on_end(outcome, request.out)
+        silent = Listener()
+        heard = replace(shown, on_entry=note, on_remark=silent.on_remark)
+        if not sum_up:
+            heard = replace(heard, on_end=silent.on_end)
+        engine = partial(engine, on_stage=heard.on_stage)
+        predict(replace(request, engine=engine), heard)
     return entries
 
 

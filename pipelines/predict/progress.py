@@ -6,10 +6,10 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from trinat.pipelines.common.models import say_licences
 from trinat.pipelines.common.progress import STAGE_S, Progress, progress
@@ -17,7 +17,7 @@ from trinat.pipelines.jobs.signals import GRACE_S
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.recorder import Outcome, sum_of
 from trinat.pipelines.predict.request import PredictRequest
-from trinat.pipelines.predict.run import predict
+from trinat.pipelines.predict.run import Listener, predict
 from trinat.segmentation.errors import one_line
 from trinat.segmentation.report.page import count
 
@@ -25,20 +25,6 @@ from trinat.segmentation.report.page import count
 _STAGES = {"reading": "reading", "networks": "segmenting", "writing": "writing"}
 # Grades in the last line; rejected ones come last.
 _GRADES = ("pass", "look", "reject")
-
-
-class Listener(NamedTuple):
-    """What to call at the start of a run (number of inputs), at each entry, and at the end.
-
-    `on_end` gets the output folder as well, for the last line. `on_stage` and `on_stop` are as of
-    `predict`.
-    """
-
-    on_start: Callable[[int], None]
-    on_entry: Callable[[Entry], None]
-    on_end: Callable[[Outcome, Path], None]
-    on_stage: Callable[[str, str], None]
-    on_stop: Callable[[], None]
 
 
 def run_with_progress(
@@ -53,17 +39,8 @@ def run_with_progress(
     say_licences(request.model for request in requests)
     for request in requests:
         with listener(quiet=quiet, as_json=as_json, interactive=interactive) as heard:
-            outcome = predict(
-                request,
-                heard.on_start,
-                heard.on_entry,
-                _say_remark,
-                heard.on_stage,
-                heard.on_stop,
-            )
-            heard.on_end(outcome, request.out)
-        outcomes.append(outcome)
-        if outcome.interrupted:
+            outcomes.append(predict(request, heard))
+        if outcomes[-1].interrupted:
             break
     return sum_of(outcomes)
 
@@ -77,18 +54,21 @@ def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Liste
     """
     if as_json:
         yield Listener(
-            _ignore, _say_entry_as_json, _say_outcome_as_json, _ignore, _ignore
+            on_entry=_say_entry_as_json,
+            on_end=_say_outcome_as_json,
+            on_remark=_say_remark,
         )
         return
     began = time.monotonic()
     with progress(quiet, terminal=interactive) as shown:
         reporter = _Reporter(shown, quiet=quiet, began=began)
         yield Listener(
-            reporter.start,
-            reporter.hear,
-            reporter.end,
-            reporter.enter,
-            reporter.stop,
+            on_start=reporter.start,
+            on_entry=reporter.hear,
+            on_end=reporter.end,
+            on_remark=_say_remark,
+            on_stage=reporter.enter,
+            on_stop=reporter.stop,
         )
 
 
@@ -191,10 +171,6 @@ class _Reporter:
 def _say_remark(line: str) -> None:
     """Print how a table was read, also beside JSON lines: stdout is theirs."""
     sys.stderr.write(f"trinat: {one_line(line)}\n")
-
-
-def _ignore(*_: object) -> None:
-    """A machine needs no number of inputs and no stages: it gets a line for each, and a last."""
 
 
 def _say_entry_as_json(entry: Entry) -> None:

@@ -91,7 +91,7 @@ class Recorder:
 
     settings: RunSettings
     ledger: Ledger
-    on_entry: Callable[[Entry], None]
+    on_entry: Callable[[Entry], object]
     cases: Mapping[str, Case] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     grades: Counter[str] = field(default_factory=Counter)

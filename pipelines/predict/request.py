@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from natsort import natsorted
 
@@ -19,9 +19,6 @@ from trinat.pipelines.scans.naming import T1W
 from trinat.segmentation.data.sources.base import safe_component
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import sha256_of
-
-if TYPE_CHECKING:
-    from trinat.pipelines.predict.engine import Engine
 
 # A scan that takes longer than this for each pass of the networks hangs.
 _LIMIT_OF_PASS_S = 7200.0
@@ -207,16 +204,6 @@ class PredictRequest(WorkerOptions):
             options["threads"] = max(1, cpu_count() // len(self.worker_devices))
         digest = sha256_of(model / MODEL_FILE)
         return RunSettings(self.out, model, digest, staging, bids, **options)
-
-    def local_engine(
-        self, settings: RunSettings, on_stage: Callable[[str, str], None]
-    ) -> Engine:
-        """Processes on this machine; `on_stage` is as of `LocalEngine`."""
-        from trinat.pipelines.predict.engine import LocalEngine
-
-        return LocalEngine(
-            settings, self.worker_devices, timeout_s=self.limit_s, on_stage=on_stage
-        )
 
     @property
     def limit_s(self) -> float:

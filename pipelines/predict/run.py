@@ -9,24 +9,23 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 from trinat.pipelines.common.lock import refuse_held, run_lock
 from trinat.pipelines.jobs.signals import stop_on_signal
 from trinat.pipelines.predict.changes import renew_changes
-from trinat.pipelines.predict.engine import Engine
+from trinat.pipelines.predict.engine import Engine, LocalEngine
 from trinat.pipelines.predict.entry import (
     EXCLUDED_GRADES,
     Entry,
-    digests_of,
     most_doubtful,
 )
 from trinat.pipelines.predict.ledger import (
     Ledger,
     LedgerContents,
     ledgers_in,
-    read_ledgers,
 )
 from trinat.pipelines.predict.persons import (
     Person,
@@ -61,21 +60,29 @@ def _ignore(*_: object) -> None:
     pass
 
 
-def predict(
-    request: PredictRequest,
-    on_start: Callable[[int], None] = _ignore,
-    on_entry: Callable[[Entry], None] = _ignore,
-    on_remark: Callable[[str], None] = _ignore,
-    on_stage: Callable[[str, str], None] = _ignore,
-    on_stop: Callable[[], None] = _ignore,
-) -> Outcome:
-    """Do what is missing or changed in the output folder.
+@dataclass(frozen=True)
+class Listener:
+    """What a run calls as it goes on; by default nothing.
 
-    `on_start` is called with the number of inputs, `on_entry` with the entry of each, and
-    `on_remark` with sentences on files that are not read, and how tables of persons were.
-    `on_stage` hears what is at work, as of `LocalEngine`, and ("", "starting") before that.
-    `on_stop` is called once a signal asks the run to stop, while it finishes what is in hand.
+    - `on_start` with the number of inputs, `on_entry` with the entry of each, and `on_end` with the
+      outcome and the output folder.
+    - `on_remark` with sentences on files that are not read, and how tables of persons were.
+    - `on_stage` with what is at work, as of `LocalEngine`, and ("", "starting") before that.
+    - `on_stop` once a signal asks the run to stop, while it finishes what is in hand.
     """
+
+    on_start: Callable[[int], object] = _ignore
+    on_entry: Callable[[Entry], object] = _ignore
+    on_end: Callable[[Outcome, Path], object] = _ignore
+    on_remark: Callable[[str], object] = _ignore
+    on_stage: Callable[[str, str], None] = _ignore
+    on_stop: Callable[[], object] = _ignore
+
+
+def predict(request: PredictRequest, heard: Listener | None = None) -> Outcome:
+    """Do what is missing or changed in the output folder; `heard` is told of it."""
+    if heard is None:
+        heard = Listener()
     with stage("find"):
         model = find_model(request.model)
         found = request.found
@@ -93,8 +100,8 @@ def predict(
                 "nothing to segment", remedy="name scans, or folders that hold some"
             )
     for remark in found.remarks:
-        on_remark(remark)
-    units, refusals = _inputs_of_part(request, found, on_remark)
+        heard.on_remark(remark)
+    units, refusals = _inputs_of_part(request, found, heard.on_remark)
     cases = [case for unit in units for case in scans_of(unit)]
     given = len(cases) + len(refusals)
     work = request.out / WORK
@@ -105,23 +112,33 @@ def predict(
         _emptied(staging),
         _open_ledger(request, settings, cases, refusals) as ledger,
     ):
-        on_start(given)
+        heard.on_start(given)
         by_id = {case.id: case for case in cases}
-        recorder = Recorder(settings, ledger, on_entry, by_id)
-        with stop_on_signal(on_stop) as stop:
+        recorder = Recorder(settings, ledger, heard.on_entry, by_id)
+        with stop_on_signal(heard.on_stop) as stop:
             # Who sees all inputs knows that what is not refused now is refused no longer.
             is_selection = request.participants or request.sessions
             if not is_selection and (request.shard is None or request.shard.part == 1):
                 recorder.withdraw_refusals(refusals)
             recorder.refuse(refusals)
-            _segment(request, settings, recorder, units, stop, on_stage)
+            _segment(request, settings, recorder, units, stop, heard.on_stage)
         with stage("tables"):
-            _write_files_of_run(request, staging, found.bids_root, ledger)
-    return recorder.outcome(given, is_part=bool(request.part))
+            folder = _make_tables_folder(staging)
+            if found.bids_root is not None:
+                write_bids_files(folder, request.out, found.bids_root)
+            # A part of the work leaves the tables to `merge`.
+            if not request.part:
+                entries = ledger.entries.values()
+                write_tables(folder, entries, request.out)
+                renew_changes(ledger, folder, entries, request.excluded, request.out)
+            ledger.move_in(folder)
+    outcome = recorder.outcome(given, is_part=bool(request.part))
+    heard.on_end(outcome, request.out)
+    return outcome
 
 
 def _inputs_of_part(
-    request: PredictRequest, found: Found, say: Callable[[str], None]
+    request: PredictRequest, found: Found, say: Callable[[str], object]
 ) -> tuple[Sequence[Case], Sequence[Refusal]]:
     """Cases and refusals of the request's shard; the first shard reports all refusals.
 
@@ -219,17 +236,20 @@ def _open_ledger(
         own_files += _BIDS_FILES
     else:
         own_files.append(PLAIN_LABEL_TABLE)
-    # Before the ledgers are read: a job beside this one lists what it writes before it does.
-    there = digests_of(request.out, own_files)
     needed = None
     if request.part:
         # A part of the work makes no tables, and needs to know of its own cases alone.
         needed = {case.id for case in cases}
         needed.update(refusal.case for refusal in refusals)
-    before = read_ledgers(ledgers_in(request.out), needed)
+    ledger = Ledger.resume(
+        request.out / f"run{request.part}.jsonl",
+        own_files,
+        needed,
+        overwrite=request.overwrite,
+    )
     if settings.bids:
         # Tables and changes go by participant and session, which would mix two kinds of scans.
-        for entry in before.entries.values():
+        for entry in ledger.entries.values():
             other = suffix_of_results(entry.outputs)
             if other not in (None, request.suffix):
                 remedy = (
@@ -238,13 +258,6 @@ def _open_ledger(
                 raise ConfigError(
                     f"has results of {other} scans", where=request.out, remedy=remedy
                 )
-    ledger = Ledger(
-        request.out / f"run{request.part}.jsonl",
-        before.entries,
-        before.written,
-        overwrite=request.overwrite,
-    )
-    ledger.refuse(there)
     return ledger
 
 
@@ -264,7 +277,12 @@ def _segment(
     on_stage("", "starting")
     engine: Engine
     if request.engine is None:
-        engine = request.local_engine(settings, on_stage)
+        engine = LocalEngine(
+            settings,
+            request.worker_devices,
+            timeout_s=request.limit_s,
+            on_stage=on_stage,
+        )
     else:
         engine = request.engine(settings)
     persons = {case.id: case for case in cases if isinstance(case, Person)}
@@ -279,23 +297,6 @@ def _segment(
             # Where the person has failed, so have all scans.
             for scan in person.scans:
                 recorder.note(Entry.failed(scan, settings, entry.reason))
-
-
-def _write_files_of_run(
-    request: PredictRequest,
-    staging: Path,
-    bids_root: Path | None,
-    ledger: Ledger,
-) -> None:
-    """Write the files of the whole folder; a part of the work leaves the tables to `merge`."""
-    folder = _make_tables_folder(staging)
-    if bids_root is not None:
-        write_bids_files(folder, request.out, bids_root)
-    if not request.part:
-        entries = ledger.entries.values()
-        write_tables(folder, entries, request.out)
-        renew_changes(ledger, folder, entries, request.excluded, request.out)
-    ledger.move_in(folder)
 
 
 def _make_tables_folder(staging: Path) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import ledgers_in, read_entries
 from trinat.pipelines.predict.request import PredictRequest
-from trinat.pipelines.predict.run import predict
+from trinat.pipelines.predict.run import Listener, predict
 from trinat.pipelines.predict.settings import CaseNames, OutputSettings
 from trinat.pipelines.scans.cases import Case, Found
 from trinat.segmentation.data.preparing import Cut
@@ -145,7 +145,7 @@ def _predict(
         model=name,
         output=output,
     )
-    outcome = predict(request, on_entry=say_result)
+    outcome = predict(request, Listener(on_entry=say_result))
     if outcome.interrupted:
         remedy = "the same command goes on"
         raise InterruptedRunError(

@@ -178,10 +178,9 @@ def _run(
 
 def _ready(before: Callable[[], object], serial: bool) -> None:
     if serial:
-        from trinat.pipelines.predict.engine import SerialEngine
-        from trinat.pipelines.predict.request import PredictRequest
+        from trinat.pipelines.predict import engine, run
 
-        PredictRequest.local_engine = lambda self, settings, *_: SerialEngine(settings)  # type: ignore[method-assign]
+        run.LocalEngine = lambda settings, *_, **__: engine.SerialEngine(settings)  # type: ignore[assignment,misc]
     before()
 
 

@@ -277,12 +277,12 @@ def test_a_whole_run_holds_its_folder_against_shards(tmp_path: Path) -> None:
 
     from trinat.pipelines.predict.engine import SerialEngine
     from trinat.pipelines.predict.request import PredictRequest
-    from trinat.pipelines.predict.run import predict
+    from trinat.pipelines.predict.run import Listener, predict
 
     request = PredictRequest(
         [str(scans)], out, str(random_model()), engine=SerialEngine, threads=1
     )
-    assert predict(request, on_start=beside).done == 1
+    assert predict(request, Listener(on_start=beside)).done == 1
     assert len(refused) == 1
     assert "\n" not in refused[0]
 
