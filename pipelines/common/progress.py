@@ -7,6 +7,7 @@ downloads. A log file gets a line every few seconds at most, and always the last
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -42,6 +43,9 @@ class Progress:
         self._bar = bar
         self._clock = clock
         self._said_at = clock()
+        self._lock = threading.Lock()
+        # What says a stage later, where a line was said too shortly before it.
+        self._later: threading.Timer | None = None
         self.begin()
 
     def begin(self, done: float = 0) -> None:
@@ -66,13 +70,16 @@ class Progress:
         text = self._text(head, now, done, total, failed)
         if self._bar:
             self._bar(text, done, total)
-        is_soon = now - self._said_at < every_s
-        if is_soon and done != total:
-            return False
-        self._said_at = now
-        self._past.append((now, done))
-        if not self._bar:
-            self.say(text)
+        with self._lock:
+            # It may be over, and who calls knows what is at work now.
+            self._forget()
+            is_soon = now - self._said_at < every_s
+            if is_soon and done != total:
+                return False
+            self._said_at = now
+            self._past.append((now, done))
+            if not self._bar:
+                self.say(text)
         return True
 
     def enter(
@@ -84,17 +91,45 @@ class Progress:
         failed: int = 0,
         every_s: float = STAGE_S,
     ) -> None:
-        """Show what is at work meanwhile: a line only where none was said for `every_s` seconds.
+        """Show what is at work meanwhile: a line once none was said for `every_s` seconds.
 
-        It says nothing of the pace, since nothing more is done.
+        Where the next line comes before that, this one is never said. It says nothing of the pace,
+        since nothing more is done.
         """
         now = self._clock()
         text = self._text(head, now, done, total, failed)
         if self._bar:
             self._bar(text, done, total)
-        elif now - self._said_at >= every_s:
-            self._said_at = now
-            self.say(text)
+            return
+        with self._lock:
+            self._forget()
+            wait_s = self._said_at + every_s - now
+            if wait_s > 0:
+                self._later = threading.Timer(wait_s, self._say_later, (text,))
+                self._later.daemon = True
+                self._later.start()
+            else:
+                self._said_at = now
+                self.say(text)
+
+    def end(self) -> None:
+        """Say nothing more of what was at work."""
+        with self._lock:
+            self._forget()
+
+    def _say_later(self, text: str) -> None:
+        """Say what has been at work for a while, unless something was said or begun since."""
+        with self._lock:
+            if self._later is threading.current_thread():
+                self._forget()
+                self._said_at = self._clock()
+                self.say(text)
+
+    def _forget(self) -> None:
+        """Nothing is to be said later."""
+        if self._later:
+            self._later.cancel()
+        self._later = None
 
     def _text(
         self, head: str, now: float, done: float, total: float | None, failed: int
@@ -128,16 +163,24 @@ def progress(
     if terminal is None:
         terminal = not quiet and sys.stderr.isatty()
     if quiet:
-        yield Progress(_say_nothing, None, clock)
+        yield Progress(_say_nothing, _draw_nothing, clock)
     elif terminal:
         with _bar(clock) as shown:
             yield shown
     else:
-        yield Progress(_say_on_stderr, None, clock)
+        shown = Progress(_say_on_stderr, None, clock)
+        try:
+            yield shown
+        finally:
+            shown.end()
 
 
 def _say_nothing(line: str) -> None:
     """What a quiet command prints."""
+
+
+def _draw_nothing(text: str, done: float, total: float | None) -> None:
+    """The bar of a quiet command."""
 
 
 def _say_on_stderr(line: str) -> None:

@@ -97,6 +97,10 @@ class _Reporter:
             self._is_ready = True
         else:
             self._stages[case] = stage
+        self._show_stage(case, stage)
+
+    def _show_stage(self, case: str, stage: str) -> None:
+        """Show the stage of a case, unless that is to wait for its turn or for the model."""
         words = _STAGES.get(stage)
         if words and self._is_ready:
             self._show_at_work(f"{case}: {words}")
@@ -142,6 +146,8 @@ class _Reporter:
         if per_minute:
             line += f", {per_minute:.1f} scans/min"
         self._shown.show(line, seen, self._total, failed=self._counts["failed"])
+        for case, stage in self._stages.items():
+            self._show_stage(case, stage)
 
     def end(self, outcome: Outcome, out: Path) -> None:
         """Sum up the run in a line, with the place of its page."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from trinat.pipelines.common.progress import progress
@@ -80,3 +82,32 @@ def test_what_is_at_work_is_a_line_where_nothing_else_was_said(capsys) -> None:
         "0/2 a: segmenting",
         "1/2 a, 0:00:40 left",
     ]
+
+
+def wait_for_text(capsys: pytest.CaptureFixture[str]) -> str:
+    """What stderr gets first, at most in ten seconds."""
+    ends = time.monotonic() + 10
+    while time.monotonic() < ends:
+        text = capsys.readouterr().err
+        if text:
+            return text
+        time.sleep(0.01)
+    return ""
+
+
+def test_a_stage_that_begins_shortly_after_a_line_is_said_later(capsys) -> None:
+    with progress(False, terminal=False) as shown:
+        shown.enter("0/2 a: reading", 0, 2, every_s=0.1)
+        shown.enter("0/2 a: segmenting", 0, 2, every_s=0.1)
+        assert capsys.readouterr().err == ""
+        assert wait_for_text(capsys) == "0/2 a: segmenting\n"
+
+
+def test_a_stage_that_is_over_is_not_said_later(capsys) -> None:
+    with progress(False, terminal=False) as shown:
+        shown.enter("0/2 a: segmenting", 0, 2, every_s=0.1)
+        # Too soon for a line of its own.
+        shown.show("1/2 a", 1, 2, every_s=60)
+        time.sleep(0.3)
+        shown.enter("1/2 b: segmenting", 1, 2, every_s=60)
+    assert capsys.readouterr().err == ""

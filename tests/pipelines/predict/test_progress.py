@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,22 @@ def test_one_long_scan_is_not_a_minute_of_silence(capsys) -> None:
         "0/3 a: segmenting",
         "0/3 a: writing",
     ]
+
+
+def test_what_began_before_the_last_line_is_said_when_it_takes_long(
+    capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr("trinat.pipelines.predict.progress.STAGE_S", 0.1)
+    with listener(quiet=False, as_json=False, interactive=False) as heard:
+        heard.on_start(3)
+        heard.on_stage("", "ready")
+        heard.on_stage("a", "writing")
+        heard.on_stage("b", "networks")
+        capsys.readouterr()
+        heard.on_entry(Entry("a", "done"))
+        time.sleep(0.5)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("1/3 b: segmenting")
 
 
 def test_a_run_that_is_asked_to_stop_says_what_it_waits_for(capsys) -> None:
