@@ -6,9 +6,10 @@ ledger beside them says which scans they are of, which failed, and what the mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from trinat.pipelines.common.ratings import (
     Rating,
@@ -37,6 +38,8 @@ from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.labels.label import Csf
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.counted import made_by
+
+ValueT = TypeVar("ValueT")
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,7 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
     rated = rejected_structures(inputs.ratings)
     # What the truth calls CSF, if nobody says it, is a small region.
     truth_csf = settings.csf or _read_notes(settings.truth).called_csf or "region"
+    csf_pred = _one_each(settings.csf_pred, settings.models, "--csf-pred")
     tasks = []
     for model, pairing in inputs.pairings.items():
         notes = inputs.notes[model]
@@ -189,7 +193,7 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
             rated,
             inputs.scheme,
             settings.not_predicted,
-            notes.called_csf,
+            notes.called_csf or csf_pred.get(model),
         )
         made.left_out(inputs.scheme)  # refuses a wrong name before anything is measured
         for pair in pairing.pairs:
@@ -229,21 +233,27 @@ def _mappings(settings: EvaluationSettings) -> dict[str, Mappings]:
         mappings = read_mapping(settings.mapping)
     if settings.numbering is not None:
         mappings = replace(mappings, truth_numbering=load_folding(settings.numbering))
-    tables = settings.numbering_pred
-    models = settings.models
-    if not tables:
-        return dict.fromkeys(models, mappings)
-    if len(tables) == 1:
-        tables = tables * len(models)
-    if len(tables) != len(models):
-        raise ConfigError(
-            f"{len(tables)} --numbering-pred for {len(models)} --pred",
-            remedy="give one for all, or one for each --pred (freesurfer where no table is needed)",
-        )
-    by_model = {}
-    for model, table in zip(models, tables, strict=True):
+    by_model = dict.fromkeys(settings.models, mappings)
+    tables = _one_each(settings.numbering_pred, settings.models, "--numbering-pred")
+    for model, table in tables.items():
         by_model[model] = replace(mappings, prediction_numbering=load_folding(table))
     return by_model
+
+
+def _one_each(
+    given: tuple[ValueT, ...], models: Collection[str], option: str
+) -> dict[str, ValueT]:
+    """What an option says of each model, with one value for all or one for each; {} without any."""
+    if not given:
+        return {}
+    if len(given) == 1:
+        given = given * len(models)
+    if len(given) != len(models):
+        raise ConfigError(
+            f"{len(given)} {option} for {len(models)} --pred",
+            remedy="give one for all, or one for each --pred",
+        )
+    return dict(zip(models, given, strict=True))
 
 
 def folder_of(predictions: Path) -> Path:

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast, get_args
 
 from trinat.pipelines.common.option import Option, Strict, TrustAffine, as_tuple
 from trinat.pipelines.predict.entry import EXCLUDED_GRADES
+from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels import DEFAULT_SCHEME
+from trinat.segmentation.labels.label import Csf
+
+
+def _meanings_of_csf(typed: Iterable[str] | None) -> tuple[Csf, ...]:
+    """The words of --csf-pred; ConfigError for another one."""
+    meanings = []
+    for word in as_tuple(typed):
+        # Typer has no list of choices that are a Literal.
+        if word not in get_args(Csf):
+            raise ConfigError(
+                f"--csf-pred {word}: no such meaning of CSF",
+                remedy=f"give {' or '.join(get_args(Csf))}",
+            )
+        meanings.append(cast(Csf, word))
+    return tuple(meanings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +61,8 @@ class EvaluationSettings(LabelMapOptions):
     `numbering_pred` that of the predictions: one for all, or one for each model.
 
     `csf` is what the truth calls CSF; without it, what a ledger beside the truth says, else a small
-    region.
+    region. `csf_pred` is what predictions without a ledger call CSF: one for all, or one for each
+    model; without it nothing is known of them.
     """
 
     truth: Path
@@ -97,12 +114,22 @@ class EvaluationSettings(LabelMapOptions):
         ),
     ] = ()
     csf: Annotated[
-        Literal["region", "intracranial"] | None,
+        Csf | None,
         Option(
             "What the truth calls CSF: a small region, as in aseg (default), or all fluid in "
             "the skull. CSF that is something else is not compared."
         ),
     ] = None
+    csf_pred: Annotated[
+        tuple[Csf, ...],
+        Option(
+            "The same for predictions that were not made by trinat: one for all, or one for "
+            "each --pred. Default: CSF is compared. Of its own results trinat knows it.",
+            typed=list[str] | None,
+            parse=_meanings_of_csf,
+            metavar="<region|intracranial>",
+        ),
+    ] = ()
     show_heads: Annotated[
         bool, Option("Show whole heads including faces, not only the brain.")
     ] = False

@@ -303,6 +303,7 @@ def evaluate(
     resample: bool = False,
     not_predicted: Collection[str] = (),
     csf: Csf | None = None,
+    csf_pred: Csf | None = None,
 ) -> pd.DataFrame:
     """Compare a prediction with the truth: all metrics of docs/metrics.md, by structure.
 
@@ -322,6 +323,8 @@ def evaluate(
         What the truth calls CSF: "region", a small one as in FreeSurfer's aseg, or "intracranial",
         all fluid inside the skull. A Result says it itself; by default it is "region". CSF of a
         prediction that is known to be something else is not compared.
+    csf_pred : str, optional
+        The same for the prediction. A Result says it itself; of a file, nothing is known.
 
     Returns
     -------
@@ -337,7 +340,7 @@ def evaluate(
     >>> float(table.dice["Left-Thalamus"])
     1.0
     """
-    made = _made_of(prediction, not_predicted)
+    made = _made_of(prediction, not_predicted, csf_pred)
     truth_csf: Csf = csf or _made_of(truth).csf or "region"
     true, predicted = _volumes_of(truth, prediction)
     predicted, _ = on_grid_of(predicted, true, resample=resample)
@@ -366,13 +369,18 @@ def _by_structure(found: PairMeasurements) -> pd.DataFrame:
     return table.iloc[1:]
 
 
-def _made_of(given: object, not_predicted: Collection[str] = ()) -> Made:
-    """What a Result says of how it was made; nothing else has these attributes."""
+def _made_of(
+    given: object, not_predicted: Collection[str] = (), csf: Csf | None = None
+) -> Made:
+    """What a Result says of how it was made; nothing else has these attributes.
+
+    Of anything else only what is known from elsewhere: `not_predicted`, and `csf`.
+    """
     return Made(
         named=tuple(not_predicted),
         source=getattr(given, "scheme", None),
         not_predicted=tuple(getattr(given, "not_predicted", ())),
-        csf=getattr(given, "csf", None),
+        csf=getattr(given, "csf", csf),
     )
 
 

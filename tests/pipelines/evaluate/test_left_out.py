@@ -84,6 +84,29 @@ def test_csf_of_a_model_that_finds_all_fluid_is_not_compared_with_a_region(
     assert "CSF" in {row["structure"] for row in summary["statistics"]}
 
 
+def test_csf_of_label_maps_from_elsewhere_is_what_the_option_says(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path / "truth/sub-01.nii.gz", brain())
+    write(tmp_path / "aseg/sub-01.nii.gz", brain((1, 0, 0)))
+    write(tmp_path / "synthseg/sub-01.nii.gz", brain((1, 0, 0)))
+    models = {"aseg": tmp_path / "aseg", "synthseg": tmp_path / "synthseg"}
+    settings = EvaluationSettings(
+        tmp_path / "truth",
+        models,
+        tmp_path / "out",
+        jobs=1,
+        tables_only=True,
+        csf_pred=("region", "intracranial"),
+    )
+    assert evaluate_predictions(settings) == Exit.OK
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert summary["other_csf"] == [{"model": "synthseg", "structure": "CSF"}]
+    settings = replace(settings, csf_pred=("region",) * 3)
+    with pytest.raises(ConfigError, match="3 --csf-pred for 2 --pred"):
+        evaluate_predictions(settings)
+
+
 def test_coarser_schemes_are_measured_as_in_python(tmp_path: Path) -> None:
     """CSF of tissue4 has the ventricles: it counts, though the model does not know its CSF."""
     truth = brain()

@@ -288,6 +288,10 @@ def test_a_result_says_itself_what_its_csf_is() -> None:
     # Two results have the same CSF; of a file nothing is known.
     assert evaluate(result, result).dice["CSF"] == 1
     assert evaluate(truth, truth).dice["CSF"] == 1
+    # ... unless who has the file says it.
+    assert evaluate(truth, truth, csf_pred="intracranial").note["CSF"] == OTHER_CSF
+    # A Result knows better.
+    assert evaluate(truth, result, csf_pred="region").note["CSF"] == OTHER_CSF
 
 
 def test_a_result_counts_where_any_part_of_a_structure_is_predicted() -> None:
