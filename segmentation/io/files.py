@@ -97,7 +97,7 @@ def sha256_of(*paths: Path) -> str:
     paths is that of their bytes in this order, so that an Analyze pair has one digest.
     """
     digest = hashlib.sha256()
-    with stage("hash"):
+    with stage("checksum"):
         for path in paths:
             with open_regular(path) as file:
                 while block := file.read(1 << 20):

@@ -205,7 +205,7 @@ class _Hashed(io.RawIOBase):
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         """Fill the buffer as far as the file goes at once; how many bytes were read."""
         count = self._file.readinto(buffer) or 0
-        with stage("hash"):
+        with stage("checksum"):
             self._digest.update(memoryview(buffer)[:count])
         return count
 

@@ -180,7 +180,9 @@ def test_what_a_scan_is_segmented_with_has_the_names_of_the_command_lines_settin
     }
 
 
-def test_progress_hears_the_stages_and_nothing_is_said_without_it(capfd) -> None:
+def test_progress_hears_the_stages_and_nothing_is_said_without_it(
+    capfd, tmp_path: Path
+) -> None:
     scan, _ = miniature()
     segmenter = trinat.Segmenter(random_model(), device="cpu", views=["axial"])
     segmenter.segment(scan)
@@ -189,6 +191,11 @@ def test_progress_hears_the_stages_and_nothing_is_said_without_it(capfd) -> None
     segmenter.segment(scan, progress=heard.append)
     assert heard[0] == "reading"
     assert "axial" in heard
+    # Words of a user: of a file its checksum is tested.
+    scan.write(tmp_path / "scan.nii.gz")
+    heard.clear()
+    segmenter.segment(tmp_path / "scan.nii.gz", progress=heard.append)
+    assert heard[:2] == ["reading", "checksum"]
     heard.clear()
     trinat.segment([scan], model=random_model(), views=["axial"], progress=heard.append)
     assert "1/1: axial" in heard

@@ -300,7 +300,7 @@ def test_timings_name_the_stages_and_add_up_to_the_run(tmp_path: Path) -> None:
         "model",
         "find",
         "read",
-        "hash",
+        "checksum",
         "conform",
         "localisation",
         "fusion",
