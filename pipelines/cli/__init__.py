@@ -190,7 +190,8 @@ _TYPER_INTERRUPTED = 130
 
 def _usage(error: typer.TyperException) -> Exit:
     """Say what is wrong and where help is."""
-    message = error.format_message().strip().rstrip(".")
+    # Typer lets the words of a ValueError begin as pydantic's do.
+    message = error.format_message().replace(" Value error,", "").strip().rstrip(".")
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "trinat"
     return _say(f"{message}: see {command} --help", Exit.USAGE)

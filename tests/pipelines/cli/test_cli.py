@@ -53,6 +53,14 @@ def test_an_unknown_command_is_one_line_and_a_usage_error() -> None:
     assert done.stdout == ""
 
 
+def test_a_choice_that_there_is_not_is_named_without_the_words_of_a_library() -> None:
+    done = trinat("labels", "--format", "pdf")
+    assert done.returncode == Exit.USAGE
+    assert done.stderr.startswith(
+        "trinat: Invalid value for '--format': 'pdf' is not one of 'freesurfer', "
+    )
+
+
 def test_no_arguments_show_the_help_and_fail() -> None:
     done = trinat()
     assert done.returncode == Exit.USAGE
