@@ -65,6 +65,9 @@ class Segmentation(BaseModel):
     stage: str = Field(
         default="", description="of a running one: reading, networks or writing"
     )
+    seconds: int | None = Field(
+        default=None, description="of a running one, since work on it began"
+    )
     seconds_left: int | None = Field(
         default=None,
         description="of a running one, from how long others took since the start",
@@ -302,12 +305,15 @@ class Queue:
                     other for other in self.waiting if other.number < submission.number
                 ]
                 known["place"] = 1 + len(earlier)
-            # Of a running scan, by the mean of those that were segmented; None while none was.
+            known["seconds"] = None
             known["seconds_left"] = None
-            if submission.state == "running" and self._timed:
+            if submission.state == "running":
                 since = time.monotonic() - submission.running_since
-                left = self.busy_s / self._timed - since
-                known["seconds_left"] = max(1, round(left))
+                known["seconds"] = round(since)
+                # By the mean of those that were segmented; None while none was.
+                if self._timed:
+                    left = self.busy_s / self._timed - since
+                    known["seconds_left"] = max(1, round(left))
         return Segmentation(**known)
 
     def delete(self, submission: Submission) -> None:

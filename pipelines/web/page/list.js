@@ -55,7 +55,7 @@ export function progressOf(item) {
   }
   if (item.state !== "running") return "";
   const stage = STAGES[item.stage] || item.stage;
-  if (item.seconds_left === null) return stage;
+  if (item.seconds_left === null) return `${stage}, ${item.seconds} s so far`;
   return `${stage}, about ${item.seconds_left} s left`;
 }
 

@@ -216,6 +216,9 @@ def test_of_a_running_scan_the_stage_and_the_seconds_left_are_told(
     queue.enter(first.id, "reading")
     assert queue.seen(first).stage == "reading"
     assert queue.seen(first).seconds_left is None
+    assert queue.seen(second).seconds is None
+    now[0] += 7
+    assert queue.seen(first).seconds == 7
     queue.finish(Entry(broken.id, "failed"))
     assert queue.seen(first).seconds_left is None
     for job in (first, second):
