@@ -34,8 +34,8 @@ from trinat.pipelines.scans.stored import stored_files
 from trinat.segmentation.data.sources.base import safe_component, without_suffix
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, EvaluationError
+from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.folding import load_folding
-from trinat.segmentation.labels.label import Csf
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.counted import made_by
 

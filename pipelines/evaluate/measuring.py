@@ -19,8 +19,8 @@ from trinat.pipelines.scans.files import ScanFile, refuse_changed
 from trinat.segmentation.errors import GeometryError, TrinatError
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.folding import FoldingTable
-from trinat.segmentation.labels.label import Csf
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.common_grid import (
     drawn_slices,

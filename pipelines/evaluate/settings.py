@@ -10,8 +10,7 @@ from typing import Annotated, Literal, cast, get_args
 from trinat.pipelines.common.option import Option, Strict, TrustAffine, as_tuple
 from trinat.pipelines.predict.entry import EXCLUDED_GRADES
 from trinat.segmentation.errors import ConfigError
-from trinat.segmentation.labels import DEFAULT_SCHEME
-from trinat.segmentation.labels.label import Csf
+from trinat.segmentation.labels import DEFAULT_SCHEME, Csf
 
 
 def _meanings_of_csf(typed: Iterable[str] | None) -> tuple[Csf, ...]:

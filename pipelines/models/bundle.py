@@ -11,7 +11,8 @@ from trinat.pipelines.common.config import check, read_yaml
 from trinat.pipelines.common.models import check_out, find_source
 from trinat.segmentation.errors import ConfigError, ModelError
 from trinat.segmentation.inference.prior import build_template, default_prior
-from trinat.segmentation.labels.label import CSF_GROUP, Csf
+from trinat.segmentation.labels import Csf
+from trinat.segmentation.labels.label import CSF_GROUP
 from trinat.segmentation.models.architectures import Ensemble, EnsembleConfig
 from trinat.segmentation.models.base import Network
 from trinat.segmentation.models.checkpoint import (

@@ -35,7 +35,7 @@ from trinat.segmentation.io.files import (
     open_to_append,
     sha256_of,
 )
-from trinat.segmentation.labels.label import Csf
+from trinat.segmentation.labels import Csf
 
 # How many folders above a file are searched for the ledger of its result.
 _FOLDERS_ABOVE = 4

@@ -54,9 +54,8 @@ from trinat.segmentation.data.store import (
 from trinat.segmentation.errors import ConfigError, DatasetError, TrinatError
 from trinat.segmentation.io.files import read_bytes
 from trinat.segmentation.io.orientation import TrustAffine
-from trinat.segmentation.labels import DEFAULT_SCHEME
+from trinat.segmentation.labels import DEFAULT_SCHEME, Csf
 from trinat.segmentation.labels.folding import load_folding
-from trinat.segmentation.labels.label import Csf
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.report.page import count
 from trinat.segmentation.space.views import View

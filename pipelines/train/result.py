@@ -13,8 +13,8 @@ from typing import Any
 
 from trinat.segmentation.errors import IntegrityError, TrainingError
 from trinat.segmentation.io.files import read_text
+from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.folding import GENERATION_SURROUNDINGS
-from trinat.segmentation.labels.label import Csf
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.models.base import Network
 from trinat.segmentation.models.checkpoint import load_model, read_info, save_model

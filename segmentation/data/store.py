@@ -41,8 +41,8 @@ from trinat.segmentation.io.files import (
     write_tsv,
 )
 from trinat.segmentation.io.orientation import TrustAffine
+from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.folding import FoldingTable
-from trinat.segmentation.labels.label import Csf
 from trinat.segmentation.labels.scheme import Label, LabelScheme
 from trinat.segmentation.space.views import View
 

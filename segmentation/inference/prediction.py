@@ -18,7 +18,8 @@ from torch import Tensor
 from trinat.segmentation.grid import grown, is_empty
 from trinat.segmentation.inference.uncertainty import Uncertainty, entropy_of
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.labels.label import CSF_GROUP, Csf
+from trinat.segmentation.labels import Csf
+from trinat.segmentation.labels.label import CSF_GROUP
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.space.conform import (
     ConformPlan,

@@ -1,11 +1,17 @@
 """Label schemes, and how FreeSurfer numbers fold into them.
 
-Which schemes come with trinat is known here without numpy, for the help of the commands.
+Here is what the help of the commands tells of them, without numpy.
 """
 
 from __future__ import annotations
 
 from importlib import resources
+from typing import Literal
+
+# What a label map calls CSF, with the number 24: a small region outside the ventricles, as
+# FreeSurfer's aseg and manual labels have it, or all fluid inside the skull around the brain, as
+# label maps for synthesis have it. The two are never compared with each other.
+Csf = Literal["region", "intracranial"]
 
 # What applies where no scheme is named.
 DEFAULT_SCHEME = "quicknat33"

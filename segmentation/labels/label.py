@@ -11,10 +11,6 @@ import numpy as np
 
 from trinat.segmentation.labels.class_map import MAX_CLASSES
 
-# What a label map calls CSF, with the number 24: a small region outside the ventricles, as
-# FreeSurfer's aseg and manual labels have it, or all fluid inside the skull around the brain, as
-# label maps for synthesis have it. The two are never compared with each other.
-Csf = Literal["region", "intracranial"]
 # The group of such structures in a label scheme.
 CSF_GROUP = "csf"
 Side = Literal["left", "right"]

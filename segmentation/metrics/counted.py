@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from trinat.segmentation.errors import ConfigError
-from trinat.segmentation.labels import SHIPPED_SCHEMES
-from trinat.segmentation.labels.label import CSF_GROUP, Csf
+from trinat.segmentation.labels import SHIPPED_SCHEMES, Csf
+from trinat.segmentation.labels.label import CSF_GROUP
 from trinat.segmentation.labels.scheme import Label, LabelScheme, load_scheme
 from trinat.segmentation.metrics.definitions import NOT_PREDICTED, OTHER_CSF
 

@@ -14,8 +14,7 @@ from scipy import ndimage
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.grid import around_both
 from trinat.segmentation.io.volume import ScanLike, Volume
-from trinat.segmentation.labels import DEFAULT_SCHEME
-from trinat.segmentation.labels.label import Csf
+from trinat.segmentation.labels import DEFAULT_SCHEME, Csf
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics import overlap, surface
 from trinat.segmentation.metrics.common_grid import labelled_slices, on_grid_of

@@ -30,8 +30,7 @@ from pydantic import (
 
 from trinat.segmentation.errors import ModelError
 from trinat.segmentation.grid import world_axes
-from trinat.segmentation.labels import DEFAULT_SCHEME
-from trinat.segmentation.labels.label import Csf
+from trinat.segmentation.labels import DEFAULT_SCHEME, Csf
 from trinat.segmentation.models.architectures import Architecture
 from trinat.segmentation.space.views import SliceAxes, View, slice_axes
 

@@ -20,11 +20,11 @@ from torch.nn import functional
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.grid import Grid, to_shape, world_axes
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.folding import (
     GENERATION_BETWEEN,
     GENERATION_SURROUNDINGS,
 )
-from trinat.segmentation.labels.label import Csf
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.synthetic.anatomy import (
     Anatomy,

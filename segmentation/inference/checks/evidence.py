@@ -13,7 +13,8 @@ from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.checks.limits import Pair
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.labels.label import CSF_GROUP, Csf
+from trinat.segmentation.labels import Csf
+from trinat.segmentation.labels.label import CSF_GROUP
 from trinat.segmentation.labels.scheme import LabelScheme
 
 WHITE_MATTER = frozenset({"white-matter"})

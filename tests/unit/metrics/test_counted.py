@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trinat.segmentation.errors import ConfigError
-from trinat.segmentation.labels.label import Csf
+from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.counted import Made, made_by, members_of_groups
 
