@@ -1,25 +1,24 @@
 """Synthetic T1-like slices from label maps, on the fly, in torch, on the device of the maps.
 
+Planes cut the heads (`slabs.py`). What lies there is painted with the brightness of tissues, voxel
+by voxel, and then come what scanners and software do: field of view, masks, blur, motion, noise.
+
 All random numbers of a batch come from one generator: a seed fixes the slices on a given device.
-Neither here nor in the modules that this one calls is a GPU asked for a number, is anything chosen
-by a mask or copied from the host: each of these would make the host wait for all that is queued.
+Neither here nor in `slabs.py` is a GPU asked for a number, is anything chosen by a mask or copied
+from the host: each of these would make the host wait for all that is queued.
 """
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+from torch.nn.functional import conv2d, interpolate
 
 from trinat.segmentation.labels.scheme import IGNORE
 from trinat.segmentation.space.views import View
-from trinat.segmentation.synthetic.appearance import (
-    blur,
-    corrupt,
-    find_field_of_view,
-    find_removed,
-    move,
-    paint,
-)
 from trinat.segmentation.synthetic.draw import Draw
 from trinat.segmentation.synthetic.settings import SynthesisConfig
 from trinat.segmentation.synthetic.slabs import (
@@ -27,10 +26,16 @@ from trinat.segmentation.synthetic.slabs import (
     choose_thickness,
     cut_slabs,
     displace_borders,
+    grow,
     look_up,
     places_within_voxels,
 )
 from trinat.segmentation.synthetic.targets import Heads
+
+# Of 255: what is divided by it stays within bounds.
+_DARKEST_WHITE_MATTER = 40
+# The standard deviation of a Gaussian whose full width at half maximum is 1.
+_SIGMA_OF_WIDTH = 0.42
 
 
 def synthesise(
@@ -52,7 +57,7 @@ def synthesise(
     head = draw.below(len(heads.labels), count)
     plane = cut_slabs(draw, view, head, size, neighbours, mirrored)
     # What the scanner's field of view leaves out is neither seen nor learned.
-    seen = find_field_of_view(draw, head, plane)
+    seen = _find_field_of_view(draw, head, plane)
     middle = look_up(heads, head, plane[:, :, neighbours]) * seen[:, neighbours]
     middle = middle.long()
     classes = _classes_to_learn(heads, config, middle, mirrored)
@@ -66,7 +71,7 @@ def synthesise(
         for _ in range(config.places):
             place = shown + places_within_voxels(draw, thickness, size)
             entries.append(look_up(heads, head, place) * seen)
-    removed = find_removed(draw, head, entries[0], plane)
+    removed = _find_removed(draw, head, entries[0], plane)
     # Fluid that a stripped scan does not show cannot be learnt; where brain was, it can.
     unseen = removed[:, neighbours] & heads.is_fluid[middle]
     classes = classes.masked_fill(unseen, 0)
@@ -107,7 +112,7 @@ def synthesise_volume(
     points = torch.stack(grid)[None]
     index = torch.tensor([head], device=draw.device)
     # Sagittal slices on each other make the slab.
-    removed = find_removed(draw, index, entries, points)
+    removed = _find_removed(draw, index, entries, points)
     thickness = choose_thickness(draw, View.SAGITTAL, 1)
     image = _render(draw, [entries], removed, thickness)[0]
     return image, heads.targets[entries[0].long()]
@@ -123,9 +128,277 @@ def _render(
 
     Where voxels are `removed` (B, C, H, W), the images (B, C, H, W) are 0.
     """
-    images, white = paint(draw, entries)
-    images = blur(draw, images, thickness)
-    images = move(draw, images)
-    images = corrupt(draw, images, white)
+    images, white = _paint(draw, entries)
+    images = _blur(draw, images, thickness)
+    images = _move(draw, images)
+    images = _corrupt(draw, images, white)
     # As conform does it: vessels go beyond 1, what goes beyond 2 is cut off.
     return images.clamp_(max=2).masked_fill_(removed, 0)
+
+
+class _ClassBrightness(NamedTuple):
+    """Brightness of the I classes of intensity in each of B scans, on the scale of the priors.
+
+    `mean` and `spread` (B, I) are what is painted; a spread is a standard deviation over voxels.
+    `random_mean` and `random_spread` (B, I) are of no contrast that T1 has. `is_random` (B, 1) says
+    which scans have these in place of the contrast of T1.
+    """
+
+    mean: Tensor
+    spread: Tensor
+    random_mean: Tensor
+    random_spread: Tensor
+    is_random: Tensor
+
+
+def _paint(draw: Draw, entries: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Intensities of voxels, and those that white matter has.
+
+    `entries` holds one tensor (B, C, H, W) for each place within a voxel. Returns images
+    (B, C, H, W) and the brightness (B,) that becomes 1 on the working grid's scale.
+    """
+    heads = draw.heads
+    count = len(entries[0])
+    classes = _draw_classes(draw, count)
+    # Structures of one class differ a little (the caudate is brighter than the cortex).
+    offsets = draw.normal(count, len(heads.classes))[:, heads.sideless]
+    white = classes.mean[:, heads.white_matter].clamp(min=_DARKEST_WHITE_MATTER)
+    offset_size = draw.config.structure_offset * white[:, None]
+    means = classes.mean[:, heads.classes] + offsets * offset_size
+    with_contrast = _change_contrast(draw, means, white)
+    means = torch.where(classes.is_random, means, with_contrast)
+    means, spreads = _paint_surroundings(draw, classes, means)
+    # Each voxel is the mean of its entries, with texture.
+    flat = [part.view(count, -1).long() for part in entries]
+    spread = _mean_of_entries(spreads, flat)
+    images = _mean_of_entries(means, flat)
+    images.addcmul_(spread, draw.normal(*images.shape))
+    images = images.view(entries[0].shape)
+    images = _make_patchy(draw, images, entries[0])
+    # The working grid's scale ends at the brightest tissue: white matter in T1, any in others.
+    large_tissues = classes.mean[:, heads.large_tissues]
+    brightest = large_tissues.amax(1).clamp(min=_DARKEST_WHITE_MATTER)
+    return images, torch.where(classes.is_random[:, 0], brightest, white)
+
+
+def _draw_classes(draw: Draw, count: int) -> _ClassBrightness:
+    """Brightness of each class of intensity: by the priors of T1, and at random."""
+    heads = draw.heads
+    config = draw.config
+    number = heads.means.shape[1]
+    mean = _draw_around(draw, heads.means, count, config.common_gain)
+    spread = _draw_around(draw, heads.spreads, count, 0)
+    is_random = draw.chance(count, config.random_contrast)[:, None]
+    random_mean = draw.uniform(5, 250, count, number)
+    random_spread = draw.uniform(2, 25, count, number)
+    mean = torch.where(is_random, random_mean, mean)
+    spread = torch.where(is_random, random_spread, spread)
+    return _ClassBrightness(mean, spread, random_mean, random_spread, is_random)
+
+
+def _draw_around(draw: Draw, prior: Tensor, count: int, common: float) -> Tensor:
+    """Values (B, I) by a prior (2, I) of means and spreads.
+
+    `common` is the share of their variance that the classes of a scan have in common.
+    """
+    own = draw.normal(count, prior.shape[1])
+    shared = draw.normal(count, 1)
+    deviation = math.sqrt(1 - common) * own + math.sqrt(common) * shared
+    return (prior[0] + prior[1] * deviation).clamp_(min=0)
+
+
+def _change_contrast(draw: Draw, means: Tensor, white: Tensor) -> Tensor:
+    """Means (B, E) with another contrast of grey to white matter: see `contrast` in the settings.
+
+    What is brighter than white matter stays as it is.
+    """
+    lowest, highest = draw.config.contrast
+    # Even on a logarithmic scale: half the contrast is as likely as twice.
+    log_power = draw.uniform(math.log(lowest), math.log(highest), len(means), 1)
+    power = log_power.exp()
+    white = white[:, None]
+    darkness = (1 - means / white).clamp(0, 1)
+    changed = white * (1 - darkness**power)
+    return torch.where(darkness > 0, changed, means)
+
+
+def _paint_surroundings(
+    draw: Draw, classes: _ClassBrightness, means: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Means and spreads (B, E) of all entries, air and what is outside the brain too."""
+    heads = draw.heads
+    config = draw.config
+    count = len(means)
+    # Necks and faces differ more than the priors of a few scans say.
+    has_random_outside = draw.chance(count, config.outside_contrast)[:, None]
+    is_random = has_random_outside & heads.is_outside
+    random_means = classes.random_mean[:, heads.classes]
+    random_spreads = classes.random_spread[:, heads.classes]
+    means = torch.where(is_random, random_means, means)
+    spreads = classes.spread[:, heads.classes]
+    spreads = torch.where(is_random, random_spreads, spreads)
+    spreads = spreads * draw.uniform(*config.texture, count, 1)
+    # Empty air in half of the heads, as scanners' and defacing software's masks leave it.
+    is_empty = draw.chance(count, 0.5)
+    means[:, 0] = torch.where(is_empty, 0, means[:, 0])
+    spreads[:, 0] = torch.where(is_empty, 0, spreads[:, 0])
+    return means, spreads
+
+
+def _mean_of_entries(values: Tensor, entries: list[Tensor]) -> Tensor:
+    """Values (B, E) of the entries (B, V) of all places within a voxel, their mean (B, V)."""
+    return torch.stack([values.gather(1, part) for part in entries]).mean(0)
+
+
+def _make_patchy(draw: Draw, images: Tensor, entries: Tensor) -> Tensor:
+    """Images whose tissue varies in brightness over some mm, most of all outside the brain."""
+    config = draw.config
+    count = len(images)
+    size = images.shape[2:]
+    if config.mottle:
+        # Within a slice and its neighbours alike: patches are thicker than slices.
+        knots = draw.smooth(count, 1, size, config.mottle_spacing_mm, config.mottle)
+        mottle = interpolate(knots, size, mode="bilinear", align_corners=True)
+        images = images * (1 + mottle)
+    # Muscle, fat and bone are patchy where the maps have one label.
+    knots = draw.smooth(count, 1, size, config.clutter_spacing_mm, config.clutter)
+    patches = interpolate(knots, size, mode="bilinear", align_corners=True).exp_()
+    is_outside = draw.heads.is_outside[entries.long()]
+    return torch.where(is_outside, images * patches, images)
+
+
+def _find_field_of_view(draw: Draw, head: Tensor, points: Tensor) -> Tensor:
+    """Voxels in the scanner's field of view, (B, C, H, W); it may end within the head."""
+    config = draw.config
+    count = len(head)
+    per_image = (count, 1, 1, 1)
+    # One of the six sides of a box.
+    side = draw.below(6, count)
+    axis = side // 2
+    sign = 1.0 - 2 * (side % 2)
+    each = torch.arange(count, device=draw.device)
+    centre = draw.heads.centre[head, axis]
+    distance = points[each, axis] - centre.view(per_image)
+    is_cropped = draw.chance(count, config.cropped)
+    cropped_at = draw.uniform(*config.cropped_mm, count)
+    edge = torch.where(is_cropped, cropped_at, torch.inf)
+    return distance * sign.view(per_image) < edge.view(per_image)
+
+
+def _find_removed(draw: Draw, head: Tensor, entries: Tensor, points: Tensor) -> Tensor:
+    """Voxels that a skull-stripped or defaced scan does not show, (B, C, H, W)."""
+    config = draw.config
+    count = len(entries)
+    per_image = (count, 1, 1, 1)
+    near_brain = grow(draw.heads.is_brain[entries.long()], 3)
+    # Masks follow the hull, not each sulcus: widened by 3 mm, then drawn back by 3, 1 or 0.
+    tight = ~grow(~near_brain, 3)
+    near = ~grow(~near_brain, 1)
+    margin = draw.below(3, count)[:, None, None, None]
+    near_or_wide = torch.where(margin == 1, near, near_brain)
+    kept = torch.where(margin == 0, tight, near_or_wide)
+    is_stripped = draw.chance(count, config.skull_stripped).view(per_image)
+    is_face = _find_face(draw, head, points)
+    is_defaced = draw.chance(count, config.defaced).view(per_image)
+    return (is_stripped & ~kept) | (is_defaced & is_face & ~near_brain)
+
+
+def _find_face(draw: Draw, head: Tensor, points: Tensor) -> Tensor:
+    """Voxels (B, C, H, W) beyond a plane in front of and below the brain, where defacing cuts."""
+    count = len(head)
+    # x goes left to right.
+    forward = draw.uniform(0.5, 1, count)
+    up = draw.uniform(-1, -0.2, count)
+    normal = torch.stack([torch.zeros_like(up), forward, up], 1)
+    distance = torch.einsum("bichw,bi->bchw", points.float(), normal)
+    brain = draw.heads.centre[head]
+    distance_of_brain = (brain * normal).sum(1)
+    level = distance_of_brain + draw.uniform(50, 90, count)
+    return distance > level.view(count, 1, 1, 1)
+
+
+def _blur(draw: Draw, images: Tensor, thickness: Thickness) -> Tensor:
+    """A scanner's point spread on images (B, C, H, W).
+
+    It is Gaussian, and wide along one axis in thick-sliced scans.
+    """
+    config = draw.config
+    count, channels = images.shape[:2]
+    sigma = draw.uniform(*config.blur_mm, count, 3)
+    lengths = torch.stack((thickness.rows, thickness.columns, thickness.across), 1)
+    sigma = torch.where(lengths > 1, _SIGMA_OF_WIDTH * lengths, sigma)
+    reach = max(3, math.ceil(0.9 * config.low_resolution_mm))
+    taps = torch.arange(-reach, reach + 1, device=draw.device)
+    distances = taps / sigma[..., None]
+    kernels = torch.exp(-0.5 * distances**2)
+    kernels = kernels / kernels.sum(-1, keepdim=True)  # (B, 3, taps)
+    # Each image has a kernel of its own: a grouped convolution, first along rows, then columns.
+    groups = count * channels
+    blurred = images.reshape(1, groups, *images.shape[2:])
+    down = kernels[:, 0].repeat_interleave(channels, 0)
+    blurred = conv2d(blurred, down[:, None, :, None], padding="same", groups=groups)
+    right = kernels[:, 1].repeat_interleave(channels, 0)
+    blurred = conv2d(blurred, right[:, None, None, :], padding="same", groups=groups)
+    blurred = blurred.view_as(images)
+    if channels == 1:
+        return blurred
+    # Slices are mixed with their neighbours.
+    number = torch.arange(channels, device=draw.device)
+    distance = number[:, None] - number
+    relative = distance / sigma[:, 2, None, None]
+    weights = torch.exp(-0.5 * relative**2)
+    weights = weights / weights.sum(-1, keepdim=True)
+    return torch.einsum("bcd,bdhw->bchw", weights, blurred)
+
+
+def _move(draw: Draw, images: Tensor) -> Tensor:
+    """Motion during the scan: some lines of k-space were measured with the head elsewhere."""
+    # Slices of a batch are alike: only the first few may be moved, and which of them are need not
+    # be known here, so that few Fourier transforms are made.
+    config = draw.config
+    count = math.ceil(config.motion * len(images))
+    if not count:
+        return images
+    rows, columns = images.shape[2:]
+    is_moved = draw.chance(count, config.motion * len(images) / count)
+    phase = _random_phase(draw, count, rows, columns)
+    # A band of lines, from where the head moved to where it came back.
+    start = draw.uniform(0, 1, count, 1)
+    length = draw.uniform(0.05, 0.4, count, 1)
+    line = torch.arange(rows, device=draw.device) / rows
+    is_hit = ((line - start) % 1 < length) & is_moved[:, None]
+    shift = torch.polar(torch.ones_like(phase), phase * is_hit[:, :, None])
+    spectrum = torch.fft.rfft2(images[:count]) * shift[:, None]
+    images = images.clone()
+    images[:count] = torch.fft.irfft2(spectrum, s=(rows, columns))
+    return images
+
+
+def _random_phase(draw: Draw, count: int, rows: int, columns: int) -> Tensor:
+    """How a shift in a random direction turns the phase of half a spectrum, (B, H, W / 2 + 1)."""
+    direction = draw.uniform(0, 2 * torch.pi, count, 1, 1)
+    shift_mm = draw.uniform(0, draw.config.motion_mm, count, 1, 1)
+    length = 2 * torch.pi * shift_mm
+    along_rows = torch.fft.fftfreq(rows, device=draw.device)[:, None]
+    along_columns = torch.fft.rfftfreq(columns, device=draw.device)
+    frequency = direction.cos() * along_rows + direction.sin() * along_columns
+    phase: Tensor = length * frequency
+    return phase
+
+
+def _corrupt(draw: Draw, images: Tensor, white: Tensor) -> Tensor:
+    """Bias field, noise, gamma and gain: raw intensities to the working grid's scale."""
+    config = draw.config
+    count, channels, *size = images.shape
+    per_image = (count, 1, 1, 1)
+    images = images / white.view(per_image)
+    log_gain = draw.normal(count, 1, 4, 4)
+    log_gain *= draw.uniform(0, config.bias, *per_image)
+    log_bias = interpolate(log_gain, size, mode="bicubic", align_corners=True)
+    images *= log_bias.exp_()
+    noise = draw.normal(count, channels, *size)
+    images += noise * draw.uniform(0, config.noise, *per_image)
+    images = images.abs_().clamp_(min=1e-4)
+    gamma = torch.exp(config.gamma * draw.normal(*per_image))
+    images = images.pow(gamma)
+    return images.mul_(draw.uniform(*config.white_matter, *per_image))
