@@ -80,7 +80,7 @@ def write_subject(
     voxels: tuple[int, ...] = ()
     counts: dict[View, NDArray[np.int64]] = {}
     if labels is not None:
-        counts = count_along_axes(labels, len(scheme))
+        counts = _count_along_axes(labels, len(scheme))
         voxels = tuple(counts[View.AXIAL].sum(axis=0).tolist())
     values = None if image is None else image.values()
     statistics = describe(values, labels, voxels)
@@ -371,7 +371,7 @@ class Statistics:
     histogram: tuple[int, ...] = ()
 
 
-def count_along_axes(
+def _count_along_axes(
     labels: NDArray[np.uint8], classes: int
 ) -> dict[View, NDArray[np.int64]]:
     """Voxels of each class in each slice of each view, (N, K), in labels (X, Y, Z).

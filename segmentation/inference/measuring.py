@@ -63,7 +63,12 @@ def why_not_measured(
 
     `inside` (X, Y, Z) is what is inside the skull, on the grid of the evidence.
     """
-    if not finds_all_fluid(evidence):
+    # The model's CSF must be all fluid inside the skull.
+    fluids = [
+        label.name for label in evidence.scheme.labels if label.group == CSF_GROUP
+    ]
+    is_known = any(name in evidence.volumes_mm3 for name in fluids)
+    if evidence.csf != "intracranial" or not is_known:
         return "the model does not find the fluid around the brain"
     if not inside.any() or not evidence.brain.any():
         return "no brain was found"
@@ -75,19 +80,9 @@ def why_not_measured(
         return f"the field of view ends inside the skull, in {some(structures)}"
     if shares.min() < limits.skull:
         return "the scan does not show the skull on all sides"
-    if evenness(evidence, inside) > limits.even:
+    if _evenness(evidence, inside) > limits.even:
         return "what is around the brain ends like a mask, not like a scalp"
     return ""
-
-
-def finds_all_fluid(evidence: Evidence) -> bool:
-    """Whether the model's CSF is all fluid inside the skull."""
-    if evidence.csf != "intracranial":
-        return False
-    fluids = [
-        label.name for label in evidence.scheme.labels if label.group == CSF_GROUP
-    ]
-    return any(name in evidence.volumes_mm3 for name in fluids)
 
 
 def skull_shares(evidence: Evidence, inside: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -106,7 +101,7 @@ def skull_shares(evidence: Evidence, inside: NDArray[np.bool_]) -> NDArray[np.fl
     return np.asarray(tissue / np.maximum(voxels, 1))
 
 
-def evenness(evidence: Evidence, inside: NDArray[np.bool_]) -> float:
+def _evenness(evidence: Evidence, inside: NDArray[np.bool_]) -> float:
     """In how many directions above the middle tissue ends at one distance from the brain, 0 to 1.
 
     Scalp is thin here and thick there. A mask ends at one distance from what it was grown around:

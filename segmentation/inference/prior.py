@@ -122,7 +122,7 @@ def build_template(
 
     centroids = [_centroids(head, np.eye(4), scheme) for head in heads]
     common = _common_space(centroids)
-    to_heads = [affine_between(common, of_head) for of_head in centroids]
+    to_heads = [_affine_between(common, of_head) for of_head in centroids]
     shape, affine = _template_grid(heads, to_heads)
     counts = _count_classes(heads, to_heads, shape, affine, len(scheme), seed)
 
@@ -147,7 +147,7 @@ def _common_space(centroids: Sequence[Points]) -> Points:
     for _ in range(_MEAN_ROUNDS):
         aligned = []
         for of_head in centroids:
-            to_common = similarity_between(of_head, common)
+            to_common = _similarity_between(of_head, common)
             aligned.append(moved(of_head, to_common))
         # The mean over those heads that have a structure.
         points = np.stack(aligned)
@@ -157,7 +157,7 @@ def _common_space(centroids: Sequence[Points]) -> Points:
         common = np.where(heads > 0, total / np.maximum(heads, 1), np.nan)
     scales = []
     for of_head in centroids:
-        linear = similarity_between(common, of_head)[:3, :3]
+        linear = _similarity_between(common, of_head)[:3, :3]
         scales.append(np.cbrt(np.linalg.det(linear)))
     middle = np.nanmean(common, 0)
     scaled = middle + (common - middle) * float(np.mean(scales))
@@ -230,7 +230,7 @@ def apply_prior(
     """
     largest, labels = most_probable(fused)
     centroids = _centroids(labels, affine, scheme)
-    head_to_template_mm = robust_affine(centroids, template.centroids)
+    head_to_template_mm = _robust_affine(centroids, template.centroids)
     if isinstance(head_to_template_mm, str):
         return f"anatomical prior not used: {head_to_template_mm}"
     to_template = np.linalg.inv(template.affine) @ head_to_template_mm @ affine
@@ -307,15 +307,15 @@ def _centroids(
     return moved(centroids, affine)
 
 
-def similarity_between(start: Points, end: Points) -> Matrix:
+def _similarity_between(start: Points, end: Points) -> Matrix:
     """Rotation, one scale and a shift that take centroids to others; missing ones are ignored."""
     known = _known_in_both(start, end)
     return _fit_similarity(start[known], end[known], _equal_weights(known))
 
 
-def affine_between(start: Points, end: Points) -> Matrix:
+def _affine_between(start: Points, end: Points) -> Matrix:
     """The affine that takes centroids of one head to those of another; missing ones are ignored."""
-    similarity = similarity_between(start, end)
+    similarity = _similarity_between(start, end)
     aligned = moved(start, similarity)
     known = _known_in_both(aligned, end)
     weights = _equal_weights(known)
@@ -323,7 +323,7 @@ def affine_between(start: Points, end: Points) -> Matrix:
     return remaining @ similarity
 
 
-def robust_affine(found: Points, template: Points) -> Matrix | str:
+def _robust_affine(found: Points, template: Points) -> Matrix | str:
     """An affine from a scan's millimetres to a template's, or the reason why there is none.
 
     Centroids of structures that were found in the wrong place, or only in part, must not bend it.

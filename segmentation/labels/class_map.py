@@ -46,7 +46,7 @@ class ClassMap:
     scheme: str
     numbering: str
     table: NDArray[np.uint8]
-    sideless: tuple[SidelessNumbers, ...]
+    sideless: tuple[_SidelessNumbers, ...]
 
     @classmethod
     def build(
@@ -105,7 +105,7 @@ class ClassMap:
         for kind in self.sideless:
             if not (indices == _SIDELESS).any():
                 break
-            join_nearest(kind, array, indices, spacing_mm, size=size, where=where)
+            _join_nearest(kind, array, indices, spacing_mm, size=size, where=where)
         if (indices == _UNKNOWN).any():
             raise self._unknown(array, where)
         return indices
@@ -170,7 +170,7 @@ def _sideless(
     anatomy: Targets,
     *,
     with_targets: bool,
-) -> tuple[SidelessNumbers, ...]:
+) -> tuple[_SidelessNumbers, ...]:
     """What is known of the numbers that join the nearest of two sides.
 
     The voxels of a side are those whose numbers become it by `anatomy`, and `with_targets` those
@@ -183,7 +183,7 @@ def _sideless(
         if with_targets:
             left_side.add(left)
             right_side.add(right)
-        kind = SidelessNumbers(
+        kind = _SidelessNumbers(
             numbers=tuple(numbers),
             targets=(left, right),
             classes=(classes.get(left, _UNKNOWN), classes.get(right, _UNKNOWN)),
@@ -217,7 +217,7 @@ def _folding_into(target: int, targets: Targets) -> set[int]:
 
 
 @dataclass(frozen=True)
-class SidelessNumbers:
+class _SidelessNumbers:
     """Label numbers without a side, and the left and the right that their voxels may join.
 
     `targets` are the FreeSurfer numbers of the two sides and `classes` their class indices. Each
@@ -230,8 +230,8 @@ class SidelessNumbers:
     sides: tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def join_nearest(
-    kind: SidelessNumbers,
+def _join_nearest(
+    kind: _SidelessNumbers,
     array: NDArray[Any],
     indices: NDArray[np.uint8],
     spacing_mm: tuple[float, float, float],

@@ -260,7 +260,7 @@ class SegmentationLoss(nn.Module):
         return cross_entropy, _dice_loss(p, target, valid, all_classes=is_plain)
 
 
-class MonaiSegmentationLoss(nn.Module):
+class _MonaiSegmentationLoss(nn.Module):
     """Logits (N, K, H, W) of any float type, labels (N, H, W) -> scalar float32.
 
     All pixels of a batch are taken together, as with MONAI's `batch=True`: single slices lack most
@@ -303,7 +303,7 @@ def build_loss(config: AnyLoss, counts: NDArray[np.integer] | Tensor) -> nn.Modu
     weights = median_frequency_weights(counts, balance)
     if isinstance(config, LossConfig):
         return SegmentationLoss(config, weights)
-    return MonaiSegmentationLoss(config, weights)
+    return _MonaiSegmentationLoss(config, weights)
 
 
 def _dice_loss(

@@ -258,10 +258,10 @@ class StoreSource(BatchSource):
         self.fingerprint = f"{opened.fingerprint} {split.model_dump_json()}"
         self.datasets: dict[View, SliceDataset] = {}
         self.augmenters: dict[View, Augmenter] = {}
-        self._transforms: StoredTransforms | None = None
+        self._transforms: _StoredTransforms | None = None
         if store.augmentation.transforms:
             transforms = SliceTransforms(store.augmentation.transforms)
-            self._transforms = StoredTransforms(transforms, seed, processes)
+            self._transforms = _StoredTransforms(transforms, seed, processes)
         if self._transforms is not None and processes is None:
             # In a thread they would take random numbers from torch beside the training.
             workers = 0
@@ -465,7 +465,7 @@ def _window(labelled: NDArray[np.bool_], want: int, share: float) -> slice:
     return slice(start, start + want)
 
 
-class StoredTransforms:
+class _StoredTransforms:
     """Gives the change of each slice of a training; its numbers follow from the slice's number."""
 
     def __init__(

@@ -259,7 +259,7 @@ def check_continuity(evidence: Evidence, limits: Limits) -> list[Finding]:
 
     It never rejects: most of the labels may be right.
     """
-    steps = find_steps(evidence)
+    steps = _find_steps(evidence)
     if not steps:
         return []
     largest = max(steps, key=lambda step: step.ratio)
@@ -275,7 +275,7 @@ def check_continuity(evidence: Evidence, limits: Limits) -> list[Finding]:
     return findings
 
 
-def find_steps(evidence: Evidence) -> list[Step]:
+def _find_steps(evidence: Evidence) -> list[Step]:
     """The changes between all neighbouring slices of the brain, along the three axes.
 
     Changes are means over what is brain in both, in shares of the median of those around.

@@ -124,7 +124,7 @@ def load(place: Path, names: Sequence[str] = (), *, whole: bool = False) -> Load
                 dataset, pixels_at = parse(raw, where, whole=whole)
                 file = DicomFile(where, dataset, raw, pixels_at)
                 frames += frames_of(dataset, number, where)
-                check_pixels(file)
+                _check_pixels(file)
             files[number] = file._replace(raw=b"") if whole else file
     with damage_explained(place):
         datasets = [file.dataset for file in files.values()]
@@ -201,7 +201,7 @@ class DicomFile(NamedTuple):
     pixels_at: int
 
 
-def check_pixels(file: DicomFile) -> None:
+def _check_pixels(file: DicomFile) -> None:
     """Refuse, before anything is decoded, pixels that are not there or that nothing decodes.
 
     Raises FormatError for what is stored in another way than we read, IntegrityError for a file
@@ -251,7 +251,7 @@ def _require_decoder(syntax: Any, where: Path) -> None:
 def decode(file: DicomFile) -> NDArray[Any]:
     """All frames of a file, (frame, row, column), as stored; IntegrityError if it is damaged.
 
-    The file must have passed `check_pixels`.
+    The file must have passed `_check_pixels`.
     """
     where, dataset, raw, at = file
     syntax = dataset.file_meta.TransferSyntaxUID
