@@ -24,13 +24,7 @@ from trinat.segmentation.data.people import People
 from trinat.segmentation.data.people_table import read_people
 from trinat.segmentation.data.slices import SubjectFile
 from trinat.segmentation.data.sources.base import Subject
-from trinat.segmentation.data.splits import (
-    PARTS,
-    Part,
-    Participant,
-    Split,
-    read_split,
-)
+from trinat.segmentation.data.splits import PARTS, Part, Participant, Split, read_split
 from trinat.segmentation.errors import DatasetError, IntegrityError
 from trinat.segmentation.io.files import (
     atomic_text,

@@ -11,12 +11,7 @@ import pandas as pd
 
 from trinat.segmentation.io.files import spreadsheet_safe
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.metrics.definitions import (
-    HEADLINE,
-    METRICS,
-    PLOTTED,
-    PRINTED,
-)
+from trinat.segmentation.metrics.definitions import HEADLINE, METRICS, PLOTTED, PRINTED
 from trinat.segmentation.metrics.statistics import FEWEST_PERSONS, fewest_persons_for
 from trinat.segmentation.report import figures, measurements, summary, tables
 from trinat.segmentation.report.case_view import ERROR_COLORS, CaseView

@@ -9,12 +9,7 @@ import pandas as pd
 
 from trinat.segmentation.metrics.statistics import trend
 from trinat.segmentation.report.cohort import Adjustment, Cohort, groups_of
-from trinat.segmentation.report.drawing import (
-    Drawing,
-    add_legend,
-    model_color,
-    panels,
-)
+from trinat.segmentation.report.drawing import Drawing, add_legend, model_color, panels
 from trinat.segmentation.report.page import (
     Cell,
     Column,
