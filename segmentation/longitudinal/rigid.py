@@ -86,7 +86,10 @@ def align(
         middles.append(moved(centre_of_mass, image.affine))
     best: Alignment | None = None
     for turn in _starts():
-        start = _about(middles[0], turn, middles[1])
+        # It turns about the first middle, and takes that to the second.
+        start = np.eye(4)
+        start[:3, :3] = turn
+        start[:3, 3] = middles[1] - turn @ middles[0]
         found = _refine(pair, start, coarse, _STEPS_OF_START)
         if best is None or found.likeness > best.likeness:
             best = found
@@ -182,18 +185,6 @@ def _starts() -> list[Matrix]:
             twist[axis] = np.radians(degrees)
             starts.append(np.asarray(linalg.expm(_cross(twist))))
     return starts
-
-
-def _about(
-    start: NDArray[np.float64],
-    turn: Matrix,
-    end: NDArray[np.float64],
-) -> Matrix:
-    """The rigid matrix that turns about one point (3,) and takes it to another."""
-    matrix = np.eye(4)
-    matrix[:3, :3] = turn
-    matrix[:3, 3] = end - turn @ start
-    return matrix
 
 
 def _cross(vector: NDArray[np.float64]) -> Matrix:

@@ -130,22 +130,12 @@ def person_space(
         highest.append(high)
     low = np.min(lowest, axis=0)
     high = np.max(highest, axis=0)
-    grid = _grid_around(low, high, shape)
-    return PersonSpace(grid, tuple(poses))
-
-
-def _grid_around(
-    low: NDArray[np.float64],
-    high: NDArray[np.float64],
-    shape: Shape | None,
-) -> Grid:
-    """A grid with RAS axes that is centred on an extent, RAS mm."""
     if shape is None:
         multiples = np.ceil((high - low) / _GRID_MM / _SIDE_MULTIPLE)
         sides = multiples * _SIDE_MULTIPLE
         shape = to_shape(np.clip(sides, _SIDE_MULTIPLE, _LARGEST))
-    # From the centre of the first voxel to that of the last one.
+    # The grid is centred. From the centre of its first voxel to that of the last one:
     length_mm = _GRID_MM * (np.array(shape) - 1)
     affine = np.diag([_GRID_MM] * 3 + [1.0])
     affine[:3, 3] = (low + high) / 2 - length_mm / 2
-    return Grid(shape, affine)
+    return PersonSpace(Grid(shape, affine), tuple(poses))
