@@ -326,16 +326,6 @@ def parse_labels(table: bytes, path: Path) -> tuple[Label, ...]:
         rows = [(f"{path}, line {reader.line_num}", row) for row in reader]
     except csv.Error as error:
         raise LabelError(f"is no table: {error}", where=path) from error
-    _check_columns(columns, path)
-    labels = tuple(_parse_row(row, where) for where, row in rows)
-    problem = find_problem(labels)
-    if problem:
-        raise LabelError(problem, where=path)
-    return labels
-
-
-def _check_columns(columns: Any, path: Path) -> None:
-    """Refuse a table without a column that is required, or with one that is not known."""
     problem = ""
     missing = [column for column in _REQUIRED if column not in columns]
     unknown = [column for column in columns if column not in _REQUIRED + _OPTIONAL]
@@ -349,6 +339,11 @@ def _check_columns(columns: Any, path: Path) -> None:
             where=path,
             remedy=f"tab-separated columns: {' '.join(_REQUIRED)}, optional {' '.join(_OPTIONAL)}",
         )
+    labels = tuple(_parse_row(row, where) for where, row in rows)
+    problem = find_problem(labels)
+    if problem:
+        raise LabelError(problem, where=path)
+    return labels
 
 
 def _parse_row(row: dict[str | Any, str | Any], where: str) -> Label:
