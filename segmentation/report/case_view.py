@@ -84,7 +84,10 @@ def view_case(
         occupied = (truth.data > 0) | (prediction.data > 0)
         box = box_around(occupied, _margins(truth))
     box_shape = tuple(side.stop - side.start for side in box)
-    zoom = _zoom(truth, box_shape)
+    # Steps of 1 mm, coarser where the picture would grow too large.
+    extent_mm = np.array(box_shape) * np.array(truth.spacing_mm)
+    step_mm = max(_STEP_MM, float(extent_mm.max()) / _MAX_EXTENT)
+    zoom = np.maximum(1, np.round(extent_mm / step_mm)) / box_shape
     true = _scaled(truth.data[box], zoom, order=0)
     predicted = _scaled(prediction.data[box], zoom, order=0)
     gray = None
@@ -144,14 +147,6 @@ def _packed(
 def _margins(volume: Volume) -> NDArray[np.int_]:
     """Of the picture around all structures, in voxels along each axis, (3,)."""
     return np.ceil(_MARGIN_MM / np.array(volume.spacing_mm)).astype(int)
-
-
-def _zoom(volume: Volume, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """To steps of 1 mm, coarser where the picture would grow too large."""
-    extent_mm = np.array(shape) * np.array(volume.spacing_mm)
-    step_mm = max(_STEP_MM, float(extent_mm.max()) / _MAX_EXTENT)
-    steps = np.maximum(1, np.round(extent_mm / step_mm))
-    return np.asarray(steps / shape, np.float64)
 
 
 def _scaled(

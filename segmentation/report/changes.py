@@ -113,6 +113,10 @@ def changes_page(
         ("Persons", f"{len(persons):,}", "with two or more scans that count"),
         ("Beyond noise", f"{len(beyond):,}", f"of {len(courses):,} changes"),
     ]
+    rows_left_out = []
+    for scan, structure, why in left_out:
+        what = short_name(structure) if structure else "all of it"
+        rows_left_out.append([scan, what, why])
     return render(
         "changes.html",
         title="Changes between scans",
@@ -123,7 +127,12 @@ def changes_page(
         groups=_groups(comparable),
         changes=[_changes(group) for group in (timed, untimed) if group],
         looked_at=len(courses),
-        left_out=_left_out(left_out),
+        left_out=table(
+            "left-out-table",
+            "Left out of every change",
+            ["Scan", "What", "Why"],
+            rows_left_out,
+        ),
     )
 
 
@@ -333,16 +342,6 @@ def _unit(courses: Sequence[Course]) -> str:
     if courses[0].has_times:
         return "% a year"
     return "%"
-
-
-def _left_out(left_out: Sequence[tuple[str, str, str]]) -> Table:
-    """What is in no change: all of a scan, or a structure of it."""
-    rows = []
-    for scan, structure, why in left_out:
-        what = short_name(structure) if structure else "all of it"
-        rows.append([scan, what, why])
-    columns: Columns = ["Scan", "What", "Why"]
-    return table("left-out-table", "Left out of every change", columns, rows)
 
 
 def _beside_noise(course: Course) -> float:

@@ -296,7 +296,11 @@ def _volume_frame(
             if label.side != "left" or label.partner is None:
                 continue
             right_mm3 = scan.volumes_mm3.get(scheme.names[label.partner], np.nan)
-            index = _asymmetry_percent(volume_mm3, right_mm3)
+            # Positive where the left is larger; NaN where both lack.
+            index = float("nan")
+            both_mm3 = volume_mm3 + right_mm3
+            if both_mm3 > 0:
+                index = 200 * (volume_mm3 - right_mm3) / both_mm3
             rows.append(
                 {**row, "metric": "asymmetry_index", "value": index, "unit": "%"}
             )
@@ -305,14 +309,6 @@ def _volume_frame(
 
 def _or_nan(value: float | None) -> float:
     return float("nan") if value is None else value
-
-
-def _asymmetry_percent(left: float, right: float) -> float:
-    """100 (L - R) / mean of L and R: positive where the left is larger; NaN where both lack."""
-    both = left + right
-    if not both > 0:
-        return float("nan")
-    return 200 * (left - right) / both
 
 
 def _range_notes(

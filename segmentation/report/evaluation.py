@@ -211,7 +211,17 @@ def _notices(evaluation: Evaluation) -> list[str]:
             f"Only {count(persons, 'person')}: intervals are rough, and a test needs at least "
             f"{FEWEST_PERSONS}."
         )
-    return notices + _doubtful_pairs(evaluation.pairs)
+    # What was done so that files could be compared.
+    pairs = evaluation.pairs
+    if pairs["paired_by"].str.startswith("natural order").any():
+        notices.append(
+            "Files were paired by their order, because no names match: check the table."
+        )
+    measured = pairs[pairs["status"] == "measured"]
+    notes = measured["note"].replace("", pd.NA)
+    for note, number in notes.value_counts().items():
+        notices.append(f"{count(int(number), 'prediction')}: {note}.")
+    return notices
 
 
 def _absent_structures(evaluation: Evaluation) -> list[str]:
@@ -243,21 +253,6 @@ def _absent_structures(evaluation: Evaluation) -> list[str]:
             f"{name} of {row['model']} is not compared: it is something else than that of the "
             "truth. One is all fluid inside the skull, the other a small region."
         )
-    return notices
-
-
-def _doubtful_pairs(pairs: pd.DataFrame) -> list[str]:
-    """What was done so that files could be compared."""
-    notices = []
-    paired_by_order = pairs["paired_by"].str.startswith("natural order")
-    if paired_by_order.any():
-        notices.append(
-            "Files were paired by their order, because no names match: check the table."
-        )
-    measured = pairs[pairs["status"] == "measured"]
-    notes = measured["note"].replace("", pd.NA)
-    for note, number in notes.value_counts().items():
-        notices.append(f"{count(int(number), 'prediction')}: {note}.")
     return notices
 
 

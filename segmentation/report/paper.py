@@ -93,22 +93,18 @@ def latex(table: pd.DataFrame) -> str:
                 cells.append(rf"{mean} $\pm$ {sd}" if sd else mean)
             shown[title] = cells
         caption = rf"{str(model).translate(_LATEX)}: mean $\pm$ SD over persons."
-        undefined = _undefined_in_all(rows)
+        # How many values of single structures are undefined, by metric.
+        of_all = rows[rows["structure"] == short_name("group:all")]
+        undefined = []
+        for metric in PRINTED:
+            number = "".join(of_all[f"{metric}_undefined"])
+            if number not in ("", "0"):
+                undefined.append(f"{METRICS[metric].title} {number}")
         if undefined:
-            caption += f" Undefined values are left out: {undefined.translate(_LATEX)}."
+            listed = ", ".join(undefined).translate(_LATEX)
+            caption += f" Undefined values are left out: {listed}."
         columns = "lr" + len(PRINTED) * "l"
         texts.append(
             shown.to_latex(index=False, column_format=columns, caption=caption)
         )
     return "% needs \\usepackage{booktabs}\n" + "\n".join(texts)
-
-
-def _undefined_in_all(rows: pd.DataFrame) -> str:
-    """How many values of single structures are undefined, by metric, in `printed` of a model."""
-    of_all = rows[rows["structure"] == short_name("group:all")]
-    found = []
-    for metric in PRINTED:
-        number = "".join(of_all[f"{metric}_undefined"])
-        if number not in ("", "0"):
-            found.append(f"{METRICS[metric].title} {number}")
-    return ", ".join(found)

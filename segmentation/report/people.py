@@ -29,22 +29,6 @@ def effect_tables(cohort: Cohort) -> list[Table]:
     """A table for each pair of groups: differences and Hedges' g, by structure."""
     if cohort.effects.empty:
         return []
-    tables = []
-    pairs = cohort.effects.groupby(["fact", "first_group", "second_group"], sort=False)
-    for place, ((fact, first, second), rows) in enumerate(pairs):
-        caption = f"{first} − {second}, by {fact}"
-        identity = f"effect-table-{place}"
-        tables.append(_effect_table(identity, caption, rows, cohort))
-    return tables
-
-
-def _effect_table(
-    identity: str,
-    caption: str,
-    rows: pd.DataFrame,
-    cohort: Cohort,
-) -> Table:
-    """The differences between two groups, a row a structure."""
     digits = DIGITS[cohort.unit]
     columns: Columns = [
         "Structure",
@@ -55,20 +39,27 @@ def _effect_table(
         "95 % interval of g",
         Column("p", 3, "Welch's test, after Holm over structures"),
     ]
-    cells = []
-    for place, row in enumerate(rows.to_dict("records")):
-        cells.append(
-            [
-                Cell(short_name(row["structure"]), place),
-                Cell(f"{row['first']} + {row['second']}", row["first"] + row["second"]),
-                row["difference"],
-                interval(row["low"], row["high"], digits),
-                row["g"],
-                interval(row["g_low"], row["g_high"], 2),
-                row["p_holm"],
-            ]
-        )
-    return table(identity, caption, columns, cells, kind="intervals")
+    tables = []
+    pairs = cohort.effects.groupby(["fact", "first_group", "second_group"], sort=False)
+    for number, ((fact, first, second), rows) in enumerate(pairs):
+        cells = []
+        for place, row in enumerate(rows.to_dict("records")):
+            persons = f"{row['first']} + {row['second']}"
+            cells.append(
+                [
+                    Cell(short_name(row["structure"]), place),
+                    Cell(persons, row["first"] + row["second"]),
+                    row["difference"],
+                    interval(row["low"], row["high"], digits),
+                    row["g"],
+                    interval(row["g_low"], row["g_high"], 2),
+                    row["p_holm"],
+                ]
+            )
+        caption = f"{first} − {second}, by {fact}"
+        identity = f"effect-table-{number}"
+        tables.append(table(identity, caption, columns, cells, kind="intervals"))
+    return tables
 
 
 def trend_table(cohort: Cohort) -> Table | None:

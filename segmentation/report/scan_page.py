@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from trinat.segmentation.inference.prediction import Prediction
-from trinat.segmentation.labels.label import Label
 from trinat.segmentation.labels.measures import INTRACRANIAL
 from trinat.segmentation.report.case_view import far_from_brain
 from trinat.segmentation.report.doubts import DOUBTFUL, doubt_about
@@ -161,7 +160,10 @@ def _volumes(
     rows = []
     for name in volumes_mm3:
         label = labels.get(name)
-        other = _other_side(found, label)
+        # The same structure on the other side.
+        other = ""
+        if label is not None and label.side is not None and label.partner is not None:
+            other = found.scheme.labels[label.partner].name
         if other in volumes_mm3 and label is not None and label.side == "right":
             continue  # in the row of the left side
         names = [name]
@@ -184,13 +186,6 @@ def _volumes(
     if ranges:
         columns += ["Normal", "Normal, right"]
     return table("volume-table", "Volumes", columns, rows)
-
-
-def _other_side(found: Prediction, label: Label | None) -> str:
-    """The name of the same structure on the other side; "" where there is none."""
-    if label is None or label.side is None or label.partner is None:
-        return ""
-    return found.scheme.labels[label.partner].name
 
 
 def _row(

@@ -140,9 +140,21 @@ def _comparison(
     of_second = by_scan(frame, second, metric)
     known_to_both = set(of_first.columns) & set(of_second.columns)
     names = [name for name in structures_of(frame) if name in known_to_both]
-    of_first, of_second, left_out = _shared(of_first, of_second)
+    # What only one of the two has is left out.
+    scans = of_first.index.union(of_second.index)
+    measured = of_first.columns.union(of_second.columns, sort=False)
+    of_first = of_first.reindex(index=scans, columns=measured)
+    of_second = of_second.reindex(index=scans, columns=measured)
+    in_both = of_first.notna() & of_second.notna()
+    left_out = (of_first.notna() ^ of_second.notna()).sum()
+    of_first = of_first.where(in_both)
+    of_second = of_second.where(in_both)
     # A group's mean is computed again: over the values that both models have.
-    for group, parts in _parts_of_groups(frame, members, of_first.columns).items():
+    structures = [name for name in structures_of(frame) if name in measured]
+    for group in groups_of(frame):
+        parts = [name for name in structures if name in members.get(group, ())]
+        if not parts:
+            continue
         of_first[group] = of_first[parts].mean(axis=1)
         of_second[group] = of_second[parts].mean(axis=1)
         left_out[group] = left_out[parts].sum()
@@ -150,20 +162,6 @@ def _comparison(
     persons_of_first = of_first[names].groupby(level="subject").mean()
     persons_of_second = of_second[names].groupby(level="subject").mean()
     return _test_each(persons_of_first, persons_of_second, left_out)
-
-
-def _parts_of_groups(
-    frame: pd.DataFrame, members: Members, measured: pd.Index
-) -> dict[str, list[str]]:
-    """The measured structures of each group; groups without any are left out."""
-    structures = [name for name in structures_of(frame) if name in measured]
-    parts_of_groups = {}
-    for group in groups_of(frame):
-        of_group = members.get(group, ())
-        parts = [name for name in structures if name in of_group]
-        if parts:
-            parts_of_groups[group] = parts
-    return parts_of_groups
 
 
 def _test_each(
@@ -185,19 +183,6 @@ def _test_each(
         row["high"] = high[place]
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-def _shared(
-    one: pd.DataFrame, other: pd.DataFrame
-) -> tuple[pd.DataFrame, pd.DataFrame, pd.Series]:
-    """Two models' values by scan where both have one, and how many of each only one has."""
-    scans = one.index.union(other.index)
-    structures = one.columns.union(other.columns, sort=False)
-    one = one.reindex(index=scans, columns=structures)
-    other = other.reindex(index=scans, columns=structures)
-    in_both = one.notna() & other.notna()
-    only_in_one = one.notna() ^ other.notna()
-    return one.where(in_both), other.where(in_both), only_in_one.sum()
 
 
 def agreement(frame: pd.DataFrame) -> pd.DataFrame:
