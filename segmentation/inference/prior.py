@@ -339,7 +339,10 @@ def _robust_affine(found: Points, template: Points) -> Matrix | str:
     weights = np.ones(len(start))
     for tolerance_mm in _TOLERANCES_MM:
         similarity = _fit_similarity(start, end, weights)
-        weights = _tukey_weights(moved(start, similarity) - end, tolerance_mm)
+        # Tukey's: 1 for a structure in its place, 0 from the tolerance on.
+        off_mm = np.linalg.norm(moved(start, similarity) - end, axis=1)
+        part = off_mm / tolerance_mm
+        weights = np.where(part < 1, (1 - part**2) ** 2, 0.0)
         if weights.sum() < _FEWEST_STRUCTURES / 2:
             return (
                 f"structures lie {tolerance_mm:.0f} mm and more from where they should"
@@ -376,13 +379,6 @@ def _rotation_angle_deg(similarity: Matrix) -> float:
     cosine = (np.trace(rotation) - 1) / 2
     angle = np.arccos(np.clip(cosine, -1, 1))
     return float(np.degrees(angle))
-
-
-def _tukey_weights(off_mm: Points, tolerance_mm: float) -> NDArray[np.float64]:
-    """Tukey's weights of residuals (K, 3): 1 for none, 0 from the tolerance on."""
-    part = np.linalg.norm(off_mm, axis=1) / tolerance_mm
-    weights = np.where(part < 1, (1 - part**2) ** 2, 0.0)
-    return np.asarray(weights, np.float64)
 
 
 def _fit_similarity(start: Points, end: Points, weights: NDArray[np.float64]) -> Matrix:
