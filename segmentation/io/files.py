@@ -386,16 +386,12 @@ def _between_tabs(text: str) -> list[tuple[int, list[str]]]:
         cells = line.split("\t")
         if max(len(cell) for cell in cells) > csv.field_size_limit():
             raise csv.Error("a cell is too long")
-        lines.append((number, [_without_quotes(cell) for cell in cells]))
+        for place, cell in enumerate(cells):
+            quoted = re.fullmatch(r'"((?:[^"]|"")*)"', cell.strip())
+            if quoted is not None:
+                cells[place] = quoted[1].replace('""', '"')
+        lines.append((number, cells))
     return lines
-
-
-def _without_quotes(cell: str) -> str:
-    """What is inside of quotes around a whole cell; any other cell as it is."""
-    match = re.fullmatch(r'"((?:[^"]|"")*)"', cell.strip())
-    if match is None:
-        return cell
-    return match[1].replace('""', '"')
 
 
 def _sheet(path: Path) -> list[tuple[int, list[str]]]:

@@ -29,21 +29,16 @@ def parse_yaml(text: str | bytes, *, aliases: bool = True) -> Any:
     try:
         content = yaml.load(text, loader)
     except _STUMBLES as error:
-        raise ValueError(_explained(error)) from error
+        problem = "is not readable YAML"
+        if isinstance(error, _RefusedError):
+            problem = str(error.problem)
+        mark = getattr(error, "problem_mark", None)
+        line = getattr(mark, "line", None)
+        if line is not None:
+            problem += f", line {line + 1}"
+        raise ValueError(problem) from error
     _refuse_many_values(content)
     return content
-
-
-def _explained(error: BaseException) -> str:
-    """What is wrong with a text, in a few words, and on which line if that is known."""
-    problem = "is not readable YAML"
-    if isinstance(error, _RefusedError):
-        problem = str(error.problem)
-    mark = getattr(error, "problem_mark", None)
-    line = getattr(mark, "line", None)
-    if line is None:
-        return problem
-    return f"{problem}, line {line + 1}"
 
 
 def _refuse_many_values(content: Any) -> None:

@@ -113,7 +113,12 @@ def usable_values(
     stays = data.dtype.itemsize <= _WIDEST_KEPT and data.dtype != np.uint32
     # Label numbers in floats or wide integers keep all their digits until they are checked.
     if header.scaled or not (stays or labels):
-        data = _as_float32(data, header)
+        # In place where they are float32 already.
+        with np.errstate(over="ignore", invalid="ignore"):
+            data = data.astype(np.float32, copy=False)
+            if header.scaled:
+                data *= np.float32(header.slope)
+                data += np.float32(header.inter)
     # NaN and infinities survive into the extremes, so that no mask is needed to find them.
     low = data.min()
     high = data.max()
@@ -137,16 +142,6 @@ def usable_values(
             f"all voxels are {low:g}", where=where, remedy="give a scan of a head"
         )
     return data, filled
-
-
-def _as_float32(data: NDArray[Any], header: Header) -> NDArray[Any]:
-    """The values as float32, scaled by the header; in place where they are float32 already."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        values = data.astype(np.float32, copy=False)
-        if header.scaled:
-            values *= np.float32(header.slope)
-            values += np.float32(header.inter)
-    return values
 
 
 def _whole_numbers(
