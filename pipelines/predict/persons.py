@@ -84,6 +84,11 @@ class Person(Case):
         """How many scans it takes as long as: the template is one more."""
         return len(self.scans) + 1
 
+    @property
+    def unit(self) -> Case:
+        """What an engine is given: the only scan of a person is segmented by itself."""
+        return self if len(self.scans) > 1 else self.scans[0]
+
     def only(self, keep: Callable[[Case], bool]) -> Person | None:
         """The person with some of the scans alone; None without any."""
         kept = [number for number, scan in enumerate(self.scans) if keep(scan)]
@@ -397,21 +402,3 @@ def _year_of_date(text: str) -> float | None:
         return None
     whole_days = (moment.date() - _START).days
     return _START.year + (whole_days + moment.hour / 24) / _DAYS_OF_YEAR
-
-
-def as_units(persons: Sequence[Person]) -> list[Case]:
-    """What an engine is given: persons with several scans, and single scans as they are."""
-    units: list[Case] = []
-    for person in persons:
-        if len(person.scans) > 1:
-            units.append(person)
-        else:
-            units.append(person.scans[0])
-    return units
-
-
-def scans_of(case: Case) -> tuple[Case, ...]:
-    """The scans of a person, or a scan itself."""
-    if isinstance(case, Person):
-        return case.scans
-    return (case,)

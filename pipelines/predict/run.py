@@ -29,9 +29,7 @@ from trinat.pipelines.predict.ledger import (
 )
 from trinat.pipelines.predict.persons import (
     Person,
-    as_units,
     persons_of,
-    scans_of,
 )
 from trinat.pipelines.predict.recorder import Outcome, Recorder
 from trinat.pipelines.predict.request import PredictRequest, Shard
@@ -102,7 +100,7 @@ def predict(request: PredictRequest, heard: Listener | None = None) -> Outcome:
     for remark in found.remarks:
         heard.on_remark(remark)
     units, refusals = _inputs_of_part(request, found, heard.on_remark)
-    cases = [case for unit in units for case in scans_of(unit)]
+    cases = [case for unit in units for case in unit.scans]
     given = len(cases) + len(refusals)
     work = request.out / WORK
     staging = work / f"staging{request.part}"
@@ -149,7 +147,7 @@ def _inputs_of_part(
         persons = persons_of(
             found.cases, found.bids_root, request.persons, say, strict=request.strict
         )
-        given = as_units(persons)
+        given = [person.unit for person in persons]
     shard = request.shard
     if shard is None:
         return given, found.refusals

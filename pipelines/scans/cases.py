@@ -47,6 +47,11 @@ class Case:
         return folder, frozenset(self.entities.items())
 
     @property
+    def scans(self) -> tuple[Case, ...]:
+        """The scans that it has: itself, where it is not several scans of a person."""
+        return (self,)
+
+    @property
     def work(self) -> int:
         """How many scans it takes as long as, for limits of time."""
         return 1
@@ -129,8 +134,3 @@ def _refuse_twins(same: list[Case]) -> list[Refusal]:
         reason = f"{others} beside it would get the same output: keep one"
         refusals.append(Refusal(case.shown, reason, case=case.id))
     return refusals
-
-
-def closed_folder(folder: object) -> Refusal:
-    """The refusal of a folder (its name or path, for people) that may not be read."""
-    return Refusal(str(folder), "this folder cannot be read: check its permissions")

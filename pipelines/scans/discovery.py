@@ -16,7 +16,7 @@ from pathlib import Path
 
 from natsort import natsorted
 
-from trinat.pipelines.scans.cases import Case, Found, Refusal, closed_folder
+from trinat.pipelines.scans.cases import Case, Found, Refusal
 from trinat.pipelines.scans.naming import LEFT_OUT, RESULT_ENDINGS, T1W
 from trinat.segmentation.data.sources.base import safe_component, without_suffix
 from trinat.segmentation.data.sources.bids import anat_files, entities, misnamed
@@ -233,7 +233,7 @@ def _expand_folder(
         return folder.parent, [image]
 
     def note_closed(error: OSError) -> None:
-        refusals.append(closed_folder(os.path.relpath(error.filename, folder)))
+        refusals.append(_closed_folder(os.path.relpath(error.filename, folder)))
 
     def is_visible(file: Path) -> bool:
         return not file.name.startswith(".")
@@ -411,7 +411,7 @@ def find_bids(
     refusals: list[Refusal] = []
     for pattern in _BIDS_FOLDERS:
         closed = filter(is_closed, root.glob(pattern))
-        refusals += [closed_folder(folder.relative_to(root)) for folder in closed]
+        refusals += [_closed_folder(folder.relative_to(root)) for folder in closed]
     cases: list[Case] = []
     present: set[str] = set()
     for path in natsorted(anat_files(root, suffix), key=str):
@@ -471,7 +471,7 @@ def find_subjects(root: Path) -> Found:
     refusals: list[Refusal] = []
     for folder in natsorted(root.iterdir(), key=str):
         if is_closed(folder) or is_closed(folder / "mri"):
-            refusals.append(closed_folder(folder.name))
+            refusals.append(_closed_folder(folder.name))
             continue
         if not is_dir(folder / "mri") or folder.name.startswith("."):
             continue
@@ -485,3 +485,8 @@ def find_subjects(root: Path) -> Found:
                 Refusal(folder.name, "mri/ has no image to segment", case=case)
             )
     return Found.of(cases, refusals)
+
+
+def _closed_folder(folder: object) -> Refusal:
+    """The refusal of a folder (its name or path, for people) that may not be read."""
+    return Refusal(str(folder), "this folder cannot be read: check its permissions")

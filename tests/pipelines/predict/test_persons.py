@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.predict.persons import Person, as_units, persons_of
+from trinat.pipelines.predict.persons import Person, persons_of
 from trinat.pipelines.scans.cases import Case
 from trinat.pipelines.scans.discovery import find_cases
 from trinat.segmentation.errors import ConfigError, DatasetError
@@ -118,8 +118,8 @@ def test_a_bids_dataset_says_person_time_and_group(tmp_path: Path) -> None:
 
 
 def test_one_scan_stays_a_case_of_its_own() -> None:
-    units = as_units(persons_of(cases("p_MR1", "p_MR2", "x"), None, None))
-    assert [type(unit) for unit in units] == [Person, Case]
+    persons = persons_of(cases("p_MR1", "p_MR2", "x"), None, None)
+    assert [type(person.unit) for person in persons] == [Person, Case]
 
 
 def years(tmp_path: Path, *times: str, column: str = "date") -> list[float | None]:

@@ -17,7 +17,7 @@ import pytest
 from helpers.serial import QUICK, run_serially
 
 from trinat.pipelines.predict.entry import Entry, digest_of
-from trinat.pipelines.predict.persons import Person, scans_of
+from trinat.pipelines.predict.persons import Person
 from trinat.pipelines.predict.request import Shard
 from trinat.pipelines.predict.run import merge
 from trinat.pipelines.predict.settings import CaseNames, RunSettings
@@ -44,7 +44,7 @@ class EngineByContent:
         for case in cases:
             if case is None or stop():
                 continue
-            scans = scans_of(case)
+            scans = case.scans
             digests = {scan.id: str(digest_of(scan.path)) for scan in scans}
             parts = []
             for number, scan in enumerate(scans):
