@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.common.process import cpu_count
+from trinat.pipelines.jobs.process import cpu_count
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.synthetic.phantom import phantom
 

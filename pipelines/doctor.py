@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.common.process import cpu_count, tune_allocation
+from trinat.pipelines.jobs.process import cpu_count, tune_allocation
 from trinat.segmentation.io.memory import free_memory
 
 Severity = Literal["ok", "note", "wrong"]

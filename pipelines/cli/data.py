@@ -80,7 +80,7 @@ def get(
 
     Example: trinat data get oasis1 --disc 1 --root oasis --accept-terms
     """
-    from trinat.pipelines.common.progress import byte_progress
+    from trinat.pipelines.jobs.progress import byte_progress
     from trinat.pipelines.prepare.catalogue import load_catalogue
     from trinat.pipelines.prepare.download import CHECKSUMS, fetch
     from trinat.segmentation.errors import ConfigError
@@ -186,7 +186,7 @@ def export(
     Example: trinat data export store --out pictures --format png --views coronal
     """
     from trinat.pipelines.common.exits import batch_exit
-    from trinat.pipelines.common.progress import batch_progress
+    from trinat.pipelines.jobs.progress import batch_progress
     from trinat.pipelines.prepare.export import SLICES, export_slices
 
     settings = asked(store=store)
@@ -224,8 +224,8 @@ def prepare(
 
     Example: trinat prepare --source oasis1 --root oasis --labels tissue4 --out store --jobs 4
     """
-    from trinat.pipelines.common.process import prepare_process
-    from trinat.pipelines.common.progress import batch_progress
+    from trinat.pipelines.jobs.process import prepare_process
+    from trinat.pipelines.jobs.progress import batch_progress
     from trinat.pipelines.prepare.making import prepare_store, read_config
 
     prepare_process()
@@ -315,7 +315,7 @@ def split(
 
     Example: trinat split store --ratios 8 1 1 --seed 0
     """
-    from trinat.pipelines.common.understood import say_of_table
+    from trinat.pipelines.scans.people import say_of_table
     from trinat.segmentation.data.splits import read_exclusions
     from trinat.segmentation.data.splitting import split_store
     from trinat.segmentation.data.store import Store
@@ -400,8 +400,8 @@ def phantom(
 
     Example: trinat phantom heads --subjects 3 --seed 7 --spacing 0.9 0.9 1.2 --orientation LIA
     """
-    from trinat.pipelines.common.process import prepare_process
     from trinat.pipelines.demo import write_phantoms
+    from trinat.pipelines.jobs.process import prepare_process
 
     prepare_process()
     for image, labels in write_phantoms(

@@ -45,8 +45,8 @@ def evaluate(
 
     Example: trinat evaluate --truth manual/ --pred out/ --out report/
     """
-    from trinat.pipelines.common.progress import batch_progress
     from trinat.pipelines.evaluate.evaluation import evaluate_predictions, named_models
+    from trinat.pipelines.jobs.progress import batch_progress
 
     place = truth if scans.store is None else scans.store
     if place is None or (truth is not None and scans.store is not None):
@@ -87,8 +87,8 @@ def report(
 
     Example: trinat report out/ --participants participants.tsv
     """
-    from trinat.pipelines.common.progress import batch_progress
     from trinat.pipelines.evaluate.cohort import report_cohort
+    from trinat.pipelines.jobs.progress import batch_progress
 
     settings = replace(
         settings,
@@ -125,7 +125,7 @@ def people(
 
     Example: trinat people participants.tsv out/
     """
-    from trinat.pipelines.evaluate.people import show_people
+    from trinat.pipelines.scans.people import show_people
 
     show_people(table, results, typer.echo, strict=strict)
 

@@ -249,7 +249,7 @@ def calibrate(
 
     Example: trinat calibrate models/own
     """
-    from trinat.pipelines.common.process import prepare_process
+    from trinat.pipelines.jobs.process import prepare_process
     from trinat.pipelines.models.calibrate import calibrate
 
     prepare_process(threads)
@@ -285,7 +285,7 @@ def fuse_weights(settings: FuseSettings, quiet: options.Quiet = False) -> int:
     Example: trinat fuse-weights models/own --scans t1/ --truth manual/
     """
     from trinat.pipelines.common.models import say_licences
-    from trinat.pipelines.common.process import prepare_process
+    from trinat.pipelines.jobs.process import prepare_process
     from trinat.pipelines.models.fuse_weights import BEFORE, fuse_weights
 
     prepare_process(settings.threads)
@@ -309,7 +309,7 @@ def fit_odds(settings: OddsSettings, quiet: options.Quiet = False) -> int:
     Example: trinat fit-odds fast --scans t1/ --truth manual/ --out own
     """
     from trinat.pipelines.common.models import say_licences
-    from trinat.pipelines.common.process import prepare_process
+    from trinat.pipelines.jobs.process import prepare_process
     from trinat.pipelines.models.fit_odds import fit_model_odds
 
     prepare_process(settings.threads)

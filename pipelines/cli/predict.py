@@ -175,8 +175,8 @@ def demo(
     """
     import time
 
-    from trinat.pipelines.common.process import prepare_process
     from trinat.pipelines.demo import run_demo
+    from trinat.pipelines.jobs.process import prepare_process
 
     prepare_process()
     start = time.monotonic()

@@ -43,7 +43,7 @@ def average(
     Example: trinat average runs/a runs/b runs/c --soup --out models/soup
     """
     from trinat.pipelines.common.models import say_licences
-    from trinat.pipelines.common.process import prepare_process
+    from trinat.pipelines.jobs.process import prepare_process
     from trinat.pipelines.laboratory.average import average
 
     prepare_process(threads)
@@ -82,8 +82,8 @@ def explain(
     Example: trinat explain scan.nii.gz --structure left-hippocampus
     """
     from trinat.pipelines.common.models import say_licences
-    from trinat.pipelines.common.process import prepare_process
-    from trinat.pipelines.common.progress import stage_progress
+    from trinat.pipelines.jobs.process import prepare_process
+    from trinat.pipelines.jobs.progress import stage_progress
     from trinat.pipelines.laboratory.explain import explain
     from trinat.segmentation.space.views import View
 
@@ -120,7 +120,7 @@ def profile(
 
     Example: trinat profile fast --steps 10 --out profile
     """
-    from trinat.pipelines.common.process import prepare_process
+    from trinat.pipelines.jobs.process import prepare_process
     from trinat.pipelines.laboratory.profile import PAGE, write_profile
 
     prepare_process(threads)
@@ -157,8 +157,8 @@ def suspects(
     Example: trinat suspects store --model fast
     """
     from trinat.pipelines.common.models import say_licences
-    from trinat.pipelines.common.process import prepare_process
-    from trinat.pipelines.common.progress import progress
+    from trinat.pipelines.jobs.process import prepare_process
+    from trinat.pipelines.jobs.progress import progress
     from trinat.pipelines.laboratory.suspects import EXCLUDE, find_suspects
 
     prepare_process(threads)

@@ -16,7 +16,7 @@ import typer
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import Only, with_fields
 from trinat.pipelines.cli.options import say_next
-from trinat.pipelines.common.progress import LINE_S, MINUTE_S, Progress, progress
+from trinat.pipelines.jobs.progress import LINE_S, MINUTE_S, Progress, progress
 from trinat.pipelines.scans.naming import FOLD
 from trinat.pipelines.train.settings import TrainSettings
 from trinat.segmentation.errors import ConfigError

@@ -1,6 +1,1 @@
-"""What several jobs share.
-
-Settings and options: `config`, `option`. Of each run: `process`, `lock`, `progress`, `exits`,
-`licences`. Where models are: `models`. What people said: of results `ratings`, of their tables what
-is `understood`.
-"""
+"""What several jobs share: `config` and `option` (settings), `exits`, `models` (where they are)."""

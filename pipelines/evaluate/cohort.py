@@ -17,21 +17,12 @@ from typing import Any
 import pandas as pd
 
 from trinat.pipelines.common.exits import Exit, batch_exit
-from trinat.pipelines.common.lock import claimed, refuse_foreign
-from trinat.pipelines.common.ratings import (
-    Rating,
-    agreement_table,
-    read_given,
-    rejected_structures,
-    rejections,
-    use_of_ratings,
-)
-from trinat.pipelines.common.understood import refuse_strangers, say_of_table
 from trinat.pipelines.evaluate.gather import folder_of
 from trinat.pipelines.evaluate.measuring import MapVolumes, measure_volumes
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.evaluate.shown_scans import cohort_pictures
 from trinat.pipelines.evaluate.user_tables import read_ranges
+from trinat.pipelines.jobs.lock import claimed, refuse_foreign
 from trinat.pipelines.predict.entry import (
     Entry,
     structures_left_out,
@@ -43,6 +34,15 @@ from trinat.pipelines.scans.files import (
     ScanFile,
     find_files,
     persons_in_folders,
+)
+from trinat.pipelines.scans.people import refuse_strangers, say_of_table
+from trinat.pipelines.scans.ratings import (
+    Rating,
+    agreement_table,
+    read_given,
+    rejected_structures,
+    rejections,
+    use_of_ratings,
 )
 from trinat.segmentation.data.people import Facts, Matched, People
 from trinat.segmentation.data.people_table import read_people

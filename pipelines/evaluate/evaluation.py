@@ -15,9 +15,6 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from trinat.pipelines.common.exits import Exit, batch_exit
-from trinat.pipelines.common.lock import claimed, refuse_foreign
-from trinat.pipelines.common.process import cpu_count
-from trinat.pipelines.common.ratings import agreement_table, use_of_ratings
 from trinat.pipelines.evaluate.gather import (
     Inputs,
     gather,
@@ -28,7 +25,10 @@ from trinat.pipelines.evaluate.measuring import Done, measure_all, scan_of
 from trinat.pipelines.evaluate.pairing import Pairing
 from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.evaluate.shown_scans import lowest_scans
+from trinat.pipelines.jobs.lock import claimed, refuse_foreign
+from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.scans.files import ScanFile
+from trinat.pipelines.scans.ratings import agreement_table, use_of_ratings
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import sha256_of, write_whole
 from trinat.segmentation.report.measurements import metrics_frame, write_table

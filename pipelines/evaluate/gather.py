@@ -11,12 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from trinat.pipelines.common.ratings import (
-    Rating,
-    read_given,
-    rejected_structures,
-    rejections,
-)
 from trinat.pipelines.evaluate.measuring import Task
 from trinat.pipelines.evaluate.pairing import Pairing, pair_files
 from trinat.pipelines.evaluate.settings import EvaluationSettings
@@ -29,8 +23,14 @@ from trinat.pipelines.scans.files import (
     find_files,
     find_images,
     persons_in_folders,
+    stored_files,
 )
-from trinat.pipelines.scans.stored import stored_files
+from trinat.pipelines.scans.ratings import (
+    Rating,
+    read_given,
+    rejected_structures,
+    rejections,
+)
 from trinat.segmentation.data.sources.base import safe_component, without_suffix
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, EvaluationError

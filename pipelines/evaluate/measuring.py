@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from trinat.pipelines.common.process import cpu_count
 from trinat.pipelines.evaluate.pairing import Pair
 from trinat.pipelines.evaluate.user_tables import Mappings
 from trinat.pipelines.jobs.pool import isolated
+from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.scans.files import ScanFile, refuse_changed
 from trinat.segmentation.errors import GeometryError, TrinatError
 from trinat.segmentation.io.orientation import TrustAffine

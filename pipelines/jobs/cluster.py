@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from trinat.pipelines.common.config import read_yaml
 from trinat.pipelines.jobs.pool import POLL_S
-from trinat.pipelines.jobs.signals import deaf_to_interrupts
+from trinat.pipelines.jobs.process import deaf_to_interrupts
 from trinat.segmentation.errors import ConfigError, InterruptedRunError, reason_of
 
 if TYPE_CHECKING:

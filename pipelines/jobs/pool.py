@@ -24,8 +24,7 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, Protocol, TypeVar
 
-from trinat.pipelines.common.process import prepare_process
-from trinat.pipelines.jobs.signals import deaf_to_interrupts
+from trinat.pipelines.jobs.process import deaf_to_interrupts, prepare_process
 from trinat.segmentation.errors import DeviceError
 from trinat.segmentation.timing import stage
 

@@ -17,7 +17,7 @@ from torch.profiler import profile, record_function
 from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
-from trinat.pipelines.common.lock import claimed
+from trinat.pipelines.jobs.lock import claimed
 from trinat.pipelines.train.run import find_device, read_recipe
 from trinat.segmentation.errors import DeviceError, InputError, ModelError
 from trinat.segmentation.io.files import atomic_path, read_text, write_whole

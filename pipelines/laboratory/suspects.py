@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from trinat.pipelines.common.lock import claimed
+from trinat.pipelines.jobs.lock import claimed
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.inference.network import ViewNetwork

@@ -17,9 +17,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from trinat.pipelines.common.process import cpu_count, prepare_process
 from trinat.pipelines.jobs.cluster import Cluster, local_workers
 from trinat.pipelines.jobs.pool import POLL_S, READY, WAITING, Done, Pool, ignore_stage
+from trinat.pipelines.jobs.process import cpu_count, prepare_process
 from trinat.pipelines.predict.case_in_progress import (
     CaseInProgress,
     PersonInProgress,

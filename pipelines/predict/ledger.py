@@ -25,7 +25,7 @@ from typing import Self
 
 from pydantic import BaseModel, FiniteFloat, TypeAdapter
 
-from trinat.pipelines.common.process import cpu_count
+from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.predict.entry import Entry, digest_of, digests_of
 from trinat.pipelines.scans.naming import ASIDE, FOLD
 from trinat.segmentation.errors import IntegrityError, OutputError

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
 
-from trinat.pipelines.common.understood import say_of_table
 from trinat.pipelines.scans.cases import Case
+from trinat.pipelines.scans.people import say_of_table
 from trinat.segmentation.data.identity import Identity, identity_of, told_apart
 from trinat.segmentation.data.people_table import number_in, read_people
 from trinat.segmentation.errors import ConfigError

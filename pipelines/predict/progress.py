@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from trinat.pipelines.common.models import say_licences
-from trinat.pipelines.common.progress import STAGE_S, Progress, progress
-from trinat.pipelines.jobs.signals import GRACE_S
+from trinat.pipelines.jobs.process import GRACE_S
+from trinat.pipelines.jobs.progress import STAGE_S, Progress, progress
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.recorder import Outcome, sum_of
 from trinat.pipelines.predict.request import PredictRequest

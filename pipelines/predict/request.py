@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from natsort import natsorted
 
 from trinat.pipelines.common.option import Option, as_tuple, split_devices
-from trinat.pipelines.common.process import cpu_count
+from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.predict.entry import EXCLUDED_GRADES
 from trinat.pipelines.predict.settings import INPUT, MACHINE, RunSettings, WorkerOptions
 from trinat.pipelines.scans.cases import Found

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from trinat.pipelines.common.lock import refuse_held, run_lock
-from trinat.pipelines.jobs.signals import stop_on_signal
+from trinat.pipelines.jobs.lock import refuse_held, run_lock
+from trinat.pipelines.jobs.process import stop_on_signal
 from trinat.pipelines.predict.changes import renew_changes
 from trinat.pipelines.predict.engine import Engine, LocalEngine
 from trinat.pipelines.predict.entry import (

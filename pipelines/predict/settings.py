@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from trinat.pipelines.common.option import Option
-from trinat.pipelines.common.ratings import RATINGS
 from trinat.pipelines.scans.naming import ASIDE, Product, bids_name
+from trinat.pipelines.scans.ratings import RATINGS
 from trinat.segmentation.data.sources.base import safe_component
 from trinat.segmentation.errors import ConfigError
 

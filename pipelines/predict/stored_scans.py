@@ -9,8 +9,8 @@ from typing import Literal
 
 from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.scans.cases import Found
+from trinat.pipelines.scans.files import stored_cases
 from trinat.pipelines.scans.naming import FOLD
-from trinat.pipelines.scans.stored import stored_cases
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ModelError
 from trinat.segmentation.models.checkpoint import read_info

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from trinat.pipelines.common.lock import claimed, refuse_others
+from trinat.pipelines.jobs.lock import claimed, refuse_others
 from trinat.pipelines.prepare.options import ExportSettings
 from trinat.segmentation.data.slices import Quantised, SubjectFile
 from trinat.segmentation.data.splits import PARTS

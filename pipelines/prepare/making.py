@@ -21,8 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trinat.pipelines.common.config import check, read_yaml
 from trinat.pipelines.common.exits import Exit, batch_exit
-from trinat.pipelines.common.lock import claimed
-from trinat.pipelines.common.understood import refuse_strangers, say_of_table
+from trinat.pipelines.jobs.lock import claimed
 from trinat.pipelines.jobs.pool import isolated
 from trinat.pipelines.prepare.labelling import add_csf_of_model, label_with_model
 from trinat.pipelines.prepare.subject_job import (
@@ -32,6 +31,7 @@ from trinat.pipelines.prepare.subject_job import (
     make_subject,
 )
 from trinat.pipelines.prepare.unpack import unpack_archives
+from trinat.pipelines.scans.people import refuse_strangers, say_of_table
 from trinat.segmentation.data.people_table import read_people
 from trinat.segmentation.data.preparing import Cut
 from trinat.segmentation.data.slices import scheme_table

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from trinat.pipelines.common.process import cpu_count
 from trinat.pipelines.jobs.pool import worker_pool
+from trinat.pipelines.jobs.process import cpu_count
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.hardware import count_gpus

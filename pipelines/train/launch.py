@@ -28,9 +28,8 @@ from typing import Any
 from torch import distributed
 
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.common.process import cpu_count, prepare_process
 from trinat.pipelines.jobs.pool import pickled
-from trinat.pipelines.jobs.signals import stop_signals
+from trinat.pipelines.jobs.process import cpu_count, prepare_process, stop_signals
 from trinat.pipelines.train.job import Watcher
 from trinat.pipelines.train.run import find_device, train_runs
 from trinat.pipelines.train.settings import TrainSettings

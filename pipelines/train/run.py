@@ -25,9 +25,8 @@ import torch
 import yaml
 
 from trinat.pipelines.common.config import check, find_recipe, read_yaml, with_settings
-from trinat.pipelines.common.lock import refuse_existing, refuse_held, run_lock
-from trinat.pipelines.common.process import prepare_training
-from trinat.pipelines.jobs.signals import stop_signals
+from trinat.pipelines.jobs.lock import refuse_existing, refuse_held, run_lock
+from trinat.pipelines.jobs.process import prepare_training, stop_signals
 from trinat.pipelines.train.clock import TimeLimit
 from trinat.pipelines.train.foresight import (
     refuse_missing_inputs,

@@ -32,8 +32,8 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.requests import ClientDisconnect
 
-from trinat.pipelines.common.lock import run_lock
 from trinat.pipelines.common.models import say_licences
+from trinat.pipelines.jobs.lock import run_lock
 from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.scans.naming import Product
 from trinat.pipelines.web.queue import (

@@ -20,7 +20,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from trinat.pipelines.jobs.signals import stop_signals
+from trinat.pipelines.jobs.process import stop_signals
 from trinat.pipelines.web.guard import MAX_BODY, MAX_HEAD, POLICY, Guard, Names
 from trinat.segmentation.errors import ConfigError
 

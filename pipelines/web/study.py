@@ -17,14 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from trinat.pipelines.common.ratings import (
-    RATINGS,
-    VERDICTS,
-    Rating,
-    agreement_table,
-    read_ratings,
-    save_rating,
-)
 from trinat.pipelines.predict.entry import (
     GRADES,
     Entry,
@@ -42,6 +34,14 @@ from trinat.pipelines.scans.files import (
     find_images,
 )
 from trinat.pipelines.scans.naming import FOLD, Product
+from trinat.pipelines.scans.ratings import (
+    RATINGS,
+    VERDICTS,
+    Rating,
+    agreement_table,
+    read_ratings,
+    save_rating,
+)
 from trinat.segmentation.data.sources.base import (
     natural_order,
     safe_component,

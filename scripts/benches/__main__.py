@@ -8,7 +8,7 @@ import sys
 
 import benches
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.common.process import prepare_process
+from trinat.pipelines.jobs.process import prepare_process
 
 
 def main(arguments: list[str]) -> int:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.benchmark import Timer
 
 from benches._steps import operations, step_of
-from trinat.pipelines.common.process import prepare_training
+from trinat.pipelines.jobs.process import prepare_training
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.architectures import FAST, PUBLISHED, build
 from trinat.segmentation.models.base import Network, NetworkConfig

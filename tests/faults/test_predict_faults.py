@@ -19,7 +19,7 @@ from helpers.poison import serve_poison, serve_without_end, start_without_end
 from helpers.serial import run_serially, write_scans
 
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.common.lock import run_lock
+from trinat.pipelines.jobs.lock import run_lock
 from trinat.pipelines.predict.engine import LocalEngine
 from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.request import PredictRequest
@@ -172,7 +172,7 @@ def test_a_signal_and_its_grace_or_a_second_one_end_a_run_whose_worker_is_stuck(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trinat.pipelines.jobs.signals.GRACE_S", grace_s)
+    monkeypatch.setattr("trinat.pipelines.jobs.process.GRACE_S", grace_s)
     scans = write_scans(tmp_path / "in", "a.nii.gz", "hangs.nii.gz")
 
     def signal_once_one_is_done() -> None:

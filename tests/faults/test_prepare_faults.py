@@ -22,7 +22,7 @@ from helpers.miniatures import freesurfer_subject, head_image, head_labels, writ
 import trinat.pipelines.prepare.making
 import trinat.pipelines.prepare.subject_job
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.common.lock import run_lock
+from trinat.pipelines.jobs.lock import run_lock
 from trinat.pipelines.prepare.making import PrepareConfig, prepare_store
 from trinat.pipelines.prepare.subject_job import Outcome, SubjectJob
 from trinat.segmentation.data.preparing import Cut

@@ -10,8 +10,8 @@ import pytest
 from helpers.studies import write_study
 
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.common.ratings import Rating, save_rating
 from trinat.pipelines.evaluate import cohort, evaluation
+from trinat.pipelines.scans.ratings import Rating, save_rating
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import sha256_of
 

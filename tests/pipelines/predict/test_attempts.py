@@ -13,13 +13,13 @@ from helpers.overfitted import miniature
 from helpers.serial import QUICK, run_serially, write_scans
 
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.common.lock import run_lock
 from trinat.pipelines.evaluate.cohort import report_cohort
 from trinat.pipelines.evaluate.evaluation import (
     EvaluationSettings,
     evaluate_predictions,
 )
 from trinat.pipelines.evaluate.settings import CohortSettings
+from trinat.pipelines.jobs.lock import run_lock
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger, read_entries
 from trinat.pipelines.predict.request import Shard

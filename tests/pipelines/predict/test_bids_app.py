@@ -15,7 +15,7 @@ from helpers.serial import run_serially, write_scans
 
 from trinat.pipelines.cli import bids, main
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.common.lock import run_lock
+from trinat.pipelines.jobs.lock import run_lock
 from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.settings import WORK
 from trinat.segmentation.errors import LockedError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.common.lock import run_lock
+from trinat.pipelines.jobs.lock import run_lock
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger, read_entries
 from trinat.pipelines.predict.run import merge

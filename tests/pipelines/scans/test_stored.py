@@ -21,7 +21,7 @@ from trinat.pipelines.predict.case import CaseWorker
 from trinat.pipelines.predict.case_in_progress import read
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.scans.cases import Case, Found
-from trinat.pipelines.scans.stored import stored_cases, stored_files
+from trinat.pipelines.scans.files import stored_cases, stored_files
 from trinat.segmentation.data.splits import Split
 from trinat.segmentation.data.store import SPLIT, Store
 from trinat.segmentation.errors import DatasetError, TrinatError

@@ -16,7 +16,7 @@ from helpers.tiny_training import SILENT, tiny_recipe, weights, write_recipe
 from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
-from trinat.pipelines.common.lock import run_lock
+from trinat.pipelines.jobs.lock import run_lock
 from trinat.pipelines.train.provenance import PROVENANCE
 from trinat.pipelines.train.run import train
 from trinat.segmentation.errors import ConfigError, LockedError, TrainingError

@@ -20,7 +20,7 @@ import yaml
 from helpers.small_store import all_train, small_store
 from helpers.tiny_training import LONG_STEPS, SILENT, write_long_recipe, write_recipe
 
-from trinat.pipelines.common.process import cpu_count
+from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.train.launch import launch
 from trinat.pipelines.train.run import find_device, read_recipe
 from trinat.pipelines.train.settings import TrainSettings

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.known import KnownSlices
 
-from trinat.pipelines.common.process import prepare_process
+from trinat.pipelines.jobs.process import prepare_process
 from trinat.pipelines.train.run import read_recipe
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.space.views import View, to_slices

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.common.config import with_settings
-from trinat.pipelines.common.lock import claimed
+from trinat.pipelines.jobs.lock import claimed
 from trinat.pipelines.train.data import usual_readers
 from trinat.pipelines.train.pages import compare, summarise
 from trinat.pipelines.train.run import read_recipe, train

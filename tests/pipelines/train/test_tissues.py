@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers.tiny_training import SILENT
 
-from trinat.pipelines.common.process import prepare_process
+from trinat.pipelines.jobs.process import prepare_process
 from trinat.pipelines.train.run import read_recipe, train
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.labels.scheme import load_scheme

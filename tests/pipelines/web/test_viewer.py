@@ -10,7 +10,7 @@ import httpx
 import pytest
 from helpers.studies import write_study
 
-from trinat.pipelines.common.ratings import read_ratings
+from trinat.pipelines.scans.ratings import read_ratings
 from trinat.pipelines.web.study import Study
 from trinat.pipelines.web.viewer import make_app
 from trinat.segmentation.io.files import sha256_of

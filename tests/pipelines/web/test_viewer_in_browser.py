@@ -15,7 +15,7 @@ from helpers.service import tiny_scan
 from helpers.studies import write_study
 from helpers.viewer import served
 
-from trinat.pipelines.common.ratings import read_ratings, save_rating
+from trinat.pipelines.scans.ratings import read_ratings, save_rating
 from trinat.pipelines.web.queue import Queue
 from trinat.pipelines.web.queue_study import study_of
 from trinat.pipelines.web.study import Study

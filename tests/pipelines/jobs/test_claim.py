@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.common.lock import claimed
+from trinat.pipelines.jobs.lock import claimed
 from trinat.segmentation.errors import OutputError
 
 

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from trinat.pipelines.common.ratings import (
+from trinat.pipelines.scans.ratings import (
     VERDICTS,
     Rating,
     agreement_table,

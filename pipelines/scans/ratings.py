@@ -15,7 +15,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trinat.pipelines.common.lock import run_lock
+from trinat.pipelines.jobs.lock import run_lock
 from trinat.segmentation.errors import ConfigError, DatasetError, LockedError
 from trinat.segmentation.io.files import read_text, write_tsv
 from trinat.segmentation.report.page import count

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from trinat.pipelines.common.progress import progress
+from trinat.pipelines.jobs.progress import progress
 
 
 class Clock:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.evaluate.people import show_people
+from trinat.pipelines.scans.people import show_people
 from trinat.segmentation.errors import DatasetError
 
 

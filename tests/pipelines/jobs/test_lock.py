@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.common.lock import run_lock
+from trinat.pipelines.jobs.lock import run_lock
 from trinat.segmentation.errors import LockedError, OutputError
 
 _HOLD = """
 import sys, time
 from pathlib import Path
-from trinat.pipelines.common.lock import run_lock
+from trinat.pipelines.jobs.lock import run_lock
 with run_lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from trinat.pipelines.common.process import tune_allocation
+from trinat.pipelines.jobs.process import tune_allocation
 
 PROBE = """
 import resource, sys
-from trinat.pipelines.common.process import tune_allocation
+from trinat.pipelines.jobs.process import tune_allocation
 if sys.argv[1] == "tuned":
     tune_allocation()
 import torch
