@@ -116,31 +116,31 @@ def _torch() -> list[Finding]:
         # OSError: a shared library of its own is missing.
         remedy = "install torch again: see README"
         return [Finding("torch import", str(error), "wrong", remedy)]
-    from trinat.segmentation.models.hardware import bfloat16_hardware
+    from trinat.segmentation.models.hardware import (
+        bfloat16_hardware,
+        count_gpus,
+        describe_gpu,
+    )
 
     computes = "float32 (no bfloat16 in hardware)"
     hardware = bfloat16_hardware(torch.device("cpu"))
     if hardware:
         computes = f"bfloat16 ({hardware})"
-    return [
+    findings = [
         Finding("CPU instructions", torch.backends.cpu.get_cpu_capability()),
         Finding("CPU arithmetic", computes),
         Finding("CPU threads", str(torch.get_num_threads())),
-        *_gpus(torch.version.cuda),
     ]
 
-
-def _gpus(cuda: str | None) -> list[Finding]:
-    """Find the GPUs of torch; `cuda` is the version it is built for, None for a CPU build."""
-    from trinat.segmentation.models.hardware import count_gpus, describe_gpu
-
-    if not count_gpus():
-        if not cuda:
-            return [Finding("GPU", "none (CPU build)")]
+    gpus = count_gpus()
+    cuda = torch.version.cuda
+    if not gpus and not cuda:
+        findings.append(Finding("GPU", "none (CPU build)"))
+    elif not gpus:
         value = f"none (torch is built for CUDA {cuda}, but finds no device)"
-        return [Finding("GPU", value, "note", "check the driver with nvidia-smi")]
-    findings = []
-    for index in range(count_gpus()):
+        remedy = "check the driver with nvidia-smi"
+        findings.append(Finding("GPU", value, "note", remedy))
+    for index in range(gpus):
         name, free, total = describe_gpu(index)
         memory = f"{free / _GIB:.0f} of {total / _GIB:.0f} GiB free"
         findings.append(Finding(f"GPU {index}", f"{name}, {memory}"))

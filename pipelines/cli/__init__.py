@@ -126,13 +126,23 @@ def run(app: typer.Typer) -> NoReturn:
             default_map=defaults,
         )
     except typer.TyperException as error:
-        sys.exit(_usage(error))
+        # Typer lets the words of a ValueError begin as pydantic's do.
+        message = error.format_message().replace(" Value error,", "")
+        message = message.strip().rstrip(".")
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "trinat"
+        sys.exit(_say(f"{message}: see {command} --help", Exit.USAGE))
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(_say("interrupted", Exit.INTERRUPTED))
     except Exception as error:
         if level == "debug":
             raise
-        sys.exit(_failure(error))
+        if isinstance(error, TrinatError):
+            sys.exit(_say(str(error), exit_code(error)))
+        reason = reason_of(error)
+        if reason.endswith("of trinat"):
+            reason += "; please report the output of --debug"
+        sys.exit(_say(reason, Exit.ALL_FAILED))
     if result == _TYPER_INTERRUPTED:
         sys.exit(_say("interrupted", Exit.INTERRUPTED))
     sys.exit(result if isinstance(result, int) else Exit.OK)
@@ -186,25 +196,6 @@ def _open_closed_streams() -> None:
 
 # What typer's non-standalone mode returns after Ctrl-C.
 _TYPER_INTERRUPTED = 130
-
-
-def _usage(error: typer.TyperException) -> Exit:
-    """Say what is wrong and where help is."""
-    # Typer lets the words of a ValueError begin as pydantic's do.
-    message = error.format_message().replace(" Value error,", "").strip().rstrip(".")
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context else "trinat"
-    return _say(f"{message}: see {command} --help", Exit.USAGE)
-
-
-def _failure(error: Exception) -> Exit:
-    """Say in one line what ended a command."""
-    if isinstance(error, TrinatError):
-        return _say(str(error), exit_code(error))
-    reason = reason_of(error)
-    if reason.endswith("of trinat"):
-        reason += "; please report the output of --debug"
-    return _say(reason, Exit.ALL_FAILED)
 
 
 def _say(message: str, code: Exit) -> Exit:

@@ -320,6 +320,7 @@ def split(
     from trinat.segmentation.data.splitting import split_store
     from trinat.segmentation.data.store import Store
     from trinat.segmentation.errors import ConfigError
+    from trinat.segmentation.models.hardware import count_gpus
 
     opened = Store(store)
     people = opened.people
@@ -350,20 +351,14 @@ def split(
             f"{len(split.test)} test"
         )
     if out is None:
-        run = Path("runs") / Store(store).info.source
+        source = opened.info.source
         folds = [] if kfold is None else ["--folds"]
-        recipe = _recipe_for(Store(store).info.source)
-        say_next("train", recipe, "--store", store, *folds, "--out", run)
-
-
-def _recipe_for(source: str) -> str:
-    """The recipe to propose for a store of a dataset."""
-    from trinat.segmentation.models.hardware import count_gpus
-
-    if source == "malc":
-        return "manual"
-    # Without a GPU quicknat would take weeks.
-    return "quicknat" if count_gpus() else "finetune"
+        # Without a GPU quicknat would take weeks.
+        recipe = "quicknat" if count_gpus() else "finetune"
+        if source == "malc":
+            recipe = "manual"
+        out_of_train = Path("runs") / source
+        say_next("train", recipe, "--store", store, *folds, "--out", out_of_train)
 
 
 def phantom(

@@ -105,7 +105,13 @@ def view(
         raise ConfigError(f"needs the package {error.name}", remedy=remedy) from None
     from trinat.pipelines.web.study import Study
 
-    study = Study(results, rater or _user(), images, against, labels)
+    if not rater:
+        try:
+            rater = getpass.getuser()
+        except (KeyError, OSError):
+            # None, as in a container.
+            rater = "rater"
+    study = Study(results, rater, images, against, labels)
     typer.echo(f"{len(study.items)} scans in {results}", err=True)
 
     def say(address: str) -> None:
@@ -115,11 +121,3 @@ def view(
 
     answer(make_app(study), new_token(), port=port, say=say)
     return Exit.OK
-
-
-def _user() -> str:
-    """The user's name; "rater" where there is none, as in a container."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "rater"

@@ -46,11 +46,9 @@ def train(
     Example: trinat train quicknat --store store --out runs/quicknat
     """
     of_store = scans()
-    if timings:
-        _refuse_timings_of_several(asked)
-    _refuse_folds(of_store, asked.fold)
     store = of_store.store
     folds = of_store.folds
+    _refuse_contradictions(of_store, asked, timings=timings)
     clock = time_process() if timings else None
     with stage("start"):
         from trinat.pipelines.train.launch import launch
@@ -90,16 +88,28 @@ def train(
         typer.echo(as_table(clock.take()), err=True)
 
 
-def _refuse_folds(scans: options.OfStore, fold: int | None) -> None:
-    """ConfigError where folds are asked for twice, or of no store."""
-    asked = [] if fold is None else [f"--fold {fold}"]
-    if scans.folds:
-        asked.insert(0, "--folds")
-    if len(asked) > 1:
-        raise ConfigError(" with ".join(asked), remedy="leave one of them out")
-    if asked and scans.store is None:
+def _refuse_contradictions(
+    scans: options.OfStore, asked: TrainSettings, *, timings: bool
+) -> None:
+    """ConfigError for --timings of several processes, and where folds are asked for twice."""
+    several = ""
+    if asked.processes > 1:
+        several = f"--nproc {asked.processes}"
+    elif len(asked.devices) > 1:
+        several = f"--device {','.join(asked.devices)}"
+    if timings and several:
         raise ConfigError(
-            f"{asked[0]} without --store", remedy="name the store that was split"
+            f"--timings with {several}: times are of one process",
+            remedy="leave one of them out",
+        )
+    of_folds = ["--folds"] if scans.folds else []
+    if asked.fold is not None:
+        of_folds.append(f"--fold {asked.fold}")
+    if len(of_folds) > 1:
+        raise ConfigError(" with ".join(of_folds), remedy="leave one of them out")
+    if of_folds and scans.store is None:
+        raise ConfigError(
+            f"{of_folds[0]} without --store", remedy="name the store that was split"
         )
 
 
@@ -125,20 +135,6 @@ def _splits_of_runs(
         remedy = f"its folds are 0 to {len(runs) - 1}"
         raise ConfigError(f"has no fold {fold}", where=store, remedy=remedy)
     return {run: runs[run]}
-
-
-def _refuse_timings_of_several(asked: TrainSettings) -> None:
-    """ConfigError where --timings is asked of several processes: times are of one."""
-    several = ""
-    if asked.processes > 1:
-        several = f"--nproc {asked.processes}"
-    elif len(asked.devices) > 1:
-        several = f"--device {','.join(asked.devices)}"
-    if several:
-        raise ConfigError(
-            f"--timings with {several}: times are of one process",
-            remedy="leave one of them out",
-        )
 
 
 def _say_missing_views(whole: Recipe, recipe: Recipe, store: Path) -> None:

@@ -57,7 +57,15 @@ def run_lock(path: Path, *, patience_s: float = 0.0) -> Iterator[None]:
     """
     made = [folder for folder in path.parents if not folder.exists()]
     try:
-        descriptor = _acquire_patiently(path, patience_s)
+        end = time.monotonic() + patience_s
+        while True:
+            try:
+                descriptor = _acquire(path)
+                break
+            except LockedError:
+                if time.monotonic() >= end:
+                    raise
+            time.sleep(_ASK_S)
     except BaseException:
         _remove_empty(path.parent, *made)
         raise
@@ -87,27 +95,20 @@ def _remove_empty(*folders: Path) -> None:
             folder.rmdir()
 
 
-def _acquire_patiently(path: Path, patience_s: float) -> int:
-    """Take the lock, also if its holder ends only within `patience_s`; its open file."""
-    end = time.monotonic() + patience_s
-    while True:
-        try:
-            return _acquire(path)
-        except LockedError:
-            if time.monotonic() >= end:
-                raise
-        time.sleep(_ASK_S)
-
-
 def _acquire(path: Path) -> int:
     """Take the lock; its open file, which has our name in it, or LockedError."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            descriptor = _open_lock(path)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except FileNotFoundError:
             # A run that ended has just removed the folder, which was empty.
             continue
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            what = "is a symbolic link"
+            raise OutputError(what, where=path, remedy="remove it") from None
         try:
             if _take(path, descriptor):
                 return descriptor
@@ -118,17 +119,6 @@ def _acquire(path: Path) -> int:
         os.close(descriptor)
 
 
-def _open_lock(path: Path) -> int:
-    """The file of a lock, made if it is not there; through no symbolic link."""
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        what = "is a symbolic link"
-        raise OutputError(what, where=path, remedy="remove it") from None
-
-
 def _take(path: Path, descriptor: int) -> bool:
     """Lock an open file and write our name into it; False if it is no longer at its path."""
     try:
@@ -136,7 +126,11 @@ def _take(path: Path, descriptor: int) -> bool:
     except BlockingIOError:
         raise _locked(path, _read_patiently(descriptor)) from None
     # The last holder may have removed the file between our opening and locking it.
-    if not _is_at(descriptor, path):
+    try:
+        there = path.lstat()
+    except FileNotFoundError:
+        return False
+    if not os.path.samestat(os.fstat(descriptor), there):
         return False
     _refuse_living(path, descriptor)
     name = json.dumps(asdict(_myself()))
@@ -177,7 +171,15 @@ def _refuse_living(path: Path, descriptor: int) -> None:
     me = _myself()
     if (holder.host, holder.namespace) == (me.host, me.namespace):
         return
-    silent = _seconds_since_beat(path, descriptor)
+    # Its age by the clock of the disk that holds it, which may not be ours.
+    probe = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        probe.touch()
+        now = probe.stat().st_mtime
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+    silent = now - os.fstat(descriptor).st_mtime
     if silent < 0:
         # Dated in the future: from now on it is silent, or touched by who holds it.
         os.utime(descriptor)
@@ -190,27 +192,6 @@ def _beat(descriptor: int, stop: threading.Event) -> None:
     while not stop.wait(_BEAT_S):
         with contextlib.suppress(OSError):
             os.utime(descriptor)
-
-
-def _seconds_since_beat(path: Path, descriptor: int) -> float:
-    """Age of the lock by the clock of the disk that holds it, which may not be ours."""
-    probe = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        probe.touch()
-        now = probe.stat().st_mtime
-    finally:
-        with contextlib.suppress(OSError):
-            probe.unlink()
-    return now - os.fstat(descriptor).st_mtime
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file is still the one at its path."""
-    try:
-        there = path.lstat()
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(os.fstat(descriptor), there)
 
 
 def _read(descriptor: int) -> _Holder | None:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Protocol
 
 import typer
@@ -134,19 +135,16 @@ class Progress:
     def _text(
         self, head: str, now: float, done: float, total: float | None, failed: int
     ) -> str:
-        """A line of progress."""
+        """A line of progress, with the time left at the pace of the last lines, if it is known."""
         text = head
         if failed:
             text += f", {failed} failed"
-        return one_line(text) + self._time_left(now, done, total)
-
-    def _time_left(self, now: float, done: float, total: float | None) -> str:
-        """ ", 0:01:00 left" at the pace of the last lines; "" where it is not known or over."""
+        text = one_line(text)
         since, done_before = self._past[0]
-        if not total or not done_before < done < total:
-            return ""
-        seconds = (now - since) * (total - done) / (done - done_before)
-        return f", {timedelta(seconds=round(seconds))} left"
+        if total and done_before < done < total:
+            seconds = (now - since) * (total - done) / (done - done_before)
+            text += f", {timedelta(seconds=round(seconds))} left"
+        return text
 
 
 @contextmanager
@@ -163,28 +161,16 @@ def progress(
     if terminal is None:
         terminal = not quiet and sys.stderr.isatty()
     if quiet:
-        yield Progress(_say_nothing, _draw_nothing, clock)
+        yield Progress(lambda line: None, lambda text, done, total: None, clock)
     elif terminal:
         with _bar(clock) as shown:
             yield shown
     else:
-        shown = Progress(_say_on_stderr, None, clock)
+        shown = Progress(partial(typer.echo, err=True), None, clock)
         try:
             yield shown
         finally:
             shown.end()
-
-
-def _say_nothing(line: str) -> None:
-    """What a quiet command prints."""
-
-
-def _draw_nothing(text: str, done: float, total: float | None) -> None:
-    """The bar of a quiet command."""
-
-
-def _say_on_stderr(line: str) -> None:
-    typer.echo(line, err=True)
 
 
 @contextmanager

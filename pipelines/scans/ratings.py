@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import astuple, dataclass, fields
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trinat.pipelines.jobs.lock import run_lock
-from trinat.segmentation.errors import ConfigError, DatasetError, LockedError
+from trinat.segmentation.errors import ConfigError, DatasetError
 from trinat.segmentation.io.files import read_text, write_tsv
 from trinat.segmentation.report.page import count
 
@@ -77,28 +76,13 @@ def save_rating(path: Path, rating: Rating, *, lock: Path) -> None:
 
     The file is written whole while `lock` is held, which another process may have for a moment.
     """
-    end = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            with run_lock(lock):
-                _replace_rating(path, rating)
-                return
-        except LockedError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.02)
-
-
-def _replace_rating(path: Path, rating: Rating) -> None:
-    kept = [other for other in read_ratings(path) if _key(other) != _key(rating)]
-    if rating.rating:
-        kept.append(rating)
-    write_tsv(path, _COLUMNS, [_cells(line) for line in kept])
-
-
-def _cells(rating: Rating) -> list[str | None]:
-    """A line of the table; what is empty becomes n/a there."""
-    return [value or None for value in astuple(rating)]
+    with run_lock(lock, patience_s=_PATIENCE_S):
+        kept = [other for other in read_ratings(path) if _key(other) != _key(rating)]
+        if rating.rating:
+            kept.append(rating)
+        # What is empty becomes n/a in the table.
+        lines = [[value or None for value in astuple(line)] for line in kept]
+        write_tsv(path, _COLUMNS, lines)
 
 
 def rejections(ratings: Iterable[Rating]) -> dict[str, dict[str, str]]:
