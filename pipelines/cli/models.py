@@ -37,12 +37,35 @@ def models(
 
     Example: trinat models show runs/own/model
     """
-    if show is None:
-        return _list_models(json_)
-    if model is None:
-        raise ConfigError("models show without a model", remedy="name one, or a folder")
-    _show_model(model, json_)
-    return 0
+    if show is not None:
+        if model is None:
+            remedy = "name one, or a folder"
+            raise ConfigError("models show without a model", remedy=remedy)
+        _show_model(model, json_)
+        return 0
+    from trinat.pipelines.common.exits import batch_exit
+    from trinat.segmentation.errors import TrinatError, reason_of
+    from trinat.segmentation.models.checkpoint import read_info
+    from trinat.segmentation.models.zoo import NOT_YET, shipped_models
+
+    shipped = shipped_models()
+    found = []
+    broken = []
+    for name, folder in shipped.items():
+        try:
+            found.append(_described(name, folder, read_info(folder)))
+        except (TrinatError, OSError) as error:
+            # The others can be used all the same.
+            broken.append(reason_of(error))
+    for reason in broken:
+        typer.echo(f"trinat: {reason}", err=True)
+    missing = {name: why for name, why in NOT_YET.items() if name not in shipped}
+    if json_:
+        listed = {"available": found, "not_yet": missing}
+        typer.echo(json.dumps(listed, indent=2))
+    else:
+        _print_models(found, missing)
+    return batch_exit(done=len(found), failed=len(broken))
 
 
 def _show_model(name: str, json_: bool) -> None:
@@ -80,33 +103,6 @@ def _show_model(name: str, json_: bool) -> None:
     for line in shown:
         # What a model says of itself is text: nothing that a terminal obeys.
         typer.echo(line[: len(line) - len(line.lstrip())] + one_line(line.lstrip()))
-
-
-def _list_models(json_: bool) -> int:
-    """Print the shipped models; the exit status says whether all can be read."""
-    from trinat.pipelines.common.exits import batch_exit
-    from trinat.segmentation.errors import TrinatError, reason_of
-    from trinat.segmentation.models.checkpoint import read_info
-    from trinat.segmentation.models.zoo import NOT_YET, shipped_models
-
-    shipped = shipped_models()
-    found = []
-    broken = []
-    for name, folder in shipped.items():
-        try:
-            found.append(_described(name, folder, read_info(folder)))
-        except (TrinatError, OSError) as error:
-            # The others can be used all the same.
-            broken.append(reason_of(error))
-    for reason in broken:
-        typer.echo(f"trinat: {reason}", err=True)
-    missing = {name: why for name, why in NOT_YET.items() if name not in shipped}
-    if json_:
-        listed = {"available": found, "not_yet": missing}
-        typer.echo(json.dumps(listed, indent=2))
-    else:
-        _print_models(found, missing)
-    return batch_exit(done=len(found), failed=len(broken))
 
 
 def _print_models(

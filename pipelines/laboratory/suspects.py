@@ -62,7 +62,16 @@ class _SampledView:
 
     def look(self, subject: str, slices: Sequence[int]) -> tuple[Look, np.ndarray]:
         """Return what it sees in some slices of a subject, and their images (N, H, W)."""
-        images, labels = self._read(subject, slices)
+        file = self.store.file(subject)
+        slabs = []
+        classes = []
+        for number in slices:
+            slab = file.slab(self.view, number, self.network.channels)
+            slabs.append(slab.values())
+            classes.append(file.labels(self.view, number, number + 1))
+        file.close()
+        images = np.stack(slabs)
+        labels = np.concatenate(classes)
         # What the model never predicts is no fault of the labels.
         labels[np.isin(labels, self.model.not_predicted_in(self.view))] = IGNORE
         size = self.network.batch
@@ -77,20 +86,6 @@ class _SampledView:
         joined = Look(*(np.concatenate(of_batches) for of_batches in fields))
         middle_channel = images.shape[1] // 2
         return joined, images[:, middle_channel]
-
-    def _read(
-        self, subject: str, slices: Sequence[int]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Read images (N, C, H, W) and classes (N, H, W) of some slices."""
-        file = self.store.file(subject)
-        images = []
-        labels = []
-        for number in slices:
-            slab = file.slab(self.view, number, self.network.channels)
-            images.append(slab.values())
-            labels.append(file.labels(self.view, number, number + 1))
-        file.close()
-        return np.stack(images), np.concatenate(labels)
 
 
 def find_suspects(

@@ -158,38 +158,33 @@ def _export_bundle(model: Model, out: Path) -> list[Path]:
     is_empty_folder = out.is_dir() and not any(out.iterdir())
     if out.exists() and not is_empty_folder:
         raise ModelError("is there already", where=out, remedy="choose another name")
-    new = out.parent / f".trinat-{secrets.token_hex(8)}.tmp"
-    try:
-        try:
-            _write_bundle(model, new)
-            new.replace(out)
-        finally:
-            shutil.rmtree(new, ignore_errors=True)
-    except OSError as error:
-        raise not_written(out, error) from error
-    return sorted(path for path in out.rglob("*") if path.is_file())
-
-
-def _write_bundle(model: Model, folder: Path) -> None:
-    """Write all files of a bundle below `folder`, which is not there yet."""
-    for name in ("configs", "docs"):
-        (folder / name).mkdir(parents=True)
-    shutil.copytree(
-        model.folder, folder / "models", ignore=shutil.ignore_patterns(".*")
-    )
-    here = Path(__file__).parent
-    for name in ("inference.json", "logging.conf"):
-        shutil.copyfile(here / name, folder / "configs" / name)
     texts = {
         "configs/metadata.json": json.dumps(_metadata(model), indent=4) + "\n",
         "docs/README.md": _readme(model),
         "docs/data_license.txt": _data_licence(model),
         "LICENSE": _licence(model),
     }
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    # `network_def` has its weights from safetensors: there are none to load over them.
-    torch.save({}, folder / _WEIGHTS_OF_MONAI)
+    new = out.parent / f".trinat-{secrets.token_hex(8)}.tmp"
+    try:
+        try:
+            for name in ("configs", "docs"):
+                (new / name).mkdir(parents=True)
+            shutil.copytree(
+                model.folder, new / "models", ignore=shutil.ignore_patterns(".*")
+            )
+            here = Path(__file__).parent
+            for name in ("inference.json", "logging.conf"):
+                shutil.copyfile(here / name, new / "configs" / name)
+            for name, text in texts.items():
+                (new / name).write_text(text, encoding="utf-8")
+            # `network_def` has its weights from safetensors: there are none to load over them.
+            torch.save({}, new / _WEIGHTS_OF_MONAI)
+            new.replace(out)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+    except OSError as error:
+        raise not_written(out, error) from error
+    return sorted(path for path in out.rglob("*") if path.is_file())
 
 
 def _metadata(model: Model) -> dict[str, Any]:

@@ -141,7 +141,11 @@ def _persons_in(entries: Iterable[Entry], results: Path) -> dict[str, list[Entry
             last = max(
                 current, key=lambda group: max(entry.finished for entry in group)
             )
-            ordered[person] = _in_order_of_time(last)
+            # In the order of names where a time is not known.
+            scans = natsorted(last, key=lambda entry: entry.case)
+            if all(_year(entry) is not None for entry in scans):
+                scans.sort(key=lambda entry: entry.result["longitudinal"]["year"])
+            ordered[person] = scans
     return ordered
 
 
@@ -182,14 +186,6 @@ def _is_whole(
 def _together(entry: Entry) -> frozenset[Any]:
     """The scans that a scan was segmented with, itself among them, and what each held then."""
     return frozenset(entry.result.get("longitudinal", {}).get("scans", {}).items())
-
-
-def _in_order_of_time(scans: Sequence[Entry]) -> list[Entry]:
-    """A person's scans, the first one first; in the order of names where a time is not known."""
-    ordered: list[Entry] = natsorted(scans, key=lambda entry: entry.case)
-    if all(_year(entry) is not None for entry in ordered):
-        ordered.sort(key=lambda entry: entry.result["longitudinal"]["year"])
-    return ordered
 
 
 def _year(entry: Entry) -> float | None:

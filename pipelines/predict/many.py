@@ -104,7 +104,8 @@ def _split_inputs(
 
     Images in memory are written to `folder`. `image` names that of a torchio.Subject.
     """
-    if _is_one_scan(scans):
+    is_one = isinstance(scans, str | os.PathLike | Volume) or hasattr(scans, "dataobj")
+    if is_one or is_foreign_image(scans):
         scans = [scans]
     inputs = []
     written = []
@@ -135,13 +136,6 @@ def _found(inputs: list[str], written: list[Case], out: Path) -> Found:
     found = find_cases(inputs, exclude=out)
     cases = (*found.cases, *written)
     return Found.of(cases, found.refusals, found.bids_root, found.remarks)
-
-
-def _is_one_scan(value: object) -> bool:
-    """Whether a value is one scan, and no collection of scans."""
-    if isinstance(value, str | os.PathLike | Volume) or hasattr(value, "dataobj"):
-        return True
-    return is_foreign_image(value)
 
 
 def _predict(

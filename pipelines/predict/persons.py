@@ -348,22 +348,18 @@ class _Times:
                     line, f"{text!r} is a date, and other lines have numbers"
                 )
             return year
-        year = self._year_of_number(text, line)
-        self.are_numbers = True
-        if self.are_dates:
-            raise self._error(line, f"{text!r} is a number, and other lines have dates")
-        return year
-
-    def _year_of_number(self, text: str, line: int) -> float:
-        """A number of days or years, such as an age, in years."""
+        # A number of days, or of years such as an age.
         try:
             number = number_in(text)
         except ValueError:
             raise self._error(line, f"{text!r} is no date") from None
         if self.unit == "days":
-            return number / _DAYS_OF_YEAR
-        if not any(low <= number <= high for low, high in _YEARS):
+            number /= _DAYS_OF_YEAR
+        elif not any(low <= number <= high for low, high in _YEARS):
             raise self._error(line, f"{text!r} is no date and no number of years")
+        self.are_numbers = True
+        if self.are_dates:
+            raise self._error(line, f"{text!r} is a number, and other lines have dates")
         return number
 
     def check(self, visits: Iterable[_Visit]) -> None:

@@ -233,28 +233,25 @@ class Recorder:
         for case in cases:
             if stop():
                 return
-            to_do = self._case_to_do(case)
-            if to_do is not None:
-                yield to_do
-
-    def _case_to_do(self, case: Case) -> Case | None:
-        """The case, if it is still to segment; None, with a ledger entry, if it is not."""
-        if isinstance(case, Person):
-            return self._person_to_do(case)
-        reason = self._why_impossible(case)
-        if reason:
-            self.note(Entry.failed(case, self.settings, reason))
-            return None
-        known = self.ledger.entries.get(case.id)
-        is_alone = known is not None and "longitudinal" not in known.result
-        if known is not None and is_alone and known.is_current(case, self.settings):
-            self._note_current(case)
-            return None
-        obstructed = self._entry_if_obstructed(case)
-        if obstructed is not None:
-            self.note(obstructed)
-            return None
-        return case
+            if isinstance(case, Person):
+                person = self._person_to_do(case)
+                if person is not None:
+                    yield person
+                continue
+            reason = self._why_impossible(case)
+            if reason:
+                self.note(Entry.failed(case, self.settings, reason))
+                continue
+            known = self.ledger.entries.get(case.id)
+            is_alone = known is not None and "longitudinal" not in known.result
+            if known is not None and is_alone and known.is_current(case, self.settings):
+                self._note_current(case)
+                continue
+            obstructed = self._entry_if_obstructed(case)
+            if obstructed is None:
+                yield case
+            else:
+                self.note(obstructed)
 
     def _person_to_do(self, person: Person) -> Case | None:
         """The person, with the scans that can be segmented; None, with entries, if none is to do.

@@ -215,7 +215,14 @@ def _write_page(path: Path, entries: Sequence[Entry], results: Path) -> None:
     """
     ranked = sorted(entries, key=doubt_of)
     counts = Counter(grade_of(entry) for entry in entries)
-    volumes = _volumes_of_batch(entries)
+    # Volumes of each structure in all scans, from the smallest. Those of rejected scans and
+    # structures are not what others are held against.
+    volumes: dict[str, list[float]] = defaultdict(list)
+    for entry in entries:
+        for name, volume_mm3 in counted_volumes(entry.result).items():
+            volumes[name].append(volume_mm3)
+    for values in volumes.values():
+        values.sort()
     doubtful = [_case(entry, results, volumes) for entry in most_doubtful(entries)]
     pictures = []
     for entry in ranked:
@@ -280,20 +287,6 @@ def _facts(entries: Iterable[Entry]) -> dict[str, str]:
         first_to_last = dict.fromkeys((min(days), max(days)))
         facts["date"] = " to ".join(first_to_last)
     return facts
-
-
-def _volumes_of_batch(entries: Iterable[Entry]) -> dict[str, list[float]]:
-    """The volumes of each structure in all scans, in mm³, from the smallest.
-
-    Those of rejected scans and structures are not what others are held against.
-    """
-    volumes: dict[str, list[float]] = defaultdict(list)
-    for entry in entries:
-        for name, volume_mm3 in counted_volumes(entry.result).items():
-            volumes[name].append(volume_mm3)
-    for values in volumes.values():
-        values.sort()
-    return volumes
 
 
 def _case(

@@ -86,7 +86,19 @@ def export_slices(
         if view not in store.views:
             raise DatasetError(f"holds no {view.value} slices", where=store.root)
     views = tuple(dict.fromkeys(asked or store.views))
-    facts = _facts(store, settings.split)
+    parts: dict[str, str] = {}  # empty without a split
+    if settings.split is not None or (store.root / SPLIT).is_file():
+        assignment = store.split(settings.split)
+        for part in PARTS:
+            parts.update(dict.fromkeys(assignment.part(part), part))
+    facts: dict[str, Row] = {}
+    for one in store.participants:
+        part_of_one = parts.get(one.subject, "")
+        facts[one.subject] = {
+            "subject": one.subject,
+            "person": one.person,
+            "part": part_of_one,
+        }
     out = settings.out
     refuse_others(out, _OUTPUTS)
     folders = [f"{kind}/{view.value}" for kind in (IMAGES, LABELS) for view in View]
@@ -108,23 +120,6 @@ def export_slices(
         write_table(out / CLASSES, _classes(store, views))
         write_table(out / SLICES, pd.DataFrame(rows, columns=_COLUMNS, dtype=object))
     return outcomes
-
-
-def _facts(store: Store, split: Path | None) -> dict[str, Row]:
-    """Subject, person and part of the split of each subject; the part is empty without one."""
-    parts: dict[str, str] = {}
-    if split is not None or (store.root / SPLIT).is_file():
-        assignment = store.split(split)
-        for part in PARTS:
-            parts.update(dict.fromkeys(assignment.part(part), part))
-    return {
-        one.subject: {
-            "subject": one.subject,
-            "person": one.person,
-            "part": parts.get(one.subject, ""),
-        }
-        for one in store.participants
-    }
 
 
 def _export_subject(

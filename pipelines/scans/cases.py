@@ -120,17 +120,12 @@ class Found:
         for same in by_outputs.values():
             if len(same) == 1:
                 alone += same
-            else:
-                twins += _refuse_twins(same)
+                continue
+            for case in same:
+                others = ", ".join(
+                    other.path.name for other in same if other is not case
+                )
+                reason = f"{others} beside it would get the same output: keep one"
+                twins.append(Refusal(case.shown, reason, case=case.id))
         ordered = tuple(natsorted(alone, key=attrgetter("id")))
         return cls(ordered, (*refusals, *twins), bids_root, tuple(remarks))
-
-
-def _refuse_twins(same: list[Case]) -> list[Refusal]:
-    """A refusal for each of several cases with one id; it names the others."""
-    refusals = []
-    for case in same:
-        others = ", ".join(other.path.name for other in same if other is not case)
-        reason = f"{others} beside it would get the same output: keep one"
-        refusals.append(Refusal(case.shown, reason, case=case.id))
-    return refusals

@@ -23,7 +23,7 @@ from trinat.segmentation.data.sources.bids import anat_files, entities, misnamed
 from trinat.segmentation.data.sources.freesurfer import find_image
 from trinat.segmentation.errors import ConfigError, InputError, reason_of
 from trinat.segmentation.io.dicom.containers import is_dicom
-from trinat.segmentation.io.dicom.series import Series, find_series
+from trinat.segmentation.io.dicom.series import find_series
 from trinat.segmentation.io.files import read_text
 from trinat.segmentation.io.streams import SCAN_SUFFIXES, what_to_give
 
@@ -174,8 +174,16 @@ def _expand_all(
     paths: list[Path] = []
     for given in inputs:
         text = str(given)
+        path = absolute(text)
         try:
-            root, scans = _expand(text, exclude, refusals, remarks)
+            if is_dir(path):
+                root, scans = _expand_folder(path, exclude, refusals, remarks)
+            elif path.suffix.lower() in _LISTS and is_file(path):
+                root, scans = _read_list(path)
+            elif glob.has_magic(text) and not is_file(path):
+                root, scans = _expand_glob(text, exclude)
+            else:
+                root, scans = path.parent, [path]
         except InputError as error:
             refusals.append(Refusal(text, error.what))
         else:
@@ -206,24 +214,10 @@ def _without_results(
     return scans
 
 
-def _expand(
-    given: str, exclude: Path | None, refusals: list[Refusal], remarks: list[str]
-) -> tuple[Path, list[Path]]:
-    """(the folder that output paths mirror from, scans) of one INPUT."""
-    path = absolute(given)
-    if is_dir(path):
-        return _expand_folder(path, exclude, refusals, remarks)
-    if path.suffix.lower() in _LISTS and is_file(path):
-        return _read_list(path)
-    if glob.has_magic(given) and not is_file(path):
-        return _expand_glob(given, exclude)
-    return path.parent, [path]
-
-
 def _expand_folder(
     folder: Path, exclude: Path | None, refusals: list[Refusal], remarks: list[str]
 ) -> tuple[Path, list[Path]]:
-    """As `_expand`, of a folder: the scans and DICOM files anywhere below it."""
+    """As `_expand_all`, of a folder: the scans and DICOM files anywhere below it."""
     if exclude and folder.resolve() == exclude.resolve():
         what = "is the output folder, too"
         raise ConfigError(what, where=folder, remedy="choose another --out")
@@ -272,7 +266,7 @@ def _read_list(path: Path) -> tuple[Path, list[Path]]:
 
 
 def _expand_glob(pattern: str, exclude: Path | None) -> tuple[Path, list[Path]]:
-    """As `_expand`, of a pattern; output paths mirror from its parts before the first wildcard."""
+    """As `_expand_all`, of a pattern; the root is its parts before the first wildcard."""
     scans = []
     # Not Path.glob: patterns are relative to the current folder or absolute, as in a shell.
     for match in natsorted(glob.glob(pattern, recursive=True)):  # noqa: PTH207
@@ -366,20 +360,14 @@ def _series_in(
             folder = Path(os.path.commonpath(folders))
         parts = (*folder.parts, series.name)
         name = "/".join(safe_component(part) for part in parts)
-        if series.reason:
-            refusals.append(_refuse_series(name, series, has_scan=has_scan))
-        else:
+        if not series.reason:
             yield Case(name, place, name, series=series.files)
-
-
-def _refuse_series(name: str, series: Series, *, has_scan: bool) -> Refusal:
-    """A series that is no scan: harmless beside one that is.
-
-    Without a scan it is what was given; a damaged file may be a part of a scan.
-    """
-    if has_scan and not series.damaged:
-        return Refusal(name, f"{LEFT_OUT}{series.reason}", harmless=True, case=name)
-    return Refusal(name, series.reason, case=name)
+        elif has_scan and not series.damaged:
+            # No scan, and beside one; a damaged file may be a part of it.
+            reason = f"{LEFT_OUT}{series.reason}"
+            refusals.append(Refusal(name, reason, harmless=True, case=name))
+        else:
+            refusals.append(Refusal(name, series.reason, case=name))
 
 
 def is_bids(root: Path, suffix: str = T1W) -> bool:
