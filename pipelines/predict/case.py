@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -87,14 +88,7 @@ class CaseWorker:
         except Exception as error:
             failed = self._failed(case, error)
             return lambda: failed
-        return partial(self._finish, scan)
-
-    def _finish(self, scan: CaseInProgress | PersonInProgress) -> Entry:
-        """Write a scan that was segmented; what fails becomes a failed entry."""
-        try:
-            return self.write(scan)
-        except Exception as error:
-            return self._failed(scan.case, error)
+        return partial(self.write, scan)
 
     def _failed(self, case: Case, error: Exception) -> Entry:
         return Entry.failed(case, self.settings, reason_of(error, where=False))
@@ -102,9 +96,24 @@ class CaseWorker:
     def prepare(
         self, scan: CaseInProgress | PersonInProgress
     ) -> CaseInProgress | PersonInProgress:
-        """Bring the scan to the working grid; of a person's, to where they can be aligned."""
+        """Bring the scan to the working grid.
+
+        Of a person's scans those that show nothing fail. The others stay as they were read: they
+        are resampled once, to the space of all.
+        """
         if isinstance(scan, PersonInProgress):
-            return self._prepare_person(scan)
+            kept = []
+            for one in scan.scans:
+                assert one.volume is not None
+                try:
+                    with timed(one.clock), stage("conform"):
+                        one.to_align = image_to_align(one.volume)
+                except Exception as error:
+                    scan.failed.append(self._failed(one.case, error))
+                else:
+                    kept.append(one)
+            scan.scans = kept
+            return scan
         assert scan.volume is not None
         with timed(scan.clock), stage("conform"):
             scan.conformed = self._predictor.prepare(scan.volume)
@@ -136,22 +145,27 @@ class CaseWorker:
         return scan
 
     def write(self, scan: CaseInProgress | PersonInProgress) -> Entry:
-        """The outputs of a scan and its entry, which says where the disk has no room for them.
+        """Write the outputs of a scan; its entry, a failed one if that fails.
 
-        A full disk makes a failed entry with `no_room`; other errors are raised. The entry of a
-        person has those of the scans.
+        With `no_room` it has failed for want of room on the disk. The entry of a person has those
+        of the scans.
         """
         if isinstance(scan, PersonInProgress):
-            return self._write_person(scan)
+            entries = list(scan.failed)
+            for number, one in enumerate(scan.scans):
+                try:
+                    _take_result(scan, number)
+                except Exception as error:
+                    entries.append(self._failed(one.case, error))
+                    continue
+                entries.append(self.write(one))
+                # It is as large as all that the others have in common.
+                one.found = None
+            return Entry.of(scan.case, self.settings, "done", of_scans=tuple(entries))
         try:
             return self._write(scan)
         except Exception as error:
-            if not is_disk_full(error):
-                raise
-            reason = reason_of(error, where=False)
-            return Entry.of(
-                scan.case, self.settings, "failed", reason=reason, no_room=True
-            )
+            return replace(self._failed(scan.case, error), no_room=is_disk_full(error))
 
     def _write(self, scan: CaseInProgress) -> Entry:
         """Restore and judge; write to a folder of the case's own, from which the run moves all."""
@@ -232,24 +246,6 @@ class CaseWorker:
             self._has_label_table = True
         return outputs, picture
 
-    def _prepare_person(self, person: PersonInProgress) -> PersonInProgress:
-        """Check that each scan of a person shows something; those that do not fail.
-
-        The scans stay as they were read: they are resampled once, to the space of all.
-        """
-        kept = []
-        for scan in person.scans:
-            assert scan.volume is not None
-            try:
-                with timed(scan.clock), stage("conform"):
-                    scan.to_align = image_to_align(scan.volume)
-            except Exception as error:
-                person.failed.append(self._failed(scan.case, error))
-            else:
-                kept.append(scan)
-        person.scans = kept
-        return person
-
     def _infer_person(self, person: PersonInProgress) -> PersonInProgress:
         """Segment the scans of a person that show one head; the others are refused."""
         # In an order that is the same for the same scans, so that results are, too.
@@ -294,20 +290,6 @@ class CaseWorker:
             scan.volume = None
             scan.to_align = None
         return person
-
-    def _write_person(self, person: PersonInProgress) -> Entry:
-        """The entry of a person, with one for each scan."""
-        entries = list(person.failed)
-        for number, scan in enumerate(person.scans):
-            try:
-                _take_result(person, number)
-            except Exception as error:
-                entries.append(self._failed(scan.case, error))
-                continue
-            entries.append(self._finish(scan))
-            # It is as large as all that the others have in common.
-            scan.found = None
-        return Entry.of(person.case, self.settings, "done", of_scans=tuple(entries))
 
 
 def _volume(scan: CaseInProgress) -> Volume:
