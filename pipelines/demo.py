@@ -70,8 +70,8 @@ def run_demo(
     )
     from trinat.pipelines.predict.engine import SerialEngine
     from trinat.pipelines.predict.entry import Entry
-    from trinat.pipelines.predict.request import PredictRequest
     from trinat.pipelines.predict.run import Listener, predict
+    from trinat.pipelines.predict.settings import PredictRequest
 
     scans = out / "scans"
     truth = out / "truth"

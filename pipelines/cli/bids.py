@@ -12,7 +12,7 @@ import typer
 from trinat.pipelines.cli import options, run
 from trinat.pipelines.cli.fields import Only, with_fields
 from trinat.pipelines.cli.predict import check_longitudinal
-from trinat.pipelines.predict.request import PredictRequest
+from trinat.pipelines.predict.settings import PredictRequest
 from trinat.segmentation.errors import ConfigError, InputError
 
 

@@ -22,7 +22,7 @@ from trinat.segmentation.errors import ConfigError
 
 if TYPE_CHECKING:
     from trinat.pipelines.predict.recorder import Outcome
-    from trinat.pipelines.predict.request import PredictRequest
+    from trinat.pipelines.predict.settings import PredictRequest
 
 HELP = {"help_option_names": ["-h", "--help"]}
 # Letters of a command's help in the list of commands.
@@ -119,7 +119,7 @@ class LeftOut:
 
     def grades(self) -> tuple[str, ...]:
         """The grades that are left out; ConfigError where both options are given."""
-        from trinat.pipelines.predict.entry import EXCLUDED_GRADES
+        from trinat.pipelines.predict.settings import EXCLUDED_GRADES
 
         if self.include_rejected and self.exclude is not None:
             raise ConfigError(

@@ -10,8 +10,7 @@ import typer
 
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import with_fields
-from trinat.pipelines.predict.request import PredictRequest
-from trinat.pipelines.predict.settings import FILES
+from trinat.pipelines.predict.settings import FILES, PredictRequest
 from trinat.pipelines.scans.naming import T1W
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.timing import as_table, stage, time_process

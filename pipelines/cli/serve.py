@@ -14,7 +14,7 @@ import typer
 
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import Only, with_fields
-from trinat.pipelines.predict.request import PredictRequest
+from trinat.pipelines.predict.settings import PredictRequest
 from trinat.pipelines.web.settings import ServiceSettings
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels import DEFAULT_SCHEME

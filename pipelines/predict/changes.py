@@ -9,13 +9,12 @@ from typing import Any
 from natsort import natsorted
 
 from trinat.pipelines.predict.entry import (
-    EXCLUDED_GRADES,
     Entry,
     structures_left_out,
     why_left_out,
 )
 from trinat.pipelines.predict.ledger import Ledger
-from trinat.pipelines.predict.settings import CHANGES
+from trinat.pipelines.predict.settings import CHANGES, EXCLUDED_GRADES
 from trinat.segmentation.io.files import write_tsv, write_whole
 from trinat.segmentation.metrics.change import Change, change_of
 from trinat.segmentation.report.changes import Course, changes_page, retest_of

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from heapq import nsmallest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict
 
-from trinat.pipelines.predict.settings import MOST_SHOWN
+from trinat.pipelines.predict.settings import EXCLUDED_GRADES, MOST_SHOWN, RunSettings
 from trinat.pipelines.scans.cases import Case
 from trinat.pipelines.scans.naming import LEFT_OUT
 from trinat.segmentation.data.sources.base import natural_order
@@ -24,14 +24,9 @@ from trinat.segmentation.errors import InputError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.timing import Spent
 
-if TYPE_CHECKING:
-    from trinat.pipelines.predict.settings import RunSettings
-
 Status = Literal["done", "failed", "skipped", "writing"]
 # The most urgent first. A result without a grade is looked at before those that pass.
 GRADES = ("failed", "reject", "look", "ungraded", "pass")
-# Results of these grades are in no mean, test, norm, adjustment or change of a group.
-EXCLUDED_GRADES = ("reject",)
 
 
 @dataclass(frozen=True)

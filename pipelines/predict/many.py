@@ -17,9 +17,8 @@ from trinat.pipelines.predict.engine import SerialEngine
 from trinat.pipelines.predict.entry import Entry, why_of
 from trinat.pipelines.predict.ledger import ledgers_in, read_entries
 from trinat.pipelines.predict.progress import listener
-from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.predict.run import Listener, predict
-from trinat.pipelines.predict.settings import OutputSettings
+from trinat.pipelines.predict.settings import OutputSettings, PredictRequest
 from trinat.pipelines.scans.cases import Case, Found
 from trinat.pipelines.scans.discovery import find_cases
 from trinat.pipelines.scans.naming import Product

@@ -16,8 +16,8 @@ from trinat.pipelines.jobs.process import GRACE_S
 from trinat.pipelines.jobs.progress import STAGE_S, Progress, progress
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.recorder import Outcome, sum_of
-from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.predict.run import Listener, predict
+from trinat.pipelines.predict.settings import PredictRequest
 from trinat.segmentation.errors import one_line
 from trinat.segmentation.report.page import count
 

@@ -18,7 +18,6 @@ from trinat.pipelines.jobs.process import stop_on_signal
 from trinat.pipelines.predict.changes import renew_changes
 from trinat.pipelines.predict.engine import Engine, LocalEngine
 from trinat.pipelines.predict.entry import (
-    EXCLUDED_GRADES,
     Entry,
     most_doubtful,
 )
@@ -32,14 +31,16 @@ from trinat.pipelines.predict.persons import (
     persons_of,
 )
 from trinat.pipelines.predict.recorder import Outcome, Recorder
-from trinat.pipelines.predict.request import PredictRequest, Shard
 from trinat.pipelines.predict.settings import (
     CHANGES,
+    EXCLUDED_GRADES,
     LABEL_TABLE,
     PLAIN_LABEL_TABLE,
     TABLES,
     WORK,
+    PredictRequest,
     RunSettings,
+    Shard,
     slices_of,
 )
 from trinat.pipelines.predict.tables import write_bids_files, write_tables

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from trinat.pipelines.predict.request import PredictRequest
+from trinat.pipelines.predict.settings import PredictRequest
 from trinat.pipelines.scans.cases import Found
 from trinat.pipelines.scans.files import stored_cases
 from trinat.pipelines.scans.naming import FOLD

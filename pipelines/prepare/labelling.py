@@ -8,9 +8,8 @@ from pathlib import Path
 
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import ledgers_in, read_entries
-from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.predict.run import Listener, predict
-from trinat.pipelines.predict.settings import CaseNames, OutputSettings
+from trinat.pipelines.predict.settings import CaseNames, OutputSettings, PredictRequest
 from trinat.pipelines.scans.cases import Case, Found
 from trinat.segmentation.data.preparing import Cut
 from trinat.segmentation.data.sources.base import Exclusion, Listing, Subject

@@ -25,8 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trinat.pipelines.predict.engine import Engine, LocalEngine
 from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.predict.request import PredictRequest
-from trinat.pipelines.predict.settings import CaseNames
+from trinat.pipelines.predict.settings import CaseNames, PredictRequest
 from trinat.pipelines.predict.tables import write_volumes
 from trinat.pipelines.scans.cases import Case
 from trinat.pipelines.scans.naming import Product

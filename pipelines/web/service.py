@@ -34,7 +34,7 @@ from starlette.requests import ClientDisconnect
 
 from trinat.pipelines.common.models import say_licences
 from trinat.pipelines.jobs.lock import run_lock
-from trinat.pipelines.predict.request import PredictRequest
+from trinat.pipelines.predict.settings import PredictRequest
 from trinat.pipelines.scans.naming import Product
 from trinat.pipelines.web.queue import (
     OUTPUTS,

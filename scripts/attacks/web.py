@@ -54,7 +54,7 @@ def http_requests(attempt: Try) -> None:
 @cache
 def _server(sound: Path) -> str:
     """Where this process listens; what is accepted stays in the queue."""
-    from trinat.pipelines.predict.request import PredictRequest
+    from trinat.pipelines.predict.settings import PredictRequest
     from trinat.pipelines.web import guard, start
     from trinat.pipelines.web.queue import EngineThread, Queue
     from trinat.pipelines.web.service import make_app

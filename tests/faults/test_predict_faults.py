@@ -22,8 +22,12 @@ from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.jobs.lock import run_lock
 from trinat.pipelines.predict.engine import LocalEngine
 from trinat.pipelines.predict.ledger import read_entries
-from trinat.pipelines.predict.request import PredictRequest
-from trinat.pipelines.predict.settings import WORK, OutputSettings, RunSettings
+from trinat.pipelines.predict.settings import (
+    WORK,
+    OutputSettings,
+    PredictRequest,
+    RunSettings,
+)
 from trinat.pipelines.scans.cases import Case
 from trinat.segmentation.errors import DeviceError, LockedError
 from trinat.segmentation.io.files import sha256_of

@@ -13,9 +13,8 @@ from helpers.serial import QUICK, SerialEngine, run_serially, write_scans
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger, read_entries
-from trinat.pipelines.predict.request import Shard
 from trinat.pipelines.predict.run import merge
-from trinat.pipelines.predict.settings import WORK
+from trinat.pipelines.predict.settings import WORK, Shard
 from trinat.pipelines.scans.cases import Case
 from trinat.segmentation.errors import ConfigError, OutputError
 from trinat.segmentation.io.files import read_rows, sha256_of

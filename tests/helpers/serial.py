@@ -9,9 +9,8 @@ from typing import Any
 from helpers.overfitted import miniature, random_model
 from trinat.pipelines.predict.engine import SerialEngine
 from trinat.pipelines.predict.recorder import Outcome
-from trinat.pipelines.predict.request import PredictRequest
 from trinat.pipelines.predict.run import predict
-from trinat.pipelines.predict.settings import OutputSettings
+from trinat.pipelines.predict.settings import OutputSettings, PredictRequest
 
 QUICK = OutputSettings(picture=False, brain_mask=False)
 

@@ -8,7 +8,7 @@ import pytest
 
 from trinat.pipelines.cli.options import LeftOut
 from trinat.pipelines.common.option import split_devices
-from trinat.pipelines.predict.request import PredictRequest
+from trinat.pipelines.predict.settings import PredictRequest
 from trinat.segmentation.errors import ConfigError
 
 

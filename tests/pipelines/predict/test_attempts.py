@@ -22,9 +22,8 @@ from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.jobs.lock import run_lock
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger, read_entries
-from trinat.pipelines.predict.request import Shard
 from trinat.pipelines.predict.run import merge
-from trinat.pipelines.predict.settings import SLICES, WORK
+from trinat.pipelines.predict.settings import SLICES, WORK, Shard
 from trinat.pipelines.scans.naming import ASIDE
 from trinat.segmentation.errors import EvaluationError, LockedError
 from trinat.segmentation.io.files import read_rows, sha256_of
@@ -276,8 +275,8 @@ def test_a_whole_run_holds_its_folder_against_shards(tmp_path: Path) -> None:
     from helpers.overfitted import random_model
 
     from trinat.pipelines.predict.engine import SerialEngine
-    from trinat.pipelines.predict.request import PredictRequest
     from trinat.pipelines.predict.run import Listener, predict
+    from trinat.pipelines.predict.settings import PredictRequest
 
     request = PredictRequest(
         [str(scans)], out, str(random_model()), engine=SerialEngine, threads=1

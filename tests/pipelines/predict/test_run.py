@@ -20,8 +20,8 @@ from helpers.serial import QUICK, run_serially, table, write_scans
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.predict.ledger import read_entries
-from trinat.pipelines.predict.request import Shard
 from trinat.pipelines.predict.run import merge
+from trinat.pipelines.predict.settings import Shard
 from trinat.segmentation.errors import ConfigError, InputError
 from trinat.segmentation.io.files import sha256_of
 

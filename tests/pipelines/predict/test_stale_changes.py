@@ -18,9 +18,8 @@ from helpers.serial import QUICK, run_serially
 
 from trinat.pipelines.predict.entry import Entry, digest_of
 from trinat.pipelines.predict.persons import Person
-from trinat.pipelines.predict.request import Shard
 from trinat.pipelines.predict.run import merge
-from trinat.pipelines.predict.settings import CaseNames, RunSettings
+from trinat.pipelines.predict.settings import CaseNames, RunSettings, Shard
 from trinat.pipelines.scans.cases import Case
 from trinat.segmentation.io.files import sha256_of
 

@@ -9,8 +9,7 @@ from helpers.small_model import network
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.predict.recorder import Outcome, sum_of
-from trinat.pipelines.predict.request import PredictRequest
-from trinat.pipelines.predict.settings import OutputSettings
+from trinat.pipelines.predict.settings import OutputSettings, PredictRequest
 from trinat.pipelines.predict.stored_scans import StoredScans
 from trinat.pipelines.scans.cases import Case, Found
 from trinat.segmentation.errors import ModelError
