@@ -40,6 +40,8 @@ _LEAST = 0.02
 _FEWEST = 20
 # Subjects that the usual spread counts as, beside the spread of those that there are.
 _USUAL = 5
+# Share of the overlap that is with the other side, from which on the sides are exchanged.
+_EXCHANGED = 0.5
 # Median absolute deviation to standard deviation, for a normal distribution.
 _MAD_TO_STD = 1.4826
 
@@ -246,6 +248,8 @@ def rank(
     # The columns of `by_structure` begin with the first structure, the names with background.
     structures = [names[1 + number] for number in by_structure.argmax(1)]
     kinds = distances.idxmax(axis=1)
+    # It explains whatever else is far from the others, and the loss may be farther.
+    kinds[measures["sides"] > _EXCHANGED] = "sides"
     why = []
     for kind, structure in zip(kinds, structures, strict=True):
         why.append(MEASURES.get(str(kind), _DIFFERS.format(structure)))

@@ -111,6 +111,15 @@ def test_whatever_differs_most_from_the_other_subjects_decides_the_order() -> No
     assert ranked.index[0] == "lost"
 
 
+def test_exchanged_sides_are_the_reason_whatever_they_cost() -> None:
+    found = {f"s{n}": evidence(loss=1 + n / 100) for n in range(5)}
+    found["mirrored"] = evidence(loss=9.0, shift=3.0, sides=0.98)
+    found["lost"] = evidence(loss=9.0, sides=0.01)
+    ranked = rank(found, NAMES, PARTNERS, LIMIT)
+    assert ranked.loc["mirrored", "why"] == MEASURES["sides"]
+    assert ranked.loc["lost", "why"] == MEASURES["loss"]
+
+
 def test_who_is_not_suspect_has_no_reason_and_no_score_below_zero() -> None:
     found = {f"s{n}": evidence(loss=1 + n / 100) for n in range(5)}
     ranked = rank(found | {"swapped": evidence(sides=1.0)}, NAMES, PARTNERS, LIMIT)
