@@ -69,6 +69,16 @@ _listener: ContextVar[Callable[[str], object] | None] = ContextVar(
 )
 _of_scan: ContextVar[Clock | None] = ContextVar("_of_scan", default=None)
 _of_process: Clock | None = None
+_wait: Callable[[], object] | None = None
+
+
+def wait_first(wait: Callable[[], object]) -> None:
+    """Call `wait` wherever a stage begins or ends on a clock, before its time is taken.
+
+    Of a GPU it waits for the work in hand: else that would count for a later stage, which waits.
+    """
+    global _wait
+    _wait = wait
 
 
 def time_process() -> Clock:
@@ -138,10 +148,15 @@ def stage(name: str) -> Iterator[None]:
     if listener is not None:
         listener(name)
     clocks = [clock for clock in (_of_scan.get(), _of_process) if clock is not None]
+    waits = _wait if clocks else None
+    if waits is not None:
+        waits()
     before = [clock.switch(name) for clock in clocks]
     try:
         yield
     finally:
+        if waits is not None:
+            waits()
         for clock, outer in zip(clocks, before, strict=True):
             clock.switch(outer)
 

@@ -57,12 +57,20 @@ def tune_allocation() -> bool:
     return bool(kept and trimmed)
 
 
-def prepare_training(device: torch.device) -> None:
-    """Let torch look for the fastest kernels of a GPU, which pays: in training sizes stay."""
-    if device.type == "cuda":
-        import torch
+def prepare_training(device: torch.device, *, deterministic: bool = False) -> None:
+    """Let torch look for the fastest kernels of a GPU, which pays: in training sizes stay.
 
-        torch.backends.cudnn.benchmark = True
+    Or for those that give the same bits each time; an operation that has none raises RuntimeError.
+    """
+    import torch
+
+    torch.use_deterministic_algorithms(deterministic)
+    if device.type != "cuda":
+        return
+    torch.backends.cudnn.benchmark = not deterministic
+    if deterministic:
+        # cuBLAS reads it when it is first used.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def cpu_count() -> int:

@@ -19,10 +19,11 @@ from trinat.segmentation.errors import DatasetError, DeviceError
 from trinat.segmentation.io.memory import free_memory
 from trinat.segmentation.models.architectures import build
 from trinat.segmentation.models.base import NetworkConfig
-from trinat.segmentation.models.hardware import bfloat16_hardware, training_layout
+from trinat.segmentation.models.hardware import training_layout
 from trinat.segmentation.models.zoo import find_model
 from trinat.segmentation.synthetic.heads import load_heads
 from trinat.segmentation.training.config import Recipe, StageConfig
+from trinat.segmentation.training.loop import precision_of
 from trinat.segmentation.training.memory import StepMemory, smaller_batch
 
 _GIB = 2**30
@@ -60,13 +61,6 @@ def refuse_missing_inputs(stages: Iterable[StageConfig]) -> None:
                 raise DatasetError(what, where=split, remedy=remedy)
 
 
-def uses_bfloat16(stage: StageConfig, device: torch.device) -> bool:
-    """Whether a stage computes in bfloat16 on a device."""
-    if stage.precision == "auto":
-        return bool(bfloat16_hardware(device))
-    return stage.precision == "bfloat16"
-
-
 def refuse_too_large(recipe: Recipe, jobs: Sequence[Job], processes: int) -> None:
     """Refuse a step that this machine has no memory for: the kernel ends such runs silently.
 
@@ -78,9 +72,8 @@ def refuse_too_large(recipe: Recipe, jobs: Sequence[Job], processes: int) -> Non
     stages = {job.stage.name: job.stage for job in jobs}
     for stage in stages.values():
         size = (stage.data.rows, stage.data.columns)
-        step = StepMemory.of(
-            recipe.network, size, bfloat16=uses_bfloat16(stage, device)
-        )
+        halves = precision_of(stage, device) != torch.float32
+        step = StepMemory.of(recipe.network, size, bfloat16=halves)
         slices = max(1, stage.batch // processes)
         needed = step.needed(slices) * processes
         if needed <= free:

@@ -479,7 +479,7 @@ class _JobAtWork:
             len(self.run.scheme.seen_in(view)),
             self.run.recipe.network.channels,
             self.trainer.device,
-            bf16=self.trainer.bf16,
+            precision=self.trainer.precision,
         )
 
     def _foresee_scores(self) -> float:
@@ -494,7 +494,7 @@ class _JobAtWork:
                 self.scans(view),
                 self.run.recipe.network.channels,
                 trainer.device,
-                bf16=trainer.bf16,
+                precision=trainer.precision,
             )
             of_views.append(seconds)
         return sum(of_views)

@@ -51,8 +51,10 @@ _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # The file of the error that ends all processes of a machine: in the folder that torch keeps for
 # them, for all of their restarts.
 _VERDICT = "verdict"
-# The others wait while the leader validates whole scans. A dead process is noticed at once.
-_PATIENCE = timedelta(hours=6)
+# A dead process is noticed at once. One that hangs in a step, as a network or a driver may, is
+# given up after minutes; while the leader validates whole scans, the others wait for hours.
+_PATIENCE_STEP = timedelta(minutes=15)
+_PATIENCE_LEADER = timedelta(hours=6)
 # Processes that have views apart wait until another's view is done.
 _PATIENCE_APART = timedelta(days=365)
 # "[/.../gloo/transport/tcp/pair.cc:537] Read error ..."
@@ -268,10 +270,14 @@ def _train_together(
         use_gpu(device)
         if not request.is_apart:
             backend = "nccl"
-    timeout = _PATIENCE_APART if request.is_apart else _PATIENCE
+    step = leader = _PATIENCE_APART
+    if not request.is_apart:
+        step = _PATIENCE_STEP
+        leader = _PATIENCE_LEADER
     # Waits until all processes are there.
-    distributed.init_process_group(backend, timeout=timeout)
-    workers = Workers(rank, count)
+    distributed.init_process_group(backend, timeout=step)
+    patient = distributed.new_group(backend="gloo", timeout=leader)
+    workers = Workers(rank, count, patient)
     # torchrun counts restarts by machine: the leader's machine may have had none.
     restarts = int(workers.largest(restarts))
 

@@ -42,6 +42,7 @@ from trinat.pipelines.train.job import (
 )
 from trinat.pipelines.train.provenance import write_provenance
 from trinat.pipelines.train.result import CONFIG, DATA, DONE, read_data, save_run
+from trinat.segmentation import timing
 from trinat.segmentation.data.splits import read_split
 from trinat.segmentation.data.store import SPLIT, Store
 from trinat.segmentation.errors import (
@@ -250,7 +251,9 @@ def train_runs(
         raise ConfigError(f"the recipe {recipe.name} trains none of these views")
     target = find_device(device)
     together = ALONE if apart else workers
-    prepare_training(target)
+    prepare_training(target, deterministic=recipe.deterministic)
+    if target.type != "cpu":
+        timing.wait_first(partial(torch.accelerator.synchronize, target))
     with ExitStack() as stack:
         signalled = threading.Event()
         stack.enter_context(stop_signals(signalled.set))

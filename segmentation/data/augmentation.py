@@ -110,13 +110,15 @@ class Augmenter:
     ) -> tuple[Tensor, Tensor]:
         """Images (N, C, H, W) float and labels (N, H, W) of any integer type, both kept as given.
 
-        With a `generator` on the processor the same parameters are used on any device.
+        With a `generator` on the processor the same parameters are used on any device, and a GPU is
+        never waited for.
         """
-        draw = _Draw(generator, len(images), images.device)
+        draw = _Draw(generator, len(images))
         config = self.config
         if self._transforms:
             images, labels = _transform(self._transforms, images, labels, draw)
-        images, labels = self._flip(images, labels, draw.happens(config.flip))
+        is_flipped = upload(draw.happens(config.flip), images.device)
+        images, labels = self._flip(images, labels, is_flipped)
         images, labels = _deform(images, labels, config, draw)
         images = _brighten(images, config, draw)
         images = _degrade(images, config, draw)
@@ -133,30 +135,21 @@ class Augmenter:
         if self.view is View.SAGITTAL:
             # Left and right are along the slices: only the order of the neighbours turns.
             return torch.where(image_chosen, images.flip(1), images), labels
-        partner = self._partner.to(labels.device)
+        self._partner = self._partner.to(labels.device)
         mirrored = labels.flip(-1).long()
-        swapped = partner[mirrored].to(labels.dtype)
+        swapped = self._partner[mirrored].to(labels.dtype)
         images = torch.where(image_chosen, images.flip(-1), images)
         labels = torch.where(chosen[:, None, None], swapped, labels)
         return images, labels
 
 
 class _Draw:
-    """Random numbers for a batch, one row a slice.
+    """Random numbers for a batch, one row a slice, on the generator's device."""
 
-    They are drawn on the generator's device and moved to `device`, where the slices are.
-    """
-
-    def __init__(
-        self,
-        generator: torch.Generator,
-        count: int,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, generator: torch.Generator, count: int) -> None:
         self.generator = generator
         self.count = count
-        self.device = device
-        self.origin = generator.device
+        self.device = generator.device
 
     def happens(self, share: float) -> Tensor:
         """(N,) bool: whether something happens to each slice, with probability `share`."""
@@ -165,20 +158,25 @@ class _Draw:
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
         """(N, *shape), evenly between the two."""
         size = (self.count, *shape)
-        drawn = torch.rand(size, generator=self.generator, device=self.origin)
-        spread = low + (high - low) * drawn
-        return spread.to(self.device)
+        drawn = torch.rand(size, generator=self.generator, device=self.device)
+        return low + (high - low) * drawn
 
     def normal(self, *shape: int) -> Tensor:
         """(N, *shape), with mean 0 and standard deviation 1."""
         size = (self.count, *shape)
-        drawn = torch.randn(size, generator=self.generator, device=self.origin)
-        return drawn.to(self.device)
+        return torch.randn(size, generator=self.generator, device=self.device)
 
     def seed(self) -> int:
         """A seed for what draws its numbers elsewhere."""
-        drawn = torch.randint(2**31, (), generator=self.generator, device=self.origin)
+        drawn = torch.randint(2**31, (), generator=self.generator, device=self.device)
         return int(drawn)
+
+
+def upload(values: Tensor, device: torch.device) -> Tensor:
+    """Values of this machine's memory on the device; on a GPU, without waiting for its work."""
+    if device.type != "cuda" or values.device.type != "cpu":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
 
 
 def _per_slice(values: Tensor) -> Tensor:
@@ -228,11 +226,19 @@ def _deform(
         return images, labels
 
     # A slice that is only warped has the identity as its matrix, and no shift.
-    identity = torch.eye(2, device=images.device)
+    identity = torch.eye(2, device=draw.device)
     matrix = torch.where(is_affine.view(-1, 1, 1), matrix, identity)
     shift = shift * is_affine[:, None]
     warp = warp * _per_slice(is_elastic)
-    source = _source_places(matrix[chosen], shift[chosen], warp[chosen], height, width)
+    device = images.device
+    source = _source_places(
+        upload(matrix[chosen], device),
+        upload(shift[chosen], device),
+        upload(warp[chosen], device),
+        height,
+        width,
+    )
+    chosen = upload(chosen, device)
 
     images = images.clone()
     images[chosen] = grid_sample(
@@ -296,19 +302,22 @@ def _brighten(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor
     """Gain, bias field and gamma; 0 stays 0."""
     gain = draw.uniform(*config.gain_range)
     has_gain = draw.happens(config.gain)
-    factor = _per_slice(torch.where(has_gain, gain, 1.0))
+    device = images.device
+    factor = upload(_per_slice(torch.where(has_gain, gain, 1.0)), device)
     has_bias = _per_slice(draw.happens(config.bias))
     knots = draw.normal(1, 4, 4) * config.bias_strength * has_bias
     if config.bias:
         size = images.shape[-2:]
-        logarithm = interpolate(knots, size, mode="bicubic", align_corners=True)
+        logarithm = interpolate(
+            upload(knots, device), size, mode="bicubic", align_corners=True
+        )
         factor = factor * logarithm.exp()
     images = images * factor
 
     has_gamma = draw.happens(config.gamma)
     gamma = torch.where(has_gamma, draw.uniform(*config.gamma_range), 1.0)
     if config.gamma:
-        images = images.clamp(min=0) ** _per_slice(gamma)
+        images = images.clamp(min=0) ** upload(_per_slice(gamma), device)
     return images
 
 
@@ -319,9 +328,10 @@ def _degrade(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
     strength = torch.where(has_noise, draw.uniform(*config.noise_std), 0.0)
     if config.noise:
         # Whole images of noise are too large to draw elsewhere and bring over.
-        generator = torch.Generator(draw.device).manual_seed(draw.seed())
+        device = images.device
+        generator = torch.Generator(device).manual_seed(draw.seed())
         noise = torch.empty_like(images).normal_(generator=generator)
-        noisy = images + noise * _per_slice(strength)
+        noisy = images + noise * upload(_per_slice(strength), device)
         # Empty background, as around a stripped brain, stays empty.
         images = torch.where(images > 0, noisy, images)
     return images
@@ -338,15 +348,18 @@ def _coarsen(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
     if not len(chosen):
         return images
 
+    device = images.device
     # Both are linear along each axis: one matrix for the rows, one for the columns.
     widths = torch.where(is_blurred, sigma, 1e-3)[chosen]
     operators = []
     for axis, length in enumerate(images.shape[-2:]):
         is_coarse_here = is_coarse & (direction != 1 - axis)
         factors = torch.where(is_coarse_here, factor, 1.0)[chosen]
-        blurring = _blur_matrix(widths, length)
-        operators.append(_coarse_matrix(factors, length) @ blurring)
+        blurring = _blur_matrix(upload(widths, device), length)
+        coarsening = _coarse_matrix(upload(factors, device), length)
+        operators.append(coarsening @ blurring)
     rows, columns = operators
+    chosen = upload(chosen, device)
     images = images.clone()
     images[chosen] = rows[:, None] @ images[chosen] @ columns[:, None].mT
     return images

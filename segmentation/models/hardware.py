@@ -95,6 +95,30 @@ def bfloat16_hardware(device: torch.device) -> str:
     return ""
 
 
+def half_precision(device: torch.device) -> torch.dtype | None:
+    """The type of 16 bits that the device computes in several times faster; None if there is none.
+
+    float16 on GPUs that have no bfloat16 (V100, T4, RTX 20): its gradients have to be scaled.
+    """
+    if bfloat16_hardware(device):
+        return torch.bfloat16
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (7, 0):
+        return torch.float16
+    return None
+
+
+def computing_in(precision: torch.dtype, device: torch.device) -> torch.autocast:
+    """In this block the device computes in a precision, as far as torch finds it safe there."""
+    if precision == torch.float32:
+        return torch.autocast(device.type, torch.bfloat16, enabled=False)
+    return torch.autocast(device.type, precision)
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """float64, which MPS does not have."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def training_layout(device: torch.device) -> torch.memory_format:
     """Channels last, except on processors without AVX-512.
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trinat.segmentation.data.augmentation import Augmenter
+from trinat.segmentation.data.augmentation import Augmenter, upload
 from trinat.segmentation.data.dataset import (
     BalancedSampler,
     Place,
@@ -29,12 +29,14 @@ from trinat.segmentation.data.store import Store
 from trinat.segmentation.data.transforms import SliceTransforms
 from trinat.segmentation.errors import DatasetError, TrainingError
 from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.models.hardware import widest_float
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import HeadMaps
 from trinat.segmentation.synthetic.settings import SynthesisConfig
 from trinat.segmentation.synthetic.synthesis import synthesise
 from trinat.segmentation.synthetic.targets import aim
 from trinat.segmentation.training.config import StoreConfig, ValidationConfig
+from trinat.segmentation.training.state import seeded
 from trinat.segmentation.training.validation import ValidationScan
 
 # View, first slice and number of slices.
@@ -56,10 +58,12 @@ class Batch:
 class BatchSource(Protocol):
     """Gives the same batch for the same arguments, so that a run can be resumed.
 
-    `fingerprint` changes with the data that batches are made from.
+    `fingerprint` changes with the data that batches are made from. `may_draw_in_thread`: a batch
+    may be drawn beside the training on a processor, without taking its random numbers.
     """
 
     fingerprint: str
+    may_draw_in_thread: bool = True
 
     def expect(self, view: View, first: int, count: int) -> None:
         """Announce slices that will be asked for soon, perhaps more than once."""
@@ -151,7 +155,7 @@ class SyntheticSource(BatchSource):
         heads = self.heads[view]
         entries = len(heads.classes)
         voxels = torch.bincount(heads.labels.flatten(), minlength=entries)
-        voxels = voxels.double()
+        voxels = voxels.to(widest_float(voxels.device))
         counts = voxels.new_zeros(len(heads.scheme))
         counts.index_add_(0, heads.targets.long(), voxels)
         counts[0] = self.background * counts[1:].sum()
@@ -170,6 +174,7 @@ class MixedSource(BatchSource):
         self.synthetic = synthetic
         self.real = real
         self.share = share
+        self.may_draw_in_thread = real.may_draw_in_thread
         self.fingerprint = f"{share} {synthetic.fingerprint} {real.fingerprint}"
 
     def expect(self, view: View, first: int, count: int) -> None:
@@ -265,6 +270,7 @@ class StoreSource(BatchSource):
         if self._transforms is not None and processes is None:
             # In a thread they would take random numbers from torch beside the training.
             workers = 0
+            self.may_draw_in_thread = False
         on_batches = store.augmentation.model_copy(update={"transforms": ()})
         for view in views:
             self.datasets[view] = open_slices(
@@ -304,12 +310,18 @@ class StoreSource(BatchSource):
         """Slices cut to size and augmented, which the readers may have read already.
 
         If the slices were not announced by `expect` they are read now. Images are (B, C, H, W) of
-        the size of the recipe.
+        the size of the recipe, on the generator's device.
         """
+        device = generator.device
+        if device.type != "cpu":
+            # A GPU would be waited for at each number that is looked at: the processor draws, by
+            # the same seed, and other numbers for each group of slices.
+            seed = generator.initial_seed()
+            generator = seeded("cpu", seed, list(View).index(view), first)
         self.expect(view, first, count)
         reads = self._expected.pop((view, first, count))
         slices = [read() for read in reads]
-        images, labels = cut(slices, self.size, generator)
+        images, labels = cut(slices, self.size, generator, device)
         images, labels = self.augmenters[view](images, labels, generator)
         places = self._places(view, first, count)
         files = self._readers.files
@@ -379,16 +391,15 @@ def cut(
     slices: Sequence[StoredSlice],
     size: tuple[int, int],
     generator: torch.Generator,
+    device: torch.device,
 ) -> tuple[Tensor, Tensor]:
     """Cut around what is labelled, at a random place, or pad with background, to `size`.
 
-    Subjects may differ in shape. Returns images (B, C, H, W) and labels (B, H, W) on the
-    generator's device.
+    Subjects may differ in shape. Returns images (B, C, H, W) and labels (B, H, W) on the device;
+    the generator is the processor's.
     """
-    device = generator.device
     batch = len(slices)
-    # All at once, since a GPU is waited for when its numbers are looked at.
-    drawn = torch.rand((batch, 2), generator=generator, device=device)
+    drawn = torch.rand((batch, 2), generator=generator)
     pinned = device.type == "cuda"
     channels = len(slices[0].image.codes)
     shape = (batch, channels, *size)
@@ -433,8 +444,8 @@ def _to_float(codes: Tensor, scales: Sequence[float], zeros: Sequence[int]) -> T
     """
 
     def per_slice(numbers: Sequence[float]) -> Tensor:
-        values = torch.tensor(numbers, dtype=torch.float32, device=codes.device)
-        return values.view(-1, 1, 1, 1)
+        values = torch.tensor(numbers, dtype=torch.float32)
+        return upload(values, codes.device).view(-1, 1, 1, 1)
 
     images = codes.float()
     if any(zeros):

@@ -171,11 +171,15 @@ class StageConfig(_Config):
     loss: AnyLoss = LossConfig(balance=0.5, boundary=0.1)
     batch: int = Field(default=8, ge=1)  # slices at a time
     accumulate: int = Field(default=1, ge=1)  # batches to a step
-    # auto: bfloat16 where the device computes in it, else float32.
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    # auto: bfloat16 where the device computes in it; float16, its gradients scaled, on GPUs that do
+    # not (compute capability 7.0 to 7.5); else float32.
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # 0: validate and ship the weights themselves
     ema: float = Field(default=0.998, ge=0, lt=1)
     compile: bool = False  # torch.compile, for GPUs
+    # On several GPUs norms see the whole batch and not their part of it: 27 synchronisations more
+    # in a forward pass, at each of which a compiled network breaks in two.
+    sync_norms: bool = Field(default=False, exclude_if=lambda given: not given)
     validation: ValidationConfig | None = None  # none: the last weights are kept
     checkpoint_every_steps: int = Field(default=500, ge=1)  # and after each epoch
     max_bad_steps: int = Field(default=20, ge=1)  # in a row, of NaN or infinite loss
@@ -198,6 +202,8 @@ class Recipe(_Config):
     # that tissues have the order of T1. Training shows scans as they are.
     reverse_contrast: bool = False
     events: bool = False  # curves also go to files for TensorBoard
+    # On a GPU, the same bits from the same seed, at some cost; on processors they always are.
+    deterministic: bool = Field(default=False, exclude_if=lambda given: not given)
     stages: tuple[StageConfig, ...] = Field(min_length=1)  # one after the other
 
     @field_validator("views")

@@ -17,10 +17,15 @@ from torch import Tensor, nn
 
 from trinat.segmentation import timing
 from trinat.segmentation.errors import DeviceError, TrainingError, TrinatError
-from trinat.segmentation.models.hardware import bfloat16_hardware, training_layout
+from trinat.segmentation.models.hardware import (
+    computing_in,
+    half_precision,
+    training_layout,
+    widest_float,
+)
 from trinat.segmentation.models.losses import build_loss
 from trinat.segmentation.space.views import View
-from trinat.segmentation.training.batches import Batch, BatchSource, SyntheticSource
+from trinat.segmentation.training.batches import Batch, BatchSource
 from trinat.segmentation.training.config import Recipe, StageConfig
 from trinat.segmentation.training.memory import smaller_batch
 from trinat.segmentation.training.network import (
@@ -100,15 +105,19 @@ class Trainer:
         self.network = network.to(device)
         self.network.trunk.arrange(training_layout(device))
         self.average = copy.deepcopy(self.network).eval().requires_grad_(False)
-        if workers.count > 1 and device.type == "cuda":
-            # Norms see the whole batch; for tensors on a CPU torch has no such norm.
+        if stage.sync_norms and workers.count > 1 and device.type == "cuda":
+            # For tensors on a CPU torch has no such norm.
             self.network = nn.SyncBatchNorm.convert_sync_batchnorm(self.network)  # type: ignore[no-untyped-call]
         self.optimiser = build_optimiser(self.network, stage.optimiser)
         self.losses: dict[View, nn.Module] = {}
         for view in self.views:
             loss = build_loss(stage.loss, source.counts(view))
             self.losses[view] = loss.to(device)
-        self.bf16 = _computes_in_bfloat16(stage, device)
+        self.precision = precision_of(stage, device)
+        # Small gradients would be 0 in float16.
+        self.scaler = torch.amp.GradScaler(
+            device.type, enabled=self.precision == torch.float16
+        )
         self.counters = Counters()
         slices_of_epoch = sum(
             stage.data.epoch_slices or source.slices(view) for view in self.views
@@ -120,12 +129,12 @@ class Trainer:
         self._trunk: Callable[[Tensor], Tensor] | None = None
         if stage.compile:
             self._trunk = torch.compile(self.network.trunk.features)
-        # The next synthetic slices are made during a step: by a GPU while the step's loss is waited
-        # for, on processors in a thread of their own.
-        self.synthesises_ahead = isinstance(source, SyntheticSource)
+        # The next batch is drawn during a step: for a GPU while the step's loss is waited for, on
+        # processors in a thread of its own.
         self._thread: ThreadPoolExecutor | None = None
-        if device.type == "cpu":
+        if device.type == "cpu" and source.may_draw_in_thread:
             self._thread = ThreadPoolExecutor(1)
+        self.draws_ahead = device.type != "cpu" or source.may_draw_in_thread
         # At most one batch that was drawn ahead, by its number.
         self._drawn: dict[int, Future[list[Batch]]] = {}
 
@@ -156,6 +165,10 @@ class Trainer:
             network=self.network.state_dict(),
             average=self.average.state_dict(),
             optimiser=optimiser_tensors(self.network, self.optimiser),
+            scaler={
+                name: torch.tensor(value)
+                for name, value in self.scaler.state_dict().items()
+            },
         )
 
     def load(self, state: State) -> None:
@@ -163,6 +176,9 @@ class Trainer:
         self.network.load_state_dict(state.network)
         self.average.load_state_dict(state.average)
         load_optimiser(self.network, self.optimiser, state.optimiser)
+        if state.scaler:
+            scaler = {name: value.item() for name, value in state.scaler.items()}
+            self.scaler.load_state_dict(scaler)
         self.counters = copy.copy(state.counters)
 
     @timing.stage("optimiser")
@@ -187,6 +203,7 @@ class Trainer:
             self.counters.bad_in_a_row = 0
         else:
             self._skip(statistics, parts)
+        self.scaler.update()
         self.counters.step += 1
         seconds = time.perf_counter() - began
         self.counters.seconds += self.workers.largest(seconds)
@@ -238,11 +255,13 @@ class Trainer:
             # A view that this batch had no slice of; other processes may have had one.
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        loss = torch.stack([part.loss for part in parts]).double().mean()
+        wide = widest_float(self.device)
+        loss = torch.stack([part.loss for part in parts]).to(wide).mean()
         loss = self.workers.average(parameters, loss)
+        self.scaler.unscale_(self.optimiser)
         norm = nn.utils.clip_grad_norm_(parameters, self.stage.optimiser.clip)
         # One synchronisation: both numbers are read at once.
-        both = torch.stack((loss.double(), norm.double()))
+        both = torch.stack((loss.to(wide), norm.to(wide)))
         loss_value, norm_value = both.tolist()
         return loss_value, norm_value
 
@@ -274,15 +293,15 @@ class Trainer:
             # It may have been drawn ahead.
             ahead = self._drawn.pop(number, None)
             batches = self._draw(number) if ahead is None else ahead.result()
-        if self.synthesises_ahead and self._thread:
+        if self.draws_ahead and self._thread:
             self._draw_ahead(number + 1)
         # Dropout uses torch's global generator, which nothing else depends on.
         torch.manual_seed(self._generator(number).initial_seed())
         with self._within_memory():
             loss = self._loss(number, batches)
             with timing.stage("backward"):
-                (loss / self.stage.accumulate).backward()  # type: ignore[no-untyped-call]
-        if self.synthesises_ahead and not self._thread:
+                self.scaler.scale(loss / self.stage.accumulate).backward()  # type: ignore[no-untyped-call]
+        if self.draws_ahead and not self._thread:
             self._draw_ahead(number + 1)
         return _Part(loss.detach(), batches)
 
@@ -293,10 +312,12 @@ class Trainer:
         with timing.stage("transfer"):
             images = torch.cat([batch.images for batch in batches])
             images = images.to(self.device, non_blocking=True)
-            labels = [batch.labels.to(self.device) for batch in batches]
-        with timing.stage("forward"):
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-                logits = self._forward(images, groups)
+            labels = [
+                batch.labels.to(self.device, non_blocking=True) for batch in batches
+            ]
+        with timing.stage("forward"), computing_in(self.precision, self.device):
+            logits = self._forward(images, groups)
+        with timing.stage("loss"):
             losses = []
             for (view, count), scores, truth in zip(
                 groups, logits, labels, strict=True
@@ -389,11 +410,12 @@ class Trainer:
         )
 
 
-def _computes_in_bfloat16(stage: StageConfig, device: torch.device) -> bool:
-    """Whether the forward pass computes in bfloat16: as the stage wants it, or the device can."""
+def precision_of(stage: StageConfig, device: torch.device) -> torch.dtype:
+    """What the forward pass computes in: as the stage wants it, or the quickest of the device."""
     if stage.precision == "auto":
-        return bool(bfloat16_hardware(device))
-    return stage.precision == "bfloat16"
+        return half_precision(device) or torch.float32
+    precision: torch.dtype = getattr(torch, stage.precision)
+    return precision
 
 
 def deal_to_views(

@@ -106,6 +106,8 @@ def learning_rate(schedule: ScheduleConfig, rate: float, at: Position) -> float:
 class State:
     """Where a run stands: its counters, weights, their average, and what the optimiser remembers.
 
+    `scaler` is what a training in float16 remembers of its gradients' scale.
+
     `identity` says what the run is: its stage's settings and the fingerprint of its data.
     """
 
@@ -114,6 +116,7 @@ class State:
     network: Mapping[str, Tensor]
     average: Mapping[str, Tensor]
     optimiser: Mapping[str, Tensor] = field(default_factory=dict)
+    scaler: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def seeded(device: torch.device | str, *parts: int) -> torch.Generator:
@@ -174,6 +177,7 @@ def to_bytes(state: State) -> bytes:
         "network": state.network,
         "average": state.average,
         "optimiser": state.optimiser,
+        "scaler": state.scaler,
     }
     tensors: dict[str, Tensor] = {}
     for group, members in groups.items():
@@ -198,6 +202,7 @@ def from_bytes(payload: bytes) -> State:
         "network": {},
         "average": {},
         "optimiser": {},
+        "scaler": {},
     }
     for key, value in safetensors.torch.load(payload).items():
         group, name = key.split("/", 1)

@@ -15,6 +15,7 @@ from trinat.segmentation.errors import TrainingError
 from trinat.segmentation.inference.network import thick
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.overlap import dice, iou, joint_histogram
+from trinat.segmentation.models.hardware import computing_in
 from trinat.segmentation.space.views import View, to_slices
 from trinat.segmentation.synthetic.heads import HeadMaps
 from trinat.segmentation.synthetic.settings import SynthesisConfig
@@ -106,7 +107,7 @@ def predict_classes(
     channels: int,
     device: torch.device,
     *,
-    bf16: bool = False,
+    precision: torch.dtype = torch.float32,
 ) -> Tensor:
     """Most probable class of each pixel of images (N, H, W), (N, H, W) uint8, on the processor.
 
@@ -114,7 +115,7 @@ def predict_classes(
     """
     classes = []
     for batch in torch.split(thick(images, channels), _BATCH):
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+        with computing_in(precision, device):
             logits = forward(batch.to(device))
         classes.append(logits.argmax(1).to(torch.uint8).cpu())
     return torch.cat(classes)
@@ -126,7 +127,7 @@ def foresee(
     channels: int,
     device: torch.device,
     *,
-    bf16: bool = False,
+    precision: torch.dtype = torch.float32,
 ) -> float:
     """Seconds that `validate` will take, about: all scans are made, one batch of each is seen."""
     was_training = network.training
@@ -138,7 +139,7 @@ def foresee(
             middle = len(scan.images) // 2
             batch = scan.images[middle : middle + _BATCH]
             before = time.monotonic()
-            predict_classes(network, batch, channels, device, bf16=bf16)
+            predict_classes(network, batch, channels, device, precision=precision)
             seen_s = time.monotonic() - before
             unseen_s += seen_s * (len(scan.images) / len(batch) - 1)
     finally:
@@ -153,7 +154,7 @@ def validate(
     channels: int,
     device: torch.device,
     *,
-    bf16: bool = False,
+    precision: torch.dtype = torch.float32,
 ) -> Scores:
     """Score `network` in evaluation mode: the statistics of its norms do not move.
 
@@ -166,7 +167,7 @@ def validate(
     try:
         for scan in scans:
             predicted = predict_classes(
-                network, scan.images, channels, device, bf16=bf16
+                network, scan.images, channels, device, precision=precision
             )
             joint = joint_histogram(scan.labels.numpy(), predicted.numpy(), classes)
             joints.append(joint)

@@ -22,10 +22,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Workers:
-    """This process's place among `count`; torch.distributed is set up if there are several."""
+    """This process's place among `count`; torch.distributed is set up if there are several.
+
+    `patient` is the group for what one process makes while the others wait, which may take longer
+    than a step ever does; by default the group of all else.
+    """
 
     rank: int = 0
     count: int = 1
+    patient: distributed.ProcessGroup | None = None
 
     @property
     def leads(self) -> bool:
@@ -73,7 +78,7 @@ class Workers:
         if self.leads:
             made = make()
         shared = [made]
-        distributed.broadcast_object_list(shared, src=0)
+        distributed.broadcast_object_list(shared, src=0, group=self.patient)
         return shared[0]  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T]:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,9 +17,10 @@ from helpers import small_store as stored
 from torch import Tensor
 
 from trinat.pipelines.train.job import Watcher
+from trinat.pipelines.train.launch import launch
 from trinat.pipelines.train.run import read_recipe, train
 from trinat.segmentation.data.augmentation import AugmentationConfig
-from trinat.segmentation.errors import DeviceError
+from trinat.segmentation.errors import DeviceError, InterruptedRunError
 from trinat.segmentation.inference.fusion import ViewAggregator
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.labels.scheme import load_scheme
@@ -26,10 +31,10 @@ from trinat.segmentation.synthetic.settings import SynthesisConfig
 from trinat.segmentation.synthetic.synthesis import synthesise
 from trinat.segmentation.synthetic.targets import Heads, aim
 from trinat.segmentation.training.batches import StoreSource, SyntheticSource
-from trinat.segmentation.training.config import StoreConfig
+from trinat.segmentation.training.config import Recipe, StoreConfig
 from trinat.segmentation.training.loop import Trainer
 from trinat.segmentation.training.network import ViewsNet
-from trinat.segmentation.training.state import seeded
+from trinat.segmentation.training.state import read_latest, seeded
 
 # Compilers warn of much that is no error.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
@@ -175,7 +180,7 @@ def test_views_and_their_fusion_never_wait_for_the_gpu() -> None:
 
 def test_training_learns(maps) -> None:
     own = trainer(maps, "compile=false", "optimiser.rate=0.005")
-    assert own.bf16
+    assert own.precision == torch.bfloat16
     losses = []
     for _ in range(60):
         losses.append(own.step().loss)
@@ -251,3 +256,105 @@ def test_a_view_is_trained_within_its_time(
     assert counters["share"] == 1
     # Where its compiler does not work, it says so; here it should.
     assert not [line for line in said if "without being compiled" in line]
+
+
+def recipe_on_store(folder: Path, *settings: str) -> Recipe:
+    """Three persons of a small store train, and one validates."""
+    store = stored.small_store(folder, dict.fromkeys("abcd", (40, 44, 48)))
+    split = json.loads(stored.all_train(store).read_text())
+    split |= {"train": ["a", "b", "c"], "validation": ["d"]}
+    (store / "split.json").write_text(json.dumps(split))
+    return read_recipe(
+        "quicknat",
+        (
+            *SETTINGS,
+            "scheme=tissue4",
+            "data.synthetic=null",
+            f"data.store.path={store}",
+            f"data.store.split={store / 'split.json'}",
+            "data.epoch_slices=64",
+            "views=[coronal]",
+            "schedule.epochs=null",
+            "schedule.steps=16",
+            "validation.every_epochs=1",
+            "compile=false",
+            *settings,
+        ),
+    )
+
+
+def test_a_step_on_a_store_waits_for_its_loss_alone(tmp_path: Path) -> None:
+    recipe = recipe_on_store(tmp_path / "store")
+    stage = recipe.stages[0]
+    source = StoreSource(
+        stage.data.store, (View.CORONAL,), (64, 64), 1, 0, stored.TISSUE4, workers=2
+    )
+    own = ViewsNet(recipe.network, {View.CORONAL: len(stored.TISSUE4)})
+    device = torch.device(CUDA)
+    trainer = Trainer(recipe, stage, (View.CORONAL,), own, source, device)
+    trainer.step()
+    looks = 0
+    real = trainer._average_and_clip
+
+    def average_and_clip(parts: object) -> tuple[float, float]:
+        nonlocal looks
+        looks += 1
+        torch.cuda.set_sync_debug_mode("default")
+        found = real(parts)
+        torch.cuda.set_sync_debug_mode("error")
+        return found
+
+    trainer._average_and_clip = average_and_clip
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        trainer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert looks == 1
+    source.close()
+
+
+def test_a_run_on_a_store_is_validated_and_resumed_to_the_bit(tmp_path: Path) -> None:
+    """With the switch for determinism, and fused AdamW whose state comes from a file."""
+    recipe = recipe_on_store(tmp_path / "store", "deterministic=true")
+    silent = Watcher(lambda line: None, lambda *given: None)
+    train(recipe, tmp_path / "straight", silent, device=CUDA)
+    seen = 0
+
+    def stop(*given: object) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 9:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    stopping = Watcher(lambda line: None, stop)
+    with pytest.raises(InterruptedRunError):
+        train(recipe, tmp_path / "broken", stopping, device=CUDA)
+    train(recipe, tmp_path / "broken", silent, device=CUDA, resume=True)
+    job = "train/coronal"
+    (straight, _), (broken, _) = (
+        read_latest(tmp_path / run / job) for run in ("straight", "broken")
+    )
+    for name, value in straight.network.items():
+        assert torch.equal(value, broken.network[name]), name
+    scores = (tmp_path / "straight" / job / "validations.csv").read_text()
+    assert scores == (tmp_path / "broken" / job / "validations.csv").read_text()
+
+
+@pytest.mark.parametrize("sync_norms", ["false", "true"])
+def test_gpus_train_as_one_by_nccl(tmp_path: Path, sync_norms: str) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU")
+    recipe = recipe_on_store(tmp_path / "store", f"sync_norms={sync_norms}")
+    watcher = partial(nullcontext, Watcher(print, print))
+    launch({tmp_path / "run": recipe}, watcher, device=CUDA, processes=2)
+    done = json.loads((tmp_path / "run/train/coronal/done.json").read_text())
+    assert done["step"] == 16
+    assert done["bad"] == 0
+
+
+def test_float16_learns_with_scaled_gradients(maps) -> None:
+    own = trainer(maps, "compile=false", "precision=float16", "optimiser.rate=0.005")
+    losses = [own.step().loss for _ in range(60)]
+    assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
+    assert own.counters.bad < 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from helpers.claimed import claimed
 from helpers.known import KnownSlices
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.config import Recipe
@@ -58,23 +60,35 @@ def _meet(rank: int, meeting: Path, work: Callable[..., Any], args: Any) -> Any:
 
 
 def losses(
-    workers: Workers, recipes: Sequence[Recipe], steps: int = 3
+    workers: Workers,
+    recipes: Sequence[Recipe],
+    steps: int = 3,
+    device: str = "cpu",
 ) -> list[list[float]]:
-    """The losses of each recipe's first steps on the same slices, statistics of norms frozen."""
+    """The losses of each recipe's first steps on the same slices, statistics of norms frozen.
+
+    Another device than the processor is only claimed.
+    """
     generator = torch.Generator().manual_seed(0)
     images = torch.rand((20, 16, 16), generator=generator)
     source = KnownSlices({View.AXIAL: (images, (images * 3).to(torch.uint8))}, 3)
-    return [_losses(workers, recipe, source, steps) for recipe in recipes]
+    with nullcontext() if device == "cpu" else claimed(device):
+        return [_losses(workers, recipe, source, steps, device) for recipe in recipes]
 
 
 def _losses(
-    workers: Workers, recipe: Recipe, source: KnownSlices, steps: int
+    workers: Workers, recipe: Recipe, source: KnownSlices, steps: int, device: str
 ) -> list[float]:
     torch.manual_seed(0)
     network = ViewsNet(recipe.network, {View.AXIAL: source.classes})
-    device = torch.device("cpu")
     trainer = Trainer(
-        recipe, recipe.stages[0], [View.AXIAL], network, source, device, workers
+        recipe,
+        recipe.stages[0],
+        [View.AXIAL],
+        network,
+        source,
+        torch.device(device),
+        workers,
     )
     trainer._train_mode = trainer.network.eval  # type: ignore[assignment,method-assign]
     return [trainer.step().loss for _ in range(steps)]

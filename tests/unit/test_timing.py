@@ -10,7 +10,15 @@ import time
 
 import pytest
 
-from trinat.segmentation.timing import Clock, heard_by, stage, timed, together
+from trinat.segmentation import timing
+from trinat.segmentation.timing import (
+    Clock,
+    heard_by,
+    stage,
+    timed,
+    together,
+    wait_first,
+)
 
 
 def busy(seconds: float) -> None:
@@ -111,3 +119,25 @@ def test_who_listens_hears_each_stage_that_follows_another() -> None:
     with stage("later"):
         pass
     assert heard == ["reading", "coronal", "axial"]
+
+
+def test_a_gpu_is_waited_for_before_a_time_is_taken_and_only_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it still works on at the end of a stage is that stage's."""
+    waits: list[float] = []
+
+    def wait() -> None:
+        waits.append(time.perf_counter())
+        time.sleep(0.1)
+
+    monkeypatch.setattr(timing, "_wait", None)
+    wait_first(wait)
+    with stage("untimed"):
+        pass
+    assert not waits
+    clock = Clock()
+    with timed(clock), stage("forward"):
+        pass
+    assert len(waits) == 2
+    assert clock.take()["forward"][0] >= 0.1

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
 
 import pytest
+import torch
 
-from trinat.pipelines.jobs.process import tune_allocation
+from trinat.pipelines.jobs.process import prepare_training, tune_allocation
 
 PROBE = """
 import resource, sys
@@ -45,3 +47,23 @@ def test_tuned_allocation_saves_most_page_faults() -> None:
 def test_other_allocators_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
     assert tune_allocation() is False
+
+
+def test_a_recipe_may_want_the_same_bits_of_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    gpu = torch.device("cuda")
+    try:
+        prepare_training(gpu)
+        assert torch.backends.cudnn.benchmark
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+        prepare_training(gpu, deterministic=True)
+        assert not torch.backends.cudnn.benchmark
+        assert torch.are_deterministic_algorithms_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    finally:
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+        torch.use_deterministic_algorithms(False)

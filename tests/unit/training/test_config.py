@@ -87,7 +87,9 @@ def test_who_validates_is_drawn_or_the_first_not_both() -> None:
 
 
 def test_an_old_word_for_a_precision_is_answered_with_the_new_ones() -> None:
-    with pytest.raises(ValidationError, match="'auto', 'float32' or 'bfloat16'"):
+    with pytest.raises(
+        ValidationError, match="'auto', 'float32', 'bfloat16' or 'float16'"
+    ):
         Recipe.model_validate({**SHARED, "precision": "bf16"})
 
 

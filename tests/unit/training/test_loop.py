@@ -99,8 +99,8 @@ def test_batches_drawn_ahead_are_taken_and_change_no_bit(
 ) -> None:
     recipe = changed(recipe, accumulate=2)
     straight, ahead = trainer_of(recipe, maps), trainer_of(recipe, maps)
-    straight.synthesises_ahead = False
-    assert ahead.synthesises_ahead
+    straight.draws_ahead = False
+    assert ahead.draws_ahead
     drawn: list[int] = []
 
     def draw(number: int, real=ahead._draw) -> list[Batch]:
@@ -282,6 +282,7 @@ def test_processes_draw_as_many_and_every_slice_once(
     for rank, source in enumerate(sources):
         trainer = trainer_of(recipe, maps, source=source)
         trainer.workers = Workers(rank, 2)
+        trainer.draws_ahead = False
         for number in range(3):
             trainer._backward(number)
     # Three batches of four, half of them for each view.

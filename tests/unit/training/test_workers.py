@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 import torch
+from helpers.claimed import claimed
 from helpers.ranks import exchange, in_both, losses
+from torch import distributed
 
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import HeadMaps
@@ -46,11 +50,55 @@ def test_one_process_alone_asks_nobody() -> None:
     assert exchange(ALONE, "of ") == ("of 0", ["of 0"], 0.0)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("count", [1, 2])
-def test_norms_see_the_whole_batch_where_there_are_several_gpus(
-    recipe: Recipe, maps: HeadMaps, count: int
+def test_two_processes_with_a_gpu_each_have_the_losses_of_two_processors(
+    recipe: Recipe,
 ) -> None:
+    """The GPUs are only claimed, and gloo stands for NCCL."""
+    recipes = (recipe_of(recipe, batch=8),)
+    leader, other = in_both(losses, recipes, 2, "cuda:0")
+    assert leader == other
+    assert leader[0] == pytest.approx(in_both(losses, recipes, 2)[0][0], rel=1e-4)
+
+
+def test_the_leader_is_waited_for_by_the_group_with_more_patience(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step has its own limit of time: a process that hangs in one is given up in minutes."""
+    waited_by: list[object] = []
+
+    def broadcast(values: list[str], src: int, group: object) -> None:
+        waited_by.append(group)
+
+    monkeypatch.setattr(distributed, "broadcast_object_list", broadcast)
+    patient = cast("distributed.ProcessGroup", object())
+    assert Workers(0, 2, patient).share(lambda: "made") == "made"
+    assert waited_by == [patient]
+
+
+@pytest.mark.parametrize(("count", "wanted"), [(1, True), (2, True), (2, False)])
+def test_norms_see_the_whole_batch_of_several_gpus_where_the_recipe_wants_it(
+    recipe: Recipe, maps: HeadMaps, count: int, wanted: bool
+) -> None:
+    recipe = recipe_of(recipe, sync_norms=wanted)
+    with claimed():
+        trainer = _on_gpu(recipe, maps, count)
+        norms = [
+            module
+            for module in trainer.network.modules()
+            if isinstance(module, torch.nn.SyncBatchNorm)
+        ]
+        assert bool(norms) == (wanted and count > 1)
+        # What is validated and shipped is plain, and has the same names.
+        names = trainer.average.state_dict().keys()
+        assert names == trainer.network.state_dict().keys()
+        assert not [
+            module
+            for module in trainer.average.modules()
+            if isinstance(module, torch.nn.SyncBatchNorm)
+        ]
+
+
+def _on_gpu(recipe: Recipe, maps: HeadMaps, count: int) -> Trainer:
     from trinat.segmentation.labels.scheme import load_scheme
 
     data = recipe.stages[0].data
@@ -61,7 +109,7 @@ def test_norms_see_the_whole_batch_where_there_are_several_gpus(
         maps, scheme, data.synthetic.synthesis, size, channels, "cuda"
     )
     network = ViewsNet(recipe.network, {View.AXIAL: 33})
-    trainer = Trainer(
+    return Trainer(
         recipe,
         recipe.stages[0],
         [View.AXIAL],
@@ -70,12 +118,3 @@ def test_norms_see_the_whole_batch_where_there_are_several_gpus(
         torch.device("cuda"),
         Workers(0, count),
     )
-    norms = [
-        m for m in trainer.network.modules() if isinstance(m, torch.nn.SyncBatchNorm)
-    ]
-    assert bool(norms) == (count > 1)
-    # What is validated and shipped is plain, and has the same names.
-    assert trainer.average.state_dict().keys() == trainer.network.state_dict().keys()
-    assert not [
-        m for m in trainer.average.modules() if isinstance(m, torch.nn.SyncBatchNorm)
-    ]
