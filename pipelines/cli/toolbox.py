@@ -111,12 +111,16 @@ def profile(
     against: Annotated[
         Path | None, typer.Option(help="Folder of an earlier profile to compare with.")
     ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(help="Of a recipe: train on this store, not on synthetic slices."),
+    ] = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
     """Measure where a network's time goes: a page, tables and a trace for Perfetto.
 
-    For a model: the forward pass of one slice. For a recipe: a batch forward and backward.
+    For a model: the forward pass of one slice. For a recipe: a training step with its data.
 
     Example: trinat profile fast --steps 10 --out profile
     """
@@ -124,13 +128,17 @@ def profile(
     from trinat.pipelines.laboratory.profile import PAGE, write_profile
 
     prepare_process(threads)
-    found = write_profile(name, out, device=device, steps=steps, against=against)
+    found = write_profile(
+        name, out, device=device, steps=steps, against=against, store=store
+    )
     step_ms = 1e3 * found.seconds
     typer.echo(f"{step_ms:.1f} ms a step, {found.flops / 1e9:.1f} GFLOP forward")
     slowest = sorted(found.modules, key=lambda module: -module.share)[:5]
     for module in slowest:
         module_name = module.name or "(network)"
         typer.echo(f"{module.share:6.1%} {module_name} {module.kind}")
+    if found.bound:
+        typer.echo(found.bound)
     typer.echo(out / PAGE)
 
 

@@ -1,12 +1,17 @@
-"""trinat profile: where the time of a network goes, module by module and operator by operator."""
+"""trinat profile: where the time of a network goes, module by module and operator by operator.
+
+Of a model it profiles the forward pass; of a recipe a step of its training as `trinat train` makes
+it, with its data, its precision, its loss and its optimiser.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +23,28 @@ from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 from trinat.pipelines.jobs.lock import claimed
-from trinat.pipelines.train.run import find_device, read_recipe
-from trinat.segmentation.errors import DeviceError, InputError, ModelError
+from trinat.pipelines.jobs.process import prepare_training
+from trinat.pipelines.train.data import open_data
+from trinat.pipelines.train.run import find_device, on_store, read_recipe
+from trinat.segmentation import timing
+from trinat.segmentation.errors import (
+    ConfigError,
+    DeviceError,
+    InputError,
+    ModelError,
+)
 from trinat.segmentation.io.files import atomic_path, read_text, write_whole
 from trinat.segmentation.io.memory import free_memory
-from trinat.segmentation.models.architectures import build
-from trinat.segmentation.models.base import Network
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.models.base import Network, NetworkConfig
 from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.models.zoo import find_model
 from trinat.segmentation.report.page import Column, Columns, Table, render, table
+from trinat.segmentation.space.views import View
+from trinat.segmentation.training.config import StageConfig, SyntheticConfig
+from trinat.segmentation.training.loop import Trainer
 from trinat.segmentation.training.memory import StepMemory
+from trinat.segmentation.training.network import ViewsNet
 
 ROWS = "profile.json"
 TRACE = "trace.json"
@@ -35,8 +52,22 @@ PAGE = "profile.html"
 _SIDE = 256  # of the slice that a model is profiled with
 # What the names of modules begin with in the profiler's record.
 _PREFIX = "module "
-# The name for what a training step does outside the forward pass.
+# The names for what a training step does outside the forward pass.
 _BACKWARD = "(backward and all else)"
+_LOSS = "(loss)"
+# What a training step is made of, and the stages of its timing that belong to each part.
+_PARTS = {
+    "data": ("batches", "transfer"),
+    "network": ("forward", "backward"),
+    "loss": ("loss",),
+    "optimiser": ("optimiser",),
+}
+_REMEDIES = {
+    "data": "more readers (data.store.workers) or less augmentation would help",
+    "network": "a GPU, smaller slices or fewer filters would help",
+    "loss": "a larger network would cost little more",
+    "optimiser": "larger batches would help",
+}
 _RATE_SIDE = 1024  # of the matrices that the device's rate is measured with
 
 
@@ -61,7 +92,7 @@ class Profiled:
     """A network's profile, of one step.
 
     `operators` have name, seconds, share and calls. `rate` is what the device reaches in a matrix
-    product in float32, in operations a second.
+    product in float32, in operations a second. `parts` are seconds of a training step, by part.
     """
 
     modules: list[Row]
@@ -69,16 +100,24 @@ class Profiled:
     seconds: float
     flops: float
     rate: float
+    parts: dict[str, float] = field(default_factory=dict)
 
-
-@dataclass(frozen=True, eq=False)
-class _Subject:
-    """What is profiled: a network on the device, and its input (N, C, H, W)."""
-
-    network: Network
-    slices: Tensor
-    training: bool
-    lead: str  # the sentence that says all this on the page
+    @property
+    def bound(self) -> str:
+        """A sentence that says which part of a training step takes most; empty of a model."""
+        if not self.parts:
+            return ""
+        whole = sum(self.parts.values())
+        slowest = max(self.parts, key=lambda part: self.parts[part])
+        others = [
+            f"{part} {seconds / whole:.0%}"
+            for part, seconds in self.parts.items()
+            if part != slowest
+        ]
+        return (
+            f"The {slowest} bounds the training, with {self.parts[slowest] / whole:.0%} of a step "
+            f"({', '.join(others)}): {_REMEDIES[slowest]}."
+        )
 
 
 def write_profile(
@@ -88,11 +127,13 @@ def write_profile(
     device: str = "auto",
     steps: int = 5,
     against: Path | None = None,
+    store: Path | None = None,
 ) -> Profiled:
-    """Profile a model's first view, forward, or a recipe's network, forward and backward.
+    """Profile a model's first view, forward, or a step of a recipe's training.
 
     `name` is that of a model or a recipe, or a path. Writes a page, a table and a trace to `out`.
-    `against` is the folder of an earlier profile, which the page compares with.
+    `against` is the folder of an earlier profile, which the page compares with. A recipe trains on
+    the slices of `store`; without it, on synthetic slices of a phantom.
     """
     earlier = None
     if against is not None:
@@ -103,46 +144,79 @@ def write_profile(
         find_model(name)
     except ModelError:
         is_model = False
-    if is_model:
-        subject = _model_subject(name, chosen_device)
-    else:
-        subject = _recipe_subject(name, chosen_device)
+    if is_model and store is not None:
+        raise ConfigError(
+            f"{name} is a model, which has no store", remedy="leave --store out"
+        )
     with claimed(out, (ROWS, TRACE, PAGE)):
         with atomic_path(out / TRACE) as trace:
-            found = profile_network(
-                subject.network,
-                subject.slices,
-                steps,
-                training=subject.training,
-                trace=trace,
-            )
+            if is_model:
+                lead, found = _profile_model(name, chosen_device, steps, trace)
+            else:
+                lead, found = _profile_recipe(name, store, chosen_device, steps, trace)
         write_whole(out / ROWS, json.dumps(asdict(found), indent=1))
-        write_whole(out / PAGE, _page(subject.lead, found, earlier, against))
+        write_whole(out / PAGE, _page(lead, found, earlier, against))
     return found
 
 
-def _model_subject(name: str, device: torch.device) -> _Subject:
-    """Take the network of a model's first view, and one slice."""
+def _profile_model(
+    name: str, device: torch.device, steps: int, trace: Path
+) -> tuple[str, Profiled]:
+    """The network of a model's first view, on one slice; first what it is, in words."""
     networks = load_model(name).networks
     first = next(iter(networks.values())).fold()
     size = (1, first.config.channels, _SIDE, _SIDE)
     network = first.to(device).eval()
     slices = torch.rand(size, device=device)
     lead = f"{name}, forward, {_shown_size(size)} on {device}"
-    return _Subject(network, slices, training=False, lead=lead)
+    return lead, profile_network(network, slices, steps, trace=trace)
 
 
-def _recipe_subject(name: str, device: torch.device) -> _Subject:
-    """Build a recipe's network, and a batch of its first stage or as much as fits in memory."""
+def _profile_recipe(
+    name: str, store: Path | None, device: torch.device, steps: int, trace: Path
+) -> tuple[str, Profiled]:
+    """A step of a recipe's first stage, for its first view; first what it is, in words."""
     recipe = read_recipe(name)
-    stage = recipe.stages[0]
-    network = build(recipe.network)
+    if store is not None:
+        recipe = on_store(recipe, store)
+    stage = _affordable(recipe.network, recipe.stages[0], device)
+    batch = stage.batch
+    wanted = recipe.stages[0].batch
+    if store is None:
+        synthetic = stage.data.synthetic or SyntheticConfig(heads="phantom")
+        phantom = synthetic.model_copy(update={"heads": "phantom"})
+        data = stage.data.model_copy(update={"synthetic": phantom, "store": None})
+        stage = stage.model_copy(update={"data": data})
+    # Modules of a compiled network are not seen.
+    stage = stage.model_copy(update={"compile": False, "validation": None})
+    scheme = load_scheme(recipe.scheme)
+    view = recipe.views[0]
+    network = ViewsNet(recipe.network, {view: len(scheme.seen_in(view))})
+    prepare_training(device)
+    with open_data(recipe, stage, (view,), scheme, device, 1) as (source, _):
+        trainer = Trainer(recipe, stage, (view,), network, source, device)
+        found = profile_training(trainer, view, steps, trace=trace)
+    size = (batch, recipe.network.channels, stage.data.rows, stage.data.columns)
+    precision = str(trainer.precision).removeprefix("torch.")
+    slices = f"slices of {store}" if store is not None else "synthetic slices"
+    lead = f"{name}, a training step on {slices}, {_shown_size(size)} in {precision} on {device}"
+    if recipe.stages[0].compile:
+        lead += "; not compiled"
+    if batch < wanted:
+        lead += f"; there is no memory for the recipe's batch of {wanted}"
+    return lead, found
+
+
+def _affordable(
+    network: NetworkConfig, stage: StageConfig, device: torch.device
+) -> StageConfig:
+    """A stage with its batch, or on a processor as much of it as fits in memory."""
     rows = stage.data.rows
     columns = stage.data.columns
     batch = stage.batch
     if device.type == "cpu":
         # As many slices as there is memory for: times are by the slice all the same.
-        memory = StepMemory.of(network.config, (rows, columns))
+        memory = StepMemory.of(network, (rows, columns))
         free = free_memory()
         batch = memory.largest_batch(batch, free)
         if not batch:
@@ -151,13 +225,7 @@ def _recipe_subject(name: str, device: torch.device) -> _Subject:
                 f"memory, and {free / 2**30:.1f} GiB are free",
                 remedy="profile a smaller network",
             )
-    size = (batch, network.config.channels, rows, columns)
-    network = network.to(device).train()
-    slices = torch.rand(size, device=device)
-    lead = f"{name}, forward and backward, {_shown_size(size)} on {device}"
-    if batch < stage.batch:
-        lead += f"; there is no memory for the recipe's batch of {stage.batch}"
-    return _Subject(network, slices, training=True, lead=lead)
+    return stage.model_copy(update={"batch": batch})
 
 
 def _shown_size(size: tuple[int, ...]) -> str:
@@ -183,39 +251,110 @@ def profile_network(
     slices: Tensor,
     steps: int,
     *,
-    training: bool = False,
     trace: Path | None = None,
 ) -> Profiled:
-    """Measure steps on slices (N, C, H, W); one step goes before that is not counted.
+    """Measure forward passes on slices (N, C, H, W); one goes before that is not counted.
 
-    A step is the forward pass, with `training` also the backward pass. `trace` is a file for
-    Chrome's trace viewer or Perfetto.
+    `trace` is a file for Chrome's trace viewer or Perfetto.
     """
-    flops, shapes = count_flops(network, slices[:1])
 
     def step() -> None:
-        with torch.set_grad_enabled(training):
-            logits = network(slices)
-            if training:
-                logits.logsumexp(1).mean().backward()
-        if slices.device.type != "cpu":
-            torch.accelerator.synchronize(slices.device)
+        with torch.no_grad():
+            network(slices)
 
-    step()
-    name_of_step = _PREFIX
-    if training:
-        name_of_step += _BACKWARD
+    return _measure(
+        step,
+        steps,
+        paths={module: path for path, module in network.named_modules()},
+        counted=count_flops(network, slices[:1]),
+        slices=len(slices),
+        device=slices.device,
+        trace=trace,
+    )
+
+
+def profile_training(
+    trainer: Trainer, view: View, steps: int, *, trace: Path | None = None
+) -> Profiled:
+    """Measure steps of a training of one view; one step goes before that is not counted."""
+    paths: dict[nn.Module, str] = {trainer.losses[view]: _LOSS}
+    for path, module in trainer.network.named_modules():
+        # As the modules of the view's network on its own are called.
+        shown = path.removeprefix("trunk.")
+        if path == f"classifiers.{view.value}":
+            shown = "classifier"
+        paths[module] = shown
+    alone = trainer.network.extract(view).to(trainer.device).eval()
+    data = trainer.stage.data
+    slice_ = torch.rand(
+        1, alone.config.channels, data.rows, data.columns, device=trainer.device
+    )
+    if trainer.device.type != "cpu":
+        timing.wait_first(partial(torch.accelerator.synchronize, trainer.device))
+    clock = timing.Clock()
+
+    def step() -> None:
+        with timing.timed(clock):
+            trainer.step()
+
+    def forget_first() -> None:
+        clock.take()
+
+    found = _measure(
+        step,
+        steps,
+        paths=paths,
+        counted=count_flops(alone, slice_),
+        slices=trainer.stage.batch * trainer.stage.accumulate,
+        device=trainer.device,
+        trace=trace,
+        root=_BACKWARD,
+        after_first=forget_first,
+    )
+    spent = clock.take()
+    parts = {}
+    for part, stages in _PARTS.items():
+        seconds = [wall for name, (wall, _) in spent.items() if name in stages]
+        parts[part] = sum(seconds) / steps
+    return replace(found, parts=parts)
+
+
+def _measure(
+    step: Callable[[], object],
+    steps: int,
+    *,
+    paths: Mapping[nn.Module, str],
+    counted: tuple[dict[str, float], dict[str, str]],
+    slices: int,
+    device: torch.device,
+    trace: Path | None,
+    root: str = "",
+    after_first: Callable[[], object] = lambda: None,
+) -> Profiled:
+    """Profile steps: `paths` are the modules of interest, `root` is what is in none of them.
+
+    `counted` are operations and shapes of one slice, by path, of which a step has `slices`.
+    """
+    flops, shapes = counted
+
+    def waited_for() -> None:
+        step()
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+
+    waited_for()
+    after_first()
     # The profiler records the processor, and a GPU if there is one.
-    with _modules_recorded(network), profile() as profiler:
+    with _modules_recorded(paths), profile() as profiler:
         for _ in range(steps):
-            with record_function(name_of_step):
-                step()
+            with record_function(_PREFIX + root):
+                waited_for()
     if trace is not None:
         profiler.export_chrome_trace(str(trace))
 
     own_seconds = _own_times(profiler.events())
     total = sum(own_seconds.values())
-    kinds = {path: type(module).__name__ for path, module in network.named_modules()}
+    kinds = {path: type(module).__name__ for module, path in paths.items()}
     modules = []
     for path, seconds in own_seconds.items():
         row = Row(
@@ -224,7 +363,7 @@ def profile_network(
             shape=shapes.get(path, ""),
             seconds=seconds / steps,
             share=seconds / total,
-            flops=len(slices) * flops.get(path, 0.0),
+            flops=slices * flops.get(path, 0.0),
         )
         modules.append(row)
     averages = [
@@ -242,23 +381,24 @@ def profile_network(
         operators=operators,
         seconds=total / steps,
         flops=sum(row.flops for row in modules),
-        rate=_rate(slices.device),
+        rate=_rate(device),
     )
 
 
 @contextmanager
-def _modules_recorded(network: Network) -> Iterator[None]:
+def _modules_recorded(paths: Mapping[nn.Module, str]) -> Iterator[None]:
     """Make each call of a module a range in the profiler's record, by the module's path."""
-    names = {module: _PREFIX + path for path, module in network.named_modules()}
     ranges: list[Any] = []
 
     def enter(module: nn.Module, given: Any) -> None:
-        started: Any = record_function(names[module])
-        started.__enter__()
-        ranges.append(started)
+        if module in paths:
+            started: Any = record_function(_PREFIX + paths[module])
+            started.__enter__()
+            ranges.append(started)
 
     def leave(module: nn.Module, given: Any, result: Any) -> None:
-        ranges.pop().__exit__(None, None, None)
+        if module in paths:
+            ranges.pop().__exit__(None, None, None)
 
     before = hooks.register_module_forward_pre_hook(enter)
     after = hooks.register_module_forward_hook(leave, always_call=True)
@@ -350,6 +490,15 @@ def _page(
     for name, seconds, share, calls in found.operators:
         rows.append([name, 1e3 * seconds, 100 * share, calls])
     step_ms = 1e3 * found.seconds
+    text = (
+        "Times are each module's own, without the modules inside it: shares add up to 100 %. "
+        f"Open {TRACE} at ui.perfetto.dev."
+    )
+    if found.bound:
+        text = f"{found.bound} {text}"
+    tables = [_modules_table(found, earlier, against)]
+    if found.parts:
+        tables.insert(0, _parts_table(found.parts))
     return render(
         "toolbox.html",
         title="Profile",
@@ -363,11 +512,10 @@ def _page(
                 "float32, measured here",
             ),
         ],
-        text="Times are each module's own, without the modules inside it: shares add up to 100 %. "
-        f"Open {TRACE} at ui.perfetto.dev.",
+        text=text,
         pictures=[],
         tables=[
-            _modules_table(found, earlier, against),
+            *tables,
             table(
                 "operators",
                 "Operators",
@@ -376,6 +524,22 @@ def _page(
                 note="Own times on the processor.",
             ),
         ],
+    )
+
+
+def _parts_table(parts: Mapping[str, float]) -> Table:
+    """Make a row for each part of a training step."""
+    columns: Columns = ["Part", Column("ms", 1), Column("%", 1)]
+    whole = sum(parts.values())
+    rows = []
+    for part, seconds in parts.items():
+        rows.append([part, 1e3 * seconds, 100 * seconds / whole])
+    return table(
+        "parts",
+        "Parts of a step",
+        columns,
+        rows,
+        note="Data is what the step waits for: what is drawn beside it is not in it.",
     )
 
 

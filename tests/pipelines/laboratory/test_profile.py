@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.overfitted import random_model
+from helpers.small_store import all_train, small_store
 from helpers.tiny_training import write_recipe
 
 from trinat.pipelines.laboratory import profile
@@ -17,7 +18,7 @@ from trinat.pipelines.laboratory.profile import (
     write_profile,
 )
 from trinat.pipelines.train.run import read_recipe
-from trinat.segmentation.errors import DeviceError, InputError
+from trinat.segmentation.errors import ConfigError, DeviceError, InputError
 from trinat.segmentation.models.architectures import PUBLISHED, build
 from trinat.segmentation.models.quicknat import QuickNat, QuickNatConfig
 from trinat.segmentation.training.memory import StepMemory
@@ -32,13 +33,10 @@ def test_the_published_network_takes_121_gflop_for_a_slice() -> None:
     assert flops["classifier"] == 2 * 64 * 33 * 64 * 64
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_shares_of_modules_and_of_operators_add_up(training: bool) -> None:
-    network = QuickNat(QuickNatConfig(classes=4, filters=4, kernel=3, depth=2)).train(
-        training
-    )
+def test_shares_of_modules_and_of_operators_add_up() -> None:
+    network = QuickNat(QuickNatConfig(classes=4, filters=4, kernel=3, depth=2)).eval()
     slices = torch.rand(2, 1, 32, 32)
-    found = profile_network(network, slices, 2, training=training)
+    found = profile_network(network, slices, 2)
     assert sum(row.share for row in found.modules) == pytest.approx(1)
     assert sum(row.seconds for row in found.modules) == pytest.approx(found.seconds)
     assert sum(share for _, _, share, _ in found.operators) == pytest.approx(1)
@@ -64,10 +62,32 @@ def test_a_model_and_a_recipe_have_a_page_and_are_compared(tmp_path: Path) -> No
     assert any(
         event.get("name") == "module classifier" for event in trace["traceEvents"]
     )
-    write_profile(str(write_recipe(tmp_path)), tmp_path / "c", steps=1, device="cpu")
-    assert "(backward and all else)" in (tmp_path / "c/profile.html").read_text()
     with pytest.raises(InputError, match=r"has no profile.json"):
         write_profile("fast", tmp_path / "d", against=tmp_path)
+
+
+def test_a_recipe_is_profiled_as_it_trains(tmp_path: Path) -> None:
+    """On a store: with its data, its loss and its optimiser, and the part that takes most."""
+    store = small_store(tmp_path / "store", dict.fromkeys("ab", (40, 44, 48)))
+    all_train(store)
+    recipe = write_recipe(tmp_path, accumulate=2)
+    found = write_profile(
+        str(recipe), tmp_path / "out", steps=2, device="cpu", store=store
+    )
+    assert sum(row.share for row in found.modules) == pytest.approx(1)
+    rows = {row.name: row for row in found.modules}
+    assert rows["(loss)"].seconds > 0
+    assert rows["(backward and all else)"].seconds > 0
+    # Two batches of four slices, 4 classes of 4 filters, 32 x 32 places, 2 a multiply-add.
+    assert rows["classifier"].flops == 8 * 2 * 4 * 4 * 32 * 32
+    assert set(found.parts) == {"data", "network", "loss", "optimiser"}
+    assert sum(found.parts.values()) == pytest.approx(found.seconds, rel=0.2)
+    slowest = max(found.parts, key=found.parts.__getitem__)
+    page = (tmp_path / "out" / profile.PAGE).read_text()
+    assert f"The {slowest} bounds the training" in page
+    assert "Parts of a step" in page
+    with pytest.raises(ConfigError, match="fast is a model, which has no store"):
+        write_profile("fast", tmp_path / "model", store=store)
 
 
 def test_a_batch_without_memory_is_made_smaller_and_the_page_says_so(
