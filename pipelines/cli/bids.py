@@ -38,6 +38,8 @@ def command(
             "brain_mask",
             "entropy",
             "probabilities",
+            "tissues",
+            "fmriprep",
             "fill_nonfinite",
             "trust_affine",
             "overwrite",

@@ -20,9 +20,9 @@ from trinat.segmentation.inference import quality
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.checks.limits import Limits
 from trinat.segmentation.inference.measuring import measure
-from trinat.segmentation.inference.prediction import Prediction
+from trinat.segmentation.inference.prediction import Prediction, Tissues
 from trinat.segmentation.io.files import write_whole
-from trinat.segmentation.io.volume import write_maps
+from trinat.segmentation.io.volume import Volume, write_maps
 from trinat.segmentation.labels.measures import MEASURES, BrainVolumes
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.checkpoint import Model
@@ -30,8 +30,10 @@ from trinat.segmentation.report.case_view import view_result
 from trinat.segmentation.report.page import short_name
 from trinat.segmentation.report.pictures import draw_mosaic, encoded
 from trinat.segmentation.report.scan_page import scan_page
+from trinat.segmentation.space.views import reoriented
 from trinat.segmentation.timing import stage
 
+_TISSUE_MAPS = [product for product in Product if "label" in product.own_entities]
 # A structure of which clean-up changed a smaller share is not reported.
 _REPORTED_CHANGE = 0.01
 
@@ -153,13 +155,20 @@ class CaseFiles:
         writers: dict[Product, Callable[[], None]] = {
             Product.LABELS: self._write_labels,
             Product.STATS: self._write_stats,
-            Product.BRAIN_MASK: self._write_brain_mask,
+            Product.BRAIN_MASK: partial(self._write_brain_mask, Product.BRAIN_MASK),
             Product.ENTROPY: self._write_entropy,
             Product.PROBABILITIES: self._write_probabilities,
+            Product.FMRIPREP_MASK: partial(
+                self._write_brain_mask, Product.FMRIPREP_MASK
+            ),
             Product.DICOM_SEG: partial(self._write_dicom_seg, digest),
             Product.PAGE: partial(self._write_page, digest, result),
             Product.PICTURE: self._write_picture,
         }
+        for product in (Product.TISSUES, Product.FMRIPREP_TISSUES):
+            writers[product] = partial(self._write_tissue_labels, product)
+        for product in _TISSUE_MAPS:
+            writers[product] = partial(self._write_tissue_map, product)
         for product in Product:
             if self.wants(product):
                 writers[product]()
@@ -182,14 +191,35 @@ class CaseFiles:
         )
         write_whole(self.names.path(Product.STATS), table)
 
-    def _write_brain_mask(self) -> None:
+    def _write_brain_mask(self, product: Product) -> None:
         """What is inside the skull, 1 there and 0 elsewhere; in a BIDS dataset with a JSON."""
         mask = self.found.brain
         numbers = replace(mask, data=mask.data.astype(np.uint8))
-        numbers.write(self.names.path(Product.BRAIN_MASK), labels=True)
+        _in_axes_of(product, numbers).write(self.names.path(product), labels=True)
         if self.settings.bids:
             content = {"Type": "Brain", **self._origin}
-            _write_json(self.names.path(Product.BRAIN_MASK, ".json"), content)
+            _write_json(self.names.path(product, ".json"), content)
+
+    @cached_property
+    def _tissues(self) -> Tissues:
+        """What all files of tissues are written from."""
+        return self.found.tissues()
+
+    def _write_tissue_labels(self, product: Product) -> None:
+        """The most probable tissue of each voxel."""
+        labels = self._tissues.labels
+        _in_axes_of(product, labels).write(self.names.path(product), labels=True)
+        if self.settings.bids:
+            _write_json(self.names.path(product, ".json"), self._origin)
+
+    def _write_tissue_map(self, product: Product) -> None:
+        """The probability of one tissue."""
+        found = _in_axes_of(
+            product, self._tissues.by_label[product.own_entities["label"]]
+        )
+        write_maps(self.names.path(product), [found], 1)
+        if self.settings.bids:
+            _write_json(self.names.path(product, ".json"), self._origin)
 
     def _write_entropy(self) -> None:
         """The entropy of each voxel's probabilities."""
@@ -251,6 +281,14 @@ class CaseFiles:
             found.image, found.working, found.scheme, title=self.case.stem
         )
         write_whole(self.names.path(Product.PICTURE), encoded(mosaic, "PNG"))
+
+
+def _in_axes_of(product: Product, volume: Volume) -> Volume:
+    """A volume as it goes into the file of a product.
+
+    fMRIPrep puts a scan's axes into the order RAS, and lays masks and maps over it as arrays.
+    """
+    return reoriented(volume, "RAS") if product.for_fmriprep else volume
 
 
 @stage("picture")

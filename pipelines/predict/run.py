@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from natsort import natsorted
+
 from trinat.pipelines.jobs.lock import refuse_held, run_lock
 from trinat.pipelines.jobs.process import stop_on_signal
 from trinat.pipelines.predict.changes import renew_changes
@@ -46,7 +48,9 @@ from trinat.pipelines.predict.settings import (
 from trinat.pipelines.predict.tables import write_bids_files, write_tables
 from trinat.pipelines.scans.cases import Case, Found, Refusal
 from trinat.pipelines.scans.discovery import find_cases, suffix_of_results
+from trinat.pipelines.scans.naming import T1W
 from trinat.segmentation.errors import ConfigError, InputError, OutputError
+from trinat.segmentation.inference.checks.evidence import some
 from trinat.segmentation.models.zoo import find_model, is_for_any_contrast
 from trinat.segmentation.timing import stage
 
@@ -100,6 +104,8 @@ def predict(request: PredictRequest, heard: Listener | None = None) -> Outcome:
             )
     for remark in found.remarks:
         heard.on_remark(remark)
+    if request.output.fmriprep:
+        _check_for_fmriprep(request.suffix, found, heard.on_remark)
     units, refusals = _inputs_of_part(request, found, heard.on_remark)
     cases = [case for unit in units for case in unit.scans]
     given = len(cases) + len(refusals)
@@ -134,6 +140,24 @@ def predict(request: PredictRequest, heard: Listener | None = None) -> Outcome:
     outcome = recorder.outcome(given, is_part=bool(request.part))
     heard.on_end(outcome, request.out)
     return outcome
+
+
+def _check_for_fmriprep(
+    suffix: str, found: Found, say: Callable[[str], object]
+) -> None:
+    """Refuse what fMRIPrep takes no results of; say which persons have more scans than it takes."""
+    if found.bids_root is None or suffix != T1W:
+        raise ConfigError(
+            "--for fmriprep: the scans are no T1w scans of a BIDS dataset",
+            remedy="give a BIDS dataset, or use --tissues",
+        )
+    scans = Counter(f"sub-{case.entities['sub']}" for case in found.cases)
+    several = [person for person in natsorted(scans) if scans[person] > 1]
+    if several:
+        say(
+            f"fMRIPrep takes the results of one T1w scan a person: {some(several)} have several "
+            "(docs/fmriprep.md)"
+        )
 
 
 def _inputs_of_part(

@@ -77,14 +77,18 @@ def split_views(text: str) -> tuple[str, ...]:
     return tuple(view for view in _VIEWS if view in chosen)
 
 
+def _is_fmriprep(program: str | None) -> bool:
+    return program == "fmriprep"
+
+
 @dataclass(frozen=True)
 class OutputSettings:
     """What changes the results: any change here makes every case of a folder be done again.
 
     `views` are in the order in which they are computed; empty: all that the model has. The settings
-    `stats`, `picture`, `brain_mask`, `entropy`, `probabilities`, `dicom_seg` and `page` each write
-    the `Product` of the same name. `reference` are the normal ranges that pages show: structure,
-    lowest and highest mm³.
+    from `stats` to `page` write files: those `Product`s that name them as their `setting`. Label
+    maps are always written, and what `fmriprep` asks for in BIDS datasets alone. `reference` are
+    the normal ranges that pages show: structure, lowest and highest mm³.
     """
 
     views: Annotated[
@@ -153,6 +157,24 @@ class OutputSettings:
     probabilities: Annotated[bool, Option("Write probability maps.", panel=FILES)] = (
         False
     )
+    tissues: Annotated[
+        bool,
+        Option(
+            "Write maps of grey matter, white matter and CSF: one of each probability, and one of "
+            "the most probable (1, 2, 3).",
+            panel=FILES,
+        ),
+    ] = False
+    fmriprep: Annotated[
+        bool,
+        Option(
+            "Of a BIDS dataset, write also what this program takes by --derivatives: fmriprep.",
+            names=("--for",),
+            typed=Literal["fmriprep"] | None,
+            parse=_is_fmriprep,
+            panel=FILES,
+        ),
+    ] = False
     dicom_seg: Annotated[
         bool,
         Option("Write a DICOM SEG of each scan that was given as DICOM.", panel=FILES),
@@ -171,10 +193,10 @@ class OutputSettings:
     ] = None
 
     def wants(self, product: Product) -> bool:
-        """Whether a product is written: label maps always, others by the setting of its name."""
+        """Whether a product is written: label maps always, others by their setting."""
         if product is Product.LABELS:
             return True
-        return bool(getattr(self, product.name.lower()))
+        return bool(getattr(self, product.setting))
 
     def digest(self) -> str:
         """A hash of all settings and of trinat's version."""
@@ -463,6 +485,8 @@ class CaseNames:
         """Whatever any run may have written of the scan, with any settings; relative to `root`."""
         paths = []
         for product in Product:
+            if product.for_fmriprep and not self.bids:
+                continue
             paths.append(self.path(product))
             paths += [self.path(product, ending) for ending in product.further]
         return [self._relative(path) for path in paths]
@@ -485,8 +509,7 @@ class CaseNames:
         folder, _, stem = self.id.rpartition("/")
         suffix = product.plain
         if self.bids:
-            space = self.entities.get("space", "orig")
-            stem = bids_name(self.entities, space=space, desc=product.description)
+            stem = bids_name(self.entities, **product.entities(self.entities))
             suffix = product.suffix
         return self.root / folder / f"{stem}_{suffix}{ending or product.ending}"
 

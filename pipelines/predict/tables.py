@@ -386,7 +386,7 @@ def write_bids_files(folder: Path, out: Path, raw: Path) -> None:
     raw_from_out = Path(os.path.relpath(raw.resolve(), out.resolve()))
     description = {
         "Name": "trinat segmentations",
-        "BIDSVersion": "1.10.0",
+        "BIDSVersion": "1.11.0",
         "DatasetType": "derivative",
         "GeneratedBy": [{"Name": "trinat", "Version": version("trinat")}],
         "DatasetLinks": {"raw": f"{raw_from_out.as_posix()}/"},

@@ -10,7 +10,7 @@ file is gone, or has changed since.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +21,11 @@ from trinat.pipelines.scans.discovery import is_result, stem_ends, walk
 from trinat.pipelines.scans.naming import Product
 from trinat.segmentation.data.identity import Identity, identity_of, told_apart
 from trinat.segmentation.data.sources.base import natural_order, without_suffix
-from trinat.segmentation.data.sources.bids import anat_files, entities
+from trinat.segmentation.data.sources.bids import (
+    anat_files,
+    entities,
+    is_of_tissues,
+)
 from trinat.segmentation.data.sources.freesurfer import (
     find_image,
     find_labels,
@@ -142,7 +146,7 @@ def _files_below(place: Path, suffix: str) -> list[ScanFile]:
     of_labels = suffix == Product.LABELS.suffix
     bids = [_named(path) for path in anat_files(place, suffix)]
     if bids:
-        return bids
+        return _without_tissues(bids) if of_labels else bids
     find_in_subject = find_image
     if of_labels:
         find_in_subject = find_labels
@@ -154,6 +158,21 @@ def _files_below(place: Path, suffix: str) -> list[ScanFile]:
         if marked:
             return [_named_below(place, path) for path in marked]
     return [_named(path) for path in image_files(place, _READ).values()]
+
+
+def _without_tissues(files: Sequence[ScanFile]) -> list[ScanFile]:
+    """Label maps of a BIDS dataset, without those of tissues where the scan has others, too.
+
+    Those of a scan are in one folder and have the same identity.
+    """
+    of_scan: dict[object, list[ScanFile]] = defaultdict(list)
+    for file in files:
+        of_scan[file.path.parent, file.identity].append(file)
+    kept = []
+    for same in of_scan.values():
+        of_structures = [file for file in same if not is_of_tissues(file.path)]
+        kept += of_structures or same
+    return kept
 
 
 def _of_subjects_dir(root: Path, find: Callable[[Path], Path | None]) -> list[ScanFile]:

@@ -6,13 +6,14 @@ Names from outside (of files, folders, subjects) reach a path of an output only 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-# The order of entities in a file name, by the BIDS schema.
+# The order of entities in a file name, by the schema of BIDS 1.11.
 _ORDER = (
-    "sub", "tpl", "cohort", "ses", "sample", "task", "tracksys", "acq", "nuc", "voi", "ce", "trc",
+    "sub", "tpl", "ses", "cohort", "sample", "task", "tracksys", "acq", "nuc", "voi", "ce", "trc",
     "stain", "rec", "dir", "run", "mod", "echo", "flip", "inv", "mt", "part", "proc", "hemi",
     "space", "split", "recording", "chunk", "atlas", "seg", "scale", "res", "den", "label", "from",
     "to", "mode", "desc",
@@ -26,25 +27,59 @@ class _Facts:
     suffix: str
     ending: str
     plain: str = ""
-    description: str = "trinat"
+    seg: str = ""
+    label: str = ""
+    desc: str = "trinat"
     further: tuple[str, ...] = ()
     is_in_bids: bool = True
     download: str = ""
     media_type: str = ""
+    setting: str = ""
+    for_fmriprep: bool = False
+
+
+def _tissue(label: str) -> _Facts:
+    """The map of a tissue's probability, by its label in BIDS."""
+    return _Facts(
+        "probseg",
+        ".nii.gz",
+        plain=f"{label}_probseg",
+        seg="tissues",
+        label=label,
+        desc="",
+        further=(".json",),
+        setting="tissues",
+    )
+
+
+def _for_fmriprep(suffix: str, *, label: str = "", desc: str = "") -> _Facts:
+    """What fMRIPrep looks for under this name among the derivatives that it is given."""
+    return _Facts(
+        suffix,
+        ".nii.gz",
+        label=label,
+        desc=desc,
+        further=(".json",),
+        setting="fmriprep",
+        for_fmriprep=True,
+    )
 
 
 class Product(Enum):
     """A file of a scan, and what follows from it: names, .bidsignore, what is set aside, downloads.
 
-    - `suffix` is that of its name, `ending` has the dot, `description` is the entity `desc` in
-      names of BIDS. `plain` is its suffix where names are not BIDS.
+    - `suffix` is that of its name, `ending` has the dot. `own_entities` are those that names of
+      BIDS have of it: `seg`, `label` and `desc`. `plain` is its suffix where names are not BIDS.
     - `further` are endings of what may be there as well: in its place, or the JSON beside it.
     - `is_in_bids` is whether BIDS has a name for it; else .bidsignore lists it.
     - `download` is what clients of the service call it, and `media_type` what they are told that it
       is; "" where the service has none.
+    - `setting` is the field of `OutputSettings` that asks for it: of its name in small letters, if
+      no other is given.
+    - `for_fmriprep` is whether it is there for fMRIPrep to find: in BIDS datasets alone, without
+      the entity `space`.
 
-    A product is written where `OutputSettings` has the setting of its name in small letters, by the
-    function for it in `CaseFiles.write_all`.
+    A product is written by the function for it in `CaseFiles.write_all`.
     """
 
     LABELS = _Facts(
@@ -58,7 +93,7 @@ class Product(Enum):
         "mask",
         ".nii.gz",
         plain="brainmask",
-        description="brain",
+        desc="brain",
         further=(".json",),
         download="brainmask.nii.gz",
         media_type="application/gzip",
@@ -67,6 +102,22 @@ class Product(Enum):
         "seg", ".dcm", download="seg.dcm", media_type="application/dicom"
     )
     PROBABILITIES = _Facts("probseg", ".nii.gz", further=(".json",))
+    TISSUES = _Facts(
+        "dseg",
+        ".nii.gz",
+        plain="tissues",
+        seg="tissues",
+        desc="",
+        further=(".json",),
+    )
+    GREY_MATTER = _tissue("GM")
+    WHITE_MATTER = _tissue("WM")
+    FLUID = _tissue("CSF")
+    FMRIPREP_MASK = _for_fmriprep("mask", desc="brain")
+    FMRIPREP_TISSUES = _for_fmriprep("dseg")
+    FMRIPREP_GREY_MATTER = _for_fmriprep("probseg", label="GM")
+    FMRIPREP_WHITE_MATTER = _for_fmriprep("probseg", label="WM")
+    FMRIPREP_FLUID = _for_fmriprep("probseg", label="CSF")
     PICTURE = _Facts(
         "qc", ".png", is_in_bids=False, download="qc.png", media_type="image/png"
     )
@@ -78,23 +129,37 @@ class Product(Enum):
         self.suffix = facts.suffix
         self.ending = facts.ending
         self.plain = facts.plain or facts.suffix
-        self.description = facts.description
+        own = {"seg": facts.seg, "label": facts.label, "desc": facts.desc}
+        self.own_entities = {entity: value for entity, value in own.items() if value}
         self.further = facts.further
         self.is_in_bids = facts.is_in_bids
         self.download = facts.download
         self.media_type = facts.media_type
+        self.setting = facts.setting or self.name.lower()
+        self.for_fmriprep = facts.for_fmriprep
 
-    def among(self, names: Iterable[str]) -> str | None:
+    def entities(self, of_scan: Mapping[str, str]) -> dict[str, str]:
+        """The entities that its name in BIDS has beside those of the scan, or in their place."""
+        if self.for_fmriprep:
+            return self.own_entities
+        return {"space": of_scan.get("space", "orig"), **self.own_entities}
+
+    def among(self, names: Collection[str]) -> str | None:
         """The first of these files, by their names, that is this product; None without one."""
         endings = [
             ending for ending in (self.ending, *self.further) if ending != ".json"
         ]
-        mine = tuple(
-            f"_{suffix}{ending}"
-            for suffix in (self.suffix, self.plain)
-            for ending in endings
+        either = "|".join(re.escape(ending) for ending in endings)
+        own = "".join(
+            f"_{entity}-{value}" for entity, value in self.own_entities.items()
         )
-        return next((name for name in names if name.endswith(mine)), None)
+        in_bids = f"_space-[^/]*{own}_{self.suffix}"
+        for named in (in_bids, f"_{self.plain}"):
+            is_mine = re.compile(f"{named}({either})$")
+            found = next((name for name in names if is_mine.search(name)), None)
+            if found is not None:
+                return found
+        return None
 
 
 # BIDS's word for the scans that are taken unless others are asked for.
@@ -106,7 +171,7 @@ ASIDE = ".trinat-stale"
 # How the reasons of what is no scan begin, where that is no failure.
 LEFT_OUT = "left out: "
 # How the names of results end that may be beside scans: ours, and the masks of others.
-RESULT_ENDINGS = ("_dseg", "_probseg", "_mask", "_brainmask", "_entropy")
+RESULT_ENDINGS = ("_dseg", "_tissues", "_probseg", "_mask", "_brainmask", "_entropy")
 
 
 def bids_name(entities: Mapping[str, str], **added: str) -> str:

@@ -21,6 +21,7 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.label import CSF_GROUP
 from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.labels.tissues import TISSUES, tissue_numbers
 from trinat.segmentation.space.conform import (
     ConformPlan,
     restore,
@@ -37,6 +38,27 @@ _TOUCHING = np.ones((3, 3, 3), bool)
 # By group of a label scheme: what stands for the foramen magnum, and what goes on below it.
 _ABOVE_FORAMEN = ("cerebellum",)
 _THROUGH_FORAMEN = (CSF_GROUP, "brainstem")
+
+
+@dataclass(frozen=True, eq=False)
+class Tissues:
+    """Grey matter, white matter and CSF of a scan, in the scan's own space.
+
+    Probabilities are float32, 0 to 1. `labels` has the most probable of all: 1 grey matter,
+    2 white matter, 3 CSF, 0 none of them; uint8.
+    """
+
+    grey_matter: Volume
+    white_matter: Volume
+    csf: Volume
+    labels: Volume
+
+    @property
+    def by_label(self) -> dict[str, Volume]:
+        """The probabilities by the tissues' labels in BIDS: GM, WM, CSF."""
+        return dict(
+            zip(TISSUES, (self.grey_matter, self.white_matter, self.csf), strict=True)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +156,39 @@ class Prediction:
         # What is outside of what was conformed is background: its complement is 0 there.
         no_background = self._restored(1 - values)
         return replace(no_background, data=1 - no_background.data)
+
+    def tissues(self) -> Tissues:
+        """Grey matter, white matter and CSF in the scan's own space.
+
+        The probability of a tissue is the sum of those of its structures: a voxel between two
+        tissues keeps a part of each. Outside of the working grid all are 0.
+
+        Examples
+        --------
+        >>> tissues = result.tissues()
+        >>> bool(tissues.grey_matter.data.max() <= 1)
+        True
+        """
+        numbers = torch.from_numpy(tissue_numbers(self.scheme))
+        is_of_tissue = torch.nn.functional.one_hot(numbers, 1 + len(TISSUES))[:, 1:]
+        sums = torch.empty((*self.fused.shape[:3], len(TISSUES)))
+        for slab, of_slab in zip(
+            torch.split(self.fused, _SLAB), torch.split(sums, _SLAB), strict=True
+        ):
+            of_slab.copy_(slab.float() @ is_of_tissue.float())
+        maps = []
+        for values in sums.unbind(-1):
+            found = self._restored(np.ascontiguousarray(values.numpy()))
+            # Shares of float16 add up to 1 but for rounding.
+            maps.append(replace(found, data=np.minimum(found.data, 1)))
+        largest = 1 - np.sum([found.data for found in maps], axis=0)
+        classes = np.zeros(largest.shape, np.uint8)
+        for number, found in enumerate(maps, start=1):
+            is_larger = found.data > largest
+            classes[is_larger] = number
+            largest[is_larger] = found.data[is_larger]
+        grey_matter, white_matter, csf = maps
+        return Tissues(grey_matter, white_matter, csf, replace(csf, data=classes))
 
     @cached_property
     def entropy(self) -> Volume:

@@ -324,10 +324,11 @@ def _remedy(value: object) -> str:
 
 
 def write_maps(path: str | Path, maps: Iterable[Volume], count: int) -> None:
-    """Write `count` maps of values from 0 to 1, of one grid, as 4D .nii.gz: whole or not at all.
+    """Write `count` maps of values from 0 to 1, of one grid, as .nii.gz: whole or not at all.
 
-    Values are rounded to 1/32767 and kept as int16 with that slope. One map at a time is in
-    memory. The same maps give the same bytes.
+    Several are a file of four dimensions, and one is a file of three. Values are rounded to 1/32767
+    and kept as int16 with that slope. One map at a time is in memory. The same maps give the same
+    bytes.
     """
     with (
         atomic_write(path) as file,
@@ -345,7 +346,10 @@ def _maps_header(volume: Volume, count: int) -> nib.Nifti1Header:
     """The header of `count` maps on the grid of this one."""
     header = nib.Nifti1Header(endianness="<")
     header.set_data_dtype(np.int16)
-    header.set_data_shape((*volume.shape, count))
+    shape: tuple[int, ...] = volume.shape
+    if count > 1:
+        shape = (*shape, count)
+    header.set_data_shape(shape)
     header.set_qform(volume.affine, volume.codes[0])
     header.set_sform(volume.affine, volume.codes[1])
     header.set_xyzt_units("mm")

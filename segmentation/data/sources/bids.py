@@ -30,8 +30,10 @@ _ENTITY = re.compile(r"([a-zA-Z0-9]+)-([a-zA-Z0-9+]+)")
 _OF_A_SCAN = ("sub", "ses", "run", "acq", "ce", "rec")
 # A label map in these spaces is on its T1w image's grid.
 _OWN_SPACES = frozenset({None, "orig", "T1w", "individual"})
-# Tissue maps and cortical parcellations are other things than a segmentation.
+# Cortical parcellations are other things than a segmentation.
 _OTHER_THINGS = frozenset({"aparcaseg", "carpet", "ribbon"})
+# What the segmentations of one scan are told apart by: from BIDS 1.11 on `seg`, before it `desc`.
+_KINDS = ("seg", "desc")
 
 
 def _find(root: Path, options: SourceOptions) -> Found:
@@ -205,7 +207,18 @@ def _is_segmentation_of(labels: Path, own: Mapping[str, str]) -> bool:
         return False
     if theirs.get("space") not in _OWN_SPACES:
         return False
-    return "desc" in theirs and theirs["desc"] not in _OTHER_THINGS
+    kinds = {theirs.get(entity) for entity in _KINDS}
+    return not is_of_tissues(labels) and kinds.isdisjoint(_OTHER_THINGS)
+
+
+def is_of_tissues(labels: Path) -> bool:
+    """Whether a derivative's `_dseg` is of tissues, and not of structures, by its name.
+
+    Ours is called so; that of fMRIPrep has no name that tells it apart.
+    """
+    theirs = entities(without_suffix(labels))
+    kinds = [theirs[entity] for entity in _KINDS if entity in theirs]
+    return not kinds or kinds[0] == "tissues"
 
 
 SOURCE = Source(

@@ -15,9 +15,13 @@ import numpy as np
 import pytest
 from helpers.overfitted import miniature, overfitted_model, random_model
 from helpers.serial import QUICK, run_serially, table, write_scans
+from trinat.pipelines.predict.request import PredictRequest
 
+from trinat.pipelines.predict.engine import SerialEngine
 from trinat.pipelines.predict.ledger import read_entries
+from trinat.pipelines.predict.run import Listener, predict
 from trinat.pipelines.scans.files import find_files
+from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import sha256_of
 
 
@@ -137,6 +141,88 @@ def test_probabilities_are_one_file_whose_maps_are_named_and_sum_to_one(
     assert values[..., 1].max() > 0.9
 
 
+def test_tissues_are_a_map_of_each_and_one_of_the_most_probable(tmp_path: Path) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    output = replace(QUICK, tissues=True)
+    run_serially(scans, tmp_path / "out", output=output, model=str(overfitted_model()))
+    entry = read_entries([tmp_path / "out/run.jsonl"])["a"]
+    maps = {tissue: f"a_{tissue}_probseg.nii.gz" for tissue in ("GM", "WM", "CSF")}
+    assert set(entry.outputs) == {"a_dseg.nii.gz", "a_tissues.nii.gz", *maps.values()}
+    scan = nib.load(scans / "a.nii.gz")
+    tissues = nib.load(tmp_path / "out/a_tissues.nii.gz")
+    np.testing.assert_allclose(tissues.affine, scan.affine)
+    numbers = np.asarray(tissues.dataobj)
+    assert np.unique(numbers).tolist() == [0, 1, 2, 3]
+    for number, name in enumerate(maps.values(), start=1):
+        of_tissue = nib.load(tmp_path / "out" / name)
+        assert of_tissue.shape == scan.shape
+        assert of_tissue.get_data_dtype() == np.int16
+        assert of_tissue.get_fdata()[numbers == number].min() > 0.25
+    # Cortex of either side is grey matter.
+    labels = np.asarray(nib.load(tmp_path / "out/a_dseg.nii.gz").dataobj)
+    assert (numbers[np.isin(labels, (3, 42))] == 1).mean() > 0.99
+    # None of them is a scan, or a label map of structures.
+    assert [file.path.name for file in find_files(tmp_path / "out")] == [
+        "a_dseg.nii.gz"
+    ]
+
+
+def test_what_fmriprep_takes_has_its_names_and_the_order_of_axes_of_its_scans(
+    tmp_path: Path,
+) -> None:
+    raw = write_scans(tmp_path / "raw", "sub-01/anat/sub-01_T1w.nii.gz")
+    scan = miniature("PIR")[0]
+    scan.write(raw / "sub-01/anat/sub-01_T1w.nii.gz")
+    output = replace(QUICK, brain_mask=True, tissues=True, fmriprep=True)
+    run_serially(raw, tmp_path / "out", output=output, model=str(overfitted_model()))
+    anat = tmp_path / "out/sub-01/anat"
+    names = {
+        "desc-brain_mask": "space-orig_desc-brain_mask",
+        "dseg": "space-orig_seg-tissues_dseg",
+        **{
+            f"label-{tissue}_probseg": f"space-orig_seg-tissues_label-{tissue}_probseg"
+            for tissue in ("GM", "WM", "CSF")
+        },
+    }
+    for name, in_own_axes in names.items():
+        theirs = nib.load(anat / f"sub-01_{name}.nii.gz")
+        assert nib.aff2axcodes(theirs.affine) == ("R", "A", "S")
+        own = nib.load(anat / f"sub-01_{in_own_axes}.nii.gz")
+        np.testing.assert_allclose(own.affine, scan.affine)
+        same = nib.as_closest_canonical(own)
+        np.testing.assert_allclose(theirs.affine, same.affine)
+        assert (theirs.get_fdata() == same.get_fdata()).all()
+        assert (anat / f"sub-01_{name}.json").is_file()
+    (labels,) = find_files(tmp_path / "out")
+    assert labels.path.name == "sub-01_space-orig_desc-trinat_dseg.nii.gz"
+
+
+def test_what_fmriprep_takes_is_of_t1w_scans_of_a_bids_dataset_alone(
+    tmp_path: Path,
+) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    with pytest.raises(ConfigError, match="no T1w scans of a BIDS dataset"):
+        run_serially(scans, tmp_path / "out", output=replace(QUICK, fmriprep=True))
+    assert not (tmp_path / "out").exists()
+
+
+def test_persons_with_more_scans_than_fmriprep_takes_are_named(tmp_path: Path) -> None:
+    names = [f"sub-02/anat/sub-02_run-{run}_T1w.nii.gz" for run in (1, 2)]
+    raw = write_scans(tmp_path / "raw", "sub-01/anat/sub-01_T1w.nii.gz", *names)
+    remarks: list[str] = []
+    request = PredictRequest(
+        [str(raw)],
+        tmp_path / "out",
+        str(random_model()),
+        engine=SerialEngine,
+        threads=1,
+        output=replace(QUICK, fmriprep=True),
+    )
+    predict(request, Listener(on_remark=remarks.append))
+    (remark,) = remarks
+    assert "one T1w scan a person: sub-02 have several" in remark
+
+
 def test_bids_in_gives_bids_out_that_the_validator_takes(tmp_path: Path) -> None:
     raw = write_scans(
         tmp_path / "raw",
@@ -147,7 +233,15 @@ def test_bids_in_gives_bids_out_that_the_validator_takes(tmp_path: Path) -> None
         '{"Name": "x", "BIDSVersion": "1.10.0"}'
     )
     out = tmp_path / "out"
-    output = replace(QUICK, picture=True, entropy=True, stats=True, probabilities=True)
+    output = replace(
+        QUICK,
+        picture=True,
+        entropy=True,
+        stats=True,
+        probabilities=True,
+        tissues=True,
+        fmriprep=True,
+    )
     run_serially(raw, out, output=output)
     labels = (
         out
@@ -165,6 +259,7 @@ def test_bids_in_gives_bids_out_that_the_validator_takes(tmp_path: Path) -> None
     made = {"Model": "random", "ModelSHA256": sha256_of(random_model() / "model.yaml")}
     assert sidecar | made | {"TrinatVersion": version("trinat")} == sidecar
     description = json.loads((out / "dataset_description.json").read_text())
+    assert description["BIDSVersion"] == "1.11.0"
     assert description["DatasetLinks"] == {"raw": "../raw/"}
     rows = table(out / "desc-trinat_dseg.tsv")
     assert rows[1] == {

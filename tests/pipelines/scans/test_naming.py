@@ -20,12 +20,24 @@ def test_a_product_is_found_among_files_by_bids_names_and_plain_ones() -> None:
         "a_dseg.json",
         "a_dseg.mgz",
         "a_aseg.stats",
-        "sub-1_desc-brain_mask.nii.gz",
+        "sub-1_space-orig_desc-brain_mask.nii.gz",
     ]
     assert Product.LABELS.among(names) == "a_dseg.mgz"
     assert Product.STATS.among(names) == "a_aseg.stats"
-    assert Product.BRAIN_MASK.among(names) == "sub-1_desc-brain_mask.nii.gz"
+    assert Product.BRAIN_MASK.among(names) == "sub-1_space-orig_desc-brain_mask.nii.gz"
     assert Product.DICOM_SEG.among(names) is None
+
+
+def test_what_is_there_for_fmriprep_is_no_other_product() -> None:
+    names = [
+        "sub-1_desc-brain_mask.nii.gz",
+        "sub-1_dseg.nii.gz",
+        "sub-1_space-orig_seg-tissues_dseg.nii.gz",
+        "sub-1_space-orig_desc-trinat_dseg.nii.gz",
+    ]
+    assert Product.LABELS.among(names) == names[3]
+    assert Product.TISSUES.among(names) == names[2]
+    assert Product.BRAIN_MASK.among(names) is None
 
 
 def test_aseg_stats_has_freesurfers_columns_and_numbers() -> None:

@@ -34,6 +34,7 @@ def test_bids_pairs_scans_with_the_dseg_of_the_same_session_and_run(
     bids_scan(tmp_path, "sub-01_ses-a_run-2_space-MNI152_desc-aseg_dseg.nii.gz", *anat)
     bids_scan(tmp_path, "sub-01_ses-a_run-2_desc-aparcaseg_dseg.nii.gz", *anat)
     bids_scan(tmp_path, "sub-01_ses-a_run-2_dseg.nii.gz", *anat)
+    bids_scan(tmp_path, "sub-01_ses-a_run-2_space-orig_seg-tissues_dseg.nii.gz", *anat)
     (tmp_path / "participants.tsv").write_text(
         "participant_id\tage\tsex\tfamily\nsub-01\t89+\tfemale\tF3\n"
     )
@@ -52,6 +53,15 @@ def test_bids_pairs_scans_with_the_dseg_of_the_same_session_and_run(
     assert (first.person, first.session, first.age, first.sex, first.family) == (
         "sub-01", "a", 89, "F", "F3",
     )  # fmt: skip
+
+
+def test_segmentations_of_one_scan_may_be_told_apart_by_seg(tmp_path: Path) -> None:
+    bids_scan(tmp_path, "sub-01_T1w.nii.gz", "sub-01", "anat")
+    anat = ("derivatives", "prep", "sub-01", "anat")
+    right = bids_scan(tmp_path, "sub-01_seg-aseg_dseg.nii.gz", *anat)
+    bids_scan(tmp_path, "sub-01_seg-aparcaseg_dseg.nii.gz", *anat)
+    (subject,) = list_subjects("bids", tmp_path, DEFAULT).subjects
+    assert subject.labels == right
 
 
 def test_bids_takes_the_image_that_was_segmented(tmp_path: Path) -> None:
