@@ -64,6 +64,7 @@ _PANELS = {
         predict.merge,
         serve.view,
         serve.serve_,
+        serve.web,
         predict.demo,
     ),
     "Evaluate and report": (evaluate.evaluate, evaluate.report, evaluate.people),

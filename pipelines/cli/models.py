@@ -259,10 +259,10 @@ def export(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")],
     format_: Annotated[
-        str, typer.Option("--format", help="onnx or monai-bundle.")
+        str, typer.Option("--format", help="onnx, monai-bundle or web.")
     ] = "onnx",
 ) -> None:
-    """Write a model as ONNX, checked to give the same labels, or as a MONAI bundle.
+    """Write a model as ONNX, as a MONAI bundle, or as a page that segments in the browser.
 
     Example: trinat export fast --format onnx --out fast-onnx/
     """

@@ -1,4 +1,4 @@
-"""trinat serve and view: segmentations over HTTP, results in the browser."""
+"""trinat serve, view and web: over HTTP, results in the browser, and all of it in the browser."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import typer
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import Only, with_fields
 from trinat.pipelines.predict.settings import PredictRequest
-from trinat.pipelines.web.settings import ServiceSettings
+from trinat.pipelines.web.settings import SITE_POLICY, ServiceSettings
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels import DEFAULT_SCHEME
 
@@ -121,3 +121,48 @@ def view(
 
     answer(make_app(study), new_token(), port=port, say=say)
     return Exit.OK
+
+
+def web(
+    site: Annotated[Path, typer.Argument(help="Folder of trinat export --format web.")],
+    port: Annotated[
+        int,
+        typer.Option("--port", min=0, max=65535, help="Port. Default: any free one."),
+    ] = 0,
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", help="Print the address only.")
+    ] = False,
+) -> int:
+    """Open a site that segments scans in the browser itself; no scan is sent to any server.
+
+    Example: trinat web site/
+    """
+    import webbrowser
+
+    from trinat.pipelines.common.exits import Exit
+
+    try:
+        from trinat.pipelines.web.guard import new_token
+        from trinat.pipelines.web.site import make_site_app
+        from trinat.pipelines.web.start import answer
+    except ModuleNotFoundError as error:
+        remedy = "pip install 'trinat[serve]'"
+        raise ConfigError(f"needs the package {error.name}", remedy=remedy) from None
+
+    app = make_site_app(site)
+
+    def say(address: str) -> None:
+        typer.echo(address)
+        if not no_browser:
+            webbrowser.open(address)
+
+    answer(app, new_token(), port=port, policy=SITE_POLICY, say=say)
+    return Exit.OK
+
+
+def _user() -> str:
+    """The user's name; "rater" where there is none, as in a container."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "rater"

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trinat.pipelines.models.site import export_site
 from trinat.segmentation.errors import ConfigError, ModelError
 from trinat.segmentation.io.files import atomic_path, not_written, read_text
 from trinat.segmentation.models.base import Network
@@ -53,16 +54,20 @@ License.
 
 
 def export_model(model: str, out: Path, *, format_: str = "onnx") -> list[Path]:
-    """Write <view>.onnx for each view, or a bundle with `format_` monai-bundle; return the files.
+    """Write <view>.onnx for each view; return the files.
+
+    With `format_` monai-bundle a bundle, with web a site that segments in the browser.
 
     An ONNX file takes slices (N, C, H, W), H and W multiples of 16, to logits (N, K, H, W). Raises
     ModelError where ONNX Runtime gives other labels than torch; no such file is left.
     """
     if format_ == "monai-bundle":
         return _export_bundle(load_model(model), out)
+    if format_ == "web":
+        return export_site(load_model(model), out)
     if format_ != "onnx":
         raise ConfigError(
-            f"--format {format_} is not known", remedy="give onnx or monai-bundle"
+            f"--format {format_} is not known", remedy="give onnx, monai-bundle or web"
         )
     loaded = load_model(model)
     out.mkdir(parents=True, exist_ok=True)

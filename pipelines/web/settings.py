@@ -1,4 +1,7 @@
-"""The settings of `trinat serve`: where it listens, what it takes and keeps at most."""
+"""The settings of `trinat serve`: where it listens, what it takes and keeps at most.
+
+And the content policy of a site that segments in the browser.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,14 @@ MAX_FORM_FIELDS = 9
 MAX_FIELD_BYTES = 200
 # A scan is not tried again after the whole server ended this often while it was at work on it.
 MAX_STARTS = 5
+
+# Of a site, on `trinat web` and on any other server: its page and its workers ask that server
+# alone. Compiling WebAssembly needs a word of its own.
+SITE_POLICY = (
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; "
+    "connect-src 'self'; img-src 'self' data: blob:; worker-src 'self' blob:; "
+    "form-action 'none'; base-uri 'none'"
+)
 
 
 @dataclass(frozen=True)

@@ -171,15 +171,26 @@ class ViewAggregator:
             slices = slices[:, rows, columns]
         for block in _blocks(probabilities):
             before = slices[block]
-            added = probabilities[block]
-            if view is View.SAGITTAL and self._is_divided:
-                added = self._divide(before, added)
-            if self.is_geometric:
-                weighted = added.clamp(min=_LEAST).log_()
-                weighted = weighted.mul_(weight / _SPAN).add_(weight)
-            else:
-                weighted = added * weight
-            before += weighted.to(before.dtype)
+            added = self.weighted(view, before, probabilities[block])
+            before += added.to(before.dtype)
+
+    def background_weight(self, view: View) -> float:
+        """What a view adds to the background of a voxel that is nothing else."""
+        return float(self._weights[view][0])
+
+    def weighted(self, view: View, before: Tensor, probabilities: Tensor) -> Tensor:
+        """What a view's probabilities (N, H, W, K or merged K) add, (N, H, W, K) float32.
+
+        `before` (N, H, W, K) is what the other views have added at these voxels. Nothing changes
+        in place, so that `graphs.py` exports just this.
+        """
+        weight = self._weights[view]
+        if view is View.SAGITTAL and self._is_divided:
+            probabilities = self._divide(before, probabilities)
+        if self.is_geometric:
+            logarithms = probabilities.clamp(min=_LEAST).log_()
+            return logarithms.mul_(weight / _SPAN).add_(weight)
+        return probabilities * weight
 
     def finish(self) -> Tensor:
         """Make the fused probabilities, (X, Y, Z, K) float16, of what was added; sums are 1.
@@ -188,16 +199,23 @@ class ViewAggregator:
         """
         if not self.is_geometric and not self._differ_by_class:
             return self.fused
-        # Weights that differ between classes do not keep the sums, nor do geometric means.
         for block in _blocks(self.fused):
             part = self.fused[block]
-            if self.is_geometric:
-                logarithms = part.float().sub_(1).mul_(_SPAN)
-                # What no view takes for possible is left with nothing.
-                part.copy_(logarithms.exp_().sub_(_LEAST).clamp_(min=0))
-            sums = part.sum(-1, keepdim=True, dtype=torch.float32)
-            part /= sums.clamp_(min=1e-6)
+            part.copy_(self.finished(part))
         return self.fused
+
+    def finished(self, added: Tensor) -> Tensor:
+        """The fused probabilities (..., K) of what all views have added, (..., K); sums are 1."""
+        if not self.is_geometric and not self._differ_by_class:
+            return added
+        # Weights that differ between classes do not keep the sums, nor do geometric means.
+        values = added
+        if self.is_geometric:
+            logarithms = added.float().sub(1).mul_(_SPAN)
+            # What no view takes for possible is left with nothing.
+            values = logarithms.exp_().sub_(_LEAST).clamp_(min=0).to(added.dtype)
+        sums = values.sum(-1, keepdim=True, dtype=torch.float32)
+        return values / sums.clamp_(min=1e-6)
 
     def _divide(self, others: Tensor, merged: Tensor) -> Tensor:
         """Merged probabilities (N, H, W, M) as sided ones (N, H, W, K).

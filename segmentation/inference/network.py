@@ -99,7 +99,7 @@ class ViewNetwork:
         self.classes = network.config.classes
         self._multiple = network.config.multiple
         self.device = device
-        self.batch = batch or _suitable_batch(network, device)
+        self.batch = batch or suitable_batch(network, device)
         folded = network.fold()
         if never is not None and len(never):
             bias = folded.classifier.by_class()["bias"]
@@ -207,7 +207,7 @@ class ViewNetwork:
             return logits.div_(logits.sum(-1, keepdim=True))
 
 
-def _suitable_batch(network: Network, device: torch.device) -> int:
+def suitable_batch(network: Network, device: torch.device) -> int:
     """How many slices a network takes at a time on a device, at least one."""
     kind = "cpu" if device.type == "cpu" else GPU
     most_filters = _BATCH[kind] * _FILTERS[kind] * network.config.pixels

@@ -29,8 +29,15 @@ export function byId(id) {
 
 // ---- Asking ----
 
+// Who answers: the server, or the page itself (browser/site.js).
+let answerer = (path, options) => fetch(path, options);
+
+export function answerBy(other) {
+  answerer = other;
+}
+
 export async function ask(path, options) {
-  const answer = await fetch(path, options);
+  const answer = await answerer(path, options);
   if (!answer.ok) {
     const said = await answer.json().catch(() => ({}));
     throw new Error(said.reason || `the server answered ${answer.status}`);

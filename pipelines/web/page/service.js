@@ -58,14 +58,22 @@ function fillFiles() {
   byId("files").hidden = !item;
   if (!item) return;
   const links = [];
-  for (const [name, output] of Object.entries(FILES)) {
-    if (item.there && (!output || item.outputs.includes(output))) {
-      const href = `${AT}/${item.id}/${name}`;
-      links.push(make("a", { href, download: name }, name));
-    }
+  for (const { name, href } of item.files || filesOf(item)) {
+    links.push(make("a", { href, download: name }, name));
   }
   const facts = { id: "delete", class: "chip", onclick: () => remove(item) };
   byId("files").replaceChildren(...links, make("button", facts, "Delete"));
+}
+
+// The files that a server has of a scan, and where.
+function filesOf(item) {
+  const found = [];
+  for (const [name, output] of Object.entries(FILES)) {
+    if (item.there && (!output || item.outputs.includes(output))) {
+      found.push({ name, href: `${AT}/${item.id}/${name}` });
+    }
+  }
+  return found;
 }
 
 async function remove(item) {

@@ -1,0 +1,287 @@
+"""trinat export --format web: a site that segments in the browser, with a model as ONNX graphs.
+
+The site is a folder of plain files, for any web server. Nothing that a visitor opens there is
+uploaded.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import secrets
+import shutil
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib import resources
+from importlib.metadata import version
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trinat.pipelines.web.settings import SITE_POLICY
+from trinat.segmentation.errors import ModelError
+from trinat.segmentation.inference.fusion import ViewAggregator
+from trinat.segmentation.inference.graphs import FusionGraph, ViewGraph, fusion_of
+from trinat.segmentation.inference.network import suitable_batch
+from trinat.segmentation.inference.quality import limits_of
+from trinat.segmentation.io.files import not_written
+from trinat.segmentation.models.checkpoint import Model
+from trinat.segmentation.space.views import View
+
+# Values of an exported graph differ by no more from those of torch.
+_SAME = 1e-3
+_OPSET = 20
+_SIDE = 64  # of the slices that the exported graph is traced and checked with
+_WEB = resources.files("trinat.pipelines.web")
+# What of the viewer's page is other in a site: its first script, and where its files are.
+_PAGE_CHANGES = {
+    '<meta charset="utf-8">': (
+        '<meta charset="utf-8">\n    '
+        f'<meta http-equiv="Content-Security-Policy" content="{SITE_POLICY}">'
+    ),
+    'href="view.css"': 'href="page/view.css"',
+    'src="niivue.js"': 'src="page/niivue/niivue.umd.js"',
+    'src="view.js"': 'src="browser/main.js"',
+}
+
+
+def export_site(model: Model, out: Path) -> list[Path]:
+    """Write a site, whole or not at all; return the files in it.
+
+    Raises ModelError where `out` holds anything already, and for a model that does what the site
+    cannot do.
+    """
+    _require_able(model)
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ModelError("is there already", where=out, remedy="choose another name")
+    new = out.parent / f".trinat-{secrets.token_hex(8)}.tmp"
+    try:
+        try:
+            _write_site(model, new)
+            new.replace(out)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+    except OSError as error:
+        raise not_written(out, error) from error
+    return sorted(path for path in out.rglob("*") if path.is_file())
+
+
+def _require_able(model: Model) -> None:
+    """Refuse a model with a step that the site does not have."""
+    info = model.info
+    missing = {
+        "a prior": info.prior is not None,
+        "reversed contrast": info.reverse_contrast,
+        "odds of CSF": info.fusion.csf_odds != 1,
+        "odds of classes": bool(info.fusion.class_odds),
+        "axes other than RAS": info.preprocessing.axes != "RAS",
+        "intensities scaled otherwise": info.preprocessing.scaling != "trinat",
+        "sagittal slices alone": tuple(model.networks) == (View.SAGITTAL,),
+    }
+    for what, is_needed in missing.items():
+        if is_needed:
+            raise ModelError(
+                f"needs {what}, which a site does not have yet",
+                where=model.folder,
+                remedy="use a model as `fast` is",
+            )
+
+
+def _write_site(model: Model, folder: Path) -> None:
+    """Write all files of a site below `folder`, which is not there yet."""
+    folder.mkdir(parents=True)
+    for name in ("page", "browser"):
+        _copy_tree(_WEB / name, folder / name)
+    page = (folder / "page" / "index.html").read_text(encoding="utf-8")
+    for before, after in _PAGE_CHANGES.items():
+        assert page.count(before) == 1, before
+        page = page.replace(before, after)
+    (folder / "index.html").write_text(page, encoding="utf-8")
+    (folder / "page" / "index.html").unlink()
+    write_graphs(model, folder / "model")
+    for name in ("MODEL_CARD.md", "LICENSE.txt"):
+        if (model.folder / name).is_file():
+            shutil.copyfile(model.folder / name, folder / "model" / name)
+
+
+def _copy_tree(source: Traversable, target: Path) -> None:
+    """Copy a folder of the installed package, which need not be a folder on the disk."""
+    target.mkdir(parents=True)
+    for entry in source.iterdir():
+        if entry.is_dir():
+            _copy_tree(entry, target / entry.name)
+        elif not entry.name.endswith((".py", ".pyc")):
+            (target / entry.name).write_bytes(entry.read_bytes())
+
+
+def write_graphs(model: Model, folder: Path) -> None:
+    """Write settings.json, <view>.onnx of each view and fusion.onnx below a new folder.
+
+    Raises ModelError where ONNX Runtime gives other values than torch.
+    """
+    folder.mkdir()
+    fusion = fusion_of(model)
+    for view in fusion.views:
+        _export_view(model, view, fusion, folder / f"{view.value}.onnx")
+    _export_fusion(fusion, folder / "fusion.onnx")
+    text = json.dumps(settings_of(model, fusion), indent=1)
+    (folder / "settings.json").write_text(text + "\n", encoding="utf-8")
+
+
+def settings_of(model: Model, fusion: ViewAggregator) -> dict[str, Any]:
+    """What the site has to know of a model beside its graphs.
+
+    `classes` begin with background. `views` are in the order in which they are fused. Limits that
+    are never reached are null.
+    """
+    merged = model.scheme.merged
+    classes = []
+    for label in model.scheme.labels:
+        red, green, blue = label.color
+        classes.append(
+            {
+                "name": label.name,
+                "abbreviation": label.abbreviation,
+                "number": label.fs_id,
+                "color": f"#{red:02x}{green:02x}{blue:02x}",
+                "group": label.group,
+                "partner": label.partner,
+                "side": label.side,
+                "predicted": label.name not in model.info.not_predicted,
+                "merged": int(merged.to_merged[label.index]),
+            }
+        )
+    limits = {}
+    for name, value in asdict(limits_of(model.info)).items():
+        if isinstance(value, tuple):
+            value = [None if math.isinf(limit) else limit for limit in value]
+        limits[name] = value
+    return {
+        "model": model.name,
+        "trinat": version("trinat"),
+        "licence": model.info.training.licence,
+        "contrast": model.info.contrast,
+        "csf": model.info.csf,
+        "classes": classes,
+        "views": [_settings_of_view(model, view, fusion) for view in fusion.views],
+        "limits": limits,
+    }
+
+
+def _settings_of_view(
+    model: Model, view: View, fusion: ViewAggregator
+) -> dict[str, Any]:
+    """How a view's slices are cut and computed, and what its background adds elsewhere."""
+    network = model.networks[view]
+    axes = model.info.preprocessing.slice_axes(view)
+    return {
+        "name": view.value,
+        "along": axes.along,
+        "rows": axes.rows,
+        "columns": axes.columns,
+        "channels": network.config.channels,
+        "multiple": network.config.multiple,
+        "batch": suitable_batch(network, torch.device("cpu")),
+        "merged": model.is_merged(view),
+        "background": fusion.background_weight(view),
+    }
+
+
+def _export_view(model: Model, view: View, fusion: ViewAggregator, path: Path) -> None:
+    """Write a view's graph: `slices`, `before` to `after`, `classes`, `background`."""
+    graph = ViewGraph(model, view, fusion)
+    config = model.networks[view].config
+    # Sizes are counted in what the network halves, so that the graph holds for any allowed one.
+    number = torch.export.Dim("n")
+    rows = config.multiple * torch.export.Dim("rows", min=1)
+    columns = config.multiple * torch.export.Dim("columns", min=1)
+    generator = torch.Generator().manual_seed(0)
+    classes = len(model.scheme)
+
+    def inputs(count: int, height: int, width: int) -> tuple[Tensor, ...]:
+        slices = torch.rand(count, config.channels, height, width, generator=generator)
+        before = torch.rand(count, height, width, classes, generator=generator)
+        return slices, before
+
+    _export(
+        graph,
+        inputs(2, _SIDE, _SIDE),
+        path,
+        names=("slices", "before"),
+        results=("after", "classes", "background"),
+        sizes=({0: number, 2: rows, 3: columns}, {0: number, 1: rows, 2: columns}),
+    )
+    # Of another number and size than it was traced with.
+    _check(graph, inputs(3, 2 * _SIDE, _SIDE), path, ("slices", "before"))
+
+
+def _export_fusion(fusion: ViewAggregator, path: Path) -> None:
+    """Write the end of the fusion: `added` to `probabilities`, both (V, K)."""
+    graph = FusionGraph(fusion)
+    generator = torch.Generator().manual_seed(0)
+    added = torch.rand(2 * _SIDE, len(fusion.scheme), generator=generator)
+    _export(
+        graph,
+        (added[:_SIDE],),
+        path,
+        names=("added",),
+        results=("probabilities",),
+        sizes=({0: torch.export.Dim("voxels")},),
+    )
+    _check(graph, (added,), path, ("added",))
+
+
+def _export(
+    graph: nn.Module,
+    inputs: tuple[Tensor, ...],
+    path: Path,
+    *,
+    names: tuple[str, ...],
+    results: tuple[str, ...],
+    sizes: tuple[Mapping[int, Any], ...],
+) -> None:
+    """Write a module as ONNX with its weights inside; `sizes` are those that may change."""
+    # The exporter reports on itself at length; what matters is checked afterwards.
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            graph,
+            inputs,
+            dynamo=True,
+            input_names=list(names),
+            output_names=list(results),
+            dynamic_shapes=sizes,
+            opset_version=_OPSET,
+            verbose=False,
+        )
+    assert program is not None
+    program.save(path, external_data=False)
+
+
+def _check(
+    graph: nn.Module, inputs: tuple[Tensor, ...], path: Path, names: tuple[str, ...]
+) -> None:
+    """Refuse a file that gives other values than the module that it was made from."""
+    import onnxruntime
+
+    with torch.inference_mode():
+        expected = graph(*inputs)
+    if isinstance(expected, Tensor):
+        expected = (expected,)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    given = {name: value.numpy() for name, value in zip(names, inputs, strict=True)}
+    for one, other in zip(session.run(None, given), expected, strict=True):
+        close = np.isclose(np.asarray(one, float), other.numpy(), atol=_SAME)
+        # Classes that are as probable as each other may change places.
+        if close.mean() < 1 - _SAME:
+            raise ModelError(
+                f"ONNX Runtime gives the same value at {close.mean():.4%} of places only",
+                where=path,
+            )

@@ -1,0 +1,269 @@
+// Where a scan holds nothing, how bright its tissue is, and its intensities on one scale.
+// The same as segmentation/space/background.py and intensity.py, which say why.
+import {
+  AXES,
+  columnLengths,
+  cutGrid,
+  cutOut,
+  grown,
+  isEmpty,
+  roundHalfToEven,
+  voxelMm3,
+  whole,
+} from "./grid.js";
+
+/** @typedef {import("./grid.js").Volume} Volume */
+/** @typedef {import("./grid.js").Triple} Triple */
+/** @typedef {import("./grid.js").Box} Box */
+
+/**
+ * The brightness of nothing and the bright end of the tissue, in the scan's own values.
+ * Beyond `box` the scan was padded. `fill` is what the outside of the head was set to, where that
+ * is not as dark as nothing; else null.
+ * @typedef {{ level: number, bright: number, box: Box, fill: number | null }} Background
+ */
+
+const SAMPLE_MM = 1.0;
+export const TISSUE = 0.15;
+const BRIGHT_PERCENTILE = 98;
+const BRIGHT_MM3 = 1e5;
+const MOST_ROUNDS = 20;
+const CORNER = 3;
+const CORNERS = 4;
+const OUTLIERS = 1000;
+const LEAST_AIR = 0.2;
+const ONE_SIDED = 2.0;
+const FURTHEST_BELOW = 0.35;
+// Vessels and fat beside a surface coil go beyond 1; what goes beyond 2 is an artefact.
+export const BRIGHTEST = 2.0;
+const SMALLEST_NORMAL = 1.1754943508222875e-38;
+
+/** @returns {Volume} a scan without its padding, 0 where nothing is, about 1 at its bright end */
+export function onWorkingScale(volume) {
+  const background = findBackground(volume);
+  const { level, box, fill } = background;
+  const reach = background.bright - level;
+  if (!(reach >= SMALLEST_NORMAL)) {
+    throw new Error("nothing stands out from its background: give a scan of a head");
+  }
+  const inside = cutOut(volume.data, volume.shape, box);
+  const grid = cutGrid(volume, box);
+  const values = Float32Array.from(inside);
+  const darkest = Math.fround(level);
+  const gain = Math.fround(1 / reach);
+  for (let at = 0; at < values.length; at++) {
+    const value = Math.fround(Math.fround(values[at] - darkest) * gain);
+    values[at] = Math.min(Math.max(value, 0), BRIGHTEST);
+  }
+  if (fill !== null) {
+    const outside = reachedFromOutside(inside, grid.shape, fill);
+    for (let at = 0; at < values.length; at++) if (outside[at]) values[at] = 0;
+  }
+  return { ...volume, ...grid, data: values };
+}
+
+/** @returns {Background} from a scan's border, the values at it, and the noise of its air */
+export function findBackground(volume) {
+  const box = withoutPadding(volume.data, volume.shape);
+  const inside = cutOut(volume.data, volume.shape, box);
+  const { shape } = cutGrid(volume, box);
+  const fill = valueThatFills(inside, shape);
+  const steps = columnLengths(volume.affine).map((mm) =>
+    Math.max(1, roundHalfToEven(SAMPLE_MM / mm))
+  );
+  let sample = everyNth(inside, shape, steps);
+  if (fill !== null) sample = sample.filter((value) => value !== fill);
+  const only = fill ?? 0;
+  if (!sample.length) return { level: only, bright: only, box, fill: null };
+  // Typed arrays sort by number.
+  const ranked = sample.sort();
+  const cellMm3 = voxelMm3(volume) * steps[0] * steps[1] * steps[2];
+  const most = Math.floor(ranked.length / 5);
+  const few = Math.min(roundHalfToEven(BRIGHT_MM3 / cellMm3), most) + 1;
+  const firstGuess = ranked[ranked.length - few];
+  const { level, hasAir } = levelOf(ranked, firstGuess);
+  const bright = brightEnd(ranked, level, firstGuess);
+  if (fill === null) return { level, bright, box, fill };
+  const span = bright - level;
+  const isNear = Math.abs(fill - level) <= TISSUE * span;
+  // Tissue of one value has no span that could say how far below it is too far.
+  const furthest = span ? FURTHEST_BELOW * span : Infinity;
+  const isBelow = level - fill > 0 && level - fill <= furthest;
+  if (isNear || (isBelow && !hasAir)) {
+    return {
+      level: fill,
+      bright: brightEnd(ranked, fill, firstGuess),
+      box,
+      fill: null,
+    };
+  }
+  return { level, bright, box, fill };
+}
+
+/**
+ * Every n-th voxel along each axis.
+ * @param {any} data
+ * @param {Triple} shape
+ * @param {Triple} steps
+ */
+function everyNth(data, [X, Y, Z], [stepX, stepY, stepZ]) {
+  if (stepX * stepY * stepZ === 1) return data.slice();
+  const count = Math.ceil(X / stepX) * Math.ceil(Y / stepY) * Math.ceil(Z / stepZ);
+  const out = new data.constructor(count);
+  let at = 0;
+  for (let k = 0; k < Z; k += stepZ) {
+    for (let j = 0; j < Y; j += stepY) {
+      for (let i = 0; i < X; i += stepX) out[at++] = data[i + X * (j + Y * k)];
+    }
+  }
+  return out;
+}
+
+const tissueThreshold = (level, bright) => level + TISSUE * (bright - level);
+
+// ---- Padding ----
+
+// The part of an array that no plane of one value is around, however often it was padded.
+function withoutPadding(data, shape) {
+  let box = whole(shape);
+  while (true) {
+    let isSmaller = false;
+    const smaller = { start: [...box.start], stop: [...box.stop] };
+    for (const axis of AXES) {
+      while (smaller.start[axis] < smaller.stop[axis]) {
+        if (!isEvenPlane(data, shape, smaller, axis, smaller.start[axis])) break;
+        smaller.start[axis] += 1;
+        isSmaller = true;
+      }
+      while (smaller.stop[axis] > smaller.start[axis]) {
+        if (!isEvenPlane(data, shape, smaller, axis, smaller.stop[axis] - 1)) break;
+        smaller.stop[axis] -= 1;
+        isSmaller = true;
+      }
+      // The tissue is of one value: what is around it is shown by a plane of that.
+      if (isEmpty(smaller)) return grown(box, shape);
+    }
+    if (!isSmaller) return box;
+    box = smaller;
+  }
+}
+
+// Whether a plane of a box has one value everywhere.
+function isEvenPlane(data, [X, Y], box, axis, place) {
+  const start = [...box.start];
+  const stop = [...box.stop];
+  start[axis] = place;
+  stop[axis] = place + 1;
+  const first = data[start[0] + X * (start[1] + Y * start[2])];
+  for (let k = start[2]; k < stop[2]; k++) {
+    for (let j = start[1]; j < stop[1]; j++) {
+      const row = X * (j + Y * k);
+      for (let i = start[0]; i < stop[0]; i++) {
+        if (data[row + i] !== first) return false;
+      }
+    }
+  }
+  return true;
+}
+
+// The value that half of the eight corners were set to; null where they have noise or tissue.
+function valueThatFills(data, shape) {
+  const counts = new Map();
+  for (let corner = 0; corner < 8; corner++) {
+    // In this order the first of two values that are as frequent is the same as in Python.
+    const isEnd = [(corner >> 2) & 1, (corner >> 1) & 1, corner & 1];
+    const start = isEnd.map((end, axis) => end ? Math.max(shape[axis] - CORNER, 0) : 0);
+    const stop = isEnd.map((end, axis) =>
+      end ? shape[axis] : Math.min(CORNER, shape[axis])
+    );
+    const values = cutOut(data, shape, { start, stop });
+    if (values.every((value) => value === values[0])) {
+      counts.set(values[0], (counts.get(values[0]) || 0) + 1);
+    }
+  }
+  let most = 0;
+  let found = null;
+  for (const [value, count] of counts) {
+    if (count > most) {
+      most = count;
+      found = value;
+    }
+  }
+  return most < CORNERS ? null : found;
+}
+
+// Where voxels have a value and reach the surface: what has it by chance in the head does not.
+function reachedFromOutside(data, shape, value) {
+  const [X, Y, Z] = shape;
+  const found = new Uint8Array(data.length);
+  const waiting = [];
+  const visit = (i, j, k) => {
+    if (i < 0 || j < 0 || k < 0 || i >= X || j >= Y || k >= Z) return;
+    const at = i + X * (j + Y * k);
+    if (found[at] || data[at] !== value) return;
+    found[at] = 1;
+    waiting.push(at);
+  };
+  for (let k = 0; k < Z; k++) {
+    for (let j = 0; j < Y; j++) {
+      const isEdge = k === 0 || k === Z - 1 || j === 0 || j === Y - 1;
+      for (let i = 0; i < X; i += isEdge || X === 1 ? 1 : X - 1) visit(i, j, k);
+    }
+  }
+  while (waiting.length) {
+    const at = waiting.pop();
+    const i = at % X;
+    const j = Math.floor(at / X) % Y;
+    const k = Math.floor(at / (X * Y));
+    visit(i - 1, j, k);
+    visit(i + 1, j, k);
+    visit(i, j - 1, k);
+    visit(i, j + 1, k);
+    visit(i, j, k - 1);
+    visit(i, j, k + 1);
+  }
+  return found;
+}
+
+// ---- Brightness ----
+
+// The level of the air in ascending intensities, and whether there is any.
+function levelOf(ranked, bright) {
+  const darkest = ranked[Math.floor(ranked.length / OUTLIERS)];
+  const end = firstAbove(ranked, tissueThreshold(darkest, bright));
+  // Where all is equally bright, all of it is tissue.
+  if (end < LEAST_AIR * ranked.length || end === ranked.length) {
+    return { level: darkest, hasAir: false };
+  }
+  const low = ranked[Math.floor(end / 20)];
+  const middle = ranked[Math.floor(end / 2)];
+  // Noise of magnitudes begins at the level; other noise has it in its middle.
+  const isOneSided = middle - low > ONE_SIDED * (low - darkest);
+  return { level: isOneSided ? darkest : middle, hasAir: true };
+}
+
+// The percentile of the tissue that tissue itself is measured by.
+function brightEnd(ranked, level, firstGuess) {
+  let bright = firstGuess;
+  const last = ranked.length - 1;
+  for (let round = 0; round < MOST_ROUNDS; round++) {
+    const first = firstAbove(ranked, tissueThreshold(level, bright));
+    if (first === ranked.length) break;
+    const before = bright;
+    bright = ranked[first + Math.floor(((last - first) * BRIGHT_PERCENTILE) / 100)];
+    if (bright === before) break;
+  }
+  return bright;
+}
+
+// How many of the ascending values are not above a limit.
+function firstAbove(ranked, limit) {
+  let low = 0;
+  let high = ranked.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (ranked[middle] <= limit) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}

@@ -1,0 +1,226 @@
+// NIfTI-1 files: read with the checks of segmentation/io/headers.py and orientation.py, and label
+// maps written.
+import { determinant } from "./grid.js";
+import { checkAffine, checkShape, checkSpacing, refuse } from "./checks.js";
+
+/** @typedef {import("./grid.js").Volume} Volume */
+
+const HEADER_BYTES = 348;
+// The codes of NIfTI for what a voxel is, and how it is read.
+const TYPES = {
+  2: ["getUint8", 1, Uint8Array],
+  4: ["getInt16", 2, Int16Array],
+  8: ["getInt32", 4, Int32Array],
+  16: ["getFloat32", 4, Float32Array],
+  64: ["getFloat64", 8, Float64Array],
+  256: ["getInt8", 1, Int8Array],
+  512: ["getUint16", 2, Uint16Array],
+  768: ["getUint32", 4, Uint32Array],
+};
+const MILLIMETRES = [0, 2];
+const LABEL_INTENT = 1002;
+// Forms that differ by less are the same.
+const SAME_MM = 0.1;
+
+/**
+ * A scan of the bytes of a .nii file.
+ * @param {ArrayBuffer} buffer
+ * @returns {Volume}
+ */
+export function readNifti(buffer) {
+  if (buffer.byteLength < HEADER_BYTES) refuse("not a NIfTI file: too short");
+  const view = new DataView(buffer);
+  const isLittle = view.getInt32(0, true) === HEADER_BYTES;
+  if (!isLittle && view.getInt32(0, false) !== HEADER_BYTES) {
+    refuse("not a NIfTI-1 file", "convert the scan to .nii.gz");
+  }
+  const short = (at) => view.getInt16(at, isLittle);
+  const float = (at) => view.getFloat32(at, isLittle);
+  const magic = String.fromCharCode(...new Uint8Array(buffer, 344, 3));
+  if (magic !== "n+1") refuse("not a single-file NIfTI image, though named .nii");
+  if (!MILLIMETRES.includes(view.getUint8(123) & 7)) {
+    refuse("units are not millimetres", "convert the header to millimetres");
+  }
+  const count = short(40);
+  const dims = Array.from(
+    { length: Math.min(Math.max(count, 0), 7) },
+    (_, n) => short(42 + 2 * n),
+  );
+  const shape = checkShape(dims);
+  const zooms = [float(80), float(84), float(88)];
+  checkSpacing(zooms);
+  const type = TYPES[short(70)];
+  if (!type) {
+    refuse(
+      `voxel type ${short(70)}, not one number a voxel`,
+      "give a T1-weighted scan",
+    );
+  }
+  const offset = float(108);
+  const { affine, notes } = placeOf(formsOf(short, float, zooms), shape);
+  const data = voxelsOf(buffer, offset, shape, type, isLittle);
+  const scaled = scaledBy(data, float(112), float(116));
+  return { data: scaled, shape, affine, notes };
+}
+
+function voxelsOf(buffer, offset, shape, [getter, bytes, Kind], isLittle) {
+  const [X, Y, Z] = shape;
+  const count = X * Y * Z;
+  const isWhole = Number.isInteger(offset) && offset >= HEADER_BYTES;
+  if (!isWhole || offset + count * bytes > buffer.byteLength) {
+    refuse("the file ends before its voxels do", "copy or download it again");
+  }
+  if (isLittle || bytes === 1) {
+    return new Kind(buffer.slice(offset, offset + count * bytes));
+  }
+  const view = new DataView(buffer, offset);
+  const out = new Kind(count);
+  for (let n = 0; n < count; n++) out[n] = view[getter](n * bytes, false);
+  return out;
+}
+
+// As Python reads them: unscaled integers of up to 32 bits stay, all else becomes float32.
+function scaledBy(data, slope, inter) {
+  const isScaled = slope !== 0 && !Number.isNaN(slope) && (slope !== 1 || inter !== 0);
+  const stays = data instanceof Float32Array ||
+    !(data instanceof Float64Array || data instanceof Uint32Array);
+  if (!isScaled) return stays ? data : Float32Array.from(data);
+  return Float32Array.from(
+    data,
+    (value) => Math.fround(Math.fround(value) * slope) + inter,
+  );
+}
+
+// ---- Where the voxels are ----
+
+function formsOf(short, float, zooms) {
+  const rows = [280, 296, 312].map((at) => [0, 4, 8, 12].map((by) => float(at + by)));
+  const sform = { code: short(254), affine: [...rows.flat(), 0, 0, 0, 1] };
+  const [b, c, d] = [float(256), float(260), float(264)];
+  const shift = [float(268), float(272), float(276)];
+  const sign = float(76) < 0 ? -1 : 1;
+  const affine = fromQuaternion([b, c, d], zooms, sign, shift);
+  return { sform, qform: { code: short(252), affine } };
+}
+
+/** An affine of a quaternion's last three numbers; null if they are no rotation. */
+function fromQuaternion([b, c, d], [x, y, z], sign, shift) {
+  const rest = 1 - (b * b + c * c + d * d);
+  // The numbers in a file are rounded.
+  if (!(rest > -1e-6)) return null;
+  const a = Math.sqrt(Math.max(rest, 0));
+  const turn = [
+    [a * a + b * b - c * c - d * d, 2 * (b * c - a * d), 2 * (b * d + a * c)],
+    [2 * (b * c + a * d), a * a + c * c - b * b - d * d, 2 * (c * d - a * b)],
+    [2 * (b * d - a * c), 2 * (c * d + a * b), a * a + d * d - b * b - c * c],
+  ];
+  const found = [];
+  turn.forEach((row, axis) => {
+    found.push(row[0] * x, row[1] * y, row[2] * z * sign, shift[axis]);
+  });
+  return [...found, 0, 0, 0, 1];
+}
+
+// The s-form goes before the q-form; where both are coded they must not contradict each other.
+function placeOf({ sform, qform }, shape) {
+  if (!sform.code && !qform.code) {
+    refuse("no orientation in its header", "trinat predict can be told what to trust");
+  }
+  const taken = sform.code ? sform : qform;
+  const name = sform.code ? "s-form" : "q-form";
+  if (!taken.affine) refuse(`its ${name} is not a rotation`);
+  checkAffine(taken.affine, name);
+  if (!sform.code || !qform.code) return { affine: taken.affine, notes: [] };
+  if (!qform.affine) refuse("its q-form is not a rotation");
+  checkAffine(qform.affine, "q-form");
+  if (determinant(sform.affine) * determinant(qform.affine) < 0) {
+    refuse("q- and s-form disagree about which side is left");
+  }
+  const apart = apartMm(sform.affine, qform.affine, shape);
+  if (apart <= SAME_MM) return { affine: taken.affine, notes: [] };
+  const note = `q- and s-form differ by up to ${
+    apart.toFixed(1)
+  } mm; the s-form is used`;
+  return { affine: taken.affine, notes: [note] };
+}
+
+// The largest distance between the places of one voxel: it is at a corner.
+function apartMm(one, other, shape) {
+  let largest = 0;
+  for (let corner = 0; corner < 8; corner++) {
+    const at = shape.map((length, axis) => ((corner >> axis) & 1 ? length - 1 : 0));
+    const apart = [0, 4, 8].map((row) => {
+      const [a, b, c, d] = [0, 1, 2, 3].map((by) => one[row + by] - other[row + by]);
+      return a * at[0] + b * at[1] + c * at[2] + d;
+    });
+    largest = Math.max(largest, Math.hypot(...apart));
+  }
+  return largest;
+}
+
+// ---- Writing ----
+
+/**
+ * The bytes of a .nii file, both forms coded alike; the kind is that of the data.
+ * @param {Volume} volume with Uint8Array, Int16Array or Float32Array data
+ * @returns {Uint8Array}
+ */
+export function writeNifti({ data, shape, affine }, { labels = false } = {}) {
+  const [code] = Object.entries(TYPES).find(([, [, , Kind]]) =>
+    data.constructor === Kind
+  );
+  const bytes = data.BYTES_PER_ELEMENT;
+  const offset = HEADER_BYTES + 4;
+  const out = new Uint8Array(offset + data.byteLength);
+  const view = new DataView(out.buffer);
+  view.setInt32(0, HEADER_BYTES, true);
+  [3, ...shape, 1, 1, 1, 1].forEach((side, n) => view.setInt16(40 + 2 * n, side, true));
+  if (labels) view.setInt16(68, LABEL_INTENT, true);
+  view.setInt16(70, Number(code), true);
+  view.setInt16(72, 8 * bytes, true);
+  const { quaternion, zooms, sign } = toQuaternion(affine);
+  [sign, ...zooms].forEach((value, n) => view.setFloat32(76 + 4 * n, value, true));
+  view.setFloat32(108, offset, true);
+  view.setFloat32(112, 1, true);
+  view.setUint8(123, 2);
+  view.setInt16(252, 1, true);
+  view.setInt16(254, 1, true);
+  const shift = [affine[3], affine[7], affine[11]];
+  [...quaternion, ...shift].forEach((value, n) =>
+    view.setFloat32(256 + 4 * n, value, true)
+  );
+  affine.slice(0, 12).forEach((value, n) => view.setFloat32(280 + 4 * n, value, true));
+  out.set([0x6e, 0x2b, 0x31, 0], 344);
+  out.set(new Uint8Array(data.buffer, data.byteOffset, data.byteLength), offset);
+  return out;
+}
+
+// The last three numbers of an affine's quaternion, its voxel sizes, and its handedness.
+function toQuaternion(affine) {
+  const zooms = [0, 1, 2].map((axis) =>
+    Math.hypot(affine[axis], affine[4 + axis], affine[8 + axis])
+  );
+  const sign = determinant(affine) < 0 ? -1 : 1;
+  const at = (row, axis) =>
+    (affine[4 * row + axis] / zooms[axis]) * (axis === 2 ? sign : 1);
+  const trace = at(0, 0) + at(1, 1) + at(2, 2);
+  // Each number squared, four times; the largest is divided by.
+  const squares = [
+    1 + trace,
+    1 + 2 * at(0, 0) - trace,
+    1 + 2 * at(1, 1) - trace,
+    1 + 2 * at(2, 2) - trace,
+  ];
+  const largest = squares.indexOf(Math.max(...squares));
+  const root = Math.sqrt(squares[largest]);
+  const products = [
+    [root * root, at(2, 1) - at(1, 2), at(0, 2) - at(2, 0), at(1, 0) - at(0, 1)],
+    [at(2, 1) - at(1, 2), root * root, at(1, 0) + at(0, 1), at(0, 2) + at(2, 0)],
+    [at(0, 2) - at(2, 0), at(1, 0) + at(0, 1), root * root, at(2, 1) + at(1, 2)],
+    [at(1, 0) - at(0, 1), at(0, 2) + at(2, 0), at(2, 1) + at(1, 2), root * root],
+  ];
+  const [a, ...rest] = products[largest].map((value) => value / (2 * root));
+  // The first number is not stored: it must not be negative.
+  const quaternion = a < 0 ? rest.map((value) => -value) : rest;
+  return { quaternion, zooms, sign };
+}

@@ -1,0 +1,253 @@
+// Answers the page's questions from this machine's memory, as `trinat serve` does over HTTP.
+// Nothing is sent anywhere. The addresses are those of pipelines/web/viewer.py and service.py.
+import { inverse, moved, roundHalfToEven } from "./grid.js";
+import { shownFile, thinned } from "./show.js";
+
+/** @typedef {import("./model.js").Settings} Settings */
+
+const WORKER = new URL("worker.js", import.meta.url);
+// What the page calls the stages.
+const STAGES = {
+  conform: "reading",
+  localisation: "networks",
+  coronal: "networks",
+  axial: "networks",
+  sagittal: "networks",
+  fusion: "writing",
+  restore: "writing",
+};
+
+export class Site {
+  /** @param {Settings} settings of the model */
+  constructor(settings) {
+    this.settings = settings;
+    // The last one first.
+    this.jobs = [];
+    this.accepted = 0;
+    // The scan that the worker is at.
+    this.current = null;
+    // How many threads it has, once it is ready.
+    this.threads = 0;
+    this.start();
+  }
+
+  /**
+   * In place of what `fetch` resolves to, for the paths that the page asks.
+   * @param {string} path
+   * @param {any} options those of `fetch`
+   * @returns {Response}
+   */
+  ask(path, options = {}) {
+    const url = new URL(path, "https://site.invalid/");
+    const parts = url.pathname.split("/").slice(2);
+    const { method = "GET" } = options;
+    const [what, which, kind] = parts;
+    if (what === "study") return json(this.overview());
+    if (what === "segmentations" && method === "POST") {
+      return json(this.accept(options.body.get("file")));
+    }
+    if (what === "segmentations" && method === "DELETE") {
+      this.remove(which);
+      return new Response(null, { status: 204 });
+    }
+    const job = this.jobs.find(({ number }) => number === Number(which));
+    if (!job) return refusal("no such scan: it was deleted");
+    if (!kind) return json(detailOf(job));
+    if (kind === "value") {
+      return json({ value: valueAt(job, url.searchParams.get("mm")) });
+    }
+    return contentOf(job, kind, Number(url.searchParams.get("step") || 1));
+  }
+
+  // ---- Scans ----
+
+  /** @param {File} file */
+  accept(file) {
+    this.accepted += 1;
+    const job = {
+      id: String(this.accepted),
+      number: this.accepted,
+      file,
+      state: "queued",
+      stage: "",
+      reason: "",
+      // Seconds at which the networks began, and which share of their slices is done.
+      since: 0,
+      share: 0,
+      scan: null,
+      values: null,
+      labels: null,
+      result: {},
+      files: [],
+    };
+    this.jobs.unshift(job);
+    this.next();
+    return { id: job.id };
+  }
+
+  remove(id) {
+    const job = this.jobs.find((each) => each.id === id);
+    if (!job) return;
+    for (const { href } of job.files) URL.revokeObjectURL(href);
+    this.jobs = this.jobs.filter((each) => each !== job);
+    if (job === this.current) this.worker.postMessage({ kind: "cancel" });
+  }
+
+  // ---- The worker ----
+
+  start() {
+    this.worker = new Worker(WORKER, { type: "module" });
+    this.worker.addEventListener("message", ({ data }) => this.hear(data));
+    this.worker.addEventListener("error", (event) => {
+      this.worker.terminate();
+      this.start();
+      this.hear({ kind: "failed", reason: event.message || "the worker ended" });
+    });
+  }
+
+  next() {
+    const job = this.jobs.findLast(({ state }) => state === "queued");
+    if (this.current || !job) return;
+    this.current = job;
+    job.state = "running";
+    job.stage = "reading";
+    this.worker.postMessage({ name: job.file.name, file: job.file });
+  }
+
+  hear(said) {
+    const job = this.current;
+    if (said.kind === "ready") {
+      this.threads = said.threads;
+    } else if (!job) {
+      return;
+    } else if (said.kind === "shown") {
+      job.scan = said.scan;
+      job.values = said.values;
+    } else if (said.kind === "stage") {
+      this.follow(job, said);
+    } else {
+      job.state = said.kind;
+      if (said.kind === "failed") job.reason = said.reason;
+      else this.keep(job, said);
+      this.current = null;
+      this.next();
+    }
+  }
+
+  // The views take nearly all of the time, and one as long as another.
+  follow(job, { stage, share }) {
+    job.stage = STAGES[stage];
+    const names = this.settings.views.map((view) => view.name);
+    const done = names.indexOf(stage);
+    if (done < 0) return;
+    if (!job.since) job.since = performance.now();
+    job.share = (done + share) / names.length;
+  }
+
+  keep(job, { shown, labels, volumes, result }) {
+    job.labels = { ...job.scan, data: shown };
+    job.result = result;
+    job.files = [
+      { name: "labels.nii.gz", href: URL.createObjectURL(labels) },
+      { name: "volumes.tsv", href: URL.createObjectURL(volumes) },
+    ];
+  }
+
+  // ---- What the page asks ----
+
+  overview() {
+    const waiting = this.jobs.filter(({ state }) => state === "queued").reverse();
+    return {
+      title: "Scans on this machine",
+      service: true,
+      grades: ["reject", "look", "pass"],
+      verdicts: [],
+      rater: "",
+      raters: 0,
+      against: "",
+      structures: this.settings.classes.slice(1).map((each) => ({
+        ...each,
+        ...studyOf(this.jobs, each.name),
+      })),
+      scans: this.jobs.map((job) => ({
+        ...factsOf(job),
+        place: 1 + waiting.indexOf(job),
+      })),
+    };
+  }
+}
+
+// The volumes of a structure in the scans that are done.
+function studyOf(jobs, name) {
+  const volumes = [];
+  for (const { result } of jobs) {
+    const volume = result.volumes_mm3?.[name];
+    if (volume && result.structure_grades[name] !== "reject") volumes.push(volume);
+  }
+  volumes.sort((one, other) => one - other);
+  return { count: volumes.length, volumes };
+}
+
+function factsOf(job) {
+  const isDone = job.state === "done";
+  return {
+    id: job.id,
+    number: job.number,
+    name: job.file.name,
+    state: job.state,
+    stage: job.stage,
+    seconds_left: secondsLeft(job),
+    grade: isDone ? job.result.grade : job.state,
+    why: isDone ? job.result.reasons.join("; ") : job.reason,
+    agreement: job.result.mean_agreement ?? null,
+    there: isDone,
+    rating: null,
+    outputs: [],
+    files: job.files,
+  };
+}
+
+// By the slices that are done; null while none is.
+function secondsLeft({ since, share }) {
+  if (!share) return null;
+  const passed = (performance.now() - since) / 1000;
+  return Math.max(1, Math.round((passed / share) * (1 - share)));
+}
+
+function detailOf(job) {
+  const { result } = job;
+  const grades = result.structure_grades ?? {};
+  return {
+    ...factsOf(job),
+    result,
+    sha256: "",
+    scan: Boolean(job.scan),
+    entropy: false,
+    mask: false,
+    against: false,
+    ratings: [],
+    counted: Object.keys(grades).filter((name) => grades[name] !== "reject"),
+  };
+}
+
+function contentOf(job, kind, step) {
+  // Surfaces are not computed here.
+  if (kind === "surfaces") return new Response(new ArrayBuffer(0));
+  if (kind === "scan" && job.scan) return new Response(shownFile(job.scan, step));
+  if (kind === "labels" && job.labels) {
+    return new Response(step > 1 ? thinned(job.labels, step).data : job.labels.data);
+  }
+  return refusal(`has no ${kind}`);
+}
+
+// The scan's own value at a place in mm; null outside of it.
+function valueAt({ values }, words) {
+  const [x, y, z] = words.split(",").map(Number);
+  const voxel = moved([x, y, z], inverse(values.affine)).map(roundHalfToEven);
+  if (voxel.some((at, axis) => at < 0 || at >= values.shape[axis])) return null;
+  const [i, j, k] = voxel;
+  return values.data[i + values.shape[0] * (j + values.shape[1] * k)];
+}
+
+const json = (content) => new Response(JSON.stringify(content));
+const refusal = (reason) => new Response(JSON.stringify({ reason }), { status: 422 });

@@ -1,0 +1,122 @@
+// Segments scans beside the page, one at a time: files in, progress and results out.
+import { voxelMm3 } from "./grid.js";
+import { Model } from "./model.js";
+import { packed, readScan } from "./read.js";
+import { writeNifti } from "./nifti.js";
+import { CHECK_COUNT, gradeBy, meanAgreement, totalBrainMm3 } from "./quality.js";
+import { upright } from "./resample.js";
+import { segment } from "./segment.js";
+import { toShow } from "./show.js";
+
+/** @typedef {import("./model.js").Settings} Settings */
+
+// As published: not one of our modules, which are checked.
+const RUNTIME = "./onnxruntime/ort.wasm.min.mjs";
+// More threads do not pay for slices as small as these.
+const MOST_THREADS = 8;
+
+// The scan that is at work, or that was given up.
+let current = null;
+
+self.addEventListener("message", ({ data }) => {
+  if (data.kind === "cancel") {
+    if (current) current.isCancelled = true;
+    return;
+  }
+  work(data).catch((error) => {
+    self.postMessage({ kind: "failed", reason: sentenceOf(error) });
+  });
+});
+
+// The model is loaded with the page, so that nothing has to be asked for later.
+const loading = load();
+
+async function load() {
+  const ort = await import(RUNTIME);
+  // Threads need memory that they share, which a page has only with the headers of `trinat web`.
+  const most = Math.min(navigator.hardwareConcurrency, MOST_THREADS);
+  ort.env.wasm.numThreads = self.crossOriginIsolated ? most : 1;
+  const read = async (name) => {
+    const answer = await fetch(new URL(`../model/${name}`, import.meta.url));
+    if (!answer.ok) throw new Error(`the server answered ${answer.status} for ${name}`);
+    return answer.arrayBuffer();
+  };
+  const model = await Model.load(ort, read, { executionProviders: ["wasm"] });
+  self.postMessage({ kind: "ready", threads: ort.env.wasm.numThreads });
+  return model;
+}
+
+/** @param {{ name: string, file: Blob }} asked */
+async function work({ name, file }) {
+  const job = { isCancelled: false };
+  current = job;
+  const say = async (stage, share) => {
+    self.postMessage({ kind: "stage", stage, share });
+    // A pause, in which the message that gives it up is heard.
+    await new Promise((resolve) => setTimeout(resolve));
+    if (job.isCancelled) throw new Error("given up");
+  };
+  const scan = await readScan(name, file);
+  self.postMessage({ kind: "shown", scan: toShow(scan), values: upright(scan) });
+  const model = await loading;
+  const found = await segment(scan, model, say);
+  const { settings } = model;
+  const numbers = Int16Array.from(
+    found.indices,
+    (index) => settings.classes[index].number,
+  );
+  const labels = writeNifti({ ...scan, data: numbers }, { labels: true });
+  self.postMessage({
+    kind: "done",
+    shown: upright({ ...scan, data: found.indices }).data,
+    labels: await packed(labels),
+    volumes: tableOf(settings, found.volumesMm3, voxelMm3(scan)),
+    result: resultOf(scan, settings, found),
+  });
+}
+
+// As a line of the ledger of `trinat predict` has it.
+function resultOf(scan, settings, found) {
+  const { volumesMm3, agreement, working } = found;
+  const evidence = { settings, working, scan, volumesMm3, agreement };
+  const grade = gradeBy(evidence);
+  const ofStructures = {};
+  settings.classes.forEach(({ name }, index) => {
+    const value = agreement?.[index];
+    if (volumesMm3.has(name)) {
+      ofStructures[name] = Number.isFinite(value) ? value : null;
+    }
+  });
+  const note = `graded by ${CHECK_COUNT} checks; trinat predict has more`;
+  return {
+    model: settings.model,
+    grade: grade.name,
+    reasons: grade.reasons,
+    structure_grades: grade.structures,
+    notes: [...(scan.notes ?? []), note],
+    total_brain_mm3: totalBrainMm3(settings, volumesMm3),
+    volumes_mm3: Object.fromEntries(volumesMm3),
+    mean_agreement: meanAgreement(evidence),
+    agreement: ofStructures,
+  };
+}
+
+// Name, FreeSurfer's number, voxels and volume of each structure.
+function tableOf({ classes }, volumesMm3, mm3) {
+  const lines = ["structure\tnumber\tvoxels\tvolume_mm3"];
+  for (const { name, number } of classes) {
+    const volume = volumesMm3.get(name);
+    if (volume === undefined) continue;
+    lines.push([name, number, Math.round(volume / mm3), volume.toFixed(3)].join("\t"));
+  }
+  return new Blob([lines.join("\n"), "\n"], { type: "text/tab-separated-values" });
+}
+
+function sentenceOf(error) {
+  if (!(error instanceof Error)) return String(error);
+  const isMemory = error instanceof RangeError || /memory/i.test(error.message);
+  if (isMemory) {
+    return "not enough memory for this scan: close other pages, or use trinat predict";
+  }
+  return error.message;
+}

@@ -1,0 +1,70 @@
+"""A view's network with its part of the fusion as one module: what runs outside of Python.
+
+The modules are made of what `Predictor` runs, so that there is one definition of both. They are
+exported as ONNX (`pipelines/models/site.py`), for a browser.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from trinat.segmentation.inference.fusion import ViewAggregator
+from trinat.segmentation.inference.network import ViewNetwork
+from trinat.segmentation.models.checkpoint import Model
+from trinat.segmentation.space.views import View
+
+
+class ViewGraph(nn.Module):
+    """Slices to what a view adds to the fusion, and to what the view finds by itself."""
+
+    def __init__(self, model: Model, view: View, fusion: ViewAggregator) -> None:
+        super().__init__()
+        ready = ViewNetwork(
+            model.networks[view],
+            torch.device("cpu"),
+            torch.float32,
+            never=model.not_predicted_in(view),
+        )
+        self.network = ready.network
+        self.view = view
+        self.fusion = fusion
+
+    def forward(self, slices: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Slices (N, C, H, W) and what other views have added, (N, H, W, K), both float32.
+
+        Returns what all of them have added with this view, (N, H, W, K); this view's own most
+        probable classes, (N, H, W) uint8; and its own probability of background, (N, H, W).
+        """
+        logits = self.network(slices)
+        probabilities = logits.permute(0, 2, 3, 1).softmax(-1)
+        added = self.fusion.weighted(self.view, before, probabilities)
+        classes = probabilities.argmax(-1).to(torch.uint8)
+        return before + added, classes, probabilities[..., 0]
+
+
+class FusionGraph(nn.Module):
+    """What all views have added, to the fused probabilities."""
+
+    def __init__(self, fusion: ViewAggregator) -> None:
+        super().__init__()
+        self.fusion = fusion
+
+    def forward(self, added: Tensor) -> Tensor:
+        """What was added, (V, K) float32, to probabilities (V, K) whose sums are 1."""
+        return self.fusion.finished(added)
+
+
+def fusion_of(model: Model) -> ViewAggregator:
+    """The fusion of all views of a model, without voxels."""
+    # The sagittal view comes last.
+    views = tuple(view for view in View if view in model.networks)
+    weights = model.fusion_weights(views)
+    return ViewAggregator(
+        (0, 0, 0),
+        model.scheme,
+        views,
+        dict(zip(views, weights, strict=True)),
+        sagittal_is_merged=model.is_merged(View.SAGITTAL),
+        mean=model.info.fusion.mean,
+    )

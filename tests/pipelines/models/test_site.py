@@ -1,0 +1,176 @@
+"""A site holds the page, the modules, and graphs that compute what `Predictor` computes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.overfitted import overfitted_model
+from helpers.small_model import save_small
+
+from trinat.pipelines.models import site
+from trinat.pipelines.models.other_formats import export_model
+from trinat.pipelines.web.settings import SITE_POLICY
+from trinat.segmentation.errors import ModelError
+from trinat.segmentation.inference.fusion import ViewAggregator
+from trinat.segmentation.inference.graphs import FusionGraph, ViewGraph, fusion_of
+from trinat.segmentation.inference.predictor import Predictor
+from trinat.segmentation.models.checkpoint import Model, load_model, update_info
+from trinat.segmentation.models.model_info import Fusion
+from trinat.segmentation.space.views import to_slices
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sites with settings and without graphs, whose export takes a minute."""
+
+    def write_settings(model: Model, folder: Path) -> None:
+        folder.mkdir()
+        settings = site.settings_of(model, fusion_of(model))
+        (folder / "settings.json").write_text(json.dumps(settings))
+
+    monkeypatch.setattr(site, "write_graphs", write_settings)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_site_has_the_page_the_modules_and_the_settings(tmp_path: Path) -> None:
+    written = export_model(
+        str(save_small(tmp_path / "own")), tmp_path / "site", format_="web"
+    )
+    names = {str(path.relative_to(tmp_path / "site")) for path in written}
+    assert {
+        "index.html",
+        "page/view.js",
+        "page/niivue/niivue.umd.js",
+        "page/niivue/LICENSE.txt",
+        "browser/main.js",
+        "browser/onnxruntime/ort-wasm-simd-threaded.wasm",
+        "browser/onnxruntime/LICENSE.txt",
+        "model/settings.json",
+    } <= names
+    assert "page/index.html" not in names
+    page = (tmp_path / "site" / "index.html").read_text()
+    assert f'content="{SITE_POLICY}"' in page
+    for line in page.splitlines():
+        for attribute in ("src=", "href="):
+            address = line.partition(f'{attribute}"')[2].partition('"')[0]
+            if address and not address.startswith("data:"):
+                assert address in names
+
+
+@pytest.mark.usefixtures("quick")
+def test_settings_say_how_slices_are_cut_and_fused(tmp_path: Path) -> None:
+    export_model(str(save_small(tmp_path / "own")), tmp_path / "site", format_="web")
+    text = (tmp_path / "site" / "model" / "settings.json").read_text()
+    settings = json.loads(text)
+    assert settings["classes"][1] == {
+        "name": "Left-Cerebral-White-Matter",
+        "abbreviation": "L-CWM",
+        "number": 2,
+        "color": "#f5f5f5",
+        "group": "white-matter",
+        "partner": 19,
+        "side": "left",
+        "predicted": True,
+        "merged": 1,
+    }
+    axial = settings["views"][1]
+    assert (axial["along"], axial["rows"], axial["columns"]) == (2, 1, 0)
+    assert (axial["name"], axial["channels"], axial["merged"]) == ("axial", 3, False)
+    assert settings["views"][2]["merged"]
+    # The views' weights of background: those of the paper.
+    weights = [view["background"] for view in settings["views"]]
+    assert weights == pytest.approx([0.4, 0.4, 0.2])
+    # A limit that is never reached.
+    assert settings["limits"]["jump"] == [1.6, None]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "mine.txt").write_text("mine")
+    with pytest.raises(ModelError, match="is there already"):
+        export_model(
+            str(save_small(tmp_path / "own")), tmp_path / "site", format_="web"
+        )
+    assert [path.name for path in (tmp_path / "site").iterdir()] == ["mine.txt"]
+
+
+def test_a_model_with_other_steps_is_refused(tmp_path: Path) -> None:
+    own = save_small(tmp_path / "own")
+    update_info(own, fusion=Fusion(csf_odds=0.4))
+    with pytest.raises(ModelError, match="needs odds of CSF, which a site does not"):
+        export_model(str(own), tmp_path / "site", format_="web")
+    with pytest.raises(ModelError, match="needs a prior"):
+        export_model("any", tmp_path / "site", format_="web")
+
+
+@pytest.mark.parametrize("mean", ["arithmetic", "geometric"])
+def test_graphs_fuse_as_the_predictor_does(mean: str, tmp_path: Path) -> None:
+    folder = save_small(tmp_path / "own")
+    update_info(folder, fusion=Fusion(mean=mean))
+    model = load_model(folder)
+    generator = torch.Generator().manual_seed(0)
+    image = torch.rand(16, 16, 16, generator=generator)
+    predictor = Predictor(model, device="cpu", precision="float32")
+    expected = ViewAggregator(
+        (16, 16, 16),
+        model.scheme,
+        predictor.views,
+        dict(
+            zip(
+                predictor.views,
+                model.fusion_weights(predictor.views),
+                strict=True,
+            )
+        ),
+        mean=model.info.fusion.mean,
+    )
+    fusion = fusion_of(model)
+    added = torch.zeros(16, 16, 16, 33)
+    for view, part in predictor.each_view(image):
+        expected.add(view, part.first, part.probabilities, part.rows, part.columns)
+        axes = model.info.preprocessing.slice_axes(view)
+        slices = to_slices(image, axes)
+        channels = model.networks[view].config.channels
+        reach = channels // 2
+        padded = torch.nn.functional.pad(slices, (0, 0, 0, 0, reach, reach))
+        thick = padded.unfold(0, channels, 1).permute(0, 3, 1, 2)[part.slices]
+        before = to_slices(added, axes, trailing=1)[part.slices]
+        with torch.inference_mode():
+            graph = ViewGraph(model, view, fusion)
+            after, classes, background = graph(thick, before.clone())
+        before.copy_(after)
+        torch.testing.assert_close(classes, part.probabilities.argmax(-1).byte())
+        torch.testing.assert_close(background, part.probabilities[..., 0])
+    found = FusionGraph(fusion)(added.view(-1, 33)).view(16, 16, 16, 33)
+    torch.testing.assert_close(found, expected.finish().float(), atol=5e-3, rtol=0)
+
+
+@pytest.mark.slow
+def test_exported_graphs_give_the_values_of_torch(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    model = load_model(overfitted_model())
+    # It compares by itself, and raises.
+    site.write_graphs(model, tmp_path / "model")
+    names = {path.name for path in (tmp_path / "model").iterdir()}
+    assert names == {
+        "coronal.onnx",
+        "axial.onnx",
+        "sagittal.onnx",
+        "fusion.onnx",
+        "settings.json",
+    }
+    # Another view's weights: the check sees it.
+    graph = ViewGraph(model, fusion_of(model).views[1], fusion_of(model))
+    slices = torch.rand(1, 1, 64, 64)
+    before = torch.zeros(1, 64, 64, 33)
+    with pytest.raises(ModelError, match=r"at .* of places only"):
+        site._check(
+            graph,
+            (slices, before),
+            tmp_path / "model" / "coronal.onnx",
+            ("slices", "before"),
+        )

@@ -1,0 +1,314 @@
+"""The modules that segment in the browser find what Python finds."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.javascript import MODULES, call, volume
+from helpers.miniatures import head_image, head_labels, turned
+from trinat.segmentation.space.head import head_box
+from trinat.segmentation.space.intensity import on_working_scale
+
+from trinat.segmentation.grid import Grid
+from trinat.segmentation.inference.localisation import brain_region
+from trinat.segmentation.inference.network import _grown
+from trinat.segmentation.inference.uncertainty import view_agreement
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.space.background import find_background
+from trinat.segmentation.space.conform import (
+    ConformPlan,
+    conform,
+    restore_probabilities,
+)
+from trinat.segmentation.space.grid_map import GridMap
+from trinat.segmentation.space.resample import resample_image
+from trinat.segmentation.space.views import View, reoriented
+
+# Constants that a module shares with Python, by the module of Python that has them.
+SAME_CONSTANTS = {
+    "background.js": ("space.background", "space.intensity"),
+    "checks.js": ("io.limits", "io.orientation"),
+    "conform.js": ("space.conform", "space.head"),
+    "grid.js": ("space.grid_map",),
+    "localisation.js": ("inference.localisation",),
+    "mgh.js": ("io.headers",),
+    "nifti.js": ("io.orientation",),
+    "quality.js": ("inference.checks.evidence",),
+    "resample.js": ("space.interpolation", "space.grid_map"),
+    "segment.js": ("inference.predictor",),
+}
+# Those of JavaScript alone, or of another name there.
+OWN_CONSTANTS = {
+    "HEADER_BYTES",
+    "LABEL_INTENT",
+    "MAX_VOXELS",
+    "MIXED",
+    "SMALLEST_NORMAL",
+    "VOXELS_AT",
+}
+
+
+def oblique(spacing_mm: tuple[float, float, float] = (0.95, 1.2, 1.0)) -> Volume:
+    """The miniature head, cut along axes that stand askew in the world, in the order LIA."""
+    image, affine = turned(head_image(head_labels(), 0), "LIA")
+    scan = Volume(image, affine)
+    angle = 0.2
+    turn = np.eye(4)
+    turn[:2, :2] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
+    lengths = np.array(scan.shape) / spacing_mm
+    shape = tuple(int(length) + 4 for length in lengths)
+    middle = scan.grid.places((np.array(scan.shape) - 1) / 2)
+    steps = turn[:3, :3] @ scan.affine[:3, :3] @ np.diag(spacing_mm)
+    new = np.eye(4)
+    new[:3, :3] = steps
+    new[:3, 3] = middle - steps @ ((np.array(shape) - 1) / 2)
+    found = resample_image(scan.data, GridMap.between(scan.grid, Grid(shape, new)))
+    return Volume(found, new)
+
+
+def straight(axes: str) -> Volume:
+    """The miniature head at 1 mm."""
+    return Volume(*turned(head_image(head_labels(), 0), axes))
+
+
+def flat(data: Any) -> np.ndarray:
+    """An array as the modules hold it: the first axis fastest."""
+    return np.asarray(data).ravel("F")
+
+
+@pytest.mark.parametrize("module", SAME_CONSTANTS)
+def test_constants_are_those_of_python(module: str) -> None:
+    text = (MODULES / module).read_text()
+    owners = [import_module(f"trinat.segmentation.{n}") for n in SAME_CONSTANTS[module]]
+    found = re.findall(
+        r"^(?:export )?const ([A-Z][A-Z_0-9]+) = ([\d.e*-]+);", text, re.M
+    )
+    compared = 0
+    for name, value in found:
+        if name in OWN_CONSTANTS:
+            continue
+        of_python = [
+            getattr(owner, key)
+            for owner in owners
+            for key in (name, f"_{name}")
+            if hasattr(owner, key)
+        ]
+        assert of_python, f"{module}: {name} is in none of {SAME_CONSTANTS[module]}"
+        assert of_python[0] == float(value), f"{module}: {name}"
+        compared += 1
+    assert compared
+
+
+@pytest.mark.parametrize("axes", ["RAS", "LIA", "PSR"])
+def test_a_scan_of_one_millimetre_is_conformed_without_interpolation(axes: str) -> None:
+    scan = straight(axes)
+    expected = conform(scan, shape=None).volume
+    found = call("conform.js", "conform", volume(scan))
+    assert found["shape"] == list(expected.shape)
+    np.testing.assert_allclose(found["affine"], expected.affine.ravel(), atol=1e-6)
+    np.testing.assert_array_equal(found["data"], flat(expected.data))
+
+
+def test_an_oblique_scan_is_conformed_to_the_same_grid() -> None:
+    scan = oblique()
+    expected = conform(scan, shape=None).volume
+    found = call("conform.js", "conform", volume(scan))
+    np.testing.assert_allclose(found["affine"], expected.affine.ravel(), atol=1e-6)
+    # The blur is measured at other voxels.
+    np.testing.assert_allclose(found["data"], flat(expected.data), atol=2e-3)
+
+
+def test_the_background_is_found_as_in_python() -> None:
+    scan = straight("RAS")
+    shifted = Volume(scan.data.astype(np.float32) * 3 - 50, scan.affine)
+    padded = Volume(np.pad(shifted.data, 5, constant_values=-1000), scan.affine)
+    z_scores = shifted.data - shifted.data.mean()
+    z_scores[scan.data < 20] = 0
+    for given in (scan, shifted, padded, Volume(z_scores, scan.affine)):
+        expected = find_background(given)
+        found = call("background.js", "findBackground", volume(given))
+        assert found["level"] == expected.level
+        assert found["bright"] == expected.bright
+        assert found["fill"] == expected.fill
+        assert found["box"]["start"] == [side.start for side in expected.box]
+        assert found["box"]["stop"] == [side.stop for side in expected.box]
+        scaled = call("background.js", "onWorkingScale", volume(given))
+        np.testing.assert_array_equal(
+            scaled["data"], flat(on_working_scale(given).data)
+        )
+
+
+def test_the_head_is_found_without_the_neck() -> None:
+    # A head of 60 mm on a neck that goes on for 300 mm, in voxels of 3 mm; its axes run LPI.
+    data = np.zeros((40, 36, 130), np.float32)
+    data[10:30, 8:28, 5:25] = 1
+    data[16:24, 14:22, 25:125] = 1
+    image = Volume(data, np.diag([-3.0, -3, -3, 1]))
+    upright = reoriented(image, "RAS")
+    expected = head_box(upright)
+    found = call("conform.js", "headBox", volume(upright))
+    assert found["start"] == [side.start for side in expected]
+    assert found["stop"] == [side.stop for side in expected]
+    # The neck ends 210 mm below the top, which is not where the image ends.
+    assert expected[2].start > 0
+
+
+def test_the_region_of_the_brain_is_found_as_in_python() -> None:
+    generator = np.random.default_rng(0)
+    seen = np.zeros((60, 70, 64), bool)
+    slices = list(range(4, 70, 8))
+    for number in slices[1:-1]:
+        seen[15:45, number, 20:50] = generator.random((30, 30)) > 0.1
+        seen[25:31, number, 2:20] = True  # a cord
+    seen[50:58, 28, 50:58] = True  # a speck
+    expected = brain_region(seen, slices, 1)
+    found = call(
+        "localisation.js",
+        "brainRegion",
+        seen.astype(np.uint8),
+        list(seen.shape),
+        slices,
+        1,
+    )
+    assert found["box"]["start"] == [side.start for side in expected.box]
+    assert found["box"]["stop"] == [side.stop for side in expected.box]
+    np.testing.assert_array_equal(found["mask"], flat(expected.mask))
+    np.testing.assert_array_equal(found["rim"], flat(expected.rim))
+
+
+def test_rows_are_grown_as_in_python() -> None:
+    for first, end, length in [(3, 20, 64), (0, 5, 64), (60, 63, 64), (2, 30, 31)]:
+        line = torch.zeros(length, dtype=torch.bool)
+        line[first:end] = True
+        expected = _grown(line, 16)
+        found = call("fusion.js", "grownSpan", first, end, length, 16)
+        assert found == [expected.start, expected.stop]
+
+
+def test_agreement_of_views_is_that_of_python() -> None:
+    scheme = load_scheme("quicknat33")
+    generator = np.random.default_rng(1)
+    merged = scheme.merged.to_merged
+    coronal = generator.integers(0, 33, (8, 9, 10)).astype(np.uint8)
+    axial = np.where(generator.random(coronal.shape) > 0.3, coronal, 5).astype(np.uint8)
+    sagittal = merged[axial].astype(np.uint8)
+    # No view has the class of the highest index.
+    coronal[coronal == 32] = 0
+    axial[axial == 32] = 0
+    maps = {View.CORONAL: coronal, View.AXIAL: axial, View.SAGITTAL: sagittal}
+    tensors = {view: torch.from_numpy(found) for view, found in maps.items()}
+    expected = view_agreement(tensors, scheme, (View.SAGITTAL,))
+    settings = {
+        "classes": [{"merged": int(number)} for number in merged],
+        "views": [
+            {"name": view.value, "merged": view is View.SAGITTAL} for view in maps
+        ],
+    }
+    named = {view.value: found for view, found in maps.items()}
+    found = call("measures.js", "viewAgreement", {"$map": named}, settings)
+    np.testing.assert_allclose(found, expected)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int16, np.float32])
+@pytest.mark.parametrize("suffix", [".nii", ".nii.gz", ".mgz"])
+def test_files_are_read_as_in_python(kind: type, suffix: str, tmp_path: Path) -> None:
+    scan = oblique()
+    path = tmp_path / f"scan{suffix}"
+    Volume(scan.data.astype(kind), scan.affine).write(path)
+    expected = Volume.read(path)
+    found = call("read.js", "readScan", path.name, _blob(path.read_bytes()))
+    assert found["shape"] == list(expected.shape)
+    np.testing.assert_allclose(found["affine"], expected.affine.ravel(), atol=1e-5)
+    np.testing.assert_array_equal(found["data"], flat(expected.data))
+
+
+def _blob(content: bytes) -> dict[str, Any]:
+    return {"$blob": content}
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "scan.nii.gz"
+    straight("RAS").write(path)
+    content = bytearray(path.read_bytes())
+    content[-6] ^= 1  # of the checksum
+    with pytest.raises(RuntimeError, match="damaged"):
+        call("read.js", "readScan", path.name, _blob(bytes(content)))
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "said"),
+    [
+        (42, b"\x05\x00", "fewer than 16 slices"),
+        (40, b"\x04\x00", "2 volumes in one file"),
+        (70, b"\x80\x00", "not one number a voxel"),
+        (123, b"\x03", "units are not millimetres"),
+        (252, b"\x00\x00\x00\x00", "no orientation"),
+        (344, b"ni1", "not a single-file NIfTI"),
+        (280, b"\x00\x00\x80\x7f", "s-form is not finite"),
+    ],
+)
+def test_headers_are_refused(at: int, value: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "scan.nii"
+    straight("RAS").write(path)
+    content = bytearray(path.read_bytes())
+    content[48:50] = b"\x02\x00"  # the fourth side, which three dimensions do not have
+    content[at : at + len(value)] = value
+    with pytest.raises(RuntimeError, match=said):
+        call("read.js", "readScan", path.name, _blob(bytes(content)))
+
+
+@pytest.mark.parametrize("axes", ["RAS", "LIA"])
+def test_a_label_map_is_written_where_its_scan_is(axes: str, tmp_path: Path) -> None:
+    scan = oblique() if axes == "LIA" else straight(axes)
+    labels = np.arange(scan.data.size, dtype=np.int16).reshape(scan.shape) % 5
+    given = volume(Volume(labels, scan.affine))
+    found = call("nifti.js", "writeNifti", given, {"labels": True})
+    path = tmp_path / "labels.nii.gz"
+    path.write_bytes(gzip.compress(found.tobytes()))
+    # Python refuses a file whose q- and s-form disagree.
+    read = Volume.read(path, labels=True)
+    np.testing.assert_array_equal(read.data, labels)
+    np.testing.assert_allclose(read.affine, scan.affine, atol=1e-5)
+    assert not read.notes
+
+
+def test_labels_are_restored_as_in_python() -> None:
+    scan = oblique()
+    plan = conform(scan, shape=None).plan
+    generator = np.random.default_rng(2)
+    # Smooth probabilities of four classes.
+    coarse = generator.random((4, 8, 8, 8)).astype(np.float32) ** 4
+    fine = torch.nn.functional.interpolate(
+        torch.from_numpy(coarse)[None], plan.working.shape, mode="trilinear"
+    )[0]
+    probabilities = (fine / fine.sum(0)).numpy()
+    expected = restore_probabilities(probabilities, plan)
+    found = call_restore(probabilities, plan)
+    same = found == flat(expected.data)
+    assert same.mean() > 0.9995
+
+
+def call_restore(probabilities: np.ndarray, plan: ConformPlan) -> np.ndarray:
+    """`restore` with the values in an array, classes innermost."""
+    classes = probabilities.argmax(0).astype(np.uint8)
+    innermost = np.concatenate([p.ravel("F")[:, None] for p in probabilities], axis=1)
+    grids = [
+        {"shape": list(grid.shape), "affine": grid.affine.ravel().tolist()}
+        for grid in (plan.working, plan.scan)
+    ]
+    return call(
+        "../../../tests/helpers/restoring.js",
+        "restoreValues",
+        classes,
+        *grids,
+        len(probabilities),
+        innermost.ravel().astype(np.float32),
+    )
