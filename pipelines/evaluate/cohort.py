@@ -61,6 +61,7 @@ _TABLES = (
     "volumes.csv",
     "left_out.csv",
     "adjustment.csv",
+    "harmonisation.csv",
     "effects.csv",
     "trends.csv",
     "raters.csv",
@@ -118,8 +119,9 @@ def report_cohort(
     """Measure every label map, write volumes.csv and the page; failures are in the page.
 
     `progress(result, done, total)` is called after each map, `say` with a line for each failure.
-    EvaluationError where no label map is left (all failed or are left out), and where volumes
-    are to be adjusted and too few scans have an intracranial volume.
+    EvaluationError where no label map is left (all failed or are left out), where volumes are to be
+    adjusted and too few scans have an intracranial volume, and where they are to be harmonised and
+    sites have too few persons.
     """
     started = datetime.now(UTC)
     refuse_foreign(settings.out, _OUTPUTS)
@@ -167,20 +169,31 @@ def report_cohort(
         if scan.left_out:
             say(f"{scan.name}: left out, {scan.left_out}")
 
-    cohort = cohort_of(chosen.scans, known.scheme, known.ranges, settings.adjust)
+    cohort = cohort_of(
+        chosen.scans,
+        known.scheme,
+        known.ranges,
+        settings.adjust,
+        harmonising=settings.harmonise is not None,
+    )
     with claimed(settings.out, _OUTPUTS, within=["figures"]):
-        _write_tables(settings.out, cohort)
+        written = _write_tables(settings.out, cohort)
         facts = provenance(started, settings.command, known.scheme.name)
         facts["predictions"] = str(settings.predictions)
         if settings.ratings:
             digests = {result.sha256 for result in measured}
             facts["ratings"] = use_of_ratings(known.ratings, digests, chosen.in_part)
             write_table(settings.out / "raters.csv", agreement_table(known.ratings))
+            written.append("raters.csv")
             say(facts["ratings"])
         taught = taught_by_models(ledger.entries)
         if taught:
             facts["training"] = " ".join(taught)
         _write_page(settings, known, chosen, cohort, facts, failures)
+        # What an earlier report with other options had, and this one has not.
+        for name in _TABLES:
+            if name not in written:
+                (settings.out / name).unlink(missing_ok=True)
     return batch_exit(done=len(chosen.scans), failed=len(failures))
 
 
@@ -304,8 +317,8 @@ def _scan(result: MapVolumes, person: Facts, facts: Mapping[str, Any]) -> Scan:
     )
 
 
-def _write_tables(out: Path, cohort: Cohort) -> None:
-    """Write volumes.csv, and the other tables that are not empty."""
+def _write_tables(out: Path, cohort: Cohort) -> list[str]:
+    """Write volumes.csv and the other tables that are not empty; the names of what was written."""
     write_table(out / "volumes.csv", cohort.frame.drop(columns="scan"))
     # A row for each scan, and each structure of the others, that is in no number.
     left_out = [
@@ -326,9 +339,14 @@ def _write_tables(out: Path, cohort: Cohort) -> None:
     if cohort.adjustment is not None:
         coefficients = cohort.adjustment.coefficients
         tables["adjustment.csv"] = coefficients.reset_index(names="structure")
+    if cohort.harmonisation is not None:
+        tables["harmonisation.csv"] = cohort.harmonisation.effects
+    written = ["volumes.csv"]
     for name, table in tables.items():
         if not table.empty:
             write_table(out / name, table)
+            written.append(name)
+    return written
 
 
 def _write_page(

@@ -148,8 +148,8 @@ class EvaluationSettings(LabelMapOptions):
 class CohortSettings(LabelMapOptions):
     """What `trinat report` was asked to do.
 
-    `adjust` is how volumes are adjusted for the intracranial volume, if at all. Scans and
-    structures of the `excluded` grades are in no number.
+    `adjust` is how volumes are adjusted for the intracranial volume, and `harmonise` what effects
+    are taken away of, if at all. Scans and structures of the `excluded` grades are in no number.
     """
 
     predictions: Annotated[
@@ -186,6 +186,13 @@ class CohortSettings(LabelMapOptions):
         Option(
             "Adjust volumes for the intracranial volume: residual (of a regression over the "
             "group) or proportion."
+        ),
+    ] = None
+    harmonise: Annotated[
+        Literal["site"] | None,
+        Option(
+            "Take effects of sites away from volumes (ComBat), and keep those of age, sex and "
+            "group."
         ),
     ] = None
     images: Annotated[Path | None, Option("T1 scans, for pictures.")] = None

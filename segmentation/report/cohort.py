@@ -7,6 +7,8 @@ Volumes may be adjusted for the size of the head, by the intracranial volume:
   away. Values stay in mm³, as of a head of mean size.
 - `proportion`: the volume in percent of the intracranial volume.
 
+Effects of sites may be taken away by ComBat, from the adjusted volumes where there are any.
+
 Persons are compared by sex, group and site, and over age. A person's value is the mean over their
 scans: intervals count persons, not scans.
 """
@@ -32,12 +34,15 @@ from trinat.segmentation.metrics.statistics import (
     robust_z,
     trend,
 )
+from trinat.segmentation.report.harmonised import Harmonisation, harmonise
 
 Method = Literal["residual", "proportion"]
 _Values = NDArray[np.float64]
 
 # The metric of volumes that were adjusted for the intracranial volume.
 ADJUSTED = "adjusted_volume"
+# That of volumes, adjusted or not, without the effects of sites.
+HARMONISED = "harmonised_volume"
 # Iglewicz and Hoaglin's limit for robust z-scores.
 OUTLIER_Z = 3.5
 # A robust spread of fewer values than this says nothing.
@@ -147,7 +152,8 @@ class Cohort:
     """The tables of the report, all made from the scans' volumes.
 
     `frame` has a row for each scan, structure and metric; `structures` are in the order of the
-    label scheme. `adjustment` says how volumes were adjusted; None where they were not.
+    label scheme. `adjustment` says how volumes were adjusted, `harmonisation` how effects of sites
+    were taken away; None where they were not.
 
     `left_out` are scans that no number of these tables is of; `scans` are all others.
     """
@@ -157,6 +163,7 @@ class Cohort:
     structures: tuple[str, ...]
     adjustment: Adjustment | None = None
     left_out: tuple[Scan, ...] = ()
+    harmonisation: Harmonisation | None = None
 
     @property
     def is_tested(self) -> bool:
@@ -165,7 +172,9 @@ class Cohort:
 
     @property
     def compared(self) -> str:
-        """The metric that scans are compared by: the volume, adjusted where it was."""
+        """The metric that scans are compared by: the volume, or the last that was made of it."""
+        if self.harmonisation is not None:
+            return HARMONISED
         return "volume" if self.adjustment is None else ADJUSTED
 
     @property
@@ -192,7 +201,7 @@ class Cohort:
     def outliers(self) -> pd.DataFrame:
         """Volumes and asymmetries far from the group's median, or out of their range.
 
-        Of volumes that were adjusted, the adjusted ones are held against the group, and the
+        Of volumes that were adjusted or harmonised, these are held against the group, and the
         measured ones against ranges.
         """
         far = self.frame["z"].abs() > OUTLIER_Z
@@ -210,13 +219,16 @@ def cohort_of(
     scheme: LabelScheme,
     ranges: Iterable[Range] = (),
     adjusting: Method | None = None,
+    *,
+    harmonising: bool = False,
 ) -> Cohort:
     """The tables of a group, from its scans' volumes.
 
     Volumes in long form with asymmetry, their robust z over the group, and a note on those
     outside of the `ranges`. Structures are those of the scheme that any scan has. With `adjusting`
-    each volume is there again, adjusted for the intracranial volume, and has the z. Scans that are
-    left out have no part in any of it.
+    each volume is there again, adjusted for the intracranial volume, and with `harmonising` again,
+    without the effects of sites; the last one has the z. Scans that are left out have no part in
+    any of it.
     """
     left_out = tuple(scan for scan in scans if scan.left_out)
     scans = tuple(scan for scan in scans if not scan.left_out)
@@ -225,6 +237,7 @@ def cohort_of(
         measured.update(scan.volumes_mm3)
     structures = tuple(name for name in scheme.names[1:] if name in measured)
     frame = _volume_frame(scans, scheme, structures)
+    compared = "volume"
     adjustment = None
     if adjusting is not None:
         volumes = {
@@ -235,27 +248,36 @@ def cohort_of(
         }
         intracranial = np.array([_or_nan(scan.intracranial_mm3) for scan in scans])
         adjusted, adjustment = adjust(volumes, intracranial, adjusting)
-        frame = _with_adjusted(frame, adjusted, adjustment.unit)
+        frame = _with_more(frame, compared, adjusted, ADJUSTED, adjustment.unit)
+        compared = ADJUSTED
+    harmonisation = None
+    if harmonising:
+        unit = "mm3" if adjustment is None else adjustment.unit
+        harmonised, harmonisation = harmonise(frame, compared)
+        frame = _with_more(frame, compared, harmonised, HARMONISED, unit)
+        compared = HARMONISED
     frame["z"] = frame.groupby(["structure", "metric"])["value"].transform(_z_scores)
-    if adjustment is not None:
-        frame.loc[frame["metric"] == "volume", "z"] = np.nan
+    is_compared = frame["metric"].isin([compared, "asymmetry_index"])
+    frame["z"] = frame["z"].where(is_compared)
     frame["note"] = _range_notes(frame, scans, ranges)
-    return Cohort(scans, frame, structures, adjustment, left_out)
+    return Cohort(scans, frame, structures, adjustment, left_out, harmonisation)
 
 
-def _with_adjusted(
+def _with_more(
     frame: pd.DataFrame,
-    adjusted: Mapping[str, NDArray[np.float64]],
+    metric: str,
+    made: Mapping[str, _Values],
+    made_metric: str,
     unit: str,
 ) -> pd.DataFrame:
-    """The frame, and after each volume (of scan n) the adjusted one."""
-    volumes = frame[frame["metric"] == "volume"]
+    """The frame, and after each row of one metric (of scan n) what was `made` of it."""
+    rows = frame[frame["metric"] == metric]
     values = [
-        adjusted[structure][scan]
-        for structure, scan in zip(volumes["structure"], volumes["scan"], strict=True)
+        made[structure][scan]
+        for structure, scan in zip(rows["structure"], rows["scan"], strict=True)
     ]
-    added = volumes.assign(metric=ADJUSTED, value=values, unit=unit)
-    # Sorted by their old place, the volume first: the index of the two is the same.
+    added = rows.assign(metric=made_metric, value=values, unit=unit)
+    # Sorted by their old place, what it was made of first: the index of the two is the same.
     joined = pd.concat([frame, added]).sort_index(kind="stable")
     return joined.reset_index(drop=True)
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from trinat.segmentation.inference.checks.evidence import some
 from trinat.segmentation.metrics.definitions import METRICS
-from trinat.segmentation.report.cohort import ADJUSTED, OUTLIER_Z, Cohort
+from trinat.segmentation.report.cohort import ADJUSTED, HARMONISED, OUTLIER_Z, Cohort
 from trinat.segmentation.report.drawing import Drawing
 from trinat.segmentation.report.figures import Z_SCORES, z_score_plot
 from trinat.segmentation.report.page import (
@@ -26,9 +26,12 @@ from trinat.segmentation.report.page import (
 )
 from trinat.segmentation.report.people import (
     DIGITS,
+    SITES,
     adjustment_table,
     effect_tables,
     people_plot,
+    site_plot,
+    site_tables,
     trend_table,
 )
 
@@ -37,13 +40,15 @@ _MOST_SCANS = 500
 
 
 def cohort_drawings(cohort: Cohort) -> list[Drawing]:
-    """The figures of the page: z-scores and people, each where something is known of it."""
+    """The figures of the page: z-scores, people, sites; each where something is known of it."""
     drawings = []
     if cohort.is_tested:
         drawings.append(z_score_plot(cohort.frame, cohort.structures, OUTLIER_Z))
     people = people_plot(cohort)
     if people is not None:
         drawings.append(people)
+    if cohort.harmonisation is not None:
+        drawings.append(site_plot(cohort.harmonisation))
     return drawings
 
 
@@ -79,7 +84,10 @@ def cohort_page(
         outliers=_outliers(cohort),
         is_tested=cohort.is_tested,
         plots=[drawing for drawing in drawings if drawing.name == Z_SCORES],
-        people_plots=[drawing for drawing in drawings if drawing.name != Z_SCORES],
+        people_plots=[
+            drawing for drawing in drawings if drawing.name not in (Z_SCORES, SITES)
+        ],
+        site_plots=[drawing for drawing in drawings if drawing.name == SITES],
         limit=OUTLIER_Z,
         volumes=_described(cohort, "volume"),
         asymmetry=_described(cohort, "asymmetry_index"),
@@ -89,6 +97,9 @@ def cohort_page(
         adjustment=cohort.adjustment,
         adjusted=_described(cohort, ADJUSTED) if cohort.adjustment else None,
         coefficients=adjustment_table(cohort.adjustment),
+        harmonisation=cohort.harmonisation,
+        harmonised=_described(cohort, HARMONISED) if cohort.harmonisation else None,
+        sites=site_tables(cohort.harmonisation) if cohort.harmonisation else [],
         uncertainty=_uncertainty(cohort),
         pictures=pictures,
         scans=_scans(cohort),
@@ -128,6 +139,12 @@ def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
         lacking = count(cohort.adjustment.without, "scan")
         notices.append(
             f"{lacking} without an intracranial volume, and so without adjusted volumes."
+        )
+    if cohort.harmonisation is not None and cohort.harmonisation.without:
+        lacking = count(cohort.harmonisation.without, "scan")
+        facts = ", ".join(("site", *cohort.harmonisation.kept))
+        notices.append(
+            f"{lacking} without a harmonised volume: not all is known of {facts}."
         )
     grades = [scan.grade for scan in cohort.scans]
     texts = {
@@ -186,6 +203,9 @@ def _outliers(cohort: Cohort) -> Table:
         elif row["metric"] == ADJUSTED:
             what = "adjusted volume"
             value = number(row["value"], DIGITS[cohort.unit], unit=f" {cohort.unit}")
+        elif row["metric"] == HARMONISED:
+            what = "harmonised volume"
+            value = number(row["value"], DIGITS[cohort.unit], unit=f" {cohort.unit}")
         else:
             what = "asymmetry"
             value = number(row["value"], 1, unit=" %")
@@ -202,8 +222,9 @@ def _described(cohort: Cohort, metric: str) -> Table:
         title = "Structure"
         digits = 0
         is_signed = False
-    elif metric == ADJUSTED:
-        caption = f"Adjusted volumes ({cohort.unit})"
+    elif metric in (ADJUSTED, HARMONISED):
+        kind = "Adjusted" if metric == ADJUSTED else "Harmonised"
+        caption = f"{kind} volumes ({cohort.unit})"
         title = "Structure"
         digits = DIGITS[cohort.unit]
         is_signed = False
@@ -236,7 +257,7 @@ def _described(cohort: Cohort, metric: str) -> Table:
 def _by_group(cohort: Cohort, key: str) -> Table | None:
     """Mean and SD of each structure's volume by sex, age or site; None for a single group.
 
-    Of adjusted volumes, if they were adjusted.
+    Of the volumes that are compared: adjusted or harmonised ones, if they were.
     """
     is_volume = cohort.frame["metric"] == cohort.compared
     digits = DIGITS[cohort.unit]

@@ -9,7 +9,16 @@ import pandas as pd
 
 from trinat.segmentation.metrics.statistics import trend
 from trinat.segmentation.report.cohort import Adjustment, Cohort, groups_of
-from trinat.segmentation.report.drawing import Drawing, add_legend, model_color, panels
+from trinat.segmentation.report.drawing import (
+    INK,
+    Drawing,
+    add_legend,
+    canvas,
+    model_color,
+    name_rows,
+    panels,
+)
+from trinat.segmentation.report.harmonised import Harmonisation
 from trinat.segmentation.report.page import (
     Cell,
     Column,
@@ -20,6 +29,8 @@ from trinat.segmentation.report.page import (
     table,
 )
 
+# The name of the figure of sites.
+SITES = "sites"
 # Digits of a value, by its unit.
 DIGITS = {"mm³": 0, "%": 3}
 _TICK = 7
@@ -117,6 +128,98 @@ def adjustment_table(adjustment: Adjustment | None) -> Table | None:
     return table("adjustment-table", caption, columns, rows)
 
 
+def site_tables(harmonisation: Harmonisation) -> list[Table]:
+    """What was taken away: of each site over structures, and of each structure over sites."""
+    effects = harmonisation.effects
+    sizes = effects[["percent_before", "percent_after"]].abs()
+    effects = effects.assign(
+        before=sizes["percent_before"], after=sizes["percent_after"]
+    )
+    columns: Columns = [
+        Column(
+            "Before (%)", 1, "Mean distance from all sites, in percent of the volume"
+        ),
+        Column("After (%)", 1, "The same of harmonised volumes"),
+        Column("Largest before (%)", 1),
+        Column("Largest after (%)", 1),
+    ]
+    rows_of_sites = []
+    for site, rows in effects.groupby("site", sort=False):
+        cells = _before_and_after(rows)
+        scale = rows["scale"].median()
+        rows_of_sites.append([site, harmonisation.persons[str(site)], *cells, scale])
+    rows_of_structures = []
+    by_structure = effects.groupby("structure", sort=False)
+    for place, (structure, rows) in enumerate(by_structure):
+        name = Cell(short_name(str(structure)), place)
+        rows_of_structures.append([name, *_before_and_after(rows)])
+    of_sites = table(
+        "site-effect-table",
+        "Sites before and after: mean over structures",
+        [
+            "Site",
+            Column("Persons", 0),
+            *columns,
+            Column("Scale", 2, "Of the spread, before: 1 is that of all sites"),
+        ],
+        rows_of_sites,
+    )
+    of_structures = table(
+        "structure-effect-table",
+        "Structures before and after: mean over sites",
+        ["Structure", *columns],
+        rows_of_structures,
+    )
+    return [of_sites, of_structures]
+
+
+def _before_and_after(rows: pd.DataFrame) -> list[float]:
+    """Mean and largest size of effects before and after."""
+    return [
+        rows["before"].mean(),
+        rows["after"].mean(),
+        rows["before"].max(),
+        rows["after"].max(),
+    ]
+
+
+def site_plot(harmonisation: Harmonisation) -> Drawing:
+    """Effects of sites, a row a structure: a ring for each site before, a dot after."""
+    effects = harmonisation.effects.dropna(subset="percent_before")
+    structures = list(effects["structure"].unique())
+    sites = list(harmonisation.persons)
+    rows = effects["structure"].map(structures.index)
+    marks: dict[str, list[str]] = {}
+    with canvas(8.6, len(structures) * 0.24 + 1.2) as (figure, axis):
+        axis.axvline(0, color=INK, lw=0.7)
+        for color, site in enumerate(sites):
+            of_site = effects[effects["site"] == site]
+            for when, face in (("before", "none"), ("after", model_color(color))):
+                percent = of_site[f"percent_{when}"]
+                gid = f"sites-{when}-{color}"
+                axis.scatter(
+                    percent,
+                    rows[of_site.index],
+                    s=16,
+                    edgecolors=model_color(color),
+                    facecolors=face,
+                    lw=0.9,
+                    zorder=3,
+                    gid=gid,
+                )
+                marks[gid] = [f"{site}, {when}: {value:+.2f} %" for value in percent]
+        name_rows(axis, structures)
+        figure.supxlabel(
+            "site − all sites (% of the volume), persons being equal; ring: before, dot: after"
+        )
+        add_legend(figure, sites)
+    label = (
+        f"Effects of {len(sites)} sites on the volumes of {len(structures)} structures, before and "
+        "after harmonisation"
+    )
+    return Drawing(SITES, figure, label, marks)
+
+
 def people_plot(cohort: Cohort) -> Drawing | None:
     """A panel a structure, a dot a person: volume over age, else by group; None without either.
 
@@ -161,11 +264,12 @@ def people_plot(cohort: Cohort) -> Drawing | None:
 
 def _value_axis(cohort: Cohort) -> str:
     """The title of the axis of values."""
-    if cohort.adjustment is None:
-        return "volume (ml)"
-    if cohort.adjustment.method == "residual":
-        return "adjusted volume (ml)"
-    return "% of intracranial volume"
+    title = "% of intracranial volume" if cohort.unit == "%" else "volume (ml)"
+    if cohort.adjustment is not None and cohort.unit != "%":
+        title = f"adjusted {title}"
+    if cohort.harmonisation is not None:
+        title = f"{title}, harmonised"
+    return title
 
 
 def _draw_persons(

@@ -453,6 +453,31 @@ def test_volumes_are_adjusted_by_the_ledger_else_by_the_table(
         report_cohort(replace(settings, participants=None))
 
 
+def test_sites_are_harmonised_beside_the_measured_volumes(tmp_path: Path) -> None:
+    people = ["participant_id\tsite"]
+    for n in range(20):
+        Volume(labels(n % 8), AFFINE).write(tmp_path / f"s{n}_dseg.nii.gz", labels=True)
+        people.append(f"s{n}\t{'north' if n < 10 else 'south'}")
+    (tmp_path / "participants.tsv").write_text("\n".join(people))
+    settings = CohortSettings(tmp_path, tmp_path / "out", harmonise="site", jobs=1)
+    report_cohort(settings)
+    effects = pd.read_csv(tmp_path / "out/harmonisation.csv")
+    stem = effects[effects["structure"] == "Brain-Stem"].set_index("site")
+    # 6 or 7 slices of 9 voxels of 2 mm³: in the north five of each.
+    assert stem.loc["north", ["persons", "mean_before"]].tolist() == [10, 117]
+    volumes = pd.read_csv(tmp_path / "out/volumes.csv")
+    stem = volumes[volumes["structure"] == "Brain-Stem"].set_index("metric")
+    assert set(stem.loc["volume", "value"]) == {108, 126}
+    assert stem.loc["harmonised_volume", "value"].notna().sum() == 20
+    # The right hippocampus is the same in all: nothing is known of sites there.
+    right = volumes[volumes["structure"] == "Right-Hippocampus"].set_index("metric")
+    assert right.loc["harmonised_volume", "value"].isna().all()
+    assert "Sites before and after" in (tmp_path / "out/report.html").read_text()
+
+    report_cohort(replace(settings, harmonise=None))
+    assert not (tmp_path / "out/harmonisation.csv").exists()
+
+
 def ranges_of(tmp_path: Path, *lines: str) -> list[Range]:
     path = tmp_path / "ranges.tsv"
     rows = ["structure\tlow_mm3\thigh_mm3\tsex\tage_from\tage_to", *lines]

@@ -1,0 +1,183 @@
+"""Volumes without the effects of sites: known effects, what is refused, and what a page shows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+from helpers.pages import rows_of
+
+from trinat.segmentation.errors import EvaluationError
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.report.cohort import Cohort, Scan, cohort_of
+from trinat.segmentation.report.cohort_page import cohort_drawings, cohort_page
+
+SCHEME = load_scheme("quicknat33")
+NAMES = SCHEME.names[1:]
+MEANS = np.linspace(1_000, 20_000, len(NAMES))
+
+
+def study(
+    persons: int, *, effect: float = 0.1, loss: float = 0.08
+) -> tuple[list[Scan], np.ndarray]:
+    """Scans of three sites, and their volumes (N, K) before scanners had effects.
+
+    A scanner shifts each structure by some `effect` of its mean, and stretches what persons differ
+    by. Patients have lost a share of every structure.
+    """
+    draw = np.random.default_rng(3)
+    sites = np.repeat(range(3), persons)
+    count = len(sites)
+    patient = draw.random(count) < np.array([0.3, 0.5, 0.6])[sites]
+    age = np.round(draw.uniform(20, 80, count))
+    spread = 0.1 * draw.normal(size=(count, len(NAMES)))
+    expected = 1 - 0.002 * (age - 50) - loss * patient
+    stretch = np.exp(draw.normal(0, 0.15, (3, len(NAMES))))[sites]
+    shift = effect * draw.normal(size=(3, len(NAMES)))[sites]
+    clean = (expected[:, None] + spread) * MEANS
+    seen = (expected[:, None] + spread * stretch + shift) * MEANS
+    scans = [
+        Scan(
+            f"sub-{number}",
+            "",
+            dict(zip(NAMES, seen[number], strict=True)),
+            sex="FM"[number % 2],
+            age=float(age[number]),
+            site=f"site {'ABC'[site]}",
+            group="patient" if patient[number] else "control",
+        )
+        for number, site in enumerate(sites)
+    ]
+    return scans, clean
+
+
+def values_of(cohort: Cohort, metric: str) -> np.ndarray:
+    """One metric of all scans and structures, (N, K)."""
+    rows = cohort.frame[cohort.frame["metric"] == metric]
+    return rows["value"].to_numpy().reshape(len(cohort.scans), len(NAMES))
+
+
+def test_known_effects_of_scanners_fall_by_80_percent_and_patients_stay_as_they_are() -> (
+    None
+):
+    scans, clean = study(100)
+    cohort = cohort_of(scans, SCHEME, harmonising=True)
+    sites = np.repeat(range(3), 100)
+
+    def bias(volumes: np.ndarray) -> float:
+        """The mean distance of two sites by what scanners, or harmonisation, did to volumes."""
+        of_sites = [
+            ((volumes - clean) / MEANS)[sites == site].mean(0) for site in (0, 1, 2)
+        ]
+        return float(
+            np.mean([np.abs(a - b).mean() for a, b in combinations(of_sites, 2)])
+        )
+
+    def loss(volumes: np.ndarray) -> float:
+        """The mean share of a structure that patients lack, by age and group alone."""
+        patient = [scan.group == "patient" for scan in scans]
+        age = [scan.age for scan in scans]
+        design = np.stack([np.ones(300), np.array(age, float), patient], axis=1)
+        slopes, *_ = np.linalg.lstsq(design, volumes / MEANS, rcond=None)
+        return float(-slopes[2].mean())
+
+    before = values_of(cohort, "volume")
+    after = values_of(cohort, "harmonised_volume")
+    assert bias(after) < 0.2 * bias(before)
+    assert loss(after) == pytest.approx(0.08, rel=0.1)
+
+
+def test_measured_volumes_stay_and_harmonised_ones_are_compared() -> None:
+    scans, _ = study(12)
+    plain = cohort_of(scans, SCHEME)
+    cohort = cohort_of(scans, SCHEME, harmonising=True)
+    assert (values_of(cohort, "volume") == values_of(plain, "volume")).all()
+    assert cohort.compared == "harmonised_volume"
+    z = cohort.frame.groupby("metric")["z"].count()
+    assert (z["volume"], z["harmonised_volume"]) == (0, 36 * 32)
+
+
+def test_a_person_with_two_scans_counts_once_and_both_are_harmonised_alike() -> None:
+    scans, _ = study(12)
+    again = replace(scans[0], session="ses-2")
+    once = values_of(cohort_of(scans, SCHEME, harmonising=True), "harmonised_volume")
+    twice = values_of(
+        cohort_of([*scans, again], SCHEME, harmonising=True), "harmonised_volume"
+    )
+    assert twice[:36] == pytest.approx(once)
+    assert twice[36] == pytest.approx(once[0])
+
+
+def test_adjusted_volumes_are_harmonised_where_there_are_any() -> None:
+    scans, _ = study(12)
+    sized = [replace(scan, intracranial_mm3=1.5e6) for scan in scans]
+    cohort = cohort_of(sized, SCHEME, (), "proportion", harmonising=True)
+    assert cohort.harmonisation is not None
+    assert cohort.harmonisation.metric == "adjusted_volume"
+    unit = cohort.frame.set_index("metric").loc["harmonised_volume", "unit"]
+    assert set(unit) == {"%"}
+    plain = values_of(cohort_of(scans, SCHEME, harmonising=True), "harmonised_volume")
+    found = values_of(cohort, "harmonised_volume")
+    assert found == pytest.approx(plain / 1.5e4)
+
+
+def test_a_scan_of_which_not_all_is_known_has_no_harmonised_volume() -> None:
+    scans, _ = study(12)
+    scans[3] = replace(scans[3], site="")
+    scans[7] = replace(scans[7], age=None)
+    cohort = cohort_of(scans, SCHEME, harmonising=True)
+    assert cohort.harmonisation is not None
+    assert cohort.harmonisation.without == 2
+    lacking = np.isnan(values_of(cohort, "harmonised_volume")).all(1)
+    assert np.flatnonzero(lacking).tolist() == [3, 7]
+    page = cohort_page(cohort, [], [], {})
+    assert (
+        "2 scans without a harmonised volume: not all is known of site, age, sex, group."
+        in page
+    )
+
+
+def test_a_site_with_too_few_persons_is_refused_by_name_and_number() -> None:
+    scans, _ = study(12)
+    scans = [scan for scan in scans if scan.site != "site C"] + scans[-9:]
+    with pytest.raises(EvaluationError, match="site site C has 9 persons of known age"):
+        cohort_of(scans, SCHEME, harmonising=True)
+
+
+def test_one_site_alone_is_refused() -> None:
+    scans, _ = study(12)
+    with pytest.raises(EvaluationError, match="1 sites in the table"):
+        cohort_of(scans[:12], SCHEME, harmonising=True)
+
+
+def test_patients_of_one_site_alone_are_refused() -> None:
+    scans, _ = study(12)
+    scans = [
+        replace(scan, group="patient" if scan.site == "site A" else "control")
+        for scan in scans
+    ]
+    said = "effect of group patient cannot be told from those of sites"
+    with pytest.raises(EvaluationError, match=said):
+        cohort_of(scans, SCHEME, harmonising=True)
+
+
+def test_the_page_shows_sites_and_structures_before_and_after() -> None:
+    scans, _ = study(12)
+    cohort = cohort_of(scans, SCHEME, harmonising=True)
+    drawings = cohort_drawings(cohort)
+    page = cohort_page(cohort, drawings, [], {})
+    sites = rows_of(page, "site-effect-table")
+    assert [row[:2] for row in sites] == [
+        ["site A", "12"],
+        ["site B", "12"],
+        ["site C", "12"],
+    ]
+    assert len(rows_of(page, "structure-effect-table")) == len(NAMES)
+    for row in sites:
+        assert float(row[3]) < 0.2 * float(row[2])
+    (drawing,) = [drawing for drawing in drawings if drawing.name == "sites"]
+    assert len(drawing.marks["sites-before-0"]) == len(NAMES)
+    assert "and kept those of age, sex, group" in page
+    assert "site-effect-table" not in cohort_page(cohort_of(scans, SCHEME), [], [], {})
