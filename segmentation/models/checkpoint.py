@@ -167,7 +167,7 @@ def save_model(
         raise ModelError("is there already", where=final, remedy="choose another name")
     contents = {}
     for view, network in networks.items():
-        contents[weights_file(view)] = to_safetensors(network, precision, final)
+        contents[weights_file(view)] = _to_safetensors(network, precision, final)
     table = None
     if label_table is not None:
         table_name = f"{description.labels}.tsv"
@@ -221,7 +221,7 @@ def load_model(
         path = folder / weights_file(view)
         data = _read(folder, path.name, info)
         config = info.architectures[view]
-        networks[view] = from_safetensors(data, config, info.precision, path)
+        networks[view] = _from_safetensors(data, config, info.precision, path)
     template = None
     if info.prior is not None:
         data = _read(folder, PRIOR_FILE, info)
@@ -383,7 +383,7 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def to_safetensors(network: Network, precision: Precision, where: Path) -> bytes:
+def _to_safetensors(network: Network, precision: Precision, where: Path) -> bytes:
     """The weights of a network as bytes of a file.
 
     With float16, convolutions are stored in half precision; norms, slopes and biases, few and wide
@@ -405,7 +405,7 @@ def to_safetensors(network: Network, precision: Precision, where: Path) -> bytes
     return data
 
 
-def from_safetensors(
+def _from_safetensors(
     data: bytes,
     config: NetworkConfig,
     precision: Precision,
