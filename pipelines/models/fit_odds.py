@@ -125,7 +125,25 @@ def fit_model_odds(settings: OddsSettings, say: Say = lambda line: None) -> Foun
     say(f"fitting odds to {len(scans)} scans")
     found = _fit(model, pairs, scans, len(failures))
     if found.better:
-        _write(settings, model, description, found)
+        figures: dict[str, JsonValue] = {
+            "scans": len(found.scans),
+            "mean_dice_before": round(float(np.mean(found.before)), 4),
+            "mean_dice_after": round(float(np.mean(found.after)), 4),
+        }
+        changed = {
+            "fusion": model.info.fusion.model_copy(update={"class_odds": found.odds}),
+            # Other figures were measured with other odds.
+            "metrics": {"class_odds": figures},
+        }
+        save_model(
+            settings.out,
+            description.model_copy(update=changed),
+            model.networks,
+            label_table=model.label_table,
+            template=model.template,
+            precision=model.info.precision,
+            overwrite=settings.overwrite,
+        )
     return found
 
 
@@ -235,28 +253,3 @@ def _mean_dice(
 def _name(pair: Pair) -> str:
     """Name a scan as tables do."""
     return f"{pair.truth.person} {pair.truth.visit}".strip()
-
-
-def _write(
-    settings: OddsSettings, model: Model, description: Description, found: FoundOdds
-) -> None:
-    """Write the same model with other odds, and how they were measured."""
-    figures: dict[str, JsonValue] = {
-        "scans": len(found.scans),
-        "mean_dice_before": round(float(np.mean(found.before)), 4),
-        "mean_dice_after": round(float(np.mean(found.after)), 4),
-    }
-    changed = {
-        "fusion": model.info.fusion.model_copy(update={"class_odds": found.odds}),
-        # Other figures were measured with other odds.
-        "metrics": {"class_odds": figures},
-    }
-    save_model(
-        settings.out,
-        description.model_copy(update=changed),
-        model.networks,
-        label_table=model.label_table,
-        template=model.template,
-        precision=model.info.precision,
-        overwrite=settings.overwrite,
-    )

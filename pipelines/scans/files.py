@@ -156,7 +156,15 @@ def _files_below(place: Path, suffix: str) -> list[ScanFile]:
     if of_labels:
         marked = _marked_label_maps(place)
         if marked:
-            return [_named_below(place, path) for path in marked]
+            files = []
+            for path in marked:
+                file = _named(path)
+                # Folders say whose it is as long as BIDS entities do not.
+                if not file.identity:
+                    folders = path.parent.relative_to(place).parts
+                    file = replace(file, folders=folders)
+                files.append(file)
+            return files
     return [_named(path) for path in image_files(place, _READ).values()]
 
 
@@ -280,8 +288,8 @@ def _named(path: Path) -> ScanFile:
     if name.startswith("sub-"):
         facts = entities(name)
     # What looks like an entity and is none, as in sub-01_ses-2.auto, may tell scans apart.
-    odd = [part for part in name.split("_") if _looks_like_entity(part, facts)]
-    if "sub" not in facts or odd:
+    with_dash = [part.split("-")[0] for part in name.split("_") if "-" in part]
+    if "sub" not in facts or not facts.keys() >= set(with_dash):
         name = name.removesuffix(f"_{Product.LABELS.suffix}")
         return ScanFile(name, path, name)
     known = {
@@ -292,20 +300,6 @@ def _named(path: Path) -> ScanFile:
     if "ses" in facts:
         session = f"ses-{facts['ses']}"
     return ScanFile(name, path, f"sub-{facts['sub']}", session, identity)
-
-
-def _looks_like_entity(part: str, facts: Mapping[str, str]) -> bool:
-    """Whether a part of a name is written as an entity is, but is none of these."""
-    entity, dash, _ = part.partition("-")
-    return dash == "-" and entity not in facts
-
-
-def _named_below(place: Path, path: Path) -> ScanFile:
-    """As `_named`; folders say whose it is as long as BIDS entities do not."""
-    file = _named(path)
-    if file.identity:
-        return file
-    return replace(file, folders=path.parent.relative_to(place).parts)
 
 
 def as_scan(file: ScanFile, scan: Path) -> ScanFile:
