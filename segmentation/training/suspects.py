@@ -248,11 +248,14 @@ def rank(
     # The columns of `by_structure` begin with the first structure, the names with background.
     structures = [names[1 + number] for number in by_structure.argmax(1)]
     kinds = distances.idxmax(axis=1)
-    # It explains whatever else is far from the others, and the loss may be farther.
-    kinds[measures["sides"] > _EXCHANGED] = "sides"
+    is_exchanged = measures["sides"] > _EXCHANGED
     why = []
-    for kind, structure in zip(kinds, structures, strict=True):
-        why.append(MEASURES.get(str(kind), _DIFFERS.format(structure)))
+    for kind, exchanged, structure in zip(kinds, is_exchanged, structures, strict=True):
+        # It explains whatever else is far from the others, and the loss may be farther.
+        if exchanged:
+            why.append(MEASURES["sides"])
+        else:
+            why.append(MEASURES.get(str(kind), _DIFFERS.format(structure)))
     scores = distances.max(axis=1).clip(lower=0)
     table = pd.DataFrame({"score": scores, "why": why, "structure": structures})
     table.loc[scores <= limit, ["why", "structure"]] = ""
