@@ -259,7 +259,16 @@ def _groups(courses: Sequence[Course]) -> Table | None:
         cells: list[Any] = [Cell(short_name(structure), place)]
         for group in groups:
             values = [_value(one) for one in of_structure if one.group == group]
-            cells.append(_mean_cell(values))
+            if not values:
+                cells.append(Cell(""))
+                continue
+            mean = float(np.mean(values))
+            text = number(mean, 2, sign=True).text
+            if len(values) > 1:
+                text += f" ± {np.std(values, ddof=1):.2f}"
+            else:
+                text += " (1 person)"
+            cells.append(Cell(text, mean, hint=count(len(values), "person")))
         noises = [one.change.noise for one in of_structure if one.change.noise]
         cells.append(float(np.median(noises)) if noises else None)
         rows.append(cells)
@@ -274,19 +283,6 @@ def _value(course: Course) -> float:
     if course.change.percent_per_year is None:
         return course.change.percent
     return course.change.percent_per_year
-
-
-def _mean_cell(values: Sequence[float]) -> Cell:
-    """Mean and SD of values; nothing where there are none."""
-    if not values:
-        return Cell("")
-    mean = float(np.mean(values))
-    text = number(mean, 2, sign=True).text
-    if len(values) > 1:
-        text += f" ± {np.std(values, ddof=1):.2f}"
-    else:
-        text += " (1 person)"
-    return Cell(text, mean, hint=count(len(values), "person"))
 
 
 def _changes(courses: Sequence[Course]) -> Table:

@@ -380,8 +380,17 @@ def inline_svg(
                 parent.remove(child)
     for gid, names in (titles or {}).items():
         group = root.find(f".//*[@id='{gid}']")
-        if group is not None:
-            _name_marks(group, names)
+        if group is None:
+            continue
+        # Shapes that are only defined are no marks.
+        defined: set[int] = set()
+        for definitions in group.iter(_DEFS):
+            defined.update(id(element) for element in definitions.iter())
+        shapes = [element for element in group.iter() if element.tag in (_USE, _PATH)]
+        marks = [shape for shape in shapes if id(shape) not in defined]
+        for mark, name in zip(marks, names, strict=True):
+            title = ElementTree.SubElement(mark, _TITLE)
+            title.text = name
     for element in root.iter():
         _restyle(element)
         # The element's id, and those that it refers to.
@@ -394,18 +403,6 @@ def inline_svg(
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", _XLINK)
     return ElementTree.tostring(root, encoding="unicode")
-
-
-def _name_marks(group: ElementTree.Element, names: Sequence[str]) -> None:
-    """Give the marks of a group their titles, in order; shapes that are only defined are none."""
-    defined: set[int] = set()
-    for definitions in group.iter(_DEFS):
-        defined.update(id(element) for element in definitions.iter())
-    shapes = [element for element in group.iter() if element.tag in (_USE, _PATH)]
-    marks = [shape for shape in shapes if id(shape) not in defined]
-    for mark, name in zip(marks, names, strict=True):
-        title = ElementTree.SubElement(mark, _TITLE)
-        title.text = name
 
 
 def _restyle(element: ElementTree.Element) -> None:

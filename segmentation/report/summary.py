@@ -74,14 +74,21 @@ def _statistics(
     definition = METRICS[metric]
     interval = mean_interval(persons.to_numpy(float))
     low, high = np.clip(interval, definition.least, definition.most)
-    undefined = _undefined(by_scan(frame, model, metric), members)
+    # How many values are undefined, one a structure and scan; a group's are its structures'.
+    of_each = by_scan(frame, model, metric).isna().sum()
+    undefined = []
+    for name in persons.columns:
+        parts = [part for part in members.get(name, ()) if part in of_each]
+        if not parts:  # a structure, or a number of the whole scan
+            parts = [name]
+        undefined.append(int(of_each[parts].sum()))
     return pd.DataFrame(
         {
             "model": model,
             "metric": metric,
             "structure": persons.columns,
             "persons": persons.notna().sum().to_numpy(),
-            "undefined": [undefined[structure] for structure in persons.columns],
+            "undefined": undefined,
             "mean": persons.mean().to_numpy(),
             "median": persons.median().to_numpy(),
             "sd": persons.std(ddof=1).to_numpy(),
@@ -89,18 +96,6 @@ def _statistics(
             "high": high,
         }
     )
-
-
-def _undefined(scans: pd.DataFrame, members: Members) -> dict[str, int]:
-    """How many values are undefined, one a structure and scan; a group's are its structures'."""
-    of_each = scans.isna().sum()
-    undefined = {}
-    for name in scans.columns:
-        parts = [part for part in members.get(name, ()) if part in of_each]
-        if not parts:  # a structure, or a number of the whole scan
-            parts = [name]
-        undefined[name] = int(of_each[parts].sum())
-    return undefined
 
 
 def comparisons(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
