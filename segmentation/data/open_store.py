@@ -136,7 +136,16 @@ class OpenedStore:
         for number, name in enumerate(names):
             file = self._store.file(name)
             image = stored_image(file, view)
-            self._require_memory(image, len(names) - number)
+            # All that are still to be read must fit in memory.
+            count = len(names) - number
+            needed = count * image.data.size * _BYTES_PER_VOXEL
+            free = free_memory()
+            if needed > free:
+                raise DatasetError(
+                    f"{count} volumes take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free",
+                    where=self._store.root,
+                    remedy="take a part of the split, or subjects(), which reads one at a time",
+                )
             labels = stored_labels(file, view)
             file.close()
             affine = torch.from_numpy(image.affine.copy())
@@ -168,17 +177,6 @@ class OpenedStore:
             what = "no subject has both an image and labels"
             raise DatasetError(what, where=self._store.root)
         return tuple(complete)
-
-    def _require_memory(self, volume: Volume, count: int) -> None:
-        """Refuse `count` subjects of this size, where they would not fit in memory."""
-        needed = count * volume.data.size * _BYTES_PER_VOXEL
-        free = free_memory()
-        if needed > free:
-            raise DatasetError(
-                f"{count} volumes take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free",
-                where=self._store.root,
-                remedy="take a part of the split, or subjects(), which reads one at a time",
-            )
 
 
 def _read(

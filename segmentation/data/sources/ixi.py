@@ -59,8 +59,16 @@ def _image_and_labels(scan: Path, options: SourceOptions) -> tuple[Path, Path | 
     FreeSurfer's labels share the grid of its own image, which is not the scan's. Without labels
     the image is the scan itself.
     """
-    folder = _freesurfer_folder(scan, options.subjects_dir)
-    if folder is None:
+    if options.subjects_dir is None:
+        return scan, None
+    # The subject folder of IXI002-Guys-0828-T1: by that name, without -T1, or IXI002 alone.
+    name = scan.name.partition(".nii")[0]
+    person = name.partition("-")[0]
+    for candidate in (name, name.removesuffix("-T1"), person):
+        folder = options.subjects_dir / candidate
+        if folder.is_dir():
+            break
+    else:
         return scan, None
     labels = find_labels(folder, options.labels)
     if labels is None:
@@ -69,19 +77,6 @@ def _image_and_labels(scan: Path, options: SourceOptions) -> tuple[Path, Path | 
     if image is None:
         return scan, labels
     return image, labels
-
-
-def _freesurfer_folder(scan: Path, subjects_dir: Path | None) -> Path | None:
-    """The subject folder of IXI002-Guys-0828-T1: by that name, without -T1, or IXI002 alone."""
-    if subjects_dir is None:
-        return None
-    name = scan.name.partition(".nii")[0]
-    person = name.partition("-")[0]
-    for candidate in (name, name.removesuffix("-T1"), person):
-        folder = subjects_dir / candidate
-        if folder.is_dir():
-            return folder
-    return None
 
 
 def _is_scan(name: str) -> bool:
