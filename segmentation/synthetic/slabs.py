@@ -72,7 +72,10 @@ def cut_slabs(
     along, rows, columns = slice_axes(view)
     centre = _choose_centres(draw, along, head)
     # Steps in voxels along rows, columns and slices of the drawn planes, (B, 3, 3).
-    affine = _random_affine(draw, count)
+    rotation = _random_rotation(draw, count)
+    shear = torch.triu(draw.normal(count, 3, 3) * config.shearing, 1)
+    log_scale = draw.uniform(-1, 1, count, 3) * config.scaling
+    affine = rotation @ (shear + torch.diag_embed(torch.exp(log_scale)))
     frame = torch.stack([affine[:, :, axis] for axis in (rows, columns, along)], -1)
     # A mirrored head is cut by a mirrored plane: its left is painted on the right.
     frame[:, 0] *= torch.where(mirrored, -1.0, 1.0)[:, None]
@@ -159,18 +162,6 @@ def _choose_centres(draw: Draw, along: int, head: Tensor) -> Tensor:
     is_off_centre = draw.chance(count, config.astray)[:, None]
     off_centre = first + extent * draw.uniform(0, 1, count, 3)
     return torch.where(is_off_centre, off_centre, near_centre)
-
-
-def _random_affine(draw: Draw, count: int) -> Tensor:
-    """Rotations times shears times scalings, (B, 3, 3)."""
-    config = draw.config
-    rotation = _random_rotation(draw, count)
-    shear = draw.normal(count, 3, 3) * config.shearing
-    shear = torch.triu(shear, 1)
-    log_scale = draw.uniform(-1, 1, count, 3) * config.scaling
-    scale = torch.exp(log_scale)
-    affine: Tensor = rotation @ (shear + torch.diag_embed(scale))
-    return affine
 
 
 def _random_rotation(draw: Draw, count: int) -> Tensor:

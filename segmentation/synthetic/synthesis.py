@@ -361,7 +361,13 @@ def _move(draw: Draw, images: Tensor) -> Tensor:
         return images
     rows, columns = images.shape[2:]
     is_moved = draw.chance(count, config.motion * len(images) / count)
-    phase = _random_phase(draw, count, rows, columns)
+    # How a shift in a random direction turns the phase of half a spectrum, (B, H, W / 2 + 1).
+    direction = draw.uniform(0, 2 * torch.pi, count, 1, 1)
+    shift_mm = draw.uniform(0, config.motion_mm, count, 1, 1)
+    along_rows = torch.fft.fftfreq(rows, device=draw.device)[:, None]
+    along_columns = torch.fft.rfftfreq(columns, device=draw.device)
+    frequency = direction.cos() * along_rows + direction.sin() * along_columns
+    phase = 2 * torch.pi * shift_mm * frequency
     # A band of lines, from where the head moved to where it came back.
     start = draw.uniform(0, 1, count, 1)
     length = draw.uniform(0.05, 0.4, count, 1)
@@ -372,18 +378,6 @@ def _move(draw: Draw, images: Tensor) -> Tensor:
     images = images.clone()
     images[:count] = torch.fft.irfft2(spectrum, s=(rows, columns))
     return images
-
-
-def _random_phase(draw: Draw, count: int, rows: int, columns: int) -> Tensor:
-    """How a shift in a random direction turns the phase of half a spectrum, (B, H, W / 2 + 1)."""
-    direction = draw.uniform(0, 2 * torch.pi, count, 1, 1)
-    shift_mm = draw.uniform(0, draw.config.motion_mm, count, 1, 1)
-    length = 2 * torch.pi * shift_mm
-    along_rows = torch.fft.fftfreq(rows, device=draw.device)[:, None]
-    along_columns = torch.fft.rfftfreq(columns, device=draw.device)
-    frequency = direction.cos() * along_rows + direction.sin() * along_columns
-    phase: Tensor = length * frequency
-    return phase
 
 
 def _corrupt(draw: Draw, images: Tensor, white: Tensor) -> Tensor:
