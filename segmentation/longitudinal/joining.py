@@ -151,26 +151,20 @@ def _strangeness(difference: Tensor, is_head: Tensor) -> Tensor:
 
     `difference` is that of their brightness, 0 or more; what is usual is its median in the head.
     """
-    mean = _in_window(difference)
-    if not is_head.any():
-        return torch.zeros_like(mean)
-    usual = mean[is_head].median().clamp(min=1e-6)
-    excess = mean / (_UNUSUAL * usual) - 1
-    return excess.clamp_(0, 1)
-
-
-def _in_window(values: Tensor) -> Tensor:
-    """Means of values (X, Y, Z) in a cube around each voxel; beyond the edge is 0.
-
-    Axis after axis: 15 products a voxel, where the cube at once has 125.
-    """
-    means = values[None, None]
+    # Means in a cube around each voxel; beyond the edge is 0. Axis after axis: 15 products a voxel,
+    # where the cube at once has 125.
+    means = difference[None, None]
     for axis in range(3):
         window = [1, 1, 1]
         window[axis] = _WINDOW
         padding = [side // 2 for side in window]
         means = avg_pool3d(means, window, stride=1, padding=padding)
-    return means[0, 0]
+    mean = means[0, 0]
+    if not is_head.any():
+        return torch.zeros_like(mean)
+    usual = mean[is_head].median().clamp(min=1e-6)
+    excess = mean / (_UNUSUAL * usual) - 1
+    return excess.clamp_(0, 1)
 
 
 def _near_boundaries(*probabilities: Tensor) -> Tensor:
