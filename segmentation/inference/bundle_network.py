@@ -99,18 +99,13 @@ class LabelNetwork(nn.Module):
             self._predictors[device] = Predictor(self.model, device=str(device))
         predictor = self._predictors[device]
         for number, scan in enumerate(image):
-            found = predictor.segment(_volume_of(scan)).labels
+            if isinstance(scan, MetaTensor):
+                volume = Volume.of(from_monai(scan.cpu()))
+            else:
+                volume = Volume.of((scan[0].cpu().numpy(), np.eye(4)))
+            found = predictor.segment(volume).labels
             labels[number, 0] = torch.from_numpy(found.data.astype(np.float32))
         return labels
-
-
-def _volume_of(scan: Tensor) -> Volume:
-    """A scan (1, X, Y, Z) with its place."""
-    if isinstance(scan, MetaTensor):
-        voxels, affine = from_monai(scan.cpu())
-        return Volume.of((voxels, affine))
-    image = scan[0].cpu().numpy()
-    return Volume.of((image, np.eye(4)))
 
 
 class ScanEvaluator:

@@ -314,7 +314,12 @@ class _LabelVotes:
         side = 1 - 2 * is_odd
         nudge = torch.tensor(_NUDGE_VOXELS, dtype=torch.float64)
         origins = matrix[:3, 3] + side * nudge
-        corner_steps = self._corner_steps()
+        # From a cell's first corner to each of its eight, in the flat map: (8,).
+        steps = []
+        for corner in product((0, 1), repeat=3):
+            index = [torch.tensor(step) for step in corner]
+            steps.append(_flat_index(index, self._labels.shape))
+        corner_steps = torch.stack(steps)
         votes = torch.zeros(len(voxels), self._count)
         for point in points:
             shifted = voxels + torch.tensor(point, dtype=torch.float64)
@@ -328,14 +333,6 @@ class _LabelVotes:
         whole_votes = (votes / (len(points) * _TIE)).round_()
         # The first of equal maxima is the lowest label.
         return whole_votes.argmax(dim=1).to(torch.int16)
-
-    def _corner_steps(self) -> Tensor:
-        """From a cell's first corner to each of its eight, in the flat map: (8,)."""
-        steps = []
-        for corner in product((0, 1), repeat=3):
-            index = [torch.tensor(step) for step in corner]
-            steps.append(_flat_index(index, self._labels.shape))
-        return torch.stack(steps)
 
 
 def _cell_labels(labels: Tensor) -> Tensor:
