@@ -17,7 +17,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from trinat.pipelines.jobs.cluster import Cluster, local_workers
 from trinat.pipelines.jobs.pool import POLL_S, READY, WAITING, Done, Pool, ignore_stage
 from trinat.pipelines.jobs.process import cpu_count, prepare_process
 from trinat.pipelines.predict.case_in_progress import (
@@ -32,6 +31,7 @@ from trinat.segmentation.errors import DeviceError, TrinatError, reason_of
 from trinat.segmentation.timing import stage, time_process
 
 if TYPE_CHECKING:
+    from trinat.pipelines.jobs.cluster import Cluster
     from trinat.pipelines.predict.case import CaseWorker
 
 # One being read, one in the networks, one being written.
@@ -293,6 +293,9 @@ class DaskEngine:
         device: str = "auto",
         task: Callable[[RunSettings, str, Case], Entry] | None = None,
     ) -> None:
+        # With asyncio, which no worker process is to wait for.
+        from trinat.pipelines.jobs.cluster import Cluster, local_workers
+
         count = local_workers(where)
         if count and not settings.threads:
             settings = replace(settings, threads=max(1, cpu_count() // count))
