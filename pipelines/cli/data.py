@@ -13,8 +13,12 @@ import typer
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import Only, with_fields
 from trinat.pipelines.cli.options import Group, ListOptions, say_next, say_nothing
+from trinat.pipelines.common.exits import batch_exit
 from trinat.pipelines.common.option import Strict
+from trinat.pipelines.jobs.process import prepare_process
+from trinat.pipelines.jobs.progress import batch_progress, byte_progress
 from trinat.pipelines.prepare.options import ExportSettings, PrepareOptions
+from trinat.segmentation.errors import ConfigError
 
 Store = Annotated[
     Path, typer.Argument(help="Slice store.", exists=True, file_okay=False)
@@ -80,10 +84,8 @@ def get(
 
     Example: trinat data get oasis1 --disc 1 --root oasis --accept-terms
     """
-    from trinat.pipelines.jobs.progress import byte_progress
     from trinat.pipelines.prepare.catalogue import load_catalogue
     from trinat.pipelines.prepare.download import CHECKSUMS, fetch
-    from trinat.segmentation.errors import ConfigError
 
     catalogue = load_catalogue()
     if dataset not in catalogue:
@@ -185,8 +187,6 @@ def export(
 
     Example: trinat data export store --out pictures --format png --views coronal
     """
-    from trinat.pipelines.common.exits import batch_exit
-    from trinat.pipelines.jobs.progress import batch_progress
     from trinat.pipelines.prepare.export import SLICES, export_slices
 
     settings = asked(store=store)
@@ -224,8 +224,6 @@ def prepare(
 
     Example: trinat prepare --source oasis1 --root oasis --labels tissue4 --out store --jobs 4
     """
-    from trinat.pipelines.jobs.process import prepare_process
-    from trinat.pipelines.jobs.progress import batch_progress
     from trinat.pipelines.prepare.making import prepare_store, read_config
 
     prepare_process()
@@ -319,7 +317,6 @@ def split(
     from trinat.segmentation.data.splits import read_exclusions
     from trinat.segmentation.data.splitting import split_store
     from trinat.segmentation.data.store import Store
-    from trinat.segmentation.errors import ConfigError
     from trinat.segmentation.models.hardware import count_gpus
 
     opened = Store(store)
@@ -396,7 +393,6 @@ def phantom(
     Example: trinat phantom heads --subjects 3 --seed 7 --spacing 0.9 0.9 1.2 --orientation LIA
     """
     from trinat.pipelines.demo import write_phantoms
-    from trinat.pipelines.jobs.process import prepare_process
 
     prepare_process()
     for image, labels in write_phantoms(

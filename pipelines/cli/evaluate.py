@@ -16,6 +16,7 @@ from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import Only, with_fields
 from trinat.pipelines.common.option import Strict
 from trinat.pipelines.evaluate.settings import CohortSettings, EvaluationSettings
+from trinat.pipelines.jobs.progress import batch_progress
 from trinat.segmentation.errors import ConfigError
 
 
@@ -46,7 +47,6 @@ def evaluate(
     Example: trinat evaluate --truth manual/ --pred out/ --out report/
     """
     from trinat.pipelines.evaluate.evaluation import evaluate_predictions, named_models
-    from trinat.pipelines.jobs.progress import batch_progress
 
     place = truth if scans.store is None else scans.store
     if place is None or (truth is not None and scans.store is not None):
@@ -88,7 +88,6 @@ def report(
     Example: trinat report out/ --participants participants.tsv
     """
     from trinat.pipelines.evaluate.cohort import report_cohort
-    from trinat.pipelines.jobs.progress import batch_progress
 
     settings = replace(
         settings,

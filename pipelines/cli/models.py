@@ -13,9 +13,11 @@ import typer
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import with_fields
 from trinat.pipelines.cli.options import say_nothing
+from trinat.pipelines.common.exits import batch_exit
 from trinat.pipelines.common.option import Device, ModelOut, OverwriteModel, Threads
+from trinat.pipelines.jobs.process import prepare_process
 from trinat.pipelines.models.settings import FuseSettings, OddsSettings
-from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.errors import ConfigError, TrinatError, one_line, reason_of
 from trinat.segmentation.labels import DEFAULT_SCHEME
 
 if TYPE_CHECKING:
@@ -43,8 +45,6 @@ def models(
             raise ConfigError("models show without a model", remedy=remedy)
         _show_model(model, json_)
         return 0
-    from trinat.pipelines.common.exits import batch_exit
-    from trinat.segmentation.errors import TrinatError, reason_of
     from trinat.segmentation.models.checkpoint import read_info
     from trinat.segmentation.models.zoo import NOT_YET, shipped_models
 
@@ -71,7 +71,6 @@ def models(
 def _show_model(name: str, json_: bool) -> None:
     """Print what a model says of itself, and the calls that trained it."""
     from trinat.pipelines.train.provenance import read_provenance
-    from trinat.segmentation.errors import one_line
     from trinat.segmentation.models.checkpoint import read_info
     from trinat.segmentation.models.zoo import find_model
 
@@ -112,8 +111,6 @@ def _print_models(
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
-
-    from trinat.segmentation.errors import one_line
 
     table = Table(box=None, pad_edge=False)
     for header in ("name", "views", "labels", "MB", "licence"):
@@ -245,7 +242,6 @@ def calibrate(
 
     Example: trinat calibrate models/own
     """
-    from trinat.pipelines.jobs.process import prepare_process
     from trinat.pipelines.models.calibrate import calibrate
 
     prepare_process(threads)
@@ -281,7 +277,6 @@ def fuse_weights(settings: FuseSettings, quiet: options.Quiet = False) -> int:
     Example: trinat fuse-weights models/own --scans t1/ --truth manual/
     """
     from trinat.pipelines.common.models import say_licences
-    from trinat.pipelines.jobs.process import prepare_process
     from trinat.pipelines.models.fuse_weights import BEFORE, fuse_weights
 
     prepare_process(settings.threads)
@@ -305,7 +300,6 @@ def fit_odds(settings: OddsSettings, quiet: options.Quiet = False) -> int:
     Example: trinat fit-odds fast --scans t1/ --truth manual/ --out own
     """
     from trinat.pipelines.common.models import say_licences
-    from trinat.pipelines.jobs.process import prepare_process
     from trinat.pipelines.models.fit_odds import fit_model_odds
 
     prepare_process(settings.threads)

@@ -10,6 +10,7 @@ import typer
 
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import with_fields
+from trinat.pipelines.jobs.process import prepare_process
 from trinat.pipelines.predict.settings import FILES, PredictRequest
 from trinat.pipelines.scans.naming import T1W
 from trinat.segmentation.errors import ConfigError
@@ -175,7 +176,6 @@ def demo(
     import time
 
     from trinat.pipelines.demo import run_demo
-    from trinat.pipelines.jobs.process import prepare_process
 
     prepare_process()
     start = time.monotonic()

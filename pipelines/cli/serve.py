@@ -14,6 +14,7 @@ import typer
 
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import Only, with_fields
+from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.predict.settings import PredictRequest
 from trinat.pipelines.web.settings import SITE_POLICY, ServiceSettings
 from trinat.segmentation.errors import ConfigError
@@ -94,8 +95,6 @@ def view(
     """
     import webbrowser
 
-    from trinat.pipelines.common.exits import Exit
-
     try:
         from trinat.pipelines.web.guard import new_token
         from trinat.pipelines.web.start import answer
@@ -138,8 +137,6 @@ def web(
     Example: trinat web site/
     """
     import webbrowser
-
-    from trinat.pipelines.common.exits import Exit
 
     try:
         from trinat.pipelines.web.guard import new_token

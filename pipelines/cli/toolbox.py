@@ -11,6 +11,8 @@ from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import with_fields
 from trinat.pipelines.cli.options import say_next
 from trinat.pipelines.common.option import Device, ModelOut, OverwriteModel, Threads
+from trinat.pipelines.jobs.process import prepare_process
+from trinat.pipelines.jobs.progress import progress, stage_progress
 
 
 @with_fields
@@ -43,7 +45,6 @@ def average(
     Example: trinat average runs/a runs/b runs/c --soup --out models/soup
     """
     from trinat.pipelines.common.models import say_licences
-    from trinat.pipelines.jobs.process import prepare_process
     from trinat.pipelines.laboratory.average import average
 
     prepare_process(threads)
@@ -82,8 +83,6 @@ def explain(
     Example: trinat explain scan.nii.gz --structure left-hippocampus
     """
     from trinat.pipelines.common.models import say_licences
-    from trinat.pipelines.jobs.process import prepare_process
-    from trinat.pipelines.jobs.progress import stage_progress
     from trinat.pipelines.laboratory.explain import explain
     from trinat.segmentation.space.views import View
 
@@ -124,7 +123,6 @@ def profile(
 
     Example: trinat profile fast --steps 10 --out profile
     """
-    from trinat.pipelines.jobs.process import prepare_process
     from trinat.pipelines.laboratory.profile import PAGE, write_profile
 
     prepare_process(threads)
@@ -165,8 +163,6 @@ def suspects(
     Example: trinat suspects store --model fast
     """
     from trinat.pipelines.common.models import say_licences
-    from trinat.pipelines.jobs.process import prepare_process
-    from trinat.pipelines.jobs.progress import progress
     from trinat.pipelines.laboratory.suspects import EXCLUDE, find_suspects
 
     prepare_process(threads)
