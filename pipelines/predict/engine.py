@@ -9,9 +9,9 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -44,7 +44,7 @@ class Engine(Protocol):
     """Does cases, in any order, and yields one entry for each that was begun."""
 
     def run(
-        self, cases: Iterable[Case | None], stop: Callable[[], bool]
+        self, cases: Iterable[Case | None], stop: Callable[[], bool], /
     ) -> Iterator[Entry]:
         """`stop` is asked often; once true, what is in hand is finished and no more begun.
 
@@ -56,7 +56,7 @@ class Engine(Protocol):
 class SerialEngine:
     """One scan after another in this process: no worker has to start, and a crash ends the run.
 
-    A scan is written while the next one is in the networks. `on_stage` is as of `LocalEngine`; a
+    A scan is written while the next one is in the networks. `on_stage` is as of `local_engine`; a
     scan has one stage here.
     """
 
@@ -244,41 +244,30 @@ class _Steps:
             self._connection.send(message)
 
 
-@dataclass(frozen=True)
-class LocalEngine:
-    """A process for each device name in `devices` (cpu twice for two on the CPU); see `Pool`.
+def local_engine(
+    settings: RunSettings,
+    devices: Sequence[str],
+    *,
+    timeout_s: float | None = None,
+    poll_s: float = POLL_S,
+    on_stage: Callable[[str, str], None] = ignore_stage,
+    target: Callable[..., None] = do_cases,
+) -> Engine:
+    """An engine with a process for each of `devices` (cpu twice for two on the CPU); see `Pool`.
 
     `timeout_s` is the limit for one scan; 0 or None: none. `on_stage` is called with a case and
     the stage that it enters, and with ("", "ready") when a process is ready.
     """
-
-    settings: RunSettings
-    devices: list[str]
-    _: KW_ONLY
-    timeout_s: float | None = None
-    poll_s: float = POLL_S
-    on_stage: Callable[[str, str], None] = ignore_stage
-    target: Callable[..., None] = do_cases
-
-    def run(
-        self, cases: Iterable[Case | None], stop: Callable[[], bool]
-    ) -> Iterator[Entry]:
-        """As of `Engine`.
-
-        A process that dies is replaced, and its case fails; so does a case that takes longer than
-        the limit.
-        """
-        pool: Pool[Case, Entry] = Pool(
-            self.target,
-            (self.settings,),
-            self.devices,
-            failed=lambda case, reason: Entry.failed(case, self.settings, reason),
-            room=_IN_HAND,
-            timeout_s=self.timeout_s,
-            poll_s=self.poll_s,
-            on_stage=self.on_stage,
-        )
-        yield from pool.run(cases, stop)
+    return Pool[Case, Entry](
+        target,
+        (settings,),
+        devices,
+        failed=lambda case, reason: Entry.failed(case, settings, reason),
+        room=_IN_HAND,
+        timeout_s=timeout_s,
+        poll_s=poll_s,
+        on_stage=on_stage,
+    )
 
 
 class DaskEngine:

@@ -179,25 +179,23 @@ class Recorder:
             older.update(before.outputs)
         return self.ledger.set_aside(sorted(older - entry.outputs.keys()))
 
-    def withdraw_refusals(self, refusals: Sequence[Refusal]) -> None:
-        """Note which inputs earlier runs refused and this one does not: no table shows these.
-
-        A missing file was found, say, or one of two of the same name is gone. `refusals` are
-        those of this run.
-        """
-        refused_now = {refusal.shown for refusal in refusals}
-        for entry in list(self.ledger.entries.values()):
-            was_refused = entry.status == "failed" and entry.is_refusal
-            if was_refused and entry.case not in refused_now:
-                withdrawn = Entry(entry.case, "skipped", entry.input, "no longer given")
-                self.ledger.add(withdrawn)
-
-    def refuse(self, refusals: Sequence[Refusal]) -> None:
+    def refuse(self, refusals: Sequence[Refusal], *, are_all: bool) -> None:
         """Note the inputs of this run that cannot be segmented.
 
         Results that an earlier run made of a refused case are moved aside: they are not of this
-        input.
+        input. Where `are_all` of the folder's, what earlier runs refused and this one does not is
+        withdrawn, so that no table shows it: a missing file was found, say, or one of two of the
+        same name is gone.
         """
+        if are_all:
+            refused_now = {refusal.shown for refusal in refusals}
+            for known in list(self.ledger.entries.values()):
+                was_refused = known.status == "failed" and known.is_refusal
+                if was_refused and known.case not in refused_now:
+                    no_longer = "no longer given"
+                    self.ledger.add(
+                        Entry(known.case, "skipped", known.input, no_longer)
+                    )
         for refusal in refusals:
             shown = refusal.shown
             if refusal.harmless:

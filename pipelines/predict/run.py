@@ -18,7 +18,7 @@ from natsort import natsorted
 from trinat.pipelines.jobs.lock import refuse_held, run_lock
 from trinat.pipelines.jobs.process import stop_on_signal
 from trinat.pipelines.predict.changes import renew_changes
-from trinat.pipelines.predict.engine import Engine, LocalEngine
+from trinat.pipelines.predict.engine import Engine, local_engine
 from trinat.pipelines.predict.entry import (
     Entry,
     most_doubtful,
@@ -70,7 +70,7 @@ class Listener:
     - `on_start` with the number of inputs, `on_entry` with the entry of each, and `on_end` with the
       outcome and the output folder.
     - `on_remark` with sentences on files that are not read, and how tables of persons were.
-    - `on_stage` with what is at work, as of `LocalEngine`, and ("", "starting") before that.
+    - `on_stage` with what is at work, as of `local_engine`, and ("", "starting") before that.
     - `on_stop` once a signal asks the run to stop, while it finishes what is in hand.
     """
 
@@ -121,11 +121,9 @@ def predict(request: PredictRequest, heard: Listener | None = None) -> Outcome:
         by_id = {case.id: case for case in cases}
         recorder = Recorder(settings, ledger, heard.on_entry, by_id)
         with stop_on_signal(heard.on_stop) as stop:
-            # Who sees all inputs knows that what is not refused now is refused no longer.
             is_selection = request.participants or request.sessions
-            if not is_selection and (request.shard is None or request.shard.part == 1):
-                recorder.withdraw_refusals(refusals)
-            recorder.refuse(refusals)
+            are_all = request.shard is None or request.shard.part == 1
+            recorder.refuse(refusals, are_all=are_all and not is_selection)
             _segment(request, settings, recorder, units, stop, heard.on_stage)
         with stage("tables"):
             folder = _make_tables_folder(staging)
@@ -300,7 +298,7 @@ def _segment(
     on_stage("", "starting")
     engine: Engine
     if request.engine is None:
-        engine = LocalEngine(
+        engine = local_engine(
             settings,
             request.worker_devices,
             timeout_s=request.limit_s,

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trinat.pipelines.predict.engine import Engine, LocalEngine
+from trinat.pipelines.predict.engine import Engine, local_engine
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.settings import CaseNames, PredictRequest
 from trinat.pipelines.predict.tables import write_volumes
@@ -430,7 +430,7 @@ class EngineThread(threading.Thread):
         if plan.engine:
             self._engine = plan.engine(settings)
         else:
-            self._engine = LocalEngine(
+            self._engine = local_engine(
                 settings,
                 plan.worker_devices,
                 timeout_s=plan.limit_s,

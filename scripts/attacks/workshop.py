@@ -180,7 +180,7 @@ def _ready(before: Callable[[], object], serial: bool) -> None:
     if serial:
         from trinat.pipelines.predict import engine, run
 
-        run.LocalEngine = lambda settings, *_, **__: engine.SerialEngine(settings)  # type: ignore[assignment,misc]
+        run.local_engine = lambda settings, *_, **__: engine.SerialEngine(settings)  # type: ignore[assignment,misc]
     before()
 
 

@@ -20,7 +20,7 @@ from helpers.serial import run_serially, write_scans
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.jobs.lock import run_lock
-from trinat.pipelines.predict.engine import LocalEngine
+from trinat.pipelines.predict.engine import local_engine
 from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.settings import (
     WORK,
@@ -43,7 +43,7 @@ def test_scans_that_kill_hang_and_eat_memory_fail_alone(tmp_path: Path) -> None:
     outcome = run_serially(
         scans,
         tmp_path / "out",
-        engine=lambda settings: LocalEngine(
+        engine=lambda settings: local_engine(
             settings, ["cpu"], timeout_s=15, target=serve_poison
         ),
     )
@@ -66,7 +66,7 @@ def test_a_scan_that_kills_the_process_before_it_is_ready_fails_alone(
     outcome = run_serially(
         scans,
         tmp_path / "out",
-        engine=lambda settings: LocalEngine(settings, ["cpu"], target=serve_poison),
+        engine=lambda settings: local_engine(settings, ["cpu"], target=serve_poison),
     )
     assert (outcome.done, outcome.failed) == (1, 1)
     entries = read_entries([tmp_path / "out/run.jsonl"])
@@ -163,7 +163,7 @@ def test_scans_of_a_worker_that_was_ended_with_the_run_have_not_failed() -> None
         return asked[-1]
 
     settings = RunSettings(Path(), Path(), "", Path())
-    engine = LocalEngine(settings, ["cpu"], target=serve_without_end)
+    engine = local_engine(settings, ["cpu"], target=serve_without_end)
     assert list(engine.run([Case("a", Path("a"), "a")], stop)) == []
 
 
@@ -192,7 +192,7 @@ def test_a_signal_and_its_grace_or_a_second_one_end_a_run_whose_worker_is_stuck(
         scans,
         tmp_path / "out",
         # A signal that nobody hears: then the limit ends the scan, which has failed.
-        engine=lambda settings: LocalEngine(
+        engine=lambda settings: local_engine(
             settings, ["cpu"], timeout_s=20, target=serve_poison
         ),
     )
@@ -204,7 +204,7 @@ def test_a_signal_and_its_grace_or_a_second_one_end_a_run_whose_worker_is_stuck(
 
 def test_a_worker_that_does_not_start_in_time_ends_the_run(tmp_path: Path) -> None:
     settings = RunSettings(Path(), Path(), "", Path())
-    engine = LocalEngine(settings, ["cpu"], timeout_s=2, target=start_without_end)
+    engine = local_engine(settings, ["cpu"], timeout_s=2, target=start_without_end)
     with pytest.raises(DeviceError, match="did not start within 2 s"):
         list(engine.run([Case("a", Path("a"), "a")], lambda: False))
 
@@ -227,5 +227,5 @@ def test_a_second_run_on_the_same_output_is_refused(many, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_two_workers_share_the_work(many, tmp_path: Path) -> None:
     scans, expected = many
-    run_serially(scans, tmp_path, engine=lambda s: LocalEngine(s, ["cpu", "cpu"]))
+    run_serially(scans, tmp_path, engine=lambda s: local_engine(s, ["cpu", "cpu"]))
     assert _digests(tmp_path) == expected
