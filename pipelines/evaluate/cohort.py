@@ -30,11 +30,7 @@ from trinat.pipelines.predict.entry import (
     why_left_out,
 )
 from trinat.pipelines.predict.ledger import entries_in, unfit_results
-from trinat.pipelines.scans.files import (
-    ScanFile,
-    find_files,
-    persons_in_folders,
-)
+from trinat.pipelines.scans.files import ScanFile, find_files, persons_in_folders
 from trinat.pipelines.scans.people import refuse_strangers, say_of_table
 from trinat.pipelines.scans.ratings import (
     Rating,

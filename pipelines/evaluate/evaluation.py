@@ -15,12 +15,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from trinat.pipelines.common.exits import Exit, batch_exit
-from trinat.pipelines.evaluate.gather import (
-    Inputs,
-    gather,
-    named_models,
-    plan_tasks,
-)
+from trinat.pipelines.evaluate.gather import Inputs, gather, named_models, plan_tasks
 from trinat.pipelines.evaluate.measuring import Done, measure_all, scan_of
 from trinat.pipelines.evaluate.pairing import Pairing
 from trinat.pipelines.evaluate.settings import EvaluationSettings

@@ -27,12 +27,7 @@ from trinat.pipelines.jobs.process import prepare_training
 from trinat.pipelines.train.data import open_data
 from trinat.pipelines.train.run import find_device, on_store, read_recipe
 from trinat.segmentation import timing
-from trinat.segmentation.errors import (
-    ConfigError,
-    DeviceError,
-    InputError,
-    ModelError,
-)
+from trinat.segmentation.errors import ConfigError, DeviceError, InputError, ModelError
 from trinat.segmentation.io.files import atomic_path, read_text, write_whole
 from trinat.segmentation.io.memory import free_memory
 from trinat.segmentation.labels.scheme import load_scheme

@@ -8,36 +8,23 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-from trinat.pipelines.predict.case_files import CaseFiles, judge, write_slices
+from trinat.pipelines.predict.case_files import CaseFiles, judge
 from trinat.pipelines.predict.case_in_progress import (
     CaseInProgress,
     PersonInProgress,
     read,
 )
 from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.predict.settings import (
-    LABEL_TABLE,
-    PLAIN_LABEL_TABLE,
-    CaseNames,
-    RunSettings,
-    slices_of,
-)
-from trinat.pipelines.predict.tables import write_label_table
+from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.scans.cases import Case
-from trinat.pipelines.scans.naming import Product
 from trinat.segmentation.errors import is_disk_full, reason_of
 from trinat.segmentation.inference import quality
-from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.predictor import Predictor
-from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.labels.measures import BrainVolumes
 from trinat.segmentation.longitudinal.person import (
     image_to_align,
     in_order,
@@ -186,10 +173,15 @@ class CaseWorker:
             # A name of its own: on a cluster a worker given up for dead may still be at it.
             staging = self.settings.staging / secrets.token_hex(8)
             with stage("write"):
-                outputs, picture = self._write_files(
-                    staging, scan, found, volumes, result
+                model = self._predictor.model.name
+                files = CaseFiles(
+                    staging, scan.case, found, volumes, self.settings, model
                 )
-        result["picture"] = picture
+                outputs = files.write_all(
+                    scan.digest, result, label_table=not self._has_label_table
+                )
+                self._has_label_table = True
+        result["picture"] = files.picture
         if scan.longitudinal is not None:
             result["longitudinal"] = scan.longitudinal
         elif self.settings.output.longitudinal:
@@ -210,41 +202,6 @@ class CaseWorker:
             worker=f"{socket.gethostname()}:{os.getpid()}:{self._predictor.device}",
             spent={} if self._process_clock is None else self._process_clock.take(),
         )
-
-    def _write_files(
-        self,
-        staging: Path,
-        scan: CaseInProgress,
-        found: Prediction,
-        volumes: BrainVolumes,
-        result: Mapping[str, Any],
-    ) -> tuple[dict[str, str], str]:
-        """Write all files of a case below `staging`.
-
-        Returns its outputs (path -> SHA-256) and the path of its picture, "" without one. Slices
-        and the label table are no outputs of the case: the run decides whether they stay.
-        """
-        case = scan.case
-        settings = self.settings
-        names = CaseNames(staging, case.id, case.entities, settings.bids)
-        names.labels(settings.output, case.path).parent.mkdir(parents=True)
-        model = self._predictor.model.name
-        files = CaseFiles(names, case, found, volumes, settings, model)
-        files.write_all(scan.digest, result)
-        outputs = {}
-        for path in sorted(staging.rglob("*")):
-            if path.is_file():
-                outputs[str(path.relative_to(staging))] = sha256_of(path)
-        picture = ""
-        if files.wants(Product.PICTURE):
-            picture = str(names.path(Product.PICTURE).relative_to(staging))
-            write_slices(staging / slices_of(case.id), found)
-        if not self._has_label_table:
-            by_index = settings.output.format == "index"
-            table = LABEL_TABLE if settings.bids else PLAIN_LABEL_TABLE
-            write_label_table(staging / table, found.scheme, by_index=by_index)
-            self._has_label_table = True
-        return outputs, picture
 
     def _infer_person(self, person: PersonInProgress) -> PersonInProgress:
         """Segment the scans of a person that show one head; the others are refused."""

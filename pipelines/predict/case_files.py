@@ -13,7 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from trinat.pipelines.predict.settings import CaseNames, OutputSettings, RunSettings
+from trinat.pipelines.predict.settings import (
+    LABEL_TABLE,
+    PLAIN_LABEL_TABLE,
+    CaseNames,
+    OutputSettings,
+    RunSettings,
+    slices_of,
+)
+from trinat.pipelines.predict.tables import write_label_table
 from trinat.pipelines.scans.cases import Case
 from trinat.pipelines.scans.naming import Product
 from trinat.segmentation.inference import quality
@@ -21,7 +29,7 @@ from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.checks.limits import Limits
 from trinat.segmentation.inference.measuring import measure
 from trinat.segmentation.inference.prediction import Prediction, Tissues
-from trinat.segmentation.io.files import write_whole
+from trinat.segmentation.io.files import sha256_of, write_whole
 from trinat.segmentation.io.volume import Volume, write_maps
 from trinat.segmentation.labels.measures import MEASURES, BrainVolumes
 from trinat.segmentation.labels.scheme import LabelScheme
@@ -115,14 +123,27 @@ def _rounded(value: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class CaseFiles:
-    """Writes the files of a case from its segmentation, in the folder of `names`."""
+    """Writes the files of a case from its segmentation, below the folder `staging`."""
 
-    names: CaseNames
+    staging: Path
     case: Case
     found: Prediction
     volumes: BrainVolumes
     settings: RunSettings
     model: str
+
+    @cached_property
+    def names(self) -> CaseNames:
+        """Where the files go."""
+        case = self.case
+        return CaseNames(self.staging, case.id, case.entities, self.settings.bids)
+
+    @property
+    def picture(self) -> str:
+        """The path of the picture below `staging`; "" where none is wanted."""
+        if not self.wants(Product.PICTURE):
+            return ""
+        return str(self.names.path(Product.PICTURE).relative_to(self.staging))
 
     @cached_property
     def _output(self) -> OutputSettings:
@@ -147,11 +168,16 @@ class CaseFiles:
         """Whether a product of this case is written."""
         return self._output.wants(product)
 
-    def write_all(self, digest: str, result: Mapping[str, Any]) -> None:
-        """Write every product that is wanted.
+    def write_all(
+        self, digest: str, result: Mapping[str, Any], *, label_table: bool
+    ) -> dict[str, str]:
+        """Write every product that is wanted; returns the outputs of the case (path -> SHA-256).
 
-        `digest` is the SHA-256 of the scan, `result` what its line of the ledger says.
+        `digest` is the SHA-256 of the scan, `result` what its line of the ledger says. With
+        `label_table` what the numbers of label maps mean is written, too.
         """
+        labels = self.names.labels(self.settings.output, self.case.path)
+        labels.parent.mkdir(parents=True)
         writers: dict[Product, Callable[[], None]] = {
             Product.LABELS: self._write_labels,
             Product.STATS: self._write_stats,
@@ -172,6 +198,19 @@ class CaseFiles:
         for product in Product:
             if self.wants(product):
                 writers[product]()
+        outputs = {}
+        for path in sorted(self.staging.rglob("*")):
+            if path.is_file():
+                outputs[str(path.relative_to(self.staging))] = sha256_of(path)
+        # No outputs of the case: the run decides whether they stay.
+        if self.picture:
+            _write_slices(self.staging / slices_of(self.case.id), self.found)
+        if label_table:
+            by_index = self.settings.output.format == "index"
+            table = LABEL_TABLE if self.settings.bids else PLAIN_LABEL_TABLE
+            scheme = self.found.scheme
+            write_label_table(self.staging / table, scheme, by_index=by_index)
+        return outputs
 
     def _write_labels(self) -> None:
         """The label map, and in a BIDS dataset the JSON beside it."""
@@ -292,7 +331,7 @@ def _in_axes_of(product: Product, volume: Volume) -> Volume:
 
 
 @stage("picture")
-def write_slices(path: Path, found: Prediction) -> None:
+def _write_slices(path: Path, found: Prediction) -> None:
     """What the page of the run shows of a scan, its most doubtful structure first.
 
     JSON, with pictures of the slices inside. The folder of `path` must not exist.

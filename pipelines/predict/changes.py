@@ -8,11 +8,7 @@ from typing import Any
 
 from natsort import natsorted
 
-from trinat.pipelines.predict.entry import (
-    Entry,
-    structures_left_out,
-    why_left_out,
-)
+from trinat.pipelines.predict.entry import Entry, structures_left_out, why_left_out
 from trinat.pipelines.predict.ledger import Ledger
 from trinat.pipelines.predict.settings import CHANGES, EXCLUDED_GRADES
 from trinat.segmentation.io.files import write_tsv, write_whole

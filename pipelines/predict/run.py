@@ -19,19 +19,9 @@ from trinat.pipelines.jobs.lock import refuse_held, run_lock
 from trinat.pipelines.jobs.process import stop_on_signal
 from trinat.pipelines.predict.changes import renew_changes
 from trinat.pipelines.predict.engine import Engine, local_engine
-from trinat.pipelines.predict.entry import (
-    Entry,
-    most_doubtful,
-)
-from trinat.pipelines.predict.ledger import (
-    Ledger,
-    LedgerContents,
-    ledgers_in,
-)
-from trinat.pipelines.predict.persons import (
-    Person,
-    persons_of,
-)
+from trinat.pipelines.predict.entry import Entry, most_doubtful
+from trinat.pipelines.predict.ledger import Ledger, LedgerContents, ledgers_in
+from trinat.pipelines.predict.persons import Person, persons_of
 from trinat.pipelines.predict.recorder import Outcome, Recorder
 from trinat.pipelines.predict.settings import (
     CHANGES,

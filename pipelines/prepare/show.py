@@ -12,11 +12,7 @@ from torch import Tensor
 from trinat.pipelines.common.config import check, read_yaml
 from trinat.segmentation.data.augmentation import AugmentationConfig, Augmenter
 from trinat.segmentation.data.dataset import SliceDataset
-from trinat.segmentation.data.open_store import (
-    stored_image,
-    stored_labels,
-    whole_view,
-)
+from trinat.segmentation.data.open_store import stored_image, stored_labels, whole_view
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import DatasetError
 from trinat.segmentation.io.files import write_whole

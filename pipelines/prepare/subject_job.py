@@ -16,12 +16,7 @@ from trinat.segmentation.data.preparing import (
 from trinat.segmentation.data.slices import SubjectFile
 from trinat.segmentation.data.sources.base import Subject
 from trinat.segmentation.data.store import FileStamp, Original, Pseudo, StoredSubject
-from trinat.segmentation.errors import (
-    FormatError,
-    TrinatError,
-    is_disk_full,
-    reason_of,
-)
+from trinat.segmentation.errors import FormatError, TrinatError, is_disk_full, reason_of
 from trinat.segmentation.io.streams import NO_CHECKSUM, has_checksum
 
 

@@ -21,11 +21,7 @@ from trinat.pipelines.scans.discovery import is_result, stem_ends, walk
 from trinat.pipelines.scans.naming import Product
 from trinat.segmentation.data.identity import Identity, identity_of, told_apart
 from trinat.segmentation.data.sources.base import natural_order, without_suffix
-from trinat.segmentation.data.sources.bids import (
-    anat_files,
-    entities,
-    is_of_tissues,
-)
+from trinat.segmentation.data.sources.bids import anat_files, entities, is_of_tissues
 from trinat.segmentation.data.sources.freesurfer import (
     find_image,
     find_labels,

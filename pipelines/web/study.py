@@ -27,12 +27,7 @@ from trinat.pipelines.predict.entry import (
 )
 from trinat.pipelines.predict.ledger import entries_in
 from trinat.pipelines.predict.settings import LABEL_TABLE, PLAIN_LABEL_TABLE, WORK
-from trinat.pipelines.scans.files import (
-    ScanFile,
-    as_scan,
-    find_files,
-    find_images,
-)
+from trinat.pipelines.scans.files import ScanFile, as_scan, find_files, find_images
 from trinat.pipelines.scans.naming import FOLD, Product
 from trinat.pipelines.scans.ratings import (
     RATINGS,
