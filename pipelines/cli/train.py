@@ -149,7 +149,10 @@ def _say_missing_views(whole: Recipe, recipe: Recipe, store: Path) -> None:
 
 def runs(
     runs: Annotated[
-        list[Path], typer.Argument(help="Run folders; the first is the reference.")
+        list[Path],
+        typer.Argument(
+            help="Run folders, or folders of runs (folds); the first is the reference."
+        ),
     ],
     out: Annotated[
         Path | None,

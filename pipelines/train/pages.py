@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from natsort import natsorted
 
 from trinat.pipelines.common.config import read_yaml
 from trinat.pipelines.train.log import (
@@ -296,13 +297,15 @@ def summarise(run: Path) -> list[JobSummary]:
 
 
 def compare(
-    runs: Sequence[Path], out: Path | None
+    given: Sequence[Path], out: Path | None
 ) -> tuple[list[str], dict[str, list[JobSummary]]]:
     """Differences of settings to the first run, and each run's jobs by the run's path.
 
-    Each difference is one line, that begins with the path of its run. `out`, if it is given,
-    gets a page of both, with the curves of all jobs.
+    `given` are runs, or folders of runs, as those of a cross-validation. Each difference is one
+    line, that begins with the path of its run. `out`, if it is given, gets a page of both, with the
+    curves of all jobs.
     """
+    runs = [run for place in given for run in _runs_in(place)]
     summaries = {str(run): summarise(run) for run in runs}
     configs = [read_yaml(run / CONFIG) for run in runs]
     changed = []
@@ -332,6 +335,14 @@ def compare(
         tables=tables,
     )
     return changed, summaries
+
+
+def _runs_in(place: Path) -> list[Path]:
+    """A run itself, or those in a folder that is none; the folder where there are none."""
+    inside = natsorted(path.parent for path in place.glob(f"*/{CONFIG}"))
+    if (place / CONFIG).is_file() or not inside:
+        return [place]
+    return inside
 
 
 def _jobs(run: Path) -> list[Path]:

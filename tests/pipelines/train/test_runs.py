@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.train.log import Metrics, append_scores
-from trinat.pipelines.train.pages import JobSummary, summarise
+from trinat.pipelines.train.pages import JobSummary, compare, summarise
+from trinat.segmentation.errors import TrainingError
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.loop import StepReport
@@ -95,3 +96,15 @@ def test_names_of_runs_are_whole_in_a_terminal_of_80_columns(
     assert "…" not in printed
     first_column = [line.split("  ")[0] for line in printed.splitlines()]
     assert "".join(first_column) == f"Run{long.name}"
+
+
+def test_a_folder_of_runs_stands_for_the_runs_in_it(tmp_path: Path) -> None:
+    for name in ("fold-10", "fold-2", "notes"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "fold-2/config.yaml").write_text("batch: 2\n")
+    (tmp_path / "fold-10/config.yaml").write_text("batch: 4\n")
+    changed, summaries = compare([tmp_path], None)
+    assert list(summaries) == [str(tmp_path / "fold-2"), str(tmp_path / "fold-10")]
+    assert changed == [f"{tmp_path / 'fold-10'}: batch: 2 -> 4"]
+    with pytest.raises(TrainingError, match="no training run here"):
+        compare([tmp_path / "notes"], None)
