@@ -19,6 +19,7 @@ from torch import Tensor
 from trinat.pipelines.train.job import Watcher
 from trinat.pipelines.train.launch import launch
 from trinat.pipelines.train.run import read_recipe, train
+from trinat.pipelines.train.settings import TrainSettings
 from trinat.segmentation.data.augmentation import AugmentationConfig
 from trinat.segmentation.errors import DeviceError, InterruptedRunError
 from trinat.segmentation.inference.fusion import ViewAggregator
@@ -347,7 +348,8 @@ def test_gpus_train_as_one_by_nccl(tmp_path: Path, sync_norms: str) -> None:
         pytest.skip("one GPU")
     recipe = recipe_on_store(tmp_path / "store", f"sync_norms={sync_norms}")
     watcher = partial(nullcontext, Watcher(print, print))
-    launch({tmp_path / "run": recipe}, watcher, device=CUDA, processes=2)
+    asked = TrainSettings(devices=(CUDA,), processes=2)
+    launch({tmp_path / "run": recipe}, watcher, asked)
     done = json.loads((tmp_path / "run/train/coronal/done.json").read_text())
     assert done["step"] == 16
     assert done["bad"] == 0

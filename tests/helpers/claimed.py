@@ -298,6 +298,7 @@ def claimed(
         patch.setattr(torch.cuda, "device_count", lambda: 1)
         patch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         patch.setattr(torch.cuda, "get_device_name", lambda device: "claimed")
+        patch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 2**30))
         patch.setattr(torch.backends.mps, "is_available", lambda: name == "mps:0")
         patch.setattr(torch.accelerator, "synchronize", lambda device: None)
         yield claims

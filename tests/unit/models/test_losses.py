@@ -15,6 +15,7 @@ from trinat.segmentation.labels.scheme import IGNORE
 from trinat.segmentation.models.losses import (
     LossConfig,
     SegmentationLoss,
+    _Softmax,
     _sums_by_index,
     _sums_one_hot,
     boundaries,
@@ -22,7 +23,7 @@ from trinat.segmentation.models.losses import (
     median_frequency_weights,
 )
 
-Sums = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+Sums = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
 def loss(weights: list[float], **settings: float | str) -> SegmentationLoss:
@@ -188,14 +189,14 @@ def test_half_precision_logits_give_a_float_loss() -> None:
 @pytest.mark.parametrize("sums", [_sums_by_index, _sums_one_hot])
 def test_sums_per_class_are_those_of_a_loop(sums: Sums) -> None:
     generator = torch.Generator().manual_seed(0)
-    p = torch.rand(50, 4, generator=generator)
+    own = torch.rand(50, generator=generator)
     target = torch.randint(0, 3, (50,), generator=generator)
     valid = torch.rand(50, generator=generator) > 0.3
-    overlap, truth = sums(p * valid[:, None], target, valid)
+    overlap, truth = sums(own, target, valid, 4)
     for k in range(4):
         mine = (target == k) & valid
         assert truth[k] == mine.sum()
-        assert overlap[k].item() == pytest.approx(p[mine, k].sum().item())
+        assert overlap[k].item() == pytest.approx(own[mine].sum().item())
 
 
 def test_by_default_classes_weigh_by_median_frequency() -> None:
@@ -225,3 +226,16 @@ def test_a_gpu_gives_the_loss_and_gradients_of_a_cpu() -> None:
         value.backward()
         results.append((value.detach().cpu(), leaf.grad.cpu()))
     torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize("all_count", [True, False])
+def test_the_gradient_of_the_softmax_is_that_of_differences(all_count: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(7, 4, generator=generator, dtype=torch.float64)
+    target = torch.tensor([0, 3, 1, 2, 0, 0, 3])
+    valid = None if all_count else torch.tensor([1, 0, 1, 1, 0, 1, 1]).bool()
+
+    def both(rows: Tensor) -> tuple[Tensor, Tensor]:
+        return _Softmax.apply(rows, target, valid)
+
+    assert torch.autograd.gradcheck(both, rows.requires_grad_())

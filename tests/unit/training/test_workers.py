@@ -50,14 +50,13 @@ def test_one_process_alone_asks_nobody() -> None:
     assert exchange(ALONE, "of ") == ("of 0", ["of 0"], 0.0)
 
 
-def test_two_processes_with_a_gpu_each_have_the_losses_of_two_processors(
-    recipe: Recipe,
-) -> None:
+def test_two_processes_with_a_gpu_each_have_the_losses_of_one(recipe: Recipe) -> None:
     """The GPUs are only claimed, and gloo stands for NCCL."""
-    recipes = (recipe_of(recipe, batch=8),)
-    leader, other = in_both(losses, recipes, 2, "cuda:0")
+    together = recipe_of(recipe, batch=8)
+    halves = recipe_of(recipe, batch=4, accumulate=2)
+    leader, other = in_both(losses, (together,), 2, "cuda:0")
     assert leader == other
-    assert leader[0] == pytest.approx(in_both(losses, recipes, 2)[0][0], rel=1e-4)
+    assert leader[0] == pytest.approx(losses(ALONE, (halves,), 2)[0], rel=1e-4)
 
 
 def test_the_leader_is_waited_for_by_the_group_with_more_patience(
