@@ -9,7 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
-    *(ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md")),
+    *(
+        ROOT / name
+        for name in ("AGENTS.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "README.md")
+    ),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 FOLDERS = r"segmentation|pipelines|configs|tests|scripts|docs|containers|\.ci"
