@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -31,14 +32,21 @@ app = typer.Typer(
 
 
 @app.command("list")
-def list_() -> None:
+def list_(json_: options.Json = False) -> None:
     """Print the public datasets: what they hold, their size, licence and citation.
 
     Example: trinat data list
     """
     from trinat.pipelines.prepare.catalogue import load_catalogue
 
-    for name, dataset in load_catalogue().items():
+    catalogue = load_catalogue()
+    if json_:
+        listed = {
+            name: each.model_dump(mode="json") for name, each in catalogue.items()
+        }
+        typer.echo(json.dumps(listed, indent=2))
+        return
+    for name, dataset in catalogue.items():
         parts = []
         for archive in dataset.archives:
             if archive.discs > 1:

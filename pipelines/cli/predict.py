@@ -148,15 +148,20 @@ def merge(
     ],
     left_out: options.LeftOut,
     overwrite: options.Overwrite = False,
+    json_: options.Json = False,
 ) -> int:
     """Join the ledgers of shards: summary.tsv, volumes.tsv, qc.tsv and report.html.
 
     Example: trinat merge labels/
     """
+    from trinat.pipelines.predict.progress import say_outcome_as_json
     from trinat.pipelines.predict.run import merge
 
     outcome = merge(out, overwrite=overwrite, excluded=left_out.grades())
-    options.say_merged(outcome, out)
+    if json_:
+        say_outcome_as_json(outcome, out)
+    else:
+        options.say_merged(outcome, out)
     return outcome.exit
 
 

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -160,6 +161,7 @@ def runs(
             "--out", "-o", help="Also write curves and tables to this HTML page."
         ),
     ] = None,
+    json_: options.Json = False,
 ) -> None:
     """Compare training runs: settings that differ, steps, time, loss, best Dice and IoU.
 
@@ -172,6 +174,12 @@ def runs(
     from trinat.pipelines.train.pages import HEAD, compare
 
     changed, summaries = compare(runs, out)
+    if json_:
+        jobs_of = {
+            run: [asdict(job) for job in jobs] for run, jobs in summaries.items()
+        }
+        typer.echo(json.dumps({"runs": jobs_of, "differences": changed}, indent=2))
+        return
     table = Table(box=None, pad_edge=False)
     for header in ("Run", *HEAD):
         # Where a terminal is narrow, names of runs are broken, and nothing else.

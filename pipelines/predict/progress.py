@@ -55,7 +55,7 @@ def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Liste
     if as_json:
         yield Listener(
             on_entry=_say_entry_as_json,
-            on_end=_say_outcome_as_json,
+            on_end=say_outcome_as_json,
             on_remark=_say_remark,
         )
         return
@@ -188,7 +188,8 @@ def _say_entry_as_json(entry: Entry) -> None:
     )
 
 
-def _say_outcome_as_json(outcome: Outcome, out: Path) -> None:
+def say_outcome_as_json(outcome: Outcome, out: Path) -> None:
+    """Print the counts of a run as a line of JSON."""
     _say_json(
         done=outcome.done,
         skipped=outcome.skipped,

@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from trinat.pipelines.cli import app
 from trinat.pipelines.jobs.lock import run_lock
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger, read_entries
@@ -46,6 +48,16 @@ def test_the_last_attempt_at_each_case_is_joined_and_counted(out: Path) -> None:
     )  # one of the tables
     assert len((out / "summary.tsv").read_text().splitlines()) == 1 + 2
     assert not (out / WORK).exists()
+
+
+def test_as_json_merge_prints_the_counts_of_a_run(out: Path) -> None:
+    printed = CliRunner().invoke(app, ["merge", str(out), "--json"]).stdout
+    assert json.loads(printed) == {
+        "done": 0,
+        "skipped": 0,
+        "failed": 2,
+        "interrupted": False,
+    }
 
 
 def test_a_work_folder_that_is_a_link_is_refused_and_what_is_there_stays(

@@ -99,6 +99,13 @@ def test_list_prints_licence_and_citation(server: Server) -> None:
         assert text in printed
 
 
+def test_list_as_json_has_the_same_and_the_addresses(server: Server) -> None:
+    mini = json.loads(trinat("data", "list", "--json"))["mini"]
+    assert mini["title"] == "Mini"
+    assert [archive["part"] for archive in mini["archives"]][:1] == ["images"]
+    assert mini["archives"][0]["urls"]
+
+
 def test_a_dataset_without_download_says_how_to_come_by_it(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"no public download.*ask Neuromorphometrics"

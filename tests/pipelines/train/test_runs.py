@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -81,6 +82,21 @@ def test_a_job_before_its_first_state_and_validation_has_steps_and_a_loss(
 ) -> None:
     (job / "validations.csv").unlink()
     assert only(job) == JobSummary("train/coronal-axial", 30, None, 1.0, None, None)
+
+
+def test_runs_as_json_have_numbers_and_what_differs(job: Path) -> None:
+    run = job.parents[1]
+    (run / "config.yaml").write_text("name: tiny\n")
+    other = run.with_name("other")
+    shutil.copytree(run, other)
+    (other / "config.yaml").write_text("name: large\n")
+    printed = CliRunner().invoke(app, ["runs", str(run), str(other), "--json"]).output
+    found = json.loads(printed)
+    assert list(found["runs"]) == [str(run), str(other)]
+    (summary,) = found["runs"][str(run)]
+    assert (summary["steps"], summary["final_loss"]) == (30, 1.0)
+    (difference,) = found["differences"]
+    assert difference.startswith(f"{other}: name")
 
 
 def test_names_of_runs_are_whole_in_a_terminal_of_80_columns(
