@@ -33,14 +33,16 @@ class ViewGraph(nn.Module):
     def forward(self, slices: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Slices (N, C, H, W) and what other views have added, (N, H, W, K), both float32.
 
-        Returns what all of them have added with this view, (N, H, W, K); this view's own most
-        probable classes, (N, H, W) uint8; and its own probability of background, (N, H, W).
+        Returns what all of them have added with this view, (N, H, W, K), rounded to half precision
+        as the aggregator holds it; this view's own most probable classes, (N, H, W) uint8; and its
+        own probability of background, (N, H, W).
         """
         logits = self.network(slices)
         probabilities = logits.permute(0, 2, 3, 1).softmax(-1)
         added = self.fusion.weighted(self.view, before, probabilities)
         classes = probabilities.argmax(-1).to(torch.uint8)
-        return before + added, classes, probabilities[..., 0]
+        after = before + added.half().float()
+        return after.half().float(), classes, probabilities[..., 0]
 
 
 class FusionGraph(nn.Module):
@@ -51,8 +53,11 @@ class FusionGraph(nn.Module):
         self.fusion = fusion
 
     def forward(self, added: Tensor) -> Tensor:
-        """What was added, (V, K) float32, to probabilities (V, K) whose sums are 1."""
-        return self.fusion.finished(added)
+        """What was added, (V, K) float32, to probabilities (V, K) whose sums are 1.
+
+        Both are rounded to half precision.
+        """
+        return self.fusion.finished(added.half()).half().float()
 
 
 def fusion_of(model: Model) -> ViewAggregator:

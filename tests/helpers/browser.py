@@ -129,6 +129,18 @@ class Browser:
             assert time.monotonic() < end, f"never true: {condition}; {self.problems}"
             time.sleep(0.05)
 
+    def choose(self, field: str, *files: Path) -> None:
+        """Choose files in a field of the page, by its selector."""
+        root = self._send("DOM.getDocument")["root"]["nodeId"]
+        node = self._send("DOM.querySelector", nodeId=root, selector=field)["nodeId"]
+        names = [str(file.resolve()) for file in files]
+        self._send("DOM.setFileInputFiles", nodeId=node, files=names)
+
+    def save_to(self, folder: Path) -> None:
+        """Save what the page lets a user download in a folder."""
+        place = str(folder.resolve())
+        self._send("Browser.setDownloadBehavior", behavior="allow", downloadPath=place)
+
     def emulate(self, *, media: str = "", color_scheme: str = "") -> None:
         """Show the page as on another medium, or as a user's preference would."""
         feature = {"name": "prefers-color-scheme", "value": color_scheme}

@@ -27,13 +27,14 @@ function decoded(value) {
   if (value === null || typeof value !== "object") return value;
   if ("$buffer" in value) return toBytes(value.$buffer).buffer;
   if ("$array" in value) return new KINDS[value.$array](toBytes(value.bytes).buffer);
-  if ("$blob" in value) return new Blob([toBytes(value.$blob.$buffer)]);
+  if ("$file" in value) return new File([decoded(value.$file)], value.name);
   if ("$map" in value) return new Map(Object.entries(decoded(value.$map)));
   const entries = Object.entries(value).map(([key, inner]) => [key, decoded(inner)]);
   return Object.fromEntries(entries);
 }
 
 function encoded(value) {
+  if (value instanceof ArrayBuffer) return { $buffer: toText(new Uint8Array(value)) };
   if (ArrayBuffer.isView(value)) {
     const [kind] = Object.entries(KINDS).find(([, Kind]) => value instanceof Kind);
     const bytes = new Uint8Array(value.buffer, value.byteOffset, value.byteLength);

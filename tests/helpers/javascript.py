@@ -43,6 +43,11 @@ def call(module: str, function: str, *arguments: Any) -> Any:
     return _decoded(answer["value"])
 
 
+def file(path: Path) -> dict[str, Any]:
+    """A File as a browser has it."""
+    return {"$file": path.read_bytes(), "name": path.name}
+
+
 def volume(found: Any) -> dict[str, Any]:
     """A Volume as the modules take it."""
     return {
@@ -66,6 +71,8 @@ def _encoded(value: Any) -> Any:
 
 
 def _decoded(value: Any) -> Any:
+    if isinstance(value, dict) and "$buffer" in value:
+        return base64.b64decode(value["$buffer"])
     if isinstance(value, dict) and "$array" in value:
         return np.frombuffer(base64.b64decode(value["bytes"]), value["$array"])
     if isinstance(value, dict):

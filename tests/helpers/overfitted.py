@@ -11,14 +11,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.miniatures import head_image, head_labels, turned
-from trinat.segmentation.grid import grown
+from trinat.segmentation.grid import Grid, grown, to_shape
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.models.checkpoint import save_model
 from trinat.segmentation.models.model_info import Description
 from trinat.segmentation.models.quicknat import QuickNat, QuickNatConfig
 from trinat.segmentation.space.conform import conform
-from trinat.segmentation.space.resample import occupied_box
+from trinat.segmentation.space.grid_map import GridMap
+from trinat.segmentation.space.resample import occupied_box, resample_image
 from trinat.segmentation.space.views import View, to_slices
 
 # Kept weights of each view, which write_weights made.
@@ -42,6 +43,21 @@ def miniature(axes: str = "RAS", seed: int = 0) -> tuple[Volume, Volume]:
     image, affine = turned(head_image(head_labels(), seed), axes)
     truth, _ = turned(head_labels(), axes)
     return Volume(image, affine), Volume(truth, affine)
+
+
+def miniature_on(spacing_mm: tuple[float, float, float], angle: float) -> Volume:
+    """The miniature head on another grid, turned about the world's axis upwards; LIA."""
+    scan, _ = miniature("LIA")
+    cosine, sine = np.cos(angle), np.sin(angle)
+    turn = np.array([[cosine, -sine, 0], [sine, cosine, 0], [0, 0, 1]])
+    shape = to_shape(np.array(scan.shape) / spacing_mm + 4)
+    affine = np.eye(4)
+    affine[:3, :3] = turn @ scan.affine[:3, :3] @ np.diag(spacing_mm)
+    # The middle stays where it is.
+    middle = scan.grid.places((np.array(scan.shape) - 1) / 2)
+    affine[:3, 3] = middle - affine[:3, :3] @ ((np.array(shape) - 1) / 2)
+    to = GridMap.between(scan.grid, Grid(shape, affine))
+    return Volume(resample_image(scan.data, to), affine)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The page of `trinat view`, answered by a thread of the test's own process."""
+"""The page of `trinat view` or a site, answered by a thread of the test's own process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Queue
+from typing import Any
 
 import pytest
+from starlette.types import ASGIApp
 
 from trinat.pipelines.web import start
 from trinat.pipelines.web.study import Study
@@ -20,6 +22,16 @@ def served(
     out: Path, monkeypatch: pytest.MonkeyPatch, study: Study | None = None
 ) -> Iterator[str]:
     """The address at which the page of a folder of results answers, while the block runs."""
+    app = make_app(study or Study(out, "anna"))
+    with answered(app, monkeypatch) as address:
+        yield address
+
+
+@contextmanager
+def answered(
+    app: ASGIApp, monkeypatch: pytest.MonkeyPatch, **settings: Any
+) -> Iterator[str]:
+    """The address at which an application answers, while the block runs."""
     servers, said = [], Queue[str]()
     server = start.uvicorn.Server
     monkeypatch.setattr(
@@ -27,9 +39,10 @@ def served(
         "Server",
         lambda config: servers.append(server(config)) or servers[-1],
     )
-    app = make_app(study or Study(out, "anna"))
     thread = threading.Thread(
-        target=start.answer, args=(app, "secret"), kwargs={"say": said.put}
+        target=start.answer,
+        args=(app, "secret"),
+        kwargs={"say": said.put, **settings},
     )
     thread.start()
     try:

@@ -1,5 +1,5 @@
 // Where a scan holds nothing, how bright its tissue is, and its intensities on one scale.
-// The same as segmentation/space/background.py and intensity.py, which say why.
+// The same as segmentation/space/background.py, which says why.
 import {
   AXES,
   columnLengths,

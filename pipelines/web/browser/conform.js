@@ -1,5 +1,5 @@
 // Scans to the working grid, and what was found there back to the scan's own grid.
-// The same as segmentation/space/conform.py and head.py, which say why.
+// The same as segmentation/space/conform.py, which says why.
 import { BRIGHTEST, onWorkingScale, TISSUE } from "./background.js";
 import {
   AXES,

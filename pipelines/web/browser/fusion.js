@@ -1,7 +1,7 @@
 // Slices of a volume to the networks, and what they add to the fusion of all views.
 // The same as ViewNetwork and ViewAggregator in segmentation/inference/; what is computed from the
 // values is in the graphs.
-import { indexOfLargest } from "./resample.js";
+import { NUMBERS, toBits } from "./half.js";
 
 /** @typedef {import("./grid.js").Triple} Triple */
 /** @typedef {import("./model.js").Model} Model */
@@ -9,8 +9,7 @@ import { indexOfLargest } from "./resample.js";
 
 /** From the first row or column to before the last. @typedef {[number, number]} Span */
 
-// What is added up to 1 is held as 16 bits.
-const ONE = 65535;
+const ONE = toBits(1);
 // Voxels whose fusion is finished at a time.
 const VOXELS_AT_A_TIME = 1 << 15;
 
@@ -114,7 +113,7 @@ export class Fusion {
     this.shape = shape;
     this.count = model.settings.classes.length;
     const voxels = shape[0] * shape[1] * shape[2];
-    // The classes of a voxel lie side by side.
+    // The bits of halves. The classes of a voxel lie side by side.
     this.values = new Uint16Array(voxels * this.count);
     // The most probable class of each voxel, once the fusion is finished.
     this.classes = new Uint8Array(voxels);
@@ -154,38 +153,41 @@ export class Fusion {
     const width = paddedTo(columns[1] - columns[0], view.multiple);
     const { count, values } = this;
     const before = new Float32Array(numbers.length * height * width * count);
-    const visit = (call) => {
+    // Calls with the first voxel of each row in the volume, and its place in the batch.
+    const eachRow = (call) => {
       numbers.forEach((number, n) => {
+        const plane = number * slices.along + columns[0] * slices.columns;
         for (let row = rows[0]; row < rows[1]; row++) {
-          let at = (n * height + row - rows[0]) * width;
-          let place = number * slices.along + row * slices.rows +
-            columns[0] * slices.columns;
-          for (let column = columns[0]; column < columns[1]; column++) {
-            call(place, at);
-            at += 1;
-            place += slices.columns;
-          }
+          call(plane + row * slices.rows, (n * height + row - rows[0]) * width);
         }
       });
     };
-    visit((place, at) => {
-      for (let k = 0; k < count; k++) {
-        before[at * count + k] = values[place * count + k] / ONE;
+    const length = columns[1] - columns[0];
+    eachRow((place, at) => {
+      for (let column = 0; column < length; column++) {
+        const from = (place + column * slices.columns) * count;
+        const to = (at + column) * count;
+        for (let k = 0; k < count; k++) before[to + k] = NUMBERS[values[from + k]];
       }
     });
-    const size = /** @type {Triple} */ ([numbers.length, height, width]);
-    const found = await this.model.runView(view, given, before, size);
-    visit((place, at) => {
-      map[place] = found.classes[at];
-      for (let k = 0; k < count; k++) {
-        values[place * count + k] = asInteger(found.after[at * count + k]);
+    const size = [numbers.length, height, width];
+    const { after, classes } = await this.model.runView(view, given, before, size);
+    eachRow((place, at) => {
+      for (let column = 0; column < length; column++) {
+        const voxel = place + column * slices.columns;
+        const from = (at + column) * count;
+        map[voxel] = classes[at + column];
+        for (let k = 0; k < count; k++) {
+          values[voxel * count + k] = toBits(after[from + k]);
+        }
       }
     });
   }
 
   // Beyond the rows and columns that are looked at all is background.
   addBackground(slices, view, numbers, part) {
-    const weight = asInteger(view.background);
+    const weight = NUMBERS[toBits(view.background)];
+    const { values, count } = this;
     for (const number of numbers) {
       for (let row = 0; row < slices.height; row++) {
         const isInside = part && row >= part.rows[0] && row < part.rows[1];
@@ -193,7 +195,10 @@ export class Fusion {
         for (let column = 0; column < slices.width; column++) {
           const isLookedAt = isInside && column >= part.columns[0] &&
             column < part.columns[1];
-          if (!isLookedAt) this.values[place * this.count] += weight;
+          if (!isLookedAt) {
+            const at = place * count;
+            values[at] = toBits(NUMBERS[values[at]] + weight);
+          }
           place += slices.columns;
         }
       }
@@ -202,25 +207,57 @@ export class Fusion {
 
   /** Make the fused probabilities of what was added, and find the most probable classes. */
   async finish() {
-    const { count, values, classes } = this;
-    for (let first = 0; first < classes.length; first += VOXELS_AT_A_TIME) {
-      const end = Math.min(first + VOXELS_AT_A_TIME, classes.length);
-      const part = values.subarray(first * count, end * count);
-      const added = Float32Array.from(part, (value) => value / ONE);
-      const found = await this.model.finish(added);
-      for (let n = 0; n < found.length; n++) part[n] = asInteger(found[n]);
-      for (let voxel = first; voxel < end; voxel++) {
-        const at = (voxel - first) * count;
-        classes[voxel] = indexOfLargest(found.subarray(at, at + count));
+    const places = new Int32Array(VOXELS_AT_A_TIME);
+    let waiting = 0;
+    for (let voxel = 0; voxel < this.classes.length; voxel++) {
+      // What is background to all views stays so.
+      if (this.isBackground(voxel)) {
+        this.forget(voxel);
+        continue;
+      }
+      places[waiting] = voxel;
+      waiting += 1;
+      if (waiting === places.length) {
+        await this.finishAt(places);
+        waiting = 0;
       }
     }
+    if (waiting) await this.finishAt(places.subarray(0, waiting));
+  }
+
+  isBackground(voxel) {
+    const end = (voxel + 1) * this.count;
+    for (let at = voxel * this.count + 1; at < end; at++) {
+      if (this.values[at]) return false;
+    }
+    return true;
+  }
+
+  async finishAt(places) {
+    const { count, values, classes } = this;
+    const added = new Float32Array(places.length * count);
+    places.forEach((place, n) => {
+      for (let k = 0; k < count; k++) {
+        added[n * count + k] = NUMBERS[values[place * count + k]];
+      }
+    });
+    const found = await this.model.finish(added);
+    places.forEach((place, n) => {
+      const first = n * count;
+      let best = 0;
+      for (let k = 0; k < count; k++) {
+        values[place * count + k] = toBits(found[first + k]);
+        if (found[first + k] > found[first + best]) best = k;
+      }
+      classes[place] = best;
+    });
   }
 
   /** Add a share of a voxel's probabilities to sums, (K,). */
   addShare(place, sums, share) {
     const first = place * this.count;
     for (let k = 0; k < this.count; k++) {
-      sums[k] += (share / ONE) * this.values[first + k];
+      sums[k] += share * NUMBERS[this.values[first + k]];
     }
   }
 
@@ -230,9 +267,4 @@ export class Fusion {
     this.values[place * this.count] = ONE;
     this.classes[place] = 0;
   }
-}
-
-// A number from 0 to 1 in 16 bits.
-function asInteger(value) {
-  return Math.min(Math.max(Math.round(value * ONE), 0), ONE);
 }

@@ -1,5 +1,7 @@
 // A scan of the files that were dropped, or one line that says why not.
 import { checkValues, refuse } from "./checks.js";
+import { readDicom } from "./dicom.js";
+import { isDicom } from "./dicom_file.js";
 import { readMgh } from "./mgh.js";
 import { readNifti } from "./nifti.js";
 
@@ -7,23 +9,44 @@ import { readNifti } from "./nifti.js";
 
 const READERS = { ".nii": readNifti, ".mgh": readMgh };
 const PACKED = { ".nii.gz": ".nii", ".mgz": ".mgh", ".mgh.gz": ".mgh" };
-const GIVE = "give a T1-weighted scan as .nii, .nii.gz or .mgz";
+const GIVE =
+  "give a T1-weighted scan as .nii, .nii.gz, .mgz or a folder of DICOM files";
 
 /**
- * @param {string} name of the file: its ending says what it is
- * @param {Blob} file
+ * @param {File[]} files one scan's: a file whose ending says what it is, or DICOM files
  * @returns {Promise<Volume>}
  */
-export async function readScan(name, file) {
-  const lower = name.toLowerCase();
-  const endsWith = (ending) => lower.endsWith(ending);
-  const packed = Object.keys(PACKED).find(endsWith);
-  const ending = packed ? PACKED[packed] : Object.keys(READERS).find(endsWith);
-  if (!ending) refuse("not a known kind of scan", GIVE);
-  const bytes = packed ? await unpacked(file) : await file.arrayBuffer();
-  const scan = READERS[ending](bytes);
+export async function readScan(files) {
+  const scan = isImage(files[0].name)
+    ? await readImage(files[0])
+    : await readFolder(files);
   checkValues(scan.data);
   return scan;
+}
+
+/** Whether a file's ending says that it is a scan by itself. */
+export function isImage(name) {
+  return endingOf(name, PACKED) !== "" || endingOf(name, READERS) !== "";
+}
+
+function endingOf(name, known) {
+  const lower = name.toLowerCase();
+  return Object.keys(known).find((ending) => lower.endsWith(ending)) ?? "";
+}
+
+async function readImage(file) {
+  const packing = endingOf(file.name, PACKED);
+  const bytes = packing ? await unpacked(file) : await file.arrayBuffer();
+  return READERS[PACKED[packing] ?? endingOf(file.name, READERS)](bytes);
+}
+
+async function readFolder(files) {
+  const buffers = [];
+  for (const file of files) buffers.push(await file.arrayBuffer());
+  if (files.length === 1 && !isDicom(buffers[0])) {
+    refuse("not a known kind of scan", GIVE);
+  }
+  return readDicom(buffers);
 }
 
 // The checksum at the end of a gzip file is compared by the browser.

@@ -344,7 +344,7 @@ function agreed(cells, classes, positions) {
   return found;
 }
 
-export function indexOfLargest(values) {
+function indexOfLargest(values) {
   let best = 0;
   for (let n = 1; n < values.length; n++) {
     if (values[n] > values[best]) best = n;

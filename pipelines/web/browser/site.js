@@ -44,7 +44,7 @@ export class Site {
     const [what, which, kind] = parts;
     if (what === "study") return json(this.overview());
     if (what === "segmentations" && method === "POST") {
-      return json(this.accept(options.body.get("file")));
+      return json(this.accept(options.body.getAll("file")));
     }
     if (what === "segmentations" && method === "DELETE") {
       this.remove(which);
@@ -61,13 +61,14 @@ export class Site {
 
   // ---- Scans ----
 
-  /** @param {File} file */
-  accept(file) {
+  /** @param {File[]} files of one scan */
+  accept(files) {
     this.accepted += 1;
     const job = {
       id: String(this.accepted),
       number: this.accepted,
-      file,
+      name: files.length > 1 ? `${files.length} DICOM files` : files[0].name,
+      files,
       state: "queued",
       stage: "",
       reason: "",
@@ -77,18 +78,19 @@ export class Site {
       scan: null,
       values: null,
       labels: null,
+      surfaces: null,
       result: {},
-      files: [],
+      links: [],
     };
     this.jobs.unshift(job);
     this.next();
-    return { id: job.id };
+    return { id: job.id, name: job.name };
   }
 
   remove(id) {
     const job = this.jobs.find((each) => each.id === id);
     if (!job) return;
-    for (const { href } of job.files) URL.revokeObjectURL(href);
+    for (const { href } of job.links) URL.revokeObjectURL(href);
     this.jobs = this.jobs.filter((each) => each !== job);
     if (job === this.current) this.worker.postMessage({ kind: "cancel" });
   }
@@ -111,7 +113,7 @@ export class Site {
     this.current = job;
     job.state = "running";
     job.stage = "reading";
-    this.worker.postMessage({ name: job.file.name, file: job.file });
+    this.worker.postMessage({ files: job.files });
   }
 
   hear(said) {
@@ -144,10 +146,11 @@ export class Site {
     job.share = (done + share) / names.length;
   }
 
-  keep(job, { shown, labels, volumes, result }) {
+  keep(job, { shown, surfaces, labels, volumes, result }) {
+    job.surfaces = surfaces;
     job.labels = { ...job.scan, data: shown };
     job.result = result;
-    job.files = [
+    job.links = [
       { name: "labels.nii.gz", href: URL.createObjectURL(labels) },
       { name: "volumes.tsv", href: URL.createObjectURL(volumes) },
     ];
@@ -193,7 +196,7 @@ function factsOf(job) {
   return {
     id: job.id,
     number: job.number,
-    name: job.file.name,
+    name: job.name,
     state: job.state,
     stage: job.stage,
     seconds_left: secondsLeft(job),
@@ -203,7 +206,7 @@ function factsOf(job) {
     there: isDone,
     rating: null,
     outputs: [],
-    files: job.files,
+    links: job.links,
   };
 }
 
@@ -231,8 +234,7 @@ function detailOf(job) {
 }
 
 function contentOf(job, kind, step) {
-  // Surfaces are not computed here.
-  if (kind === "surfaces") return new Response(new ArrayBuffer(0));
+  if (kind === "surfaces" && job.surfaces) return new Response(job.surfaces);
   if (kind === "scan" && job.scan) return new Response(shownFile(job.scan, step));
   if (kind === "labels" && job.labels) {
     return new Response(step > 1 ? thinned(job.labels, step).data : job.labels.data);

@@ -6,6 +6,7 @@ import { writeNifti } from "./nifti.js";
 import { CHECK_COUNT, gradeBy, meanAgreement, totalBrainMm3 } from "./quality.js";
 import { upright } from "./resample.js";
 import { segment } from "./segment.js";
+import { surfacesOf } from "./surfaces.js";
 import { toShow } from "./show.js";
 
 /** @typedef {import("./model.js").Settings} Settings */
@@ -46,8 +47,8 @@ async function load() {
   return model;
 }
 
-/** @param {{ name: string, file: Blob }} asked */
-async function work({ name, file }) {
+/** @param {{ files: File[] }} asked */
+async function work({ files }) {
   const job = { isCancelled: false };
   current = job;
   const say = async (stage, share) => {
@@ -56,7 +57,7 @@ async function work({ name, file }) {
     await new Promise((resolve) => setTimeout(resolve));
     if (job.isCancelled) throw new Error("given up");
   };
-  const scan = await readScan(name, file);
+  const scan = await readScan(files);
   self.postMessage({ kind: "shown", scan: toShow(scan), values: upright(scan) });
   const model = await loading;
   const found = await segment(scan, model, say);
@@ -66,9 +67,11 @@ async function work({ name, file }) {
     (index) => settings.classes[index].number,
   );
   const labels = writeNifti({ ...scan, data: numbers }, { labels: true });
+  const shown = upright({ ...scan, data: found.indices });
   self.postMessage({
     kind: "done",
-    shown: upright({ ...scan, data: found.indices }).data,
+    shown: shown.data,
+    surfaces: surfacesOf(shown, settings.classes.length),
     labels: await packed(labels),
     volumes: tableOf(settings, found.volumesMm3, voxelMm3(scan)),
     result: resultOf(scan, settings, found),

@@ -20,6 +20,9 @@ export const page = {
   // Grows with each scan that is opened: an answer for an earlier one is not wanted any more.
   turn: 0,
   asking: new AbortController(),
+  // The files in what was dropped, and of which of them each scan is: to a server, one.
+  filesIn: (transfer) => Promise.resolve([...transfer.files]),
+  scansOf: (files) => files.map((file) => [file]),
 };
 
 /** @returns {any} an element of any kind, by its id */

@@ -28,7 +28,7 @@ export function startService() {
   byId("judge").hidden = true;
   byId("where").textContent = "Scans and results are deleted after a while.";
   byId("file").addEventListener("change", (event) => {
-    send([...event.target.files]);
+    send(page.scansOf([...event.target.files]));
     event.target.value = "";
   });
   // On the whole page: beside the field, a file that is dropped would be opened in place of it.
@@ -39,10 +39,10 @@ export function startService() {
       byId("drop").classList.toggle("over", isOver);
     });
   }
-  document.body.addEventListener(
-    "drop",
-    (event) => send([...event.dataTransfer.files]),
-  );
+  document.body.addEventListener("drop", async (event) => {
+    const files = await page.filesIn(event.dataTransfer);
+    send(page.scansOf(files));
+  });
   watchScan(fillFiles);
   if (!page.items.length) showTab("scans");
   refresh().catch(lost);
@@ -58,15 +58,15 @@ function fillFiles() {
   byId("files").hidden = !item;
   if (!item) return;
   const links = [];
-  for (const { name, href } of item.files || filesOf(item)) {
+  for (const { name, href } of item.links || linksOf(item)) {
     links.push(make("a", { href, download: name }, name));
   }
   const facts = { id: "delete", class: "chip", onclick: () => remove(item) };
   byId("files").replaceChildren(...links, make("button", facts, "Delete"));
 }
 
-// The files that a server has of a scan, and where.
-function filesOf(item) {
+// Where a server has the files of a scan.
+function linksOf(item) {
   const found = [];
   for (const [name, output] of Object.entries(FILES)) {
     if (item.there && (!output || item.outputs.includes(output))) {
@@ -86,11 +86,13 @@ async function remove(item) {
   await refresh();
 }
 
-async function send(files) {
+// Each scan is a list of files.
+async function send(scans) {
   byId("refused").replaceChildren();
-  for (const file of files) {
+  for (const files of scans) {
+    const [file] = files;
     const form = new FormData();
-    form.append("file", file);
+    for (const each of files) form.append("file", each);
     for (const box of byId("drop").querySelectorAll(".output:checked")) {
       form.append("outputs", box.value);
     }
@@ -98,7 +100,7 @@ async function send(files) {
     byId("refused").append(line);
     try {
       const job = await askJson(AT, { method: "POST", body: form });
-      sent.set(job.id, file.name);
+      sent.set(job.id, job.name || file.name);
       line.remove();
       showTab("picture");
       await refresh(job.id);

@@ -11,32 +11,34 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.javascript import MODULES, call, volume
+from helpers.dicom import enhanced, save, small, write_classic
+from helpers.javascript import MODULES, call, file, volume
 from helpers.miniatures import head_image, head_labels, turned
-from trinat.segmentation.space.head import head_box
-from trinat.segmentation.space.intensity import on_working_scale
+from helpers.overfitted import miniature_on
 
-from trinat.segmentation.grid import Grid
+from trinat.pipelines.web.voxels import _surfaces
+from trinat.segmentation.errors import FormatError
 from trinat.segmentation.inference.localisation import brain_region
 from trinat.segmentation.inference.network import _grown
 from trinat.segmentation.inference.uncertainty import view_agreement
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
-from trinat.segmentation.space.background import find_background
+from trinat.segmentation.report.mesh import Surface
+from trinat.segmentation.space.background import find_background, on_working_scale
 from trinat.segmentation.space.conform import (
     ConformPlan,
     conform,
+    head_box,
     restore_probabilities,
 )
-from trinat.segmentation.space.grid_map import GridMap
-from trinat.segmentation.space.resample import resample_image
 from trinat.segmentation.space.views import View, reoriented
 
 # Constants that a module shares with Python, by the module of Python that has them.
 SAME_CONSTANTS = {
-    "background.js": ("space.background", "space.intensity"),
+    "background.js": ("space.background",),
     "checks.js": ("io.limits", "io.orientation"),
-    "conform.js": ("space.conform", "space.head"),
+    "dicom.js": ("io.dicom.frames", "io.dicom.series"),
+    "conform.js": ("space.conform",),
     "grid.js": ("space.grid_map",),
     "localisation.js": ("inference.localisation",),
     "mgh.js": ("io.headers",),
@@ -54,24 +56,6 @@ OWN_CONSTANTS = {
     "SMALLEST_NORMAL",
     "VOXELS_AT",
 }
-
-
-def oblique(spacing_mm: tuple[float, float, float] = (0.95, 1.2, 1.0)) -> Volume:
-    """The miniature head, cut along axes that stand askew in the world, in the order LIA."""
-    image, affine = turned(head_image(head_labels(), 0), "LIA")
-    scan = Volume(image, affine)
-    angle = 0.2
-    turn = np.eye(4)
-    turn[:2, :2] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
-    lengths = np.array(scan.shape) / spacing_mm
-    shape = tuple(int(length) + 4 for length in lengths)
-    middle = scan.grid.places((np.array(scan.shape) - 1) / 2)
-    steps = turn[:3, :3] @ scan.affine[:3, :3] @ np.diag(spacing_mm)
-    new = np.eye(4)
-    new[:3, :3] = steps
-    new[:3, 3] = middle - steps @ ((np.array(shape) - 1) / 2)
-    found = resample_image(scan.data, GridMap.between(scan.grid, Grid(shape, new)))
-    return Volume(found, new)
 
 
 def straight(axes: str) -> Volume:
@@ -118,7 +102,7 @@ def test_a_scan_of_one_millimetre_is_conformed_without_interpolation(axes: str) 
 
 
 def test_an_oblique_scan_is_conformed_to_the_same_grid() -> None:
-    scan = oblique()
+    scan = miniature_on((0.95, 1.2, 1.0), angle=0.2)
     expected = conform(scan, shape=None).volume
     found = call("conform.js", "conform", volume(scan))
     np.testing.assert_allclose(found["affine"], expected.affine.ravel(), atol=1e-6)
@@ -184,6 +168,21 @@ def test_the_region_of_the_brain_is_found_as_in_python() -> None:
     np.testing.assert_array_equal(found["rim"], flat(expected.rim))
 
 
+def test_halves_are_those_of_numpy() -> None:
+    bits = np.arange(65536, dtype=np.uint16)
+    found = call("../../../tests/helpers/callable.js", "allHalves")
+    np.testing.assert_array_equal(found, bits.view(np.float16).astype(np.float32))
+    generator = np.random.default_rng(0)
+    halves = generator.random(2000).astype(np.float16)
+    # Just between two halves, a little more, and any.
+    between = (halves.astype(np.float32) + np.nextafter(halves, np.float16(2))) / 2
+    values = np.concatenate(
+        [between, np.nextafter(between, 2), generator.random(2000) ** 20]
+    ).astype(np.float32)
+    rounded = call("../../../tests/helpers/callable.js", "halvesOf", values)
+    np.testing.assert_array_equal(rounded, values.astype(np.float16).view(np.uint16))
+
+
 def test_rows_are_grown_as_in_python() -> None:
     for first, end, length in [(3, 20, 64), (0, 5, 64), (60, 63, 64), (2, 30, 31)]:
         line = torch.zeros(length, dtype=torch.bool)
@@ -220,18 +219,14 @@ def test_agreement_of_views_is_that_of_python() -> None:
 @pytest.mark.parametrize("kind", [np.uint8, np.int16, np.float32])
 @pytest.mark.parametrize("suffix", [".nii", ".nii.gz", ".mgz"])
 def test_files_are_read_as_in_python(kind: type, suffix: str, tmp_path: Path) -> None:
-    scan = oblique()
+    scan = miniature_on((0.95, 1.2, 1.0), angle=0.2)
     path = tmp_path / f"scan{suffix}"
     Volume(scan.data.astype(kind), scan.affine).write(path)
     expected = Volume.read(path)
-    found = call("read.js", "readScan", path.name, _blob(path.read_bytes()))
+    found = call("read.js", "readScan", [file(path)])
     assert found["shape"] == list(expected.shape)
     np.testing.assert_allclose(found["affine"], expected.affine.ravel(), atol=1e-5)
     np.testing.assert_array_equal(found["data"], flat(expected.data))
-
-
-def _blob(content: bytes) -> dict[str, Any]:
-    return {"$blob": content}
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
@@ -239,8 +234,9 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     straight("RAS").write(path)
     content = bytearray(path.read_bytes())
     content[-6] ^= 1  # of the checksum
+    path.write_bytes(content)
     with pytest.raises(RuntimeError, match="damaged"):
-        call("read.js", "readScan", path.name, _blob(bytes(content)))
+        call("read.js", "readScan", [file(path)])
 
 
 @pytest.mark.parametrize(
@@ -261,13 +257,102 @@ def test_headers_are_refused(at: int, value: bytes, said: str, tmp_path: Path) -
     content = bytearray(path.read_bytes())
     content[48:50] = b"\x02\x00"  # the fourth side, which three dimensions do not have
     content[at : at + len(value)] = value
+    path.write_bytes(content)
     with pytest.raises(RuntimeError, match=said):
-        call("read.js", "readScan", path.name, _blob(bytes(content)))
+        call("read.js", "readScan", [file(path)])
+
+
+def read_folder(folder: Path) -> dict[str, Any]:
+    """What the modules make of all files of a folder."""
+    files = [file(path) for path in sorted(folder.iterdir())]
+    return call("read.js", "readScan", files)
+
+
+def assert_same_scan(found: dict[str, Any], expected: Volume) -> None:
+    assert found["shape"] == list(expected.shape)
+    np.testing.assert_allclose(found["affine"], expected.affine.ravel(), atol=1e-9)
+    np.testing.assert_array_equal(found["data"], flat(expected.data))
+    assert found["notes"] == list(expected.notes)
+
+
+@pytest.mark.parametrize("axes", ["LPS", "PIR", "LIP"])
+@pytest.mark.parametrize("kind", [np.int16, np.uint8])
+def test_a_folder_of_dicom_is_read_as_in_python(
+    axes: str, kind: type, tmp_path: Path
+) -> None:
+    write_classic(tmp_path, small(axes, kind))
+    assert_same_scan(read_folder(tmp_path), Volume.read(tmp_path))
+
+
+def test_scaled_and_padded_dicom_is_read_as_in_python(tmp_path: Path) -> None:
+    write_classic(
+        tmp_path,
+        small(),
+        RescaleSlope="1.5",
+        RescaleIntercept="-20",
+        PixelPaddingValue=0,
+        PixelPaddingRangeLimit=200,
+    )
+    found = read_folder(tmp_path)
+    expected = Volume.read(tmp_path)
+    np.testing.assert_array_equal(found["data"], flat(expected.data))
+
+
+def test_an_enhanced_file_is_read_as_in_python(tmp_path: Path) -> None:
+    save(enhanced(small("PIR")), tmp_path / "all")
+    assert_same_scan(read_folder(tmp_path), Volume.read(tmp_path))
+
+
+def test_of_several_series_the_t1_is_taken(tmp_path: Path) -> None:
+    write_classic(tmp_path, small())
+    other = tmp_path / "other"
+    other.mkdir()
+    write_classic(other, small("PIR"), "t2", SeriesDescription="T2 TSE")
+    for path in other.iterdir():
+        path.rename(tmp_path / f"t2-{path.name}")
+    other.rmdir()
+    (tmp_path / "notes.txt").write_text("no image")
+    found = read_folder(tmp_path)
+    assert found["shape"] == list(small().shape)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"SeriesDescription": "T2 TSE"},
+        {"MRAcquisitionType": "2D"},
+        {"EchoTime": 80},
+        {"Modality": "CT"},
+        {"ImageType": ["DERIVED", "PRIMARY", "MPR"]},
+    ],
+)
+def test_other_series_are_refused_with_the_words_of_python(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    write_classic(tmp_path, small(), **changes)
+    with pytest.raises(FormatError) as error:
+        Volume.read(tmp_path)
+    # Python names the series as well.
+    (reason,) = re.findall(r": ([^:]*)\)$", error.value.what)
+    with pytest.raises(RuntimeError) as said:
+        read_folder(tmp_path)
+    assert str(said.value) == (
+        f"no T1-weighted series in it ({reason}): give the files of one"
+    )
+
+
+def test_a_series_with_a_hole_is_refused(tmp_path: Path) -> None:
+    paths = write_classic(tmp_path, small())
+    paths[8].unlink()
+    with pytest.raises(RuntimeError, match="slices are missing within it: 1"):
+        read_folder(tmp_path)
 
 
 @pytest.mark.parametrize("axes", ["RAS", "LIA"])
 def test_a_label_map_is_written_where_its_scan_is(axes: str, tmp_path: Path) -> None:
-    scan = oblique() if axes == "LIA" else straight(axes)
+    scan = (
+        miniature_on((0.95, 1.2, 1.0), angle=0.2) if axes == "LIA" else straight(axes)
+    )
     labels = np.arange(scan.data.size, dtype=np.int16).reshape(scan.shape) % 5
     given = volume(Volume(labels, scan.affine))
     found = call("nifti.js", "writeNifti", given, {"labels": True})
@@ -280,8 +365,46 @@ def test_a_label_map_is_written_where_its_scan_is(axes: str, tmp_path: Path) -> 
     assert not read.notes
 
 
+def test_surfaces_are_those_of_the_viewer() -> None:
+    labels = np.zeros((30, 26, 28), np.uint8)
+    x, y, z = np.ogrid[:30, :26, :28]
+    labels[(x - 14) ** 2 + (y - 12) ** 2 / 2 + (z - 13) ** 2 < 80] = 1
+    labels[4:9, 20:, 5:12] = 2  # up to the edge
+    labels[2, 2, 2] = 3
+    volume_ = Volume(labels, np.diag([0.9, 1.1, 1.2, 1]))
+    expected = meshes_in(_surfaces(volume_))
+    found = meshes_in(call("surfaces.js", "surfacesOf", volume(volume_), 4))
+    assert list(found) == list(expected) == [1, 2, 3]
+    for number, (vertices, faces) in expected.items():
+        own_vertices, own_faces = found[number]
+        np.testing.assert_allclose(
+            sorted(own_vertices.tolist()), sorted(vertices.tolist()), atol=1e-4
+        )
+        assert len(own_faces) == len(faces)
+        one = Surface(own_vertices, own_faces)
+        other = Surface(vertices, faces)
+        # Outwards: the volume has its sign.
+        assert one.volume_mm3 == pytest.approx(other.volume_mm3, rel=1e-4)
+        assert one.area_mm2 == pytest.approx(other.area_mm2, rel=1e-2)
+
+
+def meshes_in(content: bytes) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Vertices and faces by number, of what the page gets."""
+    found = {}
+    at = 0
+    while at < len(content):
+        number, points, faces = np.frombuffer(content, "<u4", 3, at)
+        at += 12
+        vertices = np.frombuffer(content, "<f4", 3 * points, at).reshape(-1, 3)
+        at += vertices.nbytes
+        corners = np.frombuffer(content, "<u4", 3 * faces, at).reshape(-1, 3)
+        at += corners.nbytes
+        found[int(number)] = vertices, corners
+    return found
+
+
 def test_labels_are_restored_as_in_python() -> None:
-    scan = oblique()
+    scan = miniature_on((0.95, 1.2, 1.0), angle=0.2)
     plan = conform(scan, shape=None).plan
     generator = np.random.default_rng(2)
     # Smooth probabilities of four classes.
@@ -305,7 +428,7 @@ def call_restore(probabilities: np.ndarray, plan: ConformPlan) -> np.ndarray:
         for grid in (plan.working, plan.scan)
     ]
     return call(
-        "../../../tests/helpers/restoring.js",
+        "../../../tests/helpers/callable.js",
         "restoreValues",
         classes,
         *grids,

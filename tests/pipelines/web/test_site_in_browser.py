@@ -1,0 +1,151 @@
+"""A site in a real browser: what it finds is what `trinat predict` finds, and nothing is sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers.browser import Browser, find_chromium
+from helpers.overfitted import miniature, miniature_on, overfitted_model
+from helpers.viewer import answered
+
+from trinat.pipelines.models.other_formats import export_model
+from trinat.pipelines.web.settings import SITE_POLICY
+from trinat.pipelines.web.site import make_site_app
+from trinat.segmentation.inference.predictor import Predictor
+from trinat.segmentation.io.volume import Volume
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
+
+_LIMIT_S = 240
+_ENDED = "['done', 'failed'].includes(trinatSite.jobs[0]?.state)"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A site with the model that knows the miniature head."""
+    pytest.importorskip("onnxscript")
+    folder = tmp_path_factory.mktemp("site") / "site"
+    export_model(str(overfitted_model()), folder, format_="web")
+    return folder
+
+
+@pytest.fixture
+def page(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Browser]:
+    """The page of the site, once its model is loaded."""
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    browser = Browser(chromium, webgl=True)
+    app = make_site_app(site)
+    try:
+        with answered(app, monkeypatch, policy=SITE_POLICY) as address:
+            browser.open(address)
+            browser.wait("globalThis.trinatSite?.threads > 0", _LIMIT_S)
+            yield browser
+    finally:
+        browser.close()
+
+
+def in_noise(scan: Volume) -> Volume:
+    """A scan with 16 mm more of air on each side.
+
+    Where a slice is constant, the last digit decides which of four pixels is pooled: there even two
+    versions of torch differ.
+    """
+    margins = np.ceil(16 / np.array(scan.spacing_mm)).astype(int)
+    shape = np.array(scan.shape) + 2 * margins
+    data = np.random.default_rng(0).integers(0, 9, shape).astype(np.float32)
+    inside = tuple(slice(m, m + n) for m, n in zip(margins, scan.shape, strict=True))
+    data[inside] += scan.data
+    affine = scan.affine.copy()
+    affine[:3, 3] = scan.grid.places(-margins)
+    return Volume(data, affine)
+
+
+def scans() -> dict[str, Volume]:
+    """The miniature head on three grids."""
+    return {
+        "plain": in_noise(miniature("LIA")[0]),
+        "oblique": in_noise(miniature_on((0.95, 1.2, 1.0), angle=0.2)),
+        "anisotropic": in_noise(miniature_on((0.9, 1.0, 1.7), angle=0.0)),
+    }
+
+
+@pytest.mark.important
+def test_it_finds_what_predict_finds_and_sends_nothing(
+    page: Browser, tmp_path: Path
+) -> None:
+    assert page.evaluate("crossOriginIsolated")
+    page.save_to(tmp_path)
+    page.requests.clear()
+    predictor = Predictor(overfitted_model(), device="cpu", precision="float32")
+    for name, scan in scans().items():
+        path = tmp_path / f"{name}.nii.gz"
+        scan.write(path)
+        page.choose("#file", path)
+        page.wait(f"trinatSite.jobs[0]?.name === '{path.name}' && {_ENDED}", _LIMIT_S)
+        assert page.evaluate("trinatSite.jobs[0].reason") == ""
+        page.wait("document.querySelectorAll('#files a').length === 2", _LIMIT_S)
+        for link in (1, 2):
+            page.evaluate(
+                f"document.querySelector('#files a:nth-of-type({link})').click()"
+            )
+        labels = tmp_path / "labels.nii.gz"
+        table = tmp_path / "volumes.tsv"
+        end = time.monotonic() + _LIMIT_S
+        while not (labels.is_file() and table.is_file()):
+            assert time.monotonic() < end
+            page.evaluate("0")
+            time.sleep(0.1)
+
+        expected = predictor.segment(Volume.read(path))
+        found = Volume.read(labels, labels=True)
+        np.testing.assert_allclose(found.affine, expected.labels.affine, atol=1e-5)
+        brain = (found.data > 0) | (expected.labels.data > 0)
+        same = found.data == expected.labels.data
+        assert same[brain].mean() >= 0.999, name
+        volumes = pd.read_csv(table, sep="\t", index_col="structure")["volume_mm3"]
+        assert set(volumes.index) == set(expected.volumes_mm3)
+        for structure, mm3 in expected.volumes_mm3.items():
+            # The smallest have 160 voxels: two of them are a percent.
+            most = max(0.005 * mm3, 2 * expected.voxel_mm3)
+            assert volumes[structure] == pytest.approx(mm3, abs=most), structure
+        for file in (labels, table):
+            file.unlink()
+
+    asked = [url for url in page.requests if not url.startswith(("data:", "blob:"))]
+    assert asked == []
+    assert page.problems == []
+
+
+def test_what_is_no_head_is_refused_in_a_sentence(
+    page: Browser, tmp_path: Path
+) -> None:
+    path = tmp_path / "small.nii"
+    Volume(np.ones((8, 20, 20), np.uint8), np.eye(4)).write(path)
+    page.choose("#file", path)
+    page.wait(_ENDED)
+    assert page.evaluate("trinatSite.jobs[0].reason") == (
+        "8 x 20 x 20 voxels, fewer than 16 slices along an axis: give a whole-head 3D scan"
+    )
+    page.wait("document.getElementById('message').textContent.includes('8 x 20')")
+
+
+def test_a_scan_is_given_up_and_the_next_one_is_done(
+    page: Browser, tmp_path: Path
+) -> None:
+    path = tmp_path / "scan.nii"
+    scans()["plain"].write(path)
+    page.choose("#file", path)
+    page.wait("trinatSite.jobs[0]?.share > 0", _LIMIT_S)
+    page.wait("!!document.getElementById('delete')")
+    page.evaluate("document.getElementById('delete').click()")
+    page.wait("trinatSite.jobs.length === 0 && !trinatSite.current", _LIMIT_S)
+    page.choose("#file", path)
+    page.wait(_ENDED, _LIMIT_S)
+    assert page.evaluate("trinatSite.jobs[0].state") == "done"
