@@ -168,7 +168,7 @@ function checkContrast(evidence) {
   if (white === null || cortex === null) return [];
   const contrast = white / Math.max(cortex, 1e-6);
   const reason = `white matter ${contrast.toFixed(2)} times as bright as cortex: ` +
-    "not T1-weighted?";
+    "not T1-weighted? then use the model any";
   return below(contrast, evidence.settings.limits.contrast, reason);
 }
 

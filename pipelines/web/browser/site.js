@@ -102,7 +102,7 @@ export class Site {
     this.worker.addEventListener("message", ({ data }) => this.hear(data));
     this.worker.addEventListener("error", (event) => {
       this.worker.terminate();
-      this.start();
+      this.worker = null;
       this.hear({ kind: "failed", reason: event.message || "the worker ended" });
     });
   }
@@ -110,6 +110,8 @@ export class Site {
   next() {
     const job = this.jobs.findLast(({ state }) => state === "queued");
     if (this.current || !job) return;
+    // The one before may have ended with a scan.
+    if (!this.worker) this.start();
     this.current = job;
     job.state = "running";
     job.stage = "reading";

@@ -31,6 +31,8 @@ self.addEventListener("message", ({ data }) => {
 
 // The model is loaded with the page, so that nothing has to be asked for later.
 const loading = load();
+// What is wrong with it is said of the first scan.
+loading.catch(() => {});
 
 async function load() {
   const ort = await import(RUNTIME);

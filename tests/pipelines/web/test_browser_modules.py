@@ -14,15 +14,22 @@ import torch
 from helpers.dicom import enhanced, save, small, write_classic
 from helpers.javascript import MODULES, call, file, volume
 from helpers.miniatures import head_image, head_labels, turned
-from helpers.overfitted import miniature_on
+from helpers.overfitted import miniature_on, random_model
 
+from trinat.pipelines.models.site import settings_of
 from trinat.pipelines.web.voxels import _surfaces
 from trinat.segmentation.errors import FormatError
+from trinat.segmentation.grid import Grid
+from trinat.segmentation.inference import quality
+from trinat.segmentation.inference.checks import anatomy, brightness
+from trinat.segmentation.inference.checks.evidence import Evidence
+from trinat.segmentation.inference.graphs import fusion_of
 from trinat.segmentation.inference.localisation import brain_region
 from trinat.segmentation.inference.network import _grown
 from trinat.segmentation.inference.uncertainty import view_agreement
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.report.mesh import Surface
 from trinat.segmentation.space.background import find_background, on_working_scale
 from trinat.segmentation.space.conform import (
@@ -214,6 +221,77 @@ def test_agreement_of_views_is_that_of_python() -> None:
     named = {view.value: found for view, found in maps.items()}
     found = call("measures.js", "viewAgreement", {"$map": named}, settings)
     np.testing.assert_allclose(found, expected)
+
+
+# The checks of `quality.js`, in its order.
+CHECKS = (
+    quality.check_agreement,
+    anatomy.check_brain_size,
+    anatomy.check_pieces,
+    anatomy.check_symmetry,
+    brightness.check_contrast,
+    anatomy.check_missing,
+    anatomy.check_sides,
+    anatomy.check_resolution,
+)
+
+
+def made_evidence(kind: str) -> Evidence:
+    """A small brain of all structures, with what is said to be wrong with it."""
+    scheme = load_scheme("quicknat33")
+    generator = np.random.default_rng(3)
+    labels = np.zeros((40, 40, 40), np.uint8)
+    labels[4:36, 4:36, 4:36] = generator.integers(1, 33, (32, 32, 32))
+    image = np.where(labels > 0, 0.5, 0).astype(np.float32)
+    image[labels == 1] = 0.45 if kind == "dark" else 1.0
+    image[labels == 19] = image[labels == 1][0]
+    # As if a voxel had 30 mm³.
+    counts = np.bincount(labels.ravel(), minlength=33) * 30.0
+    agreement = generator.uniform(0.8, 1, 33)
+    spacing = 1.0
+    if kind == "poor":
+        labels[labels == 14] = 0
+        labels[38:, 38:, 38:] = 2
+        counts[14] = 0
+        counts[20] *= 0.5
+        agreement[[3, 9]] = 0.2, 0.6
+        spacing = 2.5
+    if kind == "apart":
+        labels[:3, :20, :20] = 13
+    if kind == "wrong":
+        agreement[:] = generator.uniform(0, 0.6, 33)
+        agreement[5] = np.nan
+        counts /= 3
+    grid = Grid(labels.shape, np.diag([1.0, 1, spacing, 1]))
+    volumes = {name: float(counts[k]) for k, name in enumerate(scheme.names) if k}
+    of_image = Volume(image, np.eye(4))
+    indices = Volume(labels, np.eye(4))
+    return Evidence(of_image, indices, grid, scheme, volumes, agreement)
+
+
+@pytest.mark.parametrize("kind", ["sound", "dark", "poor", "apart", "wrong"])
+def test_grades_are_those_of_python(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality, "CHECKS", CHECKS)
+    model = load_model(random_model())
+    evidence = made_evidence(kind)
+    expected = quality.grade_by(evidence, quality.limits_of(model.info))
+    given = {
+        "settings": settings_of(model, fusion_of(model)),
+        "working": {
+            "image": volume(evidence.image),
+            "classes": evidence.indices.data,
+        },
+        "scan": {
+            "shape": list(evidence.scan.shape),
+            "affine": evidence.scan.affine.ravel().tolist(),
+        },
+        "volumesMm3": {"$map": evidence.volumes_mm3},
+        "agreement": evidence.agreement,
+    }
+    found = call("quality.js", "gradeBy", given)
+    assert found["reasons"] == list(expected.reasons)
+    assert found["name"] == expected.name
+    assert found["structures"] == dict(expected.structures)
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int16, np.float32])

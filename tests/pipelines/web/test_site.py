@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from trinat.pipelines.cli.serve import web
 from trinat.pipelines.web.site import make_site_app
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import sha256_of
@@ -43,7 +44,7 @@ def test_files_come_with_the_headers_that_threads_need(tmp_path: Path) -> None:
 
 def test_another_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no site of trinat.*trinat export"):
-        make_site_app(tmp_path)
+        web(tmp_path)
 
 
 def test_onnx_runtime_is_what_was_published() -> None:
