@@ -179,7 +179,12 @@ def _near_boundaries(*probabilities: Tensor) -> Tensor:
     for values in probabilities:
         largest, classes = most_probable(values)
         is_open |= largest < _CERTAIN
-        is_open |= _differs_from_neighbours(classes)
+        # Where the class is another one than that of the next voxel along an axis.
+        for axis in range(3):
+            length = classes.shape[axis] - 1
+            low = classes.narrow(axis, 0, length)
+            high = classes.narrow(axis, 1, length)
+            is_open.narrow(axis, 0, length).logical_or_(low != high)
         if first_classes is None:
             first_classes = classes
         is_open |= classes != first_classes
@@ -199,17 +204,6 @@ def _within_reach(mask: Tensor, flow: Tensor) -> Tensor:
             grown.narrow(axis, 1, length).logical_or_(mask.narrow(axis, 0, length))
             mask = grown
     return mask
-
-
-def _differs_from_neighbours(classes: Tensor) -> Tensor:
-    """Where a class (X, Y, Z) is another one than that of the next voxel along an axis."""
-    differs = torch.zeros_like(classes, dtype=torch.bool)
-    for axis in range(3):
-        length = classes.shape[axis] - 1
-        low = classes.narrow(axis, 0, length)
-        high = classes.narrow(axis, 1, length)
-        differs.narrow(axis, 0, length).logical_or_(low != high)
-    return differs
 
 
 def _chunks(mask: Tensor) -> Iterator[Tensor]:
