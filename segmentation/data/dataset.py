@@ -215,23 +215,16 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
                 )
             file = self.files[number]
             per_slice = file.class_counts(self.view)
-            chosen = _worth_training_on(per_slice)
+            # Slices that have a label, and every eighth of the others.
+            is_chosen = np.asarray(per_slice[:, 1:].any(axis=1))
+            without_label = np.flatnonzero(~is_chosen)
+            is_chosen[without_label[::_KEEP_EVERY]] = True
+            chosen = np.flatnonzero(is_chosen)
             subjects.append(np.full(len(chosen), number, np.int32))
             slices.append(chosen.astype(np.int32))
             counts.append(per_slice[chosen])
             file.close()
         return np.concatenate(subjects), np.concatenate(slices), np.concatenate(counts)
-
-
-def _worth_training_on(per_slice: NDArray[np.uint32]) -> NDArray[np.intp]:
-    """Numbers of the slices that have a label, and of every eighth of the others.
-
-    `per_slice` (N, K) are the voxels of each class in each slice of a volume.
-    """
-    kept = np.asarray(per_slice[:, 1:].any(axis=1))
-    without_label = np.flatnonzero(~kept)
-    kept[without_label[::_KEEP_EVERY]] = True
-    return np.flatnonzero(kept)
 
 
 class BalancedSampler(Sampler[int]):
