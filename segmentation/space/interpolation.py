@@ -7,7 +7,7 @@ shares its work out among threads; sparse matrices and scipy do not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
@@ -126,29 +126,23 @@ def _interpolate_askew(source: Tensor, to: GridMap) -> Tensor:
     """Any affine map, by torch's sampler, which shares its work out by batch item."""
     out = torch.zeros(to.shape)
     image = source.contiguous()[None, None]
+    # An axis of one voxel would be divided by 0.
+    lengths = torch.tensor(source.shape, dtype=torch.float64).clamp(min=2)
     points = sample_points(to)
     for rows in slabs(to.shape):
         for point in points:
+            # The sampler has the first voxel of an axis at -1 and the last one at 1.
+            scaled = []
             positions = source_positions(to, rows, point)
-            # Each plane of the slab is a batch item of depth 1: (rows, 1, Y, Z, 3).
-            grid = _sampler_grid(positions, source.shape)[:, None]
+            for position, length in zip(positions, lengths, strict=True):
+                scaled.append(2 * position / (length - 1) - 1)
+            # Its last axis comes first. Each plane of the slab is a batch item of depth 1:
+            # (rows, 1, Y, Z, 3).
+            scaled.reverse()
+            grid = torch.stack(scaled, -1)[:, None]
             images = image.expand(len(grid), -1, -1, -1, -1)
             out[rows] += grid_sample(images, grid, align_corners=True)[:, 0, 0]
     return out.div_(len(points))
-
-
-def _sampler_grid(positions: list[Tensor], shape: Sequence[int]) -> Tensor:
-    """Source indices as torch's sampler wants them: (rows, Y, Z, 3).
-
-    The first voxel of an axis is at -1 and the last one at 1; the last axis comes first.
-    """
-    # An axis of one voxel would be divided by 0.
-    lengths = torch.tensor(shape, dtype=torch.float64).clamp(min=2)
-    scaled = []
-    for position, length in zip(positions, lengths, strict=True):
-        scaled.append(2 * position / (length - 1) - 1)
-    scaled.reverse()
-    return torch.stack(scaled, -1)
 
 
 def sample_points(to: GridMap) -> list[Point]:
