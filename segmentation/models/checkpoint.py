@@ -416,7 +416,16 @@ def _from_safetensors(
     It is on the CPU, in float32 and in evaluation mode. Weights of other names, shapes or types
     than `config` and `precision` say are refused; `path` is what the errors name.
     """
-    tensors = _parse(data, path)
+    try:
+        # Hundreds of thousands of names would take minutes.
+        if int.from_bytes(data[:8], "little") > _MAX_HEADER_BYTES:
+            raise SafetensorError("its header is too large")
+        tensors: dict[str, Tensor] = safetensors.torch.load(data)
+    # A KeyError is a type that torch does not have.
+    except (SafetensorError, KeyError) as error:
+        raise ModelError(
+            "is not a safetensors file", where=path, remedy=COPY_AGAIN
+        ) from error
     # No random weights are made, since they would be replaced at once.
     with torch.device("meta"):
         network = build(config)
@@ -434,23 +443,6 @@ def _from_safetensors(
     network.load_state_dict({**tensors, **counters}, assign=True)
     network.arrange(torch.channels_last)
     return network.eval().requires_grad_(False)
-
-
-def _parse(data: bytes, path: Path) -> dict[str, Tensor]:
-    """The tensors in a file's bytes, by name."""
-    try:
-        # Hundreds of thousands of names would take minutes.
-        if int.from_bytes(data[:8], "little") > _MAX_HEADER_BYTES:
-            raise SafetensorError("its header is too large")
-        tensors: dict[str, Tensor] = safetensors.torch.load(data)
-    # A KeyError is a type that torch does not have.
-    except (SafetensorError, KeyError) as error:
-        raise ModelError(
-            "is not a safetensors file",
-            where=path,
-            remedy=COPY_AGAIN,
-        ) from error
-    return tensors
 
 
 def _check_names(
