@@ -80,16 +80,7 @@ class Samples:
             volumes = np.array(counts, np.float64)
             with np.errstate(invalid="ignore", divide="ignore"):
                 volume_cv = np.asarray(volumes.std(0, ddof=1) / volumes.mean(0))
-        return Uncertainty(
-            entropy=entropy_of(self._mean),
-            iou=self._iou(),
-            pairwise_dice=pairwise_dice,
-            volume_cv=volume_cv,
-            samples=len(self._maps),
-        )
-
-    def _iou(self) -> NDArray[np.float64]:
-        """Voxels that a class has in all samples, of those that it has in any, (K,)."""
+        # Voxels that a class has in all samples, of those that it has in any.
         maps = torch.stack(self._maps)
         same_in_all = (maps == maps[0]).all(0)
         in_all = np.bincount(maps[0][same_in_all], minlength=self._classes)
@@ -97,7 +88,14 @@ class Samples:
         for k in range(self._classes):
             in_any[k] = float((maps == k).any(0).sum())
         with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray(in_all / in_any)
+            iou = np.asarray(in_all / in_any)
+        return Uncertainty(
+            entropy=entropy_of(self._mean),
+            iou=iou,
+            pairwise_dice=pairwise_dice,
+            volume_cv=volume_cv,
+            samples=len(self._maps),
+        )
 
 
 def entropy_of(probabilities: Tensor) -> NDArray[np.float32]:
