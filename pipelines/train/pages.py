@@ -339,10 +339,10 @@ def compare(
 
 def _runs_in(place: Path) -> list[Path]:
     """A run itself, or those in a folder that is none; the folder where there are none."""
-    inside = natsorted(path.parent for path in place.glob(f"*/{CONFIG}"))
-    if (place / CONFIG).is_file() or not inside:
+    configs = natsorted(place.glob(f"*/{CONFIG}"))
+    if (place / CONFIG).is_file() or not configs:
         return [place]
-    return inside
+    return [config.parent for config in configs]
 
 
 def _jobs(run: Path) -> list[Path]:
