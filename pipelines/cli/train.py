@@ -77,7 +77,11 @@ def train(
     calls = [{run: recipes[run]} for run in recipes]
     if len(asked.devices) > 1:
         calls = [recipes]
-    for call in calls:
+    for number, call in enumerate(calls, start=1):
+        if len(calls) > 1 and not quiet:
+            # Lines of its steps have the same names in each fold.
+            (run,) = call
+            typer.echo(f"fold {number} of {len(calls)}: {run}", err=True)
         models = launch(call, partial(training_progress, quiet), asked)
     if store is not None and asked.fold is None and not quiet:
         tested: tuple[str | Path, ...] = ("--folds", "--model", out)

@@ -167,6 +167,16 @@ def test_a_fold_that_there_is_not_is_refused(
         CliRunner().invoke(app, ["train", str(recipe), *asked], catch_exceptions=False)
 
 
+def test_one_call_says_which_fold_its_lines_are_of(
+    store: Path, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trinat.pipelines.train.launch.launch", lambda *_: [])
+    words = ["train", str(recipe), "--store", str(store), "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, [*words, "--folds"], catch_exceptions=False)
+    folds = [line for line in done.stderr.splitlines() if line.startswith("fold ")]
+    assert folds == [f"fold {n + 1} of 3: {tmp_path / f'fold-{n}'}" for n in range(3)]
+
+
 def test_a_view_alone_waits_for_the_one_that_it_starts_from(
     store: Path, tmp_path: Path
 ) -> None:
