@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trinat.pipelines.predict.many import segment_many
+    from trinat.pipelines.train.from_python import TrainedRun, train
     from trinat.segmentation.data.open_store import OpenedStore, open_store
     from trinat.segmentation.errors import TrinatError
     from trinat.segmentation.io.volume import Volume
@@ -33,6 +34,7 @@ __all__ = [
     "Result",
     "Segmenter",
     "Surface",
+    "TrainedRun",
     "TrinatError",
     "View",
     "Volume",
@@ -42,6 +44,7 @@ __all__ = [
     "phantom",
     "segment",
     "segment_many",
+    "train",
 ]
 
 
@@ -62,6 +65,7 @@ _MODULES = {
     "Result": "trinat.segmentation.result",
     "Segmenter": "trinat.segmentation.segmenter",
     "Surface": "trinat.segmentation.report.mesh",
+    "TrainedRun": "trinat.pipelines.train.from_python",
     "TrinatError": "trinat.segmentation.errors",
     "View": "trinat.segmentation.space.views",
     "Volume": "trinat.segmentation.io.volume",
@@ -71,6 +75,7 @@ _MODULES = {
     "phantom": "trinat.segmentation.synthetic.phantom",
     "segment": "trinat.segmentation.segmenter",
     "segment_many": "trinat.pipelines.predict.many",
+    "train": "trinat.pipelines.train.from_python",
 }
 
 if not TYPE_CHECKING:  # or type checkers would take every name for one of ours

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,16 +14,14 @@ import typer
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import Only, with_fields
 from trinat.pipelines.cli.options import say_next
-from trinat.pipelines.jobs.progress import LINE_S, MINUTE_S, Progress, progress
 from trinat.pipelines.scans.naming import FOLD
+from trinat.pipelines.train.progress import training_progress
 from trinat.pipelines.train.settings import TrainSettings
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.timing import as_table, stage, time_process
 
 if TYPE_CHECKING:
-    from trinat.pipelines.train.job import Job, Watcher
     from trinat.segmentation.training.config import Recipe
-    from trinat.segmentation.training.loop import StepReport
 
 
 @with_fields
@@ -196,46 +191,3 @@ def runs(
         typer.echo(line)
     if out is not None:
         typer.echo(out)
-
-
-@contextmanager
-def training_progress(
-    quiet: bool, clock: Callable[[], float] = time.monotonic
-) -> Iterator[Watcher]:
-    """A watcher that shows epoch, loss, rate and slices a second: every epoch, every minute."""
-    from trinat.pipelines.train.job import Watcher
-
-    with progress(quiet, clock=clock) as shown:
-        yield Watcher(say=shown.say, step=_StepDisplay(shown).step)
-
-
-class _StepDisplay:
-    """Shows steps of one job after another."""
-
-    def __init__(self, shown: Progress) -> None:
-        self._shown = shown
-        self._job: Job | None = None
-        # The epoch of the last line, and steps of the job without a finite loss.
-        self._epoch = 0
-        self._skipped = 0
-
-    def step(self, job: Job, report: StepReport, done: float) -> None:
-        """Show a step of a job, `done` of which (0 to 1) is trained; a line where one is due."""
-        if self._job is not job:
-            self._job = job
-            self._epoch = report.epoch
-            self._skipped = 0
-            self._shown.begin(done)
-        if not math.isfinite(report.loss):
-            self._skipped += 1
-        slices_per_second = report.slices / report.seconds
-        line = (
-            f"{job.name} epoch {report.epoch} step {report.step} loss {report.loss:.3f} "
-            f"rate {report.rate:.2g} {slices_per_second:.1f} slices/s {done:.0%}"
-        )
-        if self._skipped:
-            line += f", steps skipped: {self._skipped}"
-        every_s = LINE_S if report.epoch > self._epoch else MINUTE_S
-        is_line = self._shown.show(line, done, 1.0, every_s=every_s)
-        if is_line:
-            self._epoch = report.epoch

@@ -5,6 +5,7 @@ On a processor it takes memory for a step, and hours for all.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -21,8 +22,14 @@ from trinat.segmentation.models.architectures import build
 from trinat.segmentation.models.base import NetworkConfig
 from trinat.segmentation.models.hardware import training_layout
 from trinat.segmentation.models.zoo import find_model
+from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import load_heads
-from trinat.segmentation.training.config import Recipe, StageConfig
+from trinat.segmentation.training.config import (
+    Recipe,
+    StageConfig,
+    StoreConfig,
+    ValidationConfig,
+)
 from trinat.segmentation.training.loop import precision_of
 from trinat.segmentation.training.memory import StepMemory, smaller_batch
 
@@ -31,6 +38,10 @@ _GIB = 2**30
 # counts: the first prepares, and others are slow where other work comes between.
 _PART = 2
 _TIMES = 3
+# A slice that is scored costs this part of one that is trained on, forward and backward.
+_OF_TRAINING = 1 / 3
+# Voxels of a synthetic head, about: reading all heads takes seconds.
+_HEAD = (176, 208, 176)
 # Shorter runs are not spoken of; beyond the other, another recipe is proposed.
 _REPORTED_HOURS = 1
 _LONG_HOURS = 48
@@ -98,8 +109,8 @@ def say_how_long(
 ) -> None:
     """Say how many hours the jobs will take on processors, and what takes less.
 
-    It is the time of one slice, measured here, by the number of slices. Shorter runs than an hour
-    are not spoken of.
+    It is the time of one slice, measured here, by the number of slices, those of validations among
+    them. Shorter runs than an hour are not spoken of.
     """
     seconds = 0.0
     timed: dict[tuple[int, int], float] = {}
@@ -107,8 +118,11 @@ def say_how_long(
         size = (job.stage.data.rows, job.stage.data.columns)
         if size not in timed:
             timed[size] = slice_seconds(recipe.network, size)
-        seconds += timed[size] * slices_of(job)
-    hours = seconds / processes / 3600
+        # One process validates, while the others wait.
+        seconds += timed[size] * (
+            slices_of(job) / processes + validation_slices(job, recipe.seed)
+        )
+    hours = seconds / 3600
     if hours < _REPORTED_HOURS:
         return
     instead = ""
@@ -123,15 +137,60 @@ def slices_of(job: Job) -> int:
     if schedule.steps is not None:
         return schedule.steps * job.stage.batch * job.stage.accumulate
     assert schedule.epochs is not None
+    return schedule.epochs * epoch_slices_of(job)
+
+
+def epoch_slices_of(job: Job) -> int:
+    """How many slices an epoch of a job has, of all its views."""
     data = job.stage.data
     if data.epoch_slices is not None:
-        return schedule.epochs * data.epoch_slices * len(job.views)
+        return data.epoch_slices * len(job.views)
     assert data.store is not None
     of_store = [
         len(open_slices(data.store.path, data.store.split, "train", view))
         for view in job.views
     ]
-    return schedule.epochs * sum(of_store)
+    return sum(of_store)
+
+
+def validation_slices(job: Job, seed: int) -> float:
+    """What all validations of a job cost, in slices that are trained on.
+
+    Whole slices are scored, whatever the size of those that train, and forward alone.
+    """
+    stage = job.stage
+    validation = stage.validation
+    if validation is None:
+        return 0.0
+    epochs = slices_of(job) / epoch_slices_of(job)
+    times = math.ceil(epochs / validation.every_epochs)
+    size = stage.data.rows * stage.data.columns
+    pixels = 0
+    for view in job.views:
+        if stage.data.store is not None:
+            pixels += _pixels_scored(stage.data.store, validation, view, seed)
+        elif stage.data.synthetic is not None:
+            heads = validation.persons or validation.scans
+            heads = heads or stage.data.synthetic.held_out or 1
+            pixels += heads * math.prod(_HEAD)
+    return times * _OF_TRAINING * pixels / size
+
+
+def _pixels_scored(
+    config: StoreConfig, validation: ValidationConfig, view: View, seed: int
+) -> int:
+    """Pixels of all slices of a view that one validation on a store scores."""
+    store = Store(config.path)
+    subjects = store.part("validation", config.split)
+    person_of = {entry.subject: entry.person for entry in store.participants}
+    persons = [person_of[subject] for subject in subjects]
+    pixels = 0
+    for place in validation.choose(persons, seed):
+        file = store.file(subjects[place])
+        slice_ = file.labels(view, 0, 1)[0]
+        pixels += file.slice_count(view) * slice_.size
+        file.close()
+    return pixels
 
 
 def slice_seconds(config: NetworkConfig, size: tuple[int, int]) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ from trinat.pipelines.train.log import Metrics, append_scores
 from trinat.pipelines.train.pages import write_examples, write_page
 from trinat.pipelines.train.provenance import recorded
 from trinat.pipelines.train.result import BEST, DONE, first_weights, pseudo_labels
+from trinat.pipelines.train.tracking import Trackers
 from trinat.segmentation import timing
 from trinat.segmentation.errors import (
     DatasetError,
@@ -67,11 +68,13 @@ class Job:
 class Watcher:
     """What a run reports as it goes on.
 
-    `say` gets a line of text, `step` a job, what its step did, and its progress from 0 to 1.
+    `say` gets a line of text, `step` a job, what its step did, and its progress from 0 to 1;
+    `score` a job, the step after which it was validated, and the mean Dice.
     """
 
     say: Callable[[str], None]
     step: Callable[[Job, StepReport, float], None]
+    score: Callable[[Job, int, float], None] = lambda job, step, dice: None
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,10 +159,17 @@ def train_job(
         )
         identity = run.identity(source.fingerprint)
         metrics = None
+        # A job that is at its end already is only looked at.
+        begins = workers.leads and not run.is_done
+        written_down = ExitStack()
         if workers.leads:
             _resume(run, trainer, identity, by_time=limit is not None)
             step = trainer.counters.step
-            metrics = Metrics(run.folder, step, events=run.recipe.events)
+            trackers = None
+            if begins:
+                trackers = Trackers(run.folder, run.recipe, step, run.watcher.say)
+                written_down.callback(trackers.close)
+            metrics = Metrics(run.folder, step, trackers)
         if workers.count > 1:
             # All start from the leader's state: their disks may show each another file.
             of_leader = workers.share(lambda: states.to_bytes(trainer.state({})))
@@ -180,11 +190,11 @@ def train_job(
             opening_s=time.monotonic() - opening,
             saved_at=trainer.counters.step,
         )
-        written_down: AbstractContextManager[None] = nullcontext()
-        # A job that is at its end already is only looked at.
-        if workers.leads and not run.is_done:
-            written_down = recorded(run.folder, stage, run.device, workers.count)
         with written_down:
+            if begins:
+                written_down.enter_context(
+                    recorded(run.folder, stage, run.device, workers.count)
+                )
             return at_work.go()
 
 
@@ -457,6 +467,7 @@ class _JobAtWork:
         else:
             counters.validations_since_best += 1
         self._save()
+        run.watcher.score(run.job, counters.step, mean)
         return False, self._patience_is_over
 
     def _score(self, view: View) -> Scores:

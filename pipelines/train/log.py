@@ -1,4 +1,4 @@
-"""What training writes as it goes on: metrics.csv, validations.csv, and events for TensorBoard.
+"""What training writes as it goes on: metrics.csv, validations.csv, and curves for services.
 
 A line that a power cut has torn is left out where the tables are read; lines of steps after the
 state that a run is resumed from are written again.
@@ -12,11 +12,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from trinat.segmentation.errors import ConfigError
+from trinat.pipelines.train.tracking import Trackers
 from trinat.segmentation.io.files import (
     append_whole,
     atomic_text,
@@ -52,10 +51,12 @@ class Metrics:
     """metrics.csv: the mean of the steps since the last line, every one to ten seconds.
 
     `step` is the one that the run goes on from: later lines are dropped, their steps are done
-    again. With `events` the same values go to TensorBoard, which must be installed.
+    again. `trackers` get the same values.
     """
 
-    def __init__(self, folder: Path, step: int, *, events: bool = False) -> None:
+    def __init__(
+        self, folder: Path, step: int, trackers: Trackers | None = None
+    ) -> None:
         self.path = folder / METRICS
         kept = [row for row in read_rows(self.path) if int(row["step"]) <= step]
         lines = [list(row.values()) for row in kept]
@@ -63,15 +64,7 @@ class Metrics:
         self.pending: list[StepReport] = []
         self.began = time.monotonic()
         self.since = self.began
-        self.events: Any = None
-        if events:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                remedy = "install trinat[tracking]"
-                raise ConfigError("events need TensorBoard", remedy=remedy) from None
-            # It hides what an earlier attempt wrote after `step`.
-            self.events = SummaryWriter(str(folder / "events"), purge_step=step + 1)
+        self.trackers = trackers
 
     def add(self, report: StepReport, *, last: bool) -> None:
         """Note a step; write a line if it is time, or if the step is the last."""
@@ -90,27 +83,22 @@ class Metrics:
         for name in _METRIC_COLUMNS[2:]:
             if row[name] != "":
                 values[name] = float(row[name])
-        self._write_events(values, report.step)
+        if self.trackers is not None:
+            self.trackers.log(values, report.step)
         self.pending = []
         self.since = time.monotonic()
 
     def add_scores(self, scores: Mapping[View, Scores], step: int) -> None:
-        """Mean Dice and IoU of each view, as events; validations.csv has all structures."""
+        """Mean Dice and IoU of each view, for trackers; validations.csv has all structures."""
+        if self.trackers is None:
+            return
         for view, score in scores.items():
             means = {}
             if np.isfinite(score.mean_dice):
                 means[f"{view.value}/dice"] = score.mean_dice
             if np.isfinite(score.mean_iou):
                 means[f"{view.value}/iou"] = score.mean_iou
-            self._write_events(means, step)
-
-    def _write_events(self, values: Mapping[str, float], step: int) -> None:
-        """Send values to TensorBoard, if there is a writer."""
-        if self.events is None:
-            return
-        for name, value in values.items():
-            self.events.add_scalar(name, value, step)
-        self.events.flush()
+            self.trackers.log(means, step)
 
 
 def _metrics_row(steps: Sequence[StepReport]) -> dict[str, str]:

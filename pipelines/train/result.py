@@ -61,6 +61,27 @@ def _last_finished(
     raise TrainingError(f"{names} left no {view.value} network", where=out)
 
 
+def best_dice(recipe: Recipe, out: Path) -> float | None:
+    """The mean over the finished views of each one's best Dice in its last stage.
+
+    None where none is finished, or one was not validated.
+    """
+    jobs = set()
+    for view in recipe.views:
+        for stage in reversed(recipe.stages):
+            folder = _finished(out, stage, view)
+            if folder is not None:
+                jobs.add(folder)
+                break
+    best: list[float] = []
+    for job in jobs:
+        of_job = json.loads(read_text(job / DONE))["best"]
+        if of_job is None:
+            return None
+        best.append(of_job)
+    return sum(best) / len(best) if best else None
+
+
 def trained(
     recipe: Recipe,
     stages: Sequence[StageConfig],

@@ -19,6 +19,8 @@ from trinat.segmentation.synthetic.heads import Variant
 from trinat.segmentation.synthetic.settings import SynthesisConfig
 
 Part = Literal["encoders", "bottleneck", "decoders", "classifier"]
+# That show the curves of a training.
+Service = Literal["tensorboard", "wandb", "mlflow"]
 
 # Keys of a schedule that say how long the stage lasts.
 _LENGTHS = {"steps", "epochs"}
@@ -202,6 +204,10 @@ class Recipe(_Config):
     # that tissues have the order of T1. Training shows scans as they are.
     reverse_contrast: bool = False
     events: bool = False  # curves also go to files for TensorBoard
+    # services that get the curves, too; events: true is tensorboard
+    tracking: tuple[Service, ...] = Field(
+        default=(), exclude_if=lambda given: not given
+    )
     # On a GPU, the same bits from the same seed, at some cost; on processors they always are.
     deterministic: bool = Field(default=False, exclude_if=lambda given: not given)
     stages: tuple[StageConfig, ...] = Field(min_length=1)  # one after the other

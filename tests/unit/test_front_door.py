@@ -32,10 +32,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_what_users_import_is_pinned() -> None:
-    classes = ["OpenedStore", "Result", "Segmenter", "Surface", "TrinatError"]
+    classes = ["OpenedStore", "Result", "Segmenter", "Surface"]
+    classes += ["TrainedRun", "TrinatError"]
     classes += ["View", "Volume"]
     functions = ["evaluate", "load_model", "open_store", "phantom", "segment"]
-    functions += ["segment_many"]
+    functions += ["segment_many", "train"]
     assert trinat.__all__ == [*classes, *functions]
     assert set(trinat.__all__) <= set(dir(trinat))
     assert trinat.View is View

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,26 @@ def test_epochs_that_are_passes_have_the_slices_of_the_store(tmp_path: Path) -> 
     recipe = Recipe.model_validate({"name": "passes", "scheme": "tissue4", **stage})
     # Of 24 slices 20 have a label, and of the other 4 one is kept.
     assert foresight.slices_of(Job(recipe.stages[0], (View.AXIAL,))) == 3 * 2 * 21
+
+
+def test_validations_count_as_the_third_of_a_training_slice(tmp_path: Path) -> None:
+    store = small_store(tmp_path / "store", dict.fromkeys("ab", (24, 24, 24)))
+    split = json.loads(all_train(store).read_text())
+    split |= {"train": ["a"], "validation": ["b"]}
+    (store / "split.json").write_text(json.dumps(split))
+    data = {
+        "store": {"path": str(store), "split": str(store / "split.json")},
+        "rows": 48,
+        "columns": 24,
+        "epoch_slices": 100,
+    }
+    stage = {"data": data, "schedule": {"steps": 10}, "batch": 25}
+    recipe = Recipe.model_validate(
+        {"name": "a", "scheme": "tissue4", "validation": {"every_epochs": 1}, **stage}
+    )
+    # 250 slices are two and a half epochs, three validations: each of 24 slices half as large as
+    # those that train, of which a scored one costs a third.
+    job = Job(recipe.stages[0], (View.AXIAL,))
+    assert foresight.validation_slices(job, 0) == pytest.approx(3 * 24 / 2 / 3)
+    unvalidated = job.stage.model_copy(update={"validation": None})
+    assert foresight.validation_slices(Job(unvalidated, (View.AXIAL,)), 0) == 0

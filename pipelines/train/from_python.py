@@ -1,0 +1,153 @@
+"""`trinat.train`: what `trinat train` does, in this process, with what came of it as a result."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trinat.pipelines.train.job import Job, Watcher
+from trinat.pipelines.train.launch import launch
+from trinat.pipelines.train.log import METRICS, VALIDATIONS, read_rows
+from trinat.pipelines.train.progress import training_progress
+from trinat.pipelines.train.result import CONFIG, best_dice
+from trinat.pipelines.train.run import on_store, read_recipe
+from trinat.pipelines.train.settings import TrainSettings
+from trinat.segmentation.training.config import Recipe
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Gets the job ("train/coronal"), the step, and the mean Dice of the scans that validate.
+OnScore = Callable[[str, int, float], None]
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """What a training has left in its folder `out`; `model` is the folder of the model."""
+
+    out: Path
+    model: Path
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """All settings of the run, as its config.yaml has them."""
+        return read_recipe(str(self.out / CONFIG))
+
+    @property
+    def dice(self) -> float | None:
+        """The best mean Dice on the scans that validate, a mean over the views.
+
+        None where the last stage of a view has not validated.
+        """
+        return best_dice(self.recipe, self.out)
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """Loss, rate, norm of the gradient and slices a second over the steps, of all jobs."""
+        return self._table(METRICS)
+
+    @property
+    def scores(self) -> pd.DataFrame:
+        """Dice and IoU of each structure at each validation, of all jobs."""
+        return self._table(VALIDATIONS)
+
+    def _table(self, name: str) -> pd.DataFrame:
+        """The rows of that table of all jobs, whose names are in the column `job`."""
+        import pandas as pd
+
+        rows: list[dict[str, str]] = []
+        for path in sorted(self.out.glob(f"*/*/{name}")):
+            job = str(path.parent.relative_to(self.out))
+            rows += [{"job": job, **row} for row in read_rows(path)]
+        table = pd.DataFrame(rows)
+        words = {"job", "view", "structure"}
+        for column in set(table.columns) - words:
+            table[column] = pd.to_numeric(table[column])
+        return table
+
+
+def train(
+    recipe: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    store: str | os.PathLike[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    view: str = "all",
+    resume: bool = False,
+    seconds: float | None = None,
+    device: str = "auto",
+    progress: bool = True,
+    on_score: OnScore | None = None,
+) -> TrainedRun:
+    """Train the networks of a recipe in this process, as `trinat train` does.
+
+    Parameters
+    ----------
+    recipe : str or path
+        The name of a shipped recipe, or a YAML file.
+    out : path, optional
+        Folder of the run; runs/NAME without it.
+    store : path, optional
+        A store of slices with its split.json.
+    settings : mapping, optional
+        Keys of the recipe and their values: `{"optimiser.rate": 1e-3, "start": "fast"}`.
+    view : str
+        One of the recipe's views, or "all".
+    resume : bool
+        Go on with the run that is in `out`.
+    seconds : float, optional
+        Wall time, in place of the recipe's steps or epochs.
+    device : str
+        As for `trinat train`.
+    progress : bool
+        Show progress on stderr.
+    on_score : callable, optional
+        Called with job, step and mean Dice after each validation. What it raises ends the training,
+        which can be resumed.
+
+    Returns
+    -------
+    TrainedRun
+        The folders of the run and its model, its best Dice, and tables of its curves.
+
+    Examples
+    --------
+    >>> settings = {"schedule.steps": 2, "validation": None}
+    >>> run = trinat.train("smoke", "run", settings=settings, progress=False)
+    >>> int(run.metrics.step.max())
+    2
+    """
+    overrides = [
+        f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()
+    ]
+    whole = read_recipe(os.fspath(recipe), overrides)
+    if store is not None:
+        whole = on_store(whole, Path(store))
+    folder = Path("runs") / whole.name if out is None else Path(out)
+    asked = TrainSettings(view=view, resume=resume, seconds=seconds, devices=(device,))
+
+    @contextmanager
+    def watching() -> Iterator[Watcher]:
+        """The progress of `trinat train`, and who wants to know the scores."""
+        with training_progress(not progress) as watcher:
+            if on_score is not None:
+                watcher = replace(watcher, score=_heard_by(on_score))
+            yield watcher
+
+    (model,) = launch({folder: whole}, watching, asked)
+    return TrainedRun(folder, model)
+
+
+def _heard_by(on_score: OnScore) -> Callable[[Job, int, float], None]:
+    """A watcher's function that gives the name of the job."""
+
+    def score(job: Job, step: int, dice: float) -> None:
+        on_score(job.name, step, dice)
+
+    return score

@@ -1,0 +1,135 @@
+"""Services get the curves of a training; where one fails, the training goes on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from helpers.tiny_training import SILENT, tiny_recipe
+
+from trinat.pipelines.train import tracking
+from trinat.pipelines.train.run import train
+from trinat.pipelines.train.tracking import Trackers, services_of
+from trinat.segmentation.errors import ConfigError
+
+VALIDATION = {"every_epochs": 1}
+
+
+class Kept:
+    """A service that keeps what it is told, and may fail."""
+
+    def __init__(self, failing: bool = False) -> None:
+        self.failing = failing
+        self.points: list[tuple[dict[str, float], int]] = []
+        self.closed = 0
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        if self.failing:
+            raise ConnectionError("no route to host\nand pages of advice")
+        self.points.append((dict(values), step))
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_events_is_the_older_word_for_tensorboard(tmp_path: Path) -> None:
+    assert services_of(tiny_recipe(tmp_path)) == []
+    assert services_of(tiny_recipe(tmp_path, events=True)) == ["tensorboard"]
+    both = tiny_recipe(tmp_path, events=True, tracking=["tensorboard", "mlflow"])
+    assert services_of(both) == ["tensorboard", "mlflow"]
+    # Runs from before the key existed have the same config.yaml.
+    assert "tracking" not in tiny_recipe(tmp_path).model_dump()
+
+
+def test_a_service_that_fails_ends_its_curves_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = {"wandb": Kept(failing=True), "mlflow": Kept()}
+    monkeypatch.setattr(tracking, "_begin", lambda service, *given: services[service])
+    recipe = tiny_recipe(tmp_path, tracking=["wandb", "mlflow"])
+    said: list[str] = []
+    trackers = Trackers(tmp_path, recipe, 0, said.append)
+    for step in (1, 2):
+        trackers.log({"loss": 0.5}, step)
+    trackers.close()
+    assert said == ["wandb gets no more curves: no route to host; the training goes on"]
+    assert services["mlflow"].points == [({"loss": 0.5}, 1), ({"loss": 0.5}, 2)]
+    assert (services["wandb"].closed, services["mlflow"].closed) == (0, 1)
+
+
+def test_a_service_that_is_not_installed_is_refused_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    recipe = tiny_recipe(tmp_path, tracking=["mlflow"])
+    with pytest.raises(ConfigError, match=r"install trinat\[mlflow\]"):
+        train(recipe, tmp_path / "run", SILENT)
+    assert not (tmp_path / "run/train/coronal/metrics.csv").exists()
+
+
+def test_a_service_that_cannot_begin_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin(*given: object) -> None:
+        raise PermissionError("no key\nget one")
+
+    monkeypatch.setattr(tracking, "_begin", begin)
+    recipe = tiny_recipe(tmp_path, tracking=["wandb"])
+    with pytest.raises(ConfigError, match="wandb cannot begin: no key: see"):
+        Trackers(tmp_path, recipe, 0, print)
+
+
+# Their libraries warn of their own future.
+@pytest.mark.slow
+@pytest.mark.important
+@pytest.mark.filterwarnings("default")
+def test_mlflow_has_the_curves_of_each_job_and_a_resumed_one_goes_on_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    recipe = tiny_recipe(tmp_path, tracking=["mlflow"], validation=VALIDATION)
+    run = tmp_path / "run"
+    train(recipe, run, SILENT)
+    client = mlflow.MlflowClient()
+    experiment = client.get_experiment_by_name("tiny")
+    found = {
+        one.info.run_name: one for one in client.search_runs([experiment.experiment_id])
+    }
+    assert set(found) == {"run/train/coronal", "run/train/sagittal"}
+    coronal = found["run/train/coronal"]
+    assert coronal.info.status == "FINISHED"
+    assert {"loss", "rate", "coronal/dice"} <= set(coronal.data.metrics)
+    assert client.get_metric_history(coronal.info.run_id, "loss")[-1].step == 8
+
+    known = json.loads((run / "train/coronal/tracking.json").read_text())["mlflow"]
+    again = Trackers(run / "train/coronal", recipe, 8, print)
+    again.log({"loss": 0.25}, 9)
+    again.close()
+    assert client.get_run(known).data.metrics["loss"] == 0.25
+
+
+@pytest.mark.slow
+@pytest.mark.important
+@pytest.mark.filterwarnings("default")
+def test_weights_and_biases_has_them_without_a_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+    recipe = tiny_recipe(
+        tmp_path, tracking=["wandb"], validation=VALIDATION, views=["coronal"]
+    )
+    run = tmp_path / "run"
+    train(recipe, run, SILENT)
+    known = json.loads((run / "train/coronal/tracking.json").read_text())["wandb"]
+    (kept,) = (run / "train/coronal").glob(f"wandb/offline-run-*/run-{known}.wandb")
+    content = kept.read_bytes()
+    for name in (b"loss", b"gradient_norm", b"coronal/dice", b"run/train/coronal"):
+        assert name in content
