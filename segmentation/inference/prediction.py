@@ -181,7 +181,9 @@ class Prediction:
             found = self._restored(np.ascontiguousarray(values.numpy()))
             # Shares of float16 add up to 1 but for rounding.
             maps.append(replace(found, data=np.minimum(found.data, 1)))
-        largest = 1 - np.sum([found.data for found in maps], axis=0)
+        largest = np.ones(self.plan.scan.shape, np.float32)
+        for found in maps:
+            largest -= found.data
         classes = np.zeros(largest.shape, np.uint8)
         for number, found in enumerate(maps, start=1):
             is_larger = found.data > largest
