@@ -67,7 +67,12 @@ _PANELS = {
         serve.web,
         predict.demo,
     ),
-    "Evaluate and report": (evaluate.evaluate, evaluate.report, evaluate.people),
+    "Evaluate and report": (
+        evaluate.evaluate,
+        evaluate.report,
+        evaluate.norms,
+        evaluate.people,
+    ),
     "Data": (data.prepare, data.split, data.phantom, models.labels),
     "Train": (train.train, train.runs),
     "Models": (

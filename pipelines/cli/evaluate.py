@@ -105,6 +105,48 @@ def report(
 
 
 @with_fields
+def norms(
+    asked: Annotated[
+        Callable[..., CohortSettings],
+        Only(
+            CohortSettings,
+            *("predictions", "labels", "participants", "strict"),
+            *("trust_affine", "ratings", "jobs"),
+        ),
+    ],
+    left_out: options.LeftOut,
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="Table to write.", dir_okay=False),
+    ] = Path("norms.tsv"),
+    group: Annotated[
+        str | None,
+        typer.Option(help="Group of the healthy persons, as the table calls it."),
+    ] = None,
+    quiet: options.Quiet = False,
+) -> int:
+    """Make norms of your own healthy persons: volumes by age, sex and intracranial volume.
+
+    `trinat predict --page` and `trinat report` compare with them: --reference norms.tsv.
+
+    Example: trinat norms controls/ --participants participants.tsv --out norms.tsv
+    """
+    from trinat.pipelines.evaluate.norms import make_norms
+
+    settings = asked(out=out, excluded=left_out.grades(), command=_command())
+    with batch_progress(quiet) as progress:
+        status = make_norms(
+            settings,
+            out,
+            group,
+            progress=progress,
+            say=partial(typer.echo, err=True),
+        )
+    if not quiet:
+        typer.echo(out)
+    return status
+
+
 def people(
     table: Annotated[
         Path,

@@ -14,6 +14,7 @@ from trinat.pipelines.jobs.process import prepare_process
 from trinat.pipelines.predict.settings import FILES, PredictRequest
 from trinat.pipelines.scans.naming import T1W
 from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.metrics.norms import Norms
 from trinat.segmentation.timing import as_table, stage, time_process
 
 
@@ -27,7 +28,8 @@ def predict(
         Path | None,
         typer.Option(
             "--reference",
-            help="TSV of normal volumes for the pages. Columns: structure, low_mm3, high_mm3.",
+            help="TSV of norms (`trinat norms`) for the pages, or of normal volumes with columns "
+            "structure, low_mm3, high_mm3.",
             dir_okay=False,
             rich_help_panel=FILES,
         ),
@@ -61,9 +63,10 @@ def predict(
         raise ConfigError("--folds needs --store and --model", remedy="give both")
     if scans.store is not None and request.suffix != T1W:
         raise ConfigError("--suffix is for a BIDS dataset, not for --store")
+    if request.people is not None and reference is None:
+        raise ConfigError("--participants is for --reference", remedy="give both")
     if request.persons is not None and not request.output.longitudinal:
         raise ConfigError("--persons is for --longitudinal", remedy="give both")
-    check_longitudinal(request)
     if scans.store is not None and request.output.longitudinal:
         raise ConfigError(
             "--longitudinal takes scans, no --store", remedy="give the scans"
@@ -74,8 +77,9 @@ def predict(
         excluded=left_out.grades(),
     )
     if reference is not None:
-        ranges = _normal_ranges(reference, request)
-        request = replace(request, output=replace(request.output, reference=ranges))
+        compared = _reference(reference, request)
+        request = replace(request, output=replace(request.output, reference=compared))
+    check_longitudinal(request)
     requests = [cluster.give(request)]
     if scans.store is not None:
         from trinat.pipelines.predict.stored_scans import StoredScans
@@ -96,10 +100,11 @@ def predict(
 
 def check_longitudinal(request: PredictRequest) -> None:
     """ConfigError for what does not go with --longitudinal, or not without it."""
-    if request.strict and not request.output.longitudinal:
+    reads_persons = isinstance(request.output.reference, Norms)
+    if request.strict and not (request.output.longitudinal or reads_persons):
         raise ConfigError(
-            "--strict is for --longitudinal, which reads tables of persons",
-            remedy="give both, or leave it out",
+            "--strict is for --longitudinal and norms, which read tables of persons",
+            remedy="leave it out",
         )
     if not request.output.longitudinal:
         return
@@ -114,19 +119,37 @@ def check_longitudinal(request: PredictRequest) -> None:
         )
 
 
-def _normal_ranges(
+def _reference(
     table: Path, request: PredictRequest
-) -> tuple[tuple[str, float, float], ...]:
-    """The ranges of a table that hold for everyone: sex and age of a person are not known here.
+) -> tuple[tuple[str, float, float], ...] | Norms:
+    """What pages compare volumes with: norms, or the ranges that hold for everyone.
 
-    ConfigError without --page, and where the table has no such range.
+    ConfigError without --page, for norms of another model, and where no range is for everyone: only
+    norms take age and sex of a person.
     """
     if not request.output.page:
         raise ConfigError("--reference is for pages", remedy="give --page too")
-    from trinat.pipelines.evaluate.user_tables import read_ranges
-    from trinat.segmentation.models.zoo import find_model, read_scheme
+    from trinat.pipelines.evaluate.user_tables import (
+        is_of_norms,
+        read_norms,
+        read_ranges,
+        refuse_other_model,
+    )
+    from trinat.segmentation.io.files import sha256_of
+    from trinat.segmentation.models.zoo import MODEL_FILE, find_model, read_scheme
 
-    scheme = read_scheme(find_model(request.model))
+    model = find_model(request.model)
+    scheme = read_scheme(model)
+    if is_of_norms(table):
+        norms = read_norms(table, scheme)
+        refuse_other_model(norms, table, [sha256_of(model / MODEL_FILE)])
+        return norms
+    if request.people is not None:
+        raise ConfigError(
+            "--participants is for norms, which this table has none of",
+            where=table,
+            remedy="leave it out",
+        )
     found = tuple(
         (limits.structure, limits.low_mm3, limits.high_mm3)
         for limits in read_ranges(table, scheme)
@@ -136,7 +159,7 @@ def _normal_ranges(
         raise ConfigError(
             "every range is for one sex or some ages, which are not known of a scan",
             where=table,
-            remedy="give ranges without sex and age, or use trinat report",
+            remedy="give ranges without sex and age, or norms, or use trinat report",
         )
     return found
 

@@ -21,7 +21,12 @@ from trinat.pipelines.evaluate.gather import folder_of
 from trinat.pipelines.evaluate.measuring import MapVolumes, measure_volumes
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.evaluate.shown_scans import cohort_pictures
-from trinat.pipelines.evaluate.user_tables import read_ranges
+from trinat.pipelines.evaluate.user_tables import (
+    is_of_norms,
+    read_norms,
+    read_ranges,
+    refuse_other_model,
+)
 from trinat.pipelines.jobs.lock import claimed, refuse_foreign
 from trinat.pipelines.predict.entry import (
     Entry,
@@ -48,6 +53,7 @@ from trinat.segmentation.labels.measures import INTRACRANIAL
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.counted import made_by
 from trinat.segmentation.metrics.definitions import NOT_PREDICTED
+from trinat.segmentation.metrics.norms import Norms
 from trinat.segmentation.report.cohort import Cohort, Range, Scan, cohort_of
 from trinat.segmentation.report.cohort_page import cohort_drawings, cohort_page
 from trinat.segmentation.report.measurements import write_table
@@ -66,7 +72,7 @@ _OUTPUTS = (*_TABLES, "figures", "report.html")
 
 
 @dataclass(frozen=True)
-class _Known:
+class Known:
     """The label maps that were found, and the tables that were read.
 
     `matched` says whose each label map is by the `table` of `people`, and `doubts` what was not
@@ -75,6 +81,7 @@ class _Known:
 
     scheme: LabelScheme
     ranges: list[Range]
+    norms: Norms | None
     ratings: list[Rating]
     files: list[ScanFile]
     table: Path
@@ -84,7 +91,7 @@ class _Known:
 
 
 @dataclass(frozen=True)
-class _Ledger:
+class Ledgers:
     """What the ledgers beside the label maps say: all entries, and the result of each map."""
 
     entries: list[Entry]
@@ -92,7 +99,7 @@ class _Ledger:
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class Chosen:
     """The label maps that were measured, and a scan for each, which may be left out.
 
     `in_part` are rejected structures, as (SHA-256 of the map, name), that were measured as a part
@@ -102,6 +109,21 @@ class _Chosen:
     files: list[ScanFile] = field(default_factory=list)
     scans: list[Scan] = field(default_factory=list)
     in_part: set[tuple[str, str]] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class MeasuredGroup:
+    """Label maps that were measured, and what is known of them.
+
+    `failures` are scans without volumes, as (name, reason); `digests` are the SHA-256 of the label
+    maps.
+    """
+
+    known: Known
+    ledger: Ledgers
+    chosen: Chosen
+    failures: Sequence[tuple[str, str]]
+    digests: frozenset[str]
 
 
 def report_cohort(
@@ -121,6 +143,51 @@ def report_cohort(
     """
     started = datetime.now(UTC)
     refuse_foreign(settings.out, _OUTPUTS)
+    group = measure_group(settings, progress, say)
+    known = group.known
+    chosen = group.chosen
+    if known.norms is not None and settings.reference is not None:
+        models = [entry.model for entry in group.ledger.entries]
+        refuse_other_model(known.norms, settings.reference, models)
+    cohort = cohort_of(
+        chosen.scans,
+        known.scheme,
+        known.ranges,
+        settings.adjust,
+        harmonising=settings.harmonise is not None,
+        norms=known.norms,
+    )
+    with claimed(settings.out, _OUTPUTS, within=["figures"]):
+        written = _write_tables(settings.out, cohort)
+        facts = provenance(started, settings.command, known.scheme.name)
+        facts["predictions"] = str(settings.predictions)
+        if settings.ratings:
+            facts["ratings"] = use_of_ratings(
+                known.ratings, group.digests, chosen.in_part
+            )
+            write_table(settings.out / "raters.csv", agreement_table(known.ratings))
+            written.append("raters.csv")
+            say(facts["ratings"])
+        taught = taught_by_models(group.ledger.entries)
+        if taught:
+            facts["training"] = " ".join(taught)
+        _write_page(settings, known, chosen, cohort, facts, group.failures)
+        # What an earlier report with other options had, and this one has not.
+        for name in _TABLES:
+            if name not in written:
+                (settings.out / name).unlink(missing_ok=True)
+    return batch_exit(done=len(chosen.scans), failed=len(group.failures))
+
+
+def measure_group(
+    settings: CohortSettings,
+    progress: Callable[[MapVolumes, int, int], object],
+    say: Callable[[str], None],
+) -> MeasuredGroup:
+    """Measure every label map, and say which failed and which are left out.
+
+    EvaluationError where no label map is left.
+    """
     known = _read_known(settings, say)
     found = known.files
     unfit = unfit_results(
@@ -130,7 +197,7 @@ def report_cohort(
     measured = measure_volumes(
         fit, settings.labels, settings.trust_affine, settings.jobs, progress
     )
-    ledger = _Ledger([], {})
+    ledger = Ledgers([], {})
     for folder, entry in entries_in(settings.predictions):
         ledger.entries.append(entry)
         for name in entry.outputs:
@@ -164,36 +231,11 @@ def report_cohort(
     for scan in chosen.scans:
         if scan.left_out:
             say(f"{scan.name}: left out, {scan.left_out}")
-
-    cohort = cohort_of(
-        chosen.scans,
-        known.scheme,
-        known.ranges,
-        settings.adjust,
-        harmonising=settings.harmonise is not None,
-    )
-    with claimed(settings.out, _OUTPUTS, within=["figures"]):
-        written = _write_tables(settings.out, cohort)
-        facts = provenance(started, settings.command, known.scheme.name)
-        facts["predictions"] = str(settings.predictions)
-        if settings.ratings:
-            digests = {result.sha256 for result in measured}
-            facts["ratings"] = use_of_ratings(known.ratings, digests, chosen.in_part)
-            write_table(settings.out / "raters.csv", agreement_table(known.ratings))
-            written.append("raters.csv")
-            say(facts["ratings"])
-        taught = taught_by_models(ledger.entries)
-        if taught:
-            facts["training"] = " ".join(taught)
-        _write_page(settings, known, chosen, cohort, facts, failures)
-        # What an earlier report with other options had, and this one has not.
-        for name in _TABLES:
-            if name not in written:
-                (settings.out / name).unlink(missing_ok=True)
-    return batch_exit(done=len(chosen.scans), failed=len(failures))
+    digests = frozenset(result.sha256 for result in measured)
+    return MeasuredGroup(known, ledger, chosen, failures, digests)
 
 
-def _read_known(settings: CohortSettings, say: Callable[[str], None]) -> _Known:
+def _read_known(settings: CohortSettings, say: Callable[[str], None]) -> Known:
     """Read the scheme and the tables, find the label maps, and say what is not clear of them.
 
     ConfigError for a table that the user has named and that is not there, DatasetError where it has
@@ -201,8 +243,12 @@ def _read_known(settings: CohortSettings, say: Callable[[str], None]) -> _Known:
     """
     scheme = load_scheme(settings.labels)
     ranges: list[Range] = []
+    norms = None
     if settings.reference is not None:
-        ranges = read_ranges(settings.reference, scheme)
+        if is_of_norms(settings.reference):
+            norms = read_norms(settings.reference, scheme)
+        else:
+            ranges = read_ranges(settings.reference, scheme)
     table = settings.participants
     if table is None:
         table = settings.predictions / "participants.tsv"
@@ -222,15 +268,15 @@ def _read_known(settings: CohortSettings, say: Callable[[str], None]) -> _Known:
     clash = persons_in_folders(files)
     if clash:
         say(clash)
-    return _Known(scheme, ranges, ratings, files, table, people, matched, doubts)
+    return Known(scheme, ranges, norms, ratings, files, table, people, matched, doubts)
 
 
 def _choose(
     measured: Iterable[MapVolumes],
-    known: _Known,
-    ledger: _Ledger,
+    known: Known,
+    ledger: Ledgers,
     excluded: Collection[str],
-) -> _Chosen:
+) -> Chosen:
     """Make a scan of each label map that was measured, and say which are left out and why.
 
     Structures that were rejected, or that the model does not know, have no volume.
@@ -238,7 +284,7 @@ def _choose(
     scheme = known.scheme
     rejected = rejections(known.ratings)
     rated = rejected_structures(known.ratings)
-    chosen = _Chosen()
+    chosen = Chosen()
     for result in measured:
         if result.failure:
             continue
@@ -347,8 +393,8 @@ def _write_tables(out: Path, cohort: Cohort) -> list[str]:
 
 def _write_page(
     settings: CohortSettings,
-    known: _Known,
-    chosen: _Chosen,
+    known: Known,
+    chosen: Chosen,
     cohort: Cohort,
     facts: Mapping[str, str],
     failures: Sequence[tuple[str, str]],

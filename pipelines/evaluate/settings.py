@@ -177,8 +177,8 @@ class CohortSettings(LabelMapOptions):
     reference: Annotated[
         Path | None,
         Option(
-            "TSV of normal volumes. Columns: structure, low_mm3, high_mm3, and optionally "
-            "sex, age_from, age_to."
+            "TSV of norms (`trinat norms`), or of normal volumes with columns structure, low_mm3, "
+            "high_mm3, and optionally sex, age_from, age_to."
         ),
     ] = None
     adjust: Annotated[

@@ -1,4 +1,4 @@
-"""Tables that users give: label numbers, and expected volumes of structures."""
+"""Tables that users give: label numbers, expected volumes of structures, and norms."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy as np
 
 from trinat.segmentation.data.people_table import age_in, number_in, sex_in
 from trinat.segmentation.errors import ConfigError
-from trinat.segmentation.io.files import read_rows
+from trinat.segmentation.io.files import read_rows, read_table
 from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.metrics.norms import COLUMNS, SEXES, Norms
 
 # Who measures label maps has no need of the report, which takes half a second to import.
 if TYPE_CHECKING:
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 
 # The first row of a table is on this line of its file.
 _FIRST_LINE = 2
+# Of a table of norms.
+_NUMBERS_OF_NORMS = (
+    *("age", "persons", "persons_near", "l", "m_mm3", "s"),
+    *("intracranial_mm3", "intracranial_power"),
+)
+_ABOVE_0 = ("persons", "m_mm3", "s", "intracranial_mm3")
 _BOTH_SEXES = frozenset({"", "all", "any", "both", "b", "mf", "m/f", "m+f"})
 
 
@@ -98,6 +105,64 @@ def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
             raise ConfigError(f"line {line}: age_from is above age_to", where=path)
         ranges.append(limits)
     return [_to_the_last_day(limits, ranges) for limits in ranges]
+
+
+def is_of_norms(path: Path) -> bool:
+    """Whether a table is one of `trinat norms`, by its titles."""
+    return {"l", "m_mm3", "s"} <= set(read_table(path).titles)
+
+
+def read_norms(path: Path, scheme: LabelScheme) -> Norms:
+    """Read a table as `trinat norms` writes it; a structure may be a FreeSurfer number.
+
+    ConfigError with its line for an unknown structure or sex, for what is no number, for ages that
+    do not rise, and for several models.
+    """
+    by_number = {str(label.fs_id): label.name for label in scheme.labels}
+    rows = read_rows(path, required=COLUMNS)
+    if not rows:
+        raise ConfigError("has no rows", where=path)
+    last: dict[tuple[str, str], float] = {}
+    for line, row in enumerate(rows, start=_FIRST_LINE):
+        row["structure"] = by_number.get(row["structure"], row["structure"])
+        if row["structure"] not in scheme.names:
+            what = f"line {line}: {scheme.name} has no {row['structure']!r}"
+            raise ConfigError(what, where=path)
+        if row["sex"] not in SEXES:
+            what = f"line {line}: sex is F or M, not {row['sex']!r}"
+            raise ConfigError(what, where=path)
+        needs_head = bool(row["intracranial_power"])
+        for column in _NUMBERS_OF_NORMS:
+            if column.startswith("intracranial") and not needs_head:
+                continue
+            try:
+                number = number_in(row[column])
+                if number <= 0 and column in _ABOVE_0:
+                    raise ValueError("is not above 0")
+            except ValueError as error:
+                what = f"line {line}, {column}: {row[column]!r} {error}"
+                raise ConfigError(what, where=path) from None
+            row[column] = f"{number:.12g}"
+        curve = row["structure"], row["sex"]
+        age = float(row["age"])
+        if age <= last.get(curve, -np.inf):
+            what = f"line {line}: the ages of {curve[0]}, {curve[1]} do not rise"
+            raise ConfigError(what, where=path)
+        last[curve] = age
+        if row["model"] != rows[0]["model"]:
+            raise ConfigError(f"line {line}: has another model", where=path)
+    return Norms.of(rows)
+
+
+def refuse_other_model(norms: Norms, table: Path, models: Iterable[str]) -> None:
+    """ConfigError where a table is of one model, and what is compared of none of its volumes."""
+    others = {model for model in models if model}
+    if norms.model and others - {norms.model}:
+        raise ConfigError(
+            "is of the volumes of another model",
+            where=table,
+            remedy="segment the controls with this model, and make norms of them",
+        )
 
 
 def _limit_in(column: str, cell: str) -> Any:

@@ -308,7 +308,8 @@ class CaseFiles:
             result,
             facts,
             title=self.case.stem,
-            ranges=self._output.reference,
+            reference=self._output.reference,
+            person=self.case.facts,
         )
         write_whole(self.names.path(Product.PAGE), page)
 

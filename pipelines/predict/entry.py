@@ -92,7 +92,7 @@ class Entry:
             case.shown,
             scan=scan,
             model=settings.model_sha256,
-            settings=settings.output.digest(),
+            settings=settings.digest(case),
             **fields,
         )
 
@@ -129,7 +129,7 @@ class Entry:
         """
         if self.status != "done" or self.model != settings.model_sha256:
             return False
-        if self.settings != settings.output.digest():
+        if self.settings != settings.digest(case):
             return False
         # The scan comes last: where anything else has changed it is not read.
         if not self.is_written(settings.out):

@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime
 from pathlib import Path
 
 from trinat.pipelines.scans.cases import Case
-from trinat.pipelines.scans.people import say_of_table
+from trinat.pipelines.scans.people import refuse_strangers, say_of_table
 from trinat.segmentation.data.identity import Identity, identity_of, told_apart
 from trinat.segmentation.data.people_table import number_in, read_people
 from trinat.segmentation.errors import ConfigError
@@ -146,6 +146,40 @@ def persons_of(
         group = max(visit.group for visit in of_person)
         persons.append(Person.of(name, scans[name], years, group))
     return persons
+
+
+def with_facts(
+    cases: Sequence[Case],
+    table: Path,
+    say: Callable[[str], object],
+    *,
+    strict: bool = False,
+) -> list[Case]:
+    """The cases with what a table of participants says of their persons.
+
+    `say` hears what is not understood of it; with `strict` that is a DatasetError, as is a table
+    that has nobody of the scans. ConfigError without the table.
+    """
+    if not table.is_file():
+        raise ConfigError(
+            "no such table, and norms need age and sex of each person",
+            where=table,
+            remedy="give --participants",
+        )
+    people = read_people(table)
+    names = []
+    for case in cases:
+        *folders, name = case.id.split("/")
+        identity = identity_of(name, folders) or Identity(case.id)
+        names.append((case.stem, identity.person))
+    matched = people.match(names)
+    refuse_strangers(table, people, matched)
+    doubts = people.doubts + matched.remarks
+    say_of_table(table, people.notes, doubts, say, strict=strict)
+    return [
+        replace(case, facts=matched.of(*name))
+        for case, name in zip(cases, names, strict=True)
+    ]
 
 
 def _from_bids(

@@ -9,7 +9,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from trinat.pipelines.predict.changes import renew_changes
 from trinat.pipelines.predict.engine import Engine, local_engine
 from trinat.pipelines.predict.entry import Entry, most_doubtful
 from trinat.pipelines.predict.ledger import Ledger, LedgerContents, ledgers_in
-from trinat.pipelines.predict.persons import Person, persons_of
+from trinat.pipelines.predict.persons import Person, persons_of, with_facts
 from trinat.pipelines.predict.recorder import Outcome, Recorder
 from trinat.pipelines.predict.settings import (
     CHANGES,
@@ -41,6 +41,7 @@ from trinat.pipelines.scans.discovery import find_cases, suffix_of_results
 from trinat.pipelines.scans.naming import T1W
 from trinat.segmentation.errors import ConfigError, InputError, OutputError
 from trinat.segmentation.inference.checks.evidence import some
+from trinat.segmentation.metrics.norms import Norms
 from trinat.segmentation.models.zoo import find_model, is_for_any_contrast
 from trinat.segmentation.timing import stage
 
@@ -94,6 +95,8 @@ def predict(request: PredictRequest, heard: Listener | None = None) -> Outcome:
             )
     for remark in found.remarks:
         heard.on_remark(remark)
+    if isinstance(request.output.reference, Norms):
+        found = replace(found, cases=_with_facts(request, found, heard.on_remark))
     if request.output.fmriprep:
         _check_for_fmriprep(request.suffix, found, heard.on_remark)
     units, refusals = _inputs_of_part(request, found, heard.on_remark)
@@ -146,6 +149,20 @@ def _check_for_fmriprep(
             f"fMRIPrep takes the results of one T1w scan a person: {some(several)} have several "
             "(docs/fmriprep.md)"
         )
+
+
+def _with_facts(
+    request: PredictRequest, found: Found, say: Callable[[str], object]
+) -> tuple[Case, ...]:
+    """The cases with age, sex and head of their persons, which norms go by."""
+    table = request.people
+    if table is None:
+        if found.bids_root is None:
+            raise ConfigError(
+                "norms need age and sex of each person", remedy="give --participants"
+            )
+        table = found.bids_root / "participants.tsv"
+    return tuple(with_facts(found.cases, table, say, strict=request.strict))
 
 
 def _inputs_of_part(

@@ -21,12 +21,13 @@ from natsort import natsorted
 
 from trinat.pipelines.common.option import Option, as_tuple, split_devices
 from trinat.pipelines.jobs.process import cpu_count
-from trinat.pipelines.scans.cases import Found
+from trinat.pipelines.scans.cases import Case, Found
 from trinat.pipelines.scans.naming import ASIDE, T1W, Product, bids_name
 from trinat.pipelines.scans.ratings import RATINGS
 from trinat.segmentation.data.sources.base import safe_component
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.metrics.norms import Norms
 
 # Parts of the help of trinat predict.
 INPUT = "Input"
@@ -87,8 +88,8 @@ class OutputSettings:
 
     `views` are in the order in which they are computed; empty: all that the model has. The settings
     from `stats` to `page` write files: those `Product`s that name them as their `setting`. Label
-    maps are always written, and what `fmriprep` asks for in BIDS datasets alone. `reference` are
-    the normal ranges that pages show: structure, lowest and highest mm³.
+    maps are always written, and what `fmriprep` asks for in BIDS datasets alone. `reference` is
+    what pages compare volumes with: norms, or normal ranges (structure, lowest and highest mm³).
     """
 
     views: Annotated[
@@ -183,7 +184,7 @@ class OutputSettings:
         bool,
         Option("Write a page for each scan (HTML), to read and to print.", panel=FILES),
     ] = False
-    reference: tuple[tuple[str, float, float], ...] = ()
+    reference: tuple[tuple[str, float, float], ...] | Norms = ()
     fill_nonfinite: Annotated[
         bool, Option("Replace NaN and infinite voxels by 0.", panel=INPUT)
     ] = False
@@ -251,6 +252,14 @@ class RunSettings(WorkerOptions):
     staging: Path
     bids: bool = False
 
+    def digest(self, case: Case) -> str:
+        """A hash of all that results of a case depend on, besides scan and model."""
+        digest = self.output.digest()
+        if case.facts is None:
+            return digest
+        text = json.dumps([digest, asdict(case.facts)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
 
 # Returns an `Engine`, whose module takes too long to import for a command line that shows its help.
 EngineMaker = Callable[[RunSettings], Any]
@@ -300,6 +309,7 @@ class PredictRequest(WorkerOptions):
     - `timeout_s` is for one scan; 0 is no limit, None the default of `limit_s`.
     - `participants` and `sessions` select from a BIDS dataset; empty: all. `suffix` is BIDS's word
       for the kind of its scans.
+    - `people` is a table of participants, for `output.reference` if these are norms.
     - `persons` is a table that says whose each scan is, for `output.longitudinal`. Results of the
       `excluded` grades are in no change.
     - `found` are cases that were found already, in place of `inputs`.
@@ -375,6 +385,16 @@ class PredictRequest(WorkerOptions):
             panel=INPUT,
         ),
     ] = T1W
+    people: Annotated[
+        Path | None,
+        Option(
+            "Table with age and sex of each person, for the norms of --reference. Default: "
+            "participants.tsv of a BIDS dataset.",
+            names=("--participants",),
+            is_file=True,
+            panel=INPUT,
+        ),
+    ] = None
     persons: Annotated[
         Path | None,
         Option(

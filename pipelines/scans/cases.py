@@ -14,6 +14,8 @@ from pathlib import Path
 
 from natsort import natsorted
 
+from trinat.segmentation.data.people import Facts
+
 
 @dataclass(frozen=True)
 class Case:
@@ -32,6 +34,7 @@ class Case:
     also: tuple[str, ...] = ()  # settings of further outputs that this case alone gets
     # The DICOM files that it is, in the folder or zip `path`.
     series: tuple[str, ...] = ()
+    facts: Facts | None = None  # of the person, where a result depends on these
 
     @property
     def stem(self) -> str:

@@ -16,6 +16,7 @@ scans: intervals count persons, not scans.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
@@ -28,6 +29,7 @@ from scipy import stats
 
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.metrics.norms import NormError, Norms
 from trinat.segmentation.metrics.statistics import (
     group_difference,
     holm,
@@ -54,6 +56,8 @@ _REMEDY = (
     "use a model that finds all fluid inside the skull on whole heads, or give a table of "
     "participants with a column eTIV"
 )
+# Percentiles of norms beyond these stand out: two volumes in a hundred of healthy persons.
+_USUAL_PERCENTILES = (1, 99)
 # What persons are distinguished by.
 _FACTS = ("sex", "group", "site")
 # Pairs of more groups than this are not compared: their table has all means.
@@ -221,14 +225,15 @@ def cohort_of(
     adjusting: Method | None = None,
     *,
     harmonising: bool = False,
+    norms: Norms | None = None,
 ) -> Cohort:
     """The tables of a group, from its scans' volumes.
 
     Volumes in long form with asymmetry, their robust z over the group, and a note on those
     outside of the `ranges`. Structures are those of the scheme that any scan has. With `adjusting`
     each volume is there again, adjusted for the intracranial volume, and with `harmonising` again,
-    without the effects of sites; the last one has the z. Scans that are left out have no part in
-    any of it.
+    without the effects of sites; the last one has the z. With `norms` measured volumes have a
+    percentile, and `norm_z`. Scans that are left out have no part in any of it.
     """
     left_out = tuple(scan for scan in scans if scan.left_out)
     scans = tuple(scan for scan in scans if not scan.left_out)
@@ -260,6 +265,13 @@ def cohort_of(
     is_compared = frame["metric"].isin([compared, "asymmetry_index"])
     frame["z"] = frame["z"].where(is_compared)
     frame["note"] = _range_notes(frame, scans, ranges)
+    if norms is not None:
+        places = _places(frame, scans, norms)
+        frame = frame.join(places)
+        is_far = ~frame["percentile"].between(*_USUAL_PERCENTILES)
+        is_far &= frame["percentile"].notna()
+        shown = frame.loc[is_far, "percentile"].map("percentile {:.1f}".format)
+        frame.loc[is_far, "note"] = shown
     return Cohort(scans, frame, structures, adjustment, left_out, harmonisation)
 
 
@@ -348,6 +360,30 @@ def _range_notes(
         notes[too_small] = f"below {limits.low_mm3:,.0f} mm³"
         notes[too_large] = f"above {limits.high_mm3:,.0f} mm³"
     return notes
+
+
+def _places(frame: pd.DataFrame, scans: Sequence[Scan], norms: Norms) -> pd.DataFrame:
+    """Where each volume lies among those of a person's equals, a row for each of the frame's.
+
+    What norms say nothing of is NaN: all but measured volumes, and persons unlike the controls.
+    """
+    rows = []
+    for row in frame.to_dict("records"):
+        z = percentile = persons = float("nan")
+        scan = scans[row["scan"]]
+        if row["metric"] == "volume" and np.isfinite(row["value"]):
+            with suppress(NormError):
+                place = norms.place(
+                    row["structure"],
+                    row["value"],
+                    scan.sex,
+                    scan.age,
+                    scan.intracranial_mm3,
+                )
+                z, percentile, persons = place.z, place.percentile, place.persons
+        rows.append((z, percentile, persons))
+    columns = ["norm_z", "percentile", "norm_persons"]
+    return pd.DataFrame(rows, frame.index, columns)
 
 
 def adjust(

@@ -89,6 +89,7 @@ def cohort_page(
         ],
         site_plots=[drawing for drawing in drawings if drawing.name == SITES],
         limit=OUTLIER_Z,
+        has_norms="percentile" in cohort.frame,
         volumes=_described(cohort, "volume"),
         asymmetry=_described(cohort, "asymmetry_index"),
         groups=[found for found in by_facts if found is not None],
@@ -146,6 +147,15 @@ def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
         notices.append(
             f"{lacking} without a harmonised volume: not all is known of {facts}."
         )
+    if "percentile" in cohort.frame:
+        of_scans = cohort.frame.groupby("scan")["percentile"].count()
+        lacking_norms = int((of_scans == 0).sum())
+        if lacking_norms:
+            scans = count(lacking_norms, "scan")
+            notices.append(
+                f"{scans} without percentiles: age, sex or intracranial volume are not known, or "
+                "not among those of the norms."
+            )
     grades = [scan.grade for scan in cohort.scans]
     texts = {
         "reject": "rejected by quality control, and in the numbers all the same",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from trinat.segmentation.data.people import Facts
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.labels.measures import INTRACRANIAL
+from trinat.segmentation.metrics.norms import NormError, Norms, Place
 from trinat.segmentation.report.case_view import far_from_brain
 from trinat.segmentation.report.doubts import DOUBTFUL, doubt_about
 from trinat.segmentation.report.page import (
@@ -54,13 +57,16 @@ def scan_page(
     facts: Mapping[str, str],
     *,
     title: str,
-    ranges: Sequence[NormalRange] = (),
+    reference: Sequence[NormalRange] | Norms = (),
+    person: Facts | None = None,
 ) -> str:
     """The page as HTML, which prints on two A4 pages.
 
     `result` is the scan's line of the ledger: grades, reasons, notes and volumes. `facts` say how
-    the result was made. `ranges` may be empty: then none are shown.
+    the result was made. Volumes are compared with `reference`, and with norms by what is known of
+    the `person`; without any they are shown alone.
     """
+    compared = _compared(result, reference, person or Facts())
     return render(
         "scan.html",
         script="",
@@ -70,8 +76,8 @@ def scan_page(
         reasons=[*result.get("reasons", ()), *result.get("notes", ())],
         cards=_cards(result),
         pictures=_pictures(found),
-        volumes=_volumes(found, result, {row[0]: row for row in ranges}),
-        has_ranges=bool(ranges),
+        volumes=_volumes(found, result, compared),
+        comparison=compared.note,
         has_all_fluid=result.get("csf") == "intracranial",
         not_predicted=[short_name(name) for name in found.not_predicted],
         facts=facts,
@@ -148,10 +154,69 @@ def _fullest(classes: np.ndarray, count: int) -> int:
     return chosen
 
 
+@dataclass(frozen=True)
+class _Compared:
+    """Where volumes lie, a cell a structure, below `title`; `note` says what that means."""
+
+    title: str = ""
+    note: str = ""
+    cells: Mapping[str, Cell] = field(default_factory=dict)
+
+
+def _compared(
+    result: Mapping[str, Any],
+    reference: Sequence[NormalRange] | Norms,
+    person: Facts,
+) -> _Compared:
+    """Hold the volumes against ranges or norms."""
+    volumes_mm3: Mapping[str, float] = result["volumes_mm3"]
+    if not isinstance(reference, Norms):
+        if not reference:
+            return _Compared()
+        return _Compared(
+            "Normal",
+            "Normal: the range of the table that was given, for the left side or the only one, "
+            "then for the right side; the bar is the range, the dot this scan.",
+            {
+                name: _in_range(volumes_mm3[name], low, high)
+                for name, low, high in reference
+                if name in volumes_mm3
+            },
+        )
+    intracranial_mm3 = result.get("measures_mm3", {}).get(INTRACRANIAL.column)
+    if intracranial_mm3 is None:
+        intracranial_mm3 = person.intracranial_mm3
+    cells = {}
+    persons = []
+    why = ""
+    for name, volume_mm3 in volumes_mm3.items():
+        try:
+            place = reference.place(
+                name, volume_mm3, person.sex, person.age, intracranial_mm3
+            )
+        except NormError as error:
+            why = why or str(error)
+            continue
+        cells[name] = _among_equals(volume_mm3, place)
+        persons.append(place.persons)
+    if not cells:
+        return _Compared(note=f"No percentiles: {why}.")
+    of_persons = f"{min(persons)}"
+    if max(persons) > min(persons):
+        of_persons += f" to {max(persons)}"
+    note = (
+        "Percentile: how many in a hundred healthy persons of this sex, age and intracranial "
+        "volume have less, and z, for the left side or the only one, then for the right side; by "
+        f"the norms that were given, of {of_persons} persons. The bar reaches from the 5th "
+        "percentile to the 95th, the dot is this scan."
+    )
+    return _Compared("Percentile", note, cells)
+
+
 def _volumes(
     found: Prediction,
     result: Mapping[str, Any],
-    ranges: Mapping[str, NormalRange],
+    compared: _Compared,
 ) -> Table:
     """A row a structure, with both its sides in it; what has no side is in the middle column."""
     volumes_mm3: Mapping[str, float] = result["volumes_mm3"]
@@ -170,7 +235,7 @@ def _volumes(
         if other in volumes_mm3:
             names.append(other)
         names_of_rows.append(names)
-        rows.append(_row(names, result, ranges))
+        rows.append(_row(names, result, compared))
     columns: Columns = [
         "Structure",
         "Grade",
@@ -183,15 +248,15 @@ def _volumes(
         columns.append("Why")
         for names, row in zip(names_of_rows, rows, strict=True):
             row.insert(len(columns) - 1, _why(names, result))
-    if ranges:
-        columns += ["Normal", "Normal, right"]
+    if compared.title:
+        columns += [compared.title, f"{compared.title}, right"]
     return table("volume-table", "Volumes", columns, rows)
 
 
 def _row(
     names: Sequence[str],
     result: Mapping[str, Any],
-    ranges: Mapping[str, NormalRange],
+    compared: _Compared,
 ) -> list[Any]:
     """One structure: of its left and right name, or of the one name that it has."""
     volumes_mm3 = [float(result["volumes_mm3"][name]) for name in names]
@@ -212,9 +277,8 @@ def _row(
         sum(volumes_mm3),
         _measured(asymmetry, 1, sign=True),
     ]
-    if ranges:
-        for name, volume_mm3 in zip(names, volumes_mm3, strict=True):
-            row.append(_place(volume_mm3, ranges.get(name)))
+    if compared.title:
+        row += [compared.cells.get(name, Cell("")) for name in names]
         if len(names) == 1:
             row.append(Cell(""))
     return row
@@ -257,20 +321,42 @@ def _why(names: Sequence[str], result: Mapping[str, Any]) -> str:
     )
 
 
-def _place(volume_mm3: float, limits: NormalRange | None) -> Cell:
-    """Where a volume lies with respect to its normal range; empty without one."""
-    if limits is None:
-        return Cell("")
-    _, low, high = limits
+def _in_range(volume_mm3: float, low: float, high: float) -> Cell:
+    """Where a volume lies with respect to its normal range."""
     words = "within"
     if volume_mm3 < low:
         words = "below"
     elif volume_mm3 > high:
         words = "above"
+    text = f"{words} {low:,.0f}–{high:,.0f}"
+    return Cell(text, place=_strip(volume_mm3, low, (low + high) / 2, high))
+
+
+def _among_equals(volume_mm3: float, place: Place) -> Cell:
+    """Where a volume lies among those of a person's equals."""
+    shown = f"{place.percentile:.0f}"
+    if place.percentile < 1:
+        shown = "<1"
+    elif place.percentile > 99:
+        shown = ">99"
+    return Cell(
+        f"{shown} (z {number(place.z, 1, sign=True).text})",
+        place.z,
+        hint=f"5th to 95th percentile: {place.low_mm3:,.0f} to {place.high_mm3:,.0f} mm³; "
+        f"{place.persons} persons",
+        place=_strip(volume_mm3, place.low_mm3, place.median_mm3, place.high_mm3),
+    )
+
+
+def _strip(
+    volume_mm3: float, low: float, middle: float, high: float
+) -> tuple[float, float, float, float]:
+    """The places of a range and a volume on a strip, of which the range is the middle third."""
     length = max(high - low, 1e-9)
-    own = _LOW + (_HIGH - _LOW) * (volume_mm3 - low) / length
-    # Not beyond the ends of the scale.
-    own = min(max(round(own, 1), 0), 100)
-    middle = (_LOW + _HIGH) / 2
-    place = (_LOW, middle, _HIGH, own)
-    return Cell(f"{words} {low:,.0f}–{high:,.0f}", place=place)
+
+    def at(mm3: float) -> float:
+        place = _LOW + (_HIGH - _LOW) * (mm3 - low) / length
+        # Not beyond the ends of the scale.
+        return min(max(round(place, 1), 0), 100)
+
+    return (_LOW, at(middle), _HIGH, at(volume_mm3))

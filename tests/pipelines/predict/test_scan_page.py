@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.overfitted import random_model
@@ -13,6 +14,8 @@ from trinat.pipelines.cli import app
 from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.settings import OutputSettings
 from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.metrics.norms import Curve, Norms, rows_of
 
 
 def test_a_page_is_written_beside_each_label_map(tmp_path: Path) -> None:
@@ -57,3 +60,61 @@ def test_a_reference_that_no_page_can_show_is_refused_before_any_scan_is_read(
     with pytest.raises(ConfigError, match=said):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert not (tmp_path / "out").exists()
+
+
+def norms(model: str = "") -> Norms:
+    """Of women from 30 to 31: of each structure 3,000 mm³, and they differ by a tenth of that."""
+    curve = Curve([30.0, 31.0], [1.0] * 2, [3000.0] * 2, [0.1] * 2, [20] * 2, 120)
+    rows = []
+    for structure in load_scheme("quicknat33").names[1:]:
+        rows += rows_of(structure, "F", curve, model)
+    return Norms.of(rows)
+
+
+def run_with_norms(tmp_path: Path, people: str) -> dict[str, Any]:
+    """The entries of two scans whose pages are compared with norms, by a table of persons."""
+    (tmp_path / "people.tsv").write_text(people)
+    run_serially(
+        tmp_path / "in",
+        tmp_path / "out",
+        output=OutputSettings(page=True, picture=False, reference=norms()),
+        people=tmp_path / "people.tsv",
+    )
+    return dict(read_entries([tmp_path / "out/run.jsonl"]))
+
+
+def test_norms_go_by_the_age_and_sex_of_each_person(tmp_path: Path) -> None:
+    write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz")
+    before = run_with_norms(tmp_path, "participant_id\tage\tsex\na\t30\tF\nb\t60\tF\n")
+    volume_mm3 = max(before["a"].result["volumes_mm3"].values())
+    z = (volume_mm3 / 3000 - 1) / 0.1
+    page = (tmp_path / "out/a_page.html").read_text()
+    assert f"(z {z:+.1f})".replace("-", "−") in page
+    assert "of 120 persons" in page
+    page = (tmp_path / "out/b_page.html").read_text()
+    assert "No percentiles: norms are for ages from 30 to 31." in page
+
+    # Whose age was mended is done again, and nobody else.
+    after = run_with_norms(tmp_path, "participant_id\tage\tsex\na\t30\tF\nb\t31\tF\n")
+    assert after["a"].finished == before["a"].finished
+    assert after["b"].finished != before["b"].finished
+    assert "of 120 persons" in (tmp_path / "out/b_page.html").read_text()
+
+
+def test_norms_need_a_table_of_persons(tmp_path: Path) -> None:
+    write_scans(tmp_path / "in", "a.nii.gz")
+    output = OutputSettings(page=True, picture=False, reference=norms())
+    with pytest.raises(ConfigError, match="give --participants"):
+        run_serially(tmp_path / "in", tmp_path / "out", output=output)
+    missing = tmp_path / "no.tsv"
+    with pytest.raises(ConfigError, match=r"no\.tsv: no such table"):
+        run_serially(tmp_path / "in", tmp_path / "out", output=output, people=missing)
+
+
+def test_norms_of_another_model_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "norms.tsv").write_text(norms("another").table)
+    arguments = ["predict", "no-scan.nii.gz", "--out", str(tmp_path / "out"), "--page"]
+    arguments += ["--model", str(random_model())]
+    arguments += ["--reference", str(tmp_path / "norms.tsv")]
+    with pytest.raises(ConfigError, match="volumes of another model"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)

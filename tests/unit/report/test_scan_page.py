@@ -16,9 +16,13 @@ from helpers.browser import (
 )
 from helpers.pages import rows_of
 
+from trinat.segmentation.data.people import Facts
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.measures import INTRACRANIAL
 from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.metrics.norms import Curve, Norms
+from trinat.segmentation.metrics.norms import rows_of as rows_of_norms
 from trinat.segmentation.report.scan_page import scan_page
 from trinat.segmentation.space.conform import conform
 
@@ -96,13 +100,52 @@ def test_normal_ranges_say_where_each_side_is(found: Prediction) -> None:
         ("Right-Hippocampus", 3000, 4000),
         ("Brain-Stem", 10000, 15000),
     ]
-    page = scan_page(found, RESULT, {}, title="sub-1", ranges=ranges)
+    page = scan_page(found, RESULT, {}, title="sub-1", reference=ranges)
     assert [row[7:9] for row in rows_of(page)] == [
         ["within 3,000–4,000", "below 3,000–4,000"],
         ["above 10,000–15,000", ""],
     ]
     # 3300 is 0.3 into the middle third of the strip: 33.3 + 0.3 * 33.3.
     assert 'cx="43.3"' in page
+
+
+def norms_of(*structures: str) -> Norms:
+    """Women of 30: 3,000 mm³ in a head of 1.5 l, with a standard deviation of 10 %."""
+    curve = Curve([30.0], [1.0], [3000.0], [0.1], [20], 120, 1.5e6, 1.0)
+    return Norms.of(
+        row for name in structures for row in rows_of_norms(name, "F", curve, "")
+    )
+
+
+def test_norms_say_a_percentile_and_a_z_of_each_side(found: Prediction) -> None:
+    """Left 3,300 is 1 SD above, right 2,700 as much below: 84 and 16 in a hundred have less."""
+    reference = norms_of("Left-Hippocampus", "Right-Hippocampus")
+    person = Facts(age=30.0, sex="F", intracranial_mm3=1.5e6)
+    page = scan_page(
+        found, RESULT, {}, title="sub-1", reference=reference, person=person
+    )
+    assert [row[7:9] for row in rows_of(page)] == [
+        ["84 (z +1.0)", "16 (z −1.0)"],
+        ["", ""],
+    ]
+    assert "the norms that were given, of 120 persons" in page
+
+
+def test_the_measured_head_goes_before_the_one_of_the_table(found: Prediction) -> None:
+    result = {**RESULT, "measures_mm3": {INTRACRANIAL.column: 1.65e6}}
+    person = Facts(age=30.0, sex="F", intracranial_mm3=1.5e6)
+    reference = norms_of("Left-Hippocampus")
+    page = scan_page(
+        found, result, {}, title="sub-1", reference=reference, person=person
+    )
+    assert rows_of(page)[0][7] == "50 (z +0.0)"
+
+
+def test_why_there_are_no_percentiles_is_said(found: Prediction) -> None:
+    reference = norms_of("Left-Hippocampus")
+    page = scan_page(found, RESULT, {}, title="sub-1", reference=reference)
+    assert "No percentiles: age and sex are not known." in page
+    assert all(len(row) == 7 for row in rows_of(page))
 
 
 def test_a_structure_that_is_new_is_shown_too(found: Prediction) -> None:
@@ -176,7 +219,7 @@ def test_a_page_prints_on_two_sheets_and_fits_a_phone(
     ranges = [(name, 100_000, 200_000) for name in names]
     facts = {"scan": f"sub-1 (SHA-256 {'0' * 64})", "model": f"fast ({'0' * 64})"}
     page = tmp_path / "sub-1_page.html"
-    page.write_text(scan_page(found, result, facts, title="sub-1", ranges=ranges))
+    page.write_text(scan_page(found, result, facts, title="sub-1", reference=ranges))
     sheets = re.findall(rb"/Type\s*/Page[^s]", print_to_pdf(page).read_bytes())
     assert len(sheets) == 2
     assert_fits_desk_and_phone(chromium, page)

@@ -1,0 +1,252 @@
+"""Norms: the volumes of healthy persons by age, sex and intracranial volume, and where one lies.
+
+They are Cole and Green's LMS (Statistics in Medicine 11, 1305, 1992). Of persons of one sex, age
+and size of head, the median volume is M; S is how far they differ from it, and L how skewed that
+is: a volume V has z = ((V / M)^L - 1) / (L S).
+
+Imports no numpy: the command line has norms at once.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import NormalDist
+
+# The columns of a table of norms.
+COLUMNS = (
+    "structure",
+    "sex",
+    "age",
+    "persons",
+    "persons_near",
+    "l",
+    "m_mm3",
+    "s",
+    "intracranial_mm3",
+    "intracranial_power",
+    "p5_mm3",
+    "p50_mm3",
+    "p95_mm3",
+    "model",
+)
+SEXES = ("F", "M")
+# The z of the centiles that tables and pages show.
+_Z_OF_95 = NormalDist().inv_cdf(0.95)
+# So little is none.
+NO_SKEWNESS = 1e-6
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The norm of one structure and sex: at each of `ages` L, the median M in mm3, and S.
+
+    M is of a head of `intracranial_mm3`; it goes with the `intracranial_power` of the head's own
+    volume. Both are None where norms know nothing of heads. `persons` are behind the curve, and
+    `near` of these within five years of an age.
+    """
+
+    ages: Sequence[float]
+    skewness: Sequence[float]
+    median_mm3: Sequence[float]
+    spread: Sequence[float]
+    near: Sequence[int]
+    persons: int
+    intracranial_mm3: float | None = None
+    intracranial_power: float | None = None
+
+    def at(self, age: float, intracranial_mm3: float | None) -> Equals:
+        """What persons of this age have, with heads of this size.
+
+        NormError where the age is outside of the curve's, or where the head must be known.
+        """
+        first, last = self.ages[0], self.ages[-1]
+        # Whole years: the last one ends with its last day.
+        if not first <= age < last + 1:
+            raise NormError(f"norms are for ages from {first:g} to {last:g}")
+        # Between two years in a straight line.
+        place = bisect_right(self.ages, age) - 1
+        after = min(place + 1, len(self.ages) - 1)
+        share = 0.0
+        if after > place:
+            share = (age - self.ages[place]) / (self.ages[after] - self.ages[place])
+        skewness, median_mm3, spread = (
+            values[place] + share * (values[after] - values[place])
+            for values in (self.skewness, self.median_mm3, self.spread)
+        )
+        if self.intracranial_power is not None and self.intracranial_mm3 is not None:
+            if intracranial_mm3 is None:
+                raise NormError("no intracranial volume, which norms need")
+            ratio = intracranial_mm3 / self.intracranial_mm3
+            median_mm3 *= ratio**self.intracranial_power
+        return Equals(skewness, median_mm3, spread)
+
+
+class NormError(ValueError):
+    """Why norms say nothing of a person, as a phrase."""
+
+
+@dataclass(frozen=True)
+class Equals:
+    """What persons of one sex, age and size of head have: L, the median M in mm3, and S."""
+
+    skewness: float
+    median_mm3: float
+    spread: float
+
+    def z(self, volume_mm3: float) -> float:
+        """How many standard deviations a volume above 0 is from the median."""
+        logarithm = math.log(volume_mm3 / self.median_mm3)
+        if abs(self.skewness) < NO_SKEWNESS:
+            return logarithm / self.spread
+        return math.expm1(self.skewness * logarithm) / self.skewness / self.spread
+
+    def volume_mm3(self, z: float) -> float:
+        """The volume at a z; 0 or infinite where no volume is that far."""
+        if abs(self.skewness) < NO_SKEWNESS:
+            return self.median_mm3 * math.exp(self.spread * z)
+        power = 1 + self.skewness * self.spread * z
+        if power <= 0:
+            return 0.0 if self.skewness > 0 else float("inf")
+        return float(self.median_mm3 * power ** (1 / self.skewness))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a volume lies among those of a person's equals.
+
+    `low_mm3` and `high_mm3` are their 5th and 95th centile, `median_mm3` is the 50th; `persons` are
+    behind these.
+    """
+
+    z: float
+    percentile: float
+    low_mm3: float
+    median_mm3: float
+    high_mm3: float
+    persons: int
+
+
+@dataclass(frozen=True)
+class Norms:
+    """All curves of a table, whose text it keeps: TSV with the columns `COLUMNS`.
+
+    `model` is the SHA-256 of the model whose volumes they are of; "" where it is not known.
+    """
+
+    table: str
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, object]]) -> Norms:
+        """The norms of rows that have these columns, of which each is right by itself."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, delimiter="\t", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: row[name] for name in COLUMNS} for row in rows)
+        return cls(text.getvalue())
+
+    @cached_property
+    def _rows(self) -> list[dict[str, str]]:
+        return list(csv.DictReader(io.StringIO(self.table), delimiter="\t"))
+
+    @property
+    def model(self) -> str:
+        """The hash of the model that all rows have."""
+        return self._rows[0]["model"]
+
+    @cached_property
+    def curves(self) -> dict[tuple[str, str], Curve]:
+        """The curves by structure and sex (F or M)."""
+        of_curve = defaultdict(list)
+        for row in self._rows:
+            of_curve[row["structure"], row["sex"]].append(row)
+        return {key: _curve_of(rows) for key, rows in of_curve.items()}
+
+    def place(
+        self,
+        structure: str,
+        volume_mm3: float,
+        sex: str | None,
+        age: float | None,
+        intracranial_mm3: float | None,
+    ) -> Place:
+        """Where a volume lies; NormError where norms say nothing of it, or of the person."""
+        if age is None or not sex:
+            raise NormError("age and sex are not known")
+        curve = self.curves.get((structure, sex))
+        if curve is None:
+            raise NormError(f"norms have no {structure} of sex {sex}")
+        equals = curve.at(age, intracranial_mm3)
+        if volume_mm3 <= 0:
+            raise NormError("nothing was found")
+        z = equals.z(volume_mm3)
+        return Place(
+            z,
+            100 * NormalDist().cdf(z),
+            equals.volume_mm3(-_Z_OF_95),
+            equals.median_mm3,
+            equals.volume_mm3(_Z_OF_95),
+            curve.persons,
+        )
+
+
+def _curve_of(rows: Iterable[Mapping[str, str]]) -> Curve:
+    """The curve of the rows of one structure and sex."""
+    rows = list(rows)
+    columns = {
+        name: [float(row[name]) for row in rows]
+        for name in ("age", "l", "m_mm3", "s", "persons_near")
+    }
+    first = rows[0]
+    head = power = None
+    if first["intracranial_power"]:
+        head = float(first["intracranial_mm3"])
+        power = float(first["intracranial_power"])
+    return Curve(
+        columns["age"],
+        columns["l"],
+        columns["m_mm3"],
+        columns["s"],
+        [int(near) for near in columns["persons_near"]],
+        int(first["persons"]),
+        head,
+        power,
+    )
+
+
+def rows_of(
+    structure: str, sex: str, curve: Curve, model: str
+) -> list[dict[str, object]]:
+    """The rows of a table of norms for one curve."""
+    rows = []
+    for place, age in enumerate(curve.ages):
+        equals = Equals(
+            curve.skewness[place], curve.median_mm3[place], curve.spread[place]
+        )
+        head: object = ""
+        power: object = ""
+        if curve.intracranial_power is not None and curve.intracranial_mm3 is not None:
+            head = round(curve.intracranial_mm3)
+            power = f"{curve.intracranial_power:.6g}"
+        values = (
+            structure,
+            sex,
+            f"{age:g}",
+            curve.persons,
+            curve.near[place],
+            f"{equals.skewness:.6g}",
+            f"{equals.median_mm3:.7g}",
+            f"{equals.spread:.6g}",
+            head,
+            power,
+            *(f"{equals.volume_mm3(z):.1f}" for z in (-_Z_OF_95, 0.0, _Z_OF_95)),
+            model,
+        )
+        rows.append(dict(zip(COLUMNS, values, strict=True)))
+    return rows

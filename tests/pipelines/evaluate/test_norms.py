@@ -1,0 +1,183 @@
+"""trinat norms: a table of controls, who is in it, and a report that compares with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.evaluate.cohort import report_cohort
+from trinat.pipelines.evaluate.norms import make_norms
+from trinat.pipelines.evaluate.settings import CohortSettings
+from trinat.pipelines.evaluate.user_tables import is_of_norms, read_norms
+from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.predict.ledger import Ledger
+from trinat.segmentation.errors import ConfigError, EvaluationError, OutputError
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
+
+PERSONS = 88
+
+
+@pytest.fixture(scope="module")
+def controls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Persons of 30 to 40 with a brain stem of 300 to 400 mm3, more in men; one is a patient."""
+    folder = tmp_path_factory.mktemp("controls")
+    draw = np.random.default_rng(0)
+    people = ["participant_id\tage\tsex\tgroup\teTIV"]
+    for number in range(PERSONS):
+        labels = np.zeros((16, 16, 16), np.int16)
+        is_male = number % 2
+        labels.reshape(-1)[: 320 + 20 * is_male + int(draw.normal(0, 15))] = 16
+        name = f"s{number:02d}"
+        Volume(labels, np.eye(4)).write(folder / f"{name}_dseg.nii.gz", labels=True)
+        group = "patient" if number == 5 else "control"
+        head = 1.4e6 + 1e5 * is_male + draw.normal(0, 5e4)
+        people.append(
+            f"{name}\t{30 + number % 11}\t{'FM'[is_male]}\t{group}\t{head:.0f}"
+        )
+    (folder / "participants.tsv").write_text("\n".join(people) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def settings(controls: Path) -> CohortSettings:
+    return CohortSettings(controls, controls / "unused", labels="quicknat33", jobs=1)
+
+
+def make(
+    settings: CohortSettings, out: Path, group: str | None = "control"
+) -> list[str]:
+    said: list[str] = []
+    status = make_norms(settings, out, group, lambda *_: None, said.append)
+    assert status == Exit.OK
+    return said
+
+
+@pytest.fixture(scope="module")
+def table(settings: CohortSettings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("norms") / "norms.tsv"
+    make(settings, out)
+    return out
+
+
+def test_the_table_has_a_row_for_each_sex_and_year(table: Path) -> None:
+    rows = pd.read_csv(table, sep="\t")
+    assert set(rows["structure"]) == {"Brain-Stem"}
+    assert set(rows["persons"]) == {PERSONS - 1}
+    by_sex = rows.groupby("sex")
+    assert by_sex["age"].agg(["min", "max"]).to_numpy().tolist() == [[30, 40], [30, 40]]
+    men = rows[rows["sex"] == "M"]
+    assert (men["p5_mm3"] < men["m_mm3"]).all()
+    assert (men["m_mm3"] < men["p95_mm3"]).all()
+    assert men["m_mm3"].mean() > rows[rows["sex"] == "F"]["m_mm3"].mean()
+    assert is_of_norms(table)
+
+
+def test_a_report_has_percentiles_of_all_whom_norms_know(
+    settings: CohortSettings, table: Path, tmp_path: Path
+) -> None:
+    report_cohort(replace(settings, reference=table, out=tmp_path / "out"))
+    volumes = pd.read_csv(tmp_path / "out/volumes.csv")
+    stem = volumes[
+        (volumes["structure"] == "Brain-Stem") & (volumes["metric"] == "volume")
+    ]
+    assert stem["percentile"].between(0, 100).all()
+    assert stem["norm_z"].mean() == pytest.approx(0, abs=0.1)
+    assert set(stem["norm_persons"]) == {PERSONS - 1}
+    others = volumes[volumes["structure"] != "Brain-Stem"]
+    assert others["percentile"].isna().all()
+    page = (tmp_path / "out/report.html").read_text()
+    assert "by the norms that were given" in page
+    assert "without percentiles" not in page
+
+
+def test_patients_may_not_be_among_the_healthy(
+    settings: CohortSettings, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="has the groups control, patient"):
+        make(settings, tmp_path / "norms.tsv", None)
+    with pytest.raises(ConfigError, match="known groups: control, patient"):
+        make(settings, tmp_path / "norms.tsv", "healthy")
+    assert not (tmp_path / "norms.tsv").exists()
+
+
+def people_of(
+    settings: CohortSettings, out: Path, change: dict[str, str]
+) -> CohortSettings:
+    """The settings with a table of participants whose lines of some persons are others."""
+    lines = (settings.predictions / "participants.tsv").read_text().splitlines()
+    changed = [change.get(line.split("\t")[0], line) for line in lines]
+    out.write_text("\n".join(changed) + "\n")
+    return replace(settings, participants=out)
+
+
+def test_who_lacks_an_age_is_left_out_and_named(
+    settings: CohortSettings, tmp_path: Path
+) -> None:
+    change = {"s07": "s07\tn/a\tM\tcontrol\t1500000"}
+    asked = people_of(settings, tmp_path / "people.tsv", change)
+    said = make(asked, tmp_path / "norms.tsv")
+    assert "left out: 1 persons without an age or a sex: s07" in said
+    persons = pd.read_csv(tmp_path / "norms.tsv", sep="\t")["persons"]
+    assert set(persons) == {PERSONS - 2}
+
+
+def test_too_few_persons_are_refused_with_their_number(
+    settings: CohortSettings, tmp_path: Path
+) -> None:
+    change = {f"s{n:02d}": f"s{n:02d}\t\t\tcontrol\t" for n in range(10, 20)}
+    asked = people_of(settings, tmp_path / "people.tsv", change)
+    with pytest.raises(EvaluationError, match=r"77 persons .* \(39 F, 38 M\).* 80"):
+        make(asked, tmp_path / "norms.tsv")
+
+
+def test_a_file_that_is_no_norms_is_not_replaced(
+    settings: CohortSettings, tmp_path: Path
+) -> None:
+    out = tmp_path / "participants.tsv"
+    out.write_text("participant_id\tage\n1\t2\n")
+    with pytest.raises(OutputError, match="is no table of norms"):
+        make(settings, out)
+
+
+def test_norms_of_another_model_are_refused(
+    settings: CohortSettings, table: Path, tmp_path: Path
+) -> None:
+    rows = pd.read_csv(table, sep="\t", dtype=str).assign(model="of the controls")
+    rows.to_csv(tmp_path / "norms.tsv", sep="\t", index=False)
+    results = tmp_path / "results"
+    results.mkdir()
+    name = "s00_dseg.nii.gz"
+    (results / name).write_bytes((settings.predictions / name).read_bytes())
+    with Ledger(results / "run.jsonl") as ledger:
+        ledger.add(Entry("s00", "done", model="another", outputs={name: "0"}))
+    asked = CohortSettings(
+        results, tmp_path / "out", reference=tmp_path / "norms.tsv", jobs=1
+    )
+    with pytest.raises(ConfigError, match="volumes of another model"):
+        report_cohort(asked)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("structure", "Hippo", "line 2: quicknat33 has no 'Hippo'"),
+        ("sex", "X", "line 2: sex is F or M"),
+        ("m_mm3", "0", "line 2, m_mm3: '0' is not above 0"),
+        ("s", "much", "line 2, s: 'much' is no number"),
+        ("age", "99", "line 3: the ages of Brain-Stem, F do not rise"),
+    ],
+)
+def test_a_table_that_is_wrong_is_refused_with_its_line(
+    table: Path, tmp_path: Path, column: str, value: str, said: str
+) -> None:
+    rows = pd.read_csv(table, sep="\t", dtype=str, keep_default_na=False)
+    rows.loc[0, column] = value
+    rows.to_csv(tmp_path / "norms.tsv", sep="\t", index=False)
+    with pytest.raises(ConfigError, match=said):
+        read_norms(tmp_path / "norms.tsv", load_scheme("quicknat33"))
