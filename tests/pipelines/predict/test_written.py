@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from helpers.overfitted import miniature, overfitted_model, random_model
 from helpers.serial import QUICK, run_serially, table, write_scans
-from trinat.pipelines.predict.request import PredictRequest
 
 from trinat.pipelines.predict.engine import SerialEngine
 from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.run import Listener, predict
+from trinat.pipelines.predict.settings import PredictRequest
 from trinat.pipelines.scans.files import find_files
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import sha256_of

@@ -34,6 +34,8 @@ def page(**changes: object) -> str:
         "plots": [],
         "adjusted": None,
         "adjustment": None,
+        "harmonisation": None,
+        "has_norms": False,
         "people_plots": [],
         "trends": None,
         "effects": [],
