@@ -64,7 +64,8 @@ def prepare_training(device: torch.device, *, deterministic: bool = False) -> No
     """
     import torch
 
-    torch.use_deterministic_algorithms(deterministic)
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
     if device.type != "cuda":
         return
     torch.backends.cudnn.benchmark = not deterministic
