@@ -85,12 +85,18 @@ def recipe_of(**stage: object) -> Recipe:
     return Recipe.model_validate(content)
 
 
-def trainer_of(source: BatchSource, device: str = "cuda:0", **stage: object) -> Trainer:
+def trainer_of(
+    source: BatchSource,
+    device: str = "cuda:0",
+    views: tuple[View, ...] = VIEWS,
+    **stage: object,
+) -> Trainer:
     recipe = recipe_of(**stage)
     torch.manual_seed(0)
-    network = ViewsNet(recipe.network, dict.fromkeys(VIEWS, len(TISSUE4)))
+    classes = {view: len(TISSUE4.seen_in(view)) for view in views}
+    network = ViewsNet(recipe.network, classes)
     return Trainer(
-        recipe, recipe.stages[0], VIEWS, network, source, torch.device(device)
+        recipe, recipe.stages[0], views, network, source, torch.device(device)
     )
 
 
@@ -114,6 +120,14 @@ def test_a_step_waits_for_its_loss_and_for_nothing_else(
         assert all(
             device_of(one).type == "cuda" for one in trainer.network.parameters()
         )
+
+
+def test_three_views_together_wait_for_their_loss_once(sources: Sources) -> None:
+    with claimed() as claims:
+        trainer = trainer_of(sources("synthetic"), views=tuple(View))
+        after_first_step(claims, trainer)
+        trainer.step()
+        assert (claims.reads, claims.uploads) == (ONE_READ, [])
 
 
 def test_a_gpu_computes_what_a_processor_does(sources: Sources) -> None:
