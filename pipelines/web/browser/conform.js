@@ -112,11 +112,10 @@ export function headBox(image) {
   const { mask, sides } = cells;
   keepAboveTheNeck(mask, sides, affine, bounds);
   const found = occupiedBox(mask, sides);
-  const ends = (axis, at) => bounds[axis][at];
   const margins = spacing.map((mm) => Math.ceil(MARGIN_MM / mm));
   return {
-    start: found.start.map((at, axis) => ends(axis, at) - margins[axis]),
-    stop: found.stop.map((at, axis) => ends(axis, at) + margins[axis]),
+    start: found.start.map((at, axis) => bounds[axis][at] - margins[axis]),
+    stop: found.stop.map((at, axis) => bounds[axis][at] + margins[axis]),
   };
 }
 

@@ -210,17 +210,17 @@ function weightedAlong(values, shape, axis, shares) {
 function interpolatedAskew(image, shape, map) {
   const [X, Y, Z] = map.shape;
   const out = new Float32Array(X * Y * Z);
-  const cells = new Cells(shape);
+  const cell = new Cell(map, shape);
   const points = offsetsOf(map);
   let at = 0;
   for (let k = 0; k < Z; k++) {
     for (let j = 0; j < Y; j++) {
       for (let i = 0; i < X; i++, at++) {
         let sum = 0;
-        for (const [x, y, z] of points) {
-          cells.locate(moved([i + x, j + y, k + z], map.matrix));
-          for (let n = 0; n < cells.count; n++) {
-            sum += cells.shares[n] * image[cells.places[n]];
+        for (const point of points) {
+          cell.locate(i, j, k, point);
+          for (let n = 0; n < cell.count; n++) {
+            sum += cell.shares[n] * image[cell.places[n]];
           }
         }
         out[at] = sum / points.length;
@@ -242,17 +242,30 @@ function offsetsOf(map) {
   return found;
 }
 
-// The voxels around a position, and their shares in it; what is beyond the edge has none.
-class Cells {
-  constructor(shape) {
+// The source voxels around a sample point of a target voxel, and their shares in it; what is beyond
+// the edge has none. One object for all points: there are millions.
+class Cell {
+  constructor({ matrix }, shape) {
+    this.matrix = matrix;
     this.shape = shape;
     this.places = new Int32Array(8);
     this.shares = new Float64Array(8);
     this.count = 0;
   }
 
-  locate(position) {
-    const [x, y, z] = position;
+  locate(i, j, k, offset) {
+    const { matrix: m } = this;
+    const a = i + offset[0];
+    const b = j + offset[1];
+    const c = k + offset[2];
+    this.around(
+      m[0] * a + m[1] * b + m[2] * c + m[3],
+      m[4] * a + m[5] * b + m[6] * c + m[7],
+      m[8] * a + m[9] * b + m[10] * c + m[11],
+    );
+  }
+
+  around(x, y, z) {
     const [X, Y, Z] = this.shape;
     this.count = 0;
     if (x <= -1 || y <= -1 || z <= -1 || x >= X || y >= Y || z >= Z) return;
@@ -291,30 +304,19 @@ class Cells {
 export function resampleProbabilities(classes, shape, count, valuesOf, map) {
   const [X, Y, Z] = map.shape;
   const out = new Uint8Array(X * Y * Z);
-  const cells = new Cells(shape);
+  const cell = new Cell(map, shape);
   const points = offsetsOf(map);
   const sums = new Float64Array(count);
   const reached = reachedBox(map, shape);
   for (let k = reached.start[2]; k < reached.stop[2]; k++) {
     for (let j = reached.start[1]; j < reached.stop[1]; j++) {
       for (let i = reached.start[0]; i < reached.stop[0]; i++) {
-        const at = i + X * (j + Y * k);
-        const positions = points.map(([x, y, z]) =>
-          moved([i + x, j + y, k + z], map.matrix)
-        );
-        out[at] = agreed(cells, classes, positions);
-        if (out[at] !== MIXED) continue;
-        sums.fill(0);
-        let known = 0;
-        for (const position of positions) {
-          cells.locate(position);
-          for (let n = 0; n < cells.count; n++) {
-            valuesOf(cells.places[n], sums, cells.shares[n]);
-            known += cells.shares[n];
-          }
+        let found = agreedAround(cell, classes, points, i, j, k);
+        if (found === MIXED) {
+          addShares(cell, valuesOf, points, i, j, k, sums);
+          found = indexOfLargest(sums);
         }
-        sums[0] += points.length - known;
-        out[at] = indexOfLargest(sums);
+        out[i + X * (j + Y * k)] = found;
       }
     }
   }
@@ -322,26 +324,42 @@ export function resampleProbabilities(classes, shape, count, valuesOf, map) {
 }
 
 const MIXED = 255;
+// Shares of voxels sum to 1 but for their last digits.
+const ALL = 1 - 1e-9;
 
-// The one class around all positions, or MIXED.
-function agreed(cells, classes, positions) {
+// The one class around all sample points of a target voxel, or MIXED.
+function agreedAround(cell, classes, points, i, j, k) {
   let found = -1;
-  for (const position of positions) {
-    cells.locate(position);
+  for (const point of points) {
+    cell.locate(i, j, k, point);
     let known = 0;
-    for (let n = 0; n < cells.count; n++) {
-      const label = classes[cells.places[n]];
+    for (let n = 0; n < cell.count; n++) {
+      const label = classes[cell.places[n]];
       if (found < 0) found = label;
       if (label !== found) return MIXED;
-      known += cells.shares[n];
+      known += cell.shares[n];
     }
     // What is beyond the edge is background.
-    if (known < 1 - 1e-9) {
+    if (known < ALL) {
       if (found > 0) return MIXED;
       found = 0;
     }
   }
   return found;
+}
+
+// The probabilities of all sample points of a target voxel, into `sums`.
+function addShares(cell, valuesOf, points, i, j, k, sums) {
+  sums.fill(0);
+  let known = 0;
+  for (const point of points) {
+    cell.locate(i, j, k, point);
+    for (let n = 0; n < cell.count; n++) {
+      valuesOf(cell.places[n], sums, cell.shares[n]);
+      known += cell.shares[n];
+    }
+  }
+  sums[0] += points.length - known;
 }
 
 function indexOfLargest(values) {

@@ -59,6 +59,7 @@ OWN_CONSTANTS = {
     "HEADER_BYTES",
     "LABEL_INTENT",
     "MAX_VOXELS",
+    "ALL",
     "MIXED",
     "SMALLEST_NORMAL",
     "VOXELS_AT",
