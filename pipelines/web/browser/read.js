@@ -29,6 +29,14 @@ export function isImage(name) {
   return endingOf(name, PACKED) !== "" || endingOf(name, READERS) !== "";
 }
 
+/** What a scan is called in tables: its file without the ending. */
+export function caseOf(files) {
+  if (files.length > 1) return "dicom";
+  const [{ name }] = files;
+  const ending = endingOf(name, PACKED) || endingOf(name, READERS);
+  return name.slice(0, name.length - ending.length);
+}
+
 function endingOf(name, known) {
   const lower = name.toLowerCase();
   return Object.keys(known).find((ending) => lower.endsWith(ending)) ?? "";

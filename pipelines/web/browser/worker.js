@@ -1,7 +1,6 @@
 // Segments scans beside the page, one at a time: files in, progress and results out.
-import { voxelMm3 } from "./grid.js";
 import { Model } from "./model.js";
-import { packed, readScan } from "./read.js";
+import { caseOf, packed, readScan } from "./read.js";
 import { writeNifti } from "./nifti.js";
 import { CHECK_COUNT, gradeBy, meanAgreement, totalBrainMm3 } from "./quality.js";
 import { upright } from "./resample.js";
@@ -69,14 +68,15 @@ async function work({ files }) {
     (index) => settings.classes[index].number,
   );
   const labels = writeNifti({ ...scan, data: numbers }, { labels: true });
+  const result = resultOf(scan, settings, found);
   const shown = upright({ ...scan, data: found.indices });
   self.postMessage({
     kind: "done",
     shown: shown.data,
     surfaces: surfacesOf(shown, settings.classes.length),
     labels: await packed(labels),
-    volumes: tableOf(settings, found.volumesMm3, voxelMm3(scan)),
-    result: resultOf(scan, settings, found),
+    volumes: tableOf(caseOf(files), result),
+    result,
   });
 }
 
@@ -106,15 +106,15 @@ function resultOf(scan, settings, found) {
   };
 }
 
-// Name, FreeSurfer's number, voxels and volume of each structure.
-function tableOf({ classes }, volumesMm3, mm3) {
-  const lines = ["structure\tnumber\tvoxels\tvolume_mm3"];
-  for (const { name, number } of classes) {
-    const volume = volumesMm3.get(name);
-    if (volume === undefined) continue;
-    lines.push([name, number, Math.round(volume / mm3), volume.toFixed(3)].join("\t"));
+// A row as volumes.tsv of `trinat predict` has it, with the volumes that are known here.
+function tableOf(name, { total_brain_mm3: brain, volumes_mm3: volumes }) {
+  const columns = { case: name, "total_brain_mm3": brain.toFixed(3) };
+  for (const [structure, mm3] of Object.entries(volumes)) {
+    columns[`${structure}_mm3`] = mm3.toFixed(3);
   }
-  return new Blob([lines.join("\n"), "\n"], { type: "text/tab-separated-values" });
+  const lines = [Object.keys(columns), Object.values(columns)];
+  const text = lines.map((words) => `${words.join("\t")}\n`).join("");
+  return new Blob([text], { type: "text/tab-separated-values" });
 }
 
 function sentenceOf(error) {
