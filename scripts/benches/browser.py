@@ -63,8 +63,12 @@ def _segment(browser: Browser, scan: Path) -> Volume:
     started = time.monotonic()
     browser.choose("#file", scan)
     largest = 0
+    # By process: some end before the others.
+    _, spent_before = _use_of_children(own)
+    spent_s = dict(spent_before)
     longest_s = 0.0
     stage = ""
+    is_read = False
     while True:
         asked = time.monotonic()
         state = browser.evaluate(
@@ -73,10 +77,14 @@ def _segment(browser: Browser, scan: Path) -> Volume:
         )
         now = time.monotonic()
         longest_s = max(longest_s, now - asked)
-        largest = max(largest, _memory_of_children(own))
-        shown = "the scan is read" if state[3] and not stage else state[1]
-        if shown != stage:
-            stage = shown
+        memory, spent = _use_of_children(own)
+        largest = max(largest, memory)
+        spent_s.update(spent)
+        if state[3] and not is_read:
+            is_read = True
+            print(f"{now - started:7.1f} s  the scan is read")
+        if state[1] != stage:
+            stage = state[1]
             print(f"{now - started:7.1f} s  {stage}")
         if state[0] in ("done", "failed"):
             break
@@ -84,6 +92,8 @@ def _segment(browser: Browser, scan: Path) -> Volume:
             raise SystemExit("it takes too long")
         time.sleep(_PAUSE_S)
     print(f"{now - started:7.1f} s  {state[0]} {state[2] or ''}")
+    spent_in_all_s = sum(spent_s.values()) - sum(spent_before.values())
+    print(f"{spent_in_all_s:.0f} s of the processor")
     print(f"{largest / 1e9:.2f} GB at most; the page answers within {longest_s:.2f} s")
     asked_for = [url for url in browser.requests if url.startswith("http")]
     print(f"{len(asked_for)} requests since the page was loaded")
@@ -98,14 +108,17 @@ def _segment(browser: Browser, scan: Path) -> Volume:
         return Volume.read(path, labels=True)
 
 
-def _memory_of_children(process: psutil.Process) -> int:
-    """Bytes of all processes that a process has started."""
+def _use_of_children(process: psutil.Process) -> tuple[int, dict[int, float]]:
+    """Bytes of all processes that a process has started; processor seconds of each."""
     total = 0
+    spent_s = {}
     for child in process.children(recursive=True):
         # One may end in the meantime.
         with suppress(psutil.NoSuchProcess):
             total += child.memory_info().rss
-    return total
+            times = child.cpu_times()
+            spent_s[child.pid] = times.user + times.system
+    return total, spent_s
 
 
 def _compare(found: Volume, expected: Volume) -> None:
