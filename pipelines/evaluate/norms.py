@@ -85,8 +85,11 @@ def make_norms(
             f"{FEWEST_PERSONS}, of these {FEWEST_OF_SEX} of a sex",
             where=settings.predictions,
         )
-    for structure in refused:
-        say(f"{structure}: no norms, fewer than {FEWEST_PERSONS} persons have it")
+    if refused:
+        say(
+            f"no norms of {len(refused)} structures, which fewer than {FEWEST_PERSONS} persons "
+            f"have: {_some(refused)}"
+        )
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, Norms.of(rows).table)
     return batch_exit(done=len(measured.chosen.scans), failed=len(measured.failures))
