@@ -78,8 +78,6 @@ def _require_able(model: Model) -> None:
     missing = {
         "a prior": info.prior is not None,
         "reversed contrast": info.reverse_contrast,
-        "odds of CSF": info.fusion.csf_odds != 1,
-        "odds of classes": bool(info.fusion.class_odds),
         "axes other than RAS": info.preprocessing.axes != "RAS",
         "intensities scaled otherwise": info.preprocessing.scaling != "trinat",
         "sagittal slices alone": tuple(model.networks) == (View.SAGITTAL,),
@@ -129,7 +127,7 @@ def write_graphs(model: Model, folder: Path) -> None:
     fusion = fusion_of(model)
     for view in fusion.views:
         _export_view(model, view, fusion, folder / f"{view.value}.onnx")
-    _export_fusion(fusion, folder / "fusion.onnx")
+    _export_fusion(model, fusion, folder / "fusion.onnx")
     text = json.dumps(settings_of(model, fusion), indent=1)
     (folder / "settings.json").write_text(text + "\n", encoding="utf-8")
 
@@ -221,9 +219,9 @@ def _export_view(model: Model, view: View, fusion: ViewAggregator, path: Path) -
     _check(graph, inputs(3, 2 * _SIDE, _SIDE), path, ("slices", "before"))
 
 
-def _export_fusion(fusion: ViewAggregator, path: Path) -> None:
+def _export_fusion(model: Model, fusion: ViewAggregator, path: Path) -> None:
     """Write the end of the fusion: `added` to `probabilities`, both (V, K)."""
-    graph = FusionGraph(fusion)
+    graph = FusionGraph(model, fusion)
     generator = torch.Generator().manual_seed(0)
     added = torch.rand(2 * _SIDE, len(fusion.scheme), generator=generator)
     _export(

@@ -269,13 +269,19 @@ def multiply_csf_odds(fused: Tensor, scheme: LabelScheme, odds: float) -> None:
         if label.group != CSF_GROUP:
             continue
         for slab in torch.split(fused, _SLAB):
-            background = slab[..., 0].float()
-            csf = slab[..., label.index].float()
-            weighted = csf * odds
-            share = weighted / (weighted + background).clamp_(min=1e-6)
-            both = csf + background
-            slab[..., label.index] = both * share
-            slab[..., 0] = both * (1 - share)
+            background, csf = weighted_csf(slab[..., 0], slab[..., label.index], odds)
+            slab[..., label.index] = csf
+            slab[..., 0] = background
+
+
+def weighted_csf(background: Tensor, csf: Tensor, odds: float) -> tuple[Tensor, Tensor]:
+    """Probabilities of background and of CSF with other odds, float32; their sum stays."""
+    background = background.float()
+    csf = csf.float()
+    weighted = csf * odds
+    share = weighted / (weighted + background).clamp_(min=1e-6)
+    both = csf + background
+    return both * (1 - share), both * share
 
 
 def multiply_odds(fused: Tensor, scheme: LabelScheme, odds: Odds) -> None:
@@ -285,10 +291,19 @@ def multiply_odds(fused: Tensor, scheme: LabelScheme, odds: Odds) -> None:
     """
     if not odds or not len(fused):
         return
-    by_class = [odds.get(name, 1.0) for name in scheme.names]
-    factors = torch.tensor(by_class, device=fused.device)
+    factors = odds_by_class(scheme, odds).to(fused.device)
     voxels_of_slice = fused[0, ..., 0].numel()
     slices = max(_VOXELS_AT_A_TIME // voxels_of_slice, 1)
     for slab in torch.split(fused, slices):
-        weighted = slab.float() * factors
-        slab.copy_(weighted / weighted.sum(-1, keepdim=True).clamp_(min=1e-6))
+        slab.copy_(weighted_classes(slab, factors))
+
+
+def odds_by_class(scheme: LabelScheme, odds: Odds) -> Tensor:
+    """The factor of each class, (K,): 1 for those without one."""
+    return torch.tensor([odds.get(name, 1.0) for name in scheme.names])
+
+
+def weighted_classes(probabilities: Tensor, factors: Tensor) -> Tensor:
+    """Probabilities (..., K) multiplied by the factors of their classes, float32; sums are 1."""
+    weighted = probabilities.float() * factors
+    return weighted / weighted.sum(-1, keepdim=True).clamp_(min=1e-6)

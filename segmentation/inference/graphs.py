@@ -9,8 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from trinat.segmentation.inference.fusion import ViewAggregator
+from trinat.segmentation.inference.fusion import (
+    ViewAggregator,
+    odds_by_class,
+    weighted_classes,
+    weighted_csf,
+)
 from trinat.segmentation.inference.network import ViewNetwork
+from trinat.segmentation.labels.label import CSF_GROUP
 from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.space.views import View
 
@@ -46,18 +52,35 @@ class ViewGraph(nn.Module):
 
 
 class FusionGraph(nn.Module):
-    """What all views have added, to the fused probabilities."""
+    """What all views have added, to the fused probabilities with the model's odds."""
 
-    def __init__(self, fusion: ViewAggregator) -> None:
+    def __init__(self, model: Model, fusion: ViewAggregator) -> None:
         super().__init__()
         self.fusion = fusion
+        odds = model.info.fusion
+        self.csf_odds = odds.csf_odds
+        self.csf_classes = [
+            label.index for label in model.scheme.labels if label.group == CSF_GROUP
+        ]
+        self.factors: Tensor | None = None
+        if odds.class_odds:
+            self.factors = odds_by_class(model.scheme, odds.class_odds)
 
     def forward(self, added: Tensor) -> Tensor:
         """What was added, (V, K) float32, to probabilities (V, K) whose sums are 1.
 
-        Both are rounded to half precision.
+        Both are rounded to half precision, and so is each step between.
         """
-        return self.fusion.finished(added.half()).half().float()
+        probabilities = self.fusion.finished(added.half()).half()
+        if self.csf_odds != 1:
+            by_class = list(probabilities.unbind(-1))
+            for k in self.csf_classes:
+                weighted = weighted_csf(by_class[0], by_class[k], self.csf_odds)
+                by_class[0], by_class[k] = (values.half() for values in weighted)
+            probabilities = torch.stack(by_class, -1)
+        if self.factors is not None:
+            probabilities = weighted_classes(probabilities, self.factors).half()
+        return probabilities.float()
 
 
 def fusion_of(model: Model) -> ViewAggregator:
