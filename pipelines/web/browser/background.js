@@ -48,7 +48,7 @@ export function onWorkingScale(volume) {
   }
   const inside = cutOut(volume.data, volume.shape, box);
   const grid = cutGrid(volume, box);
-  const values = Float32Array.from(inside);
+  const values = new Float32Array(inside);
   const darkest = Math.fround(level);
   const gain = Math.fround(1 / reach);
   for (let at = 0; at < values.length; at++) {

@@ -34,7 +34,8 @@ export function brainRegion(seen, shape, slices, axis) {
   const close = [...shape];
   close[axis] = slices.length;
   const places = placesOf(close, strides, slices, axis);
-  const looked = Uint8Array.from(places, (place) => seen[place]);
+  const looked = new Uint8Array(places.length);
+  for (let at = 0; at < looked.length; at++) looked[at] = seen[places[at]];
   const found = new Uint8Array(seen.length);
   const kept = largeParts(thickParts(looked, close, axis), close);
   kept.forEach((isSet, at) => {

@@ -29,7 +29,7 @@ const EVEN = [0.8191725133961645, 0.6710436067037893, 0.5497004779019703];
 export function resampleImage(data, shape, map, { staySharp = false } = {}) {
   const copied = reordered(data, shape, map, Float32Array);
   if (copied) return copied;
-  let image = Float32Array.from(data);
+  let image = new Float32Array(data);
   if (staySharp) image = sharpened(image, shape, map);
   const axes = sourceAxes(map);
   if (axes) return interpolatedAlong(image, shape, map, axes);

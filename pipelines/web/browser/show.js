@@ -17,11 +17,11 @@ export function toShow(scan) {
   const ranked = thinned(turned, STEP).data.sort();
   const brightest = ranked[Math.floor(BRIGHTEST_SHARE * (ranked.length - 1))];
   const gain = brightest > 0 ? 255 / brightest : 0;
-  // A clamped array rounds, where bytes of Python are cut off.
-  const data = Uint8Array.from(
-    turned.data,
-    (value) => Math.min(Math.max(value * gain, 0), 255),
-  );
+  const data = new Uint8Array(turned.data.length);
+  // Bytes are cut off, not rounded, as in Python.
+  for (let at = 0; at < data.length; at++) {
+    data[at] = Math.min(Math.max(turned.data[at] * gain, 0), 255);
+  }
   return { ...turned, data };
 }
 

@@ -76,7 +76,8 @@ function boxesOf({ data, shape }, count) {
 function surfaceOf(labels, index, box) {
   const part = cutOut(labels.data, labels.shape, box);
   const shape = sidesOf(box);
-  const mask = Float32Array.from(part, (label) => label === index ? 1 : 0);
+  const mask = new Float32Array(part.length);
+  for (let at = 0; at < mask.length; at++) mask[at] = part[at] === index ? 1 : 0;
   let step = mask.length > LARGE_BOX ? 2 : 1;
   let share = everyNth(smoothed(mask, shape, 0.5 * step), step);
   if (!share.data.some((value) => value > 0.5)) {

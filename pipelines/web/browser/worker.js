@@ -63,10 +63,9 @@ async function work({ files }) {
   const model = await loading;
   const found = await segment(scan, model, say);
   const { settings } = model;
-  const numbers = Int16Array.from(
-    found.indices,
-    (index) => settings.classes[index].number,
-  );
+  const numberOf = settings.classes.map(({ number }) => number);
+  const numbers = new Int16Array(found.indices.length);
+  for (let at = 0; at < numbers.length; at++) numbers[at] = numberOf[found.indices[at]];
   const labels = writeNifti({ ...scan, data: numbers }, { labels: true });
   const result = resultOf(scan, settings, found);
   const shown = upright({ ...scan, data: found.indices });

@@ -308,6 +308,17 @@ def test_files_are_read_as_in_python(kind: type, suffix: str, tmp_path: Path) ->
     np.testing.assert_array_equal(found["data"], flat(expected.data))
 
 
+def test_scaled_voxels_are_read_as_in_python(tmp_path: Path) -> None:
+    path = tmp_path / "scan.nii"
+    straight("RAS").write(path)
+    content = bytearray(path.read_bytes())
+    content[112:120] = np.array([0.3, -7], "<f4").tobytes()
+    path.write_bytes(content)
+    expected = Volume.read(path)
+    found = call("read.js", "readScan", [file(path)])
+    np.testing.assert_array_equal(found["data"], flat(expected.data))
+
+
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "scan.nii.gz"
     straight("RAS").write(path)
