@@ -200,8 +200,14 @@ class OutputSettings:
         return bool(getattr(self, product.setting))
 
     def digest(self) -> str:
-        """A hash of all settings and of trinat's version."""
+        """A hash of all settings and of trinat's version.
+
+        Where files of later settings are not asked for, results from before them stay.
+        """
         content = asdict(self)
+        for later in ("tissues", "fmriprep"):
+            if not content[later]:
+                del content[later]
         content["version"] = version("trinat")
         text = json.dumps(content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()

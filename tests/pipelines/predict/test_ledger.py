@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from trinat.pipelines.predict import settings as settings_module
 from trinat.pipelines.predict.entry import Entry, Status
 from trinat.pipelines.predict.ledger import (
     Ledger,
@@ -272,3 +273,14 @@ def test_a_link_in_the_place_of_the_work_folder_is_refused(tmp_path: Path) -> No
         held(tmp_path / ".trinat-work", ""),
     ):
         pass
+
+
+def test_results_from_before_there_were_tissue_maps_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(settings_module, "version", lambda name: "1")
+    # As it was computed then.
+    digest = "34dfd5c9019577a3feb8c58350d3453be2d9d9c65790cb3fca947fc52823eaa5"
+    assert OutputSettings().digest() == digest
+    assert OutputSettings(tissues=True).digest() != digest
+    assert OutputSettings(fmriprep=True).digest() != digest
