@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +19,17 @@ from trinat.pipelines.predict.settings import PredictRequest
 from trinat.pipelines.web.settings import SITE_POLICY, ServiceSettings
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels import DEFAULT_SCHEME
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+_Port = Annotated[
+    int,
+    typer.Option("--port", min=0, max=65535, help="Port. Default: any free one."),
+]
+_NoBrowser = Annotated[
+    bool, typer.Option("--no-browser", help="Print the address only.")
+]
 
 
 @with_fields
@@ -34,10 +45,7 @@ def serve_(
 
     Example: trinat serve --model fast
     """
-    if importlib.util.find_spec("fastapi") is None:
-        raise ConfigError(
-            "trinat serve needs more packages", remedy="pip install 'trinat[serve]'"
-        )
+    _require_packages()
     from trinat.pipelines.web.guard import is_loopback
     from trinat.pipelines.web.service import run_service
     from trinat.segmentation.models.zoo import default_model
@@ -81,28 +89,16 @@ def view(
             help="Name in ratings.tsv. Default: your user name.",
         ),
     ] = "",
-    port: Annotated[
-        int,
-        typer.Option("--port", min=0, max=65535, help="Port. Default: any free one."),
-    ] = 0,
-    no_browser: Annotated[
-        bool, typer.Option("--no-browser", help="Print the address only.")
-    ] = False,
+    port: _Port = 0,
+    no_browser: _NoBrowser = False,
 ) -> int:
     """View and rate results in the browser; ratings are saved in RESULTS/ratings.tsv.
 
     Example: trinat view out/ --against manual/
     """
-    import webbrowser
-
-    try:
-        from trinat.pipelines.web.guard import new_token
-        from trinat.pipelines.web.start import answer
-        from trinat.pipelines.web.viewer import make_app
-    except ModuleNotFoundError as error:
-        remedy = "pip install 'trinat[serve]'"
-        raise ConfigError(f"needs the package {error.name}", remedy=remedy) from None
+    _require_packages()
     from trinat.pipelines.web.study import Study
+    from trinat.pipelines.web.viewer import make_app
 
     if not rater:
         try:
@@ -112,54 +108,50 @@ def view(
             rater = "rater"
     study = Study(results, rater, images, against, labels)
     typer.echo(f"{len(study.items)} scans in {results}", err=True)
-
-    def say(address: str) -> None:
-        typer.echo(address)
-        if not no_browser:
-            webbrowser.open(address)
-
-    answer(make_app(study), new_token(), port=port, say=say)
+    _open(make_app(study), port, no_browser=no_browser)
     return Exit.OK
 
 
 def web(
     site: Annotated[Path, typer.Argument(help="Folder of trinat export --format web.")],
-    port: Annotated[
-        int,
-        typer.Option("--port", min=0, max=65535, help="Port. Default: any free one."),
-    ] = 0,
-    no_browser: Annotated[
-        bool, typer.Option("--no-browser", help="Print the address only.")
-    ] = False,
+    port: _Port = 0,
+    no_browser: _NoBrowser = False,
 ) -> int:
     """Open a site that segments scans in the browser itself; no scan is sent to any server.
 
     Example: trinat web site/
     """
+    _require_packages()
+    from trinat.pipelines.web.site import make_site_app
+
+    _open(make_site_app(site), port, no_browser=no_browser, policy=SITE_POLICY)
+    return Exit.OK
+
+
+def _open(
+    app: ASGIApp, port: int, *, no_browser: bool, policy: str | None = None
+) -> None:
+    """Answer requests until a signal, and open the browser at the address unless told not to.
+
+    `policy` is the pages' content policy, where it is not the usual one.
+    """
     import webbrowser
 
-    try:
-        from trinat.pipelines.web.guard import new_token
-        from trinat.pipelines.web.site import make_site_app
-        from trinat.pipelines.web.start import answer
-    except ModuleNotFoundError as error:
-        remedy = "pip install 'trinat[serve]'"
-        raise ConfigError(f"needs the package {error.name}", remedy=remedy) from None
-
-    app = make_site_app(site)
+    from trinat.pipelines.web.guard import POLICY, new_token
+    from trinat.pipelines.web.start import answer
 
     def say(address: str) -> None:
         typer.echo(address)
         if not no_browser:
             webbrowser.open(address)
 
-    answer(app, new_token(), port=port, policy=SITE_POLICY, say=say)
-    return Exit.OK
+    answer(app, new_token(), port=port, policy=policy or POLICY, say=say)
 
 
-def _user() -> str:
-    """The user's name; "rater" where there is none, as in a container."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "rater"
+def _require_packages() -> None:
+    """Refuse to start where the packages that answer over HTTP are not there."""
+    for package in ("fastapi", "uvicorn"):
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"needs the package {package}", remedy="pip install 'trinat[serve]'"
+            )

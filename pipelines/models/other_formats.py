@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import secrets
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ import torch
 
 from trinat.pipelines.models.site import export_site
 from trinat.segmentation.errors import ConfigError, ModelError
-from trinat.segmentation.io.files import atomic_path, not_written, read_text
+from trinat.segmentation.io.files import atomic_path, new_folder, read_text
 from trinat.segmentation.models.base import Network
 from trinat.segmentation.models.checkpoint import Model, load_model
 from trinat.segmentation.space.views import View
@@ -158,37 +157,27 @@ def export_network(
 def _export_bundle(model: Model, out: Path) -> list[Path]:
     """Write a MONAI bundle, whole or not at all; return the files in it.
 
-    Raises ModelError where `out` holds anything already.
+    Raises OutputError where `out` holds anything already.
     """
-    is_empty_folder = out.is_dir() and not any(out.iterdir())
-    if out.exists() and not is_empty_folder:
-        raise ModelError("is there already", where=out, remedy="choose another name")
     texts = {
         "configs/metadata.json": json.dumps(_metadata(model), indent=4) + "\n",
         "docs/README.md": _readme(model),
         "docs/data_license.txt": _data_licence(model),
         "LICENSE": _licence(model),
     }
-    new = out.parent / f".trinat-{secrets.token_hex(8)}.tmp"
-    try:
-        try:
-            for name in ("configs", "docs"):
-                (new / name).mkdir(parents=True)
-            shutil.copytree(
-                model.folder, new / "models", ignore=shutil.ignore_patterns(".*")
-            )
-            here = Path(__file__).parent
-            for name in ("inference.json", "logging.conf"):
-                shutil.copyfile(here / name, new / "configs" / name)
-            for name, text in texts.items():
-                (new / name).write_text(text, encoding="utf-8")
-            # `network_def` has its weights from safetensors: there are none to load over them.
-            torch.save({}, new / _WEIGHTS_OF_MONAI)
-            new.replace(out)
-        finally:
-            shutil.rmtree(new, ignore_errors=True)
-    except OSError as error:
-        raise not_written(out, error) from error
+    with new_folder(out) as new:
+        for name in ("configs", "docs"):
+            (new / name).mkdir()
+        shutil.copytree(
+            model.folder, new / "models", ignore=shutil.ignore_patterns(".*")
+        )
+        here = Path(__file__).parent
+        for name in ("inference.json", "logging.conf"):
+            shutil.copyfile(here / name, new / "configs" / name)
+        for name, text in texts.items():
+            (new / name).write_text(text, encoding="utf-8")
+        # `network_def` has its weights from safetensors: there are none to load over them.
+        torch.save({}, new / _WEIGHTS_OF_MONAI)
     return sorted(path for path in out.rglob("*") if path.is_file())
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import secrets
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -30,7 +29,7 @@ from trinat.segmentation.inference.fusion import ViewAggregator
 from trinat.segmentation.inference.graphs import FusionGraph, ViewGraph, fusion_of
 from trinat.segmentation.inference.network import suitable_batch
 from trinat.segmentation.inference.quality import limits_of
-from trinat.segmentation.io.files import not_written
+from trinat.segmentation.io.files import new_folder
 from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.space.views import View
 
@@ -54,21 +53,12 @@ _PAGE_CHANGES = {
 def export_site(model: Model, out: Path) -> list[Path]:
     """Write a site, whole or not at all; return the files in it.
 
-    Raises ModelError where `out` holds anything already, and for a model that does what the site
-    cannot do.
+    Raises OutputError where `out` holds anything already, and ModelError for a model that does what
+    the site cannot do.
     """
     _require_able(model)
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ModelError("is there already", where=out, remedy="choose another name")
-    new = out.parent / f".trinat-{secrets.token_hex(8)}.tmp"
-    try:
-        try:
-            _write_site(model, new)
-            new.replace(out)
-        finally:
-            shutil.rmtree(new, ignore_errors=True)
-    except OSError as error:
-        raise not_written(out, error) from error
+    with new_folder(out) as new:
+        _write_site(model, new)
     return sorted(path for path in out.rglob("*") if path.is_file())
 
 
@@ -92,8 +82,7 @@ def _require_able(model: Model) -> None:
 
 
 def _write_site(model: Model, folder: Path) -> None:
-    """Write all files of a site below `folder`, which is not there yet."""
-    folder.mkdir(parents=True)
+    """Write all files of a site into an empty folder."""
     for name in ("page", "browser"):
         _copy_tree(_WEB / name, folder / name)
     page = (folder / "page" / "index.html").read_text(encoding="utf-8")

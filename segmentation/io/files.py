@@ -138,6 +138,27 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         raise not_written(final, error) from error
 
 
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty temporary folder that becomes `path` if the block succeeds.
+
+    OutputError for a file of this name, and for a folder that holds anything.
+    """
+    is_empty_folder = path.is_dir() and not any(path.iterdir())
+    if os.path.lexists(path) and not is_empty_folder:
+        raise OutputError("is there already", where=path, remedy="choose another name")
+    temporary = path.parent / f".trinat-{secrets.token_hex(8)}.tmp"
+    try:
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            temporary.replace(path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        raise not_written(path, error) from error
+
+
 def not_written(path: Path, error: OSError) -> OutputError:
     """What to raise where a file or folder could not be written, for this reason.
 

@@ -15,7 +15,7 @@ import torch
 from helpers.service import quick_model
 
 from trinat.pipelines.models.other_formats import export_model
-from trinat.segmentation.errors import ModelError
+from trinat.segmentation.errors import OutputError
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.checkpoint import load_model, save_model
@@ -119,7 +119,7 @@ def test_a_bundle_says_for_which_scans_it_is(
 
 def test_a_folder_that_holds_anything_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own.txt").write_text("mine")
-    with pytest.raises(ModelError, match="is there already"):
+    with pytest.raises(OutputError, match="is there already"):
         export_model(str(quick_model()), tmp_path, format_="monai-bundle")
     assert [path.name for path in tmp_path.iterdir()] == ["own.txt"]
 

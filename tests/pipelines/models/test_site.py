@@ -13,7 +13,7 @@ from helpers.small_model import save_small
 from trinat.pipelines.models import site
 from trinat.pipelines.models.other_formats import export_model
 from trinat.pipelines.web.settings import SITE_POLICY
-from trinat.segmentation.errors import ModelError
+from trinat.segmentation.errors import ModelError, OutputError
 from trinat.segmentation.inference.fusion import ViewAggregator, multiply_csf_odds
 from trinat.segmentation.inference.graphs import FusionGraph, ViewGraph, fusion_of
 from trinat.segmentation.inference.predictor import Predictor
@@ -91,7 +91,7 @@ def test_settings_say_how_slices_are_cut_and_fused(tmp_path: Path) -> None:
 def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "mine.txt").write_text("mine")
-    with pytest.raises(ModelError, match="is there already"):
+    with pytest.raises(OutputError, match="is there already"):
         export_model(
             str(save_small(tmp_path / "own")), tmp_path / "site", format_="web"
         )

@@ -29,6 +29,7 @@ from trinat.segmentation.io.files import (
     atomic_path,
     atomic_text,
     atomic_write,
+    new_folder,
     open_regular,
     open_to_append,
     read_bytes,
@@ -312,3 +313,27 @@ def test_an_empty_table_lacks_its_columns(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "t.csv", required=()) == []
     with pytest.raises(DatasetError, match="no column 'id'"):
         read_rows(tmp_path / "t.csv", required=("id",))
+
+
+def fill(folder: Path, *, until: str) -> None:
+    with new_folder(folder) as new:
+        for name in ("a", "b"):
+            (new / name).touch()
+            if name == until:
+                raise ValueError("half done")
+
+
+def test_a_new_folder_is_whole_or_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="half done"):
+        fill(tmp_path / "new", until="a")
+    assert names(tmp_path) == []
+    fill(tmp_path / "new", until="")
+    assert sorted(names(tmp_path / "new")) == ["a", "b"]
+
+
+def test_a_folder_that_holds_anything_is_not_taken_for_a_new_one(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a").touch()
+    with pytest.raises(OutputError, match="is there already"):
+        fill(tmp_path, until="")
