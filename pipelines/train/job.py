@@ -167,8 +167,9 @@ def train_job(
             step = trainer.counters.step
             trackers = None
             if begins:
-                trackers = Trackers(run.folder, run.recipe, step, run.watcher.say)
-                written_down.callback(trackers.close)
+                trackers = written_down.enter_context(
+                    Trackers(run.folder, run.recipe, step, run.watcher.say)
+                )
             metrics = Metrics(run.folder, step, trackers)
         if workers.count > 1:
             # All start from the leader's state: their disks may show each another file.

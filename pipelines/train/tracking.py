@@ -1,8 +1,11 @@
 """Curves of a training for services that show them: TensorBoard, Weights & Biases, MLflow.
 
 Each is an adapter of one small interface, `Tracker`, and an extra of the installation. A recipe
-names them (`tracking: [wandb]`). What they are told is in metrics.csv and validations.csv, too:
-where a service fails in the midst of a training, its curves end and the training goes on.
+names them (`tracking: [wandb]`). What they get is in metrics.csv and validations.csv, too: where a
+service fails in the midst of a training, its curves end and the training goes on.
+
+Services may be read by others. They get no folder of this disk, and Weights & Biases does not add
+the name of the host, the command line, the repository or what is printed, as it does by default.
 """
 
 from __future__ import annotations
@@ -10,15 +13,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
 
-from trinat.segmentation.errors import ConfigError
+from pydantic_core import to_jsonable_python
+
+from trinat.segmentation.errors import ConfigError, InterruptedRunError
 from trinat.segmentation.io.files import read_text, write_whole
 from trinat.segmentation.training.config import Recipe, Service
 
 # In a job's folder: what its runs are called at the services, so that a resumed one goes on there.
 _RUNS = "tracking.json"
 _EXTRAS = {"tensorboard": "tracking", "wandb": "wandb", "mlflow": "mlflow"}
+# How a job ended, in MLflow's words. A job that was stopped can be resumed.
+End = Literal["FINISHED", "FAILED", "KILLED"]
 
 
 class Tracker(Protocol):
@@ -27,8 +35,8 @@ class Tracker(Protocol):
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Add a point to each of some curves."""
 
-    def close(self) -> None:
-        """The job is over, or stopped."""
+    def close(self, end: End) -> None:
+        """Note how the job ended, and send what was not sent yet."""
 
 
 class _TensorBoard:
@@ -45,7 +53,7 @@ class _TensorBoard:
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
-    def close(self) -> None:
+    def close(self, end: End) -> None:
         self._writer.close()
 
 
@@ -61,16 +69,23 @@ class _WeightsAndBiases:
             id=known,
             resume="allow",
             dir=folder,
-            config=recipe.model_dump(mode="json"),
+            config=_settings_of(recipe),
             reinit="create_new",
+            settings=wandb.Settings(
+                host="",
+                console="off",
+                disable_git=True,
+                save_code=False,
+                x_disable_meta=True,
+            ),
         )
         self.id = str(self._run.id)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         self._run.log(dict(values), step=step)
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, end: End) -> None:
+        self._run.finish(exit_code=0 if end == "FINISHED" else 1)
 
 
 class _MLflow:
@@ -89,7 +104,7 @@ class _MLflow:
             )
             run = self._client.create_run(number, run_name=_title(folder))
             known = run.info.run_id
-            self._client.log_dict(known, recipe.model_dump(mode="json"), "recipe.json")
+            self._client.log_dict(known, _settings_of(recipe), "recipe.json")
         else:
             self._client.update_run(known, status="RUNNING")
         self.id = str(known)
@@ -98,8 +113,8 @@ class _MLflow:
         for name, value in values.items():
             self._client.log_metric(self.id, name, value, step=step)
 
-    def close(self) -> None:
-        self._client.set_terminated(self.id)
+    def close(self, end: End) -> None:
+        self._client.set_terminated(self.id, status=end)
 
 
 def _title(folder: Path) -> str:
@@ -107,8 +122,27 @@ def _title(folder: Path) -> str:
     return "/".join(folder.resolve().parts[-3:])
 
 
+def _settings_of(recipe: Recipe) -> Any:
+    """All settings of a recipe, without the folders of its files."""
+    return to_jsonable_python(_without_folders(recipe.model_dump()))
+
+
+def _without_folders(value: Any) -> Any:
+    """The same, nested as it is, with the last part of each path."""
+    if isinstance(value, Path):
+        return value.name
+    if isinstance(value, Mapping):
+        return {key: _without_folders(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_folders(one) for one in value]
+    return value
+
+
 class Trackers:
-    """The services that a recipe names, for one job; without any it does nothing."""
+    """The services that a recipe names, for one job; without any it does nothing.
+
+    They are open within a `with` block, and learn how it ended.
+    """
 
     def __init__(
         self,
@@ -159,11 +193,23 @@ class Trackers:
                     f"{service} gets no more curves: {_first_line(error)}; the training goes on"
                 )
 
-    def close(self) -> None:
-        """The job is over, or stopped."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        end: End = "FINISHED"
+        if isinstance(error, InterruptedRunError | KeyboardInterrupt):
+            end = "KILLED"
+        elif error is not None:
+            end = "FAILED"
         for service, tracker in self._open.items():
             try:
-                tracker.close()
+                tracker.close(end)
             except Exception as error:
                 self._say(f"{service}: {_first_line(error)}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from helpers.tiny_training import SILENT, tiny_recipe
 from trinat.pipelines.train import tracking
 from trinat.pipelines.train.run import train
 from trinat.pipelines.train.tracking import Trackers, services_of
-from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.errors import ConfigError, InterruptedRunError
 
 VALIDATION = {"every_epochs": 1}
 
@@ -24,15 +25,15 @@ class Kept:
     def __init__(self, failing: bool = False) -> None:
         self.failing = failing
         self.points: list[tuple[dict[str, float], int]] = []
-        self.closed = 0
+        self.ends: list[str] = []
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         if self.failing:
             raise ConnectionError("no route to host\nand pages of advice")
         self.points.append((dict(values), step))
 
-    def close(self) -> None:
-        self.closed += 1
+    def close(self, end: str) -> None:
+        self.ends.append(end)
 
 
 def test_events_is_the_older_word_for_tensorboard(tmp_path: Path) -> None:
@@ -51,13 +52,27 @@ def test_a_service_that_fails_ends_its_curves_and_nothing_else(
     monkeypatch.setattr(tracking, "_begin", lambda service, *given: services[service])
     recipe = tiny_recipe(tmp_path, tracking=["wandb", "mlflow"])
     said: list[str] = []
-    trackers = Trackers(tmp_path, recipe, 0, said.append)
-    for step in (1, 2):
-        trackers.log({"loss": 0.5}, step)
-    trackers.close()
+    with Trackers(tmp_path, recipe, 0, said.append) as trackers:
+        for step in (1, 2):
+            trackers.log({"loss": 0.5}, step)
     assert said == ["wandb gets no more curves: no route to host; the training goes on"]
     assert services["mlflow"].points == [({"loss": 0.5}, 1), ({"loss": 0.5}, 2)]
-    assert (services["wandb"].closed, services["mlflow"].closed) == (0, 1)
+    assert (services["wandb"].ends, services["mlflow"].ends) == ([], ["FINISHED"])
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [(ValueError("a bug"), "FAILED"), (InterruptedRunError("stopped"), "KILLED")],
+)
+def test_services_learn_how_a_job_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, end: str
+) -> None:
+    service = Kept()
+    monkeypatch.setattr(tracking, "_begin", lambda *given: service)
+    recipe = tiny_recipe(tmp_path, tracking=["mlflow"])
+    with pytest.raises(type(error)), Trackers(tmp_path, recipe, 0, print):
+        raise error
+    assert service.ends == [end]
 
 
 def test_a_service_that_is_not_installed_is_refused_before_the_first_step(
@@ -105,11 +120,14 @@ def test_mlflow_has_the_curves_of_each_job_and_a_resumed_one_goes_on_there(
     assert coronal.info.status == "FINISHED"
     assert {"loss", "rate", "coronal/dice"} <= set(coronal.data.metrics)
     assert client.get_metric_history(coronal.info.run_id, "loss")[-1].step == 8
+    settings = mlflow.artifacts.load_dict(f"{coronal.info.artifact_uri}/recipe.json")
+    heads = Path(recipe.stages[0].data.synthetic.heads)
+    assert settings["stages"][0]["data"]["synthetic"]["heads"] == heads.name
+    assert str(heads.parent) not in json.dumps(settings)
 
     known = json.loads((run / "train/coronal/tracking.json").read_text())["mlflow"]
-    again = Trackers(run / "train/coronal", recipe, 8, print)
-    again.log({"loss": 0.25}, 9)
-    again.close()
+    with Trackers(run / "train/coronal", recipe, 8, print) as again:
+        again.log({"loss": 0.25}, 9)
     assert client.get_run(known).data.metrics["loss"] == 0.25
 
 
@@ -123,6 +141,7 @@ def test_weights_and_biases_has_them_without_a_network(
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.setattr(socket, "gethostname", lambda: "a-host")
     recipe = tiny_recipe(
         tmp_path, tracking=["wandb"], validation=VALIDATION, views=["coronal"]
     )
@@ -133,3 +152,8 @@ def test_weights_and_biases_has_them_without_a_network(
     content = kept.read_bytes()
     for name in (b"loss", b"gradient_norm", b"coronal/dice", b"run/train/coronal"):
         assert name in content
+    # Others may read it.
+    heads = Path(recipe.stages[0].data.synthetic.heads)
+    for private in (str(heads.parent), str(tmp_path), "a-host", sys.prefix):
+        assert private.encode() not in content, private
+    assert not list(kept.parent.glob("**/output.log"))
