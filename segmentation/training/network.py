@@ -6,7 +6,7 @@ Its optimiser, too: parts of the network at their own rates, and what is remembe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -148,9 +148,10 @@ def build_optimiser(
     """AdamW or SGD over the parts of the network that are not frozen.
 
     Each part is a group of parameters, with its `multiple` of the learning rate. The parameters of
-    a part whose multiple is 0 need no gradient from here on.
+    a part whose multiple is 0 need no gradient from here on. Parts of other names, which a network
+    of its own may have, are one more group.
     """
-    groups = []
+    groups: list[dict[str, Any]] = []
     for part in get_args(Part):
         multiple = config.parts.get(part, 1.0)
         parameters = [
@@ -163,6 +164,13 @@ def build_optimiser(
                 parameter.requires_grad_(False)
         else:
             groups.append({"params": parameters, "multiple": multiple})
+    others = [
+        parameter
+        for owner, _, parameter in network.part_parameters()
+        if owner not in get_args(Part)
+    ]
+    if others:
+        groups.append({"params": others, "multiple": 1.0})
     if config.kind == "sgd":
         return torch.optim.SGD(
             groups,

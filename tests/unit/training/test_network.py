@@ -7,13 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.models.quicknat import QuickNat
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.config import Recipe
-from trinat.segmentation.training.network import ViewsNet, copy_matching, update_average
+from trinat.segmentation.training.network import (
+    ViewsNet,
+    build_optimiser,
+    copy_matching,
+    update_average,
+)
 
 SCHEME = load_scheme("quicknat33")
 CLASSES = {view: len(SCHEME.seen_in(view)) for view in View}
@@ -120,3 +125,11 @@ def test_an_average_follows_its_network(recipe: Recipe) -> None:
     # Young averages follow faster: (1 + 0) / (10 + 0) stays at step 0.
     update_average(average, network, 0.9, step=0)
     assert torch.allclose(average.weight, torch.tensor(0.91))
+
+
+def test_a_part_of_another_name_is_trained_too(recipe: Recipe) -> None:
+    network = ViewsNet(recipe.network, {View.CORONAL: 4})
+    network.trunk.gate = nn.Linear(2, 2)
+    optimiser = build_optimiser(network, recipe.stages[0].optimiser)
+    trained = {id(one) for group in optimiser.param_groups for one in group["params"]}
+    assert trained == {id(one) for one in network.parameters()}
