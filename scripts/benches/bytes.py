@@ -29,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 import pydicom
+import torch
 import typer
 from attacks.workshop import fork_command
 from helpers.dicom import write_classic
@@ -146,6 +147,8 @@ def run(*arguments: str) -> None:
     parser.add_argument("--against", type=Path, metavar="TABLE")
     parser.add_argument("--keep", type=Path, metavar="FOLDER")
     chosen = parser.parse_args(arguments)
+    # Commands are forks of this process: torch's threads, once at work here, would not work there.
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="trinat-bytes-") as scratch:
         # Inputs have a part of their path in their headers: one name for all runs.
         folder = Path(scratch).resolve() / "bytes"
