@@ -70,36 +70,20 @@ def models(
 
 def _show_model(name: str, json_: bool) -> None:
     """Print what a model says of itself, and the calls that trained it."""
-    from trinat.pipelines.train.provenance import read_provenance
+    from trinat.pipelines.train.provenance import origins, read_provenance
     from trinat.segmentation.models.checkpoint import read_info
     from trinat.segmentation.models.zoo import find_model
 
     folder = find_model(name)
-    info = read_info(folder)
-    jobs = read_provenance(folder)
     if json_:
+        info = read_info(folder)
         found = _described(info.name, folder, info)
         found["training"] = info.training.model_dump(mode="json")
         found["versions"] = info.versions
-        found["jobs"] = jobs
+        found["jobs"] = read_provenance(folder)
         typer.echo(json.dumps(found, indent=2))
         return
-    lines = {
-        "name": info.name,
-        "views": " ".join(view.value for view in info.architectures),
-        "labels": info.labels,
-        **info.training.model_dump(mode="json", exclude_none=True),
-        **info.versions,
-    }
-    shown = [f"{key}: {value}" for key, value in lines.items() if value]
-    for job, calls in jobs.items():
-        shown.append(f"job: {job}")
-        for number, call in enumerate(calls, start=1):
-            shown.append(f"  call {number}")
-            shown += [f"    {key}: {value}" for key, value in call.items() if value]
-    if not jobs:
-        shown.append("jobs: not written down")
-    for line in shown:
+    for line in origins(folder):
         # What a model says of itself is text: nothing that a terminal obeys.
         typer.echo(line[: len(line) - len(line.lstrip())] + one_line(line.lstrip()))
 

@@ -25,11 +25,17 @@ import torch
 
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.io.files import read_text, sha256_of, write_whole
+from trinat.segmentation.models.checkpoint import read_info
 from trinat.segmentation.models.hardware import describe_gpu
 from trinat.segmentation.models.zoo import MODEL_FILE, find_model
 from trinat.segmentation.training.config import StageConfig, StoreConfig
 
 PROVENANCE = "provenance.json"
+_CARD = "MODEL_CARD.md"
+# The first line of a card that may be written anew: a card by hand stays.
+_BY_TRINAT = (
+    "<!-- Written by trinat train. Without this line the file is yours, and stays. -->"
+)
 _CODE = Path(__file__).resolve().parents[2]
 
 
@@ -90,6 +96,46 @@ def read_provenance(model: Path) -> dict[str, list[dict[str, Any]]]:
         return {}
     jobs: dict[str, list[dict[str, Any]]] = json.loads(read_text(path))
     return jobs
+
+
+def origins(model: Path) -> list[str]:
+    """What a model says of itself and of the calls that trained it, a line each."""
+    info = read_info(model)
+    facts = {
+        "name": info.name,
+        "views": " ".join(view.value for view in info.architectures),
+        "labels": info.labels,
+        **info.training.model_dump(mode="json", exclude_none=True),
+        **info.versions,
+    }
+    lines = [f"{key}: {value}" for key, value in facts.items() if value]
+    jobs = read_provenance(model)
+    for job, calls in jobs.items():
+        lines.append(f"job: {job}")
+        for number, call in enumerate(calls, start=1):
+            lines.append(f"  call {number}")
+            lines += [f"    {key}: {value}" for key, value in call.items() if value]
+    if not jobs:
+        lines.append("jobs: not written down")
+    return lines
+
+
+def card_by_hand(model: Path) -> str:
+    """The text of a model's card that somebody wrote; empty where there is none."""
+    path = model / _CARD
+    text = read_text(path) if path.is_file() else ""
+    return "" if text.startswith(_BY_TRINAT) else text
+
+
+def write_card(model: Path, by_hand: str) -> None:
+    """Write a model's card for people: that by hand, where there is one."""
+    facts = "".join(f"    {line}\n" for line in origins(model))
+    card = (
+        f"{_BY_TRINAT}\n\n# {read_info(model).name}\n\nFor research, not for diagnosis. Scores on "
+        "scans that it was not trained on, and its known errors, are to be written here.\n\n"
+        f"## How it was trained\n\n{facts}"
+    )
+    write_whole(model / _CARD, by_hand or card)
 
 
 def commit(code: Path) -> str:

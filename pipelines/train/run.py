@@ -40,7 +40,11 @@ from trinat.pipelines.train.job import (
     Watcher,
     train_job,
 )
-from trinat.pipelines.train.provenance import write_provenance
+from trinat.pipelines.train.provenance import (
+    card_by_hand,
+    write_card,
+    write_provenance,
+)
 from trinat.pipelines.train.result import CONFIG, DATA, DONE, read_data, save_run
 from trinat.segmentation import timing
 from trinat.segmentation.data.splits import read_split
@@ -297,8 +301,11 @@ def _save_model(
 ) -> list[str]:
     """Write the model of a run, one process after another; returns the names of its views."""
     with run_lock(out / _LOCK, patience_s=_PATIENCE_S):
+        # A model is saved as a whole folder.
+        by_hand = card_by_hand(model)
         saved = save_run(recipe, out, model, say)
         write_provenance(out, model)
+        write_card(model, by_hand)
     return saved
 
 

@@ -62,6 +62,12 @@ def test_a_model_says_by_whom_and_from_what_it_was_trained(tmp_path: Path) -> No
     as_json = CliRunner().invoke(app, ["models", "show", str(model), "--json"]).output
     assert json.loads(as_json)["jobs"] == jobs
 
+    card = model / "MODEL_CARD.md"
+    assert f"    start: {call['start']}\n" in card.read_text()
+    card.write_text("by hand")
+    train(recipe, tmp_path / "run", SILENT, resume=True)
+    assert card.read_text() == "by hand"
+
 
 def test_a_model_without_provenance_is_shown() -> None:
     done = CliRunner().invoke(app, ["models", "show", "fast"])

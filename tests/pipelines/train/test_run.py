@@ -233,7 +233,7 @@ def test_a_model_brings_the_label_scheme_of_ones_own_that_it_learnt(
     ("lack", "message"),
     [
         ({"scheme": "nowhere"}, "nowhere: no such label scheme"),
-        ({"events": True}, "events need TensorBoard"),
+        ({"events": True}, "tracking by tensorboard needs it installed"),
         ({"data": {"rows": 32, "columns": 32}}, "data names no source"),
     ],
     ids=["scheme", "tensorboard", "data"],
