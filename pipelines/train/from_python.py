@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trinat.pipelines.common.option import split_devices
 from trinat.pipelines.train.job import Job, Watcher
 from trinat.pipelines.train.launch import launch
 from trinat.pipelines.train.log import METRICS, VALIDATIONS, read_rows
@@ -18,6 +19,7 @@ from trinat.pipelines.train.progress import training_progress
 from trinat.pipelines.train.result import CONFIG, best_dice
 from trinat.pipelines.train.run import on_store, read_recipe
 from trinat.pipelines.train.settings import TrainSettings
+from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.training.config import Recipe
 
 if TYPE_CHECKING:
@@ -96,7 +98,8 @@ def train(
     store : path, optional
         A store of slices with its split.json.
     settings : mapping, optional
-        Keys of the recipe and their values: `{"optimiser.rate": 1e-3, "start": "fast"}`.
+        Keys of the recipe and their values: `{"optimiser.rate": 1e-3, "start": "fast"}`. Files and
+        folders may be paths.
     view : str
         One of the recipe's views, or "all".
     resume : bool
@@ -104,7 +107,7 @@ def train(
     seconds : float, optional
         Wall time, in place of the recipe's steps or epochs.
     device : str
-        As for `trinat train`.
+        auto, cpu, cuda, cuda:1 or mps. Only `trinat train` takes several.
     progress : bool
         Show progress on stderr.
     on_score : callable, optional
@@ -123,14 +126,21 @@ def train(
     >>> int(run.metrics.step.max())
     2
     """
-    overrides = [
-        f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()
-    ]
+    devices = split_devices(device)
+    if len(devices) > 1:
+        raise ConfigError(
+            f"{device}: one process trains on one device",
+            remedy="use the command trinat train for several",
+        )
+    overrides = []
+    for key, value in (settings or {}).items():
+        written = json.dumps(value, default=os.fspath)
+        overrides.append(f"{key}={written}")
     whole = read_recipe(os.fspath(recipe), overrides)
     if store is not None:
         whole = on_store(whole, Path(store))
     folder = Path("runs") / whole.name if out is None else Path(out)
-    asked = TrainSettings(view=view, resume=resume, seconds=seconds, devices=(device,))
+    asked = TrainSettings(view=view, resume=resume, seconds=seconds, devices=devices)
 
     @contextmanager
     def watching() -> Iterator[Watcher]:

@@ -9,7 +9,7 @@ from helpers.small_store import all_train, small_store
 from helpers.tiny_training import write_recipe
 
 import trinat
-from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.errors import ConfigError, ModelError
 
 
 class EnoughError(Exception):
@@ -83,3 +83,17 @@ def test_a_store_is_trained_on_and_without_validation_there_is_no_dice(
 def test_a_view_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'frontal' is no view"):
         trinat.train(write_recipe(tmp_path), tmp_path / "run", view="frontal")
+
+
+def test_several_devices_are_refused(tmp_path: Path) -> None:
+    """They need processes, which what listens cannot be sent to."""
+    with pytest.raises(ConfigError, match="one device"):
+        trinat.train(write_recipe(tmp_path), tmp_path / "run", device="cuda:0,1")
+
+
+def test_a_setting_may_be_a_path(tmp_path: Path) -> None:
+    settings = {"start": tmp_path / "gone"}
+    with pytest.raises(ModelError, match="gone"):
+        trinat.train(
+            write_recipe(tmp_path), tmp_path / "run", settings=settings, device="cpu"
+        )
