@@ -95,8 +95,9 @@ def site_effects(values: Values, sites: Sites, facts: Values) -> SiteEffects:
     usable = np.isfinite(sd)
     if usable.sum() < 2:
         raise EvaluationError(
-            f"{usable.sum()} structures have {FEWEST_AT_SITE} volumes at each site, and two are "
-            "needed: what a site does to one is learnt from what it does to the others",
+            f"fewer than two structures have {FEWEST_AT_SITE} volumes at each site, and what a "
+            "site does to one is learnt from the others",
+            remedy="leave out sites with few persons, or do not harmonise",
         )
     for site in range(count):
         alone, drawn, squared = _drawn_together(standard[sites == site][:, usable])
