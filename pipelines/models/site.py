@@ -269,6 +269,7 @@ def _check(
         # Classes that are as probable as each other may change places.
         if close.mean() < 1 - _SAME:
             raise ModelError(
-                f"ONNX Runtime gives the same value at {close.mean():.4%} of places only",
+                f"ONNX Runtime gives the same value as torch at only {close.mean():.2%} of places",
                 where=path,
+                remedy="use other versions of torch and onnxruntime",
             )
