@@ -96,7 +96,7 @@ def make_norms(
 
 
 def _refuse_other_files(out: Path) -> None:
-    """OutputError where `out` is there, and is no table of norms."""
+    """Raise OutputError where `out` is there, and is no table of norms."""
     if os.path.lexists(out) and not (out.is_file() and is_of_norms(out)):
         raise OutputError(
             "is no table of norms and would be replaced",
@@ -110,7 +110,7 @@ def _persons(
     group: str | None,
     say: Callable[[str], None],
 ) -> pd.DataFrame:
-    """A row for each control: age, sex, intracranial volume, and a column for each structure.
+    """Make a row for each control: age, sex, intracranial volume, and each structure's volume.
 
     Those of several scans have the mean. Who has no age or sex is left out, and who is of a sex
     that has too few.
@@ -155,7 +155,7 @@ def _persons(
 
 
 def _counted(persons: pd.DataFrame) -> pd.DataFrame:
-    """Those of the persons whose sex has enough, if these are enough; else nobody."""
+    """Keep the persons whose sex has enough, if these are enough; else nobody."""
     counts = persons["sex"].map(persons["sex"].value_counts())
     enough = persons[counts >= FEWEST_OF_SEX]
     if len(enough) < FEWEST_PERSONS:
@@ -173,13 +173,13 @@ def _say_left_out(
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first names."""
+    """List the first names, and say how many more there are."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(names[:5]) + more
 
 
 def _model_of(measured: MeasuredGroup, folder: Path) -> str:
-    """The hash of the model that made the label maps; "" where no ledger says it."""
+    """Find the hash of the model that made the label maps; "" where no ledger says it."""
     models = {
         entry.model
         for entry in measured.ledger.entries

@@ -1,4 +1,4 @@
-"""Which classes of a label scheme are grey matter, white matter and CSF.
+"""Says which classes of a label scheme are grey matter, white matter and CSF.
 
 The table of the scheme `tissue4` says which of FreeSurfer's structures is which.
 """
@@ -16,7 +16,7 @@ TISSUES = ("GM", "WM", "CSF")
 
 
 def tissue_numbers(scheme: LabelScheme) -> NDArray[np.int64]:
-    """The number of each class's tissue, (K,); 0 of what is no tissue, as background.
+    """Find the number of each class's tissue, (K,); 0 of what is no tissue, as background.
 
     LabelError for a class that is made of several tissues.
     """

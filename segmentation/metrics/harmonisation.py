@@ -31,7 +31,7 @@ _MOST_STEPS = 10_000
 
 @dataclass(frozen=True)
 class SiteEffects:
-    """What S sites do to K structures, and what persons without site effects have.
+    """Holds what S sites do to K structures, and what persons without site effects have.
 
     `shift` and `scale` (S, K) are of residuals: the mean in standard deviations, and the factor of
     the standard deviation. `shift_alone` (S, K) is the shift without empirical Bayes. `mean` (K,),
@@ -118,9 +118,10 @@ def tells_apart(sites: Sites, facts: Values) -> bool:
 
 
 def _drawn_together(residuals: Values) -> tuple[Values, Values, Values]:
-    """Of one site's residuals (N, K): the means, and the posterior means and variances, (K,) each.
+    """Estimate means, posterior means and posterior variances, (K,) each, of a site's residuals.
 
-    The priors are those of the site's K means and variances, by their moments.
+    The residuals are (N, K). The priors are those of the site's K means and variances, by their
+    moments.
     """
     known = np.isfinite(residuals).sum(0)
     means = np.nanmean(residuals, axis=0)

@@ -108,7 +108,7 @@ class Equals:
         return math.expm1(self.skewness * logarithm) / self.skewness / self.spread
 
     def volume_mm3(self, z: float) -> float:
-        """The volume at a z; 0 or infinite where no volume is that far."""
+        """Find the volume at a z; 0 or infinite where no volume is that far."""
         if abs(self.skewness) < NO_SKEWNESS:
             return self.median_mm3 * math.exp(self.spread * z)
         power = 1 + self.skewness * self.spread * z
@@ -144,7 +144,7 @@ class Norms:
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, object]]) -> Norms:
-        """The norms of rows that have these columns, of which each is right by itself."""
+        """Make the norms of rows that have these columns, of which each is right by itself."""
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, delimiter="\t", lineterminator="\n")
         writer.writeheader()
@@ -176,7 +176,7 @@ class Norms:
         age: float | None,
         intracranial_mm3: float | None,
     ) -> Place:
-        """Where a volume lies; NormError where norms say nothing of it, or of the person."""
+        """Find where a volume lies; NormError where norms say nothing of it, or of the person."""
         if age is None or not sex:
             raise NormError("age and sex are not known")
         curve = self.curves.get((structure, sex))
@@ -197,7 +197,7 @@ class Norms:
 
 
 def _curve_of(rows: Iterable[Mapping[str, str]]) -> Curve:
-    """The curve of the rows of one structure and sex."""
+    """Read the curve of one structure and sex from its rows."""
     rows = list(rows)
     columns = {
         name: [float(row[name]) for row in rows]
@@ -223,7 +223,7 @@ def _curve_of(rows: Iterable[Mapping[str, str]]) -> Curve:
 def rows_of(
     structure: str, sex: str, curve: Curve, model: str
 ) -> list[dict[str, object]]:
-    """The rows of a table of norms for one curve."""
+    """Write one curve as the rows of a table of norms."""
     rows = []
     for place, age in enumerate(curve.ages):
         equals = Equals(

@@ -43,7 +43,7 @@ class Controls:
 
 
 def fit_curves(controls: Controls) -> dict[str, Curve]:
-    """The curves of women (F) and men (M), at each year of age; only of a sex that persons are of.
+    """Fit curves of women (F) and men (M) at each year of age; only of a sex that persons have.
 
     Controls are as many as `FEWEST_PERSONS` and `FEWEST_OF_SEX` say, and have volumes above 0. A
     curve ends where fewer than `FEWEST_NEAR` of them are near, and has no ages that none of its sex
@@ -76,7 +76,7 @@ class _Model:
 
     @classmethod
     def of(cls, controls: Controls) -> _Model:
-        """The model of controls."""
+        """Build the model of controls."""
         count = len(controls.age)
         quantiles = max(
             (least, places) for least, places in _KNOTS.items() if count >= least
@@ -116,7 +116,7 @@ class _Model:
         return [*free, _SKEWNESS]
 
     def loss(self, parameters: Values) -> tuple[float, Values]:
-        """The negative logarithm of the likelihood a person, and its gradient.
+        """Compute the negative log likelihood a person, and its gradient.
 
         With y = log(V / M) and u = (exp(L y) - 1) / L, a person's is log S + (u / S)^2 / 2 - L y.
         """
@@ -146,7 +146,7 @@ class _Model:
         return float(value), gradient
 
     def curve(self, parameters: Values, sex: int) -> Curve:
-        """The curve of a sex, at those years that enough persons are near."""
+        """Compute the curve of a sex, at those years that enough persons are near."""
         controls = self.controls
         of_sex = controls.age[controls.is_male == sex]
         ages = np.arange(np.floor(of_sex.min()), np.floor(of_sex.max()) + 1)
@@ -182,7 +182,7 @@ class _Model:
         )
 
     def _design_at(self, ages: Values, sex: int) -> Values:
-        """The rows of the design for persons of a sex with a head of the mean size."""
+        """Make the rows of the design for persons of a sex with a head of the mean size."""
         columns = [_spline(self.knots, ages)]
         if np.ptp(self.controls.is_male):
             columns.append(np.full((len(ages), 1), float(sex)))
@@ -199,7 +199,7 @@ class _Model:
 
 
 def _spline(knots: Values, ages: Values) -> Values:
-    """The natural cubic splines that are 1 at one knot and 0 at the others, (A, knots)."""
+    """Evaluate the natural cubic splines that are 1 at one knot and 0 at the others, (A, knots)."""
     if len(knots) == 1:
         return np.ones((len(ages), 1))
     if len(knots) == 2:
@@ -210,7 +210,7 @@ def _spline(knots: Values, ages: Values) -> Values:
 
 
 def _longest_run(flags: NDArray[np.bool_]) -> slice:
-    """Where the longest run of true flags is; an empty slice where there is none."""
+    """Find the longest run of true flags; an empty slice where there is none."""
     best = slice(0, 0)
     start = 0
     for place, flag in enumerate(np.append(flags, False)):

@@ -1,4 +1,4 @@
-"""The effects of sites on a group's volumes: taken away, and shown before and after."""
+"""Takes the effects of sites away from a group's volumes, and measures them before and after."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KEPT_FACTS = ("age", "sex", "group")
 
 @dataclass(frozen=True)
 class Harmonisation:
-    """How the effects of sites were taken away, of which `metric`.
+    """Says how the effects of sites were taken away from the values of a `metric`.
 
     `kept` are the facts of persons whose effects are kept, `persons` the number at each site, and
     `without` the number of scans that lack a site or one of these facts: they have no harmonised
@@ -46,7 +46,7 @@ class Harmonisation:
 def harmonise(
     frame: pd.DataFrame, metric: str
 ) -> tuple[dict[str, _Values], Harmonisation]:
-    """Values of one metric without the effects of sites, (N,) by structure, and how it was done.
+    """Take the effects of sites away from one metric: values (N,) by structure, and how.
 
     `frame` is that of a `Cohort`. Effects are estimated of persons, who count once at a site, and
     taken away from each scan. EvaluationError with fewer than two sites, with too few persons at a
@@ -110,7 +110,7 @@ def harmonise(
 
 
 def _kept_facts(facts: pd.DataFrame) -> tuple[tuple[str, ...], pd.DataFrame]:
-    """Which facts of scans are kept, and these as numbers, (N, P); NaN where one is not known.
+    """Choose the facts of scans to keep, and write them as numbers, (N, P); NaN if not known.
 
     A fact that is the same for all who have it has no effect to keep. Of words there is a column of
     0 and 1 for each but the first.
@@ -134,7 +134,7 @@ def _kept_facts(facts: pd.DataFrame) -> tuple[tuple[str, ...], pd.DataFrame]:
 def _check_sites(
     persons: Mapping[str, int], sites: pd.Series, kept: Sequence[str]
 ) -> None:
-    """EvaluationError unless there are two sites or more, each with persons enough."""
+    """Raise EvaluationError unless there are two sites or more, each with persons enough."""
     names = sorted(set(sites) - {""})
     if len(names) < 2:
         raise EvaluationError(
@@ -155,7 +155,7 @@ def _check_sites(
 
 
 def _check_kept(sites: NDArray[np.int64], facts: _Values, names: Sequence[str]) -> None:
-    """EvaluationError if a fact that is to be kept follows from the site and the others."""
+    """Raise EvaluationError if a fact to be kept follows from the site and the others."""
     for count, name in enumerate(names, start=1):
         if not tells_apart(sites, facts[:, :count]):
             raise EvaluationError(
@@ -165,6 +165,6 @@ def _check_kept(sites: NDArray[np.int64], facts: _Values, names: Sequence[str]) 
 
 
 def _mean(values: _Values) -> float:
-    """The mean of those that are known; NaN of none."""
+    """Average those that are known; NaN of none."""
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else float("nan")
