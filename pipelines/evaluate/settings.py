@@ -43,7 +43,10 @@ class LabelMapOptions:
         ),
     ] = None
     jobs: Annotated[
-        int | None, Option("Number of processes. Default: one per processor.")
+        int | None,
+        Option(
+            "Number of processes. Default: one per processor.", names=("--jobs", "-j")
+        ),
     ] = None
     command: str = ""
 

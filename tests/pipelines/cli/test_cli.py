@@ -108,6 +108,7 @@ def test_short_names_of_options_are_the_same_everywhere() -> None:
         options = {option: given.opts for given in one.params for option in given.opts}
         assert "-o" in options.get("--out", ["-o"]), one.name
         assert "-q" in options.get("--quiet", ["-q"]), one.name
+        assert "-j" in options.get("--jobs", ["-j"]), one.name
     for arguments in (["-h"], ["predict", "-h"], ["data", "get", "-h"]):
         assert "Usage: " in trinat(*arguments).stdout
 
