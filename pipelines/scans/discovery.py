@@ -239,7 +239,14 @@ def _expand_folder(
     scans = natsorted(
         (file for file in files if file in dicom or is_scan(file)), key=str
     )
-    others = [file for file in files if file not in dicom and not is_scan(file)]
+    unread = [file for file in files if file not in dicom and not is_scan(file)]
+    zips = [file for file in unread if file.suffix.lower() == ".zip"]
+    others = [file for file in unread if file not in zips]
+    if zips:
+        remarks.append(
+            f"{folder.name}/: zips in a folder are not opened: {len(zips)}; give them by name, "
+            f"such as {folder.name}/*.zip"
+        )
     if dicom and others:
         kinds = natsorted({file.suffix.lower() or "without suffix" for file in others})
         remarks.append(

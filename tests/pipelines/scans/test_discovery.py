@@ -323,3 +323,12 @@ def test_a_bids_scan_in_anothers_folder_is_refused(tmp_path: Path) -> None:
     assert ids(found) == ["sub-01/anat/sub-01_acq-a+b"]
     assert found.cases[0].entities["acq"] == "a+b"
     assert len(refused(found)) == 3
+
+
+def test_zips_in_a_folder_are_counted_with_how_to_give_them(tmp_path: Path) -> None:
+    touch(tmp_path / "study", "a.nii.gz", "b.zip", "c.ZIP")
+    found = find_cases([tmp_path / "study"])
+    assert ids(found) == ["a"]
+    assert found.remarks == (
+        "study/: zips in a folder are not opened: 2; give them by name, such as study/*.zip",
+    )
