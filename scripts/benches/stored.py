@@ -27,14 +27,13 @@ def run(scan: str, out: str, model: str = "fast") -> None:
     write_forms(Volume.read(scan), scans)
     results = Path(out) / "results"
     table = trinat.segment_many(scans, results, model=model, picture=False)
-    table = table.set_index("scan")
-    plain = Volume.read(table.labels["plain"]).data
-    for name, row in table.iterrows():
+    plain = Volume.read(results / "plain_dseg.nii.gz").data
+    for row in table.itertuples():
         labels = Volume.read(row.labels).data
         differ = "on another grid"
         if labels.shape == plain.shape:
             differ = f"{np.count_nonzero(labels != plain)} voxels differ"
-        print(f"{name}: {row.grade}, {differ} {row.reason}")
+        print(f"{row.scan}: {row.grade}, {differ}; {row.reason}")
 
 
 def write_forms(scan: Volume, folder: Path) -> None:
