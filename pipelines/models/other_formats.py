@@ -7,9 +7,7 @@ that `python -m monai.bundle` runs.
 from __future__ import annotations
 
 import json
-import logging
 import shutil
-import warnings
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trinat.pipelines.models.site import export_site
+from trinat.pipelines.models.site import export_site, write_onnx
 from trinat.segmentation.errors import ConfigError, ModelError
 from trinat.segmentation.io.files import atomic_path, new_folder, read_text
 from trinat.segmentation.models.base import Network
@@ -27,7 +25,6 @@ from trinat.segmentation.space.views import View
 
 # The share of voxels whose label must be the same in ONNX Runtime.
 SAME_LABELS = 0.9999
-_OPSET = 20
 _SIDE = 64  # of the slices that the exported graph is traced and checked with
 
 # `monai.bundle verify_metadata` checks metadata.json against this.
@@ -134,24 +131,15 @@ def export_network(
     rows = unit * torch.export.Dim("rows", min=1)
     columns = unit * torch.export.Dim("columns", min=1)
     sizes = {0: number, 2: rows, 3: columns}
-    # The exporter reports on itself at length; what matters is checked afterwards.
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            network,
-            (example,),
-            dynamo=True,
-            input_names=["slices"],
-            output_names=["logits"],
-            dynamic_shapes=(sizes,),
-            opset_version=_OPSET,
-            verbose=False,
-        )
-        assert program is not None
-        program.model.metadata_props.update(facts or {})
-        # Weights inside: one file a view.
-        program.save(path, external_data=False)
+    write_onnx(
+        network,
+        (example,),
+        path,
+        names=("slices",),
+        results=("logits",),
+        sizes=(sizes,),
+        facts=facts,
+    )
 
 
 def _export_bundle(model: Model, out: Path) -> list[Path]:

@@ -196,7 +196,7 @@ def _export_view(model: Model, view: View, fusion: ViewAggregator, path: Path) -
         before = torch.rand(count, height, width, classes, generator=generator)
         return slices, before
 
-    _export(
+    write_onnx(
         graph,
         inputs(2, _SIDE, _SIDE),
         path,
@@ -213,7 +213,7 @@ def _export_fusion(model: Model, fusion: ViewAggregator, path: Path) -> None:
     graph = FusionGraph(model, fusion)
     generator = torch.Generator().manual_seed(0)
     added = torch.rand(2 * _SIDE, len(fusion.scheme), generator=generator)
-    _export(
+    write_onnx(
         graph,
         (added[:_SIDE],),
         path,
@@ -224,7 +224,7 @@ def _export_fusion(model: Model, fusion: ViewAggregator, path: Path) -> None:
     _check(graph, (added,), path, ("added",))
 
 
-def _export(
+def write_onnx(
     graph: nn.Module,
     inputs: tuple[Tensor, ...],
     path: Path,
@@ -232,8 +232,12 @@ def _export(
     names: tuple[str, ...],
     results: tuple[str, ...],
     sizes: tuple[Mapping[int, Any], ...],
+    facts: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a module as ONNX with its weights inside; `sizes` are those that may change."""
+    """Write a module as ONNX with its weights inside, and `facts` as the file's metadata.
+
+    `names` and `results` are those of inputs and outputs, `sizes` those that may change.
+    """
     # The exporter reports on itself at length; what matters is checked afterwards.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
@@ -249,6 +253,7 @@ def _export(
             verbose=False,
         )
     assert program is not None
+    program.model.metadata_props.update(facts or {})
     program.save(path, external_data=False)
 
 

@@ -82,6 +82,17 @@ def _is_fmriprep(program: str | None) -> bool:
     return program == "fmriprep"
 
 
+# Settings that the hash of a result has always had. A new one is not added here.
+_IN_EVERY_DIGEST = frozenset(
+    (
+        *("views", "precision", "mirror", "samples", "clean", "longitudinal"),
+        *("format", "mgz", "stats", "picture", "brain_mask", "entropy"),
+        *("probabilities", "dicom_seg", "page", "reference"),
+        *("fill_nonfinite", "trust_affine"),
+    )
+)
+
+
 @dataclass(frozen=True)
 class OutputSettings:
     """What changes the results: any change here makes every case of a folder be done again.
@@ -200,14 +211,16 @@ class OutputSettings:
         return bool(getattr(self, product.setting))
 
     def digest(self) -> str:
-        """A hash of all settings and of trinat's version.
+        """A hash of trinat's version and of all settings, those that came later where they are set.
 
-        Where files of later settings are not asked for, results from before them stay.
+        So results from before a setting stay.
         """
-        content = asdict(self)
-        for later in ("tissues", "fmriprep"):
-            if not content[later]:
-                del content[later]
+        usual = asdict(OutputSettings())
+        content = {
+            name: value
+            for name, value in asdict(self).items()
+            if name in _IN_EVERY_DIGEST or value != usual[name]
+        }
         content["version"] = version("trinat")
         text = json.dumps(content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()

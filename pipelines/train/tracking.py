@@ -210,8 +210,8 @@ class Trackers:
         for service, tracker in self._open.items():
             try:
                 tracker.close(end)
-            except Exception as error:
-                self._say(f"{service}: {_first_line(error)}")
+            except Exception as refusal:
+                self._say(f"{service}: {_first_line(refusal)}")
 
 
 def services_of(recipe: Recipe) -> Sequence[Service]:
