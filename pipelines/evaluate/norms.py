@@ -24,6 +24,7 @@ from trinat.segmentation.metrics.norms_fit import (
     fit_curves,
 )
 from trinat.segmentation.report.cohort import cohort_of
+from trinat.segmentation.report.page import count
 
 # What is known of a person beside volumes.
 _FACTS = ("age", "sex", "intracranial_mm3")
@@ -81,7 +82,7 @@ def make_norms(
     if not rows:
         sexes = ", ".join(f"{(persons['sex'] == sex).sum()} {sex}" for sex in SEXES)
         raise EvaluationError(
-            f"{len(persons)} persons of known age and sex ({sexes}), and norms need "
+            f"{count(len(persons), 'person')} left ({sexes}), and norms need "
             f"{FEWEST_PERSONS}, of these {FEWEST_OF_SEX} of a sex",
             where=settings.predictions,
         )
@@ -169,7 +170,7 @@ def _say_left_out(
     """Name persons who are in no norms."""
     names = list(persons.index[are_left_out])
     if names:
-        say(f"left out: {len(names)} persons {why}: {_some(names)}")
+        say(f"left out: {count(len(names), 'person')} {why}: {_some(names)}")
 
 
 def _some(names: Sequence[str]) -> str:

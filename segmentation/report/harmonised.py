@@ -15,6 +15,7 @@ from trinat.segmentation.metrics.harmonisation import (
     site_effects,
     tells_apart,
 )
+from trinat.segmentation.report.page import count
 
 _Values = NDArray[np.float64]
 
@@ -138,26 +139,27 @@ def _check_sites(
     names = sorted(set(sites) - {""})
     if len(names) < 2:
         raise EvaluationError(
-            f"{len(names)} sites in the table of participants, and two are needed to harmonise",
+            f"{count(len(names), 'site')} in the table of participants, and two are needed to "
+            "harmonise",
             remedy="give --participants with a column site, or leave --harmonise out",
         )
     with_facts = ""
     if kept:
         with_facts = f" of known {' and '.join(kept)}"
     for name in names:
-        count = persons.get(name, 0)
-        if count < FEWEST_AT_SITE:
+        number = persons.get(name, 0)
+        if number < FEWEST_AT_SITE:
             raise EvaluationError(
-                f"site {name} has {count} persons{with_facts}, and {FEWEST_AT_SITE} are needed to "
-                "harmonise",
+                f"site {name} has {count(number, 'person')}{with_facts}, and {FEWEST_AT_SITE} are "
+                "needed to harmonise",
                 remedy="leave the site's scans out, or join sites with one scanner and protocol",
             )
 
 
 def _check_kept(sites: NDArray[np.int64], facts: _Values, names: Sequence[str]) -> None:
     """Raise EvaluationError if a fact to be kept follows from the site and the others."""
-    for count, name in enumerate(names, start=1):
-        if not tells_apart(sites, facts[:, :count]):
+    for place, name in enumerate(names, start=1):
+        if not tells_apart(sites, facts[:, :place]):
             raise EvaluationError(
                 f"the effect of {name} cannot be told from those of sites",
                 remedy="harmonise sites that each have persons of several kinds",

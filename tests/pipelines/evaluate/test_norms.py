@@ -122,7 +122,7 @@ def test_who_lacks_an_age_is_left_out_and_named(
     change = {"s07": "s07\tn/a\tM\tcontrol\t1500000"}
     asked = people_of(settings, tmp_path / "people.tsv", change)
     said = make(asked, tmp_path / "norms.tsv")
-    assert "left out: 1 persons without an age or a sex: s07" in said
+    assert "left out: 1 person without an age or a sex: s07" in said
     assert said[-1].startswith("no norms of 31 structures, which fewer than 80 persons")
     persons = pd.read_csv(tmp_path / "norms.tsv", sep="\t")["persons"]
     assert set(persons) == {PERSONS - 2}

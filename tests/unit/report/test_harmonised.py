@@ -148,7 +148,7 @@ def test_a_site_with_too_few_persons_is_refused_by_name_and_number() -> None:
 
 def test_one_site_alone_is_refused() -> None:
     scans, _ = study(12)
-    with pytest.raises(EvaluationError, match="1 sites in the table"):
+    with pytest.raises(EvaluationError, match="1 site in the table"):
         cohort_of(scans[:12], SCHEME, harmonising=True)
 
 
