@@ -16,6 +16,7 @@ from scipy.ndimage import zoom
 
 import trinat
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.space.views import reoriented
 
 # Of an image of 8 bits, what is darker is air.
 _AIR = 12
@@ -27,13 +28,18 @@ def run(scan: str, out: str, model: str = "fast") -> None:
     write_forms(Volume.read(scan), scans)
     results = Path(out) / "results"
     table = trinat.segment_many(scans, results, model=model, picture=False)
-    plain = Volume.read(results / "plain_dseg.nii.gz").data
+    plain = upright(results / "plain_dseg.nii.gz")
     for row in table.itertuples():
-        labels = Volume.read(row.labels).data
+        labels = upright(row.labels)
         differ = "on another grid"
         if labels.shape == plain.shape:
             differ = f"{np.count_nonzero(labels != plain)} voxels differ"
         print(f"{row.scan}: {row.grade}, {differ}; {row.reason}")
+
+
+def upright(path: str | Path) -> np.ndarray:
+    """The voxels of a label map in the order RAS: DICOM has another than the scan."""
+    return reoriented(Volume.read(path), "RAS").data
 
 
 def write_forms(scan: Volume, folder: Path) -> None:
