@@ -31,7 +31,7 @@ from trinat.segmentation.models.zoo import MODEL_FILE, find_model
 from trinat.segmentation.training.config import StageConfig, StoreConfig
 
 PROVENANCE = "provenance.json"
-_CARD = "MODEL_CARD.md"
+CARD = "MODEL_CARD.md"
 # The first line of a card that may be written anew: a card by hand stays.
 _BY_TRINAT = (
     "<!-- Written by trinat train. Without this line the file is yours, and stays. -->"
@@ -122,7 +122,7 @@ def origins(model: Path) -> list[str]:
 
 def card_by_hand(model: Path) -> str:
     """The text of a model's card that somebody wrote; empty where there is none."""
-    path = model / _CARD
+    path = model / CARD
     text = read_text(path) if path.is_file() else ""
     return "" if text.startswith(_BY_TRINAT) else text
 
@@ -135,7 +135,7 @@ def write_card(model: Path, by_hand: str) -> None:
         "scans that it was not trained on, and its known errors, are to be written here.\n\n"
         f"## How it was trained\n\n{facts}"
     )
-    write_whole(model / _CARD, by_hand or card)
+    write_whole(model / CARD, by_hand or card)
 
 
 def commit(code: Path) -> str:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.jobs.lock import run_lock
-from trinat.pipelines.train.provenance import PROVENANCE
+from trinat.pipelines.train.provenance import CARD, PROVENANCE
 from trinat.pipelines.train.run import train
 from trinat.segmentation.errors import ConfigError, LockedError, TrainingError
 from trinat.segmentation.models.checkpoint import load_model
@@ -60,10 +60,10 @@ def command(recipe: Path, store: Path, out: Path, *more: object) -> list[str]:
 
 
 def files_of_models(runs: Path) -> dict[str, bytes]:
-    """All files of the models of all folds but their provenance, which has dates."""
+    """All files of the models of all folds but their provenance and its card, which have dates."""
     found = {}
     for path in sorted(runs.glob("fold-*/model/*")):
-        if path.name != PROVENANCE:
+        if path.name not in (PROVENANCE, CARD):
             found[str(path.relative_to(runs))] = path.read_bytes()
     return found
 
