@@ -11,7 +11,7 @@ import typer
 
 from trinat.pipelines.cli import options, run
 from trinat.pipelines.cli.fields import Only, with_fields
-from trinat.pipelines.cli.predict import check_longitudinal
+from trinat.pipelines.cli.predict import check_options
 from trinat.pipelines.predict.settings import PredictRequest
 from trinat.segmentation.errors import ConfigError, InputError
 
@@ -40,12 +40,15 @@ def command(
             "probabilities",
             "tissues",
             "fmriprep",
+            "page",
+            "people",
             "fill_nonfinite",
             "trust_affine",
             "overwrite",
             threads=("--n_cpus", "--n-cpus"),
         ),
     ],
+    compared: options.ComparedWith,
     left_out: options.LeftOut,
     participant_label: Annotated[
         list[str] | None,
@@ -114,8 +117,9 @@ def command(
         raise InputError(
             what, where=bids_dir, remedy="use trinat predict for other folders"
         )
-    check_longitudinal(request)
     request = replace(request, model=request.model or default_model(request.devices))
+    request = compared.give(request)
+    check_options(request)
     return run_with_progress([request], quiet=quiet).exit
 
 

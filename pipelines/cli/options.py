@@ -17,12 +17,13 @@ from typer.core import TyperCommand, TyperGroup
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.common.option import Option
-from trinat.pipelines.predict.settings import MACHINE
+from trinat.pipelines.predict.settings import FILES, MACHINE
 from trinat.segmentation.errors import ConfigError
 
 if TYPE_CHECKING:
     from trinat.pipelines.predict.recorder import Outcome
     from trinat.pipelines.predict.settings import PredictRequest
+    from trinat.segmentation.metrics.norms import Norms
 
 HELP = {"help_option_names": ["-h", "--help"]}
 # Letters of a command's help in the list of commands.
@@ -191,6 +192,49 @@ class OnCluster:
             device=request.devices[0],
         )
         return replace(request, engine=make_engine)
+
+
+@dataclass(frozen=True)
+class ComparedWith:
+    """What the pages of scans compare volumes with, if with anything."""
+
+    reference: Annotated[
+        Path | None,
+        Option(
+            "TSV of norms (`trinat norms`) for the pages, or of normal volumes with columns "
+            "structure, low_mm3, high_mm3.",
+            is_file=True,
+            panel=FILES,
+        ),
+    ] = None
+
+    def give(self, request: PredictRequest) -> PredictRequest:
+        """The request, with the norms of the table, or its ranges that hold for everyone.
+
+        ConfigError for norms of another model, and where no range is for everyone: only norms take
+        age and sex of a person.
+        """
+        if self.reference is None:
+            return request
+        from trinat.pipelines.evaluate.user_tables import (
+            is_of_norms,
+            ranges_for_all,
+            read_norms,
+            refuse_other_model,
+        )
+        from trinat.segmentation.io.files import sha256_of
+        from trinat.segmentation.models.zoo import MODEL_FILE, find_model, read_scheme
+
+        table = self.reference
+        model = find_model(request.model)
+        scheme = read_scheme(model)
+        compared: tuple[tuple[str, float, float], ...] | Norms
+        if is_of_norms(table):
+            compared = read_norms(table, scheme)
+            refuse_other_model(compared, table, [sha256_of(model / MODEL_FILE)])
+        else:
+            compared = ranges_for_all(table, scheme)
+        return replace(request, output=replace(request.output, reference=compared))
 
 
 def say_next(*words: str | Path) -> None:

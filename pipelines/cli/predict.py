@@ -11,7 +11,7 @@ import typer
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import with_fields
 from trinat.pipelines.jobs.process import prepare_process
-from trinat.pipelines.predict.settings import FILES, PredictRequest
+from trinat.pipelines.predict.settings import PredictRequest
 from trinat.pipelines.scans.naming import T1W
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.metrics.norms import Norms
@@ -24,16 +24,7 @@ def predict(
     scans: options.OfStore,
     left_out: options.LeftOut,
     cluster: options.OnCluster,
-    reference: Annotated[
-        Path | None,
-        typer.Option(
-            "--reference",
-            help="TSV of norms (`trinat norms`) for the pages, or of normal volumes with columns "
-            "structure, low_mm3, high_mm3.",
-            dir_okay=False,
-            rich_help_panel=FILES,
-        ),
-    ] = None,
+    compared: options.ComparedWith,
     quiet: Annotated[
         bool,
         typer.Option(
@@ -63,8 +54,6 @@ def predict(
         raise ConfigError("--folds needs --store and --model", remedy="give both")
     if scans.store is not None and request.suffix != T1W:
         raise ConfigError("--suffix is for a BIDS dataset, not for --store")
-    if request.people is not None and reference is None:
-        raise ConfigError("--participants is for --reference", remedy="give both")
     if request.persons is not None and not request.output.longitudinal:
         raise ConfigError("--persons is for --longitudinal", remedy="give both")
     if scans.store is not None and request.output.longitudinal:
@@ -76,10 +65,8 @@ def predict(
         model=request.model or default_model(request.devices),
         excluded=left_out.grades(),
     )
-    if reference is not None:
-        compared = _reference(reference, request)
-        request = replace(request, output=replace(request.output, reference=compared))
-    check_longitudinal(request)
+    request = compared.give(request)
+    check_options(request)
     requests = [cluster.give(request)]
     if scans.store is not None:
         from trinat.pipelines.predict.stored_scans import StoredScans
@@ -98,9 +85,16 @@ def predict(
     return outcome.exit
 
 
-def check_longitudinal(request: PredictRequest) -> None:
-    """ConfigError for what does not go with --longitudinal, or not without it."""
+def check_options(request: PredictRequest) -> None:
+    """ConfigError for options that do not go together, or not without one another."""
     reads_persons = isinstance(request.output.reference, Norms)
+    if request.output.reference and not request.output.page:
+        raise ConfigError("--reference is for pages", remedy="give --page too")
+    if request.people is not None and not reads_persons:
+        raise ConfigError(
+            "--participants is for norms",
+            remedy="give --reference with a table of trinat norms, or leave it out",
+        )
     if request.strict and not (request.output.longitudinal or reads_persons):
         raise ConfigError(
             "--strict is for --longitudinal and norms, which read tables of persons",
@@ -117,51 +111,6 @@ def check_longitudinal(request: PredictRequest) -> None:
             "--longitudinal takes all sessions of a person together",
             remedy="leave --session_label out",
         )
-
-
-def _reference(
-    table: Path, request: PredictRequest
-) -> tuple[tuple[str, float, float], ...] | Norms:
-    """What pages compare volumes with: norms, or the ranges that hold for everyone.
-
-    ConfigError without --page, for norms of another model, and where no range is for everyone: only
-    norms take age and sex of a person.
-    """
-    if not request.output.page:
-        raise ConfigError("--reference is for pages", remedy="give --page too")
-    from trinat.pipelines.evaluate.user_tables import (
-        is_of_norms,
-        read_norms,
-        read_ranges,
-        refuse_other_model,
-    )
-    from trinat.segmentation.io.files import sha256_of
-    from trinat.segmentation.models.zoo import MODEL_FILE, find_model, read_scheme
-
-    model = find_model(request.model)
-    scheme = read_scheme(model)
-    if is_of_norms(table):
-        norms = read_norms(table, scheme)
-        refuse_other_model(norms, table, [sha256_of(model / MODEL_FILE)])
-        return norms
-    if request.people is not None:
-        raise ConfigError(
-            "--participants is for norms, which this table has none of",
-            where=table,
-            remedy="leave it out",
-        )
-    found = tuple(
-        (limits.structure, limits.low_mm3, limits.high_mm3)
-        for limits in read_ranges(table, scheme)
-        if not limits.is_for_some
-    )
-    if not found:
-        raise ConfigError(
-            "every range is for one sex or some ages, which are not known of a scan",
-            where=table,
-            remedy="give ranges without sex and age, or norms, or use trinat report",
-        )
-    return found
 
 
 @with_fields

@@ -107,6 +107,27 @@ def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
     return [_to_the_last_day(limits, ranges) for limits in ranges]
 
 
+def ranges_for_all(
+    path: Path, scheme: LabelScheme
+) -> tuple[tuple[str, float, float], ...]:
+    """The ranges of a table (structure, lowest and highest mm³) that hold for everyone.
+
+    ConfigError where none does.
+    """
+    found = tuple(
+        (limits.structure, limits.low_mm3, limits.high_mm3)
+        for limits in read_ranges(path, scheme)
+        if not limits.is_for_some
+    )
+    if not found:
+        raise ConfigError(
+            "every range is for one sex or some ages, which are not known of a scan",
+            where=path,
+            remedy="give ranges without sex and age, or norms, or use trinat report",
+        )
+    return found
+
+
 def is_of_norms(path: Path) -> bool:
     """Whether a table is one of `trinat norms`, by its titles."""
     return {"l", "m_mm3", "s"} <= set(read_table(path).titles)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from helpers.overfitted import random_model
 from helpers.serial import run_serially, write_scans
 from typer.testing import CliRunner
 
-from trinat.pipelines.cli import app
+from trinat.pipelines.cli import app, bids
 from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.settings import OutputSettings
 from trinat.segmentation.errors import ConfigError
@@ -37,7 +38,6 @@ def test_a_page_is_written_beside_each_label_map(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "options", "said"),
     [
-        ("structure\tlow_mm3\thigh_mm3\n17\t1\t2\n", [], "give --page too"),
         (
             "structure\tlow_mm3\thigh_mm3\tsex\n17\t1\t2\tF\n",
             ["--page"],
@@ -117,4 +117,47 @@ def test_norms_of_another_model_are_refused(tmp_path: Path) -> None:
     arguments += ["--model", str(random_model())]
     arguments += ["--reference", str(tmp_path / "norms.tsv")]
     with pytest.raises(ConfigError, match="volumes of another model"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+def test_a_bids_dataset_is_compared_with_norms_by_its_own_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    write_scans(raw, "sub-01/anat/sub-01_T1w.nii.gz")
+    (raw / "dataset_description.json").write_text(
+        '{"Name": "x", "BIDSVersion": "1.10.0"}'
+    )
+    (raw / "participants.tsv").write_text("participant_id\tage\tsex\nsub-01\t30\tF\n")
+    (tmp_path / "norms.tsv").write_text(norms().table)
+    arguments = ["trinat-bids", raw, out, "participant", "--n_cpus", 1]
+    arguments += ["--model", random_model(), "--trust-affine", "header"]
+    arguments += ["--page", "--reference", tmp_path / "norms.tsv"]
+    monkeypatch.setattr(sys, "argv", [str(argument) for argument in arguments])
+    with pytest.raises(SystemExit) as ended:
+        bids.main()
+    assert not ended.value.code
+    page = out / "sub-01/anat/sub-01_space-orig_desc-trinat_page.html"
+    assert "of 120 persons" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--reference", "ranges.tsv"], "give --page too"),
+        (["--participants", "ranges.tsv"], "--participants is for norms"),
+        (
+            ["--page", "--reference", "ranges.tsv", "--participants", "ranges.tsv"],
+            "--participants is for norms",
+        ),
+    ],
+)
+def test_options_that_need_one_another(
+    options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ranges.tsv").write_text("structure\tlow_mm3\thigh_mm3\n17\t1\t2\n")
+    arguments = ["predict", "no-scan.nii.gz", "--out", "out", *options]
+    arguments += ["--model", str(random_model())]
+    with pytest.raises(ConfigError, match=said):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
