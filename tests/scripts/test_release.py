@@ -10,11 +10,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BOUTIQUES = "containers/trinat-bids.boutiques.json"
+CONDA = "scripts/conda/recipe.yaml"
 FILES = {
     "pyproject.toml": '[project]\nversion = "1.2.3"\n',
     "CHANGELOG.md": "# Changelog\n\n## 1.2.3\n",
     "CITATION.cff": "version: 1.2.3\n",
     BOUTIQUES: '{\n    "tool-version": "1.2.3",\n}\n',
+    CONDA: 'context:\n  version: "1.2.3"\n',
     # The first thing that is not looked at here.
     "scripts/check": "#!/bin/sh\necho checks\nexit 7\n",
     "scripts/install": "#!/bin/sh\n",
@@ -26,7 +28,7 @@ def repository(tmp_path: Path) -> Path:
     """A clean tree of version 1.2.3, whose checks fail."""
     for name, text in FILES.items():
         path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         path.chmod(0o755)
     shutil.copy(ROOT / "scripts/release", tmp_path / "scripts")
@@ -45,15 +47,20 @@ def commit(repository: Path) -> None:
     git(repository, "commit", "--quiet", "--message", "all")
 
 
-def release(repository: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [repository / "scripts/release"], capture_output=True, text=True, check=False
-    )
+def release(repository: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [repository / "scripts/release", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_where_all_is_right_the_checks_decide(repository: Path) -> None:
     done = release(repository)
     assert (done.returncode, done.stdout, done.stderr) == (7, "checks\n", "")
+
+
+def test_an_option_that_is_misspelt_is_refused(repository: Path) -> None:
+    done = release(repository, "--untestd")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "--untestd" in done.stderr
 
 
 def test_a_tree_that_is_not_clean_is_refused(repository: Path) -> None:
@@ -63,7 +70,7 @@ def test_a_tree_that_is_not_clean_is_refused(repository: Path) -> None:
     assert "the tree is not clean" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["CHANGELOG.md", "CITATION.cff", BOUTIQUES])
+@pytest.mark.parametrize("name", ["CHANGELOG.md", "CITATION.cff", BOUTIQUES, CONDA])
 def test_a_file_of_another_version_is_named(name: str, repository: Path) -> None:
     path = repository / name
     path.write_text(path.read_text().replace("1.2.3", "1.2.30"))
