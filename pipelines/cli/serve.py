@@ -39,6 +39,7 @@ def serve_(
         Only(PredictRequest, "model", "devices", "workers", "threads", "timeout_s"),
     ],
     cluster: options.OnCluster,
+    compared: options.ComparedWith,
     settings: ServiceSettings,
 ) -> int:
     """Segment scans received over HTTP, from a browser or a program; see docs/service.md.
@@ -52,6 +53,7 @@ def serve_(
 
     request = cluster.give(asked(inputs=(), out=settings.folder))
     request = replace(request, model=request.model or default_model(request.devices))
+    request = compared.give(request)
     # What trinat says is logged, and nothing else: others may quote what they were sent.
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.CRITICAL)
     logging.getLogger("trinat").setLevel(logging.INFO)

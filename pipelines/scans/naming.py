@@ -123,7 +123,9 @@ class Product(Enum):
     )
     ENTROPY = _Facts("entropy", ".nii.gz", is_in_bids=False)
     STATS = _Facts("stats", ".stats", plain="aseg", is_in_bids=False)
-    PAGE = _Facts("page", ".html", is_in_bids=False)
+    PAGE = _Facts(
+        "page", ".html", is_in_bids=False, download="page.html", media_type="text/html"
+    )
 
     def __init__(self, facts: _Facts) -> None:
         self.suffix = facts.suffix

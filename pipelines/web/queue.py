@@ -31,6 +31,7 @@ from trinat.pipelines.scans.cases import Case
 from trinat.pipelines.scans.naming import Product
 from trinat.pipelines.web.guard import new_token
 from trinat.pipelines.web.settings import MAX_STARTS, ServiceSettings
+from trinat.segmentation.data.people import Facts
 from trinat.segmentation.errors import DeviceError, DiskFullError, reason_of
 from trinat.segmentation.io.files import atomic_text, read_text, sync
 
@@ -41,7 +42,12 @@ _log = logging.getLogger("trinat.serve")
 State = Literal["queued", "running", "done", "failed"]
 
 # What may be asked for besides labels and volumes, and the setting that makes a worker write it.
-OUTPUTS = {"mgz": "", "dicom-seg": "dicom_seg", "probabilities": "probabilities"}
+OUTPUTS = {
+    "mgz": "",
+    "dicom-seg": "dicom_seg",
+    "probabilities": "probabilities",
+    "page": "page",
+}
 # The record's file in the folder of its scan.
 _RECORD_FILE = "job.json"
 # A scan waits no longer than this for a worker that has nothing to do.
@@ -95,6 +101,8 @@ class Submission(Segmentation):
     model_config = ConfigDict(extra="forbid")
     number: int = 0  # in the order in which they were accepted
     ending: str = ""  # of the scan's file name, as .nii.gz
+    age: float | None = None  # of the person, in years, and sex (M or F): for norms
+    sex: str | None = None
     accepted: float = Field(default_factory=time.time)
     ended: float = 0.0
     begun: int = 0  # how often work on it was begun
@@ -113,7 +121,8 @@ class Queue:
 
     `submissions` has them by their id, in the order of acceptance. `ended` and `busy_s` count
     what has ended since the start and the seconds of work on it. `forget` is called after a scan
-    was deleted: whoever holds something of it in memory sets it.
+    was deleted: whoever holds something of it in memory sets it. `has_norms` is whether pages are
+    compared with norms: age and sex of persons are taken for these alone.
     """
 
     def __init__(
@@ -123,6 +132,7 @@ class Queue:
         queued: int = ServiceSettings.max_waiting,
         per_client: int = ServiceSettings.max_of_client,
         keep_s: float = ServiceSettings.keep_hours * 3600,
+        has_norms: bool = False,
     ) -> None:
         """Take up what an earlier server left in `folder`, which must be there.
 
@@ -131,6 +141,7 @@ class Queue:
         """
         self.folder = folder
         self.keep_s = keep_s
+        self.has_norms = has_norms
         self.ended = {"done": 0, "failed": 0}
         self.busy_s = 0.0
         # Those that `busy_s` is of: a scan that failed says no seconds.
@@ -200,8 +211,19 @@ class Queue:
         """A path in `incoming` that is not there yet and that no one can guess."""
         return self.folder / "incoming" / secrets.token_hex(16)
 
-    def accept(self, scan: Path, outputs: list[str], client: str) -> Segmentation:
-        """Take a file scan.ENDING in the folder of an upload; from now on it is not lost."""
+    def accept(
+        self,
+        scan: Path,
+        outputs: list[str],
+        client: str,
+        person: Facts | None = None,
+    ) -> Segmentation:
+        """Take a file scan.ENDING in the folder of an upload; from now on it is not lost.
+
+        Of the `person` age and sex are kept.
+        """
+        if person is None:
+            person = Facts()
         sync(scan)
         uploaded = scan.parent
         with self._lock:
@@ -211,6 +233,8 @@ class Queue:
                 number=self._last_number,
                 ending=scan.name.removeprefix("scan"),
                 outputs=outputs,
+                age=person.age,
+                sex=person.sex,
                 client=client,
             )
             _write_record(submission, uploaded)
@@ -230,11 +254,15 @@ class Queue:
                     continue
                 submission.given = True
                 settings = [OUTPUTS[name] for name in submission.outputs]
+                facts = None
+                if self.has_norms:
+                    facts = Facts(submission.age, submission.sex)
                 return Case(
                     submission.id,
                     self.scan(submission),
                     submission.id,
                     also=tuple(setting for setting in settings if setting),
+                    facts=facts,
                 )
         return None
 

@@ -83,6 +83,7 @@ class QueueStudy(Study):
             scans.append({**scan, "number": submission.number, **seen})
         overview["title"] = "Scans sent to this service"
         overview["service"] = True
+        overview["norms"] = self.queue.has_norms
         overview["scans"] = scans
         return overview
 

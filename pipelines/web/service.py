@@ -55,6 +55,7 @@ from trinat.segmentation.errors import InputError, OutputError, TrinatError, rea
 from trinat.segmentation.io.files import read_text
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.metrics.norms import Norms
 from trinat.segmentation.models.zoo import (
     find_model,
     read_model_file,
@@ -227,7 +228,10 @@ Done = Annotated[Submission, Depends(_done)]
 async def accept(
     request: Request, response: Response, service: AtService
 ) -> Segmentation:
-    """Put a scan into the queue: form field `file`, and what is wanted as well in `outputs`."""
+    """Put a scan into the queue: form field `file`, and what is wanted as well in `outputs`.
+
+    For the page of a service with norms, `age` and `sex` of the person.
+    """
     content_type = request.headers.get("content-type", "")
     if not content_type.startswith("multipart/form-data"):
         raise HTTPException(
@@ -447,6 +451,7 @@ def run_service(
                 queued=settings.max_waiting,
                 per_client=settings.max_of_client,
                 keep_s=settings.keep_hours * 3600,
+                has_norms=isinstance(request.output.reference, Norms),
             )
             engine = EngineThread(queue, request, model)
 

@@ -8,7 +8,7 @@ upload may be is in `settings.py`; the guard cuts off what is larger, while it c
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
@@ -25,6 +25,8 @@ from trinat.pipelines.web.settings import (
     MAX_FORM_FIELDS,
     MIN_FREE_BYTES,
 )
+from trinat.segmentation.data.people import Facts
+from trinat.segmentation.data.people_table import age_in, sex_in
 from trinat.segmentation.errors import InputError
 from trinat.segmentation.io.headers import read_mgh, read_nifti
 from trinat.segmentation.io.streams import SCAN_SUFFIXES, ScanStream, has_checksum
@@ -32,6 +34,8 @@ from trinat.segmentation.io.streams import SCAN_SUFFIXES, ScanStream, has_checks
 _COPIED_BYTES = 1 << 20  # at once
 # A header without its image, or an image without its header, is no scan.
 _HALVES = (".hdr", ".img")
+# How fields on the person are read.
+_READERS: dict[str, Callable[[str], float | str]] = {"age": age_in, "sex": sex_in}
 _ENDINGS = (*(suffix for suffix in SCAN_SUFFIXES if suffix not in _HALVES), ".zip")
 
 # The form as the OpenAPI document describes it.
@@ -45,6 +49,8 @@ FORM: dict[str, Any] = {
             "description": "NIfTI, MGZ, zipped DICOM",
         },
         "outputs": {"type": "string", "examples": ["mgz,probabilities"]},
+        "age": {"type": "string", "description": "in years, for norms"},
+        "sex": {"type": "string", "description": "M or F, for norms"},
     },
 }
 
@@ -136,7 +142,13 @@ async def _read_form(request: Request, folder: Path) -> FormData:
 
 def _take(queue: Queue, form: FormData, folder: Path, client: str) -> Segmentation:
     """Take the scan of a form into the queue, once its header is looked at."""
-    upload, outputs = _fields(form)
+    upload, outputs, person = _fields(form)
+    is_compared = queue.has_norms and "page" in outputs
+    if person != Facts() and not is_compared:
+        raise InputError(
+            "age and sex are for norms",
+            remedy="leave them out, or send outputs=page to a service with norms",
+        )
     # What kind of scan it is; nothing else of its name is kept.
     name = (upload.filename or "").lower()
     ending = next((each for each in _ENDINGS if name.endswith(each)), None)
@@ -150,7 +162,7 @@ def _take(queue: Queue, form: FormData, folder: Path, client: str) -> Segmentati
             raise InputError(
                 "DICOM needs more packages", remedy="pip install 'trinat[dicom]'"
             )
-        return queue.accept(scan, outputs, client)
+        return queue.accept(scan, outputs, client, person)
     if "dicom-seg" in outputs:
         raise InputError("dicom-seg is made of DICOM files alone: send them as a zip")
     # A header that is broken, or announces too much, is refused at once.
@@ -159,18 +171,25 @@ def _take(queue: Queue, form: FormData, folder: Path, client: str) -> Segmentati
             read_mgh(source)
         else:
             read_nifti(source)
-    return queue.accept(scan, outputs, client)
+    return queue.accept(scan, outputs, client, person)
 
 
-def _fields(form: FormData) -> tuple[UploadFile, list[str]]:
-    """The file of a form and the outputs that it asks for, each once; anything else is refused."""
+def _fields(form: FormData) -> tuple[UploadFile, list[str], Facts]:
+    """The file of a form, the outputs that it asks for, each once, and what it says of the person.
+
+    Anything else is refused. An empty age or sex is not known.
+    """
     files: list[UploadFile] = []
     words: list[str] = []
+    person: dict[str, Any] = {}
     for name, part in form.multi_items():
         if name == "file" and isinstance(part, UploadFile):
             files.append(part)
         elif name == "outputs" and isinstance(part, str):
             words += [word.strip() for word in part.split(",")]
+        elif name in _READERS and isinstance(part, str):
+            if part.strip():
+                person[name] = _read(name, part.strip())
         else:
             raise _not_the_form()
     if len(files) != 1:
@@ -178,9 +197,19 @@ def _fields(form: FormData) -> tuple[UploadFile, list[str]]:
     outputs = list(dict.fromkeys(word for word in words if word))
     if not OUTPUTS.keys() >= set(outputs):
         raise InputError(f"unknown outputs: choose from {', '.join(OUTPUTS)}")
-    return files[0], outputs
+    return files[0], outputs, Facts(**person)
+
+
+def _read(name: str, text: str) -> float | str:
+    """The age or sex that a form says."""
+    try:
+        return _READERS[name](text)
+    except ValueError as error:
+        raise InputError(f"{name} {error}") from None
 
 
 def _not_the_form() -> InputError:
     """The refusal of a form with other fields than ours."""
-    return InputError("a form has one field `file` with a scan, and may have `outputs`")
+    return InputError(
+        "a form has one field `file` with a scan, and may have `outputs`, `age` and `sex`"
+    )

@@ -14,6 +14,7 @@ const FILES = {
   "qc.png": "",
   "labels.mgz": "mgz",
   "seg.dcm": "dicom-seg",
+  "page.html": "page",
 };
 const REFRESH_MS = 1000;
 const RETRY_MS = 5000;
@@ -30,6 +31,10 @@ export function startService() {
   byId("file").addEventListener("change", (event) => {
     send(page.scansOf([...event.target.files]));
     event.target.value = "";
+  });
+  const pageWanted = byId("drop").querySelector(".output[value=page]");
+  pageWanted.addEventListener("change", () => {
+    byId("person").hidden = !(page.study.norms && pageWanted.checked);
   });
   // On the whole page: beside the field, a file that is dropped would be opened in place of it.
   for (const name of ["dragenter", "dragover", "dragleave", "drop"]) {
@@ -86,9 +91,26 @@ async function remove(item) {
   await refresh();
 }
 
+// Age and sex as they were typed, for norms; they are of one person, and so of one scan.
+function takePerson() {
+  const person = {};
+  if (byId("person").hidden) return person;
+  for (const name of ["age", "sex"]) {
+    if (byId(name).value) person[name] = byId(name).value;
+    byId(name).value = "";
+  }
+  return person;
+}
+
 // Each scan is a list of files.
 async function send(scans) {
   byId("refused").replaceChildren();
+  const person = takePerson();
+  if (scans.length > 1 && Object.keys(person).length) {
+    const reason = "Age and sex are of one person: send one scan, or leave them out.";
+    byId("refused").append(make("li", {}, reason));
+    return;
+  }
   for (const files of scans) {
     const [file] = files;
     const form = new FormData();
@@ -96,6 +118,7 @@ async function send(scans) {
     for (const box of byId("drop").querySelectorAll(".output:checked")) {
       form.append("outputs", box.value);
     }
+    for (const [name, value] of Object.entries(person)) form.append(name, value);
     const line = make("li", {}, `${file.name}: sending`);
     byId("refused").append(line);
     try {

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.norms import norms
 from helpers.overfitted import random_model
 from helpers.serial import run_serially, write_scans
 from typer.testing import CliRunner
@@ -15,8 +16,6 @@ from trinat.pipelines.cli import app, bids
 from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.settings import OutputSettings
 from trinat.segmentation.errors import ConfigError
-from trinat.segmentation.labels.scheme import load_scheme
-from trinat.segmentation.metrics.norms import Curve, Norms, rows_of
 
 
 def test_a_page_is_written_beside_each_label_map(tmp_path: Path) -> None:
@@ -60,15 +59,6 @@ def test_a_reference_that_no_page_can_show_is_refused_before_any_scan_is_read(
     with pytest.raises(ConfigError, match=said):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert not (tmp_path / "out").exists()
-
-
-def norms(model: str = "") -> Norms:
-    """Of women from 30 to 31: of each structure 3,000 mm³, and they differ by a tenth of that."""
-    curve = Curve([30.0, 31.0], [1.0] * 2, [3000.0] * 2, [0.1] * 2, [20] * 2, 120)
-    rows = []
-    for structure in load_scheme("quicknat33").names[1:]:
-        rows += rows_of(structure, "F", curve, model)
-    return Norms.of(rows)
 
 
 def run_with_norms(tmp_path: Path, people: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.web.queue import FullError, Queue, Submission
 from trinat.pipelines.web.queue_study import study_of
 from trinat.pipelines.web.settings import ServiceSettings
+from trinat.segmentation.data.people import Facts
 from trinat.segmentation.errors import DiskFullError
 from trinat.segmentation.labels.scheme import load_scheme
 
@@ -131,6 +132,21 @@ def test_further_outputs_are_those_of_the_case(tmp_path: Path) -> None:
     case = queue.next()
     assert case is not None
     assert case.also == ("probabilities", "dicom_seg")
+
+
+def test_age_and_sex_are_the_cases_where_there_are_norms(tmp_path: Path) -> None:
+    queue = Queue(tmp_path, has_norms=True)
+    person = Facts(age=70.5, sex="F")
+    with queue.upload("") as folder:
+        (folder / "scan.nii").touch()
+        queue.accept(folder / "scan.nii", ["page"], "", person)
+    # After a restart, too; of a service without norms nobody's.
+    case = Queue(tmp_path, has_norms=True).next()
+    assert case is not None
+    assert (case.facts, case.also) == (person, ("page",))
+    case = Queue(tmp_path).next()
+    assert case is not None
+    assert case.facts is None
 
 
 def test_the_token_is_the_queues_and_for_its_owner_alone(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 from helpers.dicom import write_classic
+from helpers.norms import norms
 from helpers.serial import QUICK, run_serially
 from helpers.service import AT, Service, quick_model, tiny_scan
 
@@ -296,3 +297,19 @@ def test_the_log_names_no_one(service: Service, finished: str) -> None:
     # Nor does anything that lies in the queue.
     for path in (service.queue / "jobs").rglob("*.json"):
         assert "CANARY" not in path.read_text()
+
+
+def test_a_page_is_compared_with_norms(scan: Path, tmp_path: Path) -> None:
+    (tmp_path / "norms.tsv").write_text(norms().table)
+    reference = str(tmp_path / "norms.tsv")
+    with Service(tmp_path / "queue", "--reference", reference) as service:
+        assert service.client.get("/v1/study").json()["norms"]
+        sent = service.send(scan, outputs="page", age="30", sex="F").json()
+        alone = service.send(scan).json()
+        assert service.wait(sent["id"])["state"] == "done"
+        page = service.client.get(f"{AT}/{sent['id']}/page.html")
+        assert page.headers["content-disposition"].startswith("attachment")
+        assert "of 120 persons" in page.text
+        assert service.wait(alone["id"])["state"] == "done"
+        answer = service.client.get(f"{AT}/{alone['id']}/page.html")
+        assert reason(answer) == "not made: ask for it with outputs=page"
