@@ -1,4 +1,7 @@
-"""The containers' recipes copy all that the package is built from; no image is built here."""
+"""The containers' recipes copy all that the package is built from, and do the same with it.
+
+No image is built here.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,44 @@ from setuptools import find_packages
 ROOT = Path(__file__).parents[2]
 
 
+DOCKER = (ROOT / "containers/Dockerfile").read_text()
+APPTAINER = (ROOT / "containers/trinat.def").read_text()
+
+
+def instructions(name: str) -> list[str]:
+    """What follows an instruction of the Dockerfile, each time that it is there."""
+    return re.findall(rf"^{name} (.*)$", DOCKER, re.MULTILINE)
+
+
+def section(name: str) -> list[str]:
+    """The lines of a section of the Apptainer recipe."""
+    text = APPTAINER.partition(f"%{name}\n")[2].partition("\n\n")[0]
+    return [line.strip() for line in text.splitlines()]
+
+
 def copied_by_docker() -> list[str]:
     """The sources of the COPY lines, without what each is copied to."""
-    text = (ROOT / "containers/Dockerfile").read_text()
     sources: list[str] = []
-    for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE):
+    for line in instructions("COPY"):
         sources += line.split()[:-1]
     return sources
 
 
 def copied_by_apptainer() -> list[str]:
     """The sources in the section %files."""
-    text = (ROOT / "containers/trinat.def").read_text()
-    section = text.partition("%files\n")[2].partition("\n\n")[0]
-    return [line.split()[0] for line in section.splitlines()]
+    return [line.split()[0] for line in section("files")]
+
+
+def test_both_recipes_make_the_same() -> None:
+    assert f"\nFrom: {instructions('FROM')[0]}\n" in APPTAINER
+    assert copied_by_apptainer() == copied_by_docker()
+    (folder,) = instructions("WORKDIR")
+    assert section("post") == [f"cd {folder}", *instructions("RUN")]
+    assert section("environment") == [f"export {each}" for each in instructions("ENV")]
+    (entry,) = instructions("ENTRYPOINT")
+    assert section("runscript") == [
+        f'exec {entry.strip("[]").replace(chr(34), "")} "$@"'
+    ]
 
 
 @pytest.mark.parametrize("sources", [copied_by_docker(), copied_by_apptainer()])
