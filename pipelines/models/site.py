@@ -6,6 +6,7 @@ uploaded.
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import math
@@ -26,11 +27,18 @@ from torch import Tensor, nn
 from trinat.pipelines.web.settings import SITE_POLICY
 from trinat.segmentation.errors import ModelError
 from trinat.segmentation.inference.fusion import ViewAggregator
-from trinat.segmentation.inference.graphs import FusionGraph, ViewGraph, fusion_of
+from trinat.segmentation.inference.graphs import (
+    FusionGraph,
+    PriorGraph,
+    ViewGraph,
+    fusion_of,
+)
 from trinat.segmentation.inference.network import suitable_batch
 from trinat.segmentation.inference.quality import limits_of
 from trinat.segmentation.io.files import new_folder
+from trinat.segmentation.labels.measures import parts_of_sums
 from trinat.segmentation.models.checkpoint import Model
+from trinat.segmentation.models.model_info import Prior, Template
 from trinat.segmentation.space.views import View
 
 # Values of an exported graph differ by no more from those of torch.
@@ -66,8 +74,9 @@ def _require_able(model: Model) -> None:
     """Refuse a model with a step that the site does not have."""
     info = model.info
     missing = {
-        "a prior": info.prior is not None,
-        "reversed contrast": info.reverse_contrast,
+        "odds of structures beside a prior": bool(
+            info.prior and info.fusion.class_odds
+        ),
         "axes other than RAS": info.preprocessing.axes != "RAS",
         "intensities scaled otherwise": info.preprocessing.scaling != "trinat",
         "sagittal slices alone": tuple(model.networks) == (View.SAGITTAL,),
@@ -110,13 +119,17 @@ def _copy_tree(source: Traversable, target: Path) -> None:
 def write_graphs(model: Model, folder: Path) -> None:
     """Write settings.json, <view>.onnx of each view and fusion.onnx below a new folder.
 
-    Raises ModelError where ONNX Runtime gives other values than torch.
+    For a model with a prior what `write_prior` writes, too. Raises ModelError where ONNX Runtime
+    gives other values than torch.
     """
     folder.mkdir()
     fusion = fusion_of(model)
     for view in fusion.views:
         _export_view(model, view, fusion, folder / f"{view.value}.onnx")
     _export_fusion(model, fusion, folder / "fusion.onnx")
+    prior, template = model.info.prior, model.template
+    if prior is not None and template is not None:
+        write_prior(model, prior, template, folder)
     text = json.dumps(settings_of(model, fusion), indent=1)
     (folder / "settings.json").write_text(text + "\n", encoding="utf-8")
 
@@ -125,7 +138,7 @@ def settings_of(model: Model, fusion: ViewAggregator) -> dict[str, Any]:
     """What the site has to know of a model beside its graphs.
 
     `classes` begin with background. `views` are in the order in which they are fused. Limits that
-    are never reached are null.
+    are never reached are null. `measures` are the sums of structures that tables have, by column.
     """
     merged = model.scheme.merged
     classes = []
@@ -149,6 +162,7 @@ def settings_of(model: Model, fusion: ViewAggregator) -> dict[str, Any]:
         if isinstance(value, tuple):
             value = [None if math.isinf(limit) else limit for limit in value]
         limits[name] = value
+    known = set(model.scheme.names[1:]) - set(model.info.not_predicted)
     return {
         "model": model.name,
         "trinat": version("trinat"),
@@ -158,6 +172,26 @@ def settings_of(model: Model, fusion: ViewAggregator) -> dict[str, Any]:
         "classes": classes,
         "views": [_settings_of_view(model, view, fusion) for view in fusion.views],
         "limits": limits,
+        "reverse_contrast": model.info.reverse_contrast,
+        "prior": _settings_of_prior(model),
+        "measures": parts_of_sums(model.scheme, known),
+    }
+
+
+def _settings_of_prior(model: Model) -> dict[str, Any] | None:
+    """Where the voxels of a model's template are, and when it counts; None without a prior."""
+    prior, template = model.info.prior, model.template
+    if prior is None or template is None:
+        return None
+    centroids = [
+        point.tolist() if np.isfinite(point).all() else None
+        for point in template.centroids
+    ]
+    return {
+        "certain": prior.certain,
+        "shape": list(template.shares.shape[:3]),
+        "affine": template.affine.ravel().tolist(),
+        "centroids": centroids,
     }
 
 
@@ -181,7 +215,7 @@ def _settings_of_view(
 
 
 def _export_view(model: Model, view: View, fusion: ViewAggregator, path: Path) -> None:
-    """Write a view's graph: `slices`, `before` to `after`, `classes`, `background`."""
+    """Write a view's graph: `slices`, `before` to the results of `ViewGraph`."""
     graph = ViewGraph(model, view, fusion)
     config = model.networks[view].config
     # Sizes are counted in what the network halves, so that the graph holds for any allowed one.
@@ -201,7 +235,7 @@ def _export_view(model: Model, view: View, fusion: ViewAggregator, path: Path) -
         inputs(2, _SIDE, _SIDE),
         path,
         names=("slices", "before"),
-        results=("after", "classes", "background"),
+        results=("after", "classes", "background", "likelihood"),
         sizes=({0: number, 2: rows, 3: columns}, {0: number, 1: rows, 2: columns}),
     )
     # Of another number and size than it was traced with.
@@ -210,18 +244,37 @@ def _export_view(model: Model, view: View, fusion: ViewAggregator, path: Path) -
 
 def _export_fusion(model: Model, fusion: ViewAggregator, path: Path) -> None:
     """Write the end of the fusion: `added` to `probabilities`, both (V, K)."""
-    graph = FusionGraph(model, fusion)
+    _export_of_voxels(model, FusionGraph(model, fusion), path, ("added",))
+
+
+def write_prior(model: Model, prior: Prior, template: Template, folder: Path) -> None:
+    """Write prior.onnx, `shares` and `before` to `probabilities`, all (V, K), and template.gz.
+
+    That has the shares of the template: bytes (X, Y, Z, K), of 255.
+    """
+    graph = PriorGraph(model, prior)
+    _export_of_voxels(model, graph, folder / "prior.onnx", ("shares", "before"))
+    shares = gzip.compress(template.shares.tobytes(), mtime=0)
+    (folder / "template.gz").write_bytes(shares)
+
+
+def _export_of_voxels(
+    model: Model, graph: nn.Module, path: Path, names: tuple[str, ...]
+) -> None:
+    """Write a graph of voxels' values, (V, K) each, to their `probabilities`."""
     generator = torch.Generator().manual_seed(0)
-    added = torch.rand(2 * _SIDE, len(fusion.scheme), generator=generator)
+    size = (2 * _SIDE, len(model.scheme))
+    values = tuple(torch.rand(size, generator=generator) for _ in names)
+    voxels = torch.export.Dim("voxels")
     write_onnx(
         graph,
-        (added[:_SIDE],),
+        tuple(value[:_SIDE] for value in values),
         path,
-        names=("added",),
+        names=names,
         results=("probabilities",),
-        sizes=({0: torch.export.Dim("voxels")},),
+        sizes=tuple({0: voxels} for _ in names),
     )
-    _check(graph, (added,), path, ("added",))
+    _check(graph, values, path, names)
 
 
 def write_onnx(

@@ -1,63 +1,151 @@
 """A whole head in the browser: seconds, memory, bytes, and how far it is what predict finds.
 
     trinat export fast --format web --out site
-    trinat predict scan.nii.gz --out results --precision float32
-    scripts/bench browser site scan.nii.gz results/scan_dseg.nii.gz
+    scripts/bench browser site scan.nii.gz [FORM ...]
 
-Chromium runs without a window, with WebGL and WebAssembly on the processor. Memory is the sum of
-all of its processes. The page is asked a question all the while: the longest answer is printed.
+The forms are those of `FORMS`: the scan as it is (`plain`, the default), or resampled to an oblique
+grid, or to thick slices. Each is segmented here in Python, and then by the page in Chromium, which
+runs without a window, with WebGL and WebAssembly on the processor. Labels, volumes, the grade and
+the intracranial volume are compared. Memory is the sum of all processes of Chromium. The picture is
+clicked on all the while: the longest time until the page shows its answer is printed, as the
+browser measures it, and the longest task that kept the page from answering.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 from helpers.browser import Browser, find_chromium
 from helpers.viewer import answered
+from scipy.spatial.transform import Rotation
 
 from trinat.pipelines.web.settings import SITE_POLICY
 from trinat.pipelines.web.site import make_site_app
+from trinat.segmentation.grid import Grid, to_shape
+from trinat.segmentation.inference.checks.evidence import Evidence
+from trinat.segmentation.inference.measuring import measure
+from trinat.segmentation.inference.prediction import Prediction
+from trinat.segmentation.inference.predictor import Predictor
+from trinat.segmentation.inference.quality import grade, limits_of
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.measures import INTRACRANIAL
+from trinat.segmentation.space.grid_map import GridMap
+from trinat.segmentation.space.resample import resample_image
 
 __all__ = ["run"]
 
+# Voxel sizes in mm, and angles in degrees about the world's axes; null leaves a scan as it is.
+FORMS: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]] | None]
+FORMS = {
+    "plain": None,
+    "oblique": ((0.9, 1.0, 1.1), (12.0, -8.0, 15.0)),
+    "thick": ((1.0, 1.0, 2.5), (0.0, 0.0, 0.0)),
+}
 _LIMIT_S = 3600
 _PAUSE_S = 0.2
+_CLICK_EVERY_S = 5.0
+# What is kept in the page: when a file was chosen, the tasks, and the answers to clicks.
+_WATCH = """
+globalThis.trinatBench = { chosen: 0, task: 0, click: 0, clicks: 0 };
+document.getElementById("file").addEventListener("change", () => {
+  trinatBench.chosen = performance.now();
+}, { capture: true });
+new PerformanceObserver((list) => {
+  for (const { duration } of list.getEntries()) {
+    trinatBench.task = Math.max(trinatBench.task, duration);
+  }
+}).observe({ type: "longtask" });
+new PerformanceObserver((list) => {
+  for (const { name, duration } of list.getEntries()) {
+    if (name !== "pointerdown" && name !== "click") continue;
+    trinatBench.click = Math.max(trinatBench.click, duration);
+    trinatBench.clicks += 1;
+  }
+}).observe({ type: "event", durationThreshold: 16 });
+"""
+_MIDDLE_OF_PICTURE = """
+(() => {
+  const { left, top, width, height } = document.getElementById("planes")
+    .getBoundingClientRect();
+  return [left + width / 3, top + height / 3];
+})()
+"""
 
 
-def run(site: str, scan: str, labels: str) -> None:
+def run(site: str, scan: str, *forms: str) -> None:
     folder = Path(site)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     print(f"{size / 1e6:.1f} MB in the site")
     chromium = find_chromium()
     if chromium is None:
         raise SystemExit("no Chromium here")
+    settings = json.loads((folder / "model" / "settings.json").read_text())
+    with tempfile.TemporaryDirectory() as kept:
+        for form in forms or ("plain",):
+            print(f"\n{form}")
+            path = write_form(Path(scan), form, Path(kept))
+            predictor = Predictor(settings["model"], device="cpu", precision="float32")
+            expected = predictor.segment(Volume.read(path))
+            found, result = _in_browser(chromium, folder, path)
+            _compare(found, expected.labels)
+            _compare_results(result, expected, predictor)
+
+
+def write_form(scan: Path, form: str, folder: Path) -> Path:
+    """The file of a scan on another grid; of `plain` the scan itself."""
+    chosen = FORMS[form]
+    if chosen is None:
+        return scan
+    spacing_mm, degrees = chosen
+    volume = Volume.read(scan)
+    turn = Rotation.from_euler("xyz", degrees, degrees=True).as_matrix()
+    sides_mm = np.array(volume.shape) * volume.spacing_mm
+    shape = to_shape(np.ceil(sides_mm / spacing_mm))
+    affine = np.eye(4)
+    directions = volume.affine[:3, :3] / np.array(volume.spacing_mm)
+    affine[:3, :3] = turn @ directions @ np.diag(spacing_mm)
+    # The middle stays where it is.
+    middle = volume.grid.places((np.array(volume.shape) - 1) / 2)
+    affine[:3, 3] = middle - affine[:3, :3] @ ((np.array(shape) - 1) / 2)
+    to = GridMap.between(volume.grid, Grid(shape, affine))
+    data = resample_image(volume.data, to)
+    path = folder / f"{form}.nii.gz"
+    Volume(np.rint(data).astype(np.int16), affine).write(path)
+    return path
+
+
+def _in_browser(chromium: str, site: Path, scan: Path) -> tuple[Volume, dict[str, Any]]:
+    """The label map that the page makes of a scan, and its result; prints what it takes."""
+    load = os.getloadavg()[0]
+    print(f"load {load:.1f} on {os.cpu_count()} processors")
     started = time.monotonic()
     browser = Browser(chromium, webgl=True)
     try:
         with (
             pytest.MonkeyPatch.context() as patched,
-            answered(make_site_app(folder), patched, policy=SITE_POLICY) as address,
+            answered(make_site_app(site), patched, policy=SITE_POLICY) as address,
         ):
             browser.open(address)
             browser.wait("globalThis.trinatSite?.threads > 0", _LIMIT_S)
             threads = browser.evaluate("trinatSite.threads")
             loaded_s = time.monotonic() - started
             print(f"{loaded_s:.1f} s until the model is loaded; {threads} threads")
-            found = _segment(browser, Path(scan))
+            browser.evaluate(_WATCH)
+            return _segment(browser, scan)
     finally:
         browser.close()
-    _compare(found, Volume.read(labels, labels=True))
 
 
-def _segment(browser: Browser, scan: Path) -> Volume:
-    """The label map that the page makes of a scan; prints what it takes."""
+def _segment(browser: Browser, scan: Path) -> tuple[Volume, dict[str, Any]]:
     browser.requests.clear()
     own = psutil.Process()
     started = time.monotonic()
@@ -66,23 +154,22 @@ def _segment(browser: Browser, scan: Path) -> Volume:
     # By process: some end before the others.
     _, spent_before = _use_of_children(own)
     spent_s = dict(spent_before)
-    longest_s = 0.0
     stage = ""
-    is_read = False
+    is_seen = False
+    clicked = started
     while True:
-        asked = time.monotonic()
         state = browser.evaluate(
-            "(({state, stage, reason, scan}) => [state, stage, reason, !!scan])"
+            "(({state, stage, reason}) => [state, stage, reason, "
+            "globalThis.trinatShown?.time - trinatBench.chosen])"
             "(trinatSite.jobs[0] ?? {})"
         )
         now = time.monotonic()
-        longest_s = max(longest_s, now - asked)
         memory, spent = _use_of_children(own)
         largest = max(largest, memory)
         spent_s.update(spent)
-        if state[3] and not is_read:
-            is_read = True
-            print(f"{now - started:7.1f} s  the scan is read")
+        if state[3] and not is_seen:
+            is_seen = True
+            print(f"{state[3] / 1000:7.1f} s  the scan is seen")
         if state[1] != stage:
             stage = state[1]
             print(f"{now - started:7.1f} s  {stage}")
@@ -90,11 +177,19 @@ def _segment(browser: Browser, scan: Path) -> Volume:
             break
         if now - started > _LIMIT_S:
             raise SystemExit("it takes too long")
+        # Each click draws all planes anew, on the processor.
+        if is_seen and now - clicked > _CLICK_EVERY_S:
+            clicked = now
+            browser.click(*browser.evaluate(_MIDDLE_OF_PICTURE))
         time.sleep(_PAUSE_S)
     print(f"{now - started:7.1f} s  {state[0]} {state[2] or ''}")
     spent_in_all_s = sum(spent_s.values()) - sum(spent_before.values())
-    print(f"{spent_in_all_s:.0f} s of the processor")
-    print(f"{largest / 1e9:.2f} GB at most; the page answers within {longest_s:.2f} s")
+    print(f"{spent_in_all_s:.0f} s of the processor; {largest / 1e9:.2f} GB at most")
+    watched = browser.evaluate("trinatBench")
+    print(
+        f"{watched['clicks']} clicks took over 16 ms, the longest {watched['click']:.0f} ms; "
+        f"the longest task took {watched['task']:.0f} ms"
+    )
     asked_for = [url for url in browser.requests if url.startswith("http")]
     print(f"{len(asked_for)} requests since the page was loaded")
     browser.wait("document.querySelectorAll('#files a').length > 0", _LIMIT_S)
@@ -105,7 +200,8 @@ def _segment(browser: Browser, scan: Path) -> Volume:
         while not path.is_file():
             browser.evaluate("0")
             time.sleep(_PAUSE_S)
-        return Volume.read(path, labels=True)
+        labels = Volume.read(path, labels=True)
+    return labels, browser.evaluate("trinatSite.jobs[0].result")
 
 
 def _use_of_children(process: psutil.Process) -> tuple[int, dict[int, float]]:
@@ -132,3 +228,31 @@ def _compare(found: Volume, expected: Volume) -> None:
         after = (found.data == number).sum()
         largest = max(largest, abs(after / before - 1))
     print(f"volumes differ by up to {largest:.3%}")
+
+
+def _compare_results(
+    result: dict[str, Any], expected: Prediction, predictor: Predictor
+) -> None:
+    """Print grade and intracranial volume of the page, and of Python where they differ."""
+    evidence = Evidence.of(expected)
+    limits = limits_of(predictor.model.info)
+    graded = grade(expected, limits)
+    measured = measure(expected, evidence, limits)
+    pairs = {
+        "grade": (result["grade"], graded.name),
+        "reasons": (result["reasons"], list(graded.reasons)),
+        "structures": (result["structure_grades"], dict(graded.structures)),
+        "notes": (result["notes"], [n for n in (*expected.notes, measured.note) if n]),
+        "intracranial volume": (
+            result["measures_mm3"][INTRACRANIAL.column],
+            measured.mm3[INTRACRANIAL.column],
+        ),
+    }
+    for what, (of_page, of_python) in pairs.items():
+        if what == "structures":
+            of_page = {k: v for k, v in of_page.items() if v != "pass"}
+            of_python = {k: v for k, v in of_python.items() if v != "pass"}
+        text = f"{what}: {of_page}"
+        if of_page != of_python:
+            text += f", of predict {of_python}"
+        print(text)

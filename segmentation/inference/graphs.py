@@ -16,8 +16,10 @@ from trinat.segmentation.inference.fusion import (
     weighted_csf,
 )
 from trinat.segmentation.inference.network import ViewNetwork
+from trinat.segmentation.inference.prior import weighted_by, weights_by_class
 from trinat.segmentation.labels.label import CSF_GROUP
 from trinat.segmentation.models.checkpoint import Model
+from trinat.segmentation.models.model_info import Prior
 from trinat.segmentation.space.views import View
 
 
@@ -36,19 +38,21 @@ class ViewGraph(nn.Module):
         self.view = view
         self.fusion = fusion
 
-    def forward(self, slices: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, slices: Tensor, before: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Slices (N, C, H, W) and what other views have added, (N, H, W, K), both float32.
 
         Returns what all of them have added with this view, (N, H, W, K), rounded to half precision
         as the aggregator holds it; this view's own most probable classes, (N, H, W) uint8; and its
-        own probability of background, (N, H, W).
+        own probabilities of background and of that class, both (N, H, W).
         """
         logits = self.network(slices)
         probabilities = logits.permute(0, 2, 3, 1).softmax(-1)
         added = self.fusion.weighted(self.view, before, probabilities)
         classes = probabilities.argmax(-1).to(torch.uint8)
-        after = before + added.half().float()
-        return after.half().float(), classes, probabilities[..., 0]
+        after = (before + added.half().float()).half().float()
+        return after, classes, probabilities[..., 0], probabilities.amax(-1)
 
 
 class FusionGraph(nn.Module):
@@ -81,6 +85,20 @@ class FusionGraph(nn.Module):
         if self.factors is not None:
             probabilities = weighted_classes(probabilities, self.factors).half()
         return probabilities.float()
+
+
+class PriorGraph(nn.Module):
+    """What a template makes of fused probabilities."""
+
+    def __init__(self, model: Model, prior: Prior) -> None:
+        super().__init__()
+        self.floor = prior.floor
+        self.weights = weights_by_class(prior, model.scheme)
+
+    def forward(self, shares: Tensor, probabilities: Tensor) -> Tensor:
+        """What the template has, (V, K) of 255, and probabilities (V, K), to probabilities."""
+        changed = weighted_by(shares, probabilities, self.weights, self.floor)
+        return changed.half().float()
 
 
 def fusion_of(model: Model) -> ViewAggregator:

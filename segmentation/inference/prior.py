@@ -238,16 +238,14 @@ def apply_prior(
     device = fused.device
     shares = torch.from_numpy(template.shares).to(device).float()
     matrix = torch.from_numpy(to_template).float().to(device)
-    by_class = [prior.per_class.get(name, prior.weight) for name in scheme.names]
-    weights = torch.tensor(by_class, device=device)
+    weights = weights_by_class(prior, scheme).to(device)
     doubtful = (largest < prior.certain).nonzero()
     for voxels in torch.split(doubtful, _VOXELS_AT_A_TIME):
         places = voxels.float() @ matrix[:3, :3].T + matrix[:3, 3]
-        expected = rows_at(shares, places).div_(255)
-        expected.clamp_(min=prior.floor)
+        expected = rows_at(shares, places)
         indices = voxels.unbind(1)
         probabilities = fused[indices].float()
-        changed = _weighted_by(expected, probabilities, weights)
+        changed = weighted_by(expected, probabilities, weights, prior.floor)
         fused[indices] = changed.to(fused.dtype)
     return ""
 
@@ -263,12 +261,23 @@ def most_probable(fused: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(values), torch.cat(labels)
 
 
-def _weighted_by(expected: Tensor, probabilities: Tensor, weights: Tensor) -> Tensor:
+def weights_by_class(prior: Prior, scheme: LabelScheme) -> Tensor:
+    """How much the template counts for each class, (K,)."""
+    return torch.tensor(
+        [prior.per_class.get(name, prior.weight) for name in scheme.names]
+    )
+
+
+def weighted_by(
+    shares: Tensor, probabilities: Tensor, weights: Tensor, floor: float
+) -> Tensor:
     """Probabilities (N, K) times expected (N, K) to the power of a weight, with the same sums.
 
-    A voxel's weight is the mean of the classes' `weights` (K,), by the probabilities that they have
+    `shares` (N, K) of 255 are what a template has there; no less than `floor` is expected. A
+    voxel's weight is the mean of the classes' `weights` (K,), by the probabilities that they have
     there. A class of weight 0 keeps its probability: the others share what it leaves them.
     """
+    expected = (shares / 255).clamp(min=floor)
     is_changed = weights > 0
     weight_of_voxel = (probabilities @ weights)[:, None]
     before = probabilities * is_changed

@@ -8,7 +8,7 @@ BrainSegVol has no CSF, vessels and optic chiasm.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -101,24 +101,37 @@ MEASURES = (
 )
 
 
-def sums_mm3(scheme: LabelScheme, volumes_mm3: Mapping[str, float]) -> dict[str, float]:
-    """By column, the measures that are sums of a scheme's structures, in mm³.
+def parts_of_sums(
+    scheme: LabelScheme, known: Collection[str]
+) -> dict[str, tuple[str, ...]]:
+    """By column, the structures of a scheme that a measure is the sum of.
 
-    `volumes_mm3` has the structures that the model knows. A measure is left out where some of it
-    is not among these, or is in one structure together with something else.
+    `known` names the structures that the model knows. A measure is left out where some of it is not
+    among these, or is in one structure together with something else.
     """
-    known = [label for label in scheme.labels[1:] if label.name in volumes_mm3]
+    labels = [label for label in scheme.labels[1:] if label.name in known]
     found = {}
     for measure in MEASURES:
         if not measure.numbers:
             continue
-        parts = [label for label in known if measure.numbers.issuperset(label.numbers)]
+        parts = [label for label in labels if measure.numbers.issuperset(label.numbers)]
         covered: set[int] = set()
         for label in parts:
             covered.update(label.numbers)
         if covered == measure.numbers:
-            found[measure.column] = sum(volumes_mm3[label.name] for label in parts)
+            found[measure.column] = tuple(label.name for label in parts)
     return found
+
+
+def sums_mm3(scheme: LabelScheme, volumes_mm3: Mapping[str, float]) -> dict[str, float]:
+    """By column, the measures that are sums of a scheme's structures, in mm³.
+
+    `volumes_mm3` has the structures that the model knows: see `parts_of_sums`.
+    """
+    return {
+        column: sum(volumes_mm3[name] for name in names)
+        for column, names in parts_of_sums(scheme, volumes_mm3).items()
+    }
 
 
 @dataclass(frozen=True)

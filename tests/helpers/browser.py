@@ -170,6 +170,18 @@ class Browser:
                 modifiers=8 * shift,
             )
 
+    def click(self, x: float, y: float) -> None:
+        """Press and release the first button of the mouse at a place of the window."""
+        for kind in ("mousePressed", "mouseReleased"):
+            self._send(
+                "Input.dispatchMouseEvent",
+                type=kind,
+                x=x,
+                y=y,
+                button="left",
+                clickCount=1,
+            )
+
     def picture(self) -> bytes:
         """The page as it is shown, as PNG."""
         return base64.b64decode(

@@ -1,5 +1,25 @@
 // Functions of the page's modules in a form in which tests can call them.
-import { restore } from "../../pipelines/web/browser/conform.js";
+import { shareLikeCortex } from "../../pipelines/web/browser/anatomy.js";
+import {
+  bandShare,
+  edgeSharpness,
+  noiseShare,
+  saturatedShare,
+  tissueContrast,
+} from "../../pipelines/web/browser/brightness.js";
+import { restore, restoreMask } from "../../pipelines/web/browser/conform.js";
+import { Evidence } from "../../pipelines/web/browser/evidence.js";
+import { findCut } from "../../pipelines/web/browser/field.js";
+import { findPlaces } from "../../pipelines/web/browser/lesions.js";
+import {
+  evennessOf,
+  findInside,
+  measure,
+  skullShares,
+} from "../../pipelines/web/browser/measuring.js";
+import { Template } from "../../pipelines/web/browser/prior.js";
+import { CHECKS, gradeBy } from "../../pipelines/web/browser/quality.js";
+import { Order } from "../../pipelines/web/browser/reversal.js";
 import { NUMBERS, toBits } from "../../pipelines/web/browser/half.js";
 
 /** `restore` of values in one array, the classes of a voxel side by side. */
@@ -13,3 +33,58 @@ export function restoreValues(classes, working, scan, count, values) {
 export const allHalves = () => NUMBERS;
 
 export const halvesOf = (values) => Uint16Array.from(values, toBits);
+
+/** The findings of each check, in their order, and the grade. */
+export function findingsOf(facts) {
+  const evidence = new Evidence(facts);
+  return {
+    findings: CHECKS.map((check) => check(evidence)),
+    grade: gradeBy(evidence),
+  };
+}
+
+export const gradeOf = (facts) => gradeBy(new Evidence(facts));
+
+/** What checks compare with their limits. */
+export function measuredBy(facts) {
+  const evidence = new Evidence(facts);
+  const { classes, image, settings } = evidence;
+  const inside = findInside(classes, image, settings);
+  const { area, structures } = findCut(evidence, { withFluid: true });
+  return {
+    tissueContrast: tissueContrast(evidence),
+    shareLikeCortex: shareLikeCortex(evidence),
+    saturatedShare: saturatedShare(evidence),
+    noiseShare: noiseShare(evidence),
+    bandShare: bandShare(evidence),
+    edgeSharpness: edgeSharpness(evidence),
+    areaWithFluid: area,
+    cutStructures: structures,
+    skullShares: skullShares(evidence, inside),
+    evenness: evennessOf(evidence, inside),
+    places: findPlaces(evidence),
+  };
+}
+
+export function maskAndMeasures(facts) {
+  const evidence = new Evidence(facts);
+  const { classes, image, settings, scan } = evidence;
+  const inside = findInside(classes, image, settings);
+  const mask = restoreMask(inside, image, scan);
+  return { inside, mask, ...measure(evidence, inside, mask) };
+}
+
+/** What a template has at some places, (N, K). */
+export function sharesAt(shares, shape, count, places) {
+  const template = new Template(shares, shape, count);
+  const sums = new Float32Array(places.length * count);
+  places.forEach((place, n) => template.addShares(place, sums, n * count));
+  return sums;
+}
+
+/** `Order` of voxels in three arrays. */
+export function whiteMatterIfReverse(classes, brightness, indices, likelihood) {
+  const order = new Order(classes);
+  brightness.forEach((value, n) => order.add(value, indices[n], likelihood[n]));
+  return order.whiteMatterIfReverse();
+}

@@ -11,6 +11,7 @@ import {
   voxelMm3,
   whole,
 } from "./grid.js";
+import { reachedFromOutside } from "./masks.js";
 
 /** @typedef {import("./grid.js").Volume} Volume */
 /** @typedef {import("./grid.js").Triple} Triple */
@@ -190,39 +191,6 @@ function valueThatFills(data, shape) {
     }
   }
   return most < CORNERS ? null : found;
-}
-
-// Where voxels have a value and reach the surface: what has it by chance in the head does not.
-function reachedFromOutside(data, shape, value) {
-  const [X, Y, Z] = shape;
-  const found = new Uint8Array(data.length);
-  const waiting = [];
-  const visit = (i, j, k) => {
-    if (i < 0 || j < 0 || k < 0 || i >= X || j >= Y || k >= Z) return;
-    const at = i + X * (j + Y * k);
-    if (found[at] || data[at] !== value) return;
-    found[at] = 1;
-    waiting.push(at);
-  };
-  for (let k = 0; k < Z; k++) {
-    for (let j = 0; j < Y; j++) {
-      const isEdge = k === 0 || k === Z - 1 || j === 0 || j === Y - 1;
-      for (let i = 0; i < X; i += isEdge || X === 1 ? 1 : X - 1) visit(i, j, k);
-    }
-  }
-  while (waiting.length) {
-    const at = waiting.pop();
-    const i = at % X;
-    const j = Math.floor(at / X) % Y;
-    const k = Math.floor(at / (X * Y));
-    visit(i - 1, j, k);
-    visit(i + 1, j, k);
-    visit(i, j - 1, k);
-    visit(i, j + 1, k);
-    visit(i, j, k - 1);
-    visit(i, j, k + 1);
-  }
-  return found;
 }
 
 // ---- Brightness ----

@@ -18,6 +18,7 @@ import {
   asScan,
   reordered,
   resampleImage,
+  resampleMask,
   resampleProbabilities,
   upright,
 } from "./resample.js";
@@ -71,6 +72,19 @@ export function restore(classes, working, scan, count, valuesOf) {
   const found = copied ||
     resampleProbabilities(classes, working.shape, count, valuesOf, map);
   return asScan(found, scan);
+}
+
+/**
+ * A mask on a part of the working grid, in the scan's own space.
+ * @param {Uint8Array} mask
+ * @param {Grid} working
+ * @param {Grid} scan
+ * @returns {Uint8Array}
+ */
+export function restoreMask(mask, working, scan) {
+  const map = mapBetween(working, uprightGrid(scan));
+  const copied = reordering(map) && reordered(mask, working.shape, map, Uint8Array);
+  return asScan(copied || resampleMask(mask, working.shape, map), scan);
 }
 
 // ---- The working grid ----

@@ -3,6 +3,7 @@
 import { checkShape, checkSpacing, refuse } from "./checks.js";
 import { isDicom, parseDicom } from "./dicom_file.js";
 import { AXES, columnLengths } from "./grid.js";
+import { cross, dot } from "./linear.js";
 
 /** @typedef {import("./grid.js").Volume} Volume */
 /** @typedef {import("./dicom_file.js").Dataset} Dataset */
@@ -310,12 +311,6 @@ function paddingOf(dataset) {
 }
 
 // ---- The grid ----
-
-const dot = (one, other) => one[0] * other[0] + one[1] * other[1] + one[2] * other[2];
-
-function cross([a, b, c], [x, y, z]) {
-  return [b * z - c * y, c * x - a * z, a * y - b * x];
-}
 
 /** Frames in the order of their slices, and the affine (column, row, slice) -> RAS mm. */
 function stack(frames) {

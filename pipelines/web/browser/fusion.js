@@ -234,14 +234,24 @@ export class Fusion {
   }
 
   async finishAt(places) {
-    const { count, values, classes } = this;
-    const added = new Float32Array(places.length * count);
+    this.set(places, await this.model.finish(this.valuesAt(places)));
+  }
+
+  /** The values of some voxels, (V, K). */
+  valuesAt(places) {
+    const { count, values } = this;
+    const found = new Float32Array(places.length * count);
     places.forEach((place, n) => {
       for (let k = 0; k < count; k++) {
-        added[n * count + k] = NUMBERS[values[place * count + k]];
+        found[n * count + k] = NUMBERS[values[place * count + k]];
       }
     });
-    const found = await this.model.finish(added);
+    return found;
+  }
+
+  /** Give some voxels probabilities, (V, K), and their most probable classes. */
+  set(places, found) {
+    const { count, values, classes } = this;
     places.forEach((place, n) => {
       const first = n * count;
       let best = 0;
@@ -251,6 +261,11 @@ export class Fusion {
       }
       classes[place] = best;
     });
+  }
+
+  /** The largest of a voxel's probabilities. */
+  likelihood(place) {
+    return NUMBERS[this.values[place * this.count + this.classes[place]]];
   }
 
   /** Add a share of a voxel's probabilities to sums, (K,). */

@@ -129,7 +129,12 @@ export function grown(box, shape, voxels = 1) {
   };
 }
 
-/** @returns {Box} the smallest box around all that is not 0; empty if nothing is */
+/**
+ * The smallest box around all that is not 0; empty if nothing is.
+ * @param {Uint8Array} mask
+ * @param {Triple} shape
+ * @returns {Box}
+ */
 export function occupiedBox(mask, [X, Y, Z]) {
   const start = [X, Y, Z];
   const stop = [0, 0, 0];
@@ -171,6 +176,26 @@ export function cutOut(data, [X, Y], box) {
   return out;
 }
 
+/**
+ * An array with so many voxels more on each side, which are 0.
+ * @param {any} data
+ * @param {Triple} shape
+ * @param {number} by
+ */
+export function padded(data, [X, Y, Z], by) {
+  const width = X + 2 * by;
+  const height = Y + 2 * by;
+  const out = new data.constructor(width * height * (Z + 2 * by));
+  for (let k = 0; k < Z; k++) {
+    for (let j = 0; j < Y; j++) {
+      const first = X * (j + Y * k);
+      const to = by + width * (j + by + height * (k + by));
+      out.set(data.subarray(first, first + X), to);
+    }
+  }
+  return out;
+}
+
 // ---- Grids ----
 
 /** @returns {Grid} the grid of a part of the voxels */
@@ -197,6 +222,27 @@ export function extentMm({ affine }, box) {
     });
   }
   return { start: [...low], stop: [...high] };
+}
+
+/** @returns {Uint8Array} which voxels have their centre beyond the last voxels of another grid */
+export function beyond(grid, other) {
+  const toOther = product(inverse(other.affine), grid.affine);
+  const [X, Y, Z] = grid.shape;
+  const out = new Uint8Array(X * Y * Z);
+  let at = 0;
+  for (let k = 0; k < Z; k++) {
+    for (let j = 0; j < Y; j++) {
+      for (let i = 0; i < X; i++, at++) {
+        const place = moved([i, j, k], toOther);
+        // A voxel reaches half its size beyond its centre.
+        const isBeyond = AXES.some((axis) =>
+          place[axis] < -0.5 || place[axis] > other.shape[axis] - 0.5
+        );
+        out[at] = isBeyond ? 1 : 0;
+      }
+    }
+  }
+  return out;
 }
 
 export function voxelMm3({ affine }) {

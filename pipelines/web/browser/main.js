@@ -16,6 +16,7 @@ async function main() {
   const answer = await fetch("model/settings.json");
   const site = new Site(await answer.json());
   globalThis.trinatSite = site;
+  site.changed = () => page.refresh();
   answerBy((path, options) => Promise.resolve(site.ask(path, options)));
   byId("how").textContent = HOW;
   byId("steps").replaceChildren(...STEPS.map((step) => make("li", {}, step)));

@@ -118,3 +118,106 @@ export function partsOf(mask, [X, Y, Z]) {
   }
   return { parts, sizes };
 }
+
+/** @returns {Uint8Array} the largest of the parts; a mask that is empty stays so */
+export function largestPart(mask, shape) {
+  const { parts, sizes } = partsOf(mask, shape);
+  const largest = sizes.indexOf(Math.max(...sizes));
+  return mask.map((_, at) => largest && parts[at] === largest ? 1 : 0);
+}
+
+/** @returns {Uint8Array} a mask with all that it encloses */
+export function withoutHoles(mask, shape) {
+  return reachedFromOutside(mask, shape, 0).map((isOutside) => isOutside ? 0 : 1);
+}
+
+/**
+ * Where voxels have a value and reach the surface, by steps across faces.
+ * @returns {Uint8Array}
+ */
+export function reachedFromOutside(data, shape, value) {
+  const [X, Y, Z] = shape;
+  const found = new Uint8Array(data.length);
+  const waiting = [];
+  const visit = (i, j, k) => {
+    if (i < 0 || j < 0 || k < 0 || i >= X || j >= Y || k >= Z) return;
+    const at = i + X * (j + Y * k);
+    if (found[at] || data[at] !== value) return;
+    found[at] = 1;
+    waiting.push(at);
+  };
+  for (let k = 0; k < Z; k++) {
+    for (let j = 0; j < Y; j++) {
+      const isEdge = k === 0 || k === Z - 1 || j === 0 || j === Y - 1;
+      for (let i = 0; i < X; i += isEdge || X === 1 ? 1 : X - 1) visit(i, j, k);
+    }
+  }
+  while (waiting.length) {
+    const at = waiting.pop();
+    const i = at % X;
+    const j = Math.floor(at / X) % Y;
+    const k = Math.floor(at / (X * Y));
+    visit(i - 1, j, k);
+    visit(i + 1, j, k);
+    visit(i, j - 1, k);
+    visit(i, j + 1, k);
+    visit(i, j, k - 1);
+    visit(i, j, k + 1);
+  }
+  return found;
+}
+
+// ---- By faces, and by balls ----
+
+/** @returns {Uint8Array} a mask with all that is so many steps across faces away */
+export function grownByFaces(mask, shape, steps) {
+  let found = mask;
+  for (let step = 0; step < steps; step++) found = withNeighbours(found, shape);
+  return found;
+}
+
+/** @returns {Uint8Array} a mask without so many layers of its surface */
+export function shrunkByFaces(mask, shape, steps) {
+  let found = mask;
+  for (let step = 0; step < steps; step++) found = withoutSurface(found, shape);
+  return found;
+}
+
+/**
+ * The part of a mask that balls inside it can cover, of a radius in voxels.
+ * @param {Uint8Array} mask
+ * @param {Triple} shape
+ * @param {number} radius
+ * @returns {Uint8Array}
+ */
+export function opened(mask, [X, Y, Z], radius) {
+  const ball = ballOf(radius);
+  const out = new Uint8Array(mask.length);
+  let at = 0;
+  for (let k = 0; k < Z; k++) {
+    for (let j = 0; j < Y; j++) {
+      for (let i = 0; i < X; i++, at++) {
+        const isNearEdge = Math.min(i, j, k, X - 1 - i, Y - 1 - j, Z - 1 - k) < radius;
+        if (!mask[at] || isNearEdge) continue;
+        const fits = ball.every(([x, y, z]) => mask[at + x + X * (y + Y * z)]);
+        if (!fits) continue;
+        for (const [x, y, z] of ball) out[at + x + X * (y + Y * z)] = 1;
+      }
+    }
+  }
+  return out;
+}
+
+// The steps from a ball's middle to its voxels, the farthest first: there a mask ends soonest.
+function ballOf(radius) {
+  const found = [];
+  for (let z = -radius; z <= radius; z++) {
+    for (let y = -radius; y <= radius; y++) {
+      for (let x = -radius; x <= radius; x++) {
+        if (x * x + y * y + z * z <= radius * radius) found.push([x, y, z]);
+      }
+    }
+  }
+  const length = (step) => Math.hypot(...step);
+  return found.sort((one, other) => length(other) - length(one));
+}

@@ -27,6 +27,15 @@
  */
 
 /**
+ * Where the voxels of a template are, in its own mm, and centres of the classes that have one.
+ * @typedef {object} Prior
+ * @property {number} certain voxels whose class is as likely are left alone
+ * @property {import("./grid.js").Triple} shape
+ * @property {import("./grid.js").Matrix} affine
+ * @property {(import("./grid.js").Triple | null)[]} centroids
+ */
+
+/**
  * @typedef {object} Settings
  * @property {string} model
  * @property {string} trinat
@@ -34,7 +43,10 @@
  * @property {string} csf
  * @property {Class[]} classes background first
  * @property {View[]} views in the order in which they are fused
+ * @property {boolean} reverse_contrast whether a scan with other contrast is reversed
+ * @property {Prior | null} prior
  * @property {any} limits of the grades; null is never reached
+ * @property {Record<string, string[]>} measures the structures of each sum, by column
  */
 
 export class Model {
@@ -49,14 +61,18 @@ export class Model {
     /** @type {Settings} */
     const settings = JSON.parse(text);
     const sessions = new Map();
-    for (const name of [...settings.views.map((view) => view.name), "fusion"]) {
+    const names = [...settings.views.map((view) => view.name), "fusion"];
+    if (settings.prior) names.push("prior");
+    for (const name of names) {
       const bytes = new Uint8Array(await read(`${name}.onnx`));
       sessions.set(name, await ort.InferenceSession.create(bytes, options));
     }
-    return new Model(ort, settings, sessions);
+    const template = settings.prior ? new Blob([await read("template.gz")]) : null;
+    return new Model(ort, settings, sessions, template);
   }
 
-  constructor(ort, settings, sessions) {
+  constructor(ort, settings, sessions, packedTemplate) {
+    this.packedTemplate = packedTemplate;
     this.ort = ort;
     /** @type {Settings} */
     this.settings = settings;
@@ -69,7 +85,8 @@ export class Model {
    * @param {Float32Array} slices (N, C, H, W); H and W are multiples of `view.multiple`
    * @param {Float32Array} before (N, H, W, K), what the other views have added
    * @param {import("./grid.js").Triple} size N, H, W
-   * @returns {Promise<{ after: Float32Array, classes: Uint8Array, background: Float32Array }>}
+   * @returns {Promise<Record<"after" | "background" | "likelihood", Float32Array>
+   *   & { classes: Uint8Array }>}
    */
   async runView(view, slices, before, size) {
     const [count, rows, columns] = size;
@@ -88,6 +105,7 @@ export class Model {
       after: found.after.data,
       classes: found.classes.data,
       background: found.background.data,
+      likelihood: found.likelihood.data,
     };
   }
 
@@ -96,11 +114,35 @@ export class Model {
    * @param {Float32Array} added
    * @returns {Promise<Float32Array>}
    */
-  async finish(added) {
+  finish(added) {
+    return this.runOfVoxels("fusion", { added });
+  }
+
+  /**
+   * Probabilities (V, K) with what a template has there, (V, K) of 255.
+   * @param {Float32Array} shares
+   * @param {Float32Array} before
+   * @returns {Promise<Float32Array>}
+   */
+  weigh(shares, before) {
+    return this.runOfVoxels("prior", { shares, before });
+  }
+
+  async runOfVoxels(name, values) {
     const classes = this.settings.classes.length;
-    const size = [added.length / classes, classes];
-    const given = { added: new this.ort.Tensor("float32", added, size) };
-    const found = await this.sessions.get("fusion").run(given);
+    const given = {};
+    for (const [key, data] of Object.entries(values)) {
+      const size = [data.length / classes, classes];
+      given[key] = new this.ort.Tensor("float32", data, size);
+    }
+    const found = await this.sessions.get(name).run(given);
     return found.probabilities.data;
+  }
+
+  /** @returns {Promise<Uint8Array>} the template's shares; held only as long as they are used */
+  async template() {
+    const stream = this.packedTemplate.stream();
+    const plain = stream.pipeThrough(new DecompressionStream("gzip"));
+    return new Uint8Array(await new Response(plain).arrayBuffer());
   }
 }

@@ -1,4 +1,4 @@
-// NIfTI-1 files: read with the checks of segmentation/io/headers.py and orientation.py, and label
+// NIfTI files: read with the checks of segmentation/io/headers.py and orientation.py, and label
 // maps written.
 import { determinant } from "./grid.js";
 import { checkAffine, checkShape, checkSpacing, refuse } from "./checks.js";
@@ -6,6 +6,7 @@ import { checkAffine, checkShape, checkSpacing, refuse } from "./checks.js";
 /** @typedef {import("./grid.js").Volume} Volume */
 
 const HEADER_BYTES = 348;
+const HEADER_2_BYTES = 540;
 // The codes of NIfTI for what a voxel is, and how it is read.
 const TYPES = {
   2: ["getUint8", 1, Uint8Array],
@@ -23,6 +24,24 @@ const LABEL_INTENT = 1002;
 const SAME_MM = 0.1;
 
 /**
+ * The fields of a header that say what and where voxels are; pixdim begins with the handedness.
+ * @typedef {object} Fields
+ * @property {string} magic
+ * @property {number} units
+ * @property {number[]} dim their count first
+ * @property {number} datatype
+ * @property {number[]} pixdim
+ * @property {number} offset of the first voxel, in bytes
+ * @property {number} slope
+ * @property {number} inter
+ * @property {number} qformCode
+ * @property {number} sformCode
+ * @property {number[]} quaternion
+ * @property {number[]} shift
+ * @property {number[]} rows of the s-form
+ */
+
+/**
  * A scan of the bytes of a .nii file.
  * @param {ArrayBuffer} buffer
  * @returns {Volume}
@@ -30,43 +49,87 @@ const SAME_MM = 0.1;
 export function readNifti(buffer) {
   if (buffer.byteLength < HEADER_BYTES) refuse("not a NIfTI file: too short");
   const view = new DataView(buffer);
-  const isLittle = view.getInt32(0, true) === HEADER_BYTES;
-  if (!isLittle && view.getInt32(0, false) !== HEADER_BYTES) {
-    refuse("not a NIfTI-1 file", "convert the scan to .nii.gz");
+  const isLittle = [HEADER_BYTES, HEADER_2_BYTES].includes(view.getInt32(0, true));
+  const length = view.getInt32(0, isLittle);
+  if (![HEADER_BYTES, HEADER_2_BYTES].includes(length)) {
+    refuse("not a NIfTI file", "convert the scan to .nii.gz");
   }
-  const short = (at) => view.getInt16(at, isLittle);
-  const float = (at) => view.getFloat32(at, isLittle);
-  const magic = String.fromCharCode(...new Uint8Array(buffer, 344, 3));
-  if (magic !== "n+1") refuse("not a single-file NIfTI image, though named .nii");
-  if (!MILLIMETRES.includes(view.getUint8(123) & 7)) {
+  if (buffer.byteLength < length) refuse("not a NIfTI file: too short");
+  const isFirst = length === HEADER_BYTES;
+  const fields = isFirst ? fieldsOf(view, isLittle) : fieldsOf2(view, isLittle);
+  if (fields.magic !== (isFirst ? "n+1" : "n+2")) {
+    refuse("not a single-file NIfTI image, though named .nii");
+  }
+  if (!MILLIMETRES.includes(fields.units & 7)) {
     refuse("units are not millimetres", "convert the header to millimetres");
   }
-  const count = short(40);
-  const dims = Array.from(
-    { length: Math.min(Math.max(count, 0), 7) },
-    (_, n) => short(42 + 2 * n),
-  );
-  const shape = checkShape(dims);
-  const zooms = [float(80), float(84), float(88)];
+  const [count, ...sides] = fields.dim;
+  const shape = checkShape(sides.slice(0, Math.min(Math.max(count, 0), 7)));
+  const zooms = fields.pixdim.slice(1, 4);
   checkSpacing(zooms);
-  const type = TYPES[short(70)];
+  const { datatype, offset, slope, inter } = fields;
+  const type = TYPES[datatype];
   if (!type) {
-    refuse(
-      `voxel type ${short(70)}, not one number a voxel`,
-      "give a T1-weighted scan",
-    );
+    refuse(`voxel type ${datatype}, not one number a voxel`, "give a T1-weighted scan");
   }
-  const offset = float(108);
-  const { affine, notes } = placeOf(formsOf(short, float, zooms), shape);
-  const data = voxelsOf(buffer, offset, shape, type, isLittle);
-  const scaled = scaledBy(data, float(112), float(116));
-  return { data: scaled, shape, affine, notes };
+  const { affine, notes } = placeOf(formsOf(fields, zooms), shape);
+  const data = voxelsOf(buffer, offset, length, shape, type, isLittle);
+  return { data: scaledBy(data, slope, inter), shape, affine, notes };
 }
 
-function voxelsOf(buffer, offset, shape, [getter, bytes, Kind], isLittle) {
+const magicAt = (view, at) =>
+  String.fromCharCode(...new Uint8Array(view.buffer, at, 3));
+
+/** @returns {Fields} of NIfTI-1 */
+function fieldsOf(view, isLittle) {
+  const short = (at) => view.getInt16(at, isLittle);
+  const floats = (count, at) =>
+    Array.from({ length: count }, (_, n) => view.getFloat32(at + 4 * n, isLittle));
+  const [offset, slope, inter] = floats(3, 108);
+  return {
+    magic: magicAt(view, 344),
+    units: view.getUint8(123),
+    dim: Array.from({ length: 8 }, (_, n) => short(40 + 2 * n)),
+    datatype: short(70),
+    pixdim: floats(8, 76),
+    offset,
+    slope,
+    inter,
+    qformCode: short(252),
+    sformCode: short(254),
+    quaternion: floats(3, 256),
+    shift: floats(3, 268),
+    rows: floats(12, 280),
+  };
+}
+
+/** @returns {Fields} of NIfTI-2 */
+function fieldsOf2(view, isLittle) {
+  const long = (at) => Number(view.getBigInt64(at, isLittle));
+  const doubles = (count, at) =>
+    Array.from({ length: count }, (_, n) => view.getFloat64(at + 8 * n, isLittle));
+  const [slope, inter] = doubles(2, 176);
+  return {
+    magic: magicAt(view, 4),
+    units: view.getInt32(500, isLittle),
+    dim: Array.from({ length: 8 }, (_, n) => long(16 + 8 * n)),
+    datatype: view.getInt16(12, isLittle),
+    pixdim: doubles(8, 104),
+    offset: long(168),
+    slope,
+    inter,
+    qformCode: view.getInt32(344, isLittle),
+    sformCode: view.getInt32(348, isLittle),
+    quaternion: doubles(3, 352),
+    shift: doubles(3, 376),
+    rows: doubles(12, 400),
+  };
+}
+
+function voxelsOf(buffer, offset, length, shape, [getter, bytes, Kind], isLittle) {
   const [X, Y, Z] = shape;
   const count = X * Y * Z;
-  const isWhole = Number.isInteger(offset) && offset >= HEADER_BYTES;
+  const isWhole = Number.isInteger(offset) && offset >= length;
   if (!isWhole || offset + count * bytes > buffer.byteLength) {
     refuse("the file ends before its voxels do", "copy or download it again");
   }
@@ -96,14 +159,16 @@ function scaledBy(data, slope, inter) {
 
 // ---- Where the voxels are ----
 
-function formsOf(short, float, zooms) {
-  const rows = [280, 296, 312].map((at) => [0, 4, 8, 12].map((by) => float(at + by)));
-  const sform = { code: short(254), affine: [...rows.flat(), 0, 0, 0, 1] };
-  const [b, c, d] = [float(256), float(260), float(264)];
-  const shift = [float(268), float(272), float(276)];
-  const sign = float(76) < 0 ? -1 : 1;
-  const affine = fromQuaternion([b, c, d], zooms, sign, shift);
-  return { sform, qform: { code: short(252), affine } };
+function formsOf(fields, zooms) {
+  const { qformCode, sformCode, quaternion, shift, rows } = fields;
+  const sign = fields.pixdim[0] < 0 ? -1 : 1;
+  return {
+    sform: { code: sformCode, affine: [...rows, 0, 0, 0, 1] },
+    qform: {
+      code: qformCode,
+      affine: fromQuaternion(quaternion, zooms, sign, shift),
+    },
+  };
 }
 
 /** An affine of a quaternion's last three numbers; null if they are no rotation. */

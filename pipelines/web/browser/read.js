@@ -9,6 +9,8 @@ import { readNifti } from "./nifti.js";
 
 const READERS = { ".nii": readNifti, ".mgh": readMgh };
 const PACKED = { ".nii.gz": ".nii", ".mgz": ".mgh", ".mgh.gz": ".mgh" };
+// The first bytes of a zip: PK\3\4.
+const ZIP = 0x504b0304;
 const GIVE =
   "give a T1-weighted scan as .nii, .nii.gz, .mgz or a folder of DICOM files";
 
@@ -52,10 +54,14 @@ async function readFolder(files) {
   const buffers = [];
   for (const file of files) buffers.push(await file.arrayBuffer());
   if (files.length === 1 && !isDicom(buffers[0])) {
+    if (isZip(buffers[0])) refuse("a zip", "unpack it, and drop the folder");
     refuse("not a known kind of scan", GIVE);
   }
   return readDicom(buffers);
 }
+
+const isZip = (buffer) =>
+  buffer.byteLength > 4 && new DataView(buffer).getUint32(0) === ZIP;
 
 // The checksum at the end of a gzip file is compared by the browser.
 async function unpacked(file) {

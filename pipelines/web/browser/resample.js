@@ -6,12 +6,15 @@
 import {
   AXES,
   inverse,
+  isEmpty,
   moved,
+  occupiedBox,
   orientation,
   reordering,
   samplePoints,
   sourceAxes,
   uprightGrid,
+  whole,
 } from "./grid.js";
 
 /** @typedef {import("./grid.js").Triple} Triple */
@@ -22,6 +25,12 @@ import {
 const LEAST_BLUR = 1e-3;
 // Voxels of the target that stand for all of it.
 const SAMPLE_VOXELS = 10000;
+// Shares that differ by less are a tie.
+const TIE = 2 ** -16;
+// How far to one side a voxel is looked at, so that points just between labels are no ties.
+const NUDGE_VOXELS = [1.0e-3, 1.3e-3, 1.7e-3];
+// A place that is a whole voxel but for its last digits.
+const ROUNDING = 1e-6;
 // Multiples of these three numbers fill a cube evenly (the roots of x⁴ = x + 1).
 const EVEN = [0.8191725133961645, 0.6710436067037893, 0.5497004779019703];
 
@@ -307,7 +316,7 @@ export function resampleProbabilities(classes, shape, count, valuesOf, map) {
   const cell = new Cell(map, shape);
   const points = offsetsOf(map);
   const sums = new Float64Array(count);
-  const reached = reachedBox(map, shape);
+  const reached = reachedBox(map, whole(shape));
   for (let k = reached.start[2]; k < reached.stop[2]; k++) {
     for (let j = reached.start[1]; j < reached.stop[1]; j++) {
       for (let i = reached.start[0]; i < reached.stop[0]; i++) {
@@ -370,21 +379,87 @@ function indexOfLargest(values) {
   return best;
 }
 
-// The target voxels that the source touches; it may be a little too large.
-function reachedBox(map, shape) {
+// The target voxels that a box of the source touches; it may be a little too large.
+function reachedBox(map, box) {
+  const { low, high } = touched(map, box);
+  return {
+    start: low.map((place) => Math.max(0, Math.floor(place))),
+    stop: high.map((place, axis) => Math.min(map.shape[axis], Math.ceil(place) + 1)),
+  };
+}
+
+// How far the target voxels go that a box of the source touches, in target indices.
+function touched(map, box) {
   const toTarget = inverse(map.matrix);
   const low = [Infinity, Infinity, Infinity];
   const high = [-Infinity, -Infinity, -Infinity];
   for (let corner = 0; corner < 8; corner++) {
     // Linear interpolation carries a voxel's value as far as its neighbours' centres.
-    const end = AXES.map((axis) => ((corner >> axis) & 1 ? shape[axis] : -1));
+    const end = AXES.map((axis) =>
+      (corner >> axis) & 1 ? box.stop[axis] : box.start[axis] - 1
+    );
     moved(end, toTarget).forEach((place, axis) => {
       low[axis] = Math.min(low[axis], place - 0.5);
       high[axis] = Math.max(high[axis], place + 0.5);
     });
   }
-  return {
-    start: low.map((place) => Math.max(0, Math.floor(place))),
-    stop: high.map((place, axis) => Math.min(map.shape[axis], Math.ceil(place) + 1)),
-  };
+  return { low, high };
+}
+
+// ---- Masks ----
+
+/**
+ * A mask on another grid: where most of a voxel is set. Beyond the edge nothing is.
+ *
+ * As labels are in Python, voxels are looked at a thousandth of a voxel to one side, in turn as on
+ * a chessboard: points just between set and not set are no ties then.
+ * @param {Uint8Array} mask
+ * @param {Triple} shape
+ * @param {GridMap} map
+ * @returns {Uint8Array}
+ */
+export function resampleMask(mask, shape, map) {
+  const [X, Y, Z] = map.shape;
+  const out = new Uint8Array(X * Y * Z);
+  const inside = occupiedBox(mask, shape);
+  if (isEmpty(inside)) return out;
+  const points = offsetsOf(map);
+  const cell = new Cell(map, shape);
+  const nudged = [1, -1].map((side) => new Cell(nudgedMap(map, side), shape));
+  const { low } = touched(map, inside);
+  const first = low.reduce((sum, place) => sum + Math.floor(place + ROUNDING), 0);
+  const reached = reachedBox(map, inside);
+  for (let k = reached.start[2]; k < reached.stop[2]; k++) {
+    for (let j = reached.start[1]; j < reached.stop[1]; j++) {
+      for (let i = reached.start[0]; i < reached.stop[0]; i++) {
+        let found = agreedAround(cell, mask, points, i, j, k);
+        if (found === MIXED) {
+          const isOdd = Math.abs(i + j + k - first) % 2;
+          const share = shareSet(nudged[isOdd], mask, points, i, j, k);
+          // Of each side a whole number of parts: a tie is not set.
+          found = Math.round(share / TIE) > Math.round((1 - share) / TIE) ? 1 : 0;
+        }
+        out[i + X * (j + Y * k)] = found;
+      }
+    }
+  }
+  return out;
+}
+
+function nudgedMap({ matrix, shape }, side) {
+  const moved = [...matrix];
+  for (const axis of AXES) moved[4 * axis + 3] += side * NUDGE_VOXELS[axis];
+  return { matrix: moved, shape };
+}
+
+// The share of a target voxel that is set, by its sample points.
+function shareSet(cell, mask, points, i, j, k) {
+  let sum = 0;
+  for (const point of points) {
+    cell.locate(i, j, k, point);
+    for (let n = 0; n < cell.count; n++) {
+      if (mask[cell.places[n]]) sum += cell.shares[n];
+    }
+  }
+  return sum / points.length;
 }

@@ -2,8 +2,10 @@
 // The same as segmentation/inference/predictor.py.
 import { conform, restore } from "./conform.js";
 import { Fusion, Slices } from "./fusion.js";
-import { AXES, cutGrid, cutOut, inverse, moved, product, sidesOf } from "./grid.js";
+import { beyond, cutGrid, cutOut, sidesOf } from "./grid.js";
 import { brainRegion, isTooSmall, wholeRegion } from "./localisation.js";
+import { applyPrior } from "./prior.js";
+import { Order, REVERSED, reversed } from "./reversal.js";
 import { viewAgreement, volumesOf } from "./measures.js";
 
 /** @typedef {import("./grid.js").Volume} Volume */
@@ -12,6 +14,8 @@ import { viewAgreement, volumesOf } from "./measures.js";
 
 // The brain is looked for in every eighth coronal slice.
 const EVERY = 8;
+// The order of tissues shows in every sixteenth.
+const EVERY_FOR_ORDER = 16;
 // A voxel that is less likely to be background than this may be brain.
 const BACKGROUND = 0.95;
 
@@ -26,6 +30,7 @@ const BACKGROUND = 0.95;
  * @property {Map<string, number>} volumesMm3 of each structure that the model knows
  * @property {Float64Array | null} agreement mean Dice between views of each class
  * @property {{ image: Volume, classes: Uint8Array }} working what networks saw, and found there
+ * @property {string[]} remarks on how it came about
  */
 
 /**
@@ -36,7 +41,13 @@ const BACKGROUND = 0.95;
  */
 export async function segment(scan, model, say) {
   await say("conform", 0);
-  const image = conform(scan);
+  const conformed = conform(scan);
+  const remarks = [];
+  let image = conformed;
+  const whiteMatter = await findReversal(conformed, model, say);
+  if (whiteMatter !== null) {
+    image = { ...conformed, data: reversed(conformed.data, whiteMatter) };
+  }
   let region = await findBrain(image, model, say);
   let fusion = await fuse(image, region, model, say);
   if (isTooSmall(region, fusion.classes)) {
@@ -44,6 +55,11 @@ export async function segment(scan, model, say) {
     fusion = await fuse(image, region, model, say);
   }
   const working = cutGrid(image, region.box);
+  if (model.settings.prior) {
+    await say("prior", 0);
+    remarks.push(await applyPrior(fusion, working, model));
+  }
+  if (whiteMatter !== null) remarks.push(REVERSED);
   forgetBeyond(fusion, working, scan);
   await say("restore", 0);
   const { classes } = model.settings;
@@ -54,9 +70,10 @@ export async function segment(scan, model, say) {
     volumesMm3: volumesOf(indices, scan, classes),
     agreement: viewAgreement(fusion.maps, model.settings),
     working: {
-      image: { ...working, data: cutOut(image.data, image.shape, region.box) },
+      image: { ...working, data: cutOut(conformed.data, image.shape, region.box) },
       classes: fusion.classes,
     },
+    remarks,
   };
 }
 
@@ -68,9 +85,36 @@ export async function segment(scan, model, say) {
  * @returns {Promise<BrainRegion>}
  */
 async function findBrain(image, model, say) {
+  const seen = new Uint8Array(image.data.length);
+  const looked = await lookAt(image, model, EVERY, say, (place, { background }) => {
+    seen[place] = background < BACKGROUND ? 1 : 0;
+  });
+  return brainRegion(seen, image.shape, looked, model.settings.views[0].along);
+}
+
+/**
+ * The brightness of white matter of a scan that networks are to see reversed, by a few slices; null
+ * of any other.
+ * @param {Volume} image
+ * @param {Model} model
+ * @param {Say} say
+ */
+async function findReversal(image, model, say) {
+  if (!model.settings.reverse_contrast) return null;
+  const order = new Order(model.settings.classes);
+  await lookAt(image, model, EVERY_FOR_ORDER, say, (place, { index, likelihood }) => {
+    order.add(image.data[place], index, likelihood);
+  });
+  return order.whiteMatterIfReverse();
+}
+
+/**
+ * Let the first view look at every n-th slice; `call` gets each voxel's place with what is seen
+ * there. Returns the numbers of the slices.
+ */
+async function lookAt(image, model, every, say, call) {
   const [view] = model.settings.views;
   const slices = new Slices(image.shape, view);
-  const seen = new Uint8Array(image.data.length);
   const looked = [];
   const { height, width } = slices;
   const padded = [height, width].map((side) =>
@@ -78,19 +122,25 @@ async function findBrain(image, model, say) {
   );
   const count = model.settings.classes.length;
   const nothing = new Float32Array(padded[0] * padded[1] * count);
-  for (let number = EVERY / 2; number < slices.count; number += EVERY) {
+  for (let number = every / 2; number < slices.count; number += every) {
     await say("localisation", number / slices.count);
     const given = slices.cut(image.data, view, [number], [0, height], [0, width]);
     const found = await model.runView(view, given, nothing, [1, padded[0], padded[1]]);
+    const { background, classes, likelihood } = found;
     for (let row = 0; row < height; row++) {
       let place = number * slices.along + row * slices.rows;
-      for (let column = 0; column < width; column++, place += slices.columns) {
-        seen[place] = found.background[row * padded[1] + column] < BACKGROUND ? 1 : 0;
+      let at = row * padded[1];
+      for (let column = 0; column < width; column++, place += slices.columns, at++) {
+        call(place, {
+          background: background[at],
+          index: classes[at],
+          likelihood: likelihood[at],
+        });
       }
     }
     looked.push(number);
   }
-  return brainRegion(seen, image.shape, looked, view.along);
+  return looked;
 }
 
 /**
@@ -119,18 +169,7 @@ async function fuse(image, region, model, say) {
 // Where the working grid goes on beyond the scan all is background: labels there are in no label
 // map, so they must not count in grades either.
 function forgetBeyond(fusion, working, scan) {
-  const toScan = product(inverse(scan.affine), working.affine);
-  const [X, Y, Z] = working.shape;
-  let at = 0;
-  for (let k = 0; k < Z; k++) {
-    for (let j = 0; j < Y; j++) {
-      for (let i = 0; i < X; i++, at++) {
-        const place = moved([i, j, k], toScan);
-        const isBeyond = AXES.some((axis) =>
-          place[axis] < -0.5 || place[axis] > scan.shape[axis] - 0.5
-        );
-        if (isBeyond) fusion.forget(at);
-      }
-    }
-  }
+  beyond(working, scan).forEach((isBeyond, at) => {
+    if (isBeyond) fusion.forget(at);
+  });
 }

@@ -1,6 +1,7 @@
 // A scan and its labels as the picture of the page takes them: RAS axes, a byte a voxel.
 // The same as pipelines/web/voxels.py.
 import { AXES } from "./grid.js";
+import { withNeighbours } from "./masks.js";
 import { writeNifti } from "./nifti.js";
 import { upright } from "./resample.js";
 
@@ -23,6 +24,13 @@ export function toShow(scan) {
     data[at] = Math.min(Math.max(turned.data[at] * gain, 0), 255);
   }
   return { ...turned, data };
+}
+
+/** @returns {Volume} the voxels of a mask that share a face with what is outside, as 255 */
+export function outlineOf(mask) {
+  const isOutside = mask.data.map((isSet) => isSet ? 0 : 1);
+  const near = withNeighbours(isOutside, mask.shape);
+  return { ...mask, data: mask.data.map((isSet, at) => isSet && near[at] ? 255 : 0) };
 }
 
 /** @returns {Volume} every n-th voxel of each axis */

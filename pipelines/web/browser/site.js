@@ -14,7 +14,9 @@ const STAGES = {
   axial: "networks",
   sagittal: "networks",
   fusion: "writing",
+  prior: "writing",
   restore: "writing",
+  grade: "writing",
 };
 
 export class Site {
@@ -28,6 +30,8 @@ export class Site {
     this.current = null;
     // How many threads it has, once it is ready.
     this.threads = 0;
+    // Is called when a scan can be seen, and when it has ended: earlier than the page asks.
+    this.changed = () => {};
     this.start();
   }
 
@@ -72,12 +76,14 @@ export class Site {
       state: "queued",
       stage: "",
       reason: "",
-      // Seconds at which the networks began, and which share of their slices is done.
+      // When it began and when its networks did, in ms, and which share of their slices is done.
+      began: 0,
       since: 0,
       share: 0,
       scan: null,
       values: null,
       labels: null,
+      mask: null,
       surfaces: null,
       result: {},
       links: [],
@@ -113,6 +119,7 @@ export class Site {
     // The one before may have ended with a scan.
     if (!this.worker) this.start();
     this.current = job;
+    job.began = performance.now();
     job.state = "running";
     job.stage = "reading";
     this.worker.postMessage({ files: job.files });
@@ -127,6 +134,7 @@ export class Site {
     } else if (said.kind === "shown") {
       job.scan = said.scan;
       job.values = said.values;
+      this.changed();
     } else if (said.kind === "stage") {
       this.follow(job, said);
     } else {
@@ -135,6 +143,7 @@ export class Site {
       else this.keep(job, said);
       this.current = null;
       this.next();
+      this.changed();
     }
   }
 
@@ -148,14 +157,15 @@ export class Site {
     job.share = (done + share) / names.length;
   }
 
-  keep(job, { shown, surfaces, labels, volumes, result }) {
+  keep(job, { shown, outline, surfaces, files, result }) {
     job.surfaces = surfaces;
     job.labels = { ...job.scan, data: shown };
+    job.mask = { ...job.scan, data: outline };
     job.result = result;
-    job.links = [
-      { name: "labels.nii.gz", href: URL.createObjectURL(labels) },
-      { name: "volumes.tsv", href: URL.createObjectURL(volumes) },
-    ];
+    job.links = Object.entries(files).map(([name, content]) => ({
+      name,
+      href: URL.createObjectURL(content),
+    }));
   }
 
   // ---- What the page asks ----
@@ -201,7 +211,9 @@ function factsOf(job) {
     name: job.name,
     state: job.state,
     stage: job.stage,
+    seconds: Math.round((performance.now() - job.began) / 1000),
     seconds_left: secondsLeft(job),
+    scan: Boolean(job.scan),
     grade: isDone ? job.result.grade : job.state,
     why: isDone ? job.result.reasons.join("; ") : job.reason,
     agreement: job.result.mean_agreement ?? null,
@@ -226,9 +238,8 @@ function detailOf(job) {
     ...factsOf(job),
     result,
     sha256: "",
-    scan: Boolean(job.scan),
     entropy: false,
-    mask: false,
+    mask: Boolean(job.mask),
     against: false,
     ratings: [],
     counted: Object.keys(grades).filter((name) => grades[name] !== "reject"),
@@ -237,7 +248,9 @@ function detailOf(job) {
 
 function contentOf(job, kind, step) {
   if (kind === "surfaces" && job.surfaces) return new Response(job.surfaces);
-  if (kind === "scan" && job.scan) return new Response(shownFile(job.scan, step));
+  if (["scan", "mask"].includes(kind) && job[kind]) {
+    return new Response(shownFile(job[kind], step));
+  }
   if (kind === "labels" && job.labels) {
     return new Response(step > 1 ? thinned(job.labels, step).data : job.labels.data);
   }

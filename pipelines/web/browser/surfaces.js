@@ -2,6 +2,7 @@
 // The same as segmentation/report/mesh.py and `_surfaces` of pipelines/web/voxels.py: a vertex in
 // each cell of eight voxels that the surface passes, and a quad around each pair of voxels that it
 // parts.
+import { blurred } from "./filters.js";
 import { AXES, cutOut, grown, moved, sidesOf } from "./grid.js";
 
 /** @typedef {import("./grid.js").Volume} Volume */
@@ -79,7 +80,7 @@ function surfaceOf(labels, index, box) {
   const mask = new Float32Array(part.length);
   for (let at = 0; at < mask.length; at++) mask[at] = part[at] === index ? 1 : 0;
   let step = mask.length > LARGE_BOX ? 2 : 1;
-  let share = everyNth(smoothed(mask, shape, 0.5 * step), step);
+  let share = everyNth({ data: blurred(mask, shape, 0.5 * step, REACH), shape }, step);
   if (!share.data.some((value) => value > 0.5)) {
     step = 1;
     share = { data: mask, shape };
@@ -101,35 +102,6 @@ function everyNth({ data, shape }, step) {
     }
   }
   return { data: out, shape: sides };
-}
-
-// By a Gaussian along each axis; beyond an edge values are those before it, mirrored.
-function smoothed(data, shape, sigma) {
-  const reach = Math.floor(REACH * sigma + 0.5);
-  const weights = [];
-  for (let by = -reach; by <= reach; by++) {
-    weights.push(Math.exp(-0.5 * (by / sigma) ** 2));
-  }
-  const total = weights.reduce((sum, weight) => sum + weight, 0);
-  let values = data;
-  for (const axis of AXES) {
-    const stride = [1, shape[0], shape[0] * shape[1]][axis];
-    const length = shape[axis];
-    const out = new Float32Array(values.length);
-    for (let at = 0; at < values.length; at++) {
-      const place = Math.floor(at / stride) % length;
-      let sum = 0;
-      for (let by = -reach; by <= reach; by++) {
-        let other = place + by;
-        if (other < 0) other = -1 - other;
-        if (other >= length) other = 2 * length - 1 - other;
-        sum += weights[by + reach] * values[at + (other - place) * stride];
-      }
-      out[at] = sum / total;
-    }
-    values = out;
-  }
-  return { data: values, shape };
 }
 
 /**

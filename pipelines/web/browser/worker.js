@@ -2,11 +2,16 @@
 import { Model } from "./model.js";
 import { caseOf, packed, readScan } from "./read.js";
 import { writeNifti } from "./nifti.js";
-import { CHECK_COUNT, gradeBy, meanAgreement, totalBrainMm3 } from "./quality.js";
+import { totalBrainMm3 } from "./anatomy.js";
+import { tissueContrast } from "./brightness.js";
+import { restoreMask } from "./conform.js";
+import { Evidence } from "./evidence.js";
+import { findInside, measure } from "./measuring.js";
+import { gradeBy, meanAgreement } from "./quality.js";
 import { upright } from "./resample.js";
 import { segment } from "./segment.js";
 import { surfacesOf } from "./surfaces.js";
-import { toShow } from "./show.js";
+import { outlineOf, toShow } from "./show.js";
 
 /** @typedef {import("./model.js").Settings} Settings */
 
@@ -14,6 +19,8 @@ import { toShow } from "./show.js";
 const RUNTIME = "./onnxruntime/ort.wasm.min.mjs";
 // More threads do not pay for slices as small as these.
 const MOST_THREADS = 8;
+// What tables have for a value that is not known.
+const NOT_KNOWN = "n/a";
 
 // The scan that is at work, or that was given up.
 let current = null;
@@ -59,31 +66,48 @@ async function work({ files }) {
     if (job.isCancelled) throw new Error("given up");
   };
   const scan = await readScan(files);
-  self.postMessage({ kind: "shown", scan: toShow(scan), values: upright(scan) });
+  const picture = toShow(scan);
+  const values = upright(scan);
+  // Given away, not copied: a copy would keep the page from answering.
+  const transfer = [picture.data.buffer, values.data.buffer];
+  self.postMessage({ kind: "shown", scan: picture, values }, { transfer });
   const model = await loading;
   const found = await segment(scan, model, say);
+  await say("grade", 0);
   const { settings } = model;
   const numberOf = settings.classes.map(({ number }) => number);
   const numbers = new Int16Array(found.indices.length);
   for (let at = 0; at < numbers.length; at++) numbers[at] = numberOf[found.indices[at]];
-  const labels = writeNifti({ ...scan, data: numbers }, { labels: true });
-  const result = resultOf(scan, settings, found);
+  const { image, classes } = found.working;
+  const inside = findInside(classes, image, settings);
+  const mask = restoreMask(inside, image, scan);
+  const result = resultOf(scan, settings, found, inside, mask);
   const shown = upright({ ...scan, data: found.indices });
-  self.postMessage({
+  const outline = outlineOf(upright({ ...scan, data: mask }));
+  const surfaces = surfacesOf(shown, settings.classes.length);
+  const asFile = (data) => packed(writeNifti({ ...scan, data }, { labels: true }));
+  const said = {
     kind: "done",
     shown: shown.data,
-    surfaces: surfacesOf(shown, settings.classes.length),
-    labels: await packed(labels),
-    volumes: tableOf(caseOf(files), result),
+    outline: outline.data,
+    surfaces,
+    files: {
+      "labels.nii.gz": await asFile(numbers),
+      "brainmask.nii.gz": await asFile(mask),
+      "volumes.tsv": tableOf(caseOf(files), result),
+    },
     result,
-  });
+  };
+  const buffers = [shown.data.buffer, outline.data.buffer, surfaces];
+  self.postMessage(said, { transfer: buffers });
 }
 
 // As a line of the ledger of `trinat predict` has it.
-function resultOf(scan, settings, found) {
+function resultOf(scan, settings, found, inside, mask) {
   const { volumesMm3, agreement, working } = found;
-  const evidence = { settings, working, scan, volumesMm3, agreement };
+  const evidence = new Evidence({ settings, working, scan, volumesMm3, agreement });
   const grade = gradeBy(evidence);
+  const measured = measure(evidence, inside, mask);
   const ofStructures = {};
   settings.classes.forEach(({ name }, index) => {
     const value = agreement?.[index];
@@ -91,25 +115,31 @@ function resultOf(scan, settings, found) {
       ofStructures[name] = Number.isFinite(value) ? value : null;
     }
   });
-  const note = `graded by ${CHECK_COUNT} checks; trinat predict has more`;
+  const notes = [...(scan.notes ?? []), ...found.remarks, measured.note];
   return {
     model: settings.model,
     grade: grade.name,
     reasons: grade.reasons,
     structure_grades: grade.structures,
-    notes: [...(scan.notes ?? []), note],
+    notes: notes.filter(Boolean),
     total_brain_mm3: totalBrainMm3(settings, volumesMm3),
     volumes_mm3: Object.fromEntries(volumesMm3),
+    measures_mm3: measured.mm3,
+    tissue_contrast: tissueContrast(evidence),
     mean_agreement: meanAgreement(evidence),
     agreement: ofStructures,
   };
 }
 
-// A row as volumes.tsv of `trinat predict` has it, with the volumes that are known here.
-function tableOf(name, { total_brain_mm3: brain, volumes_mm3: volumes }) {
+// A row as volumes.tsv of `trinat predict` has it.
+function tableOf(name, result) {
+  const { total_brain_mm3: brain, volumes_mm3: volumes } = result;
   const columns = { case: name, "total_brain_mm3": brain.toFixed(3) };
-  for (const [structure, mm3] of Object.entries(volumes)) {
-    columns[`${structure}_mm3`] = mm3.toFixed(3);
+  for (const [each, mm3] of Object.entries({ ...result.measures_mm3, ...volumes })) {
+    columns[`${each}_mm3`] = mm3 === null ? NOT_KNOWN : mm3.toFixed(3);
+  }
+  for (const [each, mm3] of Object.entries(volumes)) {
+    columns[`${each}_share`] = brain ? (mm3 / brain).toFixed(6) : NOT_KNOWN;
   }
   const lines = [Object.keys(columns), Object.values(columns)];
   const text = lines.map((words) => `${words.join("\t")}\n`).join("");

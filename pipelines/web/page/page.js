@@ -23,6 +23,8 @@ export const page = {
   // The files in what was dropped, and of which of them each scan is: to a server, one.
   filesIn: (transfer) => Promise.resolve([...transfer.files]),
   scansOf: (files) => files.map((file) => [file]),
+  // Asks a service for its scans at once, not only when it is time.
+  refresh: () => {},
 };
 
 /** @returns {any} an element of any kind, by its id */

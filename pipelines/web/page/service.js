@@ -48,9 +48,10 @@ export function startService() {
     const files = await page.filesIn(event.dataTransfer);
     send(page.scansOf(files));
   });
+  page.refresh = () => refresh().catch(lost);
   watchScan(fillFiles);
   if (!page.items.length) showTab("scans");
-  refresh().catch(lost);
+  page.refresh();
 }
 
 // Scans have the names of their files as long as this page is open.
@@ -153,7 +154,7 @@ async function refresh(id) {
   const item = page.items[page.number];
   if (!item) {
     await openFirst();
-  } else if (id || hasEnded(before) !== hasEnded(item)) {
+  } else if (id || hasEnded(before) !== hasEnded(item) || before.scan !== item.scan) {
     await open(page.number);
   } else {
     markRow(item);
@@ -163,11 +164,11 @@ async function refresh(id) {
   }
   clearTimeout(timer);
   if (!page.items.every(hasEnded)) {
-    timer = setTimeout(() => refresh().catch(lost), REFRESH_MS);
+    timer = setTimeout(page.refresh, REFRESH_MS);
   }
 }
 
 function lost() {
   tell("the server does not answer");
-  timer = setTimeout(() => refresh().catch(lost), RETRY_MS);
+  timer = setTimeout(page.refresh, RETRY_MS);
 }

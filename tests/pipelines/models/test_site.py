@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -99,8 +101,43 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_model_with_other_steps_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="needs a prior, which a site does not"):
-        export_model("any", tmp_path / "site", format_="web")
+    shutil.copytree(load_model("any").folder, tmp_path / "own")
+    update_info(tmp_path / "own", fusion=Fusion(class_odds={"Left-Thalamus": 2.5}))
+    with pytest.raises(ModelError, match="needs odds of structures beside a prior"):
+        export_model(str(tmp_path / "own"), tmp_path / "site", format_="web")
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_site_for_any_contrast_has_its_reversal_and_its_prior(tmp_path: Path) -> None:
+    export_model("any", tmp_path / "site", format_="web")
+    text = (tmp_path / "site" / "model" / "settings.json").read_text()
+    settings = json.loads(text)
+    assert settings["reverse_contrast"]
+    assert settings["prior"]["certain"] == 0.97
+    assert settings["prior"]["shape"] == [102, 138, 148]
+    # Background has no place.
+    assert settings["prior"]["centroids"][0] is None
+    # White matter may be darker than cortex.
+    assert settings["limits"]["contrast"] == [0, 0]
+    assert settings["measures"]["CerebralWhiteMatterVol"] == [
+        "Left-Cerebral-White-Matter",
+        "Right-Cerebral-White-Matter",
+    ]
+
+
+@pytest.mark.slow
+def test_the_prior_is_exported_with_its_template(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    model = load_model("any")
+    prior, template = model.info.prior, model.template
+    assert prior is not None
+    assert template is not None
+    # It compares by itself, and raises.
+    site.write_prior(model, prior, template, tmp_path)
+    shares = gzip.decompress((tmp_path / "template.gz").read_bytes())
+    # Classes are innermost.
+    assert shares[:33] == template.shares[0, 0, 0].tobytes()
+    assert len(shares) == template.shares.size
 
 
 @pytest.mark.parametrize(
@@ -144,10 +181,11 @@ def test_graphs_fuse_as_the_predictor_does(settings: Fusion, tmp_path: Path) -> 
         before = to_slices(added, axes, trailing=1)[part.slices]
         with torch.inference_mode():
             graph = ViewGraph(model, view, fusion)
-            after, classes, background = graph(thick, before.clone())
+            after, classes, background, likelihood = graph(thick, before.clone())
         before.copy_(after)
         torch.testing.assert_close(classes, part.probabilities.argmax(-1).byte())
         torch.testing.assert_close(background, part.probabilities[..., 0])
+        torch.testing.assert_close(likelihood, part.probabilities.amax(-1))
     fused = expected.finish()
     multiply_csf_odds(fused, model.scheme, settings.csf_odds)
     predictor.multiply_odds(fused)

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import gzip
 import re
+import zipfile
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from helpers.dicom import enhanced, save, small, write_classic
+from helpers.dicom import classic, enhanced, save, small, write_classic
 from helpers.javascript import MODULES, call, file, volume
 from helpers.miniatures import head_image, head_labels, turned
-from helpers.overfitted import miniature_on, random_model
+from helpers.overfitted import miniature_on
+from pydicom import dcmread
+from pydicom.uid import RLELossless
 
-from trinat.pipelines.models.site import settings_of
 from trinat.pipelines.web.voxels import _surfaces
 from trinat.segmentation.errors import FormatError
-from trinat.segmentation.grid import Grid
-from trinat.segmentation.inference import quality
-from trinat.segmentation.inference.checks import anatomy, brightness
-from trinat.segmentation.inference.checks.evidence import Evidence
-from trinat.segmentation.inference.graphs import fusion_of
 from trinat.segmentation.inference.localisation import brain_region
 from trinat.segmentation.inference.network import _grown
 from trinat.segmentation.inference.uncertainty import view_agreement
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
-from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.report.mesh import Surface
 from trinat.segmentation.space.background import find_background, on_working_scale
 from trinat.segmentation.space.conform import (
@@ -42,21 +39,31 @@ from trinat.segmentation.space.views import View, reoriented
 
 # Constants that a module shares with Python, by the module of Python that has them.
 SAME_CONSTANTS = {
+    "anatomy.js": ("inference.checks.anatomy",),
     "background.js": ("space.background",),
+    "brightness.js": ("inference.checks.brightness",),
     "checks.js": ("io.limits", "io.orientation"),
     "dicom.js": ("io.dicom.frames", "io.dicom.series"),
     "conform.js": ("space.conform",),
+    "evidence.js": ("inference.checks.evidence",),
+    "field.js": ("inference.checks.field", "space.background"),
     "grid.js": ("space.grid_map",),
+    "lesions.js": ("inference.checks.lesions",),
     "localisation.js": ("inference.localisation",),
+    "measuring.js": ("inference.measuring",),
     "mgh.js": ("io.headers",),
     "nifti.js": ("io.orientation",),
-    "quality.js": ("inference.checks.evidence",),
-    "resample.js": ("space.interpolation", "space.grid_map"),
+    "prior.js": ("inference.prior",),
+    "resample.js": ("space.interpolation", "space.grid_map", "space.resample"),
+    "reversal.js": ("inference.preparation",),
     "segment.js": ("inference.predictor",),
 }
 # Those of JavaScript alone, or of another name there.
 OWN_CONSTANTS = {
+    "REACH",
+    "SWEEPS",
     "HEADER_BYTES",
+    "HEADER_2_BYTES",
     "LABEL_INTENT",
     "MAX_VOXELS",
     "ALL",
@@ -224,77 +231,6 @@ def test_agreement_of_views_is_that_of_python() -> None:
     np.testing.assert_allclose(found, expected)
 
 
-# The checks of `quality.js`, in its order.
-CHECKS = (
-    quality.check_agreement,
-    anatomy.check_brain_size,
-    anatomy.check_pieces,
-    anatomy.check_symmetry,
-    brightness.check_contrast,
-    anatomy.check_missing,
-    anatomy.check_sides,
-    anatomy.check_resolution,
-)
-
-
-def made_evidence(kind: str) -> Evidence:
-    """A small brain of all structures, with what is said to be wrong with it."""
-    scheme = load_scheme("quicknat33")
-    generator = np.random.default_rng(3)
-    labels = np.zeros((40, 40, 40), np.uint8)
-    labels[4:36, 4:36, 4:36] = generator.integers(1, 33, (32, 32, 32))
-    image = np.where(labels > 0, 0.5, 0).astype(np.float32)
-    image[labels == 1] = 0.45 if kind == "dark" else 1.0
-    image[labels == 19] = image[labels == 1][0]
-    # As if a voxel had 30 mm³.
-    counts = np.bincount(labels.ravel(), minlength=33) * 30.0
-    agreement = generator.uniform(0.8, 1, 33)
-    spacing = 1.0
-    if kind == "poor":
-        labels[labels == 14] = 0
-        labels[38:, 38:, 38:] = 2
-        counts[14] = 0
-        counts[20] *= 0.5
-        agreement[[3, 9]] = 0.2, 0.6
-        spacing = 2.5
-    if kind == "apart":
-        labels[:3, :20, :20] = 13
-    if kind == "wrong":
-        agreement[:] = generator.uniform(0, 0.6, 33)
-        agreement[5] = np.nan
-        counts /= 3
-    grid = Grid(labels.shape, np.diag([1.0, 1, spacing, 1]))
-    volumes = {name: float(counts[k]) for k, name in enumerate(scheme.names) if k}
-    of_image = Volume(image, np.eye(4))
-    indices = Volume(labels, np.eye(4))
-    return Evidence(of_image, indices, grid, scheme, volumes, agreement)
-
-
-@pytest.mark.parametrize("kind", ["sound", "dark", "poor", "apart", "wrong"])
-def test_grades_are_those_of_python(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quality, "CHECKS", CHECKS)
-    model = load_model(random_model())
-    evidence = made_evidence(kind)
-    expected = quality.grade_by(evidence, quality.limits_of(model.info))
-    given = {
-        "settings": settings_of(model, fusion_of(model)),
-        "working": {
-            "image": volume(evidence.image),
-            "classes": evidence.indices.data,
-        },
-        "scan": {
-            "shape": list(evidence.scan.shape),
-            "affine": evidence.scan.affine.ravel().tolist(),
-        },
-        "volumesMm3": {"$map": evidence.volumes_mm3},
-        "agreement": evidence.agreement,
-    }
-    found = call("quality.js", "gradeBy", given)
-    assert found["reasons"] == list(expected.reasons)
-    assert found["name"] == expected.name
-    assert found["structures"] == dict(expected.structures)
-
-
 @pytest.mark.parametrize("kind", [np.uint8, np.int16, np.float32])
 @pytest.mark.parametrize("suffix", [".nii", ".nii.gz", ".mgz"])
 def test_files_are_read_as_in_python(kind: type, suffix: str, tmp_path: Path) -> None:
@@ -317,6 +253,25 @@ def test_scaled_voxels_are_read_as_in_python(tmp_path: Path) -> None:
     expected = Volume.read(path)
     found = call("read.js", "readScan", [file(path)])
     np.testing.assert_array_equal(found["data"], flat(expected.data))
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("scaling", [(1, 0), (0.3, -7)])
+def test_nifti_2_is_read_as_in_python(
+    order: str, scaling: tuple[float, float], tmp_path: Path
+) -> None:
+    scan = miniature_on((0.95, 1.2, 1.0), angle=0.2)
+    header = nib.Nifti2Header(endianness=order)
+    header.set_data_dtype(np.int16)
+    image = nib.Nifti2Image(scan.data.astype(np.int16), scan.affine, header)
+    image.header.set_slope_inter(*scaling)
+    path = tmp_path / "scan.nii"
+    image.to_filename(path)
+    expected = Volume.read(path)
+    found = call("read.js", "readScan", [file(path)])
+    assert found["shape"] == list(expected.shape)
+    np.testing.assert_allclose(found["affine"], expected.affine.ravel(), atol=1e-5)
+    np.testing.assert_allclose(found["data"], flat(expected.data), rtol=1e-6)
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
@@ -429,6 +384,19 @@ def test_other_series_are_refused_with_the_words_of_python(
     assert str(said.value) == (
         f"no T1-weighted series in it ({reason}): give the files of one"
     )
+
+
+def test_compressed_files_and_zips_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    path = save(classic(small(), 0), tmp_path / "one.dcm")
+    image = dcmread(path)
+    image.compress(RLELossless)
+    image.save_as(path)
+    with pytest.raises(RuntimeError, match=r"^compressed DICOM files: export them unc"):
+        read_folder(tmp_path)
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        archive.write(path)
+    with pytest.raises(RuntimeError, match=r"^a zip: unpack it, and drop the folder$"):
+        call("read.js", "readScan", [file(tmp_path / "all.zip")])
 
 
 def test_a_series_with_a_hole_is_refused(tmp_path: Path) -> None:

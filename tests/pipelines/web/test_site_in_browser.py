@@ -16,8 +16,13 @@ from helpers.viewer import answered
 from trinat.pipelines.models.other_formats import export_model
 from trinat.pipelines.web.settings import SITE_POLICY
 from trinat.pipelines.web.site import make_site_app
+from trinat.segmentation.inference.checks.evidence import Evidence
+from trinat.segmentation.inference.measuring import measure
 from trinat.segmentation.inference.predictor import Predictor
+from trinat.segmentation.inference.quality import grade, limits_of
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.models.checkpoint import load_model, save_model
+from trinat.segmentation.models.model_info import Description, Prior, Template
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
@@ -26,11 +31,33 @@ _ENDED = "['done', 'failed'].includes(trinatSite.jobs[0]?.state)"
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A site with the model that knows the miniature head."""
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model that knows the miniature head, with all steps that a model for any contrast has."""
+    known = load_model(overfitted_model())
+    folder = tmp_path_factory.mktemp("model") / "own"
+    classes = len(known.scheme)
+    template = Template(
+        np.full((4, 4, 4, classes), 7, np.uint8),
+        np.diag([20, 20, 20, 1.0]),
+        np.arange(3.0 * classes).reshape(classes, 3),
+    )
+    description = Description(
+        name="own",
+        contrast="any",
+        reverse_contrast=True,
+        not_predicted=known.info.not_predicted,
+        prior=Prior(),
+    )
+    save_model(folder, description, known.networks, template=template)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its site."""
     pytest.importorskip("onnxscript")
     folder = tmp_path_factory.mktemp("site") / "site"
-    export_model(str(overfitted_model()), folder, format_="web")
+    export_model(str(model), folder, format_="web")
     return folder
 
 
@@ -78,27 +105,29 @@ def scans() -> dict[str, Volume]:
 
 @pytest.mark.important
 def test_it_finds_what_predict_finds_and_sends_nothing(
-    page: Browser, tmp_path: Path
+    page: Browser, model: Path, tmp_path: Path
 ) -> None:
     assert page.evaluate("crossOriginIsolated")
     page.save_to(tmp_path)
     page.requests.clear()
-    predictor = Predictor(overfitted_model(), device="cpu", precision="float32")
+    predictor = Predictor(model, device="cpu", precision="float32")
+    limits = limits_of(predictor.model.info)
     for name, scan in scans().items():
         path = tmp_path / f"{name}.nii.gz"
         scan.write(path)
         page.choose("#file", path)
         page.wait(f"trinatSite.jobs[0]?.name === '{path.name}' && {_ENDED}", _LIMIT_S)
         assert page.evaluate("trinatSite.jobs[0].reason") == ""
-        page.wait("document.querySelectorAll('#files a').length === 2", _LIMIT_S)
-        for link in (1, 2):
+        page.wait("document.querySelectorAll('#files a').length === 3", _LIMIT_S)
+        for link in (1, 2, 3):
             page.evaluate(
                 f"document.querySelector('#files a:nth-of-type({link})').click()"
             )
         labels = tmp_path / "labels.nii.gz"
+        mask = tmp_path / "brainmask.nii.gz"
         table = tmp_path / "volumes.tsv"
         end = time.monotonic() + _LIMIT_S
-        while not (labels.is_file() and table.is_file()):
+        while not all(file.is_file() for file in (labels, mask, table)):
             assert time.monotonic() < end
             page.evaluate("0")
             time.sleep(0.1)
@@ -109,9 +138,14 @@ def test_it_finds_what_predict_finds_and_sends_nothing(
         brain = (found.data > 0) | (expected.labels.data > 0)
         same = found.data == expected.labels.data
         assert same[brain].mean() >= 0.999, name
+        inside = Volume.read(mask, labels=True).data > 0
+        np.testing.assert_allclose(inside.sum(), expected.brain.data.sum(), rtol=0.005)
+        assert (inside == expected.brain.data)[inside].mean() >= 0.999, name
         volumes = pd.read_csv(table, sep="\t", index_col="case").loc[name]
+        measured = measure(expected, Evidence.of(expected), limits)
         assert list(volumes.index[1:]) == [
-            f"{structure}_mm3" for structure in expected.volumes_mm3
+            *(f"{each}_mm3" for each in (*measured.mm3, *expected.volumes_mm3)),
+            *(f"{structure}_share" for structure in expected.volumes_mm3),
         ]
         for structure, mm3 in expected.volumes_mm3.items():
             # The smallest have 160 voxels: two of them are a percent.
@@ -119,7 +153,13 @@ def test_it_finds_what_predict_finds_and_sends_nothing(
             assert volumes[f"{structure}_mm3"] == pytest.approx(mm3, abs=most), (
                 structure
             )
-        for file in (labels, table):
+        result = page.evaluate("trinatSite.jobs[0].result")
+        graded = grade(expected, limits)
+        assert result["grade"] == graded.name, name
+        assert len(result["reasons"]) == len(graded.reasons), name
+        assert result["notes"][-1] == measured.note
+        assert "anatomical prior not used: only" in result["notes"][-2]
+        for file in (labels, mask, table):
             file.unlink()
 
     asked = [url for url in page.requests if not url.startswith(("data:", "blob:"))]
