@@ -170,6 +170,8 @@ T1W = "T1w"
 FOLD = "fold-{}"
 # Where outputs go that the last attempt at their scan has not made; in the output folder.
 ASIDE = ".trinat-stale"
+# What names of corrected label maps have, in BIDS in the place of `desc-trinat`.
+CORRECTED = "_desc-corrected"
 # How the reasons of what is no scan begin, where that is no failure.
 LEFT_OUT = "left out: "
 # How the names of results end that may be beside scans: ours, and the masks of others.
