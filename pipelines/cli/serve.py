@@ -99,6 +99,7 @@ def view(
     Example: trinat view out/ --against manual/
     """
     _require_packages()
+    from trinat.pipelines.web.correcting import MAX_CHANGES
     from trinat.pipelines.web.study import Study
     from trinat.pipelines.web.viewer import make_app
 
@@ -110,7 +111,7 @@ def view(
             rater = "rater"
     study = Study(results, rater, images, against, labels)
     typer.echo(f"{len(study.items)} scans in {results}", err=True)
-    _open(make_app(study), port, no_browser=no_browser)
+    _open(make_app(study), port, no_browser=no_browser, max_body=MAX_CHANGES)
     return Exit.OK
 
 
@@ -131,15 +132,21 @@ def web(
 
 
 def _open(
-    app: ASGIApp, port: int, *, no_browser: bool, policy: str | None = None
+    app: ASGIApp,
+    port: int,
+    *,
+    no_browser: bool,
+    policy: str | None = None,
+    max_body: int | None = None,
 ) -> None:
     """Answer requests until a signal, and open the browser at the address unless told not to.
 
-    `policy` is the pages' content policy, where it is not the usual one.
+    `policy` is the pages' content policy and `max_body` the most bytes of a request, where they are
+    not the usual ones.
     """
     import webbrowser
 
-    from trinat.pipelines.web.guard import POLICY, new_token
+    from trinat.pipelines.web.guard import MAX_BODY, POLICY, new_token
     from trinat.pipelines.web.start import answer
 
     def say(address: str) -> None:
@@ -147,7 +154,14 @@ def _open(
         if not no_browser:
             webbrowser.open(address)
 
-    answer(app, new_token(), port=port, policy=policy or POLICY, say=say)
+    answer(
+        app,
+        new_token(),
+        port=port,
+        policy=policy or POLICY,
+        max_body=max_body or MAX_BODY,
+        say=say,
+    )
 
 
 def _require_packages() -> None:

@@ -15,6 +15,7 @@ only for the bytes that it names.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,9 +41,12 @@ from trinat.segmentation.data.sources.base import without_suffix
 from trinat.segmentation.errors import GeometryError, IntegrityError, OutputError
 from trinat.segmentation.io.files import (
     not_written,
+    read_rows,
     read_text,
     sha256_of,
+    spreadsheet_safe,
     sync,
+    write_tsv,
     write_whole,
 )
 from trinat.segmentation.io.volume import Volume
@@ -50,6 +54,19 @@ from trinat.segmentation.space.views import reoriented
 
 _LABELS = f"_{Product.LABELS.suffix}"
 _TRINAT = f"_desc-{Product.LABELS.own_entities['desc']}"
+# The table of all corrections in a folder of results.
+CORRECTIONS = "corrections.tsv"
+_COLUMNS = (
+    "scan",
+    "corrected",
+    "changed_voxels",
+    "minutes",
+    "sessions",
+    "by",
+    "at",
+    "sha256",
+    "result_sha256",
+)
 _PATIENCE_S = 5.0
 # Headers keep places as float32; of a voxel, at the corners of the map.
 _TOLERANCE = 0.02
@@ -214,8 +231,11 @@ def save_correction(
             shown_sha256 = sha256_of(earlier.path)
         # A saving that was cut short has left its map and not its JSON: it may come again.
         is_same = np.array_equal(shown.data, corrected.data)
-        if shown_sha256 != builds_on and not is_same:
-            raise _overtaken(result, earlier)
+        if shown_sha256 != builds_on:
+            if not is_same:
+                raise _overtaken(result, earlier)
+            if earlier is not None and earlier.facts is not None:
+                return earlier
 
         before = None
         if earlier is not None:
@@ -239,6 +259,39 @@ def save_correction(
             **_origin_of(result),
         )
         return _write(result, corrected, changed, facts)
+
+
+def list_correction(
+    table: Path, scan: str, correction: Correction, *, lock: Path
+) -> None:
+    """Put what a correction's JSON says into the table of a folder, in the place of its scan's row.
+
+    The table is for people: commands go by the files themselves. The other rows stay.
+    """
+    facts = correction.facts
+    assert facts is not None
+    last = facts.sessions[-1]
+    row = [
+        scan,
+        os.path.relpath(correction.path, table.parent),
+        facts.changed_voxels,
+        round(facts.minutes, 1),
+        len(facts.sessions),
+        last.by,
+        last.at,
+        facts.sha256,
+        facts.result_sha256,
+    ]
+    with run_lock(lock, patience_s=_PATIENCE_S):
+        rows = []
+        if table.is_file():
+            rows = read_rows(table, required=_COLUMNS, names=("scan", "by"))
+        kept = [
+            [other[column] or None for column in _COLUMNS]
+            for other in rows
+            if other["scan"] != spreadsheet_safe(scan)
+        ]
+        write_tsv(table, _COLUMNS, [*kept, row])
 
 
 def _write(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trinat.pipelines.scans.cases import Case, Found, Refusal
+from trinat.pipelines.scans.corrections import corrected_path, is_correction, result_of
 from trinat.pipelines.scans.discovery import is_result, stem_ends, walk
 from trinat.pipelines.scans.naming import Product
 from trinat.segmentation.data.identity import Identity, identity_of, told_apart
@@ -95,11 +96,16 @@ class ScanFile:
         return "_".join(words) or self.session
 
 
-def find_files(place: Path, *, suffix: str = Product.LABELS.suffix) -> list[ScanFile]:
+def find_files(
+    place: Path, *, suffix: str = Product.LABELS.suffix, corrected: bool = True
+) -> list[ScanFile]:
     """Label maps (or with suffix "T1w" images) under a folder, in natural order.
 
     Understood: one file; a BIDS dataset or derivative; a FreeSurfer SUBJECTS_DIR; folders of
     files called *_dseg, and what is neither such a file's scan nor a result; a folder of files.
+
+    In a folder, a correction stands in the place of the label map that it is of, under its name;
+    unless they are to be taken as they were before they were `corrected`.
     """
     if place.is_file():
         if is_archive(place):
@@ -110,7 +116,7 @@ def find_files(place: Path, *, suffix: str = Product.LABELS.suffix) -> list[Scan
     if not place.is_dir():
         remedy = "check the path; a relative one starts at the current folder"
         raise ConfigError("no such file or folder", where=place, remedy=remedy)
-    found = _files_below(place, suffix)
+    found = _with_corrections(_files_below(place, suffix), corrected=corrected)
     if found:
         files = _apart(_with_persons(found, place))
         return sorted(files, key=lambda file: natural_order(file.name))
@@ -162,6 +168,23 @@ def _files_below(place: Path, suffix: str) -> list[ScanFile]:
                 files.append(file)
             return files
     return [_named(path) for path in image_files(place, _READ).values()]
+
+
+def _with_corrections(files: Sequence[ScanFile], *, corrected: bool) -> list[ScanFile]:
+    """The files, each label map with the path of its correction where it has one.
+
+    Corrections whose label map is there are no files of their own.
+    """
+    there = {file.path for file in files}
+    kept = []
+    for file in files:
+        if is_correction(file.path) and result_of(file.path) in there:
+            continue
+        path = corrected_path(file.path)
+        if corrected and path in there:
+            file = replace(file, path=path)
+        kept.append(file)
+    return kept
 
 
 def _without_tissues(files: Sequence[ScanFile]) -> list[ScanFile]:

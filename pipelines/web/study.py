@@ -27,6 +27,7 @@ from trinat.pipelines.predict.entry import (
 )
 from trinat.pipelines.predict.ledger import entries_in
 from trinat.pipelines.predict.settings import LABEL_TABLE, PLAIN_LABEL_TABLE, WORK
+from trinat.pipelines.scans.corrections import corrected_path
 from trinat.pipelines.scans.files import ScanFile, as_scan, find_files, find_images
 from trinat.pipelines.scans.naming import FOLD, Product
 from trinat.pipelines.scans.ratings import (
@@ -73,6 +74,14 @@ class Item:
     folder: Path
     entry: Entry
     labels: Path | None
+
+    @property
+    def shown(self) -> Path | None:
+        """The label map that the page shows and people judge: a correction before its result."""
+        if self.labels is None:
+            return None
+        corrected = corrected_path(self.labels)
+        return corrected if corrected.is_file() else self.labels
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -122,7 +131,7 @@ class Study:
             items.append(Item(name, folder, entry, labels))
         if not items:
             # Label maps of another origin.
-            for file in find_files(self.folder):
+            for file in find_files(self.folder, corrected=False):
                 entry = Entry(file.name, "done")
                 items.append(Item(file.name, self.folder, entry, file.path))
         return sorted(
@@ -232,7 +241,7 @@ class Study:
         return {
             **item.facts,
             "result": item.entry.result,
-            "sha256": digest(item.labels),
+            "sha256": digest(item.shown),
             "scan": self.image(item) is not None,
             "entropy": self.entropy(item) is not None,
             "mask": self.mask(item) is not None,
@@ -253,7 +262,7 @@ class Study:
 
         InputError if the label map has changed since, or the study has no such structure.
         """
-        if not sha256 or digest(item.labels) != sha256:
+        if not sha256 or digest(item.shown) != sha256:
             what = "has changed since it was shown"
             raise InputError(what, where=item.name, remedy="reload")
         known = [each.name for each in self.structures]
@@ -273,7 +282,7 @@ class Study:
 
     def ratings(self) -> list[dict[str, Any]]:
         """Every rating, whether it is the rater's own, and whether its result has changed."""
-        label_maps = {item.name: item.labels for item in self.items}
+        label_maps = {item.name: item.shown for item in self.items}
         rows = []
         for rating in read_ratings(self.folder / RATINGS):
             row = asdict(rating)

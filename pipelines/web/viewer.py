@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
+from contextlib import suppress
+from http import HTTPStatus
 from importlib import resources
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, StringConstraints, ValidationError
 from starlette.applications import Starlette
@@ -13,6 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from trinat.pipelines.scans.corrections import OvertakenError
+from trinat.pipelines.web.correcting import Corrections, Painted
 from trinat.pipelines.web.study import Study
 from trinat.pipelines.web.voxels import Voxels
 from trinat.segmentation.errors import InputError, TrinatError
@@ -26,7 +31,9 @@ for _file in _PAGE.iterdir():
         _FILES[f"/{_file.name}"] = _file.name
 
 # What there is of a scan beside its facts.
-_KINDS = ("scan", "labels", "against", "entropy", "mask", "surfaces")
+_KINDS = ("scan", "labels", "predicted", "against", "entropy", "mask", "surfaces")
+
+_TAB = re.compile("[0-9a-f]{16}")
 
 
 class _Judgement(BaseModel):
@@ -57,6 +64,10 @@ def routes_of(study: Study, voxels: Voxels) -> list[BaseRoute]:
         Route("/v1/scans/{number:int}", answers.detail),
         Route("/v1/scans/{number:int}/ratings", answers.rate, methods=["PUT"]),
         Route("/v1/scans/{number:int}/value", answers.value),
+        Route("/v1/scans/{number:int}/correction", answers.correct, methods=["PUT"]),
+        Route("/v1/scans/{number:int}/drafts/{tab}", answers.draft),
+        Route("/v1/scans/{number:int}/drafts/{tab}", answers.keep, methods=["PUT"]),
+        Route("/v1/scans/{number:int}/drafts/{tab}", answers.drop, methods=["DELETE"]),
         Route("/v1/scans/{number:int}/{kind}", answers.content),
     ]
 
@@ -67,6 +78,7 @@ class _Answers:
     def __init__(self, study: Study, voxels: Voxels) -> None:
         self._study = study
         self._voxels = voxels
+        self._corrections = Corrections(study, voxels)
 
     def file(self, request: Request) -> Response:
         """A file of the page."""
@@ -85,8 +97,11 @@ class _Answers:
 
     def detail(self, request: Request) -> Response:
         """All that is known of one scan."""
-        item = self._study[request.path_params["number"]]
-        return JSONResponse(self._study.detail(item))
+        return JSONResponse(self._detail(request.path_params["number"]))
+
+    def _detail(self, number: int) -> dict[str, Any]:
+        item = self._study[number]
+        return self._study.detail(item) | self._corrections.facts(item)
 
     def content(self, request: Request) -> Response:
         """Voxels or surfaces of one scan; with ?step=2 every second voxel of each axis."""
@@ -114,7 +129,8 @@ class _Answers:
 
     async def rate(self, request: Request) -> Response:
         """Keep a rating; the answer is the scan with it."""
-        item = self._study[request.path_params["number"]]
+        number = request.path_params["number"]
+        item = self._study[number]
         body = await request.body()
         try:
             judgement = _Judgement.model_validate_json(body)
@@ -123,8 +139,62 @@ class _Answers:
                 "not a rating: give structure, rating, remark and sha256"
             ) from None
         await run_in_threadpool(self._study.rate, item, **judgement.model_dump())
-        return JSONResponse(await run_in_threadpool(self._study.detail, item))
+        return JSONResponse(await run_in_threadpool(self._detail, number))
+
+    async def correct(self, request: Request) -> Response:
+        """Save a correction of the changes in the body; the answer is the scan with it."""
+        number = request.path_params["number"]
+        painted = await _painted(request)
+        await run_in_threadpool(self._corrections.save, number, painted)
+        return JSONResponse(await run_in_threadpool(self._detail, number))
+
+    def draft(self, request: Request) -> Response:
+        """The changes of a draft."""
+        number = request.path_params["number"]
+        content = self._corrections.draft(number, _tab(request.path_params["tab"]))
+        return Response(content, media_type="application/octet-stream")
+
+    async def keep(self, request: Request) -> Response:
+        """Keep the changes in the body as the draft of a tab."""
+        number = request.path_params["number"]
+        painted = await _painted(request)
+        await run_in_threadpool(self._corrections.keep, number, painted)
+        return Response(status_code=204)
+
+    def drop(self, request: Request) -> Response:
+        """Delete a draft."""
+        number = request.path_params["number"]
+        self._corrections.drop(number, _tab(request.path_params["tab"]))
+        return Response(status_code=204)
+
+
+async def _painted(request: Request) -> Painted:
+    """The changes in the body of a request, and what its address says of them."""
+    given = request.query_params
+    minutes = -1.0
+    with suppress(ValueError):
+        minutes = float(given.get("minutes", ""))
+    if not 0 <= minutes < math.inf:
+        raise InputError("give the minutes that it took, as minutes=1.5")
+    takes = given.get("takes", "")
+    return Painted(
+        content=await request.body(),
+        builds_on=given.get("builds_on", ""),
+        minutes=minutes,
+        tab=_tab(request.path_params.get("tab") or given.get("tab", "")),
+        takes=_tab(takes) if takes else "",
+    )
+
+
+def _tab(name: str) -> str:
+    """The name of a tab, which becomes a part of a file's name."""
+    if not _TAB.fullmatch(name):
+        raise InputError("not the name of a tab: give 16 hexadecimal digits")
+    return name
 
 
 def _refuse(_: Request, error: Exception) -> Response:
-    return JSONResponse({"reason": str(error)}, status_code=422)
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+    if isinstance(error, OvertakenError):
+        status = HTTPStatus.CONFLICT
+    return JSONResponse({"reason": str(error)}, status_code=status)

@@ -21,7 +21,7 @@ from scipy import ndimage
 
 from trinat.pipelines.web.study import Item, Study, digest, structures_in
 from trinat.segmentation.errors import InputError
-from trinat.segmentation.grid import Box, grown
+from trinat.segmentation.grid import Box, Grid, grown
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.metrics.common_grid import on_grid_of
@@ -30,6 +30,7 @@ from trinat.segmentation.space.views import reoriented
 
 _BRIGHTEST_PERCENT = 99.8
 _BRIGHTEST_NATS = 2 * np.log(2)  # four structures as likely as one another
+_LABELS = ("labels", "predicted", "against")
 # Surfaces of larger boxes are of every other voxel: what a page can turn round smoothly.
 _LARGE_BOX = 60**3
 
@@ -49,6 +50,10 @@ class Voxels:
         """Drop all voxels that are kept."""
         self._read_once.cache_clear()
         self._whole.cache_clear()
+
+    def grid(self, number: int) -> Grid:
+        """Where the voxels are that the page shows of a scan, by its number: on RAS axes."""
+        return self._volume(number, "scan").grid
 
     def value(self, number: int, place_mm: Sequence[float]) -> float | None:
         """The scan's own value in the voxel at a place (3,) in RAS mm; None outside of the scan.
@@ -72,8 +77,9 @@ class Voxels:
         """What the page gets of a scan, by its number, with every `step`-th voxel of each axis.
 
         - "scan", "entropy" and "mask" (its outline): a NIfTI file with 8 bits a voxel.
-        - "labels" and "against" (the label map to compare with): a byte a voxel, the first axis
-          first; it is the place of its structure in the study's table, 0 for none.
+        - "labels", "predicted" (before its correction) and "against" (the label map to compare
+          with): a byte a voxel, the first axis first; it is the place of its structure in the
+          study's table, 0 for none.
         - "surfaces": those of all structures, whatever the step.
 
         InputError if there is no such scan, or nothing of this kind of it.
@@ -82,7 +88,7 @@ class Voxels:
             return _surfaces(self._volume(number, "labels"))
         volume = self._volume(number, kind)
         data = volume.data[::step, ::step, ::step]
-        if kind in ("labels", "against"):
+        if kind in _LABELS:
             return data.tobytes("F")
         affine = volume.affine @ np.diag([step, step, step, 1.0])
         return bytes(nib.Nifti1Image(data, affine).to_bytes())
@@ -94,7 +100,7 @@ class Voxels:
         """
         # One at a time: the page asks for a scan and its labels at once, which need each other.
         with self._lock:
-            return self._read_once(number, kind, digest(self._study[number].labels))
+            return self._read_once(number, kind, digest(self._study[number].shown))
 
     def _read(self, number: int, kind: str, version: str) -> Volume:
         """As `_volume`; `version` is the digest of the label map, for what is kept of it."""
@@ -120,8 +126,10 @@ class Voxels:
             core = ndimage.binary_erosion(inside, border_value=1)
             outline = np.where(inside & ~core, 255, 0).astype(np.uint8)
             return replace(mask, data=outline)
-        if kind == "labels":
-            path = _existing(item.labels, kind, item)
+        if kind in ("labels", "predicted"):
+            path = _existing(
+                item.shown if kind == "labels" else item.labels, kind, item
+            )
             folder: Path | None = item.folder
             has_grid_of_another = self._study.image(item) is not None
         else:
