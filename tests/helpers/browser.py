@@ -172,15 +172,27 @@ class Browser:
 
     def click(self, x: float, y: float) -> None:
         """Press and release the first button of the mouse at a place of the window."""
-        for kind in ("mousePressed", "mouseReleased"):
-            self._send(
-                "Input.dispatchMouseEvent",
-                type=kind,
-                x=x,
-                y=y,
-                button="left",
-                clickCount=1,
-            )
+        self.drag((x, y))
+
+    def drag(self, *points: tuple[float, float]) -> None:
+        """Press the mouse at the first of some points, in pixels, and release it at the last."""
+        (x, y), *others = points
+        self._mouse("mousePressed", x, y)
+        for x, y in others:
+            self._mouse("mouseMoved", x, y)
+        self._mouse("mouseReleased", x, y)
+
+    def _mouse(self, kind: str, x: float, y: float) -> None:
+        held = int(kind != "mouseReleased")
+        self._send(
+            "Input.dispatchMouseEvent",
+            type=kind,
+            x=x,
+            y=y,
+            button="left",
+            buttons=held,
+            clickCount=1,
+        )
 
     def picture(self) -> bytes:
         """The page as it is shown, as PNG."""

@@ -81,8 +81,7 @@ function located({ place, mm, voxel, dims }) {
     const slices = voxel.map((index, axis) => `${index + 1}/${dims[axis]}`);
     parts.push(`slices ${slices.join(", ")}`);
   }
-  const { against, state } = page.picture;
-  if (against && state.flipped) parts.push(page.study.against);
+  if (page.picture.state.flipped) parts.push(otherMap().name);
   const line = parts.join(" · ");
   byId("here").textContent = line;
   clearTimeout(valuing);
@@ -147,13 +146,23 @@ export function toggleOverlay(kind) {
   showOverlay(page.overlay === kind ? "" : kind).catch(unlessUnwanted);
 }
 
+// What the scan's own labels are compared with: another map, or what they were before they were
+// corrected; null where there is neither.
+export function otherMap() {
+  const { detail, study } = page;
+  if (detail?.against) return { kind: "against", name: study.against };
+  if (detail?.correction) return { kind: "predicted", name: "As predicted" };
+  return null;
+}
+
 // The label map to compare with, in place of the scan's own.
 export async function showOther(on) {
-  if (!page.detail?.against) return;
+  const other = otherMap();
+  if (!other) return;
   press(byId("flip"), on);
   let { against } = page.picture;
   if (on && !against) {
-    const path = `${pathOf(page.items[page.number])}/against`;
+    const path = `${pathOf(page.items[page.number])}/${other.kind}`;
     against = new Uint8Array(await askBytes(path));
   }
   page.picture.flip(on, against);
@@ -161,7 +170,7 @@ export async function showOther(on) {
 }
 
 export function toggleOther() {
-  if (page.detail?.against) {
+  if (otherMap()) {
     showOther(!page.picture.state.flipped).catch(unlessUnwanted);
   }
 }

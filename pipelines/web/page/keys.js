@@ -10,6 +10,18 @@ import {
   toggleOverlay,
   toggleShown,
 } from "./controls.js";
+import {
+  isCorrecting,
+  pickUnderCrosshair,
+  redo,
+  resizeBrush,
+  save,
+  setTool,
+  toggleBall,
+  toggleCorrecting,
+  toggleWithin,
+  undo,
+} from "./correct.js";
 import { neighbour } from "./list.js";
 import { rate } from "./rating.js";
 import { open } from "./scan.js";
@@ -17,6 +29,21 @@ import { select } from "./structures.js";
 import { showTab } from "./tabs.js";
 
 const STEP_OF_OPACITY = 0.1;
+// While labels are corrected.
+const BRUSH_KEYS = [
+  { key: "Q", text: "paint", act: () => setTool("paint") },
+  { key: "W", text: "erase", act: () => setTool("erase") },
+  { key: "L", text: "fill an outline", act: () => setTool("fill") },
+  { key: "G", text: "replace a connected part", act: () => setTool("replace") },
+  { key: "Y", text: "move the cross-hair, paint nothing", act: () => setTool("move") },
+  { key: "I", text: "paint what is under the cross-hair", act: pickUnderCrosshair },
+  { key: "J", text: "paint over that alone, or over anything", act: toggleWithin },
+  { key: "T", text: "brush on a slice, or in 3D", act: toggleBall },
+  { key: ",", text: "smaller brush", act: () => resizeBrush(-1) },
+  { key: ".", text: "larger brush", act: () => resizeBrush(1) },
+  { key: "Z", text: "undo (Shift: redo)", act: undo },
+  { key: "Ctrl+S", text: "save the correction" },
+];
 // Each as the help shows it, what it does in words, and the function; `actOf` knows the others.
 const KEYS = [
   { key: "N", text: "next scan", act: () => go(1) },
@@ -44,14 +71,16 @@ const KEYS = [
   { key: "C", text: "coronal plane", act: () => setLayout("coronal") },
   { key: "S", text: "sagittal plane", act: () => setLayout("sagittal") },
   { key: "D", text: "surfaces", act: () => setLayout("solid") },
+  { key: "X", text: "correct the labels, or stop", act: toggleCorrecting },
+  ...BRUSH_KEYS,
   { key: "← →", text: "cross-hair left, right" },
   { key: "↑ ↓", text: "cross-hair to the front, back" },
   { key: "PgUp PgDn", text: "cross-hair up, down" },
   { key: "Esc", text: "leave a field, drop the chosen structure" },
   { key: "?", text: "these keys", act: () => byId("help").showModal() },
 ];
-// Keys that rate: a service has no ratings.
-const RATING_KEYS = ["1", "2", "3", "M"];
+// Keys that rate and correct: a service has neither.
+const RATERS_KEYS = ["1", "2", "3", "M", "X", ...BRUSH_KEYS.map(({ key }) => key)];
 // Axis and direction in which a key moves the cross-hair.
 const ARROWS = {
   ArrowLeft: [0, -1],
@@ -64,7 +93,7 @@ const ARROWS = {
 
 export function startKeys() {
   for (const { key, text } of KEYS) {
-    if (page.study.service && RATING_KEYS.includes(key)) continue;
+    if (page.study.service && RATERS_KEYS.includes(key)) continue;
     const name = make("dt", {}, make("kbd", {}, key));
     byId("keys").append(name, make("dd", {}, text));
   }
@@ -90,7 +119,11 @@ function findStructure() {
 }
 
 function onKey(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.altKey) return;
+  if (event.ctrlKey || event.metaKey) {
+    onControlKey(event);
+    return;
+  }
   if (document.querySelector("dialog[open]")) return;
   const { key, target } = event;
   if (key === "Escape") {
@@ -108,6 +141,16 @@ function onKey(event) {
   act();
 }
 
+// What all programs call undo, redo and save.
+function onControlKey(event) {
+  const { key, shiftKey } = event;
+  const acts = { z: shiftKey ? redo : undo, y: redo, s: save };
+  const act = acts[key.toLowerCase()];
+  if (!act || !isCorrecting()) return;
+  event.preventDefault();
+  act();
+}
+
 // What a key does; undefined where it does nothing.
 function actOf(event) {
   const { code, key, shiftKey, target } = event;
@@ -121,6 +164,11 @@ function actOf(event) {
     return structure && (() => rate(structure.name, verdict));
   }
   if (key in ARROWS) return () => page.picture?.step(...ARROWS[key]);
+  if (isCorrecting()) {
+    if (code === "KeyZ" && shiftKey) return redo;
+  } else if (BRUSH_KEYS.some((each) => each.key === key.toUpperCase())) {
+    return undefined;
+  }
   return KEYS.find((each) => each.key === key.toUpperCase())?.act;
 }
 

@@ -15,6 +15,8 @@ export const page = {
   // Whether the picture has all voxels of its scan, and how many each structure has.
   whole: false,
   counts: null,
+  // Whether the labels are not those that the study's volumes are of.
+  edited: false,
   // "entropy", "mask", or "" for none.
   overlay: "",
   // Grows with each scan that is opened: an answer for an earlier one is not wanted any more.
@@ -45,7 +47,8 @@ export async function ask(path, options) {
   const answer = await answerer(path, options);
   if (!answer.ok) {
     const said = await answer.json().catch(() => ({}));
-    throw new Error(said.reason || `the server answered ${answer.status}`);
+    const reason = said.reason || `the server answered ${answer.status}`;
+    throw Object.assign(new Error(reason), { status: answer.status });
   }
   return answer;
 }

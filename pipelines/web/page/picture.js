@@ -1,4 +1,5 @@
 // The picture: three planes and a solid view on two canvases, by NiiVue.
+import { Canvas } from "./brush.js";
 
 // A script of its own, which the page loads first.
 const niivue = globalThis["niivue"];
@@ -53,13 +54,14 @@ export class Picture {
       outline: false,
       shown: true,
       flipped: false,
+      painting: false,
       window: [0, 255],
       radiological: false,
     };
   }
 
   async start() {
-    this.nv = new niivue.Niivue({
+    this.nv = new Canvas({
       ...COMMON,
       crosshairGap: 12,
       crosshairWidth: 0.6,
@@ -135,7 +137,21 @@ export class Picture {
     nv.drawTexture = nv.r8Tex(nv.drawTexture, nv.gl.TEXTURE7, nv.back.dims, true);
     nv.drawBitmap = bitmap;
     this._look();
+    this._pen();
     nv.refreshDrawing(true);
+  }
+
+  // Whether the pointer paints, and whether it draws an outline that is filled.
+  setPainting(on, filled = false) {
+    this.state.painting = on;
+    this.nv.setPenValue(1, filled);
+    this._pen();
+  }
+
+  // Only the scan's own labels are painted.
+  _pen() {
+    const { painting, flipped } = this.state;
+    this.nv.setDrawingEnabled(painting && !flipped);
   }
 
   flip(on, bitmap = this.against) {
@@ -239,6 +255,7 @@ export class Picture {
 
   select(place) {
     this.selected = place;
+    if (place) this.nv.brush.place = place;
     this._solidLook();
   }
 
@@ -327,6 +344,14 @@ export class Picture {
         call(at % X, Math.floor(at / X) % Y, Math.floor(at / (X * Y)));
       }
     }
+  }
+
+  // The place of the structure under the cross-hair; 0 for none.
+  under() {
+    const { nv, labels } = this;
+    const [i, j, k] = nv.frac2vox(nv.scene.crosshairPos);
+    const [X, Y] = this.dims;
+    return labels[i + X * (j + Y * k)];
   }
 
   // Voxels of each structure in what is shown.

@@ -7,10 +7,11 @@ import {
   forgetScan,
   page,
   pathOf,
+  rounded,
   scanChanged,
   tell,
 } from "./page.js";
-import { forgetPlace, showOther, showOverlay, started } from "./controls.js";
+import { forgetPlace, otherMap, showOther, showOverlay, started } from "./controls.js";
 import { markRow, progressOf } from "./list.js";
 import { fillJudge } from "./rating.js";
 
@@ -37,16 +38,29 @@ function fillScan() {
     byId("judge").replaceChildren();
     return;
   }
-  const reasons = [detail.why, ...(detail.result.notes || [])];
+  const reasons = [
+    detail.why,
+    correctionOf(detail),
+    ...(detail.result.notes || []),
+  ];
   byId("why").textContent = reasons.filter(Boolean).join("; ");
   for (const kind of ["entropy", "mask"]) {
     byId(kind).disabled = !detail[kind];
     byId(kind).hidden = !detail[kind] && page.overlay !== kind;
   }
-  byId("flip").disabled = !detail.against;
-  byId("flip").hidden = !study.against;
-  byId("flip").textContent = study.against;
+  const other = otherMap();
+  byId("flip").disabled = !other;
+  byId("flip").hidden = !study.against && !other;
+  byId("flip").textContent = other?.name || study.against;
   if (!study.service) fillJudge(byId("judge"), "", "scan");
+}
+
+// Who has corrected a scan, in words.
+function correctionOf({ correction }) {
+  if (!correction) return "";
+  if (!correction.by) return "corrected by another program";
+  const text = `corrected by ${correction.by}, ${rounded(correction.voxels)} voxels`;
+  return correction.stale ? `${text}; the result has changed since` : text;
 }
 
 export function nameScan(item) {

@@ -53,8 +53,11 @@ function fill() {
 // In mm³; null of a structure that the model does not predict, undefined while it is not known.
 function volumeOf(structure, place) {
   const measured = page.detail?.result.volumes_mm3;
-  if (measured) return measured[structure.name] ?? null;
+  if (measured && !page.edited) return measured[structure.name] ?? null;
   if (!page.counts) return undefined;
+  if (measured && !page.counts[place]) {
+    return measured[structure.name] === undefined ? null : 0;
+  }
   return page.counts[place] * page.picture.voxelMm3();
 }
 
@@ -233,15 +236,21 @@ async function showOnly(places) {
 
 // Choose a structure, or none with 0: its card, and the cross-hair in it.
 export function select(place) {
+  pickStructure(place);
+  const { picture } = page;
+  if (place && picture?.labels) picture.move(picture.centre(place));
+}
+
+// Choose a structure, or none with 0, where the cross-hair stays.
+export function pickStructure(place) {
   page.structure = place;
+  if (place) byId("pen").value = place;
   for (const structure of page.study.structures) {
     structure.row.classList.remove("chosen");
   }
   if (place) page.study.structures[place - 1].row.classList.add("chosen");
   fillCard();
-  const { picture } = page;
-  picture?.select(place);
-  if (place && picture?.labels) picture.move(picture.centre(place));
+  page.picture?.select(place);
 }
 
 // ---- The card of the chosen one ----

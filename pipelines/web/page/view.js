@@ -1,6 +1,7 @@
 // The page of `trinat view` and of a service: its tabs, and how it starts.
 import { askJson, byId, page, tell } from "./page.js";
 import { startControls } from "./controls.js";
+import { startCorrecting } from "./correct.js";
 import { go, startKeys } from "./keys.js";
 import { fillList, listTab } from "./list.js";
 import { showRaters } from "./rating.js";
@@ -20,6 +21,7 @@ async function main() {
   for (const tab of TABS) addTab(tab);
   showTab("picture");
   startControls();
+  startCorrecting();
   startKeys();
   byId("raters-open").hidden = study.raters < 2;
   byId("raters-open").addEventListener("click", showRaters);

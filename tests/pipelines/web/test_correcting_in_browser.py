@@ -1,0 +1,231 @@
+"""The brush in a real browser, at two sizes: paint, undo, a draft that outlives the page, save."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.browser import Browser, find_chromium
+from helpers.studies import write_study
+from helpers.viewer import served
+
+from trinat.pipelines.scans.corrections import (
+    Session,
+    corrected_path,
+    correction_of,
+    find_corrections,
+    save_correction,
+)
+from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
+
+pytestmark = [pytest.mark.slow, pytest.mark.important, pytest.mark.browser]
+
+RIGHT_THALAMUS = load_scheme("quicknat33").names.index("Right-Thalamus")
+STATE = "document.getElementById('correct-state').textContent"
+SHOWN = "window.trinatShown?.step === 0"
+BRUSH = "window.trinatPicture.nv.brush"
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return write_study(tmp_path / "out", ["a"])
+
+
+@contextmanager
+def opened(width: int, height: int) -> Iterator[Browser]:
+    """A browser of this size, which has had no problems at the end."""
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    page = Browser(chromium, webgl=True)
+    try:
+        page.resize(width, height)
+        yield page
+        assert not page.problems
+    finally:
+        page.close()
+
+
+def load(page: Browser, address: str) -> None:
+    page.open(address)
+    page.wait(SHOWN, 240)
+
+
+def choose(page: Browser, field: str, value: object) -> None:
+    page.evaluate(
+        f"(() => {{ const field = document.getElementById({field!r});"
+        f" field.value = {str(value)!r}; field.dispatchEvent(new Event('change'));"
+        " field.dispatchEvent(new Event('input')); })()"
+    )
+
+
+def middle(page: Browser) -> tuple[float, float]:
+    """The middle of the planes, which is in the head where one plane is shown."""
+    x, y = page.evaluate(
+        "(() => { const { left, top, width, height } ="
+        " document.getElementById('planes').getBoundingClientRect();"
+        " return [left + width / 2, top + height / 2]; })()"
+    )
+    return x, y
+
+
+def begin(page: Browser) -> None:
+    """Correct the first scan, on the axial plane, with the right thalamus."""
+    page.press("a")
+    page.press("x")
+    page.wait("document.getElementById('correct').checkVisibility()")
+    choose(page, "pen", RIGHT_THALAMUS)
+
+
+def stroke(page: Browser) -> int:
+    """Paint from left to right through the middle; returns how many voxels have changed."""
+    x, y = middle(page)
+    page.drag((x - 30, y), (x - 10, y), (x + 10, y), (x + 30, y))
+    page.wait(f"{STATE}.includes('draft kept')")
+    return changed(page)
+
+
+def changed(page: Browser) -> int:
+    return int(page.evaluate(STATE).split()[0].replace(",", ""))
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
+def test_painted_undone_saved_and_there_again(
+    out: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, width: int, height: int
+) -> None:
+    pictures = Path(os.environ.get("TRINAT_PICTURES", tmp_path))
+    result = out / "a_dseg.nii.gz"
+    before = result.read_bytes()
+    with served(out, monkeypatch) as address, opened(width, height) as page:
+        load(page, address)
+        begin(page)
+        first = stroke(page)
+        assert first > 3
+        (pictures / f"correct-{width}.png").write_bytes(page.picture())
+        page.press("z")
+        page.wait(f"{STATE}.startsWith('0 voxels')")
+        page.press("z", shift=True)
+        page.wait(f"{STATE}.startsWith('{first} voxels changed, draft kept')")
+
+        # The page is closed with half of the work done; what is kept comes again.
+        load(page, address.partition("?")[0])
+        page.wait(f"{STATE}.startsWith('{first} voxels')")
+        assert page.evaluate("document.getElementById('correct').checkVisibility()")
+        assert not find_corrections(out)
+
+        page.evaluate("document.getElementById('save').click()")
+        page.wait(f"{STATE}.startsWith('Saved as a_desc-corrected_dseg.nii.gz')")
+        load(page, address.partition("?")[0])
+        assert not page.evaluate("document.getElementById('correct').checkVisibility()")
+        shown = page.evaluate(
+            f"window.trinatPicture.labels.filter((l) => l === {RIGHT_THALAMUS}).length"
+        )
+    assert result.read_bytes() == before
+    correction = correction_of(result)
+    assert correction
+    assert correction.facts
+    assert correction.facts.changed_voxels == first
+    corrected = Volume.read(corrected_path(result), labels=True)
+    assert int((corrected.data == 49).sum()) == shown
+    assert np.unique(corrected.data[correction.changed()]) == [49]
+    # One slice of the axial plane.
+    assert len(np.unique(np.argwhere(correction.changed())[:, 2])) == 1
+
+
+def test_each_tool_changes_what_it_says(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(out, monkeypatch) as address, opened(1280, 900) as page:
+        load(page, address)
+        begin(page)
+        page.evaluate("window.trinatPicture.move([20, 36, 28])")
+        x, y = middle(page)
+        # In 3D several slices are painted.
+        choose(page, "brush-size", 16)
+        page.press("t")
+        page.drag((x, y))
+        page.wait(f"{STATE}.includes('draft kept')")
+        ball = changed(page)
+        # All voxels of 4 mm whose centres are within 8 mm.
+        assert ball == 33
+        page.press("t")
+        # Over background alone nothing else is painted.
+        choose(page, "within", 0)
+        choose(page, "pen", RIGHT_THALAMUS - 1)
+        page.drag((x, y))
+        assert changed(page) == ball
+        choose(page, "within", -1)
+        # The part on one slice of what was painted becomes another structure.
+        page.press("g")
+        page.drag((x, y))
+        page.wait(f"{BRUSH}.done.length === 2")
+        assert page.evaluate(f"{BRUSH}.done[1].indices.length") == 13
+        assert changed(page) == ball
+        # All of it is erased on the slice.
+        page.press("w")
+        page.drag((x, y))
+        page.wait(f"{STATE}.startsWith('20 voxels')")
+        # An outline is filled: more than its own line.
+        page.press("l")
+        choose(page, "pen", RIGHT_THALAMUS)
+        corners = [(-60, -60), (60, -60), (60, 60), (-60, 60)]
+        page.drag(*((x + right, y + down) for right, down in corners))
+        page.wait(f"{BRUSH}.done.length === 4")
+        inside = page.evaluate("window.trinatPicture.under()")
+        assert inside == RIGHT_THALAMUS
+        # To move is not to paint.
+        page.press("y")
+        page.drag((x + 90, y + 90))
+        assert page.evaluate(f"{BRUSH}.done.length") == 4
+        page.evaluate("document.getElementById('discard').click()")
+        page.wait(f"{STATE}.startsWith('0 voxels')")
+    assert not list(out.glob(".trinat-work/drafts/*"))
+
+
+def test_who_is_overtaken_is_told_and_puts_the_changes_on_what_was_saved(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = out / "a_dseg.nii.gz"
+    with served(out, monkeypatch) as address, opened(1280, 900) as page:
+        load(page, address)
+        begin(page)
+        first = stroke(page)
+        # Another person saves meanwhile.
+        other = Volume.read(result, labels=True)
+        other.data[0, 0, 0] = 10
+        save_as(out, result, other, "berta")
+        theirs = corrected_path(result).read_bytes()
+        page.evaluate("document.getElementById('save').click()")
+        page.wait(f"{STATE}.startsWith('Not saved')")
+        assert "by berta at" in page.evaluate(STATE)
+        assert corrected_path(result).read_bytes() == theirs
+        # The refusal is an answer, which the browser logs.
+        assert all("409" in problem for problem in page.problems)
+        page.problems.clear()
+        page.evaluate("document.querySelector('#correct-state button').click()")
+        page.wait(f"{STATE}.startsWith('{first} voxels')", 120)
+        page.evaluate("document.getElementById('save').click()")
+        page.wait(f"{STATE}.startsWith('Saved')")
+    correction = correction_of(result)
+    assert correction
+    assert correction.facts
+    assert [session.by for session in correction.facts.sessions] == ["berta", "anna"]
+    assert correction.facts.changed_voxels == first + 1
+
+
+def save_as(out: Path, result: Path, corrected: Volume, rater: str) -> None:
+    """Save a correction as another person's page does."""
+    save_correction(
+        result,
+        corrected,
+        Session(by=rater, at="2026-01-01T00:00:00+00:00", minutes=1),
+        builds_on=sha256_of(result),
+        names={10: "Left-Thalamus"},
+        lock=out / ".trinat-work/lock.corrections",
+    )
