@@ -35,7 +35,12 @@ from trinat.pipelines.predict.entry import (
     why_left_out,
 )
 from trinat.pipelines.predict.ledger import entries_in, unfit_results
-from trinat.pipelines.scans.files import ScanFile, find_files, persons_in_folders
+from trinat.pipelines.scans.files import (
+    ScanFile,
+    corrected_among,
+    find_files,
+    persons_in_folders,
+)
 from trinat.pipelines.scans.people import refuse_strangers, say_of_table
 from trinat.pipelines.scans.ratings import (
     Rating,
@@ -68,6 +73,13 @@ _TABLES = (
     "trends.csv",
     "raters.csv",
 )
+# What is said of a corrected result, in the place of what its ledger says.
+_CORRECTED: Mapping[str, Any] = {
+    "grade": "",
+    "reasons": [],
+    "structure_grades": {},
+    "notes": ["corrected by hand"],
+}
 _OUTPUTS = (*_TABLES, "figures", "report.html")
 
 
@@ -168,6 +180,9 @@ def report_cohort(
             write_table(settings.out / "raters.csv", agreement_table(known.ratings))
             written.append("raters.csv")
             say(facts["ratings"])
+        corrected = corrected_among(known.files)
+        if corrected:
+            facts["corrections"] = corrected
         taught = taught_by_models(group.ledger.entries)
         if taught:
             facts["training"] = " ".join(taught)
@@ -190,10 +205,13 @@ def measure_group(
     """
     known = _read_known(settings, say)
     found = known.files
+    corrected = corrected_among(found)
+    if corrected:
+        say(corrected)
     unfit = unfit_results(
-        folder_of(settings.predictions), [file.path for file in found]
+        folder_of(settings.predictions), [file.result for file in found]
     )
-    fit = [file for file in found if file.path not in unfit]
+    fit = [file for file in found if file.result not in unfit]
     measured = measure_volumes(
         fit, settings.labels, settings.trust_affine, settings.jobs, progress
     )
@@ -206,7 +224,7 @@ def measure_group(
 
     # Label maps that are unfit or could not be read, and scans without one.
     failures = [
-        *((file.name, unfit[file.path]) for file in found if file.path in unfit),
+        *((file.name, unfit[file.result]) for file in found if file.result in unfit),
         *((result.subject, result.failure) for result in measured if result.failure),
         *(
             (entry.case, entry.reason)
@@ -257,7 +275,7 @@ def _read_known(settings: CohortSettings, say: Callable[[str], None]) -> Known:
     people = read_people(table)
     ratings = read_given(settings.ratings)
 
-    files = find_files(settings.predictions)
+    files = find_files(settings.predictions, corrected=not settings.uncorrected)
     matched = people.match((file.name, file.person) for file in files)
     if settings.participants is not None:
         refuse_strangers(table, people, matched)
@@ -289,7 +307,10 @@ def _choose(
         if result.failure:
             continue
         rejected_here = rejected.get(result.sha256, {})
-        facts = ledger.results.get(result.file.path, {})
+        facts = ledger.results.get(result.file.result, {})
+        if result.file.corrects is not None:
+            # The grades are of what a person has corrected since.
+            facts = {**facts, **_CORRECTED}
         made = made_by(facts.get("volumes_mm3", ()), rated, scheme)
         graded = dict.fromkeys(structures_left_out(facts, excluded), "quality control")
         structures = made.left_out(scheme, {**graded, **rejected_here})

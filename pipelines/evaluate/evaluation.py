@@ -22,7 +22,7 @@ from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.evaluate.shown_scans import lowest_scans
 from trinat.pipelines.jobs.lock import claimed, refuse_foreign
 from trinat.pipelines.jobs.process import cpu_count
-from trinat.pipelines.scans.files import ScanFile
+from trinat.pipelines.scans.files import ScanFile, corrected_among
 from trinat.pipelines.scans.ratings import agreement_table, use_of_ratings
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import sha256_of, write_whole
@@ -209,6 +209,13 @@ def _notices(inputs: Inputs, done: Sequence[Done]) -> list[str]:
     lines: set[str] = set()
     for of_model in inputs.notes.values():
         lines.update(of_model.taught)
+    for model in inputs.pairings:
+        measured = [
+            result.task.pair.prediction for result in done if result.task.model == model
+        ]
+        corrected = corrected_among(measured)
+        if corrected:
+            lines.add(f"{model}: {corrected}.")
     notices = sorted(lines)
     if inputs.settings.ratings:
         # Maps by their SHA-256, and rejected structures that were measured as a part of another.

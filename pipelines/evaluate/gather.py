@@ -146,13 +146,18 @@ def gather(settings: EvaluationSettings, say: Callable[[str], None]) -> Inputs:
     predictions: dict[str, list[ScanFile]] = {}
     pairings: dict[str, Pairing] = {}
     for model, place in settings.models.items():
-        predictions[model] = _predictions(place, notes[model])
+        predictions[model] = _predictions(
+            place, notes[model], corrected=not settings.uncorrected
+        )
         pairings[model] = pair_files(truths, predictions[model], guess=True)
 
     unfit: dict[Path, str] = {}
     for model, place in settings.models.items():
-        paths = [file.path for file in predictions[model]]
-        unfit.update(unfit_results(folder_of(place), paths))
+        results = [file.result for file in predictions[model]]
+        why = unfit_results(folder_of(place), results)
+        for file in predictions[model]:
+            if file.result in why:
+                unfit[file.path] = why[file.result]
         for case, reason in notes[model].failed.items():
             say(f"{case}, {model}: failed in trinat predict: {reason}")
     for pairing in pairings.values():
@@ -280,14 +285,14 @@ def _read_notes(predictions: Path) -> LedgerNotes:
     return notes
 
 
-def _predictions(place: Path, notes: LedgerNotes) -> list[ScanFile]:
-    """Find the label maps in a folder, or the one file that was given.
+def _predictions(place: Path, notes: LedgerNotes, *, corrected: bool) -> list[ScanFile]:
+    """Find the label maps in a folder, `corrected` or as predicted, or the one file that was given.
 
     Those of a run whose names had to be made safe get back the names of their scans.
     """
     files = []
-    for file in find_files(place):
-        scan = notes.scans.get(file.path)
+    for file in find_files(place, corrected=corrected):
+        scan = notes.scans.get(file.result)
         if scan is not None and safe_component(without_suffix(scan)) == file.name:
             file = as_scan(file, scan)
         files.append(file)

@@ -31,7 +31,8 @@ def _meanings_of_csf(typed: Iterable[str] | None) -> tuple[Csf, ...]:
 class LabelMapOptions:
     """What both commands are asked about label maps.
 
-    What was rejected in `ratings`, a file of what people said of the results, does not count.
+    What was rejected in `ratings`, a file of what people said of the results, does not count. Where
+    people have corrected a result, the correction stands for it, unless it is `uncorrected`.
     """
 
     trust_affine: TrustAffine = None
@@ -42,6 +43,12 @@ class LabelMapOptions:
             "raters.csv (agreement, Cohen's kappa)."
         ),
     ] = None
+    uncorrected: Annotated[
+        bool,
+        Option(
+            "Take results as they were predicted, where there are corrections of them."
+        ),
+    ] = False
     jobs: Annotated[
         int | None,
         Option(

@@ -67,6 +67,8 @@ class ScanFile:
     # Below the folder that was searched, where they say whose the file is; empty of BIDS.
     folders: tuple[str, ...] = ()
     is_given: bool = False  # by itself, not as one of a folder
+    # The label map that it is a correction of, under whose name it stands.
+    corrects: Path | None = None
     # Of a store's: as of a Case, and the dataset's own label numbers -> FreeSurfer numbers, before
     # those of its folding table.
     axes: str | None = None
@@ -75,6 +77,11 @@ class ScanFile:
     fold: FoldingTable | None = None
     person: str = ""
     visit: str = ""
+
+    @property
+    def result(self) -> Path:
+        """The label map that a ledger knows: of a correction, the one that it is of."""
+        return self.corrects or self.path
 
     @property
     def shown(self) -> str:
@@ -182,7 +189,7 @@ def _with_corrections(files: Sequence[ScanFile], *, corrected: bool) -> list[Sca
             continue
         path = corrected_path(file.path)
         if corrected and path in there:
-            file = replace(file, path=path)
+            file = replace(file, path=path, corrects=file.path)
         kept.append(file)
     return kept
 
@@ -289,6 +296,17 @@ def _with_persons(files: Sequence[ScanFile], place: Path) -> list[ScanFile]:
             replace(file, person=identity.person, visit=identity.scan, folders=folders)
         )
     return named
+
+
+def corrected_among(files: Sequence[ScanFile]) -> str:
+    """A sentence on label maps that people have corrected; empty where there are none."""
+    corrected = sum(file.corrects is not None for file in files)
+    if not corrected:
+        return ""
+    return (
+        f"{corrected} of {len(files)} label maps are corrected by hand; --uncorrected takes them "
+        "as they were predicted"
+    )
 
 
 def persons_in_folders(files: Sequence[ScanFile]) -> str:

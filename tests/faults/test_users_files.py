@@ -16,6 +16,11 @@ from trinat.pipelines.predict.ledger import Ledger, read_entries
 from trinat.pipelines.predict.run import merge
 from trinat.pipelines.predict.settings import WORK, Shard
 from trinat.pipelines.scans.cases import Case
+from trinat.pipelines.scans.corrections import (
+    corrected_path,
+    mask_path,
+    sidecar_path,
+)
 from trinat.segmentation.errors import ConfigError, OutputError
 from trinat.segmentation.io.files import read_rows, sha256_of
 
@@ -70,6 +75,32 @@ def test_a_corrected_result_does_not_stand_in_for_a_new_output(tmp_path: Path) -
     (out / "a_aseg.stats").write_bytes(b"mine")
     outcome = run_serially(scans, out, output=replace(QUICK, stats=True))
     assert (outcome.kept, outcome.failed) == (0, 1)
+
+
+def test_a_correction_beside_its_result_is_never_replaced_or_taken_for_a_scan(
+    tmp_path: Path,
+) -> None:
+    scans, out = write_scans(tmp_path / "in", "a.nii.gz"), tmp_path / "out"
+    run_serially(scans, out)
+    result = out / "a_dseg.nii.gz"
+    files = [corrected_path(result), mask_path(result), sidecar_path(result)]
+    draft = out / WORK / "drafts/anna.draft"
+    draft.parent.mkdir(parents=True)
+    for path in (*files, draft):
+        path.write_bytes(b"by hand")
+        # Beside scans it is no scan.
+        (tmp_path / "in" / path.name).write_bytes(b"by hand")
+    # With other settings, so that it is segmented again.
+    again = replace(QUICK, stats=True)
+    outcome = run_serially(scans, out, output=again, overwrite=True)
+    assert (outcome.done, outcome.failed) == (1, 0)
+    # What gives no result any more has its outputs set aside, and nothing of a person's.
+    (tmp_path / "in/a.nii.gz").write_bytes(b"no scan")
+    assert run_serially(scans, out, overwrite=True).failed == 1
+    assert not result.exists()
+    assert merge(out, overwrite=True).failed == 1
+    for path in (*files, draft):
+        assert path.read_bytes() == b"by hand"
 
 
 def test_a_label_map_that_was_corrected_by_hand_is_kept(tmp_path: Path) -> None:

@@ -1,0 +1,124 @@
+"""Corrections stand for the results that they are of, in evaluate and report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from helpers.studies import write_study
+
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.evaluate import cohort, evaluation
+from trinat.pipelines.scans.corrections import (
+    Session,
+    corrected_path,
+    save_correction,
+)
+from trinat.pipelines.scans.files import find_files
+from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.io.volume import Volume
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """Results a, b and c, of which c was graded reject, and true maps. c is corrected to its truth.
+
+    The true right thalamus of c has 28 voxels of 64 mm³, its result 27.
+    """
+    out = write_study(tmp_path / "out", ["a", "b", "c"])
+    (tmp_path / "truth").mkdir()
+    for name in "abc":
+        result = out / f"{name}_dseg.nii.gz"
+        truth = Volume.read(result, labels=True)
+        if name == "c":
+            truth.data[15, 8, 6] = 49
+            session = Session(by="anna", at="2026-01-01T00:00:00+00:00", minutes=1)
+            save_correction(
+                result,
+                truth,
+                session,
+                builds_on=sha256_of(result),
+                names={49: "Right-Thalamus"},
+                lock=out / "lock",
+            )
+        truth.write(tmp_path / "truth" / result.name, labels=True)
+    return tmp_path
+
+
+def test_a_correction_stands_under_the_name_of_its_result(study: Path) -> None:
+    files = find_files(study / "out")
+    assert [file.name for file in files] == ["a", "b", "c"]
+    result = study / "out/c_dseg.nii.gz"
+    assert files[2].path == corrected_path(result)
+    assert files[2].result == result
+    assert files[0].path == files[0].result
+    before = find_files(study / "out", corrected=False)
+    assert [file.path.name for file in before] == [f"{n}_dseg.nii.gz" for n in "abc"]
+
+
+def test_in_bids_as_well(tmp_path: Path) -> None:
+    anat = tmp_path / "sub-1/anat"
+    anat.mkdir(parents=True)
+    result = anat / "sub-1_space-orig_desc-trinat_dseg.nii.gz"
+    result.touch()
+    corrected_path(result).touch()
+    (file,) = find_files(tmp_path)
+    assert (file.path, file.result) == (corrected_path(result), result)
+    assert file.subject == "sub-1"
+    (file,) = find_files(tmp_path, corrected=False)
+    assert file.path == result
+
+
+@pytest.mark.parametrize(("uncorrected", "dice"), [(False, 1), (True, 54 / 55)])
+def test_evaluate_measures_corrections_and_says_so(
+    study: Path, uncorrected: bool, dice: float
+) -> None:
+    settings = evaluation.EvaluationSettings(
+        truth=study / "truth",
+        models={"fast": study / "out"},
+        out=study / "evaluation",
+        jobs=1,
+        tables_only=True,
+        uncorrected=uncorrected,
+    )
+    said: list[str] = []
+    assert evaluation.evaluate_predictions(settings, say=said.append) == Exit.OK
+    rows = pd.read_csv(study / "evaluation/metrics.csv").set_index(
+        ["subject", "structure", "metric"]
+    )
+    found = rows.loc[("c", "Right-Thalamus", "dice"), "value"]
+    assert found == pytest.approx(dice)
+    told = "fast: 1 of 3 label maps are corrected by hand; --uncorrected takes them as they were"
+    assert any(line.startswith(told) for line in said) is not uncorrected
+
+
+def test_report_counts_a_corrected_scan_whatever_grade_its_result_had(
+    study: Path,
+) -> None:
+    settings = cohort.CohortSettings(
+        predictions=study / "out", out=study / "report", jobs=1
+    )
+    said: list[str] = []
+    cohort.report_cohort(settings, say=said.append)
+    volumes = pd.read_csv(study / "report/volumes.csv")
+    of_c = volumes[volumes["subject"] == "c"].set_index(["structure", "metric"])
+    volume_mm3 = of_c.loc[("Right-Thalamus", "volume"), "value"]
+    assert volume_mm3 == pytest.approx(28 * 64)
+    assert any(line.startswith("1 of 3 label maps are corrected") for line in said)
+    assert "corrected by hand" in (study / "report/report.html").read_text()
+
+
+def test_a_correction_of_a_scan_that_has_changed_since_is_not_measured(
+    study: Path,
+) -> None:
+    scan = study / "scans/scan2.nii.gz"
+    volume = Volume.read(scan)
+    volume.data[0, 0, 0] = 7
+    volume.write(scan)
+    settings = cohort.CohortSettings(
+        predictions=study / "out", out=study / "report", jobs=1
+    )
+    said: list[str] = []
+    cohort.report_cohort(settings, say=said.append)
+    assert any("c: is an old result" in line for line in said)
