@@ -76,13 +76,14 @@ export const isCorrecting = () => session !== null && !byId("correct").hidden;
 // Whenever something else is known of the scan: another scan ends a correction, a draft begins one.
 function follow() {
   const { detail, whole } = page;
-  byId("correct-open").disabled = !whole || !detail?.sha256;
+  byId("correct-open").disabled = !whole || !detail?.sha256 || !page.study.rater;
   if (!detail) {
     finish();
     return;
   }
   if (detail.correction) page.edited = true;
-  if (whole && !session && detail.drafts?.length && page.study.rater) begin();
+  const hasDraft = detail.drafts?.length > 0;
+  if (hasDraft && !session && !byId("correct-open").disabled) begin();
 }
 
 export function toggleCorrecting() {
@@ -285,10 +286,12 @@ async function keepNow() {
     if (changes.indices.length) {
       const body = packed(changes);
       await ask(`${path}?${queryOf(mine)}`, { method: "PUT", body });
-      mine.takes = "";
     } else {
-      await ask(path, { method: "DELETE" });
+      for (const tab of [TAB, mine.takes].filter(Boolean)) {
+        await ask(`${draftsOf(mine)}/${tab}`, { method: "DELETE" });
+      }
     }
+    mine.takes = "";
     if (session === mine) report();
   } catch (error) {
     mine.isKept = false;
@@ -367,11 +370,10 @@ async function rebase(mine) {
 // Back to what was shown; the draft goes.
 export async function discard() {
   const mine = session;
-  const { nv, labels } = page.picture;
+  const { nv } = page.picture;
   const { indices } = changesOf(mine);
   const places = Uint8Array.from(indices, (index) => mine.base[index]);
   nv.brush.put(indices, places);
   nv.refreshDrawing(true);
-  labels.set(mine.base);
-  await keepNow().catch((error) => tell(error.message));
+  await keepNow();
 }
