@@ -50,7 +50,7 @@ from trinat.segmentation.io.files import (
     write_whole,
 )
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.space.views import reoriented
+from trinat.segmentation.metrics.common_grid import on_grid_of
 
 _LABELS = f"_{Product.LABELS.suffix}"
 _TRINAT = f"_desc-{Product.LABELS.own_entities['desc']}"
@@ -68,8 +68,6 @@ _COLUMNS = (
     "result_sha256",
 )
 _PATIENCE_S = 5.0
-# Headers keep places as float32; of a voxel, at the corners of the map.
-_TOLERANCE = 0.02
 
 
 class _Stated(BaseModel):
@@ -381,12 +379,13 @@ def _overtaken(result: Path, earlier: Correction | None) -> OvertakenError:
 
 def _on_grid_of(result: Volume, corrected: Volume, path: Path) -> Volume:
     """A correction in the order of axes of its result; GeometryError where grids differ."""
-    same_axes = reoriented(corrected, result.axcodes)
-    apart_mm = same_axes.grid.apart_mm(result.grid)
-    if apart_mm > _TOLERANCE * min(result.spacing_mm):
+    try:
+        on_grid, _ = on_grid_of(corrected, result)
+    except GeometryError:
         what = "is on another grid than the result that it corrects"
-        raise GeometryError(what, where=path, remedy="correct the result itself")
-    return Volume(same_axes.data, result.affine, result.codes)
+        remedy = "correct the result itself"
+        raise GeometryError(what, where=path, remedy=remedy) from None
+    return on_grid
 
 
 def _beside(result: Path, suffix: str, ending: str) -> Path:

@@ -34,13 +34,12 @@ from trinat.pipelines.web.voxels import Voxels
 from trinat.segmentation.errors import GeometryError, InputError
 from trinat.segmentation.io.files import read_bytes, write_whole
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.metrics.common_grid import on_grid_of
 from trinat.segmentation.space.views import reoriented
 
 # The bytes of a request: of 13 million changed voxels.
 MAX_CHANGES = 1 << 26
 _BYTES_A_VOXEL = 5
-# Of a voxel, at the corners: headers keep places as float32.
-_TOLERANCE = 0.02
 
 
 @dataclass(frozen=True)
@@ -185,11 +184,12 @@ class Corrections:
         assert item.shown is not None
         shown = Volume.read(item.shown, labels=True)
         ras = reoriented(shown, "RAS")
-        apart_mm = ras.grid.apart_mm(self._voxels.grid(number))
-        if apart_mm > _TOLERANCE * min(ras.spacing_mm):
+        try:
+            on_grid_of(ras, self._voxels.scan(number))
+        except GeometryError:
             what = "its label map is on another grid than its scan"
             remedy = "correct it in the scan's own space"
-            raise GeometryError(what, where=item.name, remedy=remedy)
+            raise GeometryError(what, where=item.name, remedy=remedy) from None
         if indices.max() >= ras.data.size or places.max() >= len(numbers):
             raise InputError("changes are not of this map: reload", where=item.name)
         data = np.array(ras.data, np.int32, order="F")

@@ -21,7 +21,7 @@ from scipy import ndimage
 
 from trinat.pipelines.web.study import Item, Study, digest, structures_in
 from trinat.segmentation.errors import InputError
-from trinat.segmentation.grid import Box, Grid, grown
+from trinat.segmentation.grid import Box, grown
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.metrics.common_grid import on_grid_of
@@ -51,9 +51,9 @@ class Voxels:
         self._read_once.cache_clear()
         self._whole.cache_clear()
 
-    def grid(self, number: int) -> Grid:
-        """Where the voxels are that the page shows of a scan, by its number: on RAS axes."""
-        return self._volume(number, "scan").grid
+    def scan(self, number: int) -> Volume:
+        """What the page shows of a scan, by its number: as uint8 on RAS axes."""
+        return self._volume(number, "scan")
 
     def value(self, number: int, place_mm: Sequence[float]) -> float | None:
         """The scan's own value in the voxel at a place (3,) in RAS mm; None outside of the scan.

@@ -37,7 +37,15 @@ export function byId(id) {
 // ---- Asking ----
 
 // Who answers: the server, or the page itself (browser/site.js).
-let answerer = (path, options) => fetch(path, options);
+let answerer = async (path, options) => {
+  try {
+    return await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    // The browser's own words for it are of no help.
+    throw new Error("the server does not answer: is trinat still running?");
+  }
+};
 
 export function answerBy(other) {
   answerer = other;
