@@ -17,6 +17,7 @@ import typer
 from trinat.pipelines.cli import (
     data,
     evaluate,
+    learn,
     models,
     options,
     predict,
@@ -74,7 +75,7 @@ _PANELS = {
         evaluate.people,
     ),
     "Data": (data.prepare, data.split, data.phantom, models.labels),
-    "Train": (train.train, train.runs),
+    "Train": (train.train, train.runs, learn.next_, learn.learn),
     "Models": (
         models.models,
         models.bundle,

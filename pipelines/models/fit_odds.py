@@ -3,12 +3,14 @@
 Every scan is segmented once, and what the odds of structures decide on is kept. Odds are fitted
 without a person and scored on that person's scans. Only if they do better than the model's own is a
 model with odds fitted to all scans written: the same networks, and a few numbers in model.yaml.
+`trinat learn` does the same with scans that were corrected.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from pydantic import JsonValue
@@ -62,13 +64,14 @@ _NUMBERS = (
 class FoundOdds:
     """What was measured and fitted.
 
-    `before` and `after` are the mean Dice over structures of each of the `scans`: with the model's
-    own odds, and with odds that have not seen its person. With one person `held_out` is False: the
-    same scans fit and score. `odds` were fitted to all scans; `better` is whether they are worth
-    having.
+    `before` and `after` are the mean Dice over structures of each of the `scans`, which are of
+    these `persons`: with the model's own odds, and with odds that have not seen its person. With
+    one person `held_out` is False: the same scans fit and score. `odds` were fitted to all scans;
+    `better` is whether they are worth having.
     """
 
     scans: tuple[str, ...]
+    persons: tuple[str, ...]
     before: tuple[float, ...]
     after: tuple[float, ...]
     odds: Odds
@@ -102,10 +105,7 @@ def fit_model_odds(settings: OddsSettings, say: Say = lambda line: None) -> Foun
     """
     check_out(settings.out, settings.overwrite)
     model = load_model(settings.model)
-    # All that the old model says, but for its name: one that a model cannot have is refused here.
-    content = {field: getattr(model.info, field) for field in Description.model_fields}
-    content["name"] = settings.out.resolve().name
-    description = check(Description, content, settings.out)
+    description = description_of(model, settings.out)
     mapping = Mappings()
     if settings.mapping is not None:
         mapping = read_mapping(settings.mapping)
@@ -114,7 +114,14 @@ def fit_model_odds(settings: OddsSettings, say: Say = lambda line: None) -> Foun
 
     pairing = pair_scans(settings.scans, settings.truth, say)
     failures = without_partner(pairing, pairing.truths_alone, "scan")
-    pairs, scans, failed = _segment_all(model, pairing.pairs, mapping, settings, say)
+    pairs, scans, failed = segment_all(
+        model,
+        pairing.pairs,
+        mapping,
+        device=settings.device,
+        trust_affine=settings.trust_affine,
+        say=say,
+    )
     failures += failed
     skipped = without_partner(pairing, pairing.predictions_alone, "truth")
     for reason in [*skipped, *failures]:
@@ -123,42 +130,65 @@ def fit_model_odds(settings: OddsSettings, say: Say = lambda line: None) -> Foun
     require_scans(scans, failures, settings.scans, remedy)
 
     say(f"fitting odds to {len(scans)} scans")
-    found = _fit(model, pairs, scans, len(failures))
+    found = find_odds(model, pairs, scans, len(failures))
     if found.better:
-        figures: dict[str, JsonValue] = {
-            "scans": len(found.scans),
-            "mean_dice_before": round(float(np.mean(found.before)), 4),
-            "mean_dice_after": round(float(np.mean(found.after)), 4),
-        }
-        changed = {
-            "fusion": model.info.fusion.model_copy(update={"class_odds": found.odds}),
-            # Other figures were measured with other odds.
-            "metrics": {"class_odds": figures},
-        }
-        save_model(
-            settings.out,
-            description.model_copy(update=changed),
-            model.networks,
-            label_table=model.label_table,
-            template=model.template,
-            precision=model.info.precision,
-            overwrite=settings.overwrite,
-        )
+        save_with_odds(model, description, found, settings.out, settings.overwrite)
     return found
 
 
-def _segment_all(
+def description_of(model: Model, out: Path) -> Description:
+    """Describe a model as another one does that is written to `out` and has its name.
+
+    ConfigError where no model can have that name.
+    """
+    content = {field: getattr(model.info, field) for field in Description.model_fields}
+    content["name"] = out.resolve().name
+    return check(Description, content, out)
+
+
+def save_with_odds(
+    model: Model,
+    description: Description,
+    found: FoundOdds,
+    out: Path,
+    overwrite: bool,
+) -> None:
+    """Write a model with the same networks and the odds that were found."""
+    figures: dict[str, JsonValue] = {
+        "scans": len(found.scans),
+        "mean_dice_before": round(float(np.mean(found.before)), 4),
+        "mean_dice_after": round(float(np.mean(found.after)), 4),
+    }
+    changed = {
+        "fusion": model.info.fusion.model_copy(update={"class_odds": found.odds}),
+        # Other figures were measured with other odds.
+        "metrics": {"class_odds": figures},
+    }
+    save_model(
+        out,
+        description.model_copy(update=changed),
+        model.networks,
+        label_table=model.label_table,
+        template=model.template,
+        precision=model.info.precision,
+        overwrite=overwrite,
+    )
+
+
+def segment_all(
     model: Model,
     pairs: Sequence[Pair],
     mapping: Mappings,
-    settings: OddsSettings,
+    *,
+    device: str,
+    trust_affine: TrustAffine | None,
     say: Say,
 ) -> tuple[list[Pair], list[DoubtfulVoxels], list[str]]:
     """Segment all scans; return those that can be used, what is kept, and why others cannot."""
     # The model's own odds are tried like any others: what it finds without them is kept.
     fusion = model.info.fusion.model_copy(update={"class_odds": {}})
     info = model.info.model_copy(update={"fusion": fusion})
-    segmenter = Predictor(replace(model, info=info), device=settings.device)
+    segmenter = Predictor(replace(model, info=info), device=device)
     if all(model.is_merged(view) for view in segmenter.views):
         raise ConfigError("its views do not tell left from right", where=model.folder)
     used = []
@@ -166,7 +196,7 @@ def _segment_all(
     failures = []
     for number, pair in enumerate(pairs, start=1):
         try:
-            scan = _doubtful_voxels(segmenter, pair, mapping, settings.trust_affine)
+            scan = _doubtful_voxels(segmenter, pair, mapping, trust_affine)
         except (TrinatError, OSError) as error:
             failures.append(f"{pair.truth.name}: {error}")
             continue
@@ -206,12 +236,21 @@ def _doubtful_voxels(
     return doubtful
 
 
-def _fit(
-    model: Model, pairs: Sequence[Pair], scans: Sequence[DoubtfulVoxels], failed: int
+def find_odds(
+    model: Model,
+    pairs: Sequence[Pair],
+    scans: Sequence[DoubtfulVoxels],
+    failed: int,
+    counted: Sequence[int] | None = None,
 ) -> FoundOdds:
-    """Fit odds to all scans, and score each scan with odds fitted to other persons."""
+    """Fit odds to all scans, and score each scan with odds fitted to other persons.
+
+    Only the classes that are `counted` get odds and are in the mean; by default all do.
+    """
     scheme = model.scheme
     fixed = sorted({*without_odds(model), *without_truth(scans)})
+    if counted is not None:
+        fixed = sorted({*fixed, *range(len(scheme))} - (set(counted) - set(fixed)))
     own = model.info.fusion.class_odds
     fitted_to_all = fit_odds(scans, scheme, fixed)
     persons = [pair.truth.person for pair in pairs]
@@ -235,6 +274,7 @@ def _fit(
         after.append(_mean_dice(scan, odds_without[fold], scheme, fixed))
     return FoundOdds(
         scans=tuple(_name(pair) for pair in pairs),
+        persons=tuple(persons),
         before=tuple(before),
         after=tuple(after),
         odds=fitted_to_all,

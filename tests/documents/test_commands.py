@@ -31,7 +31,7 @@ from helpers.miniatures import (
     turned,
     write_nifti,
 )
-from helpers.overfitted import overfitted_model
+from helpers.overfitted import overfitted_model, shy_model
 from helpers.small_store import all_train, small_store
 from helpers.visits import head_of, pose_of, visit_of
 
@@ -76,7 +76,14 @@ REPLACED = (
         r"^trinat train real\b",
         "trinat train real --view coronal --set 'schedule={steps: 2}' --set batch=2",
     ),
-    # Labels that a model does not find at all are refused: one that knows the head.
+    # What somebody does there in the browser.
+    (
+        r"^trinat view results$",
+        "for name in scan scan1 scan2; do cp manual/$name.nii.gz "
+        "results/${name}_desc-corrected_dseg.nii.gz; done",
+    ),
+    # Labels that a model does not find at all are refused: ones that know the head.
+    (r"^trinat learn results\b", "trinat learn results --model models/shy"),
     (r"^trinat fuse-weights models/own\b", "trinat fuse-weights models/known"),
     # The tiny network's results are all rejected.
     (r"^trinat report results\b", "trinat report --include-rejected results"),
@@ -361,5 +368,6 @@ DATA: dict[str, Callable[[Path], None]] = {
     "labels": lambda path: _scans(path, truth=True),
     "validation/labels": lambda path: _scans(path, truth=True),
     "models/known": _known_model,
+    "models/shy": shy_model,
     **{f"runs/{view.value}": _run_of(view) for view in View},
 }

@@ -14,8 +14,13 @@ from helpers.miniatures import head_image, head_labels, turned
 from trinat.segmentation.grid import Grid, grown, to_shape
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
-from trinat.segmentation.models.checkpoint import save_model
-from trinat.segmentation.models.model_info import Description
+from trinat.segmentation.models.checkpoint import load_model, save_model
+from trinat.segmentation.models.model_info import (
+    Description,
+    Fusion,
+    Quality,
+    Training,
+)
 from trinat.segmentation.models.quicknat import QuickNat, QuickNatConfig
 from trinat.segmentation.space.conform import conform
 from trinat.segmentation.space.grid_map import GridMap
@@ -157,3 +162,26 @@ def write_weights() -> None:
 
 if __name__ == "__main__":
     write_weights()
+
+
+def shy_model(folder: Path) -> Path:
+    """A model that knows the head, but takes cortex for less likely than it is."""
+    model = load_model(overfitted_model())
+    for view, network in model.networks.items():
+        assert network.classifier.bias is not None
+        # It is too sure of what it knows for any odds.
+        network.classifier.weight.data *= 0.4
+        network.classifier.bias.data *= 0.4
+        for index, name in enumerate(model.classes_of(view).names):
+            if name.endswith("Cerebral-Cortex"):
+                network.classifier.bias[index] -= 2.5
+    description = Description(
+        name="shy",
+        not_predicted=model.info.not_predicted,
+        fusion=Fusion(csf_odds=0.5),
+        quality=Quality(agreement=(0.7, 0.4)),
+        training=Training(licence="CC BY-NC 3.0"),
+        metrics={"of other odds": 1},
+    )
+    save_model(folder, description, model.networks)
+    return folder

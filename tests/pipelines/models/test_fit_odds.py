@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.miniatures import head_image, head_labels, write_nifti
-from helpers.overfitted import overfitted_model, random_model
+from helpers.overfitted import overfitted_model, random_model, shy_model
 from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
@@ -19,12 +19,7 @@ from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.metrics.pair import evaluate
 from trinat.segmentation.models.checkpoint import load_model, read_info, save_model
-from trinat.segmentation.models.model_info import (
-    Description,
-    Fusion,
-    Quality,
-    Training,
-)
+from trinat.segmentation.models.model_info import Description, Fusion
 from trinat.segmentation.space.views import View
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -56,27 +51,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that knows the head, but takes cortex for less likely than it is."""
-    model = load_model(overfitted_model())
-    for view, network in model.networks.items():
-        assert network.classifier.bias is not None
-        # It is too sure of what it knows for any odds.
-        network.classifier.weight.data *= 0.4
-        network.classifier.bias.data *= 0.4
-        for index, name in enumerate(model.classes_of(view).names):
-            if name.endswith("Cerebral-Cortex"):
-                network.classifier.bias[index] -= 2.5
-    folder = tmp_path_factory.mktemp("models") / "shy"
-    description = Description(
-        name="shy",
-        not_predicted=model.info.not_predicted,
-        fusion=Fusion(csf_odds=0.5),
-        quality=Quality(agreement=(0.7, 0.4)),
-        training=Training(licence="CC BY-NC 3.0"),
-        metrics={"of other odds": 1},
-    )
-    save_model(folder, description, model.networks)
-    return folder
+    return shy_model(tmp_path_factory.mktemp("models") / "shy")
 
 
 def dice_of_cortex(model: Path, data: Path) -> float:

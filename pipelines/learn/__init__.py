@@ -1,0 +1,1 @@
+"""From corrected label maps to a model of one's own, and which scan to correct next."""

@@ -1,0 +1,79 @@
+"""What `trinat learn` and `next` are asked to do; their options are these fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from trinat.pipelines.common.option import (
+    Device,
+    ModelOut,
+    Option,
+    OverwriteModel,
+    Threads,
+    TrustAffine,
+)
+
+_Labels = Annotated[
+    Path | None,
+    Option(
+        "Folder of label maps that were corrected elsewhere; they take the place of those in "
+        "RESULTS."
+    ),
+]
+_Images = Annotated[
+    Path | None,
+    Option("Folder of the scans, if they are not where they were read."),
+]
+
+
+@dataclass(frozen=True)
+class LearnSettings:
+    """What `trinat learn` was asked for.
+
+    `labels` are label maps from elsewhere, with the `numbering` of a folding table or FreeSurfer's.
+    Without `model` it is the shipped one that made the results.
+    """
+
+    results: Annotated[
+        Path,
+        Option(
+            "Results of trinat predict, with corrected label maps.", is_argument=True
+        ),
+    ]
+    out: ModelOut
+    labels: _Labels = None
+    numbering: Annotated[
+        str | None,
+        Option(
+            "Numbering of --labels, if not FreeSurfer's: neuromorphometrics, or a TSV file with "
+            "columns first, last, name, target."
+        ),
+    ] = None
+    images: _Images = None
+    model: Annotated[
+        str | None,
+        Option(
+            "Model to improve: name of a shipped model, or a folder. Default: the shipped one "
+            "that made the results."
+        ),
+    ] = None
+    trust_affine: TrustAffine = None
+    device: Device = "auto"
+    threads: Threads = None
+    overwrite: OverwriteModel = False
+
+
+@dataclass(frozen=True)
+class NextSettings:
+    """What `trinat next` was asked for; scans with a label map in `labels` were corrected."""
+
+    results: Annotated[Path, Option("Results of trinat predict.", is_argument=True)]
+    labels: Annotated[
+        Path | None,
+        Option("Folder of label maps that were corrected elsewhere."),
+    ] = None
+    most: Annotated[
+        int, Option("Number of scans to list.", names=("--count",), min=1)
+    ] = 10

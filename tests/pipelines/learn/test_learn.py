@@ -1,0 +1,206 @@
+"""trinat learn: corrected label maps become a model, if persons that it has not seen gain."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.miniatures import head_image, head_labels, write_nifti
+from helpers.overfitted import shy_model
+from typer.testing import CliRunner
+
+from trinat.pipelines.cli import app
+from trinat.pipelines.common.exits import Exit, exit_code
+from trinat.pipelines.learn.corrected import find_corrected, persons_of
+from trinat.pipelines.learn.learning import judgement, learn, structures_corrected
+from trinat.pipelines.learn.settings import LearnSettings
+from trinat.pipelines.models.fit_odds import FoundOdds
+from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.predict.ledger import Ledger
+from trinat.pipelines.scans.corrections import Session, save_correction
+from trinat.pipelines.web.study import Item, Study
+from trinat.segmentation.errors import ConfigError, EvaluationError
+from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.models.checkpoint import read_info
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CORTEX = 3
+WHITE_MATTER = 2
+
+
+def results_of(folder: Path, names: tuple[str, ...]) -> Path:
+    """A folder of results whose label maps are right; each has another head."""
+    results = folder / "results"
+    results.mkdir()
+    with Ledger(results / "run.jsonl") as ledger:
+        for seed, name in enumerate(names):
+            labels = head_labels(seed)
+            scan = folder / f"scans/{name}_T1w.nii.gz"
+            write_nifti(scan, head_image(labels, seed), "LIA")
+            path = results / f"{name}_T1w_dseg.nii.gz"
+            write_nifti(path, labels, "LIA")
+            entry = Entry(
+                f"{name}_T1w",
+                "done",
+                scan.name,
+                scan=os.path.relpath(scan, results.resolve()),
+                model="m",
+                outputs={path.name: sha256_of(path)},
+                result={"model": "known"},
+            )
+            ledger.add(entry)
+    return results
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    return results_of(tmp_path, ("sub-01", "sub-02", "sub-03"))
+
+
+def correct(results: Path, name: str, was: int, becomes: int) -> Path:
+    """Change one voxel of a structure of a result into another structure, as the viewer does."""
+    path = results / f"{name}_T1w_dseg.nii.gz"
+    volume = Volume.read(path, labels=True)
+    data = volume.data.copy()
+    data[tuple(np.argwhere(data == was)[0])] = becomes
+    saved = save_correction(
+        path,
+        replace(volume, data=data),
+        Session(by="anna", at="2026-11-27T00:00:00+00:00", minutes=5),
+        builds_on=sha256_of(path),
+        names={2: "Left-Cerebral-White-Matter", 3: "Left-Cerebral-Cortex"},
+        lock=results / "lock",
+    )
+    return saved.path
+
+
+def test_what_was_corrected_is_found_with_its_scan_its_mask_and_its_structures(
+    results: Path,
+) -> None:
+    path = correct(results, "sub-02", CORTEX, WHITE_MATTER)
+    found, failures = find_corrected(Study(results, rater=""))
+    assert failures == []
+    (corrected,) = found
+    assert (corrected.person, corrected.labels) == ("sub-02", path)
+    assert corrected.scan.resolve().name == "sub-02_T1w.nii.gz"
+    assert corrected.mask is not None
+    assert Volume.read(corrected.mask, labels=True).data.sum() == 1
+    assert corrected.structures == {
+        "Left-Cerebral-White-Matter",
+        "Left-Cerebral-Cortex",
+    }
+
+
+def test_label_maps_from_elsewhere_count_as_a_whole(
+    results: Path, tmp_path: Path
+) -> None:
+    write_nifti(tmp_path / "manual/sub-03_T1w_dseg.nii.gz", head_labels(2), "PSR")
+    write_nifti(tmp_path / "manual/sub-09_T1w_dseg.nii.gz", head_labels(2), "PSR")
+    study = Study(results, rater="", against=tmp_path / "manual")
+    found, failures = find_corrected(study)
+    assert [each.person for each in found] == ["sub-03"]
+    assert found[0].structures is None
+    assert failures == ["sub-09_T1w_dseg: no result is of its scan"]
+
+
+def test_scans_that_are_gone_are_named_and_nothing_corrected_is_refused(
+    results: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(EvaluationError, match="nothing is corrected here: correct one"):
+        find_corrected(Study(results, rater=""))
+    correct(results, "sub-01", CORTEX, WHITE_MATTER)
+    (tmp_path / "scans/sub-01_T1w.nii.gz").unlink()
+    found, failures = find_corrected(Study(results, rater=""))
+    assert found == []
+    assert failures == ["sub-01_T1w: its scan is not where it was: give --images"]
+
+
+def test_sessions_are_of_one_person_and_folders_tell_persons_apart() -> None:
+    names = ("OAS1_0001_MR1", "OAS1_0001_MR2", "other")
+    items = [Item(name, Path(), Entry(name, "done"), None) for name in names]
+    assert persons_of(items) == ["OAS1_0001", "OAS1_0001", "other"]
+    names = ("a/sub-01_T1w", "b/sub-01_T1w")
+    items = [Item(name, Path(), Entry(name, "done"), None) for name in names]
+    assert persons_of(items) == ["a/sub-01", "b/sub-01"]
+
+
+def test_corrected_structures_have_both_sides_and_a_whole_map_has_all(
+    results: Path,
+) -> None:
+    scheme = load_scheme("quicknat33")
+    correct(results, "sub-01", CORTEX, WHITE_MATTER)
+    found, _ = find_corrected(Study(results, rater=""))
+    classes = structures_corrected(found, scheme)
+    assert [scheme.names[index] for index in classes] == [
+        "Left-Cerebral-White-Matter",
+        "Left-Cerebral-Cortex",
+        "Right-Cerebral-White-Matter",
+        "Right-Cerebral-Cortex",
+    ]
+    whole = replace(found[0], structures=None)
+    assert structures_corrected([*found, whole], scheme) == list(range(33))
+
+
+def found_odds(before: tuple[float, ...], after: tuple[float, ...]) -> FoundOdds:
+    persons = ("a", "a", "b")[: len(before)]
+    return FoundOdds(
+        scans=persons,
+        persons=persons,
+        before=before,
+        after=after,
+        odds={},
+        held_out=len(before) > 2,
+        exit=Exit.OK,
+    )
+
+
+def test_the_interval_is_over_persons_not_over_scans() -> None:
+    # Gains of 0.01 and 0.03 of a, and of 0.06 of b: of persons 0.02 and 0.06. Their mean is 0.04
+    # and its standard error 0.02, so the interval of t (12.71 with one degree) is 0.04 +- 0.254.
+    line = judgement(found_odds((0.8, 0.8, 0.8), (0.81, 0.83, 0.86)))
+    assert "persons that it has not seen 0.800 before, 0.833 after" in line
+    assert "gain +0.040, 95 % interval -0.214 to +0.294, 2 persons" in line
+    line = judgement(found_odds((0.8, 0.8), (0.81, 0.83)))
+    assert "the very person that it was fitted to 0.800 before, 0.820 after" in line
+    assert "no interval" in line
+
+
+def test_the_model_must_be_known(results: Path, tmp_path: Path) -> None:
+    correct(results, "sub-01", CORTEX, WHITE_MATTER)
+    with pytest.raises(ConfigError, match="made by known, which is not one that comes"):
+        learn(LearnSettings(results, tmp_path / "own"))
+
+
+def test_from_two_persons_the_cortex_gets_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = results_of(tmp_path, ("sub-01", "sub-02"))
+    shy = shy_model(tmp_path / "shy")
+    out = tmp_path / "own"
+    words = ["learn", results, "--labels", results, "--model", shy, "--out", out]
+    command = [str(word) for word in (*words, "--device", "cpu")]
+    done = CliRunner().invoke(app, command, standalone_mode=False)
+    assert done.exception is None, done.exception
+    assert done.return_value == Exit.OK
+    assert "2 corrected scans of 2 persons: factors of structures" in done.output
+    assert "mean Dice of persons that it has not seen" in done.output
+    assert "are licensed under CC BY-NC 3.0" in done.stderr
+    info = read_info(out)
+    odds = info.fusion.class_odds
+    assert odds["Left-Cerebral-Cortex"] > 2 * odds["Left-Cerebral-White-Matter"]
+    assert (info.name, info.training.licence) == ("own", "CC BY-NC 3.0")
+
+    # The same model again, as one that is no better.
+    monkeypatch.setattr("trinat.pipelines.models.fit_odds._WORTHWHILE", 2.0)
+    command[command.index(str(out))] = str(tmp_path / "worse")
+    done = CliRunner().invoke(app, command, standalone_mode=False)
+    assert isinstance(done.exception, EvaluationError)
+    assert "no model is written, as it would be no better" in str(done.exception)
+    assert exit_code(done.exception) == Exit.ALL_FAILED
+    assert not (tmp_path / "worse").exists()
