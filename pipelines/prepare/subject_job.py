@@ -66,7 +66,8 @@ class SubjectJob:
         image = digest_of(subject.image)
         labels = digest_of(subject.labels)
         csf = digest_of(subject.csf)
-        wanted = fingerprint(subject, self.cut, image, labels, csf)
+        mask = digest_of(subject.mask)
+        wanted = fingerprint(subject, self.cut, image, labels, csf, mask)
         stamp = self._current(wanted)
         if stamp is None:
             prepare_subject(subject, self.path, self.cut, wanted)

@@ -100,7 +100,11 @@ class Augmenter:
         self.config = config
         self.view = view
         self._transforms = SliceTransforms(config.transforms)
-        self._partner = torch.from_numpy(scheme.partner_permutation.copy())
+        # What is no class, such as IGNORE, stays as it is.
+        self._partner = torch.arange(256)
+        self._partner[: len(scheme)] = torch.from_numpy(
+            scheme.partner_permutation.copy()
+        )
 
     def __call__(
         self,

@@ -22,7 +22,7 @@ from trinat.segmentation.data.slices import FILES, Quantised, SubjectFile
 from trinat.segmentation.data.splits import Part
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, DatasetError
-from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.labels.scheme import IGNORE, LabelScheme
 from trinat.segmentation.space.views import View
 
 _THICKNESSES = (1, 3, 5, 7)
@@ -52,13 +52,22 @@ class Place(NamedTuple):
 
 
 class StoredSlice(NamedTuple):
-    """What a file holds of a slice: codes (C, H, W) and labels (H, W).
+    """What a file holds of a slice: codes (C, H, W), labels (H, W) and which of these count.
 
-    C is the number of slices in the slab; the labels are those of its middle slice.
+    C is the number of slices in the slab; the labels are those of its middle slice. All of them
+    count where `counted` is None.
     """
 
     image: Quantised
     labels: NDArray[np.uint8]
+    counted: NDArray[np.bool_] | None = None
+
+    @property
+    def targets(self) -> NDArray[np.uint8]:
+        """What is learnt, (H, W): the labels, and IGNORE where they do not count."""
+        if self.counted is None:
+            return self.labels
+        return np.where(self.counted, self.labels, np.uint8(IGNORE))
 
 
 StoredChange = Callable[[StoredSlice], StoredSlice]
@@ -92,7 +101,8 @@ class SubjectFiles:
         file = self[place.file]
         labels = file.labels(place.view, place.middle, place.middle + 1)
         image = file.slab(place.view, place.middle, place.thick)
-        return StoredSlice(image, labels[0])
+        counted = file.counted(place.view, place.middle)
+        return StoredSlice(image, labels[0], counted)
 
     def name(self, place: Place) -> str:
         """Subject and slice of a place, for messages."""
@@ -142,6 +152,8 @@ class SliceReaders:
 class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
     """Item: image (C, H, W) float32 of `thick` neighbouring slices, labels (H, W) uint8.
 
+    Labels that do not count in training are IGNORE.
+
     Beyond the volume's ends the neighbours are background. An item depends on its index alone,
     not on the worker that reads it. Slices without a label are items too, but only every eighth of
     them in a volume.
@@ -184,7 +196,7 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         stored = self.files.read(self.place(index))
         image = torch.from_numpy(stored.image.values())
-        labels = torch.from_numpy(stored.labels)
+        labels = torch.from_numpy(stored.targets)
         if self.transform is None:
             return image, labels
         return self.transform(image, labels)
@@ -217,7 +229,9 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
             per_slice = file.class_counts(self.view)
             # Slices that have a label, and every eighth of the others.
             is_chosen = np.asarray(per_slice[:, 1:].any(axis=1))
-            without_label = np.flatnonzero(~is_chosen)
+            # Where nothing counts there is nothing to learn.
+            is_background = ~is_chosen & (per_slice[:, 0] > 0)
+            without_label = np.flatnonzero(is_background)
             is_chosen[without_label[::_KEEP_EVERY]] = True
             chosen = np.flatnonzero(is_chosen)
             subjects.append(np.full(len(chosen), number, np.int32))

@@ -77,7 +77,8 @@ def prepare_subject(subject: Subject, path: Path, cut: Cut, fingerprint: str) ->
         )
         notes.extend(image.notes)
     classes = _read_classes(subject, cut, image)
-    scan, labels = _on_working_grid(image, classes, cut)
+    mask = _read_mask(subject, cut, image)
+    scan, labels, counted = _on_working_grid(image, classes, mask, cut)
     if scan is not None and labels is not None:
         shift = shift_of_labels(scan.data, labels.data)
         if shift is not None:
@@ -95,6 +96,7 @@ def prepare_subject(subject: Subject, path: Path, cut: Cut, fingerprint: str) ->
         path,
         image=None if scan is None else quantise(scan.data),
         labels=None if labels is None else labels.data,
+        counted=None if counted is None else counted.data > 0,
         affine=conformed.affine,
         scheme=cut.scheme,
         views=cut.views,
@@ -114,7 +116,7 @@ def _read_classes(subject: Subject, cut: Cut, image: Volume | None) -> Volume | 
         trust_affine=cut.trust_affine,
     )
     if image is not None:
-        _require_same_grid(image, label_map, subject)
+        _require_same_grid(image, label_map, subject.labels)
     # Folding comes before conforming: which side is nearest is a question to the original map.
     indices = cut.scheme.from_freesurfer(
         label_map.data,
@@ -139,21 +141,38 @@ def _read_classes(subject: Subject, cut: Cut, image: Volume | None) -> Volume | 
     return replace(label_map, data=indices)
 
 
+def _read_mask(subject: Subject, cut: Cut, image: Volume | None) -> Volume | None:
+    """Which voxels count, on the subject's own grid; None where all do."""
+    if subject.mask is None:
+        return None
+    mask = Volume.read(subject.mask, labels=True, trust_affine=cut.trust_affine)
+    if image is not None:
+        _require_same_grid(image, mask, subject.mask)
+    if not mask.data.any():
+        raise LabelError(
+            "no voxel counts", where=subject.mask, remedy="leave the subject out"
+        )
+    return mask
+
+
 def _on_working_grid(
-    image: Volume | None, classes: Volume | None, cut: Cut
-) -> tuple[Volume | None, Volume | None]:
-    """Image and classes on the working grid: where there are both, by the image's plan."""
+    image: Volume | None, classes: Volume | None, mask: Volume | None, cut: Cut
+) -> tuple[Volume | None, Volume | None, Volume | None]:
+    """Image, classes and mask on the working grid: where there is an image, by its plan."""
     if image is None:
         if classes is None:
-            return None, None
-        return None, conform(classes, labels=True, shape=cut.grid).volume
+            return None, None, None
+        return None, conform(classes, labels=True, shape=cut.grid).volume, None
     conformed = conform(image, shape=cut.grid)
-    if classes is None:
-        return conformed.volume, None
-    # What is within the tolerance of the image's grid is on it.
-    on_grid = replace(classes, affine=image.affine)
-    labels = conform(on_grid, labels=True, plan=conformed.plan).volume
-    return conformed.volume, labels
+
+    def by_plan_of_image(labels: Volume | None) -> Volume | None:
+        if labels is None:
+            return None
+        # What is within the tolerance of the image's grid is on it.
+        on_grid = replace(labels, affine=image.affine)
+        return conform(on_grid, labels=True, plan=conformed.plan).volume
+
+    return conformed.volume, by_plan_of_image(classes), by_plan_of_image(mask)
 
 
 def fingerprint(
@@ -162,10 +181,11 @@ def fingerprint(
     image: str | None,
     labels: str | None,
     csf: str | None = None,
+    mask: str | None = None,
 ) -> str:
     """SHA-256 over every setting that shapes the result, and over the inputs.
 
-    `image`, `labels` and `csf` are the inputs' own hashes, by `digest_of`.
+    `image`, `labels`, `csf` and `mask` are the inputs' own hashes, by `digest_of`.
     """
     settings: dict[str, Any] = {
         "format": FORMAT,
@@ -184,6 +204,8 @@ def fingerprint(
         settings["fold"] = sorted(subject.fold.targets.items())
     if csf is not None:
         settings["csf"] = csf
+    if mask is not None:
+        settings["mask"] = mask
     text = json.dumps(settings, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -201,7 +223,7 @@ def digest_of(path: Path | None) -> str | None:
     return sha256_of(path)
 
 
-def _require_same_grid(image: Volume, labels: Volume, subject: Subject) -> None:
+def _require_same_grid(image: Volume, labels: Volume, where: Path | None) -> None:
     """Refuse labels that are not on the image's grid."""
     if image.shape != labels.shape:
         what = f"labels have shape {labels.shape}, the image {image.shape}"
@@ -211,7 +233,7 @@ def _require_same_grid(image: Volume, labels: Volume, subject: Subject) -> None:
             return
         what = f"labels lie up to {distance_mm:.3g} mm away from the image"
     remedy = "bring the labels to the image's grid first (nearest neighbour)"
-    raise GeometryError(what, where=subject.labels, remedy=remedy)
+    raise GeometryError(what, where=where, remedy=remedy)
 
 
 def shift_of_labels(

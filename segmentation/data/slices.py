@@ -4,7 +4,8 @@ Layout, chunked by slice (N slices, H rows, W columns, K classes of the view's s
 
     <view>/image          (N, H, W) uint16   value = (code - zero) * scale, see `Quantised`
     <view>/labels         (N, H, W) uint8    class indices; the merged scheme's in sagittal
-    <view>/class_counts   (N, K) uint32      voxels of each class in each slice
+    <view>/counted        (N, H, W) uint8    1 where labels count in training; not there if all do
+    <view>/class_counts   (N, K) uint32      voxels of each class in each slice, of those that count
 
 A random slice takes a third of the time and of the space of float32 (docs/data.md).
 
@@ -66,6 +67,7 @@ def write_subject(
     *,
     image: Quantised | None,
     labels: NDArray[np.uint8] | None,
+    counted: NDArray[np.bool_] | None = None,
     affine: NDArray[np.float64],
     scheme: LabelScheme,
     views: tuple[View, ...],
@@ -74,14 +76,20 @@ def write_subject(
 ) -> Statistics:
     """Cut (X, Y, Z) arrays of the working grid into slices and write them, whole or not at all.
 
-    The same arguments give the same bytes: nothing in the file depends on when it was written.
-    Raises DatasetError where `labels` has classes that `scheme` lacks.
+    Of labels only those that are `counted` count in training; without it all do. The same arguments
+    give the same bytes: nothing in the file depends on when it was written. Raises DatasetError
+    where `labels` has classes that `scheme` lacks.
     """
     voxels: tuple[int, ...] = ()
     counts: dict[View, NDArray[np.int64]] = {}
     if labels is not None:
         counts = _count_along_axes(labels, len(scheme))
         voxels = tuple(counts[View.AXIAL].sum(axis=0).tolist())
+    if labels is not None and counted is not None:
+        counts = _count_along_axes(np.where(counted, labels, 0), len(scheme))
+        for view, per_slice in counts.items():
+            sizes = to_slices(counted, view).sum(axis=(1, 2))
+            per_slice[:, 0] = sizes - per_slice[:, 1:].sum(axis=1)
     values = None if image is None else image.values()
     statistics = describe(values, labels, voxels)
     attributes: dict[str, Any] = {
@@ -115,6 +123,9 @@ def write_subject(
                 _add_slices(group, "image", image.codes, view, _IMAGE_PACKING)
             if labels is not None:
                 _add_labels(group, labels, counts[view], view, merged)
+            if labels is not None and counted is not None:
+                as_numbers = counted.astype(np.uint8)
+                _add_slices(group, "counted", as_numbers, view, _LABEL_PACKING)
         file.flush()
         content = file.id.get_file_image()
     with atomic_write(path) as target:
@@ -212,18 +223,24 @@ class SubjectFile:
         slices: NDArray[np.uint8] = self._read(view, "labels", start, stop)
         return slices
 
+    def counted(self, view: View, number: int) -> NDArray[np.bool_] | None:
+        """Where the labels of a slice count in training, (H, W); None where all do."""
+        if not self.has(view, "counted"):
+            return None
+        return np.asarray(self._read(view, "counted", number, number + 1)[0] > 0)
+
     def slice_count(self, view: View) -> int:
         """How many slices the view has."""
         name = "image" if self.has(view, "image") else "labels"
         return len(self._dataset(view, name))
 
     def class_counts(self, view: View) -> NDArray[np.uint32]:
-        """Voxels of each class in each slice, (N, K)."""
+        """Voxels of each class in each slice, (N, K), of those that count in training."""
         counts: NDArray[np.uint32] = self._dataset(view, "class_counts")[:]
         return counts
 
     def has(self, view: View, name: str) -> bool:
-        """Whether the view has a dataset `name`: image, labels or class_counts."""
+        """Whether the view has a dataset `name`, such as image or labels."""
         return f"{view.value}/{name}" in self._opened()
 
     @property

@@ -430,7 +430,7 @@ def _fill(
     down, across = shares
     rows = _window(np.any(stored.labels, axis=1), height, down)
     columns = _window(np.any(stored.labels, axis=0), width, across)
-    inside = stored.labels[rows, columns]
+    inside = stored.targets[rows, columns]
     height_inside, width_inside = inside.shape
     labels[:height_inside, :width_inside] = inside
     image[...] = stored.image.zero
@@ -504,7 +504,7 @@ def transformed(
 ) -> StoredSlice:
     """A slice after the transforms, as codes again; one that they leave alone stays bit for bit."""
     image = torch.from_numpy(stored.image.values())
-    labels = torch.from_numpy(stored.labels)
+    labels = torch.from_numpy(stored.targets)
     changed, classes = transforms(image, labels, seed)
     if changed is image:
         return stored

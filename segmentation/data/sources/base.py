@@ -37,7 +37,8 @@ class Subject:
     and the header lacks them. `extra` takes numbers of the label map to FreeSurfer numbers, the
     numbers of `ignore` are background, and `fold` is the numbering of the label map (None:
     FreeSurfer's). `csf` is a model's label map of the same scan: its CSF fills the background of
-    the labels. `note` is kept with the slices.
+    the labels. `mask` says which voxels count in training, above 0; without it all do. `note` is
+    kept with the slices.
     """
 
     id: str
@@ -51,6 +52,7 @@ class Subject:
     ignore: tuple[int, ...] = ()
     fold: FoldingTable | None = None
     csf: Path | None = None
+    mask: Path | None = None
     family: str | None = None
     age: float | None = None
     sex: str | None = None

@@ -105,7 +105,7 @@ def image_files(
 
 
 def _from_table(table: Path, options: SourceOptions) -> Found:
-    """Columns: image; and as far as known labels, subject, person, session, family, age, sex.
+    """Columns: image; and as far as known labels, mask, subject, person, session, family, age, sex.
 
     A name may be any word, NA or unknown; DatasetError for an age or a sex that is not understood.
     """
@@ -116,8 +116,9 @@ def _from_table(table: Path, options: SourceOptions) -> Found:
             continue
         image = table.parent / row["image"]
         labels = table.parent / row["labels"] if row.get("labels") else None
+        mask = table.parent / row["mask"] if row.get("mask") else None
         name = row.get("subject") or without_suffix(image)
-        files = [image] if labels is None else [image, labels]
+        files = [path for path in (image, labels, mask) if path is not None]
         absent = [path.name for path in files if not path.is_file()]
         if absent:
             yield Exclusion(name, f"{absent[0]} is not there", broken=True)
@@ -128,6 +129,7 @@ def _from_table(table: Path, options: SourceOptions) -> Found:
             session=row.get("session") or None,
             image=image,
             labels=labels,
+            mask=mask,
             extra=options.extra,
             ignore=options.ignore,
             fold=options.fold,

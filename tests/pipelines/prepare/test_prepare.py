@@ -257,6 +257,31 @@ def test_labels_on_another_grid_are_refused_not_resampled(tmp_path: Path) -> Non
     assert "0.01 mm away from the image" in reasons["far"]
 
 
+def test_a_mask_of_the_table_says_which_voxels_count(tmp_path: Path) -> None:
+    labels = head_labels()
+    mask = (labels == 17).astype(np.uint8)
+    write_nifti(tmp_path / "image.nii.gz", head_image(labels), "LIA")
+    write_nifti(tmp_path / "labels.nii.gz", labels, "LIA")
+    write_nifti(tmp_path / "mask.nii.gz", mask, "LIA")
+    table = tmp_path / "pairs.csv"
+    table.write_text("image,labels,mask\nimage.nii.gz,labels.nii.gz,mask.nii.gz\n")
+    summary, store = prepare("pairs", table, tmp_path / "out")
+    assert summary.made == 1
+    file = store.file(store.subjects[0])
+    counts = file.class_counts(View.AXIAL).sum(axis=0)
+    left_hippocampus = load_scheme("quicknat33").names.index("Left-Hippocampus")
+    assert counts[left_hippocampus] == counts.sum() == mask.sum()
+    file.close()
+    # Another mask is another subject; the same one is not.
+    assert prepare("pairs", table, tmp_path / "out")[0].current == 1
+    write_nifti(tmp_path / "mask.nii.gz", np.ones_like(mask), "LIA")
+    assert prepare("pairs", table, tmp_path / "out")[0].made == 1
+
+    write_nifti(tmp_path / "mask.nii.gz", np.zeros_like(mask), "LIA")
+    summary, _ = prepare("pairs", table, tmp_path / "out")
+    assert "no voxel counts: leave the subject out" in summary.rows[0].reason
+
+
 # Real data ----------------------------------------------------------------------------------
 
 

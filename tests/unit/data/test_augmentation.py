@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from trinat.segmentation.data.augmentation import AugmentationConfig, Augmenter
 from trinat.segmentation.errors import ConfigError
-from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.labels.scheme import IGNORE, load_scheme
 from trinat.segmentation.space.views import View
 
 QUICKNAT = load_scheme("quicknat33")
@@ -68,6 +68,14 @@ def test_a_flip_exchanges_sides_in_picture_and_labels(view: View) -> None:
     assert (swapped[:, 10:14, 8:12] == LEFT).all()
     assert (swapped[:, 10:16, 26:32] == RIGHT).all()
     assert (swapped == LEFT).sum() == (labels == RIGHT).sum()
+
+
+def test_what_does_not_count_stays_so_when_sides_are_exchanged() -> None:
+    images, labels = batch()
+    labels[:, :, :20] = IGNORE
+    _, swapped = apply(only("flip"), images, labels)
+    assert (swapped[:, :, 20:] == IGNORE).all()
+    assert (swapped[:, 10:14, 8:12] == LEFT).all()
 
 
 def test_a_sagittal_flip_turns_the_order_of_neighbours_alone() -> None:

@@ -215,3 +215,26 @@ def test_a_forked_process_opens_the_file_for_itself(tmp_path: Path) -> None:
     file._pid = os.getppid()  # as it would look after a fork
     file.image(View.AXIAL, 0, 1)
     assert file._file is not inherited
+
+
+def test_labels_that_do_not_count_are_kept_and_stand_in_no_count(
+    tmp_path: Path,
+) -> None:
+    counted = np.zeros(SHAPE, bool)
+    counted[2, 5, 6:8] = True
+    whole = labels()
+    whole[2, 5, 6] = 0
+    file = write(tmp_path / "s.h5", labels=whole, counted=counted)
+    np.testing.assert_array_equal(
+        from_slices(file.labels(View.AXIAL, 0, SHAPE[2]), View.AXIAL), whole
+    )
+    # Axial slice 7 has the voxel of the hippocampus that counts, and slice 6 one of background.
+    counts = file.class_counts(View.AXIAL)
+    assert counts.sum() == 2
+    assert counts[7, LEFT_HIPPOCAMPUS] == counts[6, 0] == 1
+    found = file.counted(View.AXIAL, 7)
+    assert found is not None
+    assert np.argwhere(found).tolist() == [[5, 2]]
+    assert write(tmp_path / "all.h5").counted(View.AXIAL, 7) is None
+    # Statistics are of the whole map.
+    assert sum(file.statistics.voxels) == whole.size

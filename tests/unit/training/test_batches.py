@@ -22,7 +22,8 @@ from trinat.segmentation.data.store import (
 )
 from trinat.segmentation.data.transforms.from_torchio import RandomNoise
 from trinat.segmentation.errors import DatasetError
-from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.labels.scheme import IGNORE, LabelScheme, load_scheme
+from trinat.segmentation.models.losses import LossConfig, build_loss
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import HeadMaps, phantom_heads
 from trinat.segmentation.synthetic.settings import SynthesisConfig
@@ -322,3 +323,48 @@ def test_named_transforms_in_other_processes_change_no_bit(tmp_path: Path) -> No
     assert torch.equal(images[1], images[2])
     changed = (images[0] != images[1]).flatten(1).any(1)
     assert 0 < changed.sum() < len(changed)
+
+
+def test_voxels_that_do_not_count_change_no_loss_and_no_gradient(
+    tmp_path: Path,
+) -> None:
+    """Rows 2 and 3 of slice 4 count alone."""
+    labels = np.full((SIZE, SIZE, 6), 3, np.uint8)
+    counted = np.zeros(labels.shape, bool)
+    counted[:, 2:4, 4] = True
+    labels[:, 2:4, 4] = 1
+    (tmp_path / "store/subjects").mkdir(parents=True)
+    write_subject(
+        subject_path(tmp_path / "store", "a"),
+        image=quantise(np.ones(labels.shape, np.float32)),
+        labels=labels,
+        counted=counted,
+        affine=np.eye(4),
+        scheme=TISSUE4,
+        views=(View.AXIAL,),
+        fingerprint="a",
+    )
+    write_participants(tmp_path / "store", [Subject("a", "a", None, None)])
+    StoreInfo(
+        source="pairs",
+        scheme=scheme_table(TISSUE4),
+        views=(View.AXIAL,),
+        subjects={"a": stored_subject(tmp_path / "store", "a", fingerprint="a")},
+    ).write(tmp_path / "store")
+    split = all_train(tmp_path / "store")
+    config = StoreConfig(path=tmp_path / "store", split=split, augmentation=PLAIN)
+    source = source_of(config)
+    # Nothing is learnt from slices in which nothing counts.
+    assert source.slices(View.AXIAL) == 1
+    batch = source.draw(View.AXIAL, 0, 2, seeded("cpu", 0, 0, 0))
+    expected = torch.full((2, SIZE, SIZE), IGNORE, dtype=torch.uint8)
+    expected[:, 2:4] = 1
+    assert torch.equal(batch.labels, expected)
+
+    loss = build_loss(LossConfig(balance=0), source.counts(View.AXIAL))
+    logits = torch.randn(2, len(TISSUE4), SIZE, SIZE, requires_grad=True)
+    value = loss(logits, batch.labels)
+    value.backward()
+    assert logits.grad is not None
+    changed = logits.grad.abs().sum((0, 1, 3)) > 0
+    assert changed.nonzero().flatten().tolist() == [2, 3]
