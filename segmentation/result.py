@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -14,6 +14,7 @@ from trinat.segmentation.errors import LabelError
 from trinat.segmentation.grid import grown
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.measuring import measure
+from trinat.segmentation.inference.parcel_measures import measure_parcels
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.quality import (
     LIMITS,
@@ -41,6 +42,11 @@ if TYPE_CHECKING:
 
 # Of the table of volumes.
 _COLUMNS = ("structure", "freesurfer", "side", "mm3", "share", "grade")
+# Of the table of parcels.
+_PARCEL_COLUMNS = (
+    *("parcel", "freesurfer", "side", "lobe"),
+    *("mm3", "share", "asymmetry", "agreement", "grade"),
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -55,6 +61,8 @@ class Result(Prediction):
     ----------
     labels : Volume
         FreeSurfer numbers, int16; 0 is background.
+    parcel_labels : Volume
+        The same with parcels in place of the cortex, if `segment` was called with `parcels=True`.
     entropy : Volume
         Doubt of the networks in nats, float32; 0 is none.
     model : str
@@ -63,12 +71,26 @@ class Result(Prediction):
 
     model: str = ""
     limits: Limits = LIMITS
+    parcel_limits: Limits = LIMITS
 
     @classmethod
-    def of(cls, found: Prediction, model: Model) -> Self:
-        """The same segmentation, with the name and the limits of the model that made it."""
+    def of(
+        cls, found: Prediction, model: Model, parcels_model: Model | None = None
+    ) -> Self:
+        """The same segmentation, with the name and the limits of the model that made it.
+
+        `parcels_model` has the limits of parcels, where these were asked for.
+        """
         known = {field.name: getattr(found, field.name) for field in fields(found)}
-        return cls(**known, model=model.name, limits=limits_of(model.info))
+        parcel_limits = LIMITS
+        if parcels_model is not None:
+            parcel_limits = limits_of(parcels_model.info)
+        return cls(
+            **known,
+            model=model.name,
+            limits=limits_of(model.info),
+            parcel_limits=parcel_limits,
+        )
 
     def __repr__(self) -> str:
         shape = "×".join(str(length) for length in self.plan.scan.shape)
@@ -176,6 +198,31 @@ class Result(Prediction):
             }
             rows.append(row)
         return pd.DataFrame(rows, columns=list(_COLUMNS))
+
+    def parcels(self) -> pd.DataFrame:
+        """One row a parcel of the cortex; needs `parcels=True` of `segment`.
+
+        Returns
+        -------
+        DataFrame
+            `parcel`, `freesurfer` (number), `side`, `lobe`, `mm3`, `share` (of the cortex of its
+            side), `asymmetry` (left less right, of their mean), `agreement` (mean Dice between
+            views) and `grade`. Rows add up to lobes: `.groupby(["side", "lobe"]).mm3.sum()`.
+
+        Examples
+        --------
+        >>> table = trinat.segment("scan.nii.gz", parcels=True).parcels()
+        >>> len(table)
+        68
+        """
+        import pandas as pd
+
+        rows = []
+        for parcel in measure_parcels(self, self.parcel_limits.agreement):
+            row = asdict(parcel)
+            row["parcel"] = row.pop("name")
+            rows.append(row)
+        return pd.DataFrame(rows, columns=list(_PARCEL_COLUMNS))
 
     def mask(self, structure: str | int) -> Volume:
         """Where a structure is: bool (X, Y, Z) in the scan's own space.

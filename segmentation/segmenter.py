@@ -75,7 +75,7 @@ class Segmenter(Predictor):
             if clean:
                 with stage("clean"):
                     found, _ = found.cleaned()
-            return Result.of(found, self.model)
+            return Result.of(found, self.model, self.parcels_model)
 
 
 @overload
@@ -86,6 +86,7 @@ def segment(
     device: str = ...,
     views: Iterable[View | str] | str | None = ...,
     precision: ComputePrecision = ...,
+    parcels: bool = ...,
     progress: Callable[[str], object] = ...,
     **options: Unpack[ScanOptions],
 ) -> Result: ...
@@ -99,6 +100,7 @@ def segment(
     device: str = ...,
     views: Iterable[View | str] | str | None = ...,
     precision: ComputePrecision = ...,
+    parcels: bool = ...,
     progress: Callable[[str], object] = ...,
     **options: Unpack[ScanOptions],
 ) -> list[Result]: ...
@@ -111,6 +113,7 @@ def segment(
     device: str = "auto",
     views: Iterable[View | str] | str | None = None,
     precision: ComputePrecision = "auto",
+    parcels: bool = False,
     progress: Callable[[str], object] = _say_nothing,
     **options: Unpack[ScanOptions],
 ) -> Result | list[Result]:
@@ -132,6 +135,8 @@ def segment(
         Name of the scan in a torchio.Subject; needed if it has several.
     precision : str
         "auto", "float32", "bfloat16" or "float16": what the networks compute in.
+    parcels : bool
+        Divide the cortex into parcels, for `result.parcels()` and `result.parcel_labels`.
     mirror : bool
         Average with the prediction of the mirrored scan.
     samples, seed : int
@@ -157,7 +162,9 @@ def segment(
     >>> result = trinat.segment("scan.nii.gz")
     >>> result.save("labels.nii.gz")
     """
-    segmenter = Segmenter.load(model, device=device, views=views, precision=precision)
+    segmenter = Segmenter.load(
+        model, device=device, views=views, precision=precision, parcels=parcels
+    )
     if not isinstance(scan, list):
         return segmenter.segment(scan, progress=progress, **options)
     results = []

@@ -39,6 +39,7 @@ def command(
             "entropy",
             "probabilities",
             "tissues",
+            "parcels",
             "fmriprep",
             "page",
             "people",

@@ -275,7 +275,11 @@ def _read_known(settings: CohortSettings, say: Callable[[str], None]) -> Known:
     people = read_people(table)
     ratings = read_given(settings.ratings)
 
-    files = find_files(settings.predictions, corrected=not settings.uncorrected)
+    files = find_files(
+        settings.predictions,
+        parcels=scheme.has_parcels,
+        corrected=not settings.uncorrected,
+    )
     matched = people.match((file.name, file.person) for file in files)
     if settings.participants is not None:
         refuse_strangers(table, people, matched)

@@ -133,7 +133,7 @@ def gather(settings: EvaluationSettings, say: Callable[[str], None]) -> Inputs:
         truths = stored_files(store, subjects, "labels")
         images = stored_files(store, subjects, "image")
     else:
-        truths = find_files(settings.truth)
+        truths = find_files(settings.truth, parcels=scheme.has_parcels)
         if settings.images is not None:
             images = find_images(settings.images, [file.path for file in truths])
     clash = persons_in_folders(truths)
@@ -147,7 +147,10 @@ def gather(settings: EvaluationSettings, say: Callable[[str], None]) -> Inputs:
     pairings: dict[str, Pairing] = {}
     for model, place in settings.models.items():
         predictions[model] = _predictions(
-            place, notes[model], corrected=not settings.uncorrected
+            place,
+            notes[model],
+            parcels=scheme.has_parcels,
+            corrected=not settings.uncorrected,
         )
         pairings[model] = pair_files(truths, predictions[model], guess=True)
 
@@ -285,13 +288,15 @@ def _read_notes(predictions: Path) -> LedgerNotes:
     return notes
 
 
-def _predictions(place: Path, notes: LedgerNotes, *, corrected: bool) -> list[ScanFile]:
+def _predictions(
+    place: Path, notes: LedgerNotes, *, parcels: bool, corrected: bool
+) -> list[ScanFile]:
     """Find the label maps in a folder, `corrected` or as predicted, or the one file that was given.
 
     Those of a run whose names had to be made safe get back the names of their scans.
     """
     files = []
-    for file in find_files(place, corrected=corrected):
+    for file in find_files(place, parcels=parcels, corrected=corrected):
         scan = notes.scans.get(file.result)
         if scan is not None and safe_component(without_suffix(scan)) == file.name:
             file = as_scan(file, scan)

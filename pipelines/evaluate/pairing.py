@@ -32,6 +32,7 @@ _KINDS = frozenset(
         "prediction",
         "predicted",
         "dseg",
+        "parcels",
         "aseg",
         "mask",
         "manual",

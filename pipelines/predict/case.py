@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from trinat.pipelines.predict.case_files import CaseFiles, judge
+from trinat.pipelines.predict.case_files import CaseFiles, by_name, judge
 from trinat.pipelines.predict.case_in_progress import (
     CaseInProgress,
     PersonInProgress,
@@ -23,6 +23,7 @@ from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.scans.cases import Case
 from trinat.segmentation.errors import is_disk_full, reason_of
 from trinat.segmentation.inference import quality
+from trinat.segmentation.inference.parcel_measures import measure_parcels
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.longitudinal.person import (
@@ -54,8 +55,12 @@ class CaseWorker:
                 views=views,
                 batch=settings.batch,
                 allow_cpu=settings.allow_cpu,
+                parcels=settings.output.parcels,
             )
         self._limits = quality.limits_of(self._predictor.model.info)
+        self._parcel_limits = self._limits
+        if self._predictor.parcels_model is not None:
+            self._parcel_limits = quality.limits_of(self._predictor.parcels_model.info)
         self._has_label_table = False
 
     def do(self, case: Case) -> Entry:
@@ -170,6 +175,9 @@ class CaseWorker:
                 result, volumes = judge(
                     found, changes, self._predictor.model, self._limits
                 )
+                if found.parcel_map is not None:
+                    parcels = measure_parcels(found, self._parcel_limits.agreement)
+                    result["parcels"] = by_name(parcels)
             # A name of its own: on a cluster a worker given up for dead may still be at it.
             staging = self.settings.staging / secrets.token_hex(8)
             with stage("write"):

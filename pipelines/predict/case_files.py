@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -15,7 +15,9 @@ import numpy as np
 
 from trinat.pipelines.predict.settings import (
     LABEL_TABLE,
+    PARCEL_TABLE,
     PLAIN_LABEL_TABLE,
+    PLAIN_PARCEL_TABLE,
     CaseNames,
     OutputSettings,
     RunSettings,
@@ -28,6 +30,7 @@ from trinat.segmentation.inference import quality
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.checks.limits import Limits
 from trinat.segmentation.inference.measuring import measure
+from trinat.segmentation.inference.parcel_measures import ParcelMeasure
 from trinat.segmentation.inference.prediction import Prediction, Tissues
 from trinat.segmentation.io.files import sha256_of, write_whole
 from trinat.segmentation.io.volume import Volume, write_maps
@@ -115,6 +118,23 @@ def _by_structure(
     return by_name
 
 
+def by_name(parcels: Iterable[ParcelMeasure]) -> dict[str, dict[str, Any]]:
+    """What is measured of parcels, by their names, as an entry's `result` has it."""
+    measured = {}
+    for parcel in parcels:
+        measured[parcel.name] = {
+            "freesurfer": parcel.freesurfer,
+            "side": parcel.side,
+            "lobe": parcel.lobe,
+            "mm3": round(parcel.mm3, 3),
+            "share": _rounded(parcel.share),
+            "asymmetry": _rounded(parcel.asymmetry),
+            "agreement": _rounded(parcel.agreement),
+            "grade": parcel.grade,
+        }
+    return measured
+
+
 def _rounded(value: float | None) -> float | None:
     if value is None or not np.isfinite(value):
         return None
@@ -161,6 +181,8 @@ class CaseFiles:
             origin["Sources"] = [source]
         origin["Model"] = self.model
         origin["ModelSHA256"] = self.settings.model_sha256
+        if self.settings.parcels_sha256:
+            origin["ParcelsModelSHA256"] = self.settings.parcels_sha256
         origin["TrinatVersion"] = version("trinat")
         return origin
 
@@ -181,6 +203,8 @@ class CaseFiles:
         writers: dict[Product, Callable[[], None]] = {
             Product.LABELS: self._write_labels,
             Product.STATS: self._write_stats,
+            Product.PARCELS: self._write_parcels,
+            Product.PARCEL_STATS: self._write_parcel_stats,
             Product.BRAIN_MASK: partial(self._write_brain_mask, Product.BRAIN_MASK),
             Product.ENTROPY: self._write_entropy,
             Product.PROBABILITIES: self._write_probabilities,
@@ -210,6 +234,10 @@ class CaseFiles:
             table = LABEL_TABLE if self.settings.bids else PLAIN_LABEL_TABLE
             scheme = self.found.scheme
             write_label_table(self.staging / table, scheme, by_index=by_index)
+            if self.found.parcel_map is not None:
+                table = PARCEL_TABLE if self.settings.bids else PLAIN_PARCEL_TABLE
+                scheme = self.found.parcel_map.parcellation.whole
+                write_label_table(self.staging / table, scheme, by_index=by_index)
         return outputs
 
     def _write_labels(self) -> None:
@@ -229,6 +257,30 @@ class CaseFiles:
             self.case.stem, found.scheme, found.voxels, found.voxel_mm3, self.volumes
         )
         write_whole(self.names.path(Product.STATS), table)
+
+    def _write_parcels(self) -> None:
+        """The label map with parcels in place of the cortex."""
+        labels = self.found.parcel_indices
+        if self._output.format == "aseg":
+            labels = self.found.parcel_labels
+        labels.write(self.names.path(Product.PARCELS), labels=True)
+        if self.settings.bids:
+            _write_json(self.names.path(Product.PARCELS, ".json"), self._origin)
+
+    def _write_parcel_stats(self) -> None:
+        """aparc+aseg.stats: structures and parcels as `mri_segstats` lists them."""
+        found = self.found
+        assert found.parcel_map is not None
+        parcellation = found.parcel_map.parcellation
+        cortex = {label.name for label in parcellation.cortex}
+        voxels = {
+            name: count for name, count in found.voxels.items() if name not in cortex
+        }
+        voxels.update(found.parcel_voxels)
+        table = format_aseg_stats(
+            self.case.stem, parcellation.whole, voxels, found.voxel_mm3, self.volumes
+        )
+        write_whole(self.names.path(Product.PARCEL_STATS), table)
 
     def _write_brain_mask(self, product: Product) -> None:
         """What is inside the skull, 1 there and 0 elsewhere; in a BIDS dataset with a JSON."""

@@ -27,7 +27,9 @@ from trinat.pipelines.predict.settings import (
     CHANGES,
     EXCLUDED_GRADES,
     LABEL_TABLE,
+    PARCEL_TABLE,
     PLAIN_LABEL_TABLE,
+    PLAIN_PARCEL_TABLE,
     TABLES,
     WORK,
     PredictRequest,
@@ -45,7 +47,10 @@ from trinat.segmentation.metrics.norms import Norms
 from trinat.segmentation.models.zoo import find_model, is_for_any_contrast
 from trinat.segmentation.timing import stage
 
-_BIDS_FILES = ("dataset_description.json", "README.md", ".bidsignore", LABEL_TABLE)
+_BIDS_FILES = (
+    *("dataset_description.json", "README.md", ".bidsignore"),
+    *(LABEL_TABLE, PARCEL_TABLE),
+)
 # The name of the whole work, where a part has a name of its own.
 _WHOLE = ".all"
 
@@ -263,7 +268,7 @@ def _open_ledger(
     if settings.bids:
         own_files += _BIDS_FILES
     else:
-        own_files.append(PLAIN_LABEL_TABLE)
+        own_files += [PLAIN_LABEL_TABLE, PLAIN_PARCEL_TABLE]
     needed = None
     if request.part:
         # A part of the work makes no tables, and needs to know of its own cases alone.

@@ -42,7 +42,7 @@ EXCLUDED_GRADES = ("reject",)
 _VIEWS = ("coronal", "axial", "sagittal")
 # What is not finished yet, and locks; in the output folder.
 WORK = ".trinat-work"
-TABLES = ("summary.tsv", "volumes.tsv", "qc.tsv", "report.html")
+TABLES = ("summary.tsv", "volumes.tsv", "qc.tsv", "report.html", "parcels.tsv")
 # Of a run with --longitudinal: changes of persons, the volumes that they are of, their page.
 CHANGES = ("changes.tsv", "timepoints.tsv", "changes.html")
 # The page shows slices of this many scans, the most doubtful; they are kept beside it.
@@ -51,6 +51,9 @@ SLICES = ".trinat-page"
 # What the numbers in all label maps mean: of a BIDS dataset, and elsewhere.
 LABEL_TABLE = "desc-trinat_dseg.tsv"
 PLAIN_LABEL_TABLE = "labels.tsv"
+# The same of maps with parcels.
+PARCEL_TABLE = "seg-parcels_dseg.tsv"
+PLAIN_PARCEL_TABLE = "parcel_labels.tsv"
 _NOT_IN_BIDS = [product for product in Product if not product.is_in_bids]
 # What BIDS has no names for, and nothing else.
 BIDSIGNORE = (
@@ -179,6 +182,13 @@ class OutputSettings:
             panel=FILES,
         ),
     ] = False
+    parcels: Annotated[
+        bool,
+        Option(
+            "Divide the cortex into parcels: write label maps with them and parcels.tsv.",
+            panel=FILES,
+        ),
+    ] = False
     fmriprep: Annotated[
         bool,
         Option(
@@ -205,6 +215,11 @@ class OutputSettings:
         Literal["sform", "qform", "header"] | None,
         Option("Affine to use if the header's two forms disagree.", panel=INPUT),
     ] = None
+
+    @property
+    def parcel_stats(self) -> bool:
+        """Whether the volumes of parcels are written as FreeSurfer has them."""
+        return self.stats and self.parcels
 
     def wants(self, product: Product) -> bool:
         """Whether a product is written: label maps always, others by their setting."""
@@ -264,7 +279,8 @@ class RunSettings(WorkerOptions):
     """Everything that a worker needs to know.
 
     `out` is the output folder, `model` a model's folder. Outputs wait in `staging`, which is on the
-    disk of `out` and emptied at start and end. With `bids` names follow BIDS.
+    disk of `out` and emptied at start and end. With `bids` names follow BIDS. `parcels_sha256` is
+    that of the model's own model of parcels, where these are asked for.
     """
 
     out: Path
@@ -272,13 +288,19 @@ class RunSettings(WorkerOptions):
     model_sha256: str
     staging: Path
     bids: bool = False
+    parcels_sha256: str = ""
 
     def digest(self, case: Case) -> str:
         """A hash of all that results of a case depend on, besides scan and model."""
+        further: list[Any] = []
+        if self.parcels_sha256:
+            further.append(self.parcels_sha256)
+        if case.facts is not None:
+            further.append(asdict(case.facts))
         digest = self.output.digest()
-        if case.facts is None:
+        if not further:
             return digest
-        text = json.dumps([digest, asdict(case.facts)], sort_keys=True)
+        text = json.dumps([digest, *further], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -464,7 +486,7 @@ class PredictRequest(WorkerOptions):
 
         `model` is the model's folder; outputs wait in `staging`; with `bids` names follow BIDS.
         """
-        from trinat.segmentation.models.zoo import MODEL_FILE
+        from trinat.segmentation.models.zoo import MODEL_FILE, find_parcels_folder
 
         options = {
             option.name: getattr(self, option.name) for option in fields(WorkerOptions)
@@ -473,7 +495,12 @@ class PredictRequest(WorkerOptions):
         if self.threads is None and self.engine is None:
             options["threads"] = max(1, cpu_count() // len(self.worker_devices))
         digest = sha256_of(model / MODEL_FILE)
-        return RunSettings(self.out, model, digest, staging, bids, **options)
+        of_parcels = ""
+        if self.output.parcels:
+            of_parcels = sha256_of(find_parcels_folder(model) / MODEL_FILE)
+        return RunSettings(
+            self.out, model, digest, staging, bids, of_parcels, **options
+        )
 
     @property
     def limit_s(self) -> float:

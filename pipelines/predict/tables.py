@@ -58,6 +58,12 @@ _BIDS_LABELS = {
     "ventricles": 3,
     "csf": 3,
     "cortical": 8,
+    "frontal": 8,
+    "parietal": 8,
+    "temporal": 8,
+    "occipital": 8,
+    "cingulate": 8,
+    "insula": 8,
     "subcortical": 9,
     "brainstem": 10,
     "cerebellum": 11,
@@ -95,7 +101,9 @@ class _Slices(BaseModel):
 def write_tables(
     out: Path, entries: Iterable[Entry], results: Path | None = None
 ) -> None:
-    """summary.tsv, volumes.tsv, qc.tsv and report.html, in natural order of cases.
+    """summary.tsv, volumes.tsv, qc.tsv and report.html, in natural order of cases; parcels.tsv.
+
+    The last one is written where results have parcels.
 
     `results` is where the scans' own files are, or will be; else they are in `out`.
     """
@@ -107,6 +115,8 @@ def write_tables(
     _write_summary(out / "summary.tsv", ordered, folder)
     write_volumes(out / "volumes.tsv", measured)
     _write_quality(out / "qc.tsv", measured)
+    if any("parcels" in entry.result for entry in measured):
+        _write_parcels(out / "parcels.tsv", measured)
     _write_page(out / "report.html", ordered, folder)
 
 
@@ -184,6 +194,20 @@ def _write_quality(path: Path, entries: Sequence[Entry]) -> None:
     columns = [f"{name}_{measure}" for measure, name in measures]
     header = (*key_names, *facts, "reasons", "notes", *names, *columns)
     write_tsv(path, header, rows)
+
+
+def _write_parcels(path: Path, entries: Sequence[Entry]) -> None:
+    """A row a scan and parcel; scans without parcels have none."""
+    key_names, keys = _keys(entries)
+    columns = (
+        *("freesurfer", "side", "lobe"),
+        *("mm3", "share", "asymmetry", "agreement", "grade"),
+    )
+    rows = []
+    for key, entry in zip(keys, entries, strict=True):
+        for name, measured in entry.result.get("parcels", {}).items():
+            rows.append((*key, name, *(measured[column] for column in columns)))
+    write_tsv(path, (*key_names, "parcel", *columns), rows)
 
 
 def _keys_in(entries: Iterable[Entry], field: str) -> list[str]:

@@ -22,10 +22,15 @@ from trinat.pipelines.scans.discovery import is_result, stem_ends, walk
 from trinat.pipelines.scans.naming import Product
 from trinat.segmentation.data.identity import Identity, identity_of, told_apart
 from trinat.segmentation.data.sources.base import natural_order, without_suffix
-from trinat.segmentation.data.sources.bids import anat_files, entities, is_of_tissues
+from trinat.segmentation.data.sources.bids import (
+    anat_files,
+    entities,
+    kind_of_labels,
+)
 from trinat.segmentation.data.sources.freesurfer import (
     find_image,
     find_labels,
+    find_parcels,
     person_and_session,
 )
 from trinat.segmentation.data.sources.pairs import image_files
@@ -104,12 +109,17 @@ class ScanFile:
 
 
 def find_files(
-    place: Path, *, suffix: str = Product.LABELS.suffix, corrected: bool = True
+    place: Path,
+    *,
+    suffix: str = Product.LABELS.suffix,
+    parcels: bool = False,
+    corrected: bool = True,
 ) -> list[ScanFile]:
     """Label maps (or with suffix "T1w" images) under a folder, in natural order.
 
     Understood: one file; a BIDS dataset or derivative; a FreeSurfer SUBJECTS_DIR; folders of
     files called *_dseg, and what is neither such a file's scan nor a result; a folder of files.
+    With `parcels`, maps of parcels where there are any.
 
     In a folder, a correction stands in the place of the label map that it is of, under its name;
     unless they are to be taken as they were before they were `corrected`.
@@ -123,7 +133,9 @@ def find_files(
     if not place.is_dir():
         remedy = "check the path; a relative one starts at the current folder"
         raise ConfigError("no such file or folder", where=place, remedy=remedy)
-    found = _with_corrections(_files_below(place, suffix), corrected=corrected)
+    found = _with_corrections(
+        _files_below(place, suffix, parcels=parcels), corrected=corrected
+    )
     if found:
         files = _apart(_with_persons(found, place))
         return sorted(files, key=lambda file: natural_order(file.name))
@@ -150,20 +162,27 @@ def find_images(place: Path, label_maps: Iterable[Path]) -> list[ScanFile]:
     return find_files(place, suffix=suffix)
 
 
-def _files_below(place: Path, suffix: str) -> list[ScanFile]:
+def _files_below(place: Path, suffix: str, *, parcels: bool) -> list[ScanFile]:
     """The files of a folder, by the first of the known layouts in which there are any."""
     of_labels = suffix == Product.LABELS.suffix
     bids = [_named(path) for path in anat_files(place, suffix)]
     if bids:
-        return _without_tissues(bids) if of_labels else bids
-    find_in_subject = find_image
+        if not of_labels:
+            return bids
+        if parcels:
+            return _of_one_kind(bids, ("parcels", "", "tissues"))
+        return _of_one_kind(bids, ("", "tissues", "parcels"))
+    find_in_subject: Callable[[Path], Path | None] = find_image
     if of_labels:
-        find_in_subject = find_labels
+        find_in_subject = find_parcels if parcels else find_labels
     subjects = _of_subjects_dir(place, find_in_subject)
     if subjects:
         return subjects
     if of_labels:
-        marked = _marked_label_maps(place)
+        marked = []
+        if parcels:
+            marked = _marked_label_maps(place, Product.PARCELS.plain)
+        marked = marked or _marked_label_maps(place, Product.LABELS.suffix)
         if marked:
             files = []
             for path in marked:
@@ -194,8 +213,8 @@ def _with_corrections(files: Sequence[ScanFile], *, corrected: bool) -> list[Sca
     return kept
 
 
-def _without_tissues(files: Sequence[ScanFile]) -> list[ScanFile]:
-    """Label maps of a BIDS dataset, without those of tissues where the scan has others, too.
+def _of_one_kind(files: Sequence[ScanFile], kinds: Sequence[str]) -> list[ScanFile]:
+    """Label maps of a BIDS dataset: of each scan those of the first of these kinds that it has.
 
     Those of a scan are in one folder and have the same identity.
     """
@@ -204,8 +223,11 @@ def _without_tissues(files: Sequence[ScanFile]) -> list[ScanFile]:
         of_scan[file.path.parent, file.identity].append(file)
     kept = []
     for same in of_scan.values():
-        of_structures = [file for file in same if not is_of_tissues(file.path)]
-        kept += of_structures or same
+        for kind in kinds:
+            wanted = [file for file in same if kind_of_labels(file.path) == kind]
+            kept += wanted
+            if wanted:
+                break
     return kept
 
 
@@ -228,9 +250,9 @@ def _of_subjects_dir(root: Path, find: Callable[[Path], Path | None]) -> list[Sc
     return files
 
 
-def _marked_label_maps(place: Path) -> list[Path]:
-    """Files called *_dseg anywhere below; if there are any, other label maps in the folder, too."""
-    ending = f"_{Product.LABELS.suffix}"
+def _marked_label_maps(place: Path, word: str) -> list[Path]:
+    """Files called *_dseg (or another word) below; if there are any, other label maps, too."""
+    ending = f"_{word}"
     marked = [path for path in walk(place) if stem_ends(path, ending)]
     if not marked:
         return []
@@ -328,6 +350,7 @@ def _named(path: Path) -> ScanFile:
     with_dash = [part.split("-")[0] for part in name.split("_") if "-" in part]
     if "sub" not in facts or not facts.keys() >= set(with_dash):
         name = name.removesuffix(f"_{Product.LABELS.suffix}")
+        name = name.removesuffix(f"_{Product.PARCELS.plain}")
         return ScanFile(name, path, name)
     known = {
         entity: value for entity, value in facts.items() if entity not in _NOT_IDENTITY

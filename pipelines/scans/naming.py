@@ -110,6 +110,14 @@ class Product(Enum):
         desc="",
         further=(".json",),
     )
+    PARCELS = _Facts(
+        "dseg",
+        ".nii.gz",
+        plain="parcels",
+        seg="parcels",
+        desc="",
+        further=(".json",),
+    )
     GREY_MATTER = _tissue("GM")
     WHITE_MATTER = _tissue("WM")
     FLUID = _tissue("CSF")
@@ -123,6 +131,7 @@ class Product(Enum):
     )
     ENTROPY = _Facts("entropy", ".nii.gz", is_in_bids=False)
     STATS = _Facts("stats", ".stats", plain="aseg", is_in_bids=False)
+    PARCEL_STATS = _Facts("parcelstats", ".stats", plain="aparc+aseg", is_in_bids=False)
     PAGE = _Facts(
         "page", ".html", is_in_bids=False, download="page.html", media_type="text/html"
     )
@@ -175,7 +184,10 @@ CORRECTED = "_desc-corrected"
 # How the reasons of what is no scan begin, where that is no failure.
 LEFT_OUT = "left out: "
 # How the names of results end that may be beside scans: ours, and the masks of others.
-RESULT_ENDINGS = ("_dseg", "_tissues", "_probseg", "_mask", "_brainmask", "_entropy")
+RESULT_ENDINGS = (
+    *("_dseg", "_tissues", "_parcels", "_probseg"),
+    *("_mask", "_brainmask", "_entropy"),
+)
 
 
 def bids_name(entities: Mapping[str, str], **added: str) -> str:

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from torch import Tensor
 
+from trinat.segmentation.errors import LabelError
 from trinat.segmentation.grid import grown, is_empty
+from trinat.segmentation.inference.parcels import Parcels
 from trinat.segmentation.inference.uncertainty import Uncertainty, entropy_of
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels import Csf
@@ -68,7 +70,8 @@ class Prediction:
     `fused` has the fused probabilities on the working grid, (X, Y, Z, K) float16 on the processor,
     and `image` is what the networks saw there. `agreement` is the mean Dice between views, (K,);
     None with one view. `not_predicted` names structures that the model does not know: they have no
-    volume. `csf` is what the model calls CSF.
+    volume. `csf` is what the model calls CSF. `parcel_map` has the parcels of the cortex, where
+    they were asked for.
     """
 
     fused: Tensor
@@ -80,6 +83,7 @@ class Prediction:
     uncertainty: Uncertainty | None
     not_predicted: tuple[str, ...]
     csf: Csf = "region"
+    parcel_map: Parcels | None = None
 
     @cached_property
     def working(self) -> Volume:
@@ -120,6 +124,50 @@ class Prediction:
             if label.name not in self.not_predicted:
                 voxels[label.name] = int(counts[label.index])
         return voxels
+
+    @cached_property
+    def parcel_indices(self) -> Volume:
+        """Classes of structures and parcels in the scan's own space, uint8.
+
+        Those of `parcel_map.parcellation.whole`: parcels stand in place of the cortex of `indices`.
+        LabelError if they were not asked for.
+        """
+        return self._parcels_found.restored(self.indices, self.plan)
+
+    @cached_property
+    def parcel_labels(self) -> Volume:
+        """FreeSurfer numbers of structures and parcels in the scan's own space, int16."""
+        found = self.parcel_indices
+        numbers = self._parcels_found.parcellation.whole.to_freesurfer(found.data)
+        return replace(found, data=numbers)
+
+    @cached_property
+    def parcel_voxels(self) -> dict[str, int]:
+        """Voxels of each parcel in the scan's own space, the left ones first."""
+        parcellation = self._parcels_found.parcellation
+        whole = parcellation.whole
+        counts = np.bincount(self.parcel_indices.data.ravel(), minlength=len(whole))
+        voxels = {}
+        for name in parcellation.names:
+            voxels[name] = int(counts[whole.names.index(name)])
+        return voxels
+
+    @cached_property
+    def parcel_agreement(self) -> dict[str, float] | None:
+        """Mean Dice of each parcel between views, NaN where none has it; None with one view."""
+        found = self._parcels_found
+        if len(found.by_view) < 2:
+            return None
+        values = found.agreement(self.working.data)
+        return dict(zip(found.parcellation.names, values.tolist(), strict=True))
+
+    @property
+    def _parcels_found(self) -> Parcels:
+        if self.parcel_map is None:
+            raise LabelError(
+                "no parcels were asked for", remedy="segment with parcels=True"
+            )
+        return self.parcel_map
 
     @property
     def voxel_mm3(self) -> float:

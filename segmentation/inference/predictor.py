@@ -18,6 +18,7 @@ from trinat.segmentation.inference.fusion import (
 )
 from trinat.segmentation.inference.localisation import BrainRegion, brain_region
 from trinat.segmentation.inference.network import ComputePrecision, DeviceNetworks, Part
+from trinat.segmentation.inference.parcels import Parcels, find_parcels
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.preparation import (
     REVERSED,
@@ -34,8 +35,10 @@ from trinat.segmentation.inference.uncertainty import (
     view_agreement,
 )
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.parcels import Parcellation
 from trinat.segmentation.models.checkpoint import Model, load_model
 from trinat.segmentation.models.hardware import GPU, choose_device, refuse_forked_gpu
+from trinat.segmentation.models.zoo import find_parcels_folder
 from trinat.segmentation.space.conform import Conformed, ConformPlan
 from trinat.segmentation.space.views import View, chosen_views, source_axes, to_slices
 from trinat.segmentation.timing import stage
@@ -55,7 +58,8 @@ class Predictor:
 
     Safe to use for many scans, one after another. `views` are those to run, all by default;
     `batch` slices are computed at a time. With `allow_cpu` the processor takes over when a GPU is
-    out of memory even for single slices.
+    out of memory even for single slices. With `parcels` the model's networks for parcels divide the
+    cortex.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class Predictor:
         views: Iterable[View | str] | str | None = None,
         batch: int | None = None,
         allow_cpu: bool = False,
+        parcels: bool = False,
     ) -> None:
         wanted_views = chosen_views(views)
         if not isinstance(model, Model):
@@ -90,6 +95,21 @@ class Predictor:
             batch=batch,
             allow_cpu=allow_cpu,
         )
+        self._parcels: Predictor | None = None
+        if parcels:
+            self._parcels = Predictor(
+                load_model(find_parcels_folder(model.folder), wanted_views),
+                device=device,
+                precision=precision,
+                batch=batch,
+                allow_cpu=allow_cpu,
+            )
+            if self._is_merged():
+                raise ModelError(
+                    "the sagittal view alone does not tell left from right, as parcels need",
+                    where=model.folder,
+                    remedy="add another view",
+                )
 
     @classmethod
     def load(
@@ -101,6 +121,7 @@ class Predictor:
         views: Iterable[View | str] | str | None = None,
         batch: int | None = None,
         allow_cpu: bool = False,
+        parcels: bool = False,
     ) -> Self:
         """A shipped model by name ("fast"), or the folder of one's own.
 
@@ -114,7 +135,13 @@ class Predictor:
             views=views,
             batch=batch,
             allow_cpu=allow_cpu,
+            parcels=parcels,
         )
+
+    @property
+    def parcels_model(self) -> Model | None:
+        """The model whose networks divide the cortex; None where no parcels are asked for."""
+        return None if self._parcels is None else self._parcels.model
 
     @property
     def device(self) -> torch.device:
@@ -185,13 +212,40 @@ class Predictor:
             remarks = [self.weigh(fusion.fused, plan)]
         if reversal is not None:
             remarks.append(REVERSED)
+        parcels = self.find_parcels(image[region.box], fusion.fused, mirror=mirror)
         uncertainty: Uncertainty | None = None
         if samples:
             with stage("samples"):
                 uncertainty = self._sample(image, region, samples, seed, plan)
         return self.conclude(
-            conformed, region, fusion.fused, maps, remarks, uncertainty
+            conformed,
+            region,
+            fusion.fused,
+            maps,
+            remarks,
+            uncertainty=uncertainty,
+            parcels=parcels,
         )
+
+    def find_parcels(
+        self, image: Tensor, probabilities: Tensor, *, mirror: bool = False
+    ) -> Parcels | None:
+        """The parcels of what may be cortex in a region of an image; None if they are not wanted.
+
+        `image` (X, Y, Z) and `probabilities` (X, Y, Z, K), of structures, are those of the region.
+        """
+        parcels = self._parcels
+        if parcels is None:
+            return None
+        parcellation = Parcellation(self.model.scheme, parcels.model.scheme)
+
+        def work() -> Parcels:
+            return find_parcels(
+                parcels, image, probabilities, parcellation, mirror=mirror
+            )
+
+        with stage("parcels"):
+            return parcels.with_less_memory(work)
 
     def conclude(
         self,
@@ -200,12 +254,15 @@ class Predictor:
         probabilities: Tensor,
         maps: Mapping[View, Tensor],
         remarks: Sequence[str] = (),
+        *,
         uncertainty: Uncertainty | None = None,
+        parcels: Parcels | None = None,
     ) -> Prediction:
         """The prediction of a scan from what its views have come to.
 
         `probabilities` (X, Y, Z, K) and `maps`, each view's own classes, are those of the region.
-        `remarks` are notes on how they came about; empty ones are none.
+        `remarks` are notes on how they came about; empty ones are none. `parcels` are those of the
+        region, too.
         """
         plan = conformed.plan.cropped(region.box)
         _forget_beyond_the_scan(probabilities, plan)
@@ -232,6 +289,7 @@ class Predictor:
             uncertainty=uncertainty,
             not_predicted=not_predicted,
             csf=self.model.info.csf,
+            parcel_map=parcels,
         )
 
     @property

@@ -43,6 +43,7 @@ __all__ = [
     "Limits",
     "grade",
     "grade_by",
+    "grade_structure",
     "limits_of",
     "mean_agreement",
     "tissue_contrast",
@@ -161,22 +162,38 @@ def mean_agreement(found: Prediction | Evidence) -> float | None:
 def _grade_structures(
     evidence: Evidence, limits: tuple[float, float]
 ) -> dict[str, GradeName]:
-    """What is not there is rejected; so is what its views do not agree on."""
-    look_below, reject_below = limits
+    """The grade of each structure that has one, by its agreement alone."""
     grades: dict[str, GradeName] = {}
     for name, volume in evidence.volumes_mm3.items():
-        if volume == 0:
-            grades[name] = "reject"
-        elif evidence.agreement is not None:
+        agreement = None
+        if evidence.agreement is not None:
             index = evidence.scheme.names.index(name)
-            # No view by itself has what their sum has: that is no agreement.
-            agreement = float(np.nan_to_num(evidence.agreement[index]))
-            grades[name] = "pass"
-            if agreement < reject_below:
-                grades[name] = "reject"
-            elif agreement < look_below:
-                grades[name] = "look"
+            agreement = float(evidence.agreement[index])
+        verdict = grade_structure(volume, agreement, limits)
+        if verdict is not None:
+            grades[name] = verdict
     return grades
+
+
+def grade_structure(
+    volume: float, agreement: float | None, limits: tuple[float, float]
+) -> GradeName | None:
+    """What is not there is rejected; so is what its views do not agree on.
+
+    `agreement` is None with one view: then what is there has no grade.
+    """
+    look_below, reject_below = limits
+    if volume == 0:
+        return "reject"
+    if agreement is None:
+        return None
+    # No view by itself has what their sum has: that is no agreement.
+    agreement = float(np.nan_to_num(agreement))
+    if agreement < reject_below:
+        return "reject"
+    if agreement < look_below:
+        return "look"
+    return "pass"
 
 
 def _check_rejected(

@@ -29,6 +29,7 @@ from trinat.segmentation.space.views import View
 
 __all__ = [
     "IGNORE",
+    "LOBES",
     "Label",
     "LabelScheme",
     "MergedScheme",
@@ -38,6 +39,9 @@ __all__ = [
 
 # A target that no loss looks at: neither rewarded nor punished, whatever is predicted there.
 IGNORE = 255
+
+# The groups of parcels of the cortex.
+LOBES = ("frontal", "parietal", "temporal", "occipital", "cingulate", "insula")
 
 _REQUIRED = (
     "index",
@@ -96,6 +100,11 @@ class LabelScheme:
         return any(
             label.side is not None and label.partner is None for label in self.labels
         )
+
+    @property
+    def has_parcels(self) -> bool:
+        """Whether classes are parcels of the cortex, in place of the cortex."""
+        return any(label.group in LOBES for label in self.labels)
 
     def from_freesurfer(
         self,
@@ -296,8 +305,8 @@ def _partner_or_itself(label: Label) -> int:
 
 
 def _without_side(name: str) -> str:
-    """What "Left-Thalamus" and "Right-Thalamus" have in common."""
-    return re.sub(r"^(left|right|l|r)[-_ ]", "", name, flags=re.IGNORECASE)
+    """What "Left-Thalamus" and "Right-Thalamus", or "ctx-lh-insula" and "ctx-rh-insula", share."""
+    return re.sub(r"^(ctx-)?(left|right|lh|rh|l|r)[-_ ]", "", name, flags=re.IGNORECASE)
 
 
 def _spoken(name: str) -> str:

@@ -238,8 +238,13 @@ def _segment(
     reversal = predictor.find_reversal(image)
     # One view is enough here, and counts as one of the views that look at each scan.
     views = predictor.enough_views
+    seen_template = as_seen(image, reversal)
     region, fusion, _ = predictor.find_and_fuse(
-        as_seen(image, reversal), views=views, mirror=mirror
+        seen_template, views=views, mirror=mirror
+    )
+    # One division of the cortex for all scans: borders of parcels do not change with time.
+    parcels = predictor.find_parcels(
+        seen_template[region.box], fusion.fused, mirror=mirror
     )
     # The scans are segmented where the template has brain, and some voxels around it.
     brain = most_probable(fusion.fused)[1].cpu().numpy() > 0
@@ -266,7 +271,14 @@ def _segment(
         remarks.append(REVERSED)
     joining.on_processor()
     conclude = [
-        partial(predictor.conclude, scan, region, maps=maps_of_scan, remarks=remarks)
+        partial(
+            predictor.conclude,
+            scan,
+            region,
+            maps=maps_of_scan,
+            remarks=remarks,
+            parcels=parcels,
+        )
         for scan, maps_of_scan in zip(prepared, maps, strict=True)
     ]
     return Together(joining, conclude)

@@ -2,6 +2,8 @@
 
 There may be two more files: prior.npz, an anatomical template, and the TSV of a user's own label
 scheme. model.yaml has the SHA-256 of every other file. `save_model` and `load_model` are inverse.
+
+A folder `parcels` in it is a model of its own, whose networks divide the cortex.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.miniatures import head_image, head_labels, turned
+from helpers.small_model import save_parcels
 from trinat.segmentation.grid import Grid, grown, to_shape
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
@@ -109,6 +111,13 @@ def overfitted_model() -> Path:
         name="overfitted", not_predicted=tuple(absent), metrics={"slices": STEPS}
     )
     save_model(folder, description, networks)
+    return folder
+
+
+def with_parcels(folder: Path) -> Path:
+    """A copy of the overfitted model with networks for parcels, which know nothing."""
+    shutil.copytree(overfitted_model(), folder)
+    save_parcels(folder / "parcels")
     return folder
 
 

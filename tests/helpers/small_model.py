@@ -43,6 +43,17 @@ def save_small(folder: Path) -> Path:
     return folder
 
 
+def save_parcels(folder: Path) -> Path:
+    """Save a model that divides the cortex into parcels, and give the folder."""
+    parcels = load_scheme("desikan34")
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        networks = {view: network(len(parcels)) for view in View}
+    description = Description(name="small-parcels", labels="desikan34")
+    save_model(folder, description, networks)
+    return folder
+
+
 def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Change model.yaml."""
     path = folder / "model.yaml"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 from trinat.segmentation.data.people_table import read_people
 from trinat.segmentation.data.sources.base import (
@@ -208,17 +209,21 @@ def _is_segmentation_of(labels: Path, own: Mapping[str, str]) -> bool:
     if theirs.get("space") not in _OWN_SPACES:
         return False
     kinds = {theirs.get(entity) for entity in _KINDS}
-    return not is_of_tissues(labels) and kinds.isdisjoint(_OTHER_THINGS)
+    return kind_of_labels(labels) == "" and kinds.isdisjoint(_OTHER_THINGS)
 
 
-def is_of_tissues(labels: Path) -> bool:
-    """Whether a derivative's `_dseg` is of tissues, and not of structures, by its name.
+def kind_of_labels(labels: Path) -> Literal["", "tissues", "parcels"]:
+    """What a derivative's `_dseg` is of, by its name; "" for structures.
 
-    Ours is called so; that of fMRIPrep has no name that tells it apart.
+    Ours are called so; that of fMRIPrep, of tissues, has no name that tells it apart.
     """
     theirs = entities(without_suffix(labels))
     kinds = [theirs[entity] for entity in _KINDS if entity in theirs]
-    return not kinds or kinds[0] == "tissues"
+    if not kinds or kinds[0] == "tissues":
+        return "tissues"
+    if kinds[0] == "parcels":
+        return "parcels"
+    return ""
 
 
 SOURCE = Source(

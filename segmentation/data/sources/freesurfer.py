@@ -74,6 +74,11 @@ def find_labels(folder: Path, name: str | None = None) -> Path | None:
     return first_existing(folder / "mri", names)
 
 
+def find_parcels(folder: Path) -> Path | None:
+    """The label map with parcels of a subject's folder: Desikan and Killiany's."""
+    return find_labels(folder, "aparc+aseg.mgz")
+
+
 def person_and_session(name: str) -> tuple[str, str | None]:
     """Person and session in names such as sub-01_ses-2, OAS1_0001_MR1, or 07.long.base.
 

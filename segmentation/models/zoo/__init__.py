@@ -22,8 +22,10 @@ __all__ = [
     "MODEL_FILE",
     "NOT_YET",
     "OWN_LICENCE",
+    "PARCELS_FOLDER",
     "default_model",
     "find_model",
+    "find_parcels_folder",
     "is_for_any_contrast",
     "licence_notice",
     "licence_of",
@@ -35,6 +37,8 @@ __all__ = [
 
 # Here and not in checkpoint.py, so that finding a model does not wait for torch.
 MODEL_FILE = "model.yaml"
+# In a model's folder, the folder of the model that divides its cortex into parcels.
+PARCELS_FOLDER = "parcels"
 # The remedy for a file of a model that is damaged.
 COPY_AGAIN = "copy or download the model again"
 _MAX_BYTES = 1 << 20  # of a model.yaml
@@ -98,6 +102,18 @@ def find_model(name_or_folder: str | Path) -> Path:
             f"{name} has no weights here: it is {NOT_YET[name]}", remedy=remedy
         )
     raise ModelError("no such model", where=folder, remedy=remedy)
+
+
+def find_parcels_folder(folder: Path) -> Path:
+    """The folder of the model of parcels in a model's folder; ModelError where there is none."""
+    of_parcels = folder / PARCELS_FOLDER
+    if not (of_parcels / MODEL_FILE).is_file():
+        raise ModelError(
+            "has no networks for parcels of the cortex",
+            where=folder,
+            remedy="use a model that has them, such as fast, or do without parcels",
+        )
+    return of_parcels
 
 
 def read_model_file(folder: Path) -> dict[str, Any]:

@@ -13,15 +13,21 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
-from helpers.overfitted import miniature, overfitted_model, random_model
+from helpers.overfitted import (
+    miniature,
+    overfitted_model,
+    random_model,
+    with_parcels,
+)
 from helpers.serial import QUICK, run_serially, table, write_scans
+from helpers.small_model import edit, set_key
 
 from trinat.pipelines.predict.engine import SerialEngine
 from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.run import Listener, predict
 from trinat.pipelines.predict.settings import PredictRequest
 from trinat.pipelines.scans.files import find_files
-from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.errors import ConfigError, ModelError
 from trinat.segmentation.io.files import sha256_of
 
 
@@ -291,3 +297,84 @@ def test_sagittal_slices_alone_give_a_table_of_structures_without_sides(
     labels = np.asarray(nib.load(next(out.rglob("*_dseg.nii.gz"))).dataobj)
     assert labels.max() < len(rows) == 19
     assert rows[1]["name"] == "Cerebral-White-Matter"
+
+
+def test_parcels_are_a_label_map_of_their_own_and_a_table(tmp_path: Path) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    model = with_parcels(tmp_path / "model")
+    run_serially(scans, tmp_path / "plain", model=str(model))
+    output = replace(QUICK, parcels=True, stats=True)
+    run_serially(scans, tmp_path / "out", output=output, model=str(model))
+    entry = read_entries([tmp_path / "out/run.jsonl"])["a"]
+    assert set(entry.outputs) == {
+        *("a_dseg.nii.gz", "a_parcels.nii.gz"),
+        *("a_aseg.stats", "a_aparc+aseg.stats"),
+    }
+    # The map of structures is the same to the byte.
+    structures = tmp_path / "out/a_dseg.nii.gz"
+    assert structures.read_bytes() == (tmp_path / "plain/a_dseg.nii.gz").read_bytes()
+    labels = np.asarray(nib.load(structures).dataobj)
+    parcels = np.asarray(nib.load(tmp_path / "out/a_parcels.nii.gz").dataobj)
+    assert parcels.dtype == np.int16
+    is_parcel = parcels >= 1000
+    np.testing.assert_array_equal(is_parcel, np.isin(labels, (3, 42)))
+    np.testing.assert_array_equal(parcels[~is_parcel], labels[~is_parcel])
+    assert (parcels[labels == 3] < 2000).all()
+    assert (parcels[labels == 42] > 2000).all()
+    rows = table(tmp_path / "out/parcels.tsv")
+    assert len(rows) == 68
+    volumes = {int(row["freesurfer"]): float(row["mm3"]) for row in rows}
+    for number, voxels in Counter(parcels[is_parcel].tolist()).items():
+        assert volumes[number] == voxels
+    left = [float(row["share"]) for row in rows if row["side"] == "left"]
+    assert sum(left) == pytest.approx(1, abs=0.01)
+    numbers = {row["index"] for row in table(tmp_path / "out/parcel_labels.tsv")}
+    assert {"1001", "2035", "17"} <= numbers
+    assert "3" not in numbers
+    lines = (tmp_path / "out/a_aparc+aseg.stats").read_text().splitlines()
+    of_stats = {
+        int(line.split()[1]): int(line.split()[2])
+        for line in lines
+        if not line.startswith("#")
+    }
+    assert of_stats[17] == (parcels == 17).sum()
+    assert of_stats[1035] == (parcels == 1035).sum()
+
+
+def test_parcels_of_a_bids_dataset_have_names_of_bids(tmp_path: Path) -> None:
+    raw = write_scans(tmp_path / "raw", "sub-01/anat/sub-01_T1w.nii.gz")
+    output = replace(QUICK, parcels=True)
+    model = with_parcels(tmp_path / "model")
+    run_serially(raw, tmp_path / "out", output=output, model=str(model))
+    anat = tmp_path / "out/sub-01/anat"
+    name = "sub-01_space-orig_seg-parcels_dseg"
+    assert (anat / f"{name}.nii.gz").is_file()
+    sidecar = json.loads((anat / f"{name}.json").read_text())
+    assert sidecar["ParcelsModelSHA256"] == sha256_of(model / "parcels/model.yaml")
+    assert (tmp_path / "out/seg-parcels_dseg.tsv").is_file()
+    (structures,) = find_files(tmp_path / "out")
+    assert structures.path.name == "sub-01_space-orig_desc-trinat_dseg.nii.gz"
+    (parcels,) = find_files(tmp_path / "out", parcels=True)
+    assert parcels.path.name == f"{name}.nii.gz"
+    assert parcels.identity == structures.identity
+
+
+def test_a_model_without_parcels_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    with pytest.raises(ModelError, match="no networks for parcels"):
+        run_serially(scans, tmp_path / "out", output=replace(QUICK, parcels=True))
+    assert not (tmp_path / "out").exists()
+
+
+def test_results_with_other_parcels_are_done_again(tmp_path: Path) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    model = with_parcels(tmp_path / "model")
+    output = replace(QUICK, parcels=True)
+    for done in (1, 0):
+        outcome = run_serially(scans, tmp_path / "out", output=output, model=str(model))
+        assert (outcome.done, outcome.skipped) == (done, 1 - done)
+    edit(model / "parcels", set_key("training", "data", to="other scans"))
+    outcome = run_serially(scans, tmp_path / "out", output=output, model=str(model))
+    assert outcome.done == 1

@@ -1,0 +1,147 @@
+"""Parcels of the cortex: what networks of a second model call the voxels that may be cortex.
+
+The first model's structures decide what is cortex and on which side; the second says which parcel.
+Only voxels that may be cortex are kept, so that all parcels take little memory and time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trinat.segmentation.inference.uncertainty import dice_of_maps
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.parcels import Parcellation
+from trinat.segmentation.space.conform import ConformPlan, restore
+from trinat.segmentation.space.views import View, to_slices
+
+if TYPE_CHECKING:
+    from trinat.segmentation.inference.predictor import Predictor
+
+# A voxel of the working grid that is cortex with this probability may be cortex in the scan.
+_MAY_BE_CORTEX = 0.02
+# In the geometric mean of views a parcel has at least this probability in each.
+_LEAST = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Parcels:
+    """The parcel of each voxel of the working grid that may be cortex.
+
+    `places` (X, Y, Z) says which voxels these are, in C order; `classes` (N,) has their parcels,
+    of `parcellation.parcels`, and `by_view` what each view by itself takes them for.
+    """
+
+    parcellation: Parcellation
+    places: NDArray[np.bool_]
+    classes: NDArray[np.uint8]
+    by_view: Mapping[View, NDArray[np.uint8]]
+
+    def agreement(self, structures: NDArray[np.uint8]) -> NDArray[np.float64]:
+        """Mean Dice of each parcel between two or more views, (names,); NaN where none has it.
+
+        `structures` (X, Y, Z) are the classes of the working grid: what is cortex there counts.
+        """
+        whole = self.parcellation.whole
+        here = structures[self.places]
+        counted = self.parcellation.is_cortex(here)
+        maps = []
+        for classes in self.by_view.values():
+            joined = self.parcellation.join(here, classes)
+            maps.append(torch.from_numpy(joined[counted]))
+        pairs = combinations(maps, 2)
+        dice = [dice_of_maps(one, other, len(whole)) for one, other in pairs]
+        mean = torch.from_numpy(np.array(dice)).nanmean(0).numpy()
+        names = self.parcellation.names
+        return np.array([mean[whole.names.index(name)] for name in names])
+
+    def restored(self, structures: Volume, plan: ConformPlan) -> Volume:
+        """Classes of `parcellation.whole` in the scan's own space, uint8.
+
+        `structures` are the classes of the scan's own voxels. All that is cortex there gets a
+        parcel: that of the nearest voxel where its own is not known.
+        """
+        on_grid = np.zeros(self.places.shape, np.uint8)
+        on_grid[self.places] = self.classes
+        volume = Volume(on_grid, plan.working.affine)
+        parcels = restore(volume, plan, labels=True).data
+        is_cortex = self.parcellation.is_cortex(structures.data)
+        parcels = _filled(parcels, is_cortex, structures.grid.spacing_mm)
+        joined = self.parcellation.join(structures.data, parcels)
+        return Volume(joined, structures.affine, structures.codes, structures.notes)
+
+
+def find_parcels(
+    predictor: Predictor,
+    image: Tensor,
+    probabilities: Tensor,
+    parcellation: Parcellation,
+    *,
+    mirror: bool = False,
+) -> Parcels:
+    """Let the networks of a model of parcels look at what may be cortex.
+
+    `image` (X, Y, Z) is on the working grid, or a part of it; `probabilities` (X, Y, Z, K) are
+    those of the structures there.
+    """
+    device = predictor.device
+    left, right = (probabilities[..., label.index] for label in parcellation.cortex)
+    places = (left + right >= _MAY_BE_CORTEX).to(device)
+    count = int(places.sum())
+    # The number of each voxel that may be cortex among them, -1 elsewhere.
+    numbers = torch.full(places.shape, -1, dtype=torch.int32, device=device)
+    numbers[places] = torch.arange(count, dtype=torch.int32, device=device)
+    names = len(parcellation.parcels)
+    views = predictor.views
+    weights = predictor.model.fusion_weights(views)
+    logarithms = torch.zeros((count, names - 1), device=device)
+    by_view: dict[View, Tensor] = {}
+    within = places.cpu()
+    for view, part in predictor.each_view(image, mirror=mirror, within=within):
+        axes = predictor.model.info.preprocessing.slice_axes(view)
+        numbers_here = to_slices(numbers, axes)[part.slices, part.rows, part.columns]
+        is_wanted = numbers_here >= 0
+        wanted = numbers_here[is_wanted].long()
+        # What is no parcel is out of the question here.
+        own = part.probabilities[is_wanted][:, 1:]
+        own = own / own.sum(1, keepdim=True).clamp(min=_LEAST)
+        weight = torch.from_numpy(weights[views.index(view), 1:]).to(device)
+        logarithms[wanted] += own.clamp(min=_LEAST).log() * weight
+        of_view = by_view.setdefault(
+            view, torch.zeros(count, dtype=torch.uint8, device=device)
+        )
+        of_view[wanted] = (1 + own.argmax(1)).to(torch.uint8)
+    classes = (1 + logarithms.argmax(1)).to(torch.uint8)
+    return Parcels(
+        parcellation,
+        within.numpy(),
+        classes.cpu().numpy(),
+        {view: found.cpu().numpy() for view, found in by_view.items()},
+    )
+
+
+def _filled(
+    parcels: NDArray[np.uint8],
+    is_cortex: NDArray[np.bool_],
+    spacing_mm: tuple[float, float, float],
+) -> NDArray[np.uint8]:
+    """Parcels (X, Y, Z), in cortex without one that of the nearest voxel which has one."""
+    missing = is_cortex & (parcels == 0)
+    known = is_cortex & (parcels > 0)
+    if not missing.any() or not known.any():
+        return parcels
+    from scipy.spatial import cKDTree
+
+    places = np.argwhere(known)
+    tree = cKDTree(places * spacing_mm)
+    _, nearest = tree.query(np.argwhere(missing) * spacing_mm)
+    filled = parcels.copy()
+    filled[missing] = parcels[known][nearest]
+    return filled

@@ -1,0 +1,85 @@
+"""Structures and parcels of their cortex as one scheme."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from trinat.segmentation.errors import LabelError
+from trinat.segmentation.labels.parcels import Parcellation
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+
+STRUCTURES = load_scheme("quicknat33")
+PARCELS = load_scheme("desikan34")
+DESIKAN = Parcellation(STRUCTURES, PARCELS)
+
+
+def test_desikan34_are_freesurfers_parcels_without_the_corpus_callosum() -> None:
+    numbers = [label.numbers for label in PARCELS.labels[1:]]
+    assert numbers == [(1000 + n, 2000 + n) for n in range(1, 36) if n != 4]
+    insula = PARCELS.find("insula")
+    assert (insula.fs_id, insula.color, insula.group) == (
+        1035,
+        (255, 192, 32),
+        "insula",
+    )
+    lobes = {label.group for label in PARCELS.labels[1:]}
+    assert lobes == {
+        *("frontal", "parietal", "temporal", "occipital", "cingulate", "insula")
+    }
+
+
+def test_the_table_desikan_is_what_structures_and_parcels_give() -> None:
+    assert DESIKAN.whole.labels == load_scheme("desikan").labels
+
+
+def test_parcels_stand_in_place_of_the_cortex_on_its_side() -> None:
+    names = STRUCTURES.names
+    structures = [
+        names.index("background"),
+        names.index("Left-Hippocampus"),
+        names.index("Left-Cerebral-Cortex"),
+        names.index("Right-Cerebral-Cortex"),
+    ]
+    insula = PARCELS.find("insula").index
+    joined = DESIKAN.join(np.array(structures), np.full(4, insula))
+    numbers = DESIKAN.whole.to_freesurfer(joined)
+    assert numbers.tolist() == [0, 17, 1035, 2035]
+    np.testing.assert_array_equal(
+        DESIKAN.is_cortex(np.array(structures)), [False, False, True, True]
+    )
+
+
+def test_cortex_without_a_parcel_is_background() -> None:
+    cortex = STRUCTURES.find("Left-Cerebral-Cortex").index
+    assert DESIKAN.join(np.array([cortex]), np.array([0])).tolist() == [0]
+
+
+def test_unknown_cortex_of_a_map_of_parcels_is_no_structure() -> None:
+    numbers = np.array([[[3, 1000, 1035, 2035, 42]]])
+    found = load_scheme("desikan").from_freesurfer(numbers)
+    back = load_scheme("desikan").to_freesurfer(found)
+    assert back.ravel().tolist() == [0, 0, 1035, 2035, 0]
+
+
+def test_partners_are_the_same_parcel_on_the_other_side() -> None:
+    whole = DESIKAN.whole
+    left = whole.find("ctx-lh-insula")
+    assert left.partner is not None
+    assert whole.names[left.partner] == "ctx-rh-insula"
+    # And without the side both are one name.
+    assert "insula" in whole.merged.scheme.names
+
+
+def test_structures_without_sides_have_no_parcels() -> None:
+    with pytest.raises(LabelError, match="no left and right cortex"):
+        Parcellation(load_scheme("tissue4"), PARCELS)
+
+
+def test_a_parcel_without_a_number_a_side_is_refused() -> None:
+    first, second, *_ = PARCELS.labels
+    one_sided = LabelScheme("own", (first, replace(second, members=(1001,))))
+    with pytest.raises(LabelError, match="bankssts of own has 1 numbers"):
+        Parcellation(STRUCTURES, one_sided)
