@@ -30,6 +30,7 @@ from trinat.pipelines.evaluate.user_tables import (
 from trinat.pipelines.jobs.lock import claimed, refuse_foreign
 from trinat.pipelines.predict.entry import (
     Entry,
+    measured_in,
     structures_left_out,
     taught_by_models,
     why_left_out,
@@ -315,7 +316,7 @@ def _choose(
         if result.file.corrects is not None:
             # The grades are of what a person has corrected since.
             facts = {**facts, **_CORRECTED}
-        made = made_by(facts.get("volumes_mm3", ()), rated, scheme)
+        made = made_by(measured_in(facts, scheme), rated, scheme)
         graded = dict.fromkeys(structures_left_out(facts, excluded), "quality control")
         structures = made.left_out(scheme, {**graded, **rejected_here})
         person = known.matched.of(result.file.name, result.file.person)

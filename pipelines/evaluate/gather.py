@@ -15,7 +15,7 @@ from trinat.pipelines.evaluate.measuring import Task
 from trinat.pipelines.evaluate.pairing import Pairing, pair_files
 from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.evaluate.user_tables import Mappings, read_mapping
-from trinat.pipelines.predict.entry import taught_by_models
+from trinat.pipelines.predict.entry import measured_in, taught_by_models
 from trinat.pipelines.predict.ledger import entries_in, unfit_results
 from trinat.pipelines.scans.files import (
     ScanFile,
@@ -142,7 +142,7 @@ def gather(settings: EvaluationSettings, say: Callable[[str], None]) -> Inputs:
 
     notes: dict[str, LedgerNotes] = {}
     for model, place in settings.models.items():
-        notes[model] = _read_notes(place)
+        notes[model] = _read_notes(place, scheme)
     predictions: dict[str, list[ScanFile]] = {}
     pairings: dict[str, Pairing] = {}
     for model, place in settings.models.items():
@@ -191,7 +191,8 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
     rejected = rejections(inputs.ratings)
     rated = rejected_structures(inputs.ratings)
     # What the truth calls CSF, if nobody says it, is a small region.
-    truth_csf = settings.csf or _read_notes(settings.truth).called_csf or "region"
+    of_truth = _read_notes(settings.truth, inputs.scheme)
+    truth_csf = settings.csf or of_truth.called_csf or "region"
     csf_pred = _one_each(settings.csf_pred, settings.models, "--csf-pred")
     tasks = []
     for model, pairing in inputs.pairings.items():
@@ -271,7 +272,7 @@ def folder_of(predictions: Path) -> Path:
     return predictions.parent
 
 
-def _read_notes(predictions: Path) -> LedgerNotes:
+def _read_notes(predictions: Path, scheme: LabelScheme) -> LedgerNotes:
     """Read what the ledgers say of all cases; notes are empty where there is no ledger."""
     notes = LedgerNotes()
     for place, entry in entries_in(folder_of(predictions)):
@@ -279,7 +280,7 @@ def _read_notes(predictions: Path) -> LedgerNotes:
             notes.failed[entry.case] = entry.reason
         if entry.outputs:
             notes.models.add(entry.result.get("model", ""))
-        notes.structures.update(entry.result.get("volumes_mm3", ()))
+        notes.structures.update(measured_in(entry.result, scheme))
         for output in entry.outputs:
             notes.scans[place / output] = Path(entry.input)
         notes.taught.update(taught_by_models([entry]))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from heapq import nsmallest
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import ConfigDict
 
@@ -23,6 +23,9 @@ from trinat.segmentation.data.sources.base import natural_order
 from trinat.segmentation.errors import InputError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.timing import Spent
+
+if TYPE_CHECKING:
+    from trinat.segmentation.labels.scheme import LabelScheme
 
 Status = Literal["done", "failed", "skipped", "writing"]
 # The most urgent first. A result without a grade is looked at before those that pass.
@@ -183,6 +186,18 @@ def taught_by_models(entries: Iterable[Entry]) -> list[str]:
     return sorted(sentences)
 
 
+def measured_in(result: Mapping[str, Any], scheme: LabelScheme) -> set[str]:
+    """The names of what a result has volumes of, as a scheme has them.
+
+    Of a scheme with parcels, those of the parcels in place of the cortex.
+    """
+    names = set(result.get("volumes_mm3", ()))
+    parcels = set(result.get("parcels", ()))
+    if scheme.has_parcels and parcels:
+        return (names & set(scheme.names)) | parcels
+    return names
+
+
 def grade_of(entry: Entry) -> str:
     """The grade of a scan; where it has none, the status of its entry."""
     return entry.result.get("grade") or entry.status
@@ -229,11 +244,13 @@ def why_left_out(result: Mapping[str, Any], excluded: Collection[str]) -> str:
 def structures_left_out(
     result: Mapping[str, Any], excluded: Collection[str]
 ) -> dict[str, str]:
-    """Structures of a scan that are in no number of its group by their own grade, and which it is.
+    """Structures and parcels of a scan that are in no number of its group, by their own grades.
 
     `result` is that of the scan's entry, `excluded` the grades that are left out.
     """
-    grades = result.get("structure_grades", {})
+    grades = dict(result.get("structure_grades", {}))
+    for name, parcel in result.get("parcels", {}).items():
+        grades[name] = parcel["grade"]
     return {name: grade for name, grade in grades.items() if grade in excluded}
 
 

@@ -1,0 +1,89 @@
+"""Maps of parcels are compared with maps of parcels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from helpers.ellipsoids import brain, read_metrics, value, write
+from helpers.overfitted import with_parcels
+from helpers.serial import QUICK, run_serially, write_scans
+
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.evaluate.cohort import CohortSettings, report_cohort
+from trinat.pipelines.evaluate.evaluation import (
+    EvaluationSettings,
+    evaluate_predictions,
+    named_models,
+)
+
+
+def divided(shift: tuple[int, int, int] = (0, 0, 0)) -> np.ndarray:
+    """The small brain, its white matter as insula and cuneus of both sides."""
+    labels = brain(shift)
+    upper = np.indices(labels.shape)[1] > 14
+    for structure, parcels in {2: (1035, 1005), 41: (2035, 2005)}.items():
+        is_here = labels == structure
+        labels[is_here & upper] = parcels[0]
+        labels[is_here & ~upper] = parcels[1]
+    return labels
+
+
+def evaluated(truth: Path, predictions: Path, out: Path) -> pd.DataFrame:
+    settings = EvaluationSettings(
+        truth, named_models([predictions], ["fast"]), out, labels="desikan", jobs=1
+    )
+    assert evaluate_predictions(settings) == Exit.OK
+    return read_metrics(out / "metrics.csv")
+
+
+def test_aparc_of_freesurfers_subjects_is_the_truth_of_parcels(tmp_path: Path) -> None:
+    mri = tmp_path / "subjects/sub-01/mri"
+    write(mri / "aseg.mgz", brain())
+    write(mri / "aparc+aseg.mgz", divided())
+    # Beside the map of structures, which has no parcel.
+    write(tmp_path / "pred/sub-01_dseg.nii.gz", brain())
+    write(tmp_path / "pred/sub-01_parcels.nii.gz", divided())
+    metrics = evaluated(tmp_path / "subjects", tmp_path / "pred", tmp_path / "out")
+    for name in ("ctx-lh-insula", "ctx-rh-cuneus", "Left-Hippocampus"):
+        assert value(metrics, "sub-01", "fast", name, "dice") == 1
+    assert value(metrics, "sub-01", "fast", "group:insula", "dice") == 1
+
+
+def test_parcels_of_a_run_are_not_structures_that_its_model_lacks(
+    tmp_path: Path,
+) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    model = with_parcels(tmp_path / "model")
+    results = tmp_path / "results"
+    run_serially(scans, results, output=replace(QUICK, parcels=True), model=str(model))
+    truth = tmp_path / "truth"
+    truth.mkdir()
+    found = (results / "a_parcels.nii.gz").read_bytes()
+    (truth / "a_parcels.nii.gz").write_bytes(found)
+    metrics = evaluated(truth, results, tmp_path / "out")
+    dice = metrics[(metrics["metric"] == "dice") & metrics["value"].notna()]
+    assert dice["structure"].str.startswith("ctx-").sum() > 1
+    assert (dice["value"] == 1).all()
+
+
+def test_a_report_on_a_group_has_the_volumes_of_parcels(tmp_path: Path) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz")
+    model = with_parcels(tmp_path / "model")
+    results = tmp_path / "results"
+    run_serially(scans, results, output=replace(QUICK, parcels=True), model=str(model))
+    settings = CohortSettings(
+        results, tmp_path / "report", labels="desikan", excluded=()
+    )
+    report_cohort(settings)
+    volumes = pd.read_csv(tmp_path / "report/volumes.csv")
+    parcels = pd.read_csv(results / "parcels.tsv", sep="\t")
+    of_run = parcels.set_index(["case", "parcel"]).mm3
+    volumes = volumes[volumes.metric == "volume"]
+    of_report = volumes.set_index(["subject", "structure"]).value
+    counted = [name for name in of_run["a"].index if of_run["a", name] > 0]
+    assert len(counted) > 1
+    for name in counted:
+        assert of_report["a", name] == of_run["a", name]
