@@ -316,7 +316,10 @@ def _choose(
         if result.file.corrects is not None:
             # The grades are of what a person has corrected since.
             facts = {**facts, **_CORRECTED}
-        made = made_by(measured_in(facts, scheme), rated, scheme)
+        names = measured_in(
+            scheme, facts.get("volumes_mm3", ()), facts.get("parcels", ())
+        )
+        made = made_by(names, rated, scheme)
         graded = dict.fromkeys(structures_left_out(facts, excluded), "quality control")
         structures = made.left_out(scheme, {**graded, **rejected_here})
         person = known.matched.of(result.file.name, result.file.person)

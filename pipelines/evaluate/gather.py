@@ -46,13 +46,14 @@ ValueT = TypeVar("ValueT")
 class LedgerNotes:
     """What the ledger beside predictions, if there is one, says of them.
 
-    `structures` are those with a volume: the model knows them. `scans` has the scan of each label
-    map, `taught` what reports say of models that learnt other models' labels, and `failed` the
+    `structures` and `parcels` are those with a volume: the model knows them. `scans` has the scan of
+    each label map, `taught` what reports say of models that learnt other models' labels, and `failed` the
     reason by case. `csf` is what the models call CSF, each meaning once.
     """
 
     models: set[str] = field(default_factory=set)
     structures: set[str] = field(default_factory=set)
+    parcels: set[str] = field(default_factory=set)
     scans: dict[Path, Path] = field(default_factory=dict)
     taught: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
@@ -142,7 +143,7 @@ def gather(settings: EvaluationSettings, say: Callable[[str], None]) -> Inputs:
 
     notes: dict[str, LedgerNotes] = {}
     for model, place in settings.models.items():
-        notes[model] = _read_notes(place, scheme)
+        notes[model] = _read_notes(place)
     predictions: dict[str, list[ScanFile]] = {}
     pairings: dict[str, Pairing] = {}
     for model, place in settings.models.items():
@@ -191,14 +192,13 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
     rejected = rejections(inputs.ratings)
     rated = rejected_structures(inputs.ratings)
     # What the truth calls CSF, if nobody says it, is a small region.
-    of_truth = _read_notes(settings.truth, inputs.scheme)
-    truth_csf = settings.csf or of_truth.called_csf or "region"
+    truth_csf = settings.csf or _read_notes(settings.truth).called_csf or "region"
     csf_pred = _one_each(settings.csf_pred, settings.models, "--csf-pred")
     tasks = []
     for model, pairing in inputs.pairings.items():
         notes = inputs.notes[model]
         made = made_by(
-            notes.structures,
+            measured_in(inputs.scheme, notes.structures, notes.parcels),
             rated,
             inputs.scheme,
             settings.not_predicted,
@@ -272,7 +272,7 @@ def folder_of(predictions: Path) -> Path:
     return predictions.parent
 
 
-def _read_notes(predictions: Path, scheme: LabelScheme) -> LedgerNotes:
+def _read_notes(predictions: Path) -> LedgerNotes:
     """Read what the ledgers say of all cases; notes are empty where there is no ledger."""
     notes = LedgerNotes()
     for place, entry in entries_in(folder_of(predictions)):
@@ -280,7 +280,8 @@ def _read_notes(predictions: Path, scheme: LabelScheme) -> LedgerNotes:
             notes.failed[entry.case] = entry.reason
         if entry.outputs:
             notes.models.add(entry.result.get("model", ""))
-        notes.structures.update(measured_in(entry.result, scheme))
+        notes.structures.update(entry.result.get("volumes_mm3", ()))
+        notes.parcels.update(entry.result.get("parcels", ()))
         for output in entry.outputs:
             notes.scans[place / output] = Path(entry.input)
         notes.taught.update(taught_by_models([entry]))

@@ -186,16 +186,17 @@ def taught_by_models(entries: Iterable[Entry]) -> list[str]:
     return sorted(sentences)
 
 
-def measured_in(result: Mapping[str, Any], scheme: LabelScheme) -> set[str]:
-    """The names of what a result has volumes of, as a scheme has them.
+def measured_in(
+    scheme: LabelScheme, structures: Iterable[str], parcels: Iterable[str]
+) -> set[str]:
+    """The names of what results have volumes of, as a scheme has them.
 
-    Of a scheme with parcels, those of the parcels in place of the cortex.
+    `structures` and `parcels` are those of the results. Of a scheme with parcels, they stand in
+    place of the cortex.
     """
-    names = set(result.get("volumes_mm3", ()))
-    parcels = set(result.get("parcels", ()))
     if scheme.has_parcels and parcels:
-        return (names & set(scheme.names)) | parcels
-    return names
+        return (set(structures) & set(scheme.names)) | set(parcels)
+    return set(structures)
 
 
 def grade_of(entry: Entry) -> str:
