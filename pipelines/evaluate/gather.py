@@ -46,9 +46,9 @@ ValueT = TypeVar("ValueT")
 class LedgerNotes:
     """What the ledger beside predictions, if there is one, says of them.
 
-    `structures` and `parcels` are those with a volume: the model knows them. `scans` has the scan of
-    each label map, `taught` what reports say of models that learnt other models' labels, and `failed` the
-    reason by case. `csf` is what the models call CSF, each meaning once.
+    `structures` and `parcels` are those with a volume: the model knows them. `scans` has the scan
+    of each label map, `taught` what reports say of models that learnt other models' labels, and
+    `failed` the reason by case. `csf` is what the models call CSF, each meaning once.
     """
 
     models: set[str] = field(default_factory=set)

@@ -29,9 +29,10 @@ from helpers.miniatures import (
     oasis_session,
     pack,
     turned,
+    write_mgz,
     write_nifti,
 )
-from helpers.overfitted import overfitted_model, shy_model
+from helpers.overfitted import overfitted_model, shy_model, with_parcels
 from helpers.small_store import all_train, small_store
 from helpers.visits import head_of, pose_of, visit_of
 
@@ -82,6 +83,13 @@ REPLACED = (
         "for name in scan scan1 scan2; do cp manual/$name.nii.gz "
         "results/${name}_desc-corrected_dseg.nii.gz; done",
     ),
+    # The same of networks for parcels.
+    (
+        r"^trinat train parcels\b",
+        "trinat train parcels --view coronal --set 'schedule={steps: 2}' --set batch=2",
+    ),
+    # A small model that has parcels.
+    (r"^trinat predict (.*) --parcels", r"trinat predict \1 --parcels --model divided"),
     # Labels that a model does not find at all are refused: ones that know the head.
     (r"^trinat learn results\b", "trinat learn results --model models/shy"),
     (r"^trinat fuse-weights models/own\b", "trinat fuse-weights models/known"),
@@ -187,7 +195,7 @@ def test_what_a_page_shows_runs_as_it_is_written(
     environment = {
         **os.environ,
         "PATH": f"{warm}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
         "OMP_NUM_THREADS": "1",
     }
     if "/.local/state" in commands:
@@ -223,8 +231,17 @@ def _scans(folder: Path, ending: str = ".nii.gz", *, truth: bool = False) -> Non
 
 
 def _subjects(folder: Path) -> None:
+    """Five subjects, whose cortex has three parcels a side, one behind the other."""
     for number in range(1, 6):
-        freesurfer_subject(folder, f"sub-0{number}", image="T1.mgz", shift=number % 3)
+        shift = number % 3
+        subject = freesurfer_subject(
+            folder, f"sub-0{number}", image="T1.mgz", shift=shift
+        )
+        labels = head_labels(shift)
+        place = np.indices(labels.shape)[1] * 3 // labels.shape[1]
+        for cortex, first in ((3, 1001), (42, 2001)):
+            labels = np.where(labels == cortex, first + place, labels)
+        write_mgz(subject / "mri/aparc+aseg.mgz", labels.astype(np.int32))
 
 
 def _label_maps(folder: Path) -> None:
@@ -354,6 +371,8 @@ DATA: dict[str, Callable[[Path], None]] = {
     "bids": _bids,
     "BIDS_DIR": _bids,
     "SUBJECTS_DIR": _subjects,
+    "own": _known_model,
+    "divided": with_parcels,
     "LABELMAPS": _label_maps,
     "store": _store,
     "oasis": _oasis,

@@ -111,7 +111,7 @@ def find_parcels_folder(folder: Path) -> Path:
         raise ModelError(
             "has no networks for parcels of the cortex",
             where=folder,
-            remedy="use a model that has them, such as fast, or do without parcels",
+            remedy=f"train them into its folder {PARCELS_FOLDER} (docs/parcels.md), or do without",
         )
     return of_parcels
 
