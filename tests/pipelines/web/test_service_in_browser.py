@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from helpers.browser import Browser, find_chromium
-from helpers.service import Service, tiny_scan
+from helpers.norms import norms
+from helpers.service import AT, Service, tiny_scan
 
 NAME = "sub-<script>document.title='hit'<.nii.gz"
 
@@ -103,3 +104,56 @@ def test_a_scan_is_sent_and_its_labels_are_shown(tmp_path: Path) -> None:
         assert all(url.startswith((ours, "data:", "blob:")) for url in page.requests)
         # The refused upload is told by the browser too.
         assert all("415" in problem for problem in page.problems), page.problems
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_age_and_sex_are_asked_for_where_a_page_is_compared_with_norms(
+    tmp_path: Path,
+) -> None:
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    scan = base64.b64encode(tiny_scan(tmp_path / "scan.nii.gz").read_bytes()).decode()
+    (tmp_path / "norms.tsv").write_text(norms().table)
+    reference = str(tmp_path / "norms.tsv")
+    with Service(tmp_path / "queue", "--reference", reference) as service:
+        service.ready()
+        page = Browser(chromium, webgl=True)
+        try:
+            page.open(service.address)
+            page.wait("!document.getElementById('drop').hidden")
+            assert page.evaluate("document.getElementById('person').hidden")
+            page.evaluate("document.querySelector('.output[value=page]').click()")
+            assert not page.evaluate("document.getElementById('person').hidden")
+
+            def send(count: int) -> None:
+                """So many files at once, of a woman of 30."""
+                page.evaluate(
+                    f"""(() => {{
+                        document.getElementById("age").value = "30";
+                        document.getElementById("sex").value = "F";
+                        const bytes = Uint8Array.from(atob("{scan}"), (c) => c.charCodeAt(0));
+                        const data = new DataTransfer();
+                        for (let n = 0; n < {count}; n++) {{
+                            data.items.add(new File([bytes], `${{n}}.nii.gz`));
+                        }}
+                        const field = document.getElementById("file");
+                        field.files = data.files;
+                        field.dispatchEvent(new Event("change"));
+                    }})()"""
+                )
+
+            send(2)
+            refused = "document.getElementById('refused').innerText"
+            page.wait(f"{refused}.includes('of one person')")
+            send(1)
+            files = "[...document.querySelectorAll('#files a')].map((a) => a.download)"
+            page.wait(f"{files}.includes('page.html')", 120)
+            # The next scan may be of somebody else.
+            assert page.evaluate("document.getElementById('age').value") == ""
+            (job,) = service.client.get("/v1/study").json()["scans"]
+            path = f"{AT}/{job['id']}/page.html"
+            assert "of 120 persons" in service.client.get(path).text
+        finally:
+            page.close()
