@@ -234,8 +234,11 @@ def calibrate(
 
 
 def export(
-    model: Annotated[
-        str, typer.Argument(help="Name of a shipped model, or a model folder.")
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            help="Name of a shipped model, or a model folder; several for web."
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")],
     format_: Annotated[
@@ -249,8 +252,8 @@ def export(
     from trinat.pipelines.common.models import say_licences
     from trinat.pipelines.models.other_formats import export_model
 
-    say_licences([model])
-    for path in export_model(model, out, format_=format_):
+    say_licences(models)
+    for path in export_model(models, out, format_=format_):
         typer.echo(path)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -49,23 +49,31 @@ License.
 """
 
 
-def export_model(model: str, out: Path, *, format_: str = "onnx") -> list[Path]:
-    """Write <view>.onnx for each view; return the files.
+def export_model(
+    models: Sequence[str], out: Path, *, format_: str = "onnx"
+) -> list[Path]:
+    """Write <view>.onnx for each view of a model; return the files.
 
-    With `format_` monai-bundle a bundle, with web a site that segments in the browser.
+    With `format_` monai-bundle a bundle, with web a site that segments in the browser, with any of
+    several models.
 
     An ONNX file takes slices (N, C, H, W), H and W multiples of 16, to logits (N, K, H, W). Raises
     ModelError where ONNX Runtime gives other labels than torch; no such file is left.
     """
-    if format_ == "monai-bundle":
-        return _export_bundle(load_model(model), out)
-    if format_ == "web":
-        return export_site(load_model(model), out)
-    if format_ != "onnx":
+    if format_ not in ("onnx", "monai-bundle", "web"):
         raise ConfigError(
             f"--format {format_} is not known", remedy="give onnx, monai-bundle or web"
         )
-    loaded = load_model(model)
+    if format_ == "web":
+        return export_site([load_model(model) for model in models], out)
+    if len(models) != 1:
+        raise ConfigError(
+            f"--format {format_} is for one model",
+            remedy="give one, or --format web",
+        )
+    loaded = load_model(models[0])
+    if format_ == "monai-bundle":
+        return _export_bundle(loaded, out)
     out.mkdir(parents=True, exist_ok=True)
     written = []
     for view, network in loaded.networks.items():

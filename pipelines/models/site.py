@@ -12,7 +12,7 @@ import logging
 import math
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import resources
 from importlib.metadata import version
@@ -58,15 +58,31 @@ _PAGE_CHANGES = {
 }
 
 
-def export_site(model: Model, out: Path) -> list[Path]:
+def export_site(models: Sequence[Model], out: Path) -> list[Path]:
     """Write a site, whole or not at all; return the files in it.
 
-    Raises OutputError where `out` holds anything already, and ModelError for a model that does what
-    the site cannot do.
+    The page begins with the first model, and lets choose among several. Raises OutputError where
+    `out` holds anything already, and ModelError for a model that does what the site cannot do.
     """
-    _require_able(model)
+    first, *others = models
+    for model in models:
+        _require_able(model)
+    names = [model.name for model in models]
+    for model in others:
+        if model.scheme.names != first.scheme.names:
+            raise ModelError(
+                f"has other structures than {first.name}, and a site has those of one",
+                where=model.folder,
+                remedy="write a site for each",
+            )
+        if names.count(model.name) > 1:
+            raise ModelError(
+                f"is one of two models that are named {model.name}",
+                where=model.folder,
+                remedy="give each once",
+            )
     with new_folder(out) as new:
-        _write_site(model, new)
+        _write_site(models, new)
     return sorted(path for path in out.rglob("*") if path.is_file())
 
 
@@ -90,7 +106,7 @@ def _require_able(model: Model) -> None:
             )
 
 
-def _write_site(model: Model, folder: Path) -> None:
+def _write_site(models: Sequence[Model], folder: Path) -> None:
     """Write all files of a site into an empty folder."""
     for name in ("page", "browser"):
         _copy_tree(_WEB / name, folder / name)
@@ -100,10 +116,15 @@ def _write_site(model: Model, folder: Path) -> None:
         page = page.replace(before, after)
     (folder / "index.html").write_text(page, encoding="utf-8")
     (folder / "page" / "index.html").unlink()
-    write_graphs(model, folder / "model")
-    for name in ("MODEL_CARD.md", "LICENSE.txt"):
-        if (model.folder / name).is_file():
-            shutil.copyfile(model.folder / name, folder / "model" / name)
+    names = json.dumps([model.name for model in models])
+    (folder / "models.json").write_text(names + "\n", encoding="utf-8")
+    (folder / "models").mkdir()
+    for model in models:
+        own = folder / "models" / model.name
+        write_graphs(model, own)
+        for name in ("MODEL_CARD.md", "LICENSE.txt"):
+            if (model.folder / name).is_file():
+                shutil.copyfile(model.folder / name, own / name)
 
 
 def _copy_tree(source: Traversable, target: Path) -> None:

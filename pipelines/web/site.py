@@ -31,7 +31,7 @@ def make_site_app(folder: Path) -> Starlette:
 
     ConfigError for a folder that is no such site.
     """
-    if not (folder / "model" / "settings.json").is_file():
+    if not (folder / "models.json").is_file():
         raise ConfigError(
             "no site of trinat",
             where=folder,

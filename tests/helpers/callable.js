@@ -20,6 +20,7 @@ import {
 import { Template } from "../../pipelines/web/browser/prior.js";
 import { CHECKS, gradeBy } from "../../pipelines/web/browser/quality.js";
 import { Order } from "../../pipelines/web/browser/reversal.js";
+import { Site } from "../../pipelines/web/browser/site.js";
 import { NUMBERS, toBits } from "../../pipelines/web/browser/half.js";
 
 /** `restore` of values in one array, the classes of a voxel side by side. */
@@ -87,4 +88,40 @@ export function whiteMatterIfReverse(classes, brightness, indices, likelihood) {
   const order = new Order(classes);
   brightness.forEach((value, n) => order.add(value, indices[n], likelihood[n]));
   return order.whiteMatterIfReverse();
+}
+
+/** The models that a site loads, and the scans of each, when another one is chosen on the way. */
+export function modelsOfScans() {
+  const loaded = [];
+  globalThis.Worker = class {
+    constructor(url) {
+      this.model = url.searchParams.get("model");
+      this.scans = [];
+      loaded.push(this);
+    }
+    addEventListener() {}
+    terminate() {
+      this.isEnded = true;
+    }
+    postMessage({ files }) {
+      this.scans.push(files[0].name);
+    }
+  };
+  const models = ["fast", "any"].map((model) => ({ model, classes: [], views: [] }));
+  const site = new Site(models);
+  const drop = (name) => site.accept([new File([], name)]);
+  const end = () => site.hear({ kind: "failed", reason: "no head" });
+  drop("one");
+  site.choose("any");
+  drop("two");
+  // What is at work goes on with the model that it began with.
+  const before = loaded.map(({ model }) => model);
+  end();
+  end();
+  site.choose("fast");
+  drop("three");
+  return {
+    before,
+    workers: loaded.map(({ model, scans, isEnded }) => [model, scans, !isEnded]),
+  };
 }

@@ -4,25 +4,30 @@ import { answerBy, byId, make, page, tell } from "../page/page.js";
 import { filesIn, scansOf } from "./dropped.js";
 import { Site } from "./site.js";
 
-const HOW =
-  "T1-weighted: NIfTI, MGZ, or a folder of DICOM files. Nothing leaves this machine.";
-const STEPS = [
-  "Drop a T1-weighted scan of a head anywhere on this page, or choose a file: NIfTI or MGZ. DICOM files are dropped as a folder.",
+const HOW = "NIfTI, MGZ, or a folder of DICOM files. Nothing leaves this machine.";
+const stepsFor = (scan) => [
+  `Drop a ${scan} of a head anywhere on this page, or choose a file: NIfTI or MGZ. DICOM files are dropped as a folder.`,
   "It is segmented here, on this machine, by this browser. Nothing is uploaded.",
   "Look at the structures and their volumes, and take the label map with you.",
 ];
 
 async function main() {
-  const answer = await fetch("model/settings.json");
-  const site = new Site(await answer.json());
+  const models = [];
+  for (const name of await fetchJson("models.json")) {
+    models.push(await fetchJson(`models/${name}/settings.json`));
+  }
+  const site = new Site(models);
   globalThis.trinatSite = site;
   site.changed = () => page.refresh();
   answerBy((path, options) => Promise.resolve(site.ask(path, options)));
-  byId("how").textContent = HOW;
-  byId("steps").replaceChildren(...STEPS.map((step) => make("li", {}, step)));
+  const isOfT1 = models.every(({ contrast }) => contrast === "T1");
+  byId("how").textContent = isOfT1 ? `T1-weighted: ${HOW}` : HOW;
+  const steps = stepsFor(isOfT1 ? "T1-weighted scan" : "scan");
+  byId("steps").replaceChildren(...steps.map((step) => make("li", {}, step)));
   for (const box of document.querySelectorAll(".output")) {
     box.closest("p").hidden = true;
   }
+  if (models.length > 1) byId("how").after(chooser(site));
   page.filesIn = filesIn;
   page.scansOf = scansOf;
   // DICOM files may have any name.
@@ -34,6 +39,22 @@ async function main() {
   await import("../page/view.js");
   byId("where").textContent =
     "Scans and results are in this page alone, until it is closed.";
+}
+
+async function fetchJson(path) {
+  const answer = await fetch(path);
+  return answer.json();
+}
+
+// Which model segments the scans that are dropped from now on.
+function chooser(site) {
+  const choose = (event) => site.choose(event.target.value);
+  const options = site.models.map(({ model, contrast }) => {
+    const scans = contrast === "any" ? "any contrast" : "T1-weighted scans";
+    return make("option", { value: model }, `${model}: ${scans}`);
+  });
+  const select = make("select", { id: "model", onchange: choose }, ...options);
+  return make("p", {}, make("label", {}, "Model ", select));
 }
 
 main().catch((error) => tell(error.message));

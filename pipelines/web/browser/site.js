@@ -5,7 +5,6 @@ import { shownFile, thinned } from "./show.js";
 
 /** @typedef {import("./model.js").Settings} Settings */
 
-const WORKER = new URL("worker.js", import.meta.url);
 // What the page calls the stages.
 const STAGES = {
   conform: "reading",
@@ -20,9 +19,12 @@ const STAGES = {
 };
 
 export class Site {
-  /** @param {Settings} settings of the model */
-  constructor(settings) {
-    this.settings = settings;
+  /** @param {Settings[]} models of the same structures; the first one is chosen */
+  constructor(models) {
+    this.models = models;
+    // The one for scans that are dropped, and the one that the worker has.
+    [this.chosen] = models;
+    this.loaded = null;
     // The last one first.
     this.jobs = [];
     this.accepted = 0;
@@ -32,7 +34,13 @@ export class Site {
     this.threads = 0;
     // Is called when a scan can be seen, and when it has ended: earlier than the page asks.
     this.changed = () => {};
-    this.start();
+    this.start(this.chosen);
+  }
+
+  /** Take another model for the scans that are dropped from now on. */
+  choose(name) {
+    this.chosen = this.models.find(({ model }) => model === name);
+    if (!this.current) this.start(this.chosen);
   }
 
   /**
@@ -73,6 +81,7 @@ export class Site {
       number: this.accepted,
       name: files.length > 1 ? `${files.length} DICOM files` : files[0].name,
       files,
+      settings: this.chosen,
       state: "queued",
       stage: "",
       reason: "",
@@ -103,8 +112,15 @@ export class Site {
 
   // ---- The worker ----
 
-  start() {
-    this.worker = new Worker(WORKER, { type: "module" });
+  // A worker with a model, which it loads; one with another model is ended.
+  start(settings) {
+    if (this.worker && this.loaded === settings) return;
+    this.worker?.terminate();
+    this.loaded = settings;
+    this.threads = 0;
+    const at = new URL("worker.js", import.meta.url);
+    at.searchParams.set("model", settings.model);
+    this.worker = new Worker(at, { type: "module" });
     this.worker.addEventListener("message", ({ data }) => this.hear(data));
     this.worker.addEventListener("error", (event) => {
       this.worker.terminate();
@@ -116,8 +132,8 @@ export class Site {
   next() {
     const job = this.jobs.findLast(({ state }) => state === "queued");
     if (this.current || !job) return;
-    // The one before may have ended with a scan.
-    if (!this.worker) this.start();
+    // The worker may have ended with the scan before, or have another model.
+    this.start(job.settings);
     this.current = job;
     job.began = performance.now();
     job.state = "running";
@@ -150,7 +166,7 @@ export class Site {
   // The views take nearly all of the time, and one as long as another.
   follow(job, { stage, share }) {
     job.stage = STAGES[stage];
-    const names = this.settings.views.map((view) => view.name);
+    const names = job.settings.views.map((view) => view.name);
     const done = names.indexOf(stage);
     if (done < 0) return;
     if (!job.since) job.since = performance.now();
@@ -180,7 +196,7 @@ export class Site {
       rater: "",
       raters: 0,
       against: "",
-      structures: this.settings.classes.slice(1).map((each) => ({
+      structures: this.chosen.classes.slice(1).map((each) => ({
         ...each,
         ...studyOf(this.jobs, each.name),
       })),

@@ -19,6 +19,8 @@ import { outlineOf, toShow } from "./show.js";
 const RUNTIME = "./onnxruntime/ort.wasm.min.mjs";
 // More threads do not pay for slices as small as these.
 const MOST_THREADS = 8;
+// Of the site's models the one that is loaded.
+const MODEL = new URLSearchParams(self.location.search).get("model");
 // What tables have for a value that is not known.
 const NOT_KNOWN = "n/a";
 
@@ -46,7 +48,7 @@ async function load() {
   const most = Math.min(navigator.hardwareConcurrency, MOST_THREADS);
   ort.env.wasm.numThreads = self.crossOriginIsolated ? most : 1;
   const read = async (name) => {
-    const answer = await fetch(new URL(`../model/${name}`, import.meta.url));
+    const answer = await fetch(new URL(`../models/${MODEL}/${name}`, import.meta.url));
     if (!answer.ok) throw new Error(`the server answered ${answer.status} for ${name}`);
     return answer.arrayBuffer();
   };

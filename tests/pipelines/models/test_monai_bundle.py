@@ -36,7 +36,7 @@ REQUIRED_OF_DATA = {
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundle") / "quick-bundle"
-    export_model(str(quick_model()), folder, format_="monai-bundle")
+    export_model([str(quick_model())], folder, format_="monai-bundle")
     return folder
 
 
@@ -109,7 +109,7 @@ def test_a_bundle_says_for_which_scans_it_is(
     networks = load_model(quick_model()).networks
     description = Description(name="own", contrast=contrast)
     save_model(tmp_path / "own", description, networks)
-    export_model(str(tmp_path / "own"), tmp_path / "out", format_="monai-bundle")
+    export_model([str(tmp_path / "own")], tmp_path / "out", format_="monai-bundle")
     metadata = json.loads((tmp_path / "out/configs/metadata.json").read_text())
     image = metadata["network_data_format"]["inputs"]["image"]
     assert image["channel_def"] == {"0": scans}
@@ -120,7 +120,7 @@ def test_a_bundle_says_for_which_scans_it_is(
 def test_a_folder_that_holds_anything_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own.txt").write_text("mine")
     with pytest.raises(OutputError, match="is there already"):
-        export_model(str(quick_model()), tmp_path, format_="monai-bundle")
+        export_model([str(quick_model())], tmp_path, format_="monai-bundle")
     assert [path.name for path in tmp_path.iterdir()] == ["own.txt"]
 
 

@@ -20,7 +20,7 @@ pytest.importorskip("onnxruntime")
 
 @pytest.mark.slow
 def test_every_view_is_exported_with_the_same_labels(tmp_path: Path) -> None:
-    paths = export_model(str(random_model()), tmp_path / "onnx")
+    paths = export_model([str(random_model())], tmp_path / "onnx")
     assert [path.name for path in paths] == [
         "coronal.onnx",
         "axial.onnx",
@@ -63,11 +63,11 @@ def test_a_network_that_gives_other_labels_is_not_written(
     before = tmp_path / "coronal.onnx"
     before.write_bytes(b"of an earlier export")
     with pytest.raises(ModelError, match=r"coronal\.onnx: .* not written"):
-        export_model(str(random_model()), tmp_path)
+        export_model([str(random_model())], tmp_path)
     assert list(tmp_path.iterdir()) == [before]
     assert before.read_bytes() == b"of an earlier export"
 
 
 def test_unknown_formats_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--format"):
-        export_model(str(random_model()), tmp_path, format_="tflite")
+        export_model([str(random_model())], tmp_path, format_="tflite")

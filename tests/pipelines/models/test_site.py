@@ -15,7 +15,7 @@ from helpers.small_model import save_small
 from trinat.pipelines.models import site
 from trinat.pipelines.models.other_formats import export_model
 from trinat.pipelines.web.settings import SITE_POLICY
-from trinat.segmentation.errors import ModelError, OutputError
+from trinat.segmentation.errors import ConfigError, ModelError, OutputError
 from trinat.segmentation.inference.fusion import ViewAggregator, multiply_csf_odds
 from trinat.segmentation.inference.graphs import FusionGraph, ViewGraph, fusion_of
 from trinat.segmentation.inference.predictor import Predictor
@@ -39,7 +39,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("quick")
 def test_a_site_has_the_page_the_modules_and_the_settings(tmp_path: Path) -> None:
     written = export_model(
-        str(save_small(tmp_path / "own")), tmp_path / "site", format_="web"
+        [str(save_small(tmp_path / "own"))], tmp_path / "site", format_="web"
     )
     names = {str(path.relative_to(tmp_path / "site")) for path in written}
     assert {
@@ -50,7 +50,7 @@ def test_a_site_has_the_page_the_modules_and_the_settings(tmp_path: Path) -> Non
         "browser/main.js",
         "browser/onnxruntime/ort-wasm-simd-threaded.wasm",
         "browser/onnxruntime/LICENSE.txt",
-        "model/settings.json",
+        "models.json",
     } <= names
     assert "page/index.html" not in names
     page = (tmp_path / "site" / "index.html").read_text()
@@ -64,8 +64,8 @@ def test_a_site_has_the_page_the_modules_and_the_settings(tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("quick")
 def test_settings_say_how_slices_are_cut_and_fused(tmp_path: Path) -> None:
-    export_model(str(save_small(tmp_path / "own")), tmp_path / "site", format_="web")
-    text = (tmp_path / "site" / "model" / "settings.json").read_text()
+    export_model([str(save_small(tmp_path / "own"))], tmp_path / "site", format_="web")
+    text = (tmp_path / "site" / "models" / "small" / "settings.json").read_text()
     settings = json.loads(text)
     assert settings["classes"][1] == {
         "name": "Left-Cerebral-White-Matter",
@@ -95,7 +95,7 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "site" / "mine.txt").write_text("mine")
     with pytest.raises(OutputError, match="is there already"):
         export_model(
-            str(save_small(tmp_path / "own")), tmp_path / "site", format_="web"
+            [str(save_small(tmp_path / "own"))], tmp_path / "site", format_="web"
         )
     assert [path.name for path in (tmp_path / "site").iterdir()] == ["mine.txt"]
 
@@ -104,13 +104,17 @@ def test_a_model_with_other_steps_is_refused(tmp_path: Path) -> None:
     shutil.copytree(load_model("any").folder, tmp_path / "own")
     update_info(tmp_path / "own", fusion=Fusion(class_odds={"Left-Thalamus": 2.5}))
     with pytest.raises(ModelError, match="needs odds of structures beside a prior"):
-        export_model(str(tmp_path / "own"), tmp_path / "site", format_="web")
+        export_model([str(tmp_path / "own")], tmp_path / "site", format_="web")
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_site_for_any_contrast_has_its_reversal_and_its_prior(tmp_path: Path) -> None:
-    export_model("any", tmp_path / "site", format_="web")
-    text = (tmp_path / "site" / "model" / "settings.json").read_text()
+    export_model(["fast", "any"], tmp_path / "site", format_="web")
+    assert json.loads((tmp_path / "site" / "models.json").read_text()) == [
+        "fast",
+        "any",
+    ]
+    text = (tmp_path / "site" / "models" / "any" / "settings.json").read_text()
     settings = json.loads(text)
     assert settings["reverse_contrast"]
     assert settings["prior"]["certain"] == 0.97
@@ -123,6 +127,16 @@ def test_a_site_for_any_contrast_has_its_reversal_and_its_prior(tmp_path: Path) 
         "Left-Cerebral-White-Matter",
         "Right-Cerebral-White-Matter",
     ]
+
+
+def test_models_of_one_name_and_several_of_another_format_are_refused(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ModelError, match="is one of two models that are named any"):
+        export_model(["any", "any"], tmp_path / "site", format_="web")
+    with pytest.raises(ConfigError, match="--format onnx is for one model"):
+        export_model(["fast", "any"], tmp_path / "site")
+    assert not (tmp_path / "site").exists()
 
 
 @pytest.mark.slow

@@ -198,6 +198,16 @@ def test_halves_are_those_of_numpy() -> None:
     np.testing.assert_array_equal(rounded, values.astype(np.float16).view(np.uint16))
 
 
+def test_a_scan_is_segmented_by_the_model_that_was_chosen_when_it_was_dropped() -> None:
+    found = call("../../../tests/helpers/callable.js", "modelsOfScans")
+    assert found["before"] == ["fast"]
+    assert found["workers"] == [
+        ["fast", ["one"], False],
+        ["any", ["two"], False],
+        ["fast", ["three"], True],
+    ]
+
+
 def test_rows_are_grown_as_in_python() -> None:
     for first, end, length in [(3, 20, 64), (0, 5, 64), (60, 63, 64), (2, 30, 31)]:
         line = torch.zeros(length, dtype=torch.bool)

@@ -19,8 +19,7 @@ RUNTIME = resources.files("trinat.pipelines.web") / "browser" / "onnxruntime"
 
 
 def test_files_come_with_the_headers_that_threads_need(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "settings.json").write_text("{}")
+    (tmp_path / "models.json").write_text("[]")
     (tmp_path / "index.html").write_text("page")
     (tmp_path / "a.mjs").write_text("")
     (tmp_path / "a.wasm").write_bytes(b"\0asm")

@@ -57,7 +57,7 @@ def site(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its site."""
     pytest.importorskip("onnxscript")
     folder = tmp_path_factory.mktemp("site") / "site"
-    export_model(str(model), folder, format_="web")
+    export_model([str(model)], folder, format_="web")
     return folder
 
 
