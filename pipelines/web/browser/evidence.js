@@ -23,7 +23,7 @@ import { roundHalfToEven } from "./grid.js";
  */
 
 const CSF_GROUP = "csf";
-export const NO_TISSUE = ["background", "ventricles", CSF_GROUP];
+export const NO_TISSUE = ["background", "ventricles", "csf"];
 const WHITE_MATTER = ["white-matter"];
 const CORTEX = ["cortical", "grey-matter"];
 // Agreement on specks says little, and so does their brightness.

@@ -9,7 +9,7 @@ import { cross, dot, singular, solved } from "./linear.js";
 /** @typedef {import("./model.js").Model} Model */
 
 // Groups of structures that extend over the whole head.
-const WITHOUT_CENTROID = ["white-matter", "cortical", "background", "csf"];
+const GROUPS_WITHOUT_CENTROID = ["white-matter", "cortical", "background", "csf"];
 // A smaller structure has no centroid.
 const MIN_VOXELS_OF_CENTROID = 20;
 // A head is placed by no fewer structures than these.
@@ -84,7 +84,7 @@ export function centroidsOf(labels, { shape, affine }, classes) {
   }
   return classes.map(({ group }, index) => {
     if (counts[index] < MIN_VOXELS_OF_CENTROID) return null;
-    if (WITHOUT_CENTROID.includes(group)) return null;
+    if (GROUPS_WITHOUT_CENTROID.includes(group)) return null;
     return moved(sums.map((sum) => sum[index] / counts[index]), affine);
   });
 }

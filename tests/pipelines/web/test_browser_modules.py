@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 import zipfile
 from importlib import import_module
@@ -73,6 +74,22 @@ OWN_CONSTANTS = {
 }
 
 
+# Lists and sets that a module shares with Python, and the module of Python that has them.
+SAME_LISTS = {
+    "evidence.js": (
+        "inference.checks.evidence",
+        {"NO_TISSUE", "WHITE_MATTER", "CORTEX"},
+    ),
+    "lesions.js": ("inference.checks.lesions", {"GREY"}),
+    "measuring.js": ("inference.prediction", {"ABOVE_FORAMEN", "THROUGH_FORAMEN"}),
+    "prior.js": (
+        "inference.prior",
+        {"GROUPS_WITHOUT_CENTROID", "TOLERANCES_MM", "SCALES"},
+    ),
+    "resample.js": ("space.resample", {"NUDGE_VOXELS"}),
+}
+
+
 def straight(axes: str) -> Volume:
     """The miniature head at 1 mm."""
     return Volume(*turned(head_image(head_labels(), 0), axes))
@@ -104,6 +121,19 @@ def test_constants_are_those_of_python(module: str) -> None:
         assert of_python[0] == float(value), f"{module}: {name}"
         compared += 1
     assert compared
+
+
+@pytest.mark.parametrize("module", SAME_LISTS)
+def test_lists_are_those_of_python(module: str) -> None:
+    owner_name, names = SAME_LISTS[module]
+    owner = import_module(f"trinat.segmentation.{owner_name}")
+    text = (MODULES / module).read_text()
+    found = dict(
+        re.findall(r"^(?:export )?const ([A-Z_]+) = (\[[^\]]*\]);", text, re.M)
+    )
+    for name in names:
+        of_python = getattr(owner, name, None) or getattr(owner, f"_{name}")
+        assert sorted(json.loads(found[name])) == sorted(of_python), name
 
 
 @pytest.mark.parametrize("axes", ["RAS", "LIA", "PSR"])
