@@ -4,6 +4,7 @@ import {
   above,
   below,
   ENOUGH_MM3,
+  fixed,
   litres,
   NO_TISSUE,
   percent,
@@ -49,7 +50,7 @@ export function checkBrainSize({ settings, volumesMm3 }) {
 export function checkResolution({ settings, scan }) {
   const spacing = Math.max(...columnLengths(scan.affine));
   const reason = `voxels are ${
-    spacing.toFixed(1)
+    fixed(spacing, 1)
   } mm apart: small structures come out wrong`;
   return above(spacing, settings.limits.spacing_mm, reason);
 }

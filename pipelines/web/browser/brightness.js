@@ -41,7 +41,7 @@ const ENOUGH_SLICES = 6;
 export function checkContrast(evidence) {
   const contrast = tissueContrast(evidence);
   if (contrast === null) return [];
-  const reason = `white matter ${contrast.toFixed(2)} times as bright as cortex: ` +
+  const reason = `white matter ${fixed(contrast, 2)} times as bright as cortex: ` +
     "not T1-weighted? then use the model any";
   return below(contrast, evidence.settings.limits.contrast, reason);
 }

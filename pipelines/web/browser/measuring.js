@@ -109,7 +109,7 @@ export function skullShares({ image }, inside) {
   const { shape, affine, data } = image;
   const near = dilated(inside, shape, [SKULL_FROM, SKULL_FROM, SKULL_FROM]);
   const far = dilated(inside, shape, [SKULL_TO, SKULL_TO, SKULL_TO]);
-  const middle = middleOf(inside, shape).place;
+  const middle = middleOf(inside, shape);
   const from = moved(middle, affine);
   const count = 2 * AROUND + 1;
   const voxels = new Float64Array(count);
@@ -149,7 +149,7 @@ function middleOf(mask, [X, Y]) {
     sums[1] += Math.floor(at / X) % Y;
     sums[2] += Math.floor(at / (X * Y));
   }
-  return { place: sums.map((sum) => sum / count), count };
+  return sums.map((sum) => sum / count);
 }
 
 // ---- Evenness ----
@@ -192,7 +192,7 @@ function endsOf({ data, shape }, mask, affine, directions) {
     Math.hypot(affine[axis], affine[4 + axis], affine[8 + axis])
   );
   const squares = distancesTo(mask, shape, steps);
-  const { place: middle } = middleOf(mask, shape);
+  const middle = middleOf(mask, shape);
   const endsMm = directions.map(() => 0);
   const isOutside = (at) => data[at] && squares[at] > 0 && squares[at] <= REACH_MM ** 2;
   const places = placesWhere(data, shape, isOutside);

@@ -1,6 +1,7 @@
 // What anatomy says of places where the networks are in doubt: a template, brought to a scan by the
 // centroids of its structures. The same as apply_prior of segmentation/inference/prior.py, whose
 // formula is a graph of the model.
+import { fixed } from "./evidence.js";
 import { AXES, inverse, moved, product } from "./grid.js";
 import { cross, dot, singular, solved } from "./linear.js";
 
@@ -121,7 +122,7 @@ export function placeHead(found, template) {
   const { matrix: similarity, turnedDeg } = fit;
   if (turnedDeg > MOST_TURNED_DEG) {
     // Sides that are exchanged in the header fit best by a head upside down.
-    return `the head would be turned by ${turnedDeg.toFixed(0)} degrees`;
+    return `the head would be turned by ${fixed(turnedDeg, 0)} degrees`;
   }
   const aligned = start.map((point) => moved(point, similarity));
   const matrix = product(fitNearIdentity(aligned, end, weights), similarity);
@@ -129,7 +130,7 @@ export function placeHead(found, template) {
   const least = Math.min(...sizes);
   const most = Math.max(...sizes);
   if (least < SCALES[0] || most > SCALES[1]) {
-    return `the head would be scaled by ${least.toFixed(2)} to ${most.toFixed(2)}`;
+    return `the head would be scaled by ${fixed(least, 2)} to ${fixed(most, 2)}`;
   }
   return matrix;
 }

@@ -17,7 +17,7 @@ import {
   checkNoise,
   checkSaturation,
 } from "./brightness.js";
-import { above, below, ENOUGH_MM3, some } from "./evidence.js";
+import { above, below, ENOUGH_MM3, fixed, some } from "./evidence.js";
 import { checkFieldOfView } from "./field.js";
 import { checkLesions } from "./lesions.js";
 
@@ -83,7 +83,7 @@ export function meanAgreement({ settings, volumesMm3, agreement }) {
 function checkAgreement(evidence) {
   const agreement = meanAgreement(evidence);
   if (agreement === null) return [];
-  const reason = `views agree by ${agreement.toFixed(2)} only`;
+  const reason = `views agree by ${fixed(agreement, 2)} only`;
   return below(agreement, evidence.settings.limits.agreement, reason);
 }
 
