@@ -14,7 +14,7 @@ import {
 } from "./page.js";
 import { ANYWHERE } from "./brush.js";
 import { setLayout, showOther } from "./controls.js";
-import { fillRows, pickStructure } from "./structures.js";
+import { pickStructure, volumesChanged } from "./structures.js";
 import { open } from "./scan.js";
 
 const TOOLS = {
@@ -255,7 +255,7 @@ function changed() {
 function recount() {
   page.edited = true;
   page.counts = page.picture.counts();
-  fillRows();
+  volumesChanged();
 }
 
 const draftsOf = ({ item }) => `${pathOf(item)}/drafts`;

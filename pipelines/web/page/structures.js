@@ -173,6 +173,12 @@ export function fillRows() {
   });
 }
 
+// After a stroke of the brush; what is being written in the card stays.
+export function volumesChanged() {
+  fillRows();
+  if (!byId("structure-card").contains(document.activeElement)) fillCard();
+}
+
 function volumeCells(structure, volume) {
   if (volume === null) return [make("span", { class: "absent" }, "not predicted")];
   if (volume === 0) return [make("span", { class: "absent" }, "not found")];
