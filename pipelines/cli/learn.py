@@ -25,8 +25,8 @@ def learn(settings: LearnSettings, quiet: options.Quiet = False) -> int:
 
     prepare_process(settings.threads)
     say = say_nothing if quiet else partial(typer.echo, err=True)
-    learnt = learn(settings, say)
-    for line in learnt.lines():
+    learnt = learn(settings, say, progress=not quiet)
+    for line in learnt.lines:
         typer.echo(line)
     say_licences([str(settings.out)])
     typer.echo(settings.out)

@@ -189,9 +189,13 @@ def _average_view(
         return Gain(view, tuple(scores), tuple(kept), score(mean)), mean
 
 
-def mean_of(networks: Sequence[Network]) -> Network:
-    """Average the weights; statistics of norms are the first one's, and are to be renewed."""
-    mean = AveragedModel(networks[0])
+def mean_of(networks: Sequence[Network], *, with_statistics: bool = False) -> Network:
+    """Average the weights, and `with_statistics` those of norms, too.
+
+    Else the statistics are the first one's, and are to be renewed: those of a mean are near the
+    mean of those only where networks are near each other.
+    """
+    mean = AveragedModel(networks[0], use_buffers=with_statistics)
     for network in networks:
         mean.update_parameters(network)
     assert isinstance(mean.module, Network)

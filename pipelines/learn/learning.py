@@ -1,75 +1,179 @@
 """trinat learn: the best model that some corrected label maps allow.
 
-What is better is decided by persons that the new model has not seen. A model that is no better is
-not written.
+From few persons factors of structures are fitted; from more, networks are trained, too. What is
+better is decided by persons that the new model has not seen. A model that is no better is not
+written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pydantic import JsonValue
 
-from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.models import check_out
+from trinat.pipelines.evaluate.pairing import Pair
 from trinat.pipelines.evaluate.user_tables import Mappings
 from trinat.pipelines.learn.corrected import Corrected, find_corrected
 from trinat.pipelines.learn.settings import LearnSettings
+from trinat.pipelines.learn.training import Trained, train_on
 from trinat.pipelines.models.fit_odds import (
-    FoundOdds,
+    WORTHWHILE,
+    classes_without_odds,
     description_of,
     find_odds,
     save_with_odds,
     segment_all,
 )
-from trinat.pipelines.models.scans_with_truth import require_scans
+from trinat.pipelines.models.scans_with_truth import dice_lines, require_scans
+from trinat.pipelines.train.provenance import write_card, write_provenance
 from trinat.pipelines.web.study import Study
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.statistics import mean_interval
-from trinat.segmentation.models.checkpoint import load_model
+from trinat.segmentation.models.checkpoint import Model, load_model, save_model
 from trinat.segmentation.models.zoo import MODEL_FILE, shipped_models
 from trinat.segmentation.report.page import count
+from trinat.segmentation.training.odds_fit import (
+    DoubtfulVoxels,
+    fit_odds,
+    logarithms_of,
+)
 
 Say = Callable[[str], None]
+
+# With two, one would be left to learn from: factors use both.
+_FEWEST_TO_TRAIN = 3
+_BEFORE = "before"
+_FACTORS = "factors"
+_SEE = "see what is wrong with it"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Mean Dice over structures of scans, before and after, by persons.
+
+    With `held_out` the persons were not seen; else there was but one, who was.
+    """
+
+    persons: tuple[str, ...]
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+    held_out: bool
+
+    @property
+    def gain(self) -> float:
+        """How much the mean over scans has gained."""
+        return float(np.mean(self.after)) - float(np.mean(self.before))
+
+    def __str__(self) -> str:
+        whom = "persons that it has not seen"
+        if not self.held_out:
+            whom = "the very person that it was fitted to"
+        line = (
+            f"mean Dice of {whom} {np.mean(self.before):.3f} before, "
+            f"{np.mean(self.after):.3f} after"
+        )
+        gains = pd.Series(self.after) - pd.Series(self.before)
+        of_persons: NDArray[np.float64] = np.asarray(
+            gains.groupby(list(self.persons)).mean()
+        )
+        if len(of_persons) < 2:
+            return f"{line} (of one person there is no interval)"
+        low, high = mean_interval(of_persons[:, None])[:, 0]
+        return (
+            f"{line}; gain {of_persons.mean():+.3f}, 95 % interval {low:+.3f} to "
+            f"{high:+.3f}, {len(of_persons)} persons"
+        )
 
 
 @dataclass(frozen=True)
 class Learnt:
-    """What was learnt, and how it was judged; `found` are the factors of structures."""
+    """What was learnt: `lines` say for people what was done, why, and all figures."""
 
-    chosen: str
-    found: FoundOdds
+    lines: tuple[str, ...]
+    judged: Judged
     exit: Exit
 
-    def lines(self) -> list[str]:
-        """Write for people what was done and why, and all figures."""
-        return [self.chosen, *self.found.lines(), judgement(self.found)]
+
+@dataclass(frozen=True)
+class _Material:
+    """Corrected scans as the model to improve sees them; `counted` are the classes of the means."""
+
+    corrected: Sequence[Corrected]
+    model: Model
+    mapping: Mappings
+    pairs: Sequence[Pair]
+    scans: Sequence[DoubtfulVoxels]
+    counted: Sequence[int]
+    failed: int
+
+    @property
+    def persons(self) -> list[str]:
+        """The person of each pair."""
+        return [pair.truth.person for pair in self.pairs]
 
 
-def learn(settings: LearnSettings, say: Say = lambda line: None) -> Learnt:
+def learn(
+    settings: LearnSettings, say: Say = lambda line: None, *, progress: bool = False
+) -> Learnt:
     """Make a model of corrected scans, and write it if persons that it has not seen gain by it.
 
     Scans that cannot be used are reported by `say`, and count as failed. EvaluationError where
-    none can be used, or the model is no better: then none is written.
+    none can be used, or the model is no better: then none is written. `progress` of a training is
+    shown on stderr.
     """
     check_out(settings.out, settings.overwrite)
     study = Study(
         settings.results, rater="", images=settings.images, against=settings.labels
     )
+    material = _material(study, settings, say)
+    persons = len(set(material.persons))
+    what = (
+        f"{count(len(material.scans), 'corrected scan')} of {count(persons, 'person')}"
+    )
+    trains = settings.method == "training"
+    if settings.method == "auto":
+        trains = persons >= _FEWEST_TO_TRAIN
+    if not trains:
+        why = f"{what}: factors of structures are fitted, the networks stay as they are"
+        return _by_factors(material, settings, why)
+    if persons < 2:
+        raise ConfigError(
+            f"{what}: nobody would be left to judge a training by",
+            where=settings.results,
+            remedy="correct a scan of another person, or leave --method out",
+        )
+    trained = train_on(
+        material.corrected,
+        material.model,
+        study.structures,
+        settings,
+        say,
+        progress=progress,
+    )
+    return _by_training(material, trained, settings, what, say)
+
+
+def _material(study: Study, settings: LearnSettings, say: Say) -> _Material:
+    """Find the corrected scans, and segment them with the model to improve."""
     corrected, failures = find_corrected(study)
-    name = settings.model or _made_by(corrected)
-    model = load_model(name)
-    description = description_of(model, settings.out)
+    require_scans(corrected, failures, settings.results, _SEE)
+    model = load_model(settings.model or _made_by(corrected))
+    # A name that no model can have is refused before anything is done.
+    description_of(model, settings.out)
     mapping = Mappings()
     if settings.numbering is not None:
         mapping = Mappings(truth_numbering=load_folding(settings.numbering))
-
     pairs, scans, failed = segment_all(
         model,
         [each.pair for each in corrected],
@@ -81,44 +185,169 @@ def learn(settings: LearnSettings, say: Say = lambda line: None) -> Learnt:
     failures += failed
     for reason in failures:
         say(f"not used: {reason}")
-    require_scans(scans, failures, settings.results, "see what is wrong with it")
-
+    require_scans(scans, failures, settings.results, _SEE)
+    used = {pair.truth.path for pair in pairs}
+    corrected = [each for each in corrected if each.labels in used]
     counted = structures_corrected(corrected, model.scheme)
-    found = find_odds(model, pairs, scans, len(failures), counted)
-    persons = len(set(found.persons))
-    chosen = (
-        f"{count(len(scans), 'corrected scan')} of {count(persons, 'person')}: factors of "
-        f"structures are fitted to {name}, whose networks stay as they are"
+    return _Material(
+        corrected, model, mapping, pairs, scans, counted, failed=len(failures)
     )
-    if not found.better:
+
+
+def _by_factors(material: _Material, settings: LearnSettings, why: str) -> Learnt:
+    """Fit factors to all scans, judged by factors that have not seen a scan's person."""
+    model = material.model
+    found = find_odds(
+        model, material.pairs, material.scans, material.failed, material.counted
+    )
+    judged = Judged(found.persons, found.before, found.after, found.held_out)
+    _refuse_if_no_better(judged, settings.out)
+    description = description_of(model, settings.out)
+    save_with_odds(model, description, found, settings.out, settings.overwrite)
+    return Learnt((why, *found.lines(), str(judged)), judged, found.exit)
+
+
+def _by_training(
+    material: _Material,
+    trained: Trained,
+    settings: LearnSettings,
+    what: str,
+    say: Say,
+) -> Learnt:
+    """Choose between factors and what was trained by the scans that were left out."""
+    model = material.model
+    scheme = model.scheme
+    fixed = classes_without_odds(model, material.scans, material.counted)
+    left_out = []
+    rest = []
+    for pair, scan in zip(material.pairs, material.scans, strict=True):
+        if pair.truth.name in trained.held_out:
+            left_out.append((pair, scan))
+        else:
+            rest.append(scan)
+    pairs = [pair for pair, _ in left_out]
+    odds = fit_odds(rest, scheme, fixed)
+    scores: dict[str, list[float]] = {_BEFORE: [], _FACTORS: []}
+    for _, scan in left_out:
+        own = logarithms_of(model.info.fusion.class_odds, scheme)
+        scores[_BEFORE].append(scan.mean_dice(own, fixed))
+        fitted = logarithms_of(odds, scheme)
+        scores[_FACTORS].append(scan.mean_dice(fitted, fixed))
+    for name, folder in trained.models.items():
+        say(f"judging what was {name}")
+        candidate = load_model(folder)
+        used, found, _ = segment_all(
+            candidate,
+            pairs,
+            material.mapping,
+            device=settings.device,
+            trust_affine=settings.trust_affine,
+            say=lambda line: None,
+        )
+        own = logarithms_of(candidate.info.fusion.class_odds, scheme)
+        dice_of = {}
+        for pair, scan in zip(used, found, strict=True):
+            dice_of[pair.truth.name] = scan.mean_dice(own, fixed)
+        # Refused is what agrees so little that it might be another head: that is a bad model here.
+        scores[name] = [dice_of.get(pair.truth.name, 0.0) for pair in pairs]
+
+    chosen = choose(scores)
+    judged = Judged(
+        persons=tuple(pair.truth.person for pair in pairs),
+        before=tuple(scores[_BEFORE]),
+        after=tuple(scores[chosen]),
+        held_out=True,
+    )
+    _refuse_if_no_better(judged, settings.out)
+    if chosen == _FACTORS:
+        found_odds = find_odds(
+            model, material.pairs, material.scans, material.failed, material.counted
+        )
+        description = description_of(model, settings.out)
+        save_with_odds(model, description, found_odds, settings.out, settings.overwrite)
+    else:
+        _save_trained(material, trained, chosen, judged, settings)
+    lines = (
+        f"{what}, {count(len(set(judged.persons)), 'person')} left out: {_WHY[chosen]}",
+        *dice_lines(
+            scores, [pair.truth.name for pair in pairs], "what was", held_out=True
+        ),
+        str(judged),
+    )
+    exit_status = batch_exit(done=len(material.scans), failed=material.failed)
+    return Learnt(lines, judged, exit_status)
+
+
+# In words, what was chosen of what was tried.
+_WHY = {
+    _FACTORS: "factors of structures do as well as training, so the networks stay as they are",
+    "averaged": "the networks are the mean of those before and after training",
+    "trained": "the networks are those after training, whose mean with those before is worse",
+}
+
+
+def choose(scores: Mapping[str, Sequence[float]]) -> str:
+    """The name of what to take, of scores (Dice of each scan) by name, the start first.
+
+    They are in the order of how much they change. One that changes more is taken if its mean is
+    better by what is worth having.
+    """
+    names = list(scores)
+    chosen = names[0]
+    for name in names[1:]:
+        gain = float(np.mean(scores[name])) - float(np.mean(scores[chosen]))
+        if gain >= WORTHWHILE:
+            chosen = name
+    return chosen
+
+
+def _save_trained(
+    material: _Material,
+    trained: Trained,
+    chosen: str,
+    judged: Judged,
+    settings: LearnSettings,
+) -> None:
+    """Write a trained model as the new one, with its figures and how it was trained.
+
+    Where all corrections were painted, nothing was learnt of structures that nobody touched: what
+    the model before says of CSF and of structures that it does not predict still holds.
+    """
+    model = load_model(trained.models[chosen])
+    figures: dict[str, JsonValue] = {
+        "kind": chosen,
+        "scans_left_out": len(judged.after),
+        "mean_dice_before": round(float(np.mean(judged.before)), 4),
+        "mean_dice_after": round(float(np.mean(judged.after)), 4),
+    }
+    changed: dict[str, Any] = {"metrics": {"learn": figures}}
+    if all(each.structures is not None for each in material.corrected):
+        start = material.model.info
+        changed["csf"] = start.csf
+        changed["not_predicted"] = start.not_predicted
+        changed["fusion"] = start.fusion.model_copy(update={"class_odds": {}})
+    description = description_of(model, settings.out)
+    save_model(
+        settings.out,
+        description.model_copy(update=changed),
+        model.networks,
+        label_table=model.label_table,
+        template=model.template,
+        precision=model.info.precision,
+        overwrite=settings.overwrite,
+    )
+    write_provenance(trained.run, settings.out)
+    write_card(settings.out, "")
+
+
+def _refuse_if_no_better(judged: Judged, out: Path) -> None:
+    """EvaluationError where a model is not worth having."""
+    if judged.gain < WORTHWHILE:
         raise EvaluationError(
-            f"no model is written, as it would be no better: {judgement(found)}",
-            where=settings.out,
+            f"no model is written, as it would be no better: {judged}",
+            where=out,
             remedy="correct more scans, of other persons",
         )
-    save_with_odds(model, description, found, settings.out, settings.overwrite)
-    return Learnt(chosen, found, found.exit)
-
-
-def judgement(found: FoundOdds) -> str:
-    """Say in one line how good a model was before and after, and how sure that is."""
-    whom = "persons that it has not seen"
-    if not found.held_out:
-        whom = "the very person that it was fitted to"
-    before = np.mean(found.before)
-    after = np.mean(found.after)
-    gains = pd.Series(found.after) - pd.Series(found.before)
-    of_persons: NDArray[np.float64] = np.asarray(
-        gains.groupby(list(found.persons)).mean()
-    )
-    line = f"mean Dice of {whom} {before:.3f} before, {after:.3f} after"
-    if len(of_persons) < 2:
-        return f"{line} (of one person there is no interval)"
-    low, high = mean_interval(of_persons[:, None])[:, 0]
-    return (
-        f"{line}; gain {of_persons.mean():+.3f}, 95 % interval {low:+.3f} to {high:+.3f}, "
-        f"{len(of_persons)} persons"
-    )
 
 
 def structures_corrected(
@@ -151,6 +380,6 @@ def _made_by(corrected: Sequence[Corrected]) -> str:
     made_by = ", ".join(sorted(names - {""})) or "an unknown model"
     raise ConfigError(
         f"made by {made_by}, which is not one that comes with trinat",
-        where=corrected[0].item.folder if corrected else None,
+        where=corrected[0].item.folder,
         remedy="name the model to improve with --model",
     )

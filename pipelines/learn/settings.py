@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from trinat.pipelines.common.option import (
     Device,
@@ -33,7 +33,8 @@ class LearnSettings:
     """What `trinat learn` was asked for.
 
     `labels` are label maps from elsewhere, with the `numbering` of a folding table or FreeSurfer's.
-    Without `model` it is the shipped one that made the results.
+    Without `model` it is the shipped one that made the results. `recipe` and `seconds` are of the
+    training, if there is one.
     """
 
     results: Annotated[
@@ -58,6 +59,20 @@ class LearnSettings:
             "Model to improve: name of a shipped model, or a folder. Default: the shipped one "
             "that made the results."
         ),
+    ] = None
+    method: Annotated[
+        Literal["auto", "factors", "training"],
+        Option(
+            "factors of structures, training of the networks, or auto: factors, and from three "
+            "persons on also training, whichever is better."
+        ),
+    ] = "auto"
+    recipe: Annotated[
+        str, Option("Recipe to train with: a YAML file, or a shipped recipe's name.")
+    ] = "learn"
+    seconds: Annotated[
+        float | None,
+        Option("Train for this wall time instead of the recipe's steps.", min=1),
     ] = None
     trust_affine: TrustAffine = None
     device: Device = "auto"

@@ -52,8 +52,8 @@ Say = Callable[[str], None]
 
 # Odds are fitted at most this often to be tried on persons that they have not seen.
 _FOLDS = 5
-# Odds that gain less Dice than this on persons they have not seen are not worth having.
-_WORTHWHILE = 0.001
+# What gains less Dice than this on persons that it has not seen is not worth having.
+WORTHWHILE = 0.001
 # What helps most often where scans have truths that cannot be used.
 _NUMBERS = (
     "if the truths do not have FreeSurfer's numbers, add --numbering or --mapping"
@@ -82,7 +82,7 @@ class FoundOdds:
     def better(self) -> bool:
         """Tell whether persons whom the odds have not seen gain."""
         gain = float(np.mean(self.after)) - float(np.mean(self.before))
-        return gain >= _WORTHWHILE
+        return gain >= WORTHWHILE
 
     def lines(self) -> list[str]:
         """Write the figures for people: Dice of each scan before and after, and all odds."""
@@ -248,9 +248,7 @@ def find_odds(
     Only the classes that are `counted` get odds and are in the mean; by default all do.
     """
     scheme = model.scheme
-    fixed = sorted({*without_odds(model), *without_truth(scans)})
-    if counted is not None:
-        fixed = sorted({*fixed, *range(len(scheme))} - (set(counted) - set(fixed)))
+    fixed = classes_without_odds(model, scans, counted)
     own = model.info.fusion.class_odds
     fitted_to_all = fit_odds(scans, scheme, fixed)
     persons = [pair.truth.person for pair in pairs]
@@ -281,6 +279,21 @@ def find_odds(
         held_out=held_out,
         exit=batch_exit(done=len(scans), failed=failed),
     )
+
+
+def classes_without_odds(
+    model: Model,
+    scans: Sequence[DoubtfulVoxels],
+    counted: Sequence[int] | None = None,
+) -> list[int]:
+    """List the classes that get no odds and are in no mean.
+
+    Those that no odds are for, that no truth has, or that are not `counted`.
+    """
+    fixed = {*without_odds(model), *without_truth(scans)}
+    if counted is not None:
+        fixed |= set(range(len(model.scheme))) - set(counted)
+    return sorted(fixed)
 
 
 def _mean_dice(

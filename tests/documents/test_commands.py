@@ -91,7 +91,10 @@ REPLACED = (
     # A small model that has parcels.
     (r"^trinat predict (.*) --parcels", r"trinat predict \1 --parcels --model divided"),
     # Labels that a model does not find at all are refused: ones that know the head.
-    (r"^trinat learn results\b", "trinat learn results --model models/shy"),
+    (
+        r"^trinat learn results\b",
+        "trinat learn results --method factors --model models/shy",
+    ),
     (r"^trinat fuse-weights models/own\b", "trinat fuse-weights models/known"),
     # The tiny network's results are all rejected.
     (r"^trinat report results\b", "trinat report --include-rejected results"),

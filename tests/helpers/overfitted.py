@@ -20,6 +20,7 @@ from trinat.segmentation.models.checkpoint import load_model, save_model
 from trinat.segmentation.models.model_info import (
     Description,
     Fusion,
+    Preprocessing,
     Quality,
     Training,
 )
@@ -173,8 +174,11 @@ if __name__ == "__main__":
     write_weights()
 
 
-def shy_model(folder: Path) -> Path:
-    """A model that knows the head, but takes cortex for less likely than it is."""
+def shy_model(folder: Path, side: int = 256) -> Path:
+    """A model that knows the head, but takes cortex for less likely than it is.
+
+    Its working grid has so many voxels along each axis.
+    """
     model = load_model(overfitted_model())
     for view, network in model.networks.items():
         assert network.classifier.bias is not None
@@ -186,6 +190,7 @@ def shy_model(folder: Path) -> Path:
                 network.classifier.bias[index] -= 2.5
     description = Description(
         name="shy",
+        preprocessing=Preprocessing(shape=(side, side, side)),
         not_predicted=model.info.not_predicted,
         fusion=Fusion(csf_odds=0.5),
         quality=Quality(agreement=(0.7, 0.4)),

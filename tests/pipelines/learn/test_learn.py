@@ -8,25 +8,32 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from helpers.miniatures import head_image, head_labels, write_nifti
 from helpers.overfitted import shy_model
+from scipy import ndimage
 from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.common.exits import Exit, exit_code
 from trinat.pipelines.learn.corrected import find_corrected, persons_of
-from trinat.pipelines.learn.learning import judgement, learn, structures_corrected
+from trinat.pipelines.learn.learning import (
+    Judged,
+    choose,
+    learn,
+    structures_corrected,
+)
 from trinat.pipelines.learn.settings import LearnSettings
-from trinat.pipelines.models.fit_odds import FoundOdds
+from trinat.pipelines.learn.training import counted_voxels
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger
 from trinat.pipelines.scans.corrections import Session, save_correction
-from trinat.pipelines.web.study import Item, Study
+from trinat.pipelines.web.study import Item, Structure, Study
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
-from trinat.segmentation.models.checkpoint import read_info
+from trinat.segmentation.models.checkpoint import load_model, read_info
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -119,6 +126,8 @@ def test_scans_that_are_gone_are_named_and_nothing_corrected_is_refused(
     found, failures = find_corrected(Study(results, rater=""))
     assert found == []
     assert failures == ["sub-01_T1w: its scan is not where it was: give --images"]
+    with pytest.raises(EvaluationError, match=r"no scan can be used.*give --images"):
+        learn(LearnSettings(results, tmp_path / "own"))
 
 
 def test_sessions_are_of_one_person_and_folders_tell_persons_apart() -> None:
@@ -147,28 +156,57 @@ def test_corrected_structures_have_both_sides_and_a_whole_map_has_all(
     assert structures_corrected([*found, whole], scheme) == list(range(33))
 
 
-def found_odds(before: tuple[float, ...], after: tuple[float, ...]) -> FoundOdds:
-    persons = ("a", "a", "b")[: len(before)]
-    return FoundOdds(
-        scans=persons,
-        persons=persons,
-        before=before,
-        after=after,
-        odds={},
-        held_out=len(before) > 2,
-        exit=Exit.OK,
-    )
-
-
 def test_the_interval_is_over_persons_not_over_scans() -> None:
     # Gains of 0.01 and 0.03 of a, and of 0.06 of b: of persons 0.02 and 0.06. Their mean is 0.04
     # and its standard error 0.02, so the interval of t (12.71 with one degree) is 0.04 +- 0.254.
-    line = judgement(found_odds((0.8, 0.8, 0.8), (0.81, 0.83, 0.86)))
+    after = (0.81, 0.83, 0.86)
+    line = str(Judged(("a", "a", "b"), (0.8, 0.8, 0.8), after, held_out=True))
     assert "persons that it has not seen 0.800 before, 0.833 after" in line
     assert "gain +0.040, 95 % interval -0.214 to +0.294, 2 persons" in line
-    line = judgement(found_odds((0.8, 0.8), (0.81, 0.83)))
+    line = str(Judged(("a", "a"), (0.8, 0.8), (0.81, 0.83), held_out=False))
     assert "the very person that it was fitted to 0.800 before, 0.820 after" in line
     assert "no interval" in line
+
+
+@pytest.mark.parametrize(
+    ("scores", "chosen"),
+    [
+        # Each must gain 0.001 over what changes less.
+        ((0.8, 0.8005, 0.8006, 0.8007), "start"),
+        ((0.8, 0.82, 0.8205, 0.8205), "factors"),
+        ((0.8, 0.82, 0.83, 0.8305), "averaged"),
+        ((0.8, 0.82, 0.81, 0.83), "trained"),
+    ],
+)
+def test_what_changes_less_is_taken_unless_more_is_gained(
+    scores: tuple[float, ...], chosen: str
+) -> None:
+    names = ("start", "factors", "averaged", "trained")
+    # The mean over scans decides.
+    of_scans = {
+        name: (score - 0.1, score + 0.1)
+        for name, score in zip(names, scores, strict=True)
+    }
+    assert choose(of_scans) == chosen
+
+
+def test_voxels_around_a_corrected_structure_count_and_no_others(results: Path) -> None:
+    correct(results, "sub-01", CORTEX, WHITE_MATTER)
+    (corrected,), _ = find_corrected(Study(results, rater=""))
+    only_one = replace(corrected, structures=frozenset())
+    changed = counted_voxels(only_one, [])
+    assert changed is not None
+    # The voxel that was changed, and 3 mm around it, in a corner of the head.
+    assert 0 < changed.data.sum() <= 7**3
+    structures = [Structure(3, "Left-Cerebral-Cortex", "", "#000000")]
+    counted = counted_voxels(corrected, structures)
+    assert counted is not None
+    result = Volume.read(results / "sub-01_T1w_dseg.nii.gz", labels=True).data
+    assert counted.data[result == CORTEX].all()
+    near = ndimage.binary_dilation(result == CORTEX, np.ones((7, 7, 7)))
+    assert not counted.data[~near].any()
+    whole = replace(corrected, mask=None, structures=None)
+    assert counted_voxels(whole, structures) is None
 
 
 def test_the_model_must_be_known(results: Path, tmp_path: Path) -> None:
@@ -177,9 +215,7 @@ def test_the_model_must_be_known(results: Path, tmp_path: Path) -> None:
         learn(LearnSettings(results, tmp_path / "own"))
 
 
-def test_from_two_persons_the_cortex_gets_its_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_two_persons_the_cortex_gets_its_size(tmp_path: Path) -> None:
     results = results_of(tmp_path, ("sub-01", "sub-02"))
     shy = shy_model(tmp_path / "shy")
     out = tmp_path / "own"
@@ -196,11 +232,55 @@ def test_from_two_persons_the_cortex_gets_its_size(
     assert odds["Left-Cerebral-Cortex"] > 2 * odds["Left-Cerebral-White-Matter"]
     assert (info.name, info.training.licence) == ("own", "CC BY-NC 3.0")
 
-    # The same model again, as one that is no better.
-    monkeypatch.setattr("trinat.pipelines.models.fit_odds._WORTHWHILE", 2.0)
+    # What has its factors already gains no more.
     command[command.index(str(out))] = str(tmp_path / "worse")
+    command[command.index(str(shy))] = str(out)
     done = CliRunner().invoke(app, command, standalone_mode=False)
     assert isinstance(done.exception, EvaluationError)
     assert "no model is written, as it would be no better" in str(done.exception)
     assert exit_code(done.exception) == Exit.ALL_FAILED
     assert not (tmp_path / "worse").exists()
+
+
+@pytest.mark.slow
+def test_from_three_persons_networks_are_trained_and_judged_by_one_left_out(
+    tmp_path: Path,
+) -> None:
+    results = results_of(tmp_path, ("sub-01", "sub-02", "sub-03"))
+    recipe = tmp_path / "few.yaml"
+    recipe.write_text(
+        "name: few\nstart: fast\nscheme: quicknat33\n"
+        "data: {store: {path: s, split: s}, rows: 64, columns: 64, epoch_slices: 32}\n"
+        "optimiser: {kind: adamw, rate: 2.0e-3}\nloss: {balance: 0, boundary: 0.2}\n"
+        "batch: 8\nema: 0.5\nschedule: {kind: constant, steps: 6}\n"
+    )
+    shy = shy_model(tmp_path / "shy", 64)
+    out = tmp_path / "own"
+    words = ["learn", results, "--labels", results, "--model", shy, "--out", out]
+    words += ["--recipe", recipe, "--device", "cpu"]
+    command = [str(word) for word in words]
+    done = CliRunner().invoke(app, command, standalone_mode=False)
+    assert done.exception is None, done.exception
+    assert "3 corrected scans of 3 persons, 1 person left out" in done.output
+    for column in ("before", "factors", "averaged", "trained"):
+        assert column in done.output
+    info = read_info(out)
+    assert (info.name, info.training.licence) == ("own", "CC BY-NC 3.0")
+    (run,) = (tmp_path / "own-training").glob("run-*")
+    # Between the start and what was trained, weight by weight.
+    trained, start = load_model(run / "model"), load_model(shy)
+    averaged = load_model(run / "averaged")
+    for view, network in averaged.networks.items():
+        middle = trained.networks[view].state_dict()
+        first = start.networks[view].state_dict()
+        for name, value in network.state_dict().items():
+            if value.is_floating_point():
+                expected = (middle[name] + first[name]) / 2
+                torch.testing.assert_close(value, expected, rtol=1e-2, atol=1e-3)
+
+    # The same command goes on where it was: nothing is trained again.
+    states = {path: path.stat().st_mtime_ns for path in run.rglob("*.state")}
+    assert states
+    done = CliRunner().invoke(app, [*command, "--overwrite"], standalone_mode=False)
+    assert done.exception is None, done.exception
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*.state")} == states

@@ -120,7 +120,7 @@ def test_odds_that_the_model_has_are_tried_like_others_and_replaced(
 def test_no_model_is_written_where_too_little_is_gained(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trinat.pipelines.models.fit_odds._WORTHWHILE", 2.0)
+    monkeypatch.setattr("trinat.pipelines.models.fit_odds.WORTHWHILE", 2.0)
     said: list[str] = []
     (tmp_path / "truth").mkdir()
     for name in ("sub-01", "sub-02"):

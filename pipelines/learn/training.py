@@ -1,0 +1,177 @@
+"""Networks trained on corrected scans, by the ways of `trinat prepare`, `split` and `train`.
+
+Beside the new model there is a folder with the store, its split and the run: the same command goes
+on there where it was stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trinat.pipelines.common.config import check
+from trinat.pipelines.laboratory.average import mean_of
+from trinat.pipelines.learn.corrected import Corrected
+from trinat.pipelines.learn.settings import LearnSettings
+from trinat.pipelines.prepare.making import PrepareConfig, prepare_store
+from trinat.pipelines.train.from_python import train
+from trinat.pipelines.train.result import CONFIG
+from trinat.pipelines.web.study import Structure
+from trinat.segmentation.data.sources.base import safe_name
+from trinat.segmentation.data.splitting import split_store
+from trinat.segmentation.data.store import Store
+from trinat.segmentation.io.files import read_bytes, write_tsv
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.models.checkpoint import Model, load_model, save_model
+from trinat.segmentation.models.model_info import Description
+from trinat.segmentation.space.morphology import dilated
+
+Say = Callable[[str], None]
+
+# Of five persons one is left out, to judge by.
+_RATIOS = (4.0, 1.0, 0.0)
+# Around a structure that was corrected, what it borders on counts, too.
+_AROUND_MM = 3.0
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training has left in the folder `run`, and who was left out of it.
+
+    `models` are the weights as they were trained, and their mean with those they started from:
+    folders, by what people are told of them, the nearer to the start first. `held_out` are names of
+    scans.
+    """
+
+    run: Path
+    models: Mapping[str, Path]
+    held_out: frozenset[str]
+
+
+def train_on(
+    corrected: Sequence[Corrected],
+    model: Model,
+    structures: Sequence[Structure],
+    settings: LearnSettings,
+    say: Say,
+    *,
+    progress: bool,
+) -> Trained:
+    """Train a model's networks on corrected scans, but for some persons'.
+
+    `structures` are those of the results, with their numbers in label maps.
+    """
+    work = settings.out.with_name(f"{settings.out.name}-training")
+    work.mkdir(parents=True, exist_ok=True)
+    subjects = {safe_name(each.item.name): each for each in corrected}
+    _write_table(work, subjects, structures)
+    store = work / "store"
+    config: dict[str, Any] = {"source": "pairs", "root": work / "pairs.tsv"}
+    config["labels"] = str(model.label_table or model.info.labels)
+    config["grid"] = model.info.preprocessing.shape
+    config["fold"] = settings.numbering
+    config["trust_affine"] = settings.trust_affine
+    checked = check(PrepareConfig, config, model.folder)
+    summary = prepare_store(checked, store, say=say)
+    for row in summary.rows:
+        if row.status == "failed":
+            say(f"not learnt from: {row.subject}: {row.reason}")
+    ((path, split),) = split_store(store, ratios=_RATIOS)
+    say(f"trained on {len(split.train)} scans, judged by {len(split.validation)}")
+
+    # Other corrections, or another recipe, are another run.
+    identity = Store(store).fingerprint.encode() + read_bytes(path)
+    identity += json.dumps([settings.recipe, str(model.folder)]).encode()
+    run = work / f"run-{hashlib.sha256(identity).hexdigest()[:8]}"
+    changed = {
+        "start": model.folder.resolve(),
+        "contrast": model.info.contrast,
+        "reverse_contrast": model.info.reverse_contrast,
+    }
+    done = train(
+        settings.recipe,
+        run,
+        store=store,
+        settings=changed,
+        resume=(run / CONFIG).is_file(),
+        seconds=settings.seconds,
+        device=settings.device,
+        progress=progress,
+    )
+    averaged = run / "averaged"
+    _save_mean(load_model(done.model), model, averaged)
+    return Trained(
+        run=run,
+        models={"averaged": averaged, "trained": done.model},
+        held_out=frozenset(subjects[name].item.name for name in split.validation),
+    )
+
+
+def counted_voxels(
+    corrected: Corrected, structures: Sequence[Structure]
+) -> Volume | None:
+    """Which voxels of a correction count in training, 1 there; None where all do.
+
+    Those that a person has changed, and the structures in which that was, as they were and as they
+    are, with a rim of what they border on: a network that saw nothing but its own mistakes would
+    overdo it.
+    """
+    if corrected.mask is None or corrected.structures is None:
+        return None
+    assert corrected.item.labels is not None
+    mask = Volume.read(corrected.mask, labels=True)
+    names = corrected.structures
+    numbers = [each.number for each in structures if each.name in names]
+    counted = mask.data > 0
+    for path in (corrected.labels, corrected.item.labels):
+        counted |= np.isin(Volume.read(path, labels=True).data, numbers)
+    reach = [max(1, round(_AROUND_MM / side)) for side in mask.spacing_mm]
+    return Volume(dilated(counted, reach).astype(np.uint8), mask.affine, mask.codes)
+
+
+def _write_table(
+    work: Path,
+    subjects: Mapping[str, Corrected],
+    structures: Sequence[Structure],
+) -> None:
+    """Write the table of pairs that a store is made from, and the masks that it names."""
+    masks = work / "masks"
+    masks.mkdir(exist_ok=True)
+    rows = []
+    for name, corrected in subjects.items():
+        counted = counted_voxels(corrected, structures)
+        mask = None
+        if counted is not None:
+            mask = (masks / f"{name}.nii.gz").resolve()
+            counted.write(mask, labels=True)
+        paths = (corrected.scan.resolve(), corrected.labels.resolve(), mask)
+        rows.append((name, corrected.person, *paths))
+    write_tsv(
+        work / "pairs.tsv", ("subject", "person", "image", "labels", "mask"), rows
+    )
+
+
+def _save_mean(trained: Model, start: Model, out: Path) -> None:
+    """Write the model halfway between one that was trained and the one that it started from."""
+    networks = {}
+    for view, network in trained.networks.items():
+        networks[view] = network
+        if view in start.networks:
+            both = [network, start.networks[view]]
+            networks[view] = mean_of(both, with_statistics=True)
+    content = {key: getattr(trained.info, key) for key in Description.model_fields}
+    save_model(
+        out,
+        Description(**content),
+        networks,
+        label_table=trained.label_table,
+        template=trained.template,
+        precision=trained.info.precision,
+        overwrite=True,
+    )
