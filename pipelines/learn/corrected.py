@@ -9,7 +9,7 @@ from pathlib import Path
 from trinat.pipelines.evaluate.pairing import Pair
 from trinat.pipelines.scans.corrections import correction_of, mask_path
 from trinat.pipelines.scans.files import ScanFile, find_files
-from trinat.pipelines.web.study import Item, Study
+from trinat.pipelines.web.study import Item, Study, digest
 from trinat.segmentation.data.identity import Identity, identity_of, told_apart
 from trinat.segmentation.errors import EvaluationError
 
@@ -78,6 +78,11 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
         scan = study.image(item)
         if scan is None:
             failures.append(f"{item.name}: its scan is not where it was: give --images")
+            continue
+        segmented = item.entry.input_sha256
+        # Elsewhere it may be packed otherwise.
+        if study.images is None and segmented and digest(scan) != segmented:
+            failures.append(f"{item.name}: its scan was changed since it was segmented")
             continue
         found.append(Corrected(item, person, scan, labels, mask, structures))
     if study.against is not None:

@@ -56,6 +56,7 @@ def results_of(folder: Path, names: tuple[str, ...]) -> Path:
                 f"{name}_T1w",
                 "done",
                 scan.name,
+                input_sha256=sha256_of(scan),
                 scan=os.path.relpath(scan, results.resolve()),
                 model="m",
                 outputs={path.name: sha256_of(path)},
@@ -122,7 +123,12 @@ def test_scans_that_are_gone_are_named_and_nothing_corrected_is_refused(
     with pytest.raises(EvaluationError, match="nothing is corrected here: correct one"):
         find_corrected(Study(results, rater=""))
     correct(results, "sub-01", CORTEX, WHITE_MATTER)
-    (tmp_path / "scans/sub-01_T1w.nii.gz").unlink()
+    scan = tmp_path / "scans/sub-01_T1w.nii.gz"
+    write_nifti(scan, head_image(head_labels(5)), "LIA")
+    found, failures = find_corrected(Study(results, rater=""))
+    assert found == []
+    assert failures == ["sub-01_T1w: its scan was changed since it was segmented"]
+    scan.unlink()
     found, failures = find_corrected(Study(results, rater=""))
     assert found == []
     assert failures == ["sub-01_T1w: its scan is not where it was: give --images"]
