@@ -54,8 +54,6 @@ from trinat.segmentation.metrics.common_grid import on_grid_of
 
 _LABELS = f"_{Product.LABELS.suffix}"
 _TRINAT = f"_desc-{Product.LABELS.own_entities['desc']}"
-# The table of all corrections in a folder of results.
-CORRECTIONS = "corrections.tsv"
 _COLUMNS = (
     "scan",
     "corrected",

@@ -181,6 +181,8 @@ FOLD = "fold-{}"
 ASIDE = ".trinat-stale"
 # What names of corrected label maps have, in BIDS in the place of `desc-trinat`.
 CORRECTED = "_desc-corrected"
+# The table of all corrections in a folder of results.
+CORRECTIONS = "corrections.tsv"
 # How the reasons of what is no scan begin, where that is no failure.
 LEFT_OUT = "left out: "
 # How the names of results end that may be beside scans: ours, and the masks of others.

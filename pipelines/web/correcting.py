@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 from trinat.pipelines.predict.settings import WORK
 from trinat.pipelines.scans.corrections import (
-    CORRECTIONS,
     Session,
     correction_of,
     list_correction,
     save_correction,
 )
+from trinat.pipelines.scans.naming import CORRECTIONS
 from trinat.pipelines.web.study import Item, Study, digest, structures_in
 from trinat.pipelines.web.voxels import Voxels
 from trinat.segmentation.errors import GeometryError, InputError

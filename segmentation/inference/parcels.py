@@ -6,24 +6,21 @@ Only voxels that may be cortex are kept, so that all parcels take little memory 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trinat.segmentation.inference.network import Part
 from trinat.segmentation.inference.uncertainty import dice_of_maps
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.parcels import Parcellation
 from trinat.segmentation.space.conform import ConformPlan, restore
-from trinat.segmentation.space.views import View, to_slices
-
-if TYPE_CHECKING:
-    from trinat.segmentation.inference.predictor import Predictor
+from trinat.segmentation.space.views import SliceAxes, View, to_slices
 
 # A voxel of the working grid that is cortex with this probability may be cortex in the scan.
 _MAY_BE_CORTEX = 0.02
@@ -78,50 +75,48 @@ class Parcels:
         return Volume(joined, structures.affine, structures.codes, structures.notes)
 
 
-def find_parcels(
-    predictor: Predictor,
-    image: Tensor,
-    probabilities: Tensor,
-    parcellation: Parcellation,
-    *,
-    mirror: bool = False,
-) -> Parcels:
-    """Let the networks of a model of parcels look at what may be cortex.
-
-    `image` (X, Y, Z) is on the working grid, or a part of it; `probabilities` (X, Y, Z, K) are
-    those of the structures there.
-    """
-    device = predictor.device
+def may_be_cortex(probabilities: Tensor, parcellation: Parcellation) -> Tensor:
+    """Where the probabilities (X, Y, Z, K) of structures leave room for cortex, bool (X, Y, Z)."""
     left, right = (probabilities[..., label.index] for label in parcellation.cortex)
-    places = (left + right >= _MAY_BE_CORTEX).to(device)
+    return left + right >= _MAY_BE_CORTEX
+
+
+def join_views(
+    parts: Iterable[tuple[View, Part]],
+    places: Tensor,
+    axes: Mapping[View, SliceAxes],
+    weights: Mapping[View, Tensor],
+    parcellation: Parcellation,
+) -> Parcels:
+    """The parcels of some places (X, Y, Z), by the weighted geometric mean of views.
+
+    `parts` are the views' probabilities of slices along their `axes`, on the device of `places`;
+    `weights` are those of each class, (K,).
+    """
+    device = places.device
     count = int(places.sum())
     # The number of each voxel that may be cortex among them, -1 elsewhere.
     numbers = torch.full(places.shape, -1, dtype=torch.int32, device=device)
     numbers[places] = torch.arange(count, dtype=torch.int32, device=device)
-    names = len(parcellation.parcels)
-    views = predictor.views
-    weights = predictor.model.fusion_weights(views)
-    logarithms = torch.zeros((count, names - 1), device=device)
+    names = len(parcellation.parcels) - 1
+    logarithms = torch.zeros((count, names), device=device)
     by_view: dict[View, Tensor] = {}
-    within = places.cpu()
-    for view, part in predictor.each_view(image, mirror=mirror, within=within):
-        axes = predictor.model.info.preprocessing.slice_axes(view)
-        numbers_here = to_slices(numbers, axes)[part.slices, part.rows, part.columns]
+    for view, part in parts:
+        slices = to_slices(numbers, axes[view])
+        numbers_here = slices[part.slices, part.rows, part.columns]
         is_wanted = numbers_here >= 0
         wanted = numbers_here[is_wanted].long()
         # What is no parcel is out of the question here.
         own = part.probabilities[is_wanted][:, 1:]
         own = own / own.sum(1, keepdim=True).clamp(min=_LEAST)
-        weight = torch.from_numpy(weights[views.index(view), 1:]).to(device)
-        logarithms[wanted] += own.clamp(min=_LEAST).log() * weight
-        of_view = by_view.setdefault(
-            view, torch.zeros(count, dtype=torch.uint8, device=device)
-        )
-        of_view[wanted] = (1 + own.argmax(1)).to(torch.uint8)
+        logarithms[wanted] += own.clamp(min=_LEAST).log() * weights[view][1:]
+        if view not in by_view:
+            by_view[view] = torch.zeros(count, dtype=torch.uint8, device=device)
+        by_view[view][wanted] = (1 + own.argmax(1)).to(torch.uint8)
     classes = (1 + logarithms.argmax(1)).to(torch.uint8)
     return Parcels(
         parcellation,
-        within.numpy(),
+        places.cpu().numpy(),
         classes.cpu().numpy(),
         {view: found.cpu().numpy() for view, found in by_view.items()},
     )

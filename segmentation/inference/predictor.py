@@ -18,7 +18,7 @@ from trinat.segmentation.inference.fusion import (
 )
 from trinat.segmentation.inference.localisation import BrainRegion, brain_region
 from trinat.segmentation.inference.network import ComputePrecision, DeviceNetworks, Part
-from trinat.segmentation.inference.parcels import Parcels, find_parcels
+from trinat.segmentation.inference.parcels import Parcels, join_views, may_be_cortex
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.preparation import (
     REVERSED,
@@ -40,7 +40,13 @@ from trinat.segmentation.models.checkpoint import Model, load_model
 from trinat.segmentation.models.hardware import GPU, choose_device, refuse_forked_gpu
 from trinat.segmentation.models.zoo import find_parcels_folder
 from trinat.segmentation.space.conform import Conformed, ConformPlan
-from trinat.segmentation.space.views import View, chosen_views, source_axes, to_slices
+from trinat.segmentation.space.views import (
+    SliceAxes,
+    View,
+    chosen_views,
+    source_axes,
+    to_slices,
+)
 from trinat.segmentation.timing import stage
 
 _T = TypeVar("_T")
@@ -137,6 +143,18 @@ class Predictor:
             allow_cpu=allow_cpu,
             parcels=parcels,
         )
+
+    @property
+    def axes(self) -> dict[View, SliceAxes]:
+        """Along which axes of the working grid the slices of each view are cut."""
+        preprocessing = self.model.info.preprocessing
+        return {view: preprocessing.slice_axes(view) for view in self.views}
+
+    @property
+    def weights(self) -> dict[View, Tensor]:
+        """How much each view counts for each class, (K,), on the device."""
+        by_view = torch.from_numpy(self.model.fusion_weights(self.views))
+        return dict(zip(self.views, by_view.to(self.device), strict=True))
 
     @property
     def parcels_model(self) -> Model | None:
@@ -240,8 +258,11 @@ class Predictor:
         parcellation = Parcellation(self.model.scheme, parcels.model.scheme)
 
         def work() -> Parcels:
-            return find_parcels(
-                parcels, image, probabilities, parcellation, mirror=mirror
+            # After a GPU was out of memory the networks may be on the processor.
+            places = may_be_cortex(probabilities, parcellation).to(parcels.device)
+            parts = parcels.each_view(image, mirror=mirror, within=places.cpu())
+            return join_views(
+                parts, places, parcels.axes, parcels.weights, parcellation
             )
 
         with stage("parcels"):

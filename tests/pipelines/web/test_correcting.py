@@ -12,11 +12,11 @@ import pytest
 from helpers.studies import AFFINE, write_study
 
 from trinat.pipelines.scans.corrections import (
-    CORRECTIONS,
     corrected_path,
     correction_of,
     sidecar_path,
 )
+from trinat.pipelines.scans.naming import CORRECTIONS
 from trinat.pipelines.web.study import Study
 from trinat.pipelines.web.viewer import make_app
 from trinat.segmentation.io.files import sha256_of

@@ -15,7 +15,11 @@ from torch import Tensor
 from trinat.segmentation.errors import LabelError, ModelError
 from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.parcel_measures import measure_parcels
-from trinat.segmentation.inference.parcels import Parcels, find_parcels
+from trinat.segmentation.inference.parcels import (
+    Parcels,
+    join_views,
+    may_be_cortex,
+)
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
@@ -165,6 +169,12 @@ def _says(network: QuickNat, shares: dict[int, float]) -> None:
             bias[parcel] = math.log(share)
 
 
+def _find(predictor: Predictor, image: Tensor) -> Parcels:
+    places = may_be_cortex(_as_if_seen(image), DESIKAN)
+    parts = predictor.each_view(image, within=places)
+    return join_views(parts, places, predictor.axes, predictor.weights, DESIKAN)
+
+
 def test_views_are_joined_by_the_geometric_mean_in_what_may_be_cortex(
     tmp_path: Path,
 ) -> None:
@@ -175,7 +185,7 @@ def test_views_are_joined_by_the_geometric_mean_in_what_may_be_cortex(
     predictor = Predictor(model, device="cpu")
     image = torch.zeros((16, 16, 16))
     image[4:12, 6:10, 8] = 1
-    found = find_parcels(predictor, image, _as_if_seen(image), DESIKAN)
+    found = _find(predictor, image)
     np.testing.assert_array_equal(found.places, image.numpy() > 0.5)
     # The weights are 0.4, 0.4 and 0.2: 0.6^0.8 0.2^0.2 = 0.482 and 0.4^0.8 0.8^0.2 = 0.459.
     assert found.classes.tolist() == [CUNEUS] * (8 * 4)
@@ -184,7 +194,7 @@ def test_views_are_joined_by_the_geometric_mean_in_what_may_be_cortex(
     # 0.6^0.8 0.1^0.2 = 0.419 and 0.4^0.8 0.9^0.2 = 0.470.
     _says(model.networks[View.SAGITTAL], {CUNEUS: 0.1, INSULA: 0.9})
     predictor = Predictor(model, device="cpu")
-    found = find_parcels(predictor, image, _as_if_seen(image), DESIKAN)
+    found = _find(predictor, image)
     assert found.classes.tolist() == [INSULA] * (8 * 4)
 
 
