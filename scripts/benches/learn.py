@@ -7,7 +7,8 @@ gets its map of TRUTH, and all of that counts. The persons of MEASURED are not c
 Dice is over their structures. Factors are fitted as `trinat learn` does it from few scans.
 
 Each scan is segmented once, and each fit done once; both are kept in CACHE, so that a run that was
-stopped goes on.
+stopped goes on. On a machine where other work runs, set OMP_NUM_THREADS=1: threads that wait for
+each other made it ten times slower.
 """
 
 from __future__ import annotations
