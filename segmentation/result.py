@@ -200,7 +200,7 @@ class Result(Prediction):
         return pd.DataFrame(rows, columns=list(_COLUMNS))
 
     def parcels(self) -> pd.DataFrame:
-        """One row a parcel of the cortex; needs `parcels=True` of `segment`.
+        """One row a parcel of the cortex; needs `parcels=True` of `segment`, and a model with them.
 
         Returns
         -------
@@ -211,7 +211,7 @@ class Result(Prediction):
 
         Examples
         --------
-        >>> table = trinat.segment("scan.nii.gz", parcels=True).parcels()
+        >>> table = trinat.segment("scan.nii.gz", model="own", parcels=True).parcels()
         >>> len(table)
         68
         """

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.miniatures import head_image, head_labels, write_nifti
+from helpers.overfitted import with_parcels
 from helpers.small_store import small_store
 from matplotlib import pyplot
 
@@ -156,6 +157,7 @@ def test_the_example_of_each_docstring_runs(
     # A small head by the name that examples use: quick, whatever is found in it.
     write_nifti(tmp_path / "scan.nii.gz", head_image(head_labels()), "RAS")
     small_store(tmp_path / "store", {"sub-01": (14, 16, 18)})
+    with_parcels(tmp_path / "own")
     monkeypatch.chdir(tmp_path)
     owner, _, method = name.partition(".")
     value = getattr(trinat, owner)
