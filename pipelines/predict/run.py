@@ -130,8 +130,7 @@ def predict(request: PredictRequest, heard: Listener | None = None) -> Outcome:
             # A part of the work leaves the tables to `merge`.
             if not request.part:
                 entries = ledger.entries.values()
-                write_tables(folder, entries, request.out)
-                renew_changes(ledger, folder, entries, request.excluded, request.out)
+                _renew_tables(ledger, folder, entries, request.excluded, request.out)
             ledger.move_in(folder)
     outcome = recorder.outcome(given, is_part=bool(request.part))
     heard.on_end(outcome, request.out)
@@ -339,6 +338,21 @@ def _make_tables_folder(staging: Path) -> Path:
     return folder
 
 
+def _renew_tables(
+    ledger: Ledger,
+    folder: Path,
+    entries: Collection[Entry],
+    excluded: Collection[str],
+    out: Path,
+) -> None:
+    """Write the tables and pages of a group into `folder`; remove those that have no results."""
+    write_tables(folder, entries, out)
+    for name in TABLES:
+        if not (folder / name).exists():
+            ledger.remove(name)
+    renew_changes(ledger, folder, entries, excluded, out)
+
+
 def merge(
     out: Path,
     *,
@@ -370,8 +384,7 @@ def merge(
         entries = contents.entries
         with Ledger(joined, own, contents.written, overwrite=overwrite) as ledger:
             folder = _make_tables_folder(staging)
-            write_tables(folder, entries.values(), out)
-            renew_changes(ledger, folder, entries.values(), excluded, out)
+            _renew_tables(ledger, folder, entries.values(), excluded, out)
             ledger.move_in(folder)
             # Each part of the work has kept the slices of its own most doubtful cases.
             shown = {slices_of(entry.case) for entry in most_doubtful(entries.values())}

@@ -379,7 +379,7 @@ class Predictor:
         """The part of `fuse` that only gives a GPU its work, and never waits for it."""
         shape = to_shape(image.shape)
         info = self.model.info
-        axes = {view: info.preprocessing.slice_axes(view) for view in views}
+        axes = self.axes
         # The model's own weights, from its model.yaml.
         weights = self.model.fusion_weights(views)
         fusion = ViewAggregator(

@@ -341,6 +341,18 @@ def test_parcels_are_a_label_map_of_their_own_and_a_table(tmp_path: Path) -> Non
     assert of_stats[1035] == (parcels == 1035).sum()
 
 
+def test_a_later_run_without_parcels_leaves_no_table_of_them(tmp_path: Path) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    model = str(with_parcels(tmp_path / "model"))
+    out = tmp_path / "out"
+    run_serially(scans, out, output=replace(QUICK, parcels=True), model=model)
+    assert (out / "parcels.tsv").is_file()
+    run_serially(scans, out, model=model)
+    assert not (out / "parcels.tsv").exists()
+    # As of any option: the map is of the same label map, so it is still right.
+    assert (out / "a_parcels.nii.gz").is_file()
+
+
 def test_parcels_of_a_bids_dataset_have_names_of_bids(tmp_path: Path) -> None:
     raw = write_scans(tmp_path / "raw", "sub-01/anat/sub-01_T1w.nii.gz")
     output = replace(QUICK, parcels=True)
