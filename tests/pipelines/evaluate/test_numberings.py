@@ -48,6 +48,30 @@ def test_a_folding_table_is_of_the_truth_alone(pair: EvaluationSettings) -> None
         assert value(metrics, "x", "model", structure, "dice") == 1
 
 
+def test_parcels_drawn_by_hand_are_the_truth_of_maps_of_parcels(
+    pair: EvaluationSettings,
+) -> None:
+    """A row of voxels: the raters' precuneus left and right, and three voxels of each found."""
+    truth = np.zeros((16, 16, 16), np.int16)
+    truth[1:5, 8, 8], truth[7:11, 8, 8] = 169, 168
+    found = np.zeros((16, 16, 16), np.int16)
+    found[2:5, 8, 8], found[7:10, 8, 8] = 30169, 30168
+    write(pair.truth / "x.nii.gz", truth)
+    write(pair.models["model"] / "x.nii.gz", found)
+    evaluate_predictions(
+        replace(
+            pair,
+            labels="neuromorphometrics",
+            numbering="neuromorphometrics",
+            tables_only=True,
+        )
+    )
+    metrics = read_metrics(pair.out / "metrics.csv")
+    for parcel in ("ctx-lh-precuneus", "ctx-rh-precuneus"):
+        assert value(metrics, "x", "model", parcel, "dice") == pytest.approx(6 / 7)
+        assert value(metrics, "x", "model", parcel, "truth_volume") == 4 * 2**3
+
+
 def test_each_model_has_its_own_numbering(
     pair: EvaluationSettings, tmp_path: Path
 ) -> None:

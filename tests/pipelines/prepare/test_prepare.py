@@ -17,6 +17,7 @@ from helpers.miniatures import (
     head_image,
     head_labels,
     ixi_scan,
+    malc_scan,
     neurite_session,
     oasis_session,
     pack,
@@ -92,6 +93,19 @@ def test_what_is_on_the_left_is_on_the_left_in_slices_of_every_source(
         for side in HEMISPHERES
     }
     assert middle["left"] + 5 < middle["right"]
+
+
+def test_parcels_drawn_by_hand_are_classes_of_the_networks_for_them(
+    tmp_path: Path,
+) -> None:
+    """The cortex of the miniature is the anterior cingulate gyrus, 101 left and 100 right."""
+    malc_scan(tmp_path / "in", "1000")
+    _, store = prepare(
+        "malc", tmp_path / "in", tmp_path / "out", labels="neuromorphometrics49"
+    )
+    cortex = int(np.isin(head_labels(), (3, 42)).sum())
+    voxels = store.file("1000").statistics.voxels
+    assert voxels == (64**3 - cortex, cortex, *[0] * 48)
 
 
 def test_oasis_images_lie_as_documented_though_their_headers_do_not_say(

@@ -58,6 +58,17 @@ def test_every_parcel_is_cortex_even_right_and_odd_left() -> None:
     assert fs(*range(100, 208)) == [42, 3] * 54
 
 
+def test_a_parcel_stays_a_parcel_in_a_scheme_that_has_it() -> None:
+    """Its number there is 30000 more. 110, the whole cingulate gyrus, is no parcel of it."""
+    numbers = (47, 45, 100, 101, 110, 206, 207, 65)
+    both_sides = load_scheme("neuromorphometrics")
+    assert fs(*numbers, scheme=both_sides) == [
+        *(53, 2, 30100, 30101, 0, 30206, 30207, 0)
+    ]
+    of_networks = load_scheme("neuromorphometrics49")
+    assert fs(*numbers, scheme=of_networks) == [0, 0, 30101, 30101, 0, 30207, 30207, 0]
+
+
 @pytest.mark.parametrize("lobules", [71, 72, 73])
 def test_vermal_lobules_join_the_nearer_cerebellar_cortex(lobules: int) -> None:
     assert fs(39, lobules, 0, 38) == [8, 8, 0, 47]

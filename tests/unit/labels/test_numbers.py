@@ -12,6 +12,7 @@ from scipy.ndimage import distance_transform_edt
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.folding import folding_table
+from trinat.segmentation.labels.scheme import load_scheme
 
 
 def test_every_class_survives_the_way_there_and_back() -> None:
@@ -25,6 +26,7 @@ def test_every_class_survives_the_way_there_and_back() -> None:
     ("number", "target"),
     [
         (1000, 3), (1035, 3), (1999, 3), (2000, 42), (2035, 42), (2999, 42),
+        (30100, 42), (30101, 3), (30206, 42), (30207, 3),
         (78, 2), (79, 41), (31, 4), (63, 43),
         (30, 0), (62, 0), (85, 0), (72, 0), (80, 0), (81, 0), (82, 0),
     ],
@@ -37,7 +39,9 @@ def test_a_number_outside_the_scheme_folds_into_its_structure(
 
 def test_the_folding_table_holds_nothing_more() -> None:
     single = {30, 31, 62, 63, 72, 77, 78, 79, 80, 81, 82, 85, 251, 252, 253, 254, 255}
-    assert set(folding_table()) == single | set(range(1000, 3000))
+    manual = set(load_scheme("neuromorphometrics").fs_ids[31:].tolist())
+    assert len(manual) == 98
+    assert set(folding_table()) == single | set(range(1000, 3000)) | manual
 
 
 @pytest.mark.parametrize("number", [77, 251, 252, 253, 254, 255])

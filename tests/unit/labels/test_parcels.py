@@ -9,11 +9,12 @@ import pytest
 
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.labels.parcels import Parcellation
-from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.labels.scheme import LOBES, LabelScheme, load_scheme
 
 STRUCTURES = load_scheme("quicknat33")
 PARCELS = load_scheme("desikan34")
 DESIKAN = Parcellation(STRUCTURES, PARCELS)
+MANUAL = Parcellation(STRUCTURES, load_scheme("neuromorphometrics49"))
 
 
 def test_desikan34_are_freesurfers_parcels_without_the_corpus_callosum() -> None:
@@ -25,14 +26,46 @@ def test_desikan34_are_freesurfers_parcels_without_the_corpus_callosum() -> None
         (255, 192, 32),
         "insula",
     )
-    lobes = {label.group for label in PARCELS.labels[1:]}
-    assert lobes == {
-        *("frontal", "parietal", "temporal", "occipital", "cingulate", "insula")
-    }
+    assert {label.group for label in PARCELS.labels[1:]} == set(LOBES)
 
 
 def test_the_table_desikan_is_what_structures_and_parcels_give() -> None:
     assert DESIKAN.whole.labels == load_scheme("desikan").labels
+
+
+def test_neuromorphometrics49_are_the_raters_parcels_left_before_right() -> None:
+    # Neuromorphometrics has a number for each gyrus; these were not drawn by themselves.
+    not_drawn = {110, 126, 130, 158, 188}
+    right = [n for n in range(100, 208, 2) if n not in not_drawn]
+    numbers = [label.numbers for label in MANUAL.parcels.labels[1:]]
+    assert numbers == [(30001 + n, 30000 + n) for n in right]
+    insula = MANUAL.parcels.find("anterior insula")
+    assert (insula.fs_id, insula.abbreviation, insula.group) == (
+        30103,
+        "AIns",
+        "insula",
+    )
+    assert {label.group for label in MANUAL.parcels.labels[1:]} == set(LOBES)
+
+
+def test_the_table_neuromorphometrics_is_what_structures_and_parcels_give() -> None:
+    assert MANUAL.whole.labels == load_scheme("neuromorphometrics").labels
+    assert len(MANUAL.whole) == 31 + 2 * 49
+
+
+def test_numbers_of_the_two_conventions_never_meet() -> None:
+    of_desikan = {label.fs_id for label in DESIKAN.whole.labels if label.fs_id > 1000}
+    of_manual = {label.fs_id for label in MANUAL.whole.labels if label.fs_id > 1000}
+    assert (len(of_desikan), len(of_manual)) == (68, 98)
+    assert not of_desikan & of_manual
+
+
+def test_parcels_of_the_raters_stand_on_the_side_of_their_cortex() -> None:
+    left = STRUCTURES.find("Left-Cerebral-Cortex").index
+    right = STRUCTURES.find("Right-Cerebral-Cortex").index
+    insula = MANUAL.parcels.find("anterior-insula").index
+    joined = MANUAL.join(np.array([left, right]), np.array([insula, insula]))
+    assert MANUAL.whole.to_freesurfer(joined).tolist() == [30103, 30102]
 
 
 def test_parcels_stand_in_place_of_the_cortex_on_its_side() -> None:

@@ -184,7 +184,7 @@ def test_what_else_lies_among_the_tables_is_no_scheme(
 def test_an_unknown_name_lists_the_shipped_schemes() -> None:
     with pytest.raises(LabelError, match="no such label scheme") as refused:
         load_scheme("quicknat34")
-    assert "quicknat33, tissue4, left4" in str(refused.value)
+    assert "quicknat33, tissue4, neuromorphometrics49" in str(refused.value)
 
 
 # --- structures by name ---
