@@ -268,7 +268,7 @@ class CaseFiles:
             _write_json(self.names.path(Product.PARCELS, ".json"), self._origin)
 
     def _write_parcel_stats(self) -> None:
-        """aparc+aseg.stats: structures and parcels as `mri_segstats` lists them."""
+        """parcels.stats: structures and parcels as `mri_segstats` lists them."""
         found = self.found
         assert found.parcel_map is not None
         parcellation = found.parcel_map.parcellation

@@ -131,7 +131,7 @@ class Product(Enum):
     )
     ENTROPY = _Facts("entropy", ".nii.gz", is_in_bids=False)
     STATS = _Facts("stats", ".stats", plain="aseg", is_in_bids=False)
-    PARCEL_STATS = _Facts("parcelstats", ".stats", plain="aparc+aseg", is_in_bids=False)
+    PARCEL_STATS = _Facts("parcelstats", ".stats", plain="parcels", is_in_bids=False)
     PAGE = _Facts(
         "page", ".html", is_in_bids=False, download="page.html", media_type="text/html"
     )

@@ -115,10 +115,10 @@ def overfitted_model() -> Path:
     return folder
 
 
-def with_parcels(folder: Path) -> Path:
+def with_parcels(folder: Path, scheme: str = "desikan34") -> Path:
     """A copy of the overfitted model with networks for parcels, which know nothing."""
     shutil.copytree(overfitted_model(), folder)
-    save_parcels(folder / "parcels")
+    save_parcels(folder / "parcels", scheme)
     return folder
 
 

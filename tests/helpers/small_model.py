@@ -43,13 +43,13 @@ def save_small(folder: Path) -> Path:
     return folder
 
 
-def save_parcels(folder: Path) -> Path:
-    """Save a model that divides the cortex into parcels, and give the folder."""
-    parcels = load_scheme("desikan34")
+def save_parcels(folder: Path, scheme: str = "desikan34") -> Path:
+    """Save a model that divides the cortex into the parcels of a scheme, and give the folder."""
+    parcels = load_scheme(scheme)
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         networks = {view: network(len(parcels)) for view in View}
-    description = Description(name="small-parcels", labels="desikan34")
+    description = Description(name="small-parcels", labels=scheme)
     save_model(folder, description, networks)
     return folder
 

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import pytest
 from helpers.miniatures import without_orientation
-from helpers.overfitted import random_model
+from helpers.overfitted import random_model, with_parcels
 from helpers.serial import run_serially, write_scans
 
 from trinat.pipelines.cli import bids, main
@@ -50,6 +50,24 @@ def test_participants_then_group(
     assert capsys.readouterr().out == f"2 done, 0 failed: {out / 'report.html'}\n"
     assert (out / "volumes.tsv").read_text().count("\n") == 1 + 2
     assert "segmented by trinat" in (out / "README.md").read_text()
+
+
+def test_parcels_of_the_raters_are_named_in_one_table_of_the_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    write_scans(raw, "sub-01/anat/sub-01_T1w.nii.gz")
+    (raw / "dataset_description.json").write_text(
+        '{"Name": "x", "BIDSVersion": "1.10.0"}'
+    )
+    model = with_parcels(tmp_path / "model", "neuromorphometrics49")
+    options = ("--model", model, "--n_cpus", 1, "--parcels", "--stats")
+    assert run(monkeypatch, raw, out, "participant", *options) == Exit.OK
+    anat = out / "sub-01/anat"
+    assert (anat / "sub-01_space-orig_seg-parcels_dseg.nii.gz").is_file()
+    assert (anat / "sub-01_space-orig_desc-trinat_parcelstats.stats").is_file()
+    names = (out / "seg-parcels_dseg.tsv").read_text()
+    assert "30169\tctx-lh-precuneus\tlh-PCu\t" in names
 
 
 def test_sessions_and_further_outputs_are_chosen(

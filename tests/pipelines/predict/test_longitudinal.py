@@ -6,8 +6,10 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import pytest
+from helpers.overfitted import with_parcels
 from helpers.serial import QUICK, run_serially, table
 from helpers.visits import head_of, pose_of, visit_of
 
@@ -65,6 +67,21 @@ def test_changes_have_a_row_for_each_structure_of_each_person(study) -> None:
     points = table(study[1] / "timepoints.tsv")
     assert [row["case"] for row in points] == ["P0_MR1", "P0_MR2"]
     assert "Changes between scans" in (study[1] / "changes.html").read_text()
+
+
+@pytest.mark.slow
+def test_the_cortex_of_all_scans_has_parcels(tmp_path: Path) -> None:
+    write(tmp_path / "in", "MR1", "MR2")
+    model = with_parcels(tmp_path / "model", "neuromorphometrics49")
+    output = replace(TOGETHER, parcels=True)
+    out = tmp_path / "out"
+    run_serially(tmp_path / "in", out, output=output, model=str(model), excluded=())
+    for case in ("P0_MR1", "P0_MR2"):
+        labels = np.asarray(nib.load(out / f"{case}_dseg.nii.gz").dataobj)
+        parcels = np.asarray(nib.load(out / f"{case}_parcels.nii.gz").dataobj)
+        np.testing.assert_array_equal(parcels >= 30100, np.isin(labels, (3, 42)))
+    rows = table(out / "parcels.tsv")
+    assert [row["case"] for row in rows] == ["P0_MR1"] * 98 + ["P0_MR2"] * 98
 
 
 @pytest.mark.slow

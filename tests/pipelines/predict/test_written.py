@@ -308,7 +308,7 @@ def test_parcels_are_a_label_map_of_their_own_and_a_table(tmp_path: Path) -> Non
     entry = read_entries([tmp_path / "out/run.jsonl"])["a"]
     assert set(entry.outputs) == {
         *("a_dseg.nii.gz", "a_parcels.nii.gz"),
-        *("a_aseg.stats", "a_aparc+aseg.stats"),
+        *("a_aseg.stats", "a_parcels.stats"),
     }
     # The map of structures is the same to the byte.
     structures = tmp_path / "out/a_dseg.nii.gz"
@@ -331,7 +331,7 @@ def test_parcels_are_a_label_map_of_their_own_and_a_table(tmp_path: Path) -> Non
     numbers = {row["index"] for row in table(tmp_path / "out/parcel_labels.tsv")}
     assert {"1001", "2035", "17"} <= numbers
     assert "3" not in numbers
-    lines = (tmp_path / "out/a_aparc+aseg.stats").read_text().splitlines()
+    lines = (tmp_path / "out/a_parcels.stats").read_text().splitlines()
     of_stats = {
         int(line.split()[1]): int(line.split()[2])
         for line in lines
@@ -339,6 +339,40 @@ def test_parcels_are_a_label_map_of_their_own_and_a_table(tmp_path: Path) -> Non
     }
     assert of_stats[17] == (parcels == 17).sum()
     assert of_stats[1035] == (parcels == 1035).sum()
+
+
+def test_parcels_of_the_raters_have_their_own_numbers_and_names(tmp_path: Path) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    model = with_parcels(tmp_path / "model", "neuromorphometrics49")
+    output = replace(QUICK, parcels=True, stats=True)
+    run_serially(scans, tmp_path / "out", output=output, model=str(model))
+    labels = np.asarray(nib.load(tmp_path / "out/a_dseg.nii.gz").dataobj)
+    parcels = np.asarray(nib.load(tmp_path / "out/a_parcels.nii.gz").dataobj)
+    assert parcels.dtype == np.int16
+    is_parcel = parcels >= 30100
+    np.testing.assert_array_equal(is_parcel, np.isin(labels, (3, 42)))
+    np.testing.assert_array_equal(parcels[~is_parcel], labels[~is_parcel])
+    # As the raters have it: odd left and even right.
+    assert (parcels[labels == 3] % 2 == 1).all()
+    assert (parcels[labels == 42] % 2 == 0).all()
+    rows = table(tmp_path / "out/parcels.tsv")
+    assert len(rows) == 98
+    left = rows[0]
+    assert (left["parcel"], left["freesurfer"], left["side"], left["lobe"]) == (
+        *("ctx-lh-anterior-cingulate-gyrus", "30101", "left", "cingulate"),
+    )
+    volumes = {int(row["freesurfer"]): float(row["mm3"]) for row in rows}
+    for number, voxels in Counter(parcels[is_parcel].tolist()).items():
+        assert volumes[number] == voxels
+    names = {
+        row["index"]: row["name"] for row in table(tmp_path / "out/parcel_labels.tsv")
+    }
+    assert names["30102"] == "ctx-rh-anterior-insula"
+    assert "3" not in names
+    lines = (tmp_path / "out/a_parcels.stats").read_text().splitlines()
+    last = lines[-1].split()
+    assert last[1:3] == ["30207", str((parcels == 30207).sum())]
+    assert last[4] == "ctx-lh-transverse-temporal-gyrus"
 
 
 def test_a_later_run_without_parcels_leaves_no_table_of_them(tmp_path: Path) -> None:
