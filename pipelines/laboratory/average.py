@@ -121,6 +121,7 @@ def _check_alike(given: Sequence[Path], models: Sequence[Model]) -> None:
             and info.preprocessing == expected.preprocessing
             and info.contrast == expected.contrast
             and info.reverse_contrast == expected.reverse_contrast
+            and info.stripped_by == expected.stripped_by
         )
         if not is_alike:
             raise ConfigError(

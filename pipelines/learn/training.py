@@ -93,6 +93,7 @@ def train_on(
         "start": model.folder.resolve(),
         "contrast": model.info.contrast,
         "reverse_contrast": model.info.reverse_contrast,
+        "stripped_by": model.info.stripped_by,
     }
     done = train(
         settings.recipe,

@@ -146,6 +146,7 @@ def _common_facts(model: Model) -> dict[str, Any]:
         "classes of these labels": info.labels_sha256,
         "contrast": info.contrast,
         "reverse_contrast": info.reverse_contrast,
+        "stripped_by": info.stripped_by,
     }
     # How slices are cut is a view's own.
     grid = info.preprocessing.model_dump(exclude={"slices"})
@@ -206,6 +207,7 @@ def _joined_content(
         "fusion": fusion,
         "contrast": first.info.contrast,
         "reverse_contrast": first.info.reverse_contrast,
+        "stripped_by": first.info.stripped_by,
         "not_predicted": tuple(name for name in first.scheme.names if name in missing),
         "csf": _joined_csf(sources),
         "quality": quality,

@@ -95,6 +95,7 @@ def _require_able(model: Model) -> None:
         ),
         "axes other than RAS": info.preprocessing.axes != "RAS",
         "intensities scaled otherwise": info.preprocessing.scaling != "trinat",
+        "another model that strips whole heads": info.stripped_by is not None,
         "sagittal slices alone": tuple(model.networks) == (View.SAGITTAL,),
     }
     for what, is_needed in missing.items():

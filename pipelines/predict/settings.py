@@ -279,7 +279,8 @@ class RunSettings(WorkerOptions):
 
     `out` is the output folder, `model` a model's folder. Outputs wait in `staging`, which is on the
     disk of `out` and emptied at start and end. With `bids` names follow BIDS. `parcels_sha256` is
-    that of the model's own model of parcels, where these are asked for.
+    that of the model's own model of parcels, where these are asked for, and `stripper_sha256` that
+    of the model which strips whole heads, if the model has one.
     """
 
     out: Path
@@ -288,12 +289,15 @@ class RunSettings(WorkerOptions):
     staging: Path
     bids: bool = False
     parcels_sha256: str = ""
+    stripper_sha256: str = ""
 
     def digest(self, case: Case) -> str:
         """A hash of all that results of a case depend on, besides scan and model."""
         further: list[Any] = []
         if self.parcels_sha256:
             further.append(self.parcels_sha256)
+        if self.stripper_sha256:
+            further.append(self.stripper_sha256)
         if case.facts is not None:
             further.append(asdict(case.facts))
         digest = self.output.digest()
@@ -485,7 +489,11 @@ class PredictRequest(WorkerOptions):
 
         `model` is the model's folder; outputs wait in `staging`; with `bids` names follow BIDS.
         """
-        from trinat.segmentation.models.zoo import MODEL_FILE, find_parcels_folder
+        from trinat.segmentation.models.zoo import (
+            MODEL_FILE,
+            find_parcels_folder,
+            stripper_of,
+        )
 
         options = {
             option.name: getattr(self, option.name) for option in fields(WorkerOptions)
@@ -497,8 +505,19 @@ class PredictRequest(WorkerOptions):
         of_parcels = ""
         if self.output.parcels:
             of_parcels = sha256_of(find_parcels_folder(model) / MODEL_FILE)
+        of_stripper = ""
+        stripper = stripper_of(model)
+        if stripper is not None:
+            of_stripper = sha256_of(stripper / MODEL_FILE)
         return RunSettings(
-            self.out, model, digest, staging, bids, of_parcels, **options
+            self.out,
+            model,
+            digest,
+            staging,
+            bids,
+            of_parcels,
+            of_stripper,
+            **options,
         )
 
     @property

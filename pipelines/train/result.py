@@ -205,6 +205,7 @@ def save_run(
             fusion=_fusion_of_start(recipe, scheme, out),
             contrast=recipe.contrast,
             reverse_contrast=recipe.reverse_contrast,
+            stripped_by=recipe.stripped_by,
             not_predicted=tuple(name for name in scheme.names if name in never),
             csf=_csf_taught(recipe, out),
             training=Training(

@@ -21,14 +21,19 @@ from trinat.segmentation.inference.network import ComputePrecision, DeviceNetwor
 from trinat.segmentation.inference.parcels import Parcels, join_views, may_be_cortex
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.preparation import (
-    REVERSED,
     Reversal,
     Seen,
-    as_seen,
+    Sight,
     find_reversal,
     prepare_scan,
 )
 from trinat.segmentation.inference.prior import apply_prior
+from trinat.segmentation.inference.stripping import (
+    EVERY,
+    INSIDE,
+    is_whole_head,
+    kept_around,
+)
 from trinat.segmentation.inference.uncertainty import (
     Samples,
     Uncertainty,
@@ -38,7 +43,7 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.parcels import Parcellation
 from trinat.segmentation.models.checkpoint import Model, load_model
 from trinat.segmentation.models.hardware import GPU, choose_device, refuse_forked_gpu
-from trinat.segmentation.models.zoo import find_parcels_folder
+from trinat.segmentation.models.zoo import find_parcels_folder, find_stripper
 from trinat.segmentation.space.conform import Conformed, ConformPlan
 from trinat.segmentation.space.views import (
     SliceAxes,
@@ -101,6 +106,17 @@ class Predictor:
             batch=batch,
             allow_cpu=allow_cpu,
         )
+        self._stripper: Predictor | None = None
+        if model.info.stripped_by:
+            # One view is enough for what is inside the skull.
+            self._stripper = Predictor(
+                find_stripper(model.info.stripped_by, model.folder),
+                device=device,
+                precision=precision,
+                views=[View.CORONAL],
+                batch=batch,
+                allow_cpu=allow_cpu,
+            )
         self._parcels: Predictor | None = None
         if parcels:
             self._parcels = Predictor(
@@ -222,14 +238,12 @@ class Predictor:
     ) -> Prediction:
         """`infer` with the batches and the device that are set now."""
         image = self.on_device(conformed)
-        reversal = self.find_reversal(image)
-        image = as_seen(image, reversal)
+        sight = self.find_sight(image)
+        image = sight.of(image)
         region, fusion, maps = self.find_and_fuse(image, mirror=mirror)
         plan = conformed.plan.cropped(region.box)
         with stage("prior"):
-            remarks = [self.weigh(fusion.fused, plan)]
-        if reversal is not None:
-            remarks.append(REVERSED)
+            remarks = (self.weigh(fusion.fused, plan), *sight.remarks)
         parcels = self.find_parcels(image[region.box], fusion.fused, mirror=mirror)
         uncertainty: Uncertainty | None = None
         if samples:
@@ -445,7 +459,49 @@ class Predictor:
     def image_of(self, conformed: Conformed) -> Tensor:
         """A scan as networks are to see it, (X, Y, Z) on their device."""
         image = self.on_device(conformed)
-        return as_seen(image, self.find_reversal(image))
+        return self.find_sight(image).of(image)
+
+    def find_sight(self, image: Tensor) -> Sight:
+        """How networks are to see an image (X, Y, Z)."""
+        return Sight(self.find_reversal(image), self.find_kept(image))
+
+    def find_kept(self, image: Tensor) -> Tensor | None:
+        """The part of an image (X, Y, Z) that networks see, bool; None for all of it.
+
+        Only models with `stripped_by` strip a whole head so.
+        """
+        stripper = self._stripper
+        if stripper is None:
+            return None
+
+        def work() -> Tensor | None:
+            on_device = image.to(stripper.device)
+            region = stripper.find_brain(on_device)
+            if not is_whole_head(on_device, region):
+                return None
+            return stripper.find_inside(on_device, region)
+
+        with stage("stripping"):
+            kept = stripper.with_less_memory(work)
+            return None if kept is None else kept.to(image.device)
+
+    def find_inside(self, image: Tensor, region: BrainRegion) -> Tensor:
+        """What is inside the skull of a head and a little around it, bool (X, Y, Z).
+
+        One view looks at every second slice of the region of the brain.
+        """
+        view = self.views[0]
+        axes = self.model.info.preprocessing.slice_axes(view)
+        inside = torch.zeros(image.shape, dtype=torch.bool, device=self.device)
+        slices = to_slices(inside[region.box], axes)
+        parts = self._networks.of_view[view].probabilities(
+            image[region.box], axes, every=EVERY, within=region.mask
+        )
+        for part in parts:
+            is_inside = part.probabilities[..., 0] < INSIDE
+            slices[part.slices, part.rows, part.columns] = is_inside
+        kept = kept_around(inside.cpu().numpy(), axes.along)
+        return torch.from_numpy(kept).to(self.device)
 
     def find_reversal(self, image: Tensor) -> Reversal | None:
         """How an image (X, Y, Z) is reversed before networks see it; None if it is not.

@@ -46,6 +46,10 @@ REVERSED = (
     "cortex and fluid are brighter than white matter: "
     "the networks saw bright and dark reversed"
 )
+# The same of a head that was stripped for networks that learnt from stripped scans.
+STRIPPED = (
+    "the scan shows the whole head: the networks saw the inside of the skull alone"
+)
 
 
 def prepare_scan(volume: Volume, preprocessing: Preprocessing) -> Conformed:
@@ -124,11 +128,33 @@ class Reversal:
         return torch.where(image < darkest, rising, falling)
 
 
-def as_seen(image: Tensor, reversal: Reversal | None) -> Tensor:
-    """An image as networks are to see it: reversed, or as it is without a reversal."""
-    if reversal is None:
+@dataclass(frozen=True, eq=False)
+class Sight:
+    """How networks see an image: as it is, reversed, or a part of it alone.
+
+    `kept` (X, Y, Z) is the part that they see; None for all of it. Elsewhere there is nothing.
+    """
+
+    reversal: Reversal | None = None
+    kept: Tensor | None = None
+
+    def of(self, image: Tensor) -> Tensor:
+        """An image (X, Y, Z) as networks are to see it."""
+        if self.reversal is not None:
+            image = self.reversal.apply(image)
+        if self.kept is not None:
+            image = torch.where(self.kept, image, 0)
         return image
-    return reversal.apply(image)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is noted of a scan that networks do not see as it is."""
+        remarks = []
+        if self.reversal is not None:
+            remarks.append(REVERSED)
+        if self.kept is not None:
+            remarks.append(STRIPPED)
+        return tuple(remarks)
 
 
 def find_reversal(slices: Iterable[Seen], scheme: LabelScheme) -> Reversal | None:

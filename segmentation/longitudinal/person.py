@@ -23,9 +23,7 @@ from trinat.segmentation.inference.localisation import BrainRegion
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.preparation import (
-    REVERSED,
     as_networks_take_it,
-    as_seen,
     from_minimum_to_maximum,
     needed_shape,
 )
@@ -235,10 +233,10 @@ def _segment(
     image = predictor.on_device(template)
     images = [predictor.on_device(scan) for scan in prepared]
     # The template decides for all scans what networks see, so that they stay comparable.
-    reversal = predictor.find_reversal(image)
+    sight = predictor.find_sight(image)
     # One view is enough here, and counts as one of the views that look at each scan.
     views = predictor.enough_views
-    seen_template = as_seen(image, reversal)
+    seen_template = sight.of(image)
     region, fusion, _ = predictor.find_and_fuse(
         seen_template, views=views, mirror=mirror
     )
@@ -257,18 +255,15 @@ def _segment(
     joining = Joining(image[region.box], fusion.fused, weight)
     maps = []
     for scan, part, flow in zip(images, parts, flows, strict=True):
-        seen = as_seen(scan, reversal)
-        of_scan, maps_of_scan = predictor.fuse(seen, near, mirror=mirror)
+        of_scan, maps_of_scan = predictor.fuse(sight.of(scan), near, mirror=mirror)
         maps.append(maps_of_scan)
         with stage("join"):
             joining.add(of_scan.fused, part, flow)
         del of_scan
     plan = template.plan.cropped(region.box)
     with stage("prior"):
-        remarks = [predictor.weigh(joining.mean, plan)]
+        remarks = (predictor.weigh(joining.mean, plan), *sight.remarks)
         joining.change_own(predictor.multiply_odds)
-    if reversal is not None:
-        remarks.append(REVERSED)
     joining.on_processor()
     conclude = [
         partial(

@@ -206,6 +206,11 @@ class Description(_Part):
     # Whether networks see scans in which fluid and cortex are brighter than white matter (T2, PD)
     # with bright and dark reversed, so that tissues have the order of T1.
     reverse_contrast: bool = Field(default=False, exclude_if=lambda given: not given)
+    # For networks that learnt from stripped scans: the shipped model whose mask of the inside of
+    # the skull strips whole heads before they see them. Stripped scans stay as they are.
+    stripped_by: Name | None = Field(
+        default=None, exclude_if=lambda given: given is None
+    )
     # Structures of the scheme that the model does not predict: they have no volume.
     not_predicted: tuple[str, ...] = ()
     # What it calls CSF: "region", a small one as in FreeSurfer's aseg and in manual labels, or
@@ -226,6 +231,18 @@ class Description(_Part):
             raise ValueError("reverse_contrast: only with contrast: any")
         if self.preprocessing.scaling != "trinat":
             raise ValueError("reverse_contrast: only with scaling: trinat")
+        return self
+
+    @model_validator(mode="after")
+    def _strips_what_it_can(self) -> Self:
+        """The other model sees what this one is given: its grid and scale are the usual ones."""
+        usual = Preprocessing()
+        given = self.preprocessing
+        is_usual = (given.axes, given.scaling) == (usual.axes, usual.scaling)
+        if self.stripped_by is not None and not is_usual:
+            raise ValueError(
+                f"stripped_by: only with axes: {usual.axes} and scaling: {usual.scaling}"
+            )
         return self
 
 

@@ -13,7 +13,7 @@ from trinat.segmentation.data.augmentation import AugmentationConfig
 from trinat.segmentation.labels import DEFAULT_SCHEME
 from trinat.segmentation.models.architectures import PUBLISHED, Architecture
 from trinat.segmentation.models.losses import AnyLoss, LossConfig
-from trinat.segmentation.models.model_info import Contrast, Precision
+from trinat.segmentation.models.model_info import Contrast, Name, Precision
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import Variant
 from trinat.segmentation.synthetic.settings import SynthesisConfig
@@ -203,6 +203,10 @@ class Recipe(_Config):
     # Whether the networks of the model see scans like T2 and PD with bright and dark reversed, so
     # that tissues have the order of T1. Training shows scans as they are.
     reverse_contrast: bool = False
+    # Of a model that learns from stripped scans: the shipped model that strips whole heads for it.
+    stripped_by: Name | None = Field(
+        default=None, exclude_if=lambda given: given is None
+    )
     events: bool = False  # curves also go to files for TensorBoard
     # services that get the curves, too; events: true is tensorboard
     tracking: tuple[Service, ...] = Field(

@@ -26,12 +26,14 @@ __all__ = [
     "default_model",
     "find_model",
     "find_parcels_folder",
+    "find_stripper",
     "is_for_any_contrast",
     "licence_notice",
     "licence_of",
     "read_model_file",
     "read_scheme",
     "shipped_models",
+    "stripper_of",
     "warn_of_licence",
 ]
 
@@ -169,6 +171,24 @@ def licence_of(folder: Path) -> str:
 def is_for_any_contrast(folder: Path) -> bool:
     """Whether a model is for scans of any contrast; one that does not say so is for T1."""
     return _said(folder).get("contrast") == "any"
+
+
+def stripper_of(folder: Path) -> Path | None:
+    """The folder of the model that strips whole heads for a model; None where none does."""
+    name = _said(folder).get("stripped_by")
+    return None if name is None else find_stripper(str(name), folder)
+
+
+def find_stripper(name: str, folder: Path) -> Path:
+    """The folder of the shipped model that strips whole heads for the model in `folder`."""
+    shipped = shipped_models()
+    if name not in shipped:
+        raise ModelError(
+            f"is stripped_by {name}, which does not come with trinat",
+            where=folder / MODEL_FILE,
+            remedy=f"name one of {', '.join(shipped)}, or leave it out",
+        )
+    return shipped[name]
 
 
 def _said(folder: Path) -> dict[str, Any]:

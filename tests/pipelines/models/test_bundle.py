@@ -92,6 +92,16 @@ def test_a_model_for_any_contrast_stays_one(tmp_path: Path) -> None:
     assert (joined.contrast, joined.reverse_contrast) == ("any", True)
 
 
+def test_a_model_whose_scans_are_stripped_first_stays_one(tmp_path: Path) -> None:
+    sources = [
+        model(tmp_path / view.value, view, stripped_by="fast") for view in (C, A)
+    ]
+    assert bundle(sources, tmp_path / "out").stripped_by == "fast"
+    other = model(tmp_path / "other", A)
+    with pytest.raises(ModelError, match="stripped_by"):
+        bundle([sources[0], other], tmp_path / "not")
+
+
 @pytest.mark.parametrize("views", [(S,), (C, A)])
 def test_any_subset_of_views_will_do(tmp_path: Path, views: tuple[View, ...]) -> None:
     sources = [model(tmp_path / view.value, view) for view in reversed(views)]

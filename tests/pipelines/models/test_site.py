@@ -107,6 +107,11 @@ def test_a_model_with_other_steps_is_refused(tmp_path: Path) -> None:
         export_model([str(tmp_path / "own")], tmp_path / "site", format_="web")
 
 
+def test_a_model_whose_scans_another_one_strips_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="needs another model that strips whole heads"):
+        export_model(["manual"], tmp_path / "site", format_="web")
+
+
 @pytest.mark.usefixtures("quick")
 def test_a_site_for_any_contrast_has_its_reversal_and_its_prior(tmp_path: Path) -> None:
     export_model(["fast", "any"], tmp_path / "site", format_="web")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -29,6 +30,7 @@ from trinat.pipelines.predict.settings import PredictRequest
 from trinat.pipelines.scans.files import find_files
 from trinat.segmentation.errors import ConfigError, ModelError
 from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.models import zoo
 
 
 def test_freesurfer_numbers_by_default_and_indices_on_request(tmp_path: Path) -> None:
@@ -424,3 +426,19 @@ def test_results_with_other_parcels_are_done_again(tmp_path: Path) -> None:
     edit(model / "parcels", set_key("training", "data", to="other scans"))
     outcome = run_serially(scans, tmp_path / "out", output=output, model=str(model))
     assert outcome.done == 1
+
+
+def test_results_of_a_head_that_another_model_strips_are_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    stripper, model = tmp_path / "stripper", tmp_path / "model"
+    for folder in (stripper, model):
+        shutil.copytree(overfitted_model(), folder)
+    edit(model, set_key("stripped_by", to="fast"))
+    monkeypatch.setattr(zoo, "shipped_models", lambda: {"fast": stripper})
+    for done in (1, 0):
+        outcome = run_serially(scans, tmp_path / "out", model=str(model))
+        assert (outcome.done, outcome.skipped) == (done, 1 - done)
+    edit(stripper, set_key("training", "data", to="other scans"))
+    assert run_serially(scans, tmp_path / "out", model=str(model)).done == 1

@@ -202,6 +202,14 @@ def test_a_model_says_for_which_contrast_its_recipe_is(
     assert (info.contrast, info.reverse_contrast) == (contrast, reverse)
 
 
+def test_a_model_says_which_other_one_strips_whole_heads_for_it(tmp_path: Path) -> None:
+    recipe = tiny_recipe(
+        tmp_path, views=["axial"], schedule={"steps": 1}, stripped_by="fast"
+    )
+    info = read_info(train(recipe, tmp_path / "run", SILENT))
+    assert info.stripped_by == "fast"
+
+
 def test_a_class_that_holds_more_than_what_surrounds_the_brain_is_taught(
     tmp_path: Path,
 ) -> None:
