@@ -61,6 +61,13 @@ class BrainRegion:
         brain_voxels = int((at_rim.argmax(-1) != 0).sum())
         return brain_voxels > _MANY_VOXELS
 
+    def is_too_small_for(self, brain: Tensor) -> bool:
+        """The same by a mask of the brain in the box, (X, Y, Z)."""
+        if self.rim is None:
+            return False
+        at_rim = brain & self.rim.to(brain.device)
+        return int(at_rim.sum()) > _MANY_VOXELS
+
 
 def brain_region(
     seen: NDArray[np.bool_], slices: Sequence[int], axis: int

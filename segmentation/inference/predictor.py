@@ -479,16 +479,21 @@ class Predictor:
             region = stripper.find_brain(on_device)
             if not is_whole_head(on_device, region):
                 return None
-            return stripper.find_inside(on_device, region)
+            inside = stripper.find_inside(on_device, region)
+            if region.is_too_small_for(inside[region.box]):
+                everywhere = BrainRegion.whole(image.shape)
+                inside = stripper.find_inside(on_device, everywhere)
+            along = stripper.axes[stripper.views[0]].along
+            return torch.from_numpy(kept_around(inside.cpu().numpy(), along))
 
         with stage("stripping"):
             kept = stripper.with_less_memory(work)
             return None if kept is None else kept.to(image.device)
 
     def find_inside(self, image: Tensor, region: BrainRegion) -> Tensor:
-        """What is inside the skull of a head and a little around it, bool (X, Y, Z).
+        """What is inside the skull in every second slice of a region, bool (X, Y, Z).
 
-        One view looks at every second slice of the region of the brain.
+        One view looks at them; the other slices are empty.
         """
         view = self.views[0]
         axes = self.model.info.preprocessing.slice_axes(view)
@@ -500,8 +505,7 @@ class Predictor:
         for part in parts:
             is_inside = part.probabilities[..., 0] < INSIDE
             slices[part.slices, part.rows, part.columns] = is_inside
-        kept = kept_around(inside.cpu().numpy(), axes.along)
-        return torch.from_numpy(kept).to(self.device)
+        return inside
 
     def find_reversal(self, image: Tensor) -> Reversal | None:
         """How an image (X, Y, Z) is reversed before networks see it; None if it is not.

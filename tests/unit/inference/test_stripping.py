@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from trinat.segmentation.errors import ModelError
+from trinat.segmentation.grid import whole
 from trinat.segmentation.inference.localisation import BrainRegion
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.preparation import STRIPPED, Sight
@@ -100,6 +101,25 @@ def test_of_a_whole_head_the_brain_is_kept(
     labels = conform(truth, labels=True, plan=prepared.plan).volume.data
     assert kept.numpy()[36:][labels > 0].mean() > 0.99
     assert not kept[:15].any()
+
+
+def test_brain_that_goes_on_beyond_its_region_is_kept(
+    predictor: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The region ends in the middle of the brain, so that half of it seems to be scalp."""
+    scan, truth = miniature()
+    prepared = predictor.prepare(scan)
+    image = predictor.on_device(prepared)
+    left = torch.zeros(image.shape, dtype=torch.bool)
+    left[:32] = True
+    rim = torch.zeros(image.shape, dtype=torch.bool)
+    rim[29:32] = True
+    half = BrainRegion(whole(image.shape), left, rim)
+    monkeypatch.setattr(Predictor, "find_brain", lambda _self, _image: half)
+    kept = predictor.find_kept(image)
+    assert kept is not None
+    labels = conform(truth, labels=True, plan=prepared.plan).volume.data
+    assert kept.numpy()[labels > 0].mean() > 0.99
 
 
 def test_networks_see_what_is_kept_and_the_scan_says_so(
