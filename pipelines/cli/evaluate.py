@@ -49,7 +49,7 @@ def evaluate(
     from trinat.pipelines.evaluate.evaluation import evaluate_predictions, named_models
 
     place = truth if scans.store is None else scans.store
-    if place is None or (truth is not None and scans.store is not None):
+    if truth is not None and scans.store is not None:
         raise ConfigError("one of --truth and --store is needed", remedy="give either")
     if scans.folds and scans.store is None:
         raise ConfigError(
@@ -67,12 +67,21 @@ def evaluate(
         raise ConfigError(
             "--numbering with --store", remedy="leave it out: a store has its own"
         )
+    if settings.persons is not None and not settings.repeat:
+        raise ConfigError("--persons is for --repeat", remedy="give both")
+    if settings.repeat and scans.store is not None:
+        raise ConfigError("--repeat with --store", remedy="give scans by --images")
+    work: Callable[..., int] = evaluate_predictions
+    table = "metrics.csv"
+    if settings.repeat:
+        from trinat.pipelines.evaluate.repeat import evaluate_repeat
+
+        work = evaluate_repeat
+        table = "structures.csv"
     with batch_progress(quiet) as progress:
-        status = evaluate_predictions(
-            settings, progress=progress, say=partial(typer.echo, err=True)
-        )
+        status = work(settings, progress=progress, say=partial(typer.echo, err=True))
     if not quiet:
-        result = "metrics.csv" if settings.tables_only else "report.html"
+        result = table if settings.tables_only else "report.html"
         typer.echo(settings.out / result)
     return status
 

@@ -71,11 +71,13 @@ class LedgerNotes:
 class Inputs:
     """What is read before anything is measured.
 
-    `settings` are completed from the store, and `subjects` are the store's. `notes`, `pairings`
-    and `mappings` are by model; `unfit` has the predictions that cannot be measured, and why.
+    `settings` are completed from the store, and `subjects` are the store's. `truth` is that of
+    the settings. `notes`, `pairings` and `mappings` are by model; `unfit` has the predictions that
+    cannot be measured, and why.
     """
 
     settings: EvaluationSettings
+    truth: Path
     scheme: LabelScheme
     store: Store | None
     subjects: tuple[str, ...]
@@ -100,7 +102,7 @@ def named_models(predictions: Sequence[Path], names: Sequence[str]) -> dict[str,
     chosen = list(names)
     if not chosen:
         for place in predictions:
-            models = sorted(_read_notes(place).models)
+            models = sorted(read_notes(place).models)
             # A ledger of no model or of several has no name for these predictions.
             if len(models) == 1 and models[0]:
                 chosen.append(models[0])
@@ -118,23 +120,26 @@ def gather(settings: EvaluationSettings, say: Callable[[str], None]) -> Inputs:
 
     All that a user can get wrong is refused here: before hours of measuring, not after.
     """
+    truth = settings.truth
+    if truth is None:
+        raise ConfigError("one of --truth and --store is needed", remedy="give either")
     store: Store | None = None
     subjects: tuple[str, ...] = ()
     if settings.part or settings.folds:
-        store = Store(settings.truth)
+        store = Store(truth)
         # Without a part, those that a cross-validation tests.
         subjects = store.part(settings.part) if settings.part else store.tested()
         trust = settings.trust_affine or store.info.trust_affine
         settings = replace(settings, labels=store.scheme_name, trust_affine=trust)
     scheme = load_scheme(settings.labels)
-    mappings = _mappings(settings)
+    mappings = mappings_of(settings)
 
     images: list[ScanFile] = []
     if store is not None:
         truths = stored_files(store, subjects, "labels")
         images = stored_files(store, subjects, "image")
     else:
-        truths = find_files(settings.truth, parcels=scheme.has_parcels)
+        truths = find_files(truth, parcels=scheme.has_parcels)
         if settings.images is not None:
             images = find_images(settings.images, [file.path for file in truths])
     clash = persons_in_folders(truths)
@@ -143,11 +148,11 @@ def gather(settings: EvaluationSettings, say: Callable[[str], None]) -> Inputs:
 
     notes: dict[str, LedgerNotes] = {}
     for model, place in settings.models.items():
-        notes[model] = _read_notes(place)
+        notes[model] = read_notes(place)
     predictions: dict[str, list[ScanFile]] = {}
     pairings: dict[str, Pairing] = {}
     for model, place in settings.models.items():
-        predictions[model] = _predictions(
+        predictions[model] = predictions_in(
             place,
             notes[model],
             parcels=scheme.has_parcels,
@@ -165,11 +170,12 @@ def gather(settings: EvaluationSettings, say: Callable[[str], None]) -> Inputs:
         for case, reason in notes[model].failed.items():
             say(f"{case}, {model}: failed in trinat predict: {reason}")
     for pairing in pairings.values():
-        _refuse_two_maps_of_a_scan(pairing, settings.truth)
+        _refuse_two_maps_of_a_scan(pairing, truth)
         for guess in pairing.guesses:
             say(f"check it: {guess}")
     return Inputs(
         settings=settings,
+        truth=truth,
         scheme=scheme,
         store=store,
         subjects=subjects,
@@ -192,8 +198,8 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
     rejected = rejections(inputs.ratings)
     rated = rejected_structures(inputs.ratings)
     # What the truth calls CSF, if nobody says it, is a small region.
-    truth_csf = settings.csf or _read_notes(settings.truth).called_csf or "region"
-    csf_pred = _one_each(settings.csf_pred, settings.models, "--csf-pred")
+    truth_csf = settings.csf or read_notes(inputs.truth).called_csf or "region"
+    csf_pred = one_each(settings.csf_pred, settings.models, "--csf-pred")
     tasks = []
     for model, pairing in inputs.pairings.items():
         notes = inputs.notes[model]
@@ -229,13 +235,13 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
         why = reasons[0] if reasons else "no names match"
         raise EvaluationError(
             f"no prediction has a truth: {why}",
-            where=settings.truth,
+            where=inputs.truth,
             remedy="name both sides alike (sub-01 and sub-01), or give the two files of one scan",
         )
     return tasks
 
 
-def _mappings(settings: EvaluationSettings) -> dict[str, Mappings]:
+def mappings_of(settings: EvaluationSettings) -> dict[str, Mappings]:
     """Read how label numbers are mapped, by model; those of the truth are the same for each."""
     mappings = Mappings()
     if settings.mapping is not None:
@@ -243,13 +249,13 @@ def _mappings(settings: EvaluationSettings) -> dict[str, Mappings]:
     if settings.numbering is not None:
         mappings = replace(mappings, truth_numbering=load_folding(settings.numbering))
     by_model = dict.fromkeys(settings.models, mappings)
-    tables = _one_each(settings.numbering_pred, settings.models, "--numbering-pred")
+    tables = one_each(settings.numbering_pred, settings.models, "--numbering-pred")
     for model, table in tables.items():
         by_model[model] = replace(mappings, prediction_numbering=load_folding(table))
     return by_model
 
 
-def _one_each(
+def one_each(
     given: tuple[ValueT, ...], models: Collection[str], option: str
 ) -> dict[str, ValueT]:
     """What an option says of each model, with one value for all or one for each; {} without any."""
@@ -272,7 +278,7 @@ def folder_of(predictions: Path) -> Path:
     return predictions.parent
 
 
-def _read_notes(predictions: Path) -> LedgerNotes:
+def read_notes(predictions: Path) -> LedgerNotes:
     """Read what the ledgers say of all cases; notes are empty where there is no ledger."""
     notes = LedgerNotes()
     for place, entry in entries_in(folder_of(predictions)):
@@ -290,7 +296,7 @@ def _read_notes(predictions: Path) -> LedgerNotes:
     return notes
 
 
-def _predictions(
+def predictions_in(
     place: Path, notes: LedgerNotes, *, parcels: bool, corrected: bool
 ) -> list[ScanFile]:
     """Find the label maps in a folder, `corrected` or as predicted, or the one file that was given.

@@ -30,7 +30,7 @@ from trinat.segmentation.metrics.common_grid import (
 from trinat.segmentation.metrics.counted import Made
 from trinat.segmentation.metrics.pair import Measurement, compare
 
-_KILLED = "its process was killed (out of memory?)"
+KILLED = "its process was killed (out of memory?)"
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def measure_all(
         tasks,
         jobs,
         killed=lambda task: Done(
-            task, failure=f"{_KILLED}: try again with fewer --jobs"
+            task, failure=f"{KILLED}: try again with fewer --jobs"
         ),
         finished=finished,
         torch_threads=None,
@@ -137,8 +137,8 @@ def read_pair(task: Task) -> AlignedPair:
     prediction is on another grid and may not be resampled.
     """
     pair = task.pair
-    truth = _read_labels(pair.truth, task.trust_affine)
-    prediction = _read_labels(pair.prediction, task.trust_affine)
+    truth = read_labels(pair.truth, task.trust_affine)
+    prediction = read_labels(pair.prediction, task.trust_affine)
     refuse_changed(pair.truth.sha256, truth.source_sha256, pair.truth.path)
     facts = {
         "shape": "×".join(str(length) for length in truth.shape),
@@ -158,10 +158,10 @@ def read_pair(task: Task) -> AlignedPair:
         notes.append("a single slice: distances are within the slice")
     scheme = load_scheme(task.scheme)
     mappings = task.mappings
-    true = _as_classes(
+    true = as_classes(
         truth, pair.truth, scheme, mappings.truth, mappings.truth_numbering
     )
-    predicted = _as_classes(
+    predicted = as_classes(
         prediction,
         pair.prediction,
         scheme,
@@ -176,7 +176,7 @@ def read_pair(task: Task) -> AlignedPair:
     return AlignedPair(truth, true, predicted, facts, "; ".join(notes))
 
 
-def _read_labels(file: ScanFile, trust_affine: TrustAffine | None) -> Volume:
+def read_labels(file: ScanFile, trust_affine: TrustAffine | None) -> Volume:
     """Read a label map as it is on disk; a store may vouch for its axes."""
     return Volume.read(
         file.path,
@@ -186,7 +186,7 @@ def _read_labels(file: ScanFile, trust_affine: TrustAffine | None) -> Volume:
     )
 
 
-def _as_classes(
+def as_classes(
     labels: Volume,
     file: ScanFile,
     scheme: LabelScheme,
@@ -253,7 +253,7 @@ def measure_volumes(
         _measure_map,
         tasks,
         jobs or cpu_count(),
-        killed=lambda task: MapVolumes(task.file, None, f"{_KILLED}: use fewer --jobs"),
+        killed=lambda task: MapVolumes(task.file, None, f"{KILLED}: use fewer --jobs"),
         finished=finished,
         torch_threads=None,
     )

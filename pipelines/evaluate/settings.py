@@ -69,12 +69,15 @@ class EvaluationSettings(LabelMapOptions):
     dataset's own. `numbering` is of the truth (a folding table's name or file), and
     `numbering_pred` that of the predictions: one for all, or one for each model.
 
+    With `repeat`, scans of one person are compared with each other: `images` are the scans,
+    `persons` is a table of whose they are, and without a `truth` predictions alone are compared.
+
     `csf` is what the truth calls CSF; without it, what a ledger beside the truth says, else a small
     region. `csf_pred` is what predictions without a ledger call CSF: one for all, or one for each
     model; without it nothing is known of them.
     """
 
-    truth: Path
+    truth: Path | None
     models: Mapping[str, Path]
     out: Annotated[Path, Option("Output folder.", names=("--out", "-o"))]
     part: Literal["train", "validation", "test"] | None = None
@@ -110,6 +113,17 @@ class EvaluationSettings(LabelMapOptions):
     images: Annotated[Path | None, Option("T1 scans, to show the worst cases on.")] = (
         None
     )
+    repeat: Annotated[
+        bool,
+        Option(
+            "How far labels repeat: compare label maps and predictions of each person's scans with "
+            "each other, laid on one another rigidly. Needs --images; --truth may be missing."
+        ),
+    ] = False
+    persons: Annotated[
+        Path | None,
+        Option("With --repeat: table with columns scan and person. Default: by names."),
+    ] = None
     resample: Annotated[
         bool, Option("Resample predictions on another grid to the truth's grid.")
     ] = False

@@ -359,6 +359,16 @@ def _table_of_visits(path: Path) -> None:
     )
 
 
+def _labels_of_visits(folder: Path) -> None:
+    """What somebody has drawn on both scans of that person."""
+    folder.mkdir(parents=True)
+    affine = head_of().affine
+    poses = (np.eye(4), pose_of(4, 1))
+    for number, pose in enumerate(poses, start=1):
+        labels = Volume(head_labels(), pose @ affine)
+        labels.write(folder / f"anna-{number}.nii.gz", labels=True)
+
+
 def _known_model(folder: Path) -> None:
     """A model that finds the structures of these heads."""
     shutil.copytree(overfitted_model(), folder)
@@ -385,6 +395,7 @@ DATA: dict[str, Callable[[Path], None]] = {
     "malc": _malc,
     "visits": _visits,
     "visits.tsv": _table_of_visits,
+    "drawn": _labels_of_visits,
     "t1": _scans,
     "validation/t1": _scans,
     "labels": lambda path: _scans(path, truth=True),

@@ -1,0 +1,463 @@
+"""trinat evaluate --repeat: how far labels and predictions agree over two scans of a person.
+
+What labels of two scans of one person agree by is the limit of what can be measured with them. All
+maps of a pair of scans are laid on one another in the same way (`segmentation/metrics/repeat.py`).
+pairs.csv has every pair of scans, repeat.csv every value, structures.csv the means over persons.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from trinat.pipelines.common.exits import Exit, batch_exit
+from trinat.pipelines.evaluate.gather import (
+    LedgerNotes,
+    folder_of,
+    mappings_of,
+    one_each,
+    predictions_in,
+    read_notes,
+)
+from trinat.pipelines.evaluate.measuring import KILLED, as_classes, read_labels
+from trinat.pipelines.evaluate.pairing import pair_files
+from trinat.pipelines.evaluate.settings import EvaluationSettings
+from trinat.pipelines.evaluate.user_tables import Mappings
+from trinat.pipelines.jobs.lock import claimed, refuse_foreign
+from trinat.pipelines.jobs.pool import isolated
+from trinat.pipelines.jobs.process import cpu_count
+from trinat.pipelines.predict.entry import measured_in
+from trinat.pipelines.predict.ledger import unfit_results
+from trinat.pipelines.predict.persons import persons_of
+from trinat.pipelines.scans.cases import Case
+from trinat.pipelines.scans.files import (
+    ScanFile,
+    corrected_among,
+    find_files,
+    find_images,
+)
+from trinat.segmentation.errors import ConfigError, EvaluationError, TrinatError
+from trinat.segmentation.io.files import write_whole
+from trinat.segmentation.io.orientation import TrustAffine
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels import Csf
+from trinat.segmentation.labels.folding import FoldingTable
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.metrics.counted import Made, made_by
+from trinat.segmentation.report.measurements import write_table
+from trinat.segmentation.report.page import provenance
+from trinat.segmentation.report.repeat import (
+    LABELS,
+    OTHER_LABELS,
+    PREDICTIONS,
+    over_persons,
+    repeat_page,
+)
+
+if TYPE_CHECKING:
+    from trinat.segmentation.metrics.repeat import LaidMap, TwoScans
+
+__all__ = ["evaluate_repeat"]
+
+_OUTPUTS = ("pairs.csv", "repeat.csv", "structures.csv", "report.html")
+# Of a pair of scans, in pairs.csv.
+_FACTS = ("likeness", "turned_deg", "shifted_mm", "stretch_percent")
+# Options of other evaluations.
+_NOT_HERE = ("ratings", "resample", "show_heads", "latex", "csv")
+
+
+@dataclass(frozen=True)
+class _Scan:
+    """One scan, the label map of it where there is one, and its predictions by model."""
+
+    image: ScanFile
+    labels: ScanFile | None
+    predictions: Mapping[str, ScanFile]
+
+    @property
+    def has_map(self) -> bool:
+        """Whether there is anything to compare."""
+        return self.labels is not None or bool(self.predictions)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Two scans of a person, with all that a worker process needs to compare their maps.
+
+    `mappings` and `made` are by model.
+    """
+
+    person: str
+    first: _Scan
+    second: _Scan
+    scheme: str
+    trust_affine: TrustAffine | None
+    mappings: Mapping[str, Mappings]
+    made: Mapping[str, Made]
+    labels_csf: Csf
+
+
+@dataclass(frozen=True)
+class _Done:
+    """Two scans compared, or the reason (`failure`) why they were not."""
+
+    task: _Task
+    rows: Sequence[Mapping[str, Any]] = ()
+    facts: Mapping[str, float] = field(default_factory=dict)
+    failure: str = ""
+
+    @property
+    def subject(self) -> str:
+        """What a line of progress names."""
+        return self.task.person
+
+
+def evaluate_repeat(
+    settings: EvaluationSettings,
+    *,
+    progress: Callable[[_Done, int, int], object] = lambda result, done, total: None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Exit:
+    """Compare the maps of every two scans of each person, write the tables and the page.
+
+    `progress(result, done, total)` is called after each pair, `say` with a line for each that
+    failed and for what is to be checked. EvaluationError where nothing can be compared.
+    """
+    started = datetime.now(UTC)
+    for option in _NOT_HERE:
+        if getattr(settings, option):
+            name = option.replace("_", "-")
+            raise ConfigError(f"--{name} is not for --repeat", remedy="leave it out")
+    if settings.images is None:
+        raise ConfigError(
+            "--repeat needs the scans, by which maps are laid on one another",
+            remedy="give --images",
+        )
+    refuse_foreign(settings.out, _OUTPUTS)
+    scheme = load_scheme(settings.labels)
+    notes = {model: read_notes(place) for model, place in settings.models.items()}
+    scans, unfit = _find_scans(settings, scheme, notes, say)
+    tasks, alone = _plan(settings, scheme, scans, notes, say)
+
+    failed = []
+    fit = []
+    for task in tasks:
+        reasons = [
+            f"{file.shown}: {unfit[file.path]}"
+            for scan in (task.first, task.second)
+            for file in scan.predictions.values()
+            if file.path in unfit
+        ]
+        if reasons:
+            failed.append(_Done(task, failure=reasons[0]))
+        else:
+            fit.append(task)
+    done = failed + isolated(
+        _measure,
+        fit,
+        settings.jobs or cpu_count(),
+        killed=lambda task: _Done(task, failure=f"{KILLED}: try fewer --jobs"),
+        finished=progress,
+    )
+    for result in done:
+        if result.failure:
+            say(f"{result.subject}: {result.failure}")
+    corrected = corrected_among(
+        [file for scan in scans for file in scan.predictions.values()]
+    )
+    if corrected:
+        say(corrected)
+
+    with claimed(settings.out, _OUTPUTS):
+        pairs = _pairs_table(done, alone)
+        write_table(settings.out / "pairs.csv", pairs)
+        measured = [row for result in done for row in result.rows]
+        if not measured:
+            raise EvaluationError(
+                f"none of {len(done)} pairs of scans could be compared; the first: "
+                f"{done[0].failure}",
+                where=settings.out / "pairs.csv",
+            )
+        frame = pd.DataFrame(measured)
+        write_table(settings.out / "repeat.csv", frame)
+        means = over_persons(frame, scheme)
+        write_table(settings.out / "structures.csv", means)
+        if not settings.tables_only:
+            facts = provenance(started, settings.command, scheme.name)
+            facts["scans"] = str(settings.images)
+            facts["labels of the scans"] = str(settings.truth or "none")
+            for model, place in settings.models.items():
+                facts[f"predictions of {model}"] = str(place)
+            if corrected:
+                facts["corrections"] = corrected
+            page = repeat_page(means, frame, pairs, scheme, facts)
+            write_whole(settings.out / "report.html", page)
+    failures = sum(bool(result.failure) for result in done)
+    return batch_exit(done=len(done) - failures, failed=failures)
+
+
+def _find_scans(
+    settings: EvaluationSettings,
+    scheme: LabelScheme,
+    notes: Mapping[str, LedgerNotes],
+    say: Callable[[str], None],
+) -> tuple[list[_Scan], dict[Path, str]]:
+    """Find the scans, the label maps and predictions of each, and which predictions are unfit."""
+    assert settings.images is not None
+    labels: list[ScanFile] = []
+    if settings.truth is not None:
+        labels = find_files(settings.truth, parcels=scheme.has_parcels)
+    maps = {"": labels}
+    unfit: dict[Path, str] = {}
+    for model, place in settings.models.items():
+        files = predictions_in(
+            place,
+            notes[model],
+            parcels=scheme.has_parcels,
+            corrected=not settings.uncorrected,
+        )
+        why = unfit_results(folder_of(place), [file.result for file in files])
+        for file in files:
+            if file.result in why:
+                unfit[file.path] = why[file.result]
+        for case, reason in notes[model].failed.items():
+            say(f"{case}, {model}: failed in trinat predict: {reason}")
+        maps[model] = files
+    every_map = [file.path for files in maps.values() for file in files]
+    images = find_images(settings.images, every_map)
+    # The map of each image, by what made it ("" for labels) and the image.
+    map_of: dict[str, dict[Path, ScanFile]] = {}
+    for maker, files in maps.items():
+        pairing = pair_files(images, files, guess=True)
+        for guess in pairing.guesses:
+            say(f"check it: {guess}")
+        map_of[maker] = {pair.truth.path: pair.prediction for pair in pairing.pairs}
+    scans = []
+    for image in images:
+        predictions = {
+            model: map_of[model][image.path]
+            for model in settings.models
+            if image.path in map_of[model]
+        }
+        scans.append(_Scan(image, map_of[""].get(image.path), predictions))
+    return scans, unfit
+
+
+def _plan(
+    settings: EvaluationSettings,
+    scheme: LabelScheme,
+    scans: Sequence[_Scan],
+    notes: Mapping[str, LedgerNotes],
+    say: Callable[[str], None],
+) -> tuple[list[_Task], list[tuple[str, str, str]]]:
+    """Plan a task for every two scans of each person.
+
+    The second result has what is in no task: the person, the scan, and why.
+    """
+    mappings = mappings_of(settings)
+    csf_pred = one_each(settings.csf_pred, settings.models, "--csf-pred")
+    made = {}
+    for model, of_model in notes.items():
+        made[model] = made_by(
+            measured_in(scheme, of_model.structures, of_model.parcels),
+            (),
+            scheme,
+            settings.not_predicted,
+            of_model.called_csf or csf_pred.get(model),
+        )
+        made[model].left_out(scheme)  # refuses a wrong name before anything is measured
+    labels_csf = settings.csf
+    if labels_csf is None and settings.truth is not None:
+        labels_csf = read_notes(settings.truth).called_csf
+
+    by_id = {scan.image.name: scan for scan in scans}
+    cases = [Case(name, scan.image.path, name) for name, scan in by_id.items()]
+    tasks = []
+    alone = []
+    for person in persons_of(cases, None, settings.persons, say):
+        with_map: list[_Scan] = []
+        for case in person.scans:
+            scan = by_id[case.id]
+            if scan.has_map:
+                with_map.append(scan)
+            else:
+                alone.append((person.name, case.id, "no label map and no prediction"))
+        if len(with_map) == 1:
+            alone.append((person.name, with_map[0].image.name, "the person's only one"))
+        for first, second in combinations(with_map, 2):
+            task = _Task(
+                person.name,
+                first,
+                second,
+                settings.labels,
+                settings.trust_affine,
+                mappings,
+                made,
+                # What labels call CSF, if nobody says it, is a small region.
+                labels_csf or "region",
+            )
+            tasks.append(task)
+    if not tasks:
+        raise EvaluationError(
+            f"no person has two scans with label maps or predictions, of {len(scans)} scans",
+            where=settings.images,
+            remedy="say by --persons TABLE whose each scan is (columns scan and person)",
+        )
+    return tasks, alone
+
+
+def _measure(task: _Task) -> _Done:
+    """Compare the maps of two scans; whatever is wrong with their files becomes the failure."""
+    # Imported here: it brings torch along.
+    from trinat.segmentation.metrics.repeat import two_scans
+
+    try:
+        images = [
+            Volume.read(scan.image.path, trust_affine=task.trust_affine)
+            for scan in (task.first, task.second)
+        ]
+        both = two_scans(*images)
+        rows = _compare(task, both)
+    except (TrinatError, OSError) as error:
+        return _Done(task, failure=str(error))
+    return _Done(task, rows, {fact: getattr(both, fact) for fact in _FACTS})
+
+
+def _compare(task: _Task, both: TwoScans) -> list[dict[str, Any]]:
+    """Rows of repeat.csv: a row for each structure and each two maps that are compared."""
+    scheme = load_scheme(task.scheme)
+    scans = (task.first, task.second)
+    numbered = next(iter(task.mappings.values()))
+    of_labels = (numbered.truth, numbered.truth_numbering)
+    labels = [
+        _laid(task, scan.labels, of_labels, both, number)
+        for number, scan in enumerate(scans)
+    ]
+    rows = []
+    rows += _rows(task, "", LABELS, (0, 1), labels, labels, {})
+    for model, mappings in task.mappings.items():
+        of_model = (mappings.prediction, mappings.prediction_numbering)
+        predictions = [
+            _laid(task, scan.predictions.get(model), of_model, both, number)
+            for number, scan in enumerate(scans)
+        ]
+        made = task.made[model]
+        left_out = made.left_out(scheme)
+        rows += _rows(
+            task, model, PREDICTIONS, (0, 1), predictions, predictions, left_out
+        )
+        left_out = made.left_out(scheme, truth_csf=task.labels_csf)
+        for places in ((0, 1), (1, 0)):
+            rows += _rows(
+                task, model, OTHER_LABELS, places, predictions, labels, left_out
+            )
+    return rows
+
+
+def _laid(
+    task: _Task,
+    file: ScanFile | None,
+    numbers: tuple[Mapping[int, int], FoldingTable | None],
+    both: TwoScans,
+    number: int,
+) -> LaidMap | None:
+    """Read a map of scan `number`, and lay it into the space of both scans; None without a file.
+
+    `numbers` are how its numbers are mapped to FreeSurfer's, and its folding table.
+    """
+    from trinat.segmentation.metrics.repeat import lay
+
+    if file is None:
+        return None
+    scheme = load_scheme(task.scheme)
+    labels = read_labels(file, task.trust_affine)
+    classes = as_classes(labels, file, scheme, *numbers)
+    indices = Volume(classes, labels.affine, labels.codes)
+    return lay(indices, scheme, both.space, number)
+
+
+def _rows(
+    task: _Task,
+    model: str,
+    comparison: str,
+    places: tuple[int, int],
+    maps: Sequence[LaidMap | None],
+    others: Sequence[LaidMap | None],
+    left_out: Mapping[str, str],
+) -> list[dict[str, Any]]:
+    """Rows of the map of the scan at the first place with another map of that at the second.
+
+    None where one of the two is missing. A structure that is `left_out` has no row.
+    """
+    from trinat.segmentation.metrics.repeat import agreement
+
+    first = maps[places[0]]
+    second = others[places[1]]
+    if first is None or second is None:
+        return []
+    scans = (task.first, task.second)
+    names = [scans[place].image.name for place in places]
+    found = agreement(first, second)
+    rows = []
+    for label in load_scheme(task.scheme).labels[1:]:
+        if label.name in left_out:
+            continue
+        rows.append(
+            {
+                "person": task.person,
+                "first": names[0],
+                "second": names[1],
+                "model": model,
+                "comparison": comparison,
+                "structure": label.name,
+                "fs_id": label.fs_id,
+                "dice": found.dice[label.index],
+                "first_mm3": first.volumes_mm3[label.index],
+                "second_mm3": second.volumes_mm3[label.index],
+                "difference_percent": found.difference_percent[label.index],
+            }
+        )
+    return rows
+
+
+def _pairs_table(
+    done: Sequence[_Done], alone: Sequence[tuple[str, str, str]]
+) -> pd.DataFrame:
+    """List every two scans that were compared or failed, and the scans that are in no pair."""
+    rows: list[dict[str, Any]] = []
+    for result in done:
+        task = result.task
+        missing: dict[str, list[str]] = defaultdict(list)
+        for scan in (task.first, task.second):
+            if scan.labels is None:
+                missing["labels"].append(scan.image.name)
+            for model in task.mappings:
+                if model not in scan.predictions:
+                    missing[f"prediction of {model}"].append(scan.image.name)
+        lacks = [f"no {what} of {' and '.join(of)}" for what, of in missing.items()]
+        rows.append(
+            {
+                "person": task.person,
+                "first": task.first.image.name,
+                "second": task.second.image.name,
+                "status": "failed" if result.failure else "measured",
+                "note": result.failure or "; ".join(lacks),
+                **{fact: round(value, 3) for fact, value in result.facts.items()},
+            }
+        )
+    for person, name, why in alone:
+        rows.append(
+            {"person": person, "first": name, "status": "left out", "note": why}
+        )
+    columns = ["person", "first", "second", "status", "note", *_FACTS]
+    table = pd.DataFrame(rows, columns=columns)
+    texts = columns[: -len(_FACTS)]
+    table[texts] = table[texts].fillna("")
+    return table

@@ -1,0 +1,117 @@
+"""How far label maps of two scans of one person agree, once the scans lie on one another.
+
+The scans are aligned as where a person's scans are segmented together: rigidly, in a space halfway
+between them. Every label map is resampled once, into that space, so that no scan is the one that is
+interpolated. Volumes are those of the maps as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trinat.segmentation.errors import EvaluationError
+from trinat.segmentation.grid import moved
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.longitudinal.person import image_to_align
+from trinat.segmentation.longitudinal.space import (
+    PersonSpace,
+    heads_of,
+    person_space,
+)
+from trinat.segmentation.metrics import overlap
+from trinat.segmentation.space.grid_map import GridMap
+from trinat.segmentation.space.resample import resample_labels
+from trinat.segmentation.space.views import reoriented
+
+__all__ = ["Agreement", "LaidMap", "TwoScans", "agreement", "lay", "two_scans"]
+
+
+@dataclass(frozen=True, eq=False)
+class TwoScans:
+    """Two scans of one head in the space halfway between them.
+
+    `likeness` is that of the aligned scans, near 1 for one head. The second head is turned by
+    `turned_deg` against the first, and its middle is `shifted_mm` away. It is larger by
+    `stretch_percent` along the axis where that is most; 0 for one size.
+    """
+
+    space: PersonSpace
+    likeness: float
+    turned_deg: float
+    shifted_mm: float
+    stretch_percent: float
+
+
+@dataclass(frozen=True, eq=False)
+class LaidMap:
+    """A label map in the space of two scans: class indices, (X, Y, Z).
+
+    `volumes_mm3` are of each class, (K,), before anything was resampled.
+    """
+
+    classes: NDArray[np.uint8]
+    volumes_mm3: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Agreement:
+    """Two label maps compared, by class (K,).
+
+    `dice` is NaN where neither has the class. `difference_percent` is the second volume less the
+    first, in per cent of the mean of both.
+    """
+
+    dice: NDArray[np.float64]
+    difference_percent: NDArray[np.float64]
+
+
+def two_scans(first: Volume, second: Volume) -> TwoScans:
+    """Align two scans; EvaluationError where they do not show one head."""
+    images = [image_to_align(first), image_to_align(second)]
+    heads = heads_of(images)
+    if len(heads) > 1:
+        problem = "the two scans do not show one head"
+        if any(head.is_mirrored for head in heads):
+            problem = "left and right are exchanged in one of the two scans"
+        raise EvaluationError(problem, remedy="check the person of each scan")
+    (head,) = heads
+    matrix = head.alignments[1].matrix
+    cosine = (np.trace(matrix[:3, :3]) - 1) / 2
+    middle = images[0].grid.places((np.array(images[0].shape) - 1) / 2)
+    shift = moved(middle, matrix) - middle
+    return TwoScans(
+        space=person_space(images, head.alignments),
+        likeness=head.alignments[1].likeness,
+        turned_deg=float(np.degrees(np.arccos(np.clip(cosine, -1, 1)))),
+        shifted_mm=float(np.linalg.norm(shift)),
+        stretch_percent=head.stretches_percent[1],
+    )
+
+
+def lay(
+    labels: Volume, scheme: LabelScheme, space: PersonSpace, number: int
+) -> LaidMap:
+    """Resample class indices of scan `number` (0 or 1) into the space of both."""
+    voxels = np.bincount(labels.data.ravel(), minlength=len(scheme))
+    aligned = reoriented(labels, "RAS")
+    to_space = GridMap.between(aligned.grid, space.in_scan(number))
+    return LaidMap(
+        resample_labels(aligned.data, to_space),
+        overlap.volumes_mm3(voxels, labels.spacing_mm),
+    )
+
+
+def agreement(first: LaidMap, second: LaidMap) -> Agreement:
+    """Compare two label maps that lie on one another."""
+    joint = overlap.joint_histogram(
+        first.classes, second.classes, len(first.volumes_mm3)
+    )
+    total_mm3 = first.volumes_mm3 + second.volumes_mm3
+    difference_mm3 = second.volumes_mm3 - first.volumes_mm3
+    percent = np.full(len(total_mm3), np.nan)
+    np.divide(200 * difference_mm3, total_mm3, out=percent, where=total_mm3 > 0)
+    return Agreement(overlap.dice(joint), percent)

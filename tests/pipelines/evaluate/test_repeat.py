@@ -1,0 +1,175 @@
+"""trinat evaluate --repeat: two scans of each person, with labels and without."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers.commands import trinat
+from helpers.miniatures import head_labels
+from helpers.visits import head_of, pose_of, visit_of
+
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.evaluate.repeat import evaluate_repeat
+from trinat.pipelines.evaluate.settings import EvaluationSettings
+from trinat.segmentation.errors import ConfigError, EvaluationError
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.report.repeat import LABELS, OTHER_LABELS, PREDICTIONS
+
+POSE = pose_of(4.0, 5.0)
+WHITE = "Left-Cerebral-White-Matter"
+
+
+def write_visits(root: Path, person: str = "p", seed: int = 0) -> None:
+    """Two scans of a head, their labels, and predictions that are those labels but for one side.
+
+    The second prediction lacks the structures of the right side.
+    """
+    head = head_of(seed)
+    labels = head_labels()
+    without_right = np.where((labels >= 41) & (labels < 80), 0, labels)
+    scans = (head, visit_of(head, POSE))
+    poses = (np.eye(4), POSE)
+    predictions = (labels, without_right)
+    for number, (scan, pose) in enumerate(zip(scans, poses, strict=True), start=1):
+        affine = pose @ head.affine
+        name = f"{person}_{number}"
+        for folder in ("scans", "labels", "pred"):
+            (root / folder).mkdir(exist_ok=True)
+        scan.write(root / f"scans/{name}.nii.gz")
+        Volume(labels, affine).write(root / f"labels/{name}.nii.gz", labels=True)
+        prediction = Volume(predictions[number - 1], affine)
+        prediction.write(root / f"pred/{name}_dseg.nii.gz", labels=True)
+
+
+def write_table(root: Path, *persons: str) -> Path:
+    rows = ["scan\tperson"]
+    for person in persons:
+        rows += [f"{person}_{number}.nii.gz\t{person}" for number in (1, 2)]
+    path = root / "visits.tsv"
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> EvaluationSettings:
+    write_visits(tmp_path)
+    return EvaluationSettings(
+        tmp_path / "labels",
+        {"fast": tmp_path / "pred"},
+        tmp_path / "out",
+        images=tmp_path / "scans",
+        persons=write_table(tmp_path, "p"),
+        repeat=True,
+        jobs=1,
+    )
+
+
+def dice_of(out: Path) -> dict[tuple[str, str], float]:
+    table = pd.read_csv(out / "structures.csv")
+    rows = table.set_index(["structure", "comparison"])["dice"]
+    return dict(rows.items())
+
+
+def test_labels_and_predictions_of_two_scans_are_compared(
+    settings: EvaluationSettings,
+) -> None:
+    assert evaluate_repeat(settings) == Exit.OK
+    dice = dice_of(settings.out)
+    # The labels of the second scan are those of the first, moved with the head.
+    assert dice[WHITE, LABELS] > 0.95
+    # Where the right side is gone, voxels at its border may become left ones.
+    assert dice[WHITE, PREDICTIONS] == pytest.approx(dice[WHITE, LABELS], abs=0.01)
+    right = WHITE.replace("Left", "Right")
+    assert dice[right, LABELS] > 0.95
+    assert dice[right, PREDICTIONS] == 0
+    # The first prediction with the second labels is as good, the second prediction has nothing.
+    assert dice[right, OTHER_LABELS] == pytest.approx(dice[right, LABELS] / 2)
+    rows = pd.read_csv(settings.out / "repeat.csv")
+    crossed = rows[(rows.comparison == OTHER_LABELS) & (rows.structure == right)]
+    assert list(crossed["first"]) == ["p_1", "p_2"]
+    assert list(crossed["second"]) == ["p_2", "p_1"]
+    assert list(crossed["difference_percent"]) == pytest.approx([0, 200], abs=1e-3)
+    pairs = pd.read_csv(settings.out / "pairs.csv")
+    assert list(pairs["status"]) == ["measured"]
+    assert pairs["note"].isna().all()
+    assert "How far labels repeat" in (settings.out / "report.html").read_text()
+
+
+def test_without_labels_predictions_alone_are_compared(
+    settings: EvaluationSettings,
+) -> None:
+    assert evaluate_repeat(replace(settings, truth=None)) == Exit.OK
+    rows = pd.read_csv(settings.out / "repeat.csv")
+    assert set(rows["comparison"]) == {PREDICTIONS}
+
+
+def test_a_scan_without_labels_is_compared_where_it_can_be(
+    settings: EvaluationSettings,
+) -> None:
+    assert settings.truth is not None
+    (settings.truth / "p_2.nii.gz").unlink()
+    assert evaluate_repeat(settings) == Exit.OK
+    rows = pd.read_csv(settings.out / "repeat.csv")
+    crossed = rows[rows.comparison == OTHER_LABELS]
+    assert set(crossed["first"]) == {"p_2"}
+    assert set(rows["comparison"]) == {PREDICTIONS, OTHER_LABELS}
+    pairs = pd.read_csv(settings.out / "pairs.csv")
+    assert list(pairs["note"]) == ["no labels of p_2"]
+
+
+def test_two_heads_are_no_pair_and_the_others_are_measured(
+    settings: EvaluationSettings, tmp_path: Path
+) -> None:
+    write_visits(tmp_path, "q", seed=1)
+    other = (tmp_path / "scans/p_2.nii.gz").read_bytes()
+    (tmp_path / "scans/q_2.nii.gz").write_bytes(other)
+    table = write_table(tmp_path, "p", "q")
+    said: list[str] = []
+    status = evaluate_repeat(replace(settings, persons=table), say=said.append)
+    assert status == Exit.SOME_FAILED
+    assert any("q: the two scans do not show one head" in line for line in said)
+    pairs = pd.read_csv(settings.out / "pairs.csv").set_index("person")
+    assert pairs["status"].to_dict() == {"p": "measured", "q": "failed"}
+
+
+def test_a_person_with_one_scan_is_listed(
+    settings: EvaluationSettings, tmp_path: Path
+) -> None:
+    write_visits(tmp_path, "q", seed=1)
+    for place in ("scans/q_2.nii.gz", "labels/q_2.nii.gz", "pred/q_2_dseg.nii.gz"):
+        (tmp_path / place).unlink()
+    assert evaluate_repeat(settings) == Exit.OK
+    pairs = pd.read_csv(settings.out / "pairs.csv").set_index("first")
+    assert pairs["status"].to_dict() == {"p_1": "measured", "q_1": "left out"}
+
+
+def test_scans_of_nobody_twice_are_refused(settings: EvaluationSettings) -> None:
+    with pytest.raises(EvaluationError, match="no person has two scans"):
+        evaluate_repeat(replace(settings, persons=None))
+    assert not settings.out.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"images": None}, "--repeat needs the scans"),
+        ({"latex": True}, "--latex is not for --repeat"),
+        ({"show_heads": True}, "--show-heads is not for --repeat"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(
+    settings: EvaluationSettings, change: dict[str, object], what: str
+) -> None:
+    with pytest.raises(ConfigError, match=what):
+        evaluate_repeat(replace(settings, **change))
+
+
+def test_persons_are_for_it_alone(settings: EvaluationSettings) -> None:
+    places = ["--truth", str(settings.truth), "--pred", str(settings.models["fast"])]
+    persons = ["--persons", str(settings.persons)]
+    with pytest.raises(ConfigError, match="--persons is for --repeat"):
+        trinat("evaluate", *places, *persons, "--out", settings.out)
