@@ -25,10 +25,8 @@ from trinat.pipelines.predict.settings import WORK
 from trinat.pipelines.scans.corrections import (
     Session,
     correction_of,
-    list_correction,
     save_correction,
 )
-from trinat.pipelines.scans.naming import CORRECTIONS
 from trinat.pipelines.web.study import Item, Study, digest, structures_in
 from trinat.pipelines.web.voxels import Voxels
 from trinat.segmentation.errors import GeometryError, InputError
@@ -123,10 +121,13 @@ class Corrections:
     def keep(self, number: int, painted: Painted) -> None:
         """Keep changes as the draft of their tab."""
         item = self._study[number]
-        self._refuse_service()
         _unpacked(painted.content)
         known = _DraftFacts(
-            item.name, self._study.rater, painted.builds_on, painted.minutes, _now()
+            item.name,
+            self._study.corrector,
+            painted.builds_on,
+            painted.minutes,
+            _now(),
         )
         path = self._draft(item, painted.tab)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +147,6 @@ class Corrections:
         where the map that the changes build on is not the last one.
         """
         item = self._study[number]
-        self._refuse_service()
         if item.labels is None:
             raise InputError("has no label map", where=item.name)
         indices, places = _unpacked(painted.content)
@@ -155,12 +155,11 @@ class Corrections:
         numbers = self._numbers(item)
         names = dict(zip(numbers.tolist(), ["", *self._names()], strict=True))
         del names[0]
-        work = self._study.folder / WORK
-        lock = work / "lock.corrections"
+        lock = self._study.folder / WORK / "lock.corrections"
         correction = save_correction(
             item.labels,
             self._changed(number, indices, places, numbers),
-            Session(by=self._study.rater, at=_now(), minutes=painted.minutes),
+            Session(by=self._study.corrector, at=_now(), minutes=painted.minutes),
             builds_on=painted.builds_on,
             names=names,
             scan_sha256=item.entry.input_sha256,
@@ -169,8 +168,7 @@ class Corrections:
         for tab in (painted.tab, painted.takes):
             if tab:
                 self._draft(item, tab).unlink(missing_ok=True)
-        table = self._study.folder / CORRECTIONS
-        list_correction(table, item.name, correction, lock=lock)
+        self._study.corrected(item, correction, lock)
 
     def _changed(
         self,
@@ -213,27 +211,18 @@ class Corrections:
                 raise InputError(f"no structure {name!r} in its label table")
         return np.array([0, *(number_of[name] for name in self._names())], np.int32)
 
-    def _refuse_service(self) -> None:
-        """Raise InputError where the study has nobody's name to save by."""
-        if not self._study.rater:
-            raise InputError("results of a service are not corrected: download them")
-
     def _drafts(self, item: Item) -> list[Path]:
-        return sorted(self._folder.glob(f"{self._key(item)}-*.draft"))
+        return sorted(self._study.drafts(item).glob(f"{self._key(item)}-*.draft"))
 
     def _draft(self, item: Item, tab: str) -> Path:
-        return self._folder / f"{self._key(item)}-{tab}.draft"
-
-    @property
-    def _folder(self) -> Path:
-        return self._study.folder / WORK / "drafts"
+        return self._study.drafts(item) / f"{self._key(item)}-{tab}.draft"
 
     def _key(self, item: Item) -> str:
         """What the names of a rater's drafts of a scan begin with.
 
         The scan's own name may have slashes.
         """
-        whose = f"{self._study.rater}\n{item.name}"
+        whose = f"{self._study.corrector}\n{item.name}"
         return hashlib.sha256(whose.encode("utf-8", "surrogateescape")).hexdigest()[:24]
 
 

@@ -343,6 +343,13 @@ class Queue:
                     known["seconds_left"] = max(1, round(left))
         return Segmentation(**known)
 
+    def renew(self, submission: Submission) -> None:
+        """Keep a scan that has ended as long as one that ends now: work was done on it."""
+        with self._lock:
+            if submission.id in self.submissions:
+                submission.ended = time.time()
+                self._note(submission)
+
     def delete(self, submission: Submission) -> None:
         """Delete a scan and its results, whatever its state; a second time does nothing."""
         with self._lock:
@@ -379,6 +386,10 @@ class Queue:
     def result(self, submission: Submission) -> Path:
         """The folder of its results; it is there once the state is done."""
         return self._place(submission) / "result"
+
+    def drafts(self, submission: Submission) -> Path:
+        """The folder with drafts of its correction."""
+        return self._place(submission) / "drafts"
 
     def file(self, submission: Submission, product: Product, ending: str = "") -> Path:
         """The file of a product among its results; `ending` in place of the product's own."""

@@ -1,7 +1,7 @@
 """The queue as the page of results lists it.
 
 The page is that of `trinat view`. Its study is made of the queue as it is at each request, not of a
-folder's ledger, and takes no ratings.
+folder's ledger. It takes corrections, and no ratings.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.settings import PLAIN_LABEL_TABLE
 from trinat.pipelines.predict.tables import write_label_table
+from trinat.pipelines.scans.corrections import Correction
 from trinat.pipelines.scans.naming import Product
 from trinat.pipelines.web.queue import Queue, Submission
 from trinat.pipelines.web.study import Item, Study
@@ -34,6 +35,19 @@ class QueueStudy(Study):
     """
 
     queue: Queue = field(kw_only=True)
+
+    @property
+    def corrector(self) -> str:
+        """A service does not know who asks: whoever has the token may correct."""
+        return "service"
+
+    def drafts(self, item: Item) -> Path:
+        """Beside the scan: they are deleted with it."""
+        return self.queue.drafts(self._submission(item))
+
+    def corrected(self, item: Item, correction: Correction, lock: Path) -> None:
+        """Keep the scan as if it had ended now."""
+        self.queue.renew(self._submission(item))
 
     @property
     def submissions(self) -> list[Submission]:
@@ -64,10 +78,9 @@ class QueueStudy(Study):
 
     def mask(self, item: Item) -> Path | None:
         """The brain mask of a scan that is done."""
-        submission = self.queue.submissions.get(item.name)
-        if submission is None or item.labels is None:
+        if item.labels is None:
             return None
-        path = self.queue.file(submission, Product.BRAIN_MASK)
+        path = self.queue.file(self._submission(item), Product.BRAIN_MASK)
         return path if path.is_file() else None
 
     def overview(self) -> dict[str, Any]:
@@ -92,6 +105,13 @@ class QueueStudy(Study):
         raise InputError(
             "results of a service are not rated: they are deleted after a while"
         )
+
+    def _submission(self, item: Item) -> Submission:
+        """What was accepted as a scan; InputError if it was deleted meanwhile."""
+        submission = self.queue.submissions.get(item.name)
+        if submission is None:
+            raise InputError("no such scan: deleted, or never there")
+        return submission
 
     def _item(self, submission: Submission) -> Item:
         """A scan as the page lists it: with its label map once it is done."""

@@ -35,6 +35,7 @@ from starlette.requests import ClientDisconnect
 from trinat.pipelines.common.models import say_licences
 from trinat.pipelines.jobs.lock import run_lock
 from trinat.pipelines.predict.settings import PredictRequest
+from trinat.pipelines.scans.corrections import OvertakenError, corrected_path
 from trinat.pipelines.scans.naming import Product
 from trinat.pipelines.web.queue import (
     OUTPUTS,
@@ -111,6 +112,7 @@ _RESULTS = {
 } | {
     "labels.mgz": _ResultFile(None, "mgz", "application/gzip"),
     "volumes.tsv": _ResultFile(None, "", "text/tab-separated-values"),
+    "corrected.nii.gz": _ResultFile(None, "", "application/gzip"),
 }
 
 
@@ -138,6 +140,10 @@ class Results:
         if result.product:
             return self._queue.file(submission, result.product)
         path = self._queue.result(submission) / name
+        if name == "corrected.nii.gz":
+            path = corrected_path(self._queue.file(submission, Product.LABELS))
+            if not path.is_file():
+                raise HTTPException(404, "not corrected: its page has a brush")
         if name == "labels.mgz":
             nifti = self._queue.file(submission, Product.LABELS)
             with self._making:
@@ -419,6 +425,8 @@ async def _answer_error(_: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         return JSONResponse({"reason": f"{first['loc'][-1]}: {first['msg']}"}, 422)
+    if isinstance(error, OvertakenError):
+        return JSONResponse({"reason": str(error)}, 409)
     if isinstance(error, OutputError):
         # The scan is not to blame.
         return JSONResponse({"reason": reason_of(error, where=False)}, 507)

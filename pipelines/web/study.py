@@ -27,9 +27,13 @@ from trinat.pipelines.predict.entry import (
 )
 from trinat.pipelines.predict.ledger import entries_in
 from trinat.pipelines.predict.settings import LABEL_TABLE, PLAIN_LABEL_TABLE, WORK
-from trinat.pipelines.scans.corrections import corrected_path
+from trinat.pipelines.scans.corrections import (
+    Correction,
+    corrected_path,
+    list_correction,
+)
 from trinat.pipelines.scans.files import ScanFile, as_scan, find_files, find_images
-from trinat.pipelines.scans.naming import FOLD, Product
+from trinat.pipelines.scans.naming import CORRECTIONS, FOLD, Product
 from trinat.pipelines.scans.ratings import (
     RATINGS,
     VERDICTS,
@@ -105,9 +109,9 @@ class Item:
 class Study:
     """A folder of results, and what to compare them with.
 
-    `rater` is the name under which ratings are saved. `images` has the scans where they are not
-    where they were read; `against` has other label maps. `labels` names the scheme of label maps
-    whose folder has no label table.
+    `rater` is the name under which ratings and corrections are saved. `images` has the scans where
+    they are not where they were read; `against` has other label maps. `labels` names the scheme of
+    label maps whose folder has no label table.
     """
 
     folder: Path
@@ -115,6 +119,19 @@ class Study:
     images: Path | None = None
     against: Path | None = None
     labels: str = DEFAULT_SCHEME
+
+    @property
+    def corrector(self) -> str:
+        """The name under which corrections are saved."""
+        return self.rater
+
+    def drafts(self, item: Item) -> Path:
+        """The folder with the drafts of a scan's correction, among those of others."""
+        return self.folder / WORK / "drafts"
+
+    def corrected(self, item: Item, correction: Correction, lock: Path) -> None:
+        """Note that a correction was saved."""
+        list_correction(self.folder / CORRECTIONS, item.name, correction, lock=lock)
 
     @cached_property
     def items(self) -> list[Item]:
@@ -208,6 +225,7 @@ class Study:
             "title": self.folder.resolve().name,
             "grades": GRADES,
             "rater": self.rater,
+            "corrector": self.corrector,
             "raters": len({rating["rater"] for rating in ratings}),
             "against": against,
             "verdicts": VERDICTS,

@@ -39,7 +39,7 @@ let session = null;
 let isRebasing = false;
 
 export function startCorrecting() {
-  byId("correct-open").hidden = !page.study.rater;
+  byId("correct-open").hidden = !page.study.corrector;
   byId("correct-open").addEventListener("click", toggleCorrecting);
   for (const [name, { text, key }] of Object.entries(TOOLS)) {
     const facts = { "data-tool": name, title: key, onclick: () => setTool(name) };
@@ -76,7 +76,7 @@ export const isCorrecting = () => session !== null && !byId("correct").hidden;
 // Whenever something else is known of the scan: another scan ends a correction, a draft begins one.
 function follow() {
   const { detail, whole } = page;
-  byId("correct-open").disabled = !whole || !detail?.sha256 || !page.study.rater;
+  byId("correct-open").disabled = !whole || !detail?.sha256 || !page.study.corrector;
   if (!detail) {
     finish();
     return;

@@ -79,6 +79,10 @@ function linksOf(item) {
       found.push({ name, href: `${AT}/${item.id}/${name}` });
     }
   }
+  if (page.detail?.correction) {
+    const name = "corrected.nii.gz";
+    found.push({ name, href: `${AT}/${item.id}/${name}` });
+  }
   return found;
 }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.browser import Browser, find_chromium
+from helpers.service import Service, tiny_scan
 from helpers.studies import write_study
 from helpers.viewer import served
 
@@ -217,6 +218,22 @@ def test_who_is_overtaken_is_told_and_puts_the_changes_on_what_was_saved(
     assert correction.facts
     assert [session.by for session in correction.facts.sessions] == ["berta", "anna"]
     assert correction.facts.changed_voxels == first + 1
+
+
+def test_a_result_of_a_service_is_corrected(tmp_path: Path) -> None:
+    scan = tiny_scan(tmp_path / "scan.nii.gz")
+    with Service(tmp_path / "queue") as service, opened(1280, 900) as page:
+        id = service.ready().send(scan).json()["id"]
+        assert service.wait(id)["state"] == "done"
+        load(page, service.address)
+        begin(page)
+        stroke(page)
+        files = "document.getElementById('files').innerText"
+        assert "corrected.nii.gz" not in page.evaluate(files)
+        page.evaluate("document.getElementById('save').click()")
+        page.wait(f"{STATE}.startsWith('Saved as')")
+        page.wait(f"{files}.includes('corrected.nii.gz')")
+    assert len(find_corrections(tmp_path / "queue")) == 1
 
 
 def save_as(out: Path, result: Path, corrected: Volume, rater: str) -> None:

@@ -102,6 +102,21 @@ def test_a_full_queue_and_a_greedy_client_are_refused(tmp_path: Path) -> None:
     accepted(queue)
 
 
+def test_a_corrected_scan_is_kept_from_its_correction_on(tmp_path: Path) -> None:
+    queue = Queue(tmp_path, keep_s=100)
+    corrected, other = accepted(queue), accepted(queue)
+    for job in (corrected, other):
+        ended(queue, job)
+        job.ended = time.time() - 101
+    queue.renew(corrected)
+    queue.sweep()
+    assert list(queue.submissions) == [corrected.id]
+    assert list(Queue(tmp_path, keep_s=100).submissions) == [corrected.id]
+    # What was deleted meanwhile does not come back.
+    queue.renew(other)
+    assert list(queue.submissions) == [corrected.id]
+
+
 def test_what_ended_is_deleted_after_its_time(tmp_path: Path) -> None:
     queue = Queue(tmp_path, keep_s=100)
     old, new, waiting = (accepted(queue) for _ in range(3))

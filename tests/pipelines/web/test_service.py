@@ -282,6 +282,50 @@ def test_the_page_lists_what_was_sent_and_shows_it(
         assert ask(path).status_code == 404
 
 
+def test_a_result_is_corrected_and_taken(service: Service, scan: Path) -> None:
+    id = service.send(scan).json()["id"]
+    assert service.wait(id)["state"] == "done"
+    ask = service.client.get
+    (row,) = [row for row in ask("/v1/study").json()["scans"] if row["id"] == id]
+    path = f"/v1/scans/{row['number']}"
+    before = ask(f"{AT}/{id}/labels.nii.gz").content
+    not_there = ask(f"{AT}/{id}/corrected.nii.gz")
+    assert not_there.status_code == 404
+    assert "not corrected" in reason(not_there)
+
+    # The first voxel becomes the first structure of the table, the left white matter.
+    painted = np.uint32(0).tobytes() + bytes([1])
+    facts = {"builds_on": ask(path).json()["sha256"], "minutes": "1", "tab": "0" * 16}
+    draft = f"{path}/drafts/{'0' * 16}"
+    kept = service.client.put(draft, params=facts, content=painted)
+    assert kept.status_code == 204
+    assert list((service.queue / "jobs" / id / "drafts").iterdir())
+    saved = service.client.put(f"{path}/correction", params=facts, content=painted)
+    assert saved.json()["correction"]["voxels"] == 1
+    assert not list((service.queue / "jobs" / id / "drafts").iterdir())
+    corrected = nib.Nifti1Image.from_bytes(
+        gzip.decompress(ask(f"{AT}/{id}/corrected.nii.gz").content)
+    )
+    predicted = nib.Nifti1Image.from_bytes(gzip.decompress(before))
+    changed = np.argwhere(
+        np.asarray(corrected.dataobj) != np.asarray(predicted.dataobj)
+    )
+    assert len(changed) == 1
+    assert corrected.dataobj[tuple(changed[0])] == 2
+    assert ask(f"{AT}/{id}/labels.nii.gz").content == before
+
+    # Another tab does not know of it.
+    other = np.uint32(1).tobytes() + bytes([1])
+    refused = service.client.put(f"{path}/correction", params=facts, content=other)
+    assert refused.status_code == 409
+    assert "saved meanwhile, by service" in reason(refused)
+
+    # Ids of deleted scans stay in no table.
+    assert not (service.queue / "corrections.tsv").exists()
+    assert service.client.delete(f"{AT}/{id}").status_code == 204
+    assert id not in "".join(str(path) for path in service.queue.rglob("*"))
+
+
 def test_only_its_owner_reads_the_queue(service: Service, finished: str) -> None:
     assert stat.S_IMODE(service.queue.stat().st_mode) == 0o700
     places = [path for path in service.queue.rglob("*") if not path.is_symlink()]
