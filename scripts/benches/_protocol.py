@@ -32,7 +32,7 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.metrics.overlap import dice
 from trinat.segmentation.models.checkpoint import Model, load_model
-from trinat.segmentation.training.odds_fit import logarithms_of
+from trinat.segmentation.training.odds_fit import DoubtfulVoxels, logarithms_of
 
 __all__ = ["PROTOCOLS", "measure_protocols", "redrawn"]
 
@@ -95,14 +95,22 @@ def measure_protocols(
             truths.append(replace(each, labels=path))
 
         out = folder / "own"
-        settings = LearnSettings(results=results, out=out, images=study.images)
+        settings = LearnSettings(
+            results=results, out=out, images=study.images, method="factors"
+        )
         try:
             print("\n".join(learn(settings, print).lines))
         except EvaluationError as error:
             print(f"{name}: no model: {error}")
             continue
-        before = _dice_by_structure(start, truths)
-        after = _dice_by_structure(load_model(out), truths)
+        # Factors change no network: one segmentation is that of both models.
+        pairs = [each.pair for each in truths]
+        _, found, failed = segment_all(
+            start, pairs, Mappings(), device="cpu", trust_affine=None, say=print
+        )
+        assert not failed, failed
+        before = _dice_by_structure(found, start)
+        after = _dice_by_structure(found, load_model(out))
         gain = after - before
         print(
             f"{name:8}  {before[hippocampi].mean():18.3f}  {after[hippocampi].mean():5.3f}"
@@ -171,17 +179,7 @@ def _names(model: Model) -> list[str]:
     return [label.name for label in model.scheme.labels if label.fs_id in _HIPPOCAMPI]
 
 
-def _dice_by_structure(model: Model, scans: Sequence[Corrected]) -> Values:
-    """The mean Dice of each class over scans, (K,)."""
-    pairs = [each.pair for each in scans]
-    _, found, failed = segment_all(
-        model,
-        pairs,
-        Mappings(),
-        device="cpu",
-        trust_affine=None,
-        say=lambda line: None,
-    )
-    assert not failed, failed
+def _dice_by_structure(scans: Sequence[DoubtfulVoxels], model: Model) -> Values:
+    """The mean Dice of each class over scans, (K,), with the factors of a model."""
     own = logarithms_of(model.info.fusion.class_odds, model.scheme)
-    return np.asarray(np.mean([dice(scan.joint(own)) for scan in found], axis=0))
+    return np.asarray(np.mean([dice(scan.joint(own)) for scan in scans], axis=0))

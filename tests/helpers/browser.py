@@ -194,6 +194,15 @@ class Browser:
             clickCount=1,
         )
 
+    def touch(self, *points: tuple[float, float]) -> None:
+        """Put a finger on the first of some points, in pixels, and take it off at the last."""
+        self._send("Emulation.setTouchEmulationEnabled", enabled=True)
+        for number, (x, y) in enumerate(points):
+            kind = "touchMove" if number else "touchStart"
+            finger = {"x": x, "y": y}
+            self._send("Input.dispatchTouchEvent", type=kind, touchPoints=[finger])
+        self._send("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+
     def picture(self) -> bytes:
         """The page as it is shown, as PNG."""
         return base64.b64decode(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -137,6 +140,65 @@ def test_painted_undone_saved_and_there_again(
     assert np.unique(corrected.data[correction.changed()]) == [49]
     # One slice of the axial plane.
     assert len(np.unique(np.argwhere(correction.changed())[:, 2])) == 1
+
+
+def test_a_finger_paints_as_the_mouse_does(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(out, monkeypatch) as address, opened(390, 844) as page:
+        load(page, address)
+        begin(page)
+        by_mouse = stroke(page)
+        page.press("z")
+        page.wait(f"{STATE}.startsWith('0 voxels')")
+        x, y = middle(page)
+        page.touch((x - 30, y), (x - 10, y), (x + 10, y), (x + 30, y))
+        page.wait(f"{STATE}.startsWith('{by_mouse} voxels changed, draft kept')")
+        # One stroke, which is undone at once.
+        page.press("z")
+        page.wait(f"{STATE}.startsWith('0 voxels')")
+
+
+def test_a_killed_server_loses_no_stroke(out: Path) -> None:
+    line = [sys.executable, "-m", "trinat", "view", str(out), "--no-browser"]
+
+    def start(*options: str) -> tuple[subprocess.Popen[str], str]:
+        server = subprocess.Popen([*line, *options], stdout=subprocess.PIPE, text=True)
+        assert server.stdout
+        return server, server.stdout.readline().split()[-1]
+
+    def kill(server: subprocess.Popen[str]) -> None:
+        server.kill()
+        server.communicate()
+
+    server, address = start()
+    try:
+        with opened(1280, 900) as page:
+            load(page, address)
+            begin(page)
+            first = stroke(page)
+            kill(server)
+            x, y = middle(page)
+            page.drag((x, y - 30), (x, y + 30))
+            page.wait(f"{STATE}.startsWith('The draft is not kept: the server does')")
+
+            # Started again, it has another token, which another tab brings to the browser.
+            port = urlsplit(address).port
+            server, again = start("--port", str(port))
+            page.evaluate(f"fetch({again!r}).then((answer) => answer.ok)")
+            page.wait(f"{STATE}.includes('draft kept')")
+            both = changed(page)
+            assert both > first
+            # Refused connections and tokens are what the browser logs.
+            assert all(
+                "ERR_CONNECTION_REFUSED" in problem or "401" in problem
+                for problem in page.problems
+            )
+            page.problems.clear()
+            load(page, again)
+            page.wait(f"{STATE}.startsWith('{both} voxels')")
+    finally:
+        kill(server)
 
 
 def test_each_tool_changes_what_it_says(
