@@ -5,7 +5,7 @@ Of each scan the ledger alone is read: the agreement of the views and the volume
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from heapq import nsmallest
 from typing import Any
@@ -46,11 +46,22 @@ def next_scans(settings: NextSettings) -> tuple[list[Next], int]:
     EvaluationError where there is no scan with a result.
     """
     study = Study(settings.results, rater="", against=settings.labels)
+    elsewhere = {item.name for item in study.items if study.other(item) is not None}
+    return next_of(study, settings.most, elsewhere)
+
+
+def next_of(
+    study: Study, most: int, elsewhere: Collection[str] = ()
+) -> tuple[list[Next], int]:
+    """The same of a study, at most so many; scans of these names were corrected `elsewhere`."""
     items = [item for item in study.items if item.entry.status == "done"]
     if not items:
-        raise EvaluationError("no scan has a result here", where=settings.results)
+        raise EvaluationError("no scan has a result here", where=study.folder)
     persons = dict(zip((item.name for item in items), persons_of(items), strict=True))
-    was_corrected = {item.name for item in items if _is_corrected(study, item)}
+    was_corrected = {item.name for item in items if item.name in elsewhere}
+    for item in items:
+        if item.labels is not None and correction_of(item.labels) is not None:
+            was_corrected.add(item.name)
     rest = [item for item in items if item.name not in was_corrected]
     compared = [item for item in items if item.name in was_corrected]
     compared += nsmallest(_MOST_COMPARED, rest, key=lambda item: doubt_of(item.entry))
@@ -60,7 +71,7 @@ def next_scans(settings: NextSettings) -> tuple[list[Next], int]:
         doubts_of(compared),
         [persons[item.name] for item in compared],
         range(len(was_corrected)),
-        settings.most,
+        most,
     )
     found = []
     for proposal in proposals:
@@ -107,10 +118,3 @@ def doubts_of(items: Sequence[Item]) -> Values:
         agreement = item.agreement
         doubts.append(1.0 if agreement is None else 1 - agreement)
     return np.array(doubts)
-
-
-def _is_corrected(study: Study, item: Item) -> bool:
-    """Whether a scan was corrected, here or among the label maps from elsewhere."""
-    if study.against is not None and study.other(item) is not None:
-        return True
-    return item.labels is not None and correction_of(item.labels) is not None

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from trinat.pipelines.learn.order import next_of
 from trinat.pipelines.scans.corrections import OvertakenError
 from trinat.pipelines.web.correcting import Corrections, Painted
 from trinat.pipelines.web.study import Study
@@ -34,6 +35,8 @@ for _file in _PAGE.iterdir():
 _KINDS = ("scan", "labels", "predicted", "against", "entropy", "mask", "surfaces")
 
 _TAB = re.compile("[0-9a-f]{16}")
+# So many scans are listed to be corrected next.
+_MOST_NEXT = 50
 
 
 class _Judgement(BaseModel):
@@ -61,6 +64,7 @@ def routes_of(study: Study, voxels: Voxels) -> list[BaseRoute]:
         *(Route(path, answers.file) for path in _FILES),
         Route("/v1/study", answers.overview),
         Route("/v1/raters", answers.raters),
+        Route("/v1/next", answers.next),
         Route("/v1/scans/{number:int}", answers.detail),
         Route("/v1/scans/{number:int}/ratings", answers.rate, methods=["PUT"]),
         Route("/v1/scans/{number:int}/value", answers.value),
@@ -94,6 +98,11 @@ class _Answers:
     def raters(self, _: Request) -> Response:
         """How far raters agree."""
         return JSONResponse(self._study.raters())
+
+    def next(self, _: Request) -> Response:
+        """The names of the scans to correct next, the first first."""
+        scans, _corrected = next_of(self._study, _MOST_NEXT)
+        return JSONResponse([each.scan for each in scans])
 
     def detail(self, request: Request) -> Response:
         """All that is known of one scan."""

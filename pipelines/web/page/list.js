@@ -1,6 +1,9 @@
 // The list of scans: rows, filters, and which one comes next.
-import { byId, make, page, press, wordsIn } from "./page.js";
+import { askJson, byId, make, page, press, tell, wordsIn } from "./page.js";
 
+// The filter that also sorts, and whether it has moved rows.
+const NEXT = "next";
+let isReordered = false;
 const STAGES = { reading: "reading", networks: "segmenting", writing: "writing" };
 
 export const listTab = {
@@ -63,7 +66,9 @@ export function progressOf(item) {
 
 function isShown(item, words) {
   const { filter } = page;
-  if (filter === "unrated") {
+  if (filter === NEXT) {
+    if (!page.proposed.has(keyOf(item))) return false;
+  } else if (filter === "unrated") {
     if (!item.there || item.rating) return false;
   } else if (filter !== "all" && item.grade !== filter) {
     return false;
@@ -80,6 +85,15 @@ function filterScans() {
     item.row.hidden = !shown;
     if (shown) page.order.push(number);
   });
+  if (page.filter === NEXT) {
+    page.order.sort((one, other) => placeOf(one) - placeOf(other));
+  }
+  // Rows lie as scans follow one another.
+  if (page.filter === NEXT || isReordered) {
+    const rows = page.items.map((item) => item.row);
+    byId("scan-list").append(...rows, ...page.order.map((number) => rows[number]));
+  }
+  isReordered = page.filter === NEXT;
   byId("scan-none").hidden = page.order.length > 0 || !page.items.length;
   pressFilter();
 }
@@ -96,6 +110,7 @@ export function fillFilters() {
     if (found) counts[grade] = found;
   }
   byId("filters").replaceChildren(...Object.entries(counts).map(filterChip));
+  if (study.corrector && there.length > 1) byId("filters").append(nextChip());
   pressFilter();
 
   let progress = "";
@@ -120,6 +135,27 @@ function filterChip([filter, found]) {
     make("b", {}, String(found)),
   );
 }
+
+// Those whose correction is expected to teach most, in this order (trinat next).
+function nextChip() {
+  const choose = async () => {
+    try {
+      const names = await askJson("v1/next");
+      page.proposed = new Map(names.map((name, place) => [name, place]));
+      page.filter = NEXT;
+      filterScans();
+    } catch (error) {
+      tell(error.message);
+    }
+  };
+  const title = "The scans whose correction is expected to teach a model most";
+  const facts = { class: "chip", "data-filter": NEXT, title, onclick: choose };
+  return make("button", facts, "to correct next");
+}
+
+// What the server calls a scan: on the page of a service it has the name of its file.
+const keyOf = (item) => item.id ?? item.name;
+const placeOf = (number) => page.proposed.get(keyOf(page.items[number]));
 
 function pressFilter() {
   for (const chip of byId("filters").children) {

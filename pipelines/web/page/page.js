@@ -9,6 +9,8 @@ export const page = {
   order: [],
   number: -1,
   filter: "all",
+  // Of scans that are proposed to be corrected next, their places among these, by name or id.
+  proposed: new Map(),
   // The place of the chosen structure in the study, from 1; 0 for none.
   structure: 0,
   picture: null,

@@ -17,6 +17,8 @@ from helpers.service import Service, tiny_scan
 from helpers.studies import write_study
 from helpers.viewer import served
 
+from trinat.pipelines.learn.order import next_scans
+from trinat.pipelines.learn.settings import NextSettings
 from trinat.pipelines.scans.corrections import (
     Session,
     corrected_path,
@@ -280,6 +282,31 @@ def test_who_is_overtaken_is_told_and_puts_the_changes_on_what_was_saved(
     assert correction.facts
     assert [session.by for session in correction.facts.sessions] == ["berta", "anna"]
     assert correction.facts.changed_voxels == first + 1
+
+
+def test_scans_to_correct_next_are_listed_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = write_study(tmp_path / "out", [f"sub-0{n}" for n in range(6)])
+    names = [each.scan for each in next_scans(NextSettings(out))[0]]
+    rows = (
+        "[...document.querySelectorAll('#scan-list li')].filter((row) => !row.hidden)"
+        ".map((row) => row.querySelector('.name').textContent)"
+    )
+    with served(out, monkeypatch) as address, opened(390, 844) as page:
+        load(page, address)
+        before = page.evaluate(rows)
+        assert sorted(before) == sorted(names)
+        assert before != names
+        page.evaluate("document.querySelector('[data-filter=next]').click()")
+        page.wait(f"{rows}.join() === {','.join(names)!r}")
+        # The key for the next scan follows this order.
+        first = f".scan[data-number='{before.index(names[0])}']"
+        page.evaluate(f"document.querySelector({first!r}).click()")
+        page.press("n")
+        page.wait(f"document.getElementById('name').textContent.includes({names[1]!r})")
+        page.evaluate("document.querySelector('[data-filter=all]').click()")
+        assert page.evaluate(rows) == before
 
 
 def test_a_result_of_a_service_is_corrected(tmp_path: Path) -> None:

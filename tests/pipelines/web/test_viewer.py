@@ -10,6 +10,9 @@ import httpx
 import pytest
 from helpers.studies import write_study
 
+from trinat.pipelines.learn.order import next_scans
+from trinat.pipelines.learn.settings import NextSettings
+from trinat.pipelines.scans.corrections import corrected_path
 from trinat.pipelines.scans.ratings import read_ratings
 from trinat.pipelines.web.study import Study
 from trinat.pipelines.web.viewer import make_app
@@ -25,8 +28,8 @@ def out(tmp_path: Path) -> Path:
 class Client:
     """Asks the application itself, without a port."""
 
-    def __init__(self, out: Path, rater: str) -> None:
-        self._app = make_app(Study(out, rater))
+    def __init__(self, out: Path, rater: str, **settings: Any) -> None:
+        self._app = make_app(Study(out, rater, **settings))
 
     def get(self, path: str) -> httpx.Response:
         return asyncio.run(self._ask("GET", path))
@@ -95,6 +98,19 @@ def test_a_new_rating_replaces_the_raters_own_and_leaves_those_of_others(
         ("anna", ""): "pass",
         ("anna", "Left-Thalamus"): "reject",
     }
+
+
+def test_scans_to_correct_next_are_those_of_the_command(out: Path) -> None:
+    scans, corrected = next_scans(NextSettings(out))
+    assert corrected == 0
+    assert client(out).get("/v1/next").json() == [each.scan for each in scans]
+    # What is compared with is another result, and no correction.
+    page = Client(out, "anna", against=out)
+    assert page.get("/v1/next").json() == [each.scan for each in scans]
+    first = scans[0].scan
+    result = out / f"{first}_dseg.nii.gz"
+    corrected_path(result).write_bytes(result.read_bytes())
+    assert first not in client(out).get("/v1/next").json()
 
 
 def test_how_far_raters_agree_is_told(out: Path) -> None:
