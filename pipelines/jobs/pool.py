@@ -385,13 +385,13 @@ def _run_target(
     """What a process of a pool runs."""
     # A signal to the whole group is the parent's to hear; its own end is this process's, too.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _follow_parent()
+    follow_parent()
     target(connection, *args)
     # Taking torch down takes part of a second, which the run would wait for.
     os._exit(0)
 
 
-def _follow_parent() -> None:
+def follow_parent() -> None:
     """Leave Ctrl-C to the parent, and end with it.
 
     Ctrl-C reaches every process of a terminal: the parent alone decides what it means. A process
@@ -514,7 +514,7 @@ def worker_pool(
 
 def _start_worker(torch_threads: int | None) -> None:
     """What a process of `worker_pool` does before its first call."""
-    _follow_parent()
+    follow_parent()
     prepare_process(torch_threads)
 
 

@@ -124,18 +124,24 @@ class _Material:
 
 
 def learn(
-    settings: LearnSettings, say: Say = lambda line: None, *, progress: bool = False
+    settings: LearnSettings,
+    say: Say = lambda line: None,
+    *,
+    progress: bool = False,
+    study: Study | None = None,
 ) -> Learnt:
     """Make a model of corrected scans, and write it if persons that it has not seen gain by it.
 
+    They are those of `study`; by default of the results that the settings name.
     Scans that cannot be used are reported by `say`, and count as failed. EvaluationError where
     none can be used, or the model is no better: then none is written. `progress` of a training is
     shown on stderr.
     """
     check_out(settings.out, settings.overwrite)
-    study = Study(
-        settings.results, rater="", images=settings.images, against=settings.labels
-    )
+    if study is None:
+        study = Study(
+            settings.results, rater="", images=settings.images, against=settings.labels
+        )
     material = _material(study, settings, say)
     persons = len(set(material.persons))
     what = (

@@ -37,6 +37,7 @@ from trinat.pipelines.jobs.lock import run_lock
 from trinat.pipelines.predict.settings import PredictRequest
 from trinat.pipelines.scans.corrections import OvertakenError, corrected_path
 from trinat.pipelines.scans.naming import Product
+from trinat.pipelines.web.learner import Learner, Learning
 from trinat.pipelines.web.queue import (
     OUTPUTS,
     EngineThread,
@@ -190,6 +191,7 @@ class Service:
     model: str  # its name, or its folder
     scheme: LabelScheme
     results: Results
+    learner: Learner
 
 
 async def _service(request: Request) -> Service:
@@ -301,6 +303,37 @@ def probabilities(structure: str, submission: Done, service: AtService) -> FileR
     )
 
 
+@router.post("/v1/learning", status_code=202)
+def ask_to_learn(service: AtService) -> Learning:
+    """Make a model of what is corrected, once the scans before it have ended."""
+    try:
+        return service.learner.ask()
+    except FullError as error:
+        raise HTTPException(409, str(error)) from None
+
+
+@router.get("/v1/learning")
+def learning(service: AtService) -> Learning | None:
+    """How far it is, and what came of it; null where none was asked for."""
+    return service.learner.job
+
+
+@router.get("/v1/learning/own.zip", response_class=FileResponse)
+def learnt(service: AtService) -> FileResponse:
+    """The model, a folder in a zip."""
+    job = service.learner.job
+    if job is None or job.state != "done":
+        raise HTTPException(409, "no model: none was learnt, or it has not ended")
+    model = service.learner.model
+    return FileResponse(model, media_type="application/zip", filename=model.name)
+
+
+@router.delete("/v1/learning", status_code=204)
+def forget_learning(service: AtService) -> None:
+    """Stop it, whatever its state, and delete its model."""
+    service.learner.delete()
+
+
 @router.get("/v1/models")
 def models(service: AtService) -> list[dict[str, Any]]:
     """The shipped models, and which one is at work here."""
@@ -390,13 +423,19 @@ async def _events(queue: Queue, submission: Submission) -> AsyncIterator[str]:
 
 
 def make_app(
-    queue: Queue, engine: EngineThread, model: str, scheme: LabelScheme
+    queue: Queue,
+    engine: EngineThread,
+    model: str,
+    scheme: LabelScheme,
+    *,
+    device: str = "auto",
+    threads: int | None = None,
 ) -> FastAPI:
     """The service over a queue: its routes and its page.
 
     `engine` is asked whether it is ready, and not started. `model` is the name or the folder of the
-    model at work, `scheme` its labels. The queue is made to drop what the page holds in memory of a
-    scan that is deleted.
+    model at work, `scheme` its labels. With `device` and `threads` a model is learnt. The queue is
+    made to drop what the page holds in memory of a scan that is deleted.
     """
     app = FastAPI(
         title="trinat",
@@ -409,9 +448,10 @@ def make_app(
         exception_handlers=dict.fromkeys(_ANSWERED_ERRORS, _answer_error),
     )
     results = Results(queue, scheme)
-    app.state.service = Service(queue, engine, model, scheme, results)
-    app.include_router(router)
     study = study_of(queue, scheme)
+    learner = Learner(study, model, device, threads)
+    app.state.service = Service(queue, engine, model, scheme, results, learner)
+    app.include_router(router)
     voxels = Voxels(study)
     queue.forget = voxels.forget
     app.router.routes += routes_of(study, voxels)
@@ -462,13 +502,23 @@ def run_service(
                 has_norms=isinstance(request.output.reference, Norms),
             )
             engine = EngineThread(queue, request, model)
+            app = make_app(
+                queue,
+                engine,
+                request.model,
+                read_scheme(model),
+                device=request.devices[0],
+                threads=request.threads,
+            )
+            learner = app.state.service.learner
 
             def begin(address: str) -> None:
                 engine.start()
+                learner.start()
                 say(address)
 
             answer(
-                make_app(queue, engine, request.model, read_scheme(model)),
+                app,
                 queue.token(),
                 host=settings.host,
                 port=settings.port,
@@ -476,6 +526,7 @@ def run_service(
                 max_body=settings.max_upload_bytes,
                 say=begin,
             )
+            learner.stop()
             engine.stop()
     finally:
         os.umask(mask)

@@ -1,5 +1,6 @@
 // A service: scans are dropped, followed and deleted, and results taken.
 import { ask, askJson, byId, forgetScan, make, page, tell, watchScan } from "./page.js";
+import { startLearning } from "./learning.js";
 import { fillList, markRow, progressOf } from "./list.js";
 import { nameScan, open, openFirst } from "./scan.js";
 import { fillRows } from "./structures.js";
@@ -51,6 +52,7 @@ export function startService() {
   page.refresh = () => refresh().catch(lost);
   watchScan(fillFiles);
   if (!page.items.length) showTab("scans");
+  if (page.study.corrector) startLearning();
   page.refresh();
 }
 

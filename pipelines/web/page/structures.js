@@ -71,6 +71,8 @@ function placeInStudy(structure, volume) {
   if (page.detail && !page.detail.counted.includes(structure.name)) {
     return `rejected; ${below} of ${count} others are smaller`;
   }
+  // A corrected volume is held against what was predicted, its own result among that.
+  if (page.edited) return `corrected; ${below} of ${count} results are smaller`;
   // Of few scans a rank says more: 1 is the smallest.
   if (count < FEWEST_FOR_PERCENTILES) {
     return `rank ${below + 1} of ${count}, 1 the smallest`;

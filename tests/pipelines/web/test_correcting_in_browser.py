@@ -284,6 +284,19 @@ def test_who_is_overtaken_is_told_and_puts_the_changes_on_what_was_saved(
     assert correction.facts.changed_voxels == first + 1
 
 
+def test_a_corrected_volume_is_held_against_what_was_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Both have a right thalamus of 27 voxels.
+    out = write_study(tmp_path / "out", ["a", "b"])
+    with served(out, monkeypatch) as address, opened(1280, 900) as page:
+        load(page, address)
+        begin(page)
+        stroke(page)
+        card = page.evaluate("document.getElementById('structure-card').textContent")
+    assert "corrected; 2 of 2 results are smaller" in card
+
+
 def test_scans_to_correct_next_are_listed_in_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,6 +335,11 @@ def test_a_result_of_a_service_is_corrected(tmp_path: Path) -> None:
         page.evaluate("document.getElementById('save').click()")
         page.wait(f"{STATE}.startsWith('Saved as')")
         page.wait(f"{files}.includes('corrected.nii.gz')")
+        # How far the learning is, is told.
+        page.evaluate("document.getElementById('learn').click()")
+        page.wait("document.getElementById('learning-state').textContent.length > 0")
+        assert page.evaluate("document.getElementById('learn').disabled")
+        assert service.client.get("/v1/learning").json()["scans"] == 1
     assert len(find_corrections(tmp_path / "queue")) == 1
 
 

@@ -314,6 +314,16 @@ def test_a_result_is_corrected_and_taken(service: Service, scan: Path) -> None:
     assert corrected.dataobj[tuple(changed[0])] == 2
     assert ask(f"{AT}/{id}/labels.nii.gz").content == before
 
+    # It can be learnt from, and what was begun is stopped.
+    assert ask("/v1/learning").json() is None
+    assert ask("/v1/learning/own.zip").status_code == 409
+    asked = service.client.post("/v1/learning")
+    assert (asked.status_code, asked.json()["scans"]) == (202, 1)
+    assert "after" not in ask("/v1/learning").json()
+    assert service.client.post("/v1/learning").status_code == 409
+    assert service.client.delete("/v1/learning").status_code == 204
+    assert ask("/v1/learning").json() is None
+
     # Another tab does not know of it.
     other = np.uint32(1).tobytes() + bytes([1])
     refused = service.client.put(f"{path}/correction", params=facts, content=other)
