@@ -47,7 +47,7 @@ _LEAST = 0.01
 _ROUNDS = 200
 _CONVERGED = 1e-5
 _CHUNK = 1 << 17
-# Voxels without neighbours, as slices of one voxel each.
+# Voxels without neighbours, as the rows of one slice: slices are fused one at a time.
 _IN_A_ROW = SliceAxes(0, 1, 2)
 
 Values = NDArray[np.float64]
@@ -91,7 +91,7 @@ class AmbiguousVoxels:
             chunk = slice(start, start + _CHUNK)
             truth = self.truth[chunk]
             fusion = ViewAggregator(
-                (len(truth), 1, 1),
+                (1, len(truth), 1),
                 scheme,
                 views,
                 weights,
@@ -101,7 +101,7 @@ class AmbiguousVoxels:
             )
             for view, probabilities in self.probabilities.items():
                 given = torch.from_numpy(probabilities[chunk]).float()
-                fusion.add(view, 0, given[:, None, None])
+                fusion.add(view, 0, given[None, :, None])
             fused = fusion.finish().argmax(-1).flatten().numpy()
             joint += _count_pairs(truth, fused, len(scheme))
         return joint
