@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 STUB = """#!/bin/sh
 case "$*" in
     *"pip install"*)
+        echo "asked for: $*"
         for n in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do echo "pip line $n"; done
         case "$*" in *"{failing}"*) echo "no such package" >&2; exit 1;; esac;;
     *) exec "{python}" "$@";;
@@ -21,7 +22,9 @@ esac
 """
 
 
-def install(folder: Path, failing: str) -> subprocess.CompletedProcess[str]:
+def install(
+    folder: Path, failing: str, *extras: str
+) -> subprocess.CompletedProcess[str]:
     for name in ("scripts/install", "constraints.txt", "pyproject.toml"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
@@ -32,7 +35,7 @@ def install(folder: Path, failing: str) -> subprocess.CompletedProcess[str]:
     below = folder / "docs"
     below.mkdir()
     return subprocess.run(
-        ["sh", "../scripts/install"], cwd=below, capture_output=True, text=True
+        ["sh", "../scripts/install", *extras], cwd=below, capture_output=True, text=True
     )
 
 
@@ -54,6 +57,29 @@ def test_each_step_is_a_line_and_the_last_one_says_how_to_call_it(
         ["sh", "scripts/install"], cwd=tmp_path, capture_output=True, text=True
     )
     assert (again.returncode, again.stderr) == (0, "")
+
+
+def test_several_extras_are_installed_at_once_and_each_is_then_there(
+    tmp_path: Path,
+) -> None:
+    assert install(tmp_path, "nothing fails", "test", "docs").returncode == 0
+    log = (tmp_path / ".venv/trinat-install.log").read_text()
+    assert "--editable .[serve,dicom,test,docs]\n" in log
+    for extras in ([], ["docs"], ["test"], ["docs", "test"]):
+        again = subprocess.run(
+            ["sh", "scripts/install", *extras],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert (again.returncode, again.stderr) == (0, "")
+    other = subprocess.run(
+        ["sh", "scripts/install", "test", "other"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert "2 of 2: trinat" in other.stderr
 
 
 @pytest.mark.parametrize("failing", ["torch==", "--editable"])
