@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from helpers.warm import Warm
 from xdist.scheduler import LoadFileScheduling
 
 # Tests that run beside each other share the cores, as do the processes that they start.
@@ -24,6 +25,19 @@ def dev_data() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("no development data: TRINAT_DATA is not set to a folder")
     return Path(folder).resolve()
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    """Commands of trinat that start at once."""
+    global _warm
+    _warm = Warm(tmp_path_factory.mktemp("warm"))
+    yield _warm
+    _warm.end()
+    _warm = None
+
+
+_warm: Warm | None = None
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +98,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _processor_s() -> float:
-    """Of this process and of those it has waited for."""
-    return sum(os.times()[:4])
+    """Of this process and of those it has waited for, and of commands that start at once."""
+    return sum(os.times()[:4]) + (_warm.processor_s() if _warm else 0)
 
 
 _spent = _processor_s()

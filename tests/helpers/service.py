@@ -16,6 +16,7 @@ import httpx
 import numpy as np
 
 from helpers.miniatures import head_image, head_labels
+from helpers.warm import Started, Warm
 from trinat.segmentation.io.volume import Volume
 
 _START_S = 120
@@ -52,31 +53,33 @@ def tiny_scan(path: Path, seed: int = 0) -> Path:
 
 
 class Service:
-    def __init__(self, queue: Path, *options: str) -> None:
-        self.queue = queue
-        self._line = [
-            sys.executable,
-            "-m",
-            "trinat",
-            "serve",
-            "--model",
-            str(quick_model()),
-        ]
-        self._line += ["--port", "0", "--threads", "1", "--queue", str(queue), *options]
+    """A server with its queue; one that is often killed starts at once, by `warm`."""
+
+    def __init__(self, queue: Path, *options: str, warm: Warm | None = None) -> None:
+        self.queue, self._warm = queue, warm
+        self._words = ["trinat", "serve", "--model", str(quick_model())]
+        self._words += ["--port", "0", "--threads", "1", "--queue", str(queue)]
+        self._words += options
         self.log = queue.with_suffix(".log")
         self.start()
 
     def start(self) -> None:
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self._line,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                process_group=0,
-            )
-        assert self.process.stdout
-        self.address = self.process.stdout.readline().strip()
+        ours, theirs = os.pipe()
+        self._said = os.fdopen(ours)
+        with self.log.open("ab") as log, os.fdopen(theirs, "wb") as said:
+            self.process: Started | subprocess.Popen[bytes]
+            if self._warm:
+                self.process = self._warm.start(
+                    *self._words, environment=os.environ, stdout=said, stderr=log
+                )
+            else:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", *self._words],
+                    stdout=said,
+                    stderr=log,
+                    process_group=0,
+                )
+        self.address = self._said.readline().strip()
         url, _, self.token = self.address.partition("/?token=")
         assert self.token, self.log.read_text()
         headers = {"Authorization": f"Bearer {self.token}"}
@@ -115,13 +118,12 @@ class Service:
     def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         self._gone()
-        return self.process.returncode
+        return self.process.wait()
 
     def _gone(self) -> None:
         self.client.close()
         self.process.wait(30)
-        assert self.process.stdout
-        self.process.stdout.close()
+        self._said.close()
         end = time.monotonic() + 30
         while _group_lives(self.process.pid):
             assert time.monotonic() < end, "a worker outlives its server"

@@ -1,8 +1,9 @@
-"""`trinat` for shells in tests, without its start: commands are forks of one warm process.
+"""`trinat` without its start: commands are forks of one warm process.
 
     python -m helpers.warm FOLDER
 
-The process says a line when FOLDER/bin has the commands, and serves until its end.
+The process says a line when FOLDER/bin has the commands, and serves until its end. Shells find
+them in FOLDER/bin; `Warm.start` starts one that a test may kill.
 """
 
 from __future__ import annotations
@@ -10,9 +11,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
+import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
+
+import psutil
 
 from helpers.forked import PROGRAMS, become, import_libraries
 
@@ -29,9 +36,93 @@ with socket.socket(socket.AF_UNIX) as connection:
     socket.send_fds(connection, [b"+"], [0, 1, 2])
     connection.sendall(json.dumps(request).encode())
     connection.shutdown(socket.SHUT_WR)
-    status = int(connection.recv(16) or 70)
-sys.exit(status)
+    answers = connection.makefile().read().split()
+sys.exit(int(answers[1]) if len(answers) == 2 else 70)
 """
+
+
+class Warm:
+    """The warm process, as who starts commands sees it; it ends with its `with`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bin, self._socket = folder / "bin", folder / "socket"
+        root = Path(__file__).parents[2]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{root}:{root / 'tests'}",
+            "OMP_NUM_THREADS": "1",
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "helpers.warm", folder],
+            env=environment,
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"ready\n"
+
+    def start(
+        self,
+        *words: object,
+        environment: Mapping[str, str],
+        stdout: IO[bytes] | None = None,
+        stderr: IO[bytes] | None = None,
+    ) -> Started:
+        """Start `trinat ...` in this folder, in a group of processes of its own.
+
+        What it says to no file is lost.
+        """
+        request = {
+            "words": [str(word) for word in words],
+            "home": str(Path.cwd()),
+            "environment": dict(environment),
+        }
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(str(self._socket))
+        with Path(os.devnull).open("r+b") as nothing:
+            streams = [stream or nothing for stream in (None, stdout, stderr)]
+            descriptors = [stream.fileno() for stream in streams]
+            socket.send_fds(connection, [b"+"], descriptors)
+        connection.sendall(json.dumps(request).encode())
+        connection.shutdown(socket.SHUT_WR)
+        return Started(connection)
+
+    def processor_s(self) -> float:
+        """What the commands that have ended took, and the process itself."""
+        return sum(psutil.Process(self._process.pid).cpu_times()[:4])
+
+    def end(self) -> None:
+        self._process.terminate()
+        with self._process:
+            pass
+
+
+class Started:
+    """A command at work, with what Popen has of one."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._answers = connection.makefile()
+        self._connection = connection
+        self.pid = int(self._answers.readline())
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if psutil.pid_exists(self.pid):
+            return None
+        return self.wait()
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self._connection.settimeout(timeout)
+            with self._connection, self._answers:
+                self.returncode = int(self._answers.readline())
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.send_signal(signal.SIGKILL)
 
 
 def main(folder: Path) -> None:
@@ -47,6 +138,7 @@ def main(folder: Path) -> None:
         )
         shim.chmod(0o755)
     import_libraries()
+    signal.signal(signal.SIGCHLD, _reap)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(address))
         listener.listen()
@@ -57,26 +149,36 @@ def main(folder: Path) -> None:
                 if not os.fork():
                     listener.close()
                     _serve(connection)
-            # Those that have ended: what they took counts as taken by this process.
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
+
+
+def _reap(*_: object) -> None:
+    """Those that have ended: what they took counts as taken by this process."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _serve(connection: socket.socket) -> None:
-    """Run one command, and say how it ended: minus the signal that ended it."""
+    """Run one command; say its number, and how it ended: minus the signal that ended it."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _, streams, _, _ = socket.recv_fds(connection, 1, 3)
     with connection.makefile("rb") as file:
         request = json.load(file)
     pid = os.fork()
     if not pid:
         connection.close()
+        os.setpgid(0, 0)
         os.environ.clear()
         os.environ |= request["environment"]
         become(request["words"], Path(request["home"]), streams)
+    # It alone has them: who reads what it says sees its end.
+    for stream in streams:
+        os.close(stream)
+    with contextlib.suppress(OSError):
+        connection.sendall(f"{pid}\n".encode())
     _, code = os.waitpid(pid, 0)
     with contextlib.suppress(OSError):
-        connection.sendall(str(os.waitstatus_to_exitcode(code)).encode())
+        connection.sendall(f"{os.waitstatus_to_exitcode(code)}\n".encode())
     os._exit(0)
 
 

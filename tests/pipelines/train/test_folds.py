@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from helpers.small_store import small_store
 from helpers.tiny_training import SILENT, tiny_recipe, weights, write_recipe
+from helpers.warm import Started, Warm
 from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
@@ -25,7 +26,6 @@ from trinat.segmentation.space.views import View
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-TRINAT = (sys.executable, "-m", "trinat")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 SCRIPT = Path(__file__).parents[3] / "scripts/slurm/folds.sh"
 FOLDS = 3
@@ -44,19 +44,19 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """24 steps of a view; half of them are left where a job is killed at its first state."""
+    """12 steps of a view; most of them are left where a job is killed at its first state."""
     return write_recipe(
         tmp_path_factory.mktemp("recipe"),
         scheme="tissue4",
         views=["coronal", "axial", "sagittal"],
         data={"rows": 16, "columns": 16, "epoch_slices": 48},
-        schedule={"steps": 24},
+        schedule={"steps": 12},
     )
 
 
-def command(recipe: Path, store: Path, out: Path, *more: object) -> list[str]:
-    words = (*TRINAT, "train", recipe, "--store", store, "--out", out, "--quiet", *more)
-    return [str(word) for word in words]
+def start(warm: Warm, recipe: Path, store: Path, out: Path, *more: object) -> Started:
+    words = ("trinat", "train", recipe, "--store", store, "--out", out, "--quiet")
+    return warm.start(*words, *more, environment=ENVIRONMENT)
 
 
 def files_of_models(runs: Path) -> dict[str, bytes]:
@@ -70,34 +70,32 @@ def files_of_models(runs: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def in_turn(
-    recipe: Path, store: Path, tmp_path_factory: pytest.TempPathFactory
+    warm: Warm, recipe: Path, store: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, bytes]:
     """The models that one call of --folds leaves."""
     runs = tmp_path_factory.mktemp("in-turn")
-    subprocess.run(command(recipe, store, runs, "--folds"), env=ENVIRONMENT, check=True)
+    assert start(warm, recipe, store, runs, "--folds").wait() == 0
     return files_of_models(runs)
 
 
 @pytest.mark.slow
 @pytest.mark.important
 def test_jobs_in_any_order_two_at_a_time_each_killed_once_make_the_models_of_one_call(
-    recipe: Path, store: Path, in_turn: dict[str, bytes], tmp_path: Path
+    warm: Warm, recipe: Path, store: Path, in_turn: dict[str, bytes], tmp_path: Path
 ) -> None:
     jobs = [(fold, view) for fold in range(FOLDS) for view in VIEWS]
     random.Random(49).shuffle(jobs)
 
     def train_one(job: tuple[int, str]) -> int:
         fold, view = job
-        words = command(
-            *(recipe, store, tmp_path, "--fold", fold, "--view", view, "--resume")
-        )
-        first = subprocess.Popen(words, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
+        words = ("--fold", fold, "--view", view, "--resume")
+        first = start(warm, recipe, store, tmp_path, *words)
         folder = tmp_path / f"fold-{fold}/train/{view}"
         while first.poll() is None and not list(folder.glob("state-*")):
             time.sleep(0.01)
         first.kill()
-        first.wait()
-        return subprocess.run(words, env=ENVIRONMENT, check=False).returncode
+        assert first.wait() == -signal.SIGKILL
+        return start(warm, recipe, store, tmp_path, *words).wait()
 
     with ThreadPoolExecutor(2) as two:
         assert list(two.map(train_one, jobs)) == [0] * len(jobs)
@@ -109,10 +107,10 @@ def test_jobs_in_any_order_two_at_a_time_each_killed_once_make_the_models_of_one
 @pytest.mark.slow
 @pytest.mark.important
 def test_devices_are_dealt_views_of_folds(
-    recipe: Path, store: Path, in_turn: dict[str, bytes], tmp_path: Path
+    warm: Warm, recipe: Path, store: Path, in_turn: dict[str, bytes], tmp_path: Path
 ) -> None:
-    words = command(recipe, store, tmp_path, "--folds", "--device", "cpu,cpu,cpu,cpu")
-    subprocess.run(words, env=ENVIRONMENT, check=True)
+    words = ("--folds", "--device", "cpu,cpu,cpu,cpu")
+    assert start(warm, recipe, store, tmp_path, *words).wait() == 0
     assert files_of_models(tmp_path) == in_turn
 
 

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from attacks.web import exchange, malformed
 from helpers.service import AT, Service, quick_model, tiny_scan
+from helpers.warm import Warm
 
 # In a hurry fewer: TRINAT_KILLS=3.
 KILLS = int(os.environ.get("TRINAT_KILLS", "10"))
@@ -25,14 +26,16 @@ GIVEN_UP = "the server ended 5 times while it was at work"
 
 @pytest.mark.slow
 @pytest.mark.important
-def test_a_killed_server_loses_nothing_that_it_accepted(tmp_path: Path) -> None:
+def test_a_killed_server_loses_nothing_that_it_accepted(
+    warm: Warm, tmp_path: Path
+) -> None:
     chance = random.Random(1)
     scans = [
         tiny_scan(tmp_path / f"{number}.nii.gz", number).read_bytes()
         for number in range(4)
     ]
     accepted: list[str] = []
-    with Service(tmp_path / "queue") as service:
+    with Service(tmp_path / "queue", warm=warm) as service:
         for number in range(KILLS):
             service.ready()
             stop = threading.Event()
@@ -80,7 +83,7 @@ def _send_until(
             return
         if answer.status_code == 202:
             accepted.append(answer.json()["id"])
-        time.sleep(0.2)
+        time.sleep(0.5)
 
 
 @pytest.mark.slow
