@@ -24,7 +24,7 @@ INSIDE = 0.5
 _MARGIN = 2
 # In a whole head more than this share of all tissue is beyond the region around the brain
 # (docs/notes/manual.md).
-_WHOLE_HEAD = 0.03
+_WHOLE_HEAD = 0.01
 
 
 def is_whole_head(image: Tensor, region: BrainRegion) -> bool:
