@@ -56,7 +56,7 @@ from trinat.segmentation.data.people_table import read_people
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.labels.measures import INTRACRANIAL
-from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.labels.scheme import Label, LabelScheme, load_scheme
 from trinat.segmentation.metrics.counted import made_by
 from trinat.segmentation.metrics.definitions import NOT_PREDICTED
 from trinat.segmentation.metrics.norms import Norms
@@ -67,6 +67,7 @@ from trinat.segmentation.report.page import provenance
 
 _TABLES = (
     "volumes.csv",
+    "parcels.csv",
     "left_out.csv",
     "adjustment.csv",
     "harmonisation.csv",
@@ -170,8 +171,15 @@ def report_cohort(
         harmonising=settings.harmonise is not None,
         norms=known.norms,
     )
+    parcels = None
+    if not known.scheme.has_parcels:
+        parcels = _with_parcels(chosen, group.ledger, settings.excluded)
     with claimed(settings.out, _OUTPUTS, within=["figures"]):
         written = _write_tables(settings.out, cohort)
+        if parcels is not None:
+            frame = parcels.frame.drop(columns="scan")
+            write_table(settings.out / "parcels.csv", frame)
+            written.append("parcels.csv")
         facts = provenance(started, settings.command, known.scheme.name)
         facts["predictions"] = str(settings.predictions)
         if settings.ratings:
@@ -187,7 +195,7 @@ def report_cohort(
         taught = taught_by_models(group.ledger.entries)
         if taught:
             facts["training"] = " ".join(taught)
-        _write_page(settings, known, chosen, cohort, facts, group.failures)
+        _write_page(settings, known, chosen, cohort, facts, group.failures, parcels)
         # What an earlier report with other options had, and this one has not.
         for name in _TABLES:
             if name not in written:
@@ -357,6 +365,55 @@ def _choose(
     return chosen
 
 
+def _with_parcels(
+    chosen: Chosen, ledger: Ledgers, excluded: Collection[str]
+) -> Cohort | None:
+    """The scans with the volumes of their parcels in the place of structures; None without any.
+
+    Parcels of the `excluded` grades have no volume. Scans that were corrected are not among them.
+    """
+    scans = []
+    facts_of: dict[str, Mapping[str, Any]] = {}
+    for file, scan in zip(chosen.files, chosen.scans, strict=True):
+        result = ledger.results.get(file.result, {})
+        measured = result.get("parcels", {})
+        if not measured or file.corrects is not None or scan.left_out:
+            continue
+        facts_of.update(measured)
+        left_out = structures_left_out(result, excluded)
+        volumes_mm3 = {
+            name: parcel["mm3"]
+            for name, parcel in measured.items()
+            if name not in left_out
+        }
+        scans.append(replace(scan, volumes_mm3=volumes_mm3, uncertainty=None))
+    if not scans:
+        return None
+    return cohort_of(scans, _scheme_of_parcels(facts_of))
+
+
+def _scheme_of_parcels(measured: Mapping[str, Mapping[str, Any]]) -> LabelScheme:
+    """The parcels as classes with their partners on the other side, by what a ledger says of each.
+
+    So parcels of any table can be compared, also of one that is no longer there.
+    """
+    names = sorted(measured, key=lambda name: measured[name]["freesurfer"])
+    grey = (128, 128, 128)
+    labels = [Label(0, "background", 0, None, grey, "BG", "background")]
+    for index, name in enumerate(names, start=1):
+        # ctx-lh-insula and ctx-rh-insula.
+        first, hemisphere, parcel = name.split("-", 2)
+        other = {"lh": "rh", "rh": "lh"}[hemisphere]
+        partner = None
+        other_name = f"{first}-{other}-{parcel}"
+        if other_name in measured:
+            partner = names.index(other_name) + 1
+        facts = measured[name]
+        number, side, lobe = facts["freesurfer"], facts["side"], facts["lobe"]
+        labels.append(Label(index, name, number, partner, grey, name, lobe, side))
+    return LabelScheme("parcels", tuple(labels))
+
+
 def _scan(result: MapVolumes, person: Facts, facts: Mapping[str, Any]) -> Scan:
     """Describe the scan of a label map.
 
@@ -427,9 +484,10 @@ def _write_page(
     cohort: Cohort,
     facts: Mapping[str, str],
     failures: Sequence[tuple[str, str]],
+    parcels: Cohort | None,
 ) -> None:
     """Write report.html and the figures beside it."""
-    drawings = cohort_drawings(cohort)
+    drawings = cohort_drawings(cohort, parcels)
     for drawing in drawings:
         drawing.save(settings.out / "figures")
     pictures = cohort_pictures(
@@ -448,5 +506,6 @@ def _write_page(
         facts,
         failures=failures,
         remarks=[(known.table.name, line) for line in remarks],
+        parcels=parcels,
     )
     write_whole(settings.out / "report.html", page)

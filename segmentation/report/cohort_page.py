@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -37,10 +38,15 @@ from trinat.segmentation.report.people import (
 
 _GROUPS = {"sex": "sex", "group": "group", "age_band": "age (years)", "site": "site"}
 _MOST_SCANS = 500
+# The figure of parcels.
+_PARCEL_Z_SCORES = f"parcel-{Z_SCORES}"
 
 
-def cohort_drawings(cohort: Cohort) -> list[Drawing]:
-    """The figures of the page: z-scores, people, sites; each where something is known of it."""
+def cohort_drawings(cohort: Cohort, parcels: Cohort | None = None) -> list[Drawing]:
+    """The figures of the page: z-scores, people, sites; each where something is known of it.
+
+    `parcels` are the same scans with the volumes of their parcels.
+    """
     drawings = []
     if cohort.is_tested:
         drawings.append(z_score_plot(cohort.frame, cohort.structures, OUTLIER_Z))
@@ -49,6 +55,9 @@ def cohort_drawings(cohort: Cohort) -> list[Drawing]:
         drawings.append(people)
     if cohort.harmonisation is not None:
         drawings.append(site_plot(cohort.harmonisation))
+    if parcels is not None and parcels.is_tested:
+        of_parcels = z_score_plot(parcels.frame, parcels.structures, OUTLIER_Z)
+        drawings.append(replace(of_parcels, name=_PARCEL_Z_SCORES))
     return drawings
 
 
@@ -60,9 +69,11 @@ def cohort_page(
     *,
     failures: Sequence[tuple[str, str]] = (),
     remarks: Sequence[tuple[str, str]] = (),
+    parcels: Cohort | None = None,
 ) -> str:
     """The HTML file; `pictures`: title, text, PNG; `failures`: scans without volumes and why.
 
+    `parcels` are the scans with the volumes of their parcels, and have a part of their own.
     `remarks` are tables of persons, and what is to be said of how they were read.
 
     The page is one file: figures and pictures are inside. `provenance` is shown at its end, as
@@ -85,8 +96,11 @@ def cohort_page(
         is_tested=cohort.is_tested,
         plots=[drawing for drawing in drawings if drawing.name == Z_SCORES],
         people_plots=[
-            drawing for drawing in drawings if drawing.name not in (Z_SCORES, SITES)
+            drawing
+            for drawing in drawings
+            if drawing.name not in (Z_SCORES, SITES, _PARCEL_Z_SCORES)
         ],
+        parcels=None if parcels is None else _of_parcels(parcels, drawings),
         site_plots=[drawing for drawing in drawings if drawing.name == SITES],
         limit=OUTLIER_Z,
         has_norms="percentile" in cohort.frame,
@@ -118,6 +132,22 @@ def cohort_page(
         again=asset("cohort-again.txt"),
         provenance=provenance,
     )
+
+
+def _of_parcels(parcels: Cohort, drawings: Sequence[Drawing]) -> dict[str, object]:
+    """What the part on parcels shows."""
+    tables = {
+        "outliers": _outliers(parcels),
+        "volumes": _described(parcels, "volume"),
+        "asymmetry": _described(parcels, "asymmetry_index"),
+    }
+    shown: dict[str, object] = {
+        name: replace(each, id=f"parcel-{each.id}") for name, each in tables.items()
+    }
+    shown["scans"] = len(parcels.scans)
+    shown["is_tested"] = parcels.is_tested
+    shown["plots"] = [each for each in drawings if each.name == _PARCEL_Z_SCORES]
+    return shown
 
 
 def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:

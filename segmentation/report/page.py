@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
 )
+# How names of one side begin, and what is shown in place of that.
+_SIDES = (("Left-", "L "), ("Right-", "R "), ("ctx-lh-", "L "), ("ctx-rh-", "R "))
 # What the page's script sorts last in either direction.
 UNDEFINED = "none"
 
@@ -172,14 +174,15 @@ def count(number: int, noun: str) -> str:
 def short_name(structure: str) -> str:
     """Left-Cerebral-White-Matter to L Cerebral White Matter; group:cortical to Cortical, all.
 
-    Other names keep their words, with spaces in place of hyphens.
+    A parcel's ctx-lh-insula becomes L insula. Other names keep their words, with spaces in place
+    of hyphens.
     """
     if structure.startswith("group:"):
         group = structure.removeprefix("group:").replace("-", " ")
         if group == "all":
             return "All structures"
         return f"{group.capitalize()}, all"
-    for side, letter in (("Left-", "L "), ("Right-", "R ")):
+    for side, letter in _SIDES:
         if structure.startswith(side):
             return letter + structure.removeprefix(side).replace("-", " ")
     return structure.replace("-", " ")

@@ -20,28 +20,51 @@ AFFINE = np.diag([4.0, 4.0, 4.0, 1.0])
 GRADES = ("pass", "look", "reject")
 
 
-def write_study(out: Path, names: Sequence[str], *, scans: Path | None = None) -> Path:
-    """A scan of two boxes for each name, its label map, ledger and tables; grades in turn."""
+def write_study(
+    out: Path,
+    names: Sequence[str],
+    *,
+    scans: Path | None = None,
+    with_parcels: Sequence[str] = (),
+) -> Path:
+    """A scan of two boxes for each name, its label map, ledger and tables; grades in turn.
+
+    Those `with_parcels` have a box of cortex, too, and maps in which it is two parcels.
+    """
     scans = scans or out.parent / "scans"
     for folder in (out, scans):
         folder.mkdir(parents=True, exist_ok=True)
     scheme = load_scheme("quicknat33")
     write_label_table(out / "labels.tsv", scheme, by_index=False)
+    if with_parcels:
+        parcels = load_scheme("desikan")
+        write_label_table(out / "parcel_labels.tsv", parcels, by_index=False)
     with Ledger(out / "run.jsonl") as ledger:
         for n, name in enumerate(names):
-            ledger.add(_entry(out, scans, n, name))
+            entry = _entry(out, scans, n, name, has_parcels=name in with_parcels)
+            ledger.add(entry)
         for table in TABLES:
             (out / table).unlink(missing_ok=True)
         write_tables(out, ledger.entries.values())
     return out
 
 
-def _entry(out: Path, scans: Path, n: int, name: str) -> Entry:
-    """Thalami of 64 + n and 27 voxels in a head of 20 × 24 × 18, all of it in the brain mask."""
+def _entry(
+    out: Path, scans: Path, n: int, name: str, *, has_parcels: bool = False
+) -> Entry:
+    """Thalami of 64 + n and 27 voxels in a head of 20 × 24 × 18, all of it in the brain mask.
+
+    With parcels an insula of 32 voxels, and a cuneus of 16.
+    """
     labels = np.zeros((20, 24, 18), np.uint8)
     labels[3:7, 8:12, 6:10] = 10
     labels[7, 8 : 8 + min(n, 4), 6] = 10
     labels[12:15, 8:11, 6:9] = 49
+    parcels = labels.astype(np.int16)
+    if has_parcels:
+        labels[3:7, 16:19, 6:10] = 3
+        parcels[3:7, 16:18, 6:10] = 1035
+        parcels[3:7, 18, 6:10] = 1005
     head = np.zeros(labels.shape, np.int16)
     head[2:18, 2:22, 2:16] = 200
     head += (labels * 4).astype(np.int16)
@@ -52,6 +75,8 @@ def _entry(out: Path, scans: Path, n: int, name: str) -> Entry:
     outputs[f"{name}_entropy.nii.gz"] = entropy
     mask = Volume((head > 0).astype(np.uint8), AFFINE)
     outputs[f"{name}_brainmask.nii.gz"] = mask
+    if has_parcels:
+        outputs[f"{name}_parcels.nii.gz"] = Volume(parcels, AFFINE)
     for path, volume in outputs.items():
         volume.write(out / path, labels="entropy" not in path)
     voxels = {"Left-Thalamus": int((labels == 10).sum()), "Right-Thalamus": 27}
@@ -66,6 +91,24 @@ def _entry(out: Path, scans: Path, n: int, name: str) -> Entry:
         "agreement": dict.fromkeys(volumes, 0.9 - n / 100),
         "model": "fast",
     }
+    if has_parcels:
+        volumes["Left-Cerebral-Cortex"] = 48 * 64.0
+        result["parcels"] = {
+            parcel: {
+                "freesurfer": number,
+                "side": "left",
+                "lobe": lobe,
+                "mm3": voxels * 64.0,
+                "share": voxels / 48,
+                "asymmetry": None,
+                "agreement": 0.85,
+                "grade": "look",
+            }
+            for parcel, number, lobe, voxels in (
+                ("ctx-lh-insula", 1035, "insula", 32),
+                ("ctx-lh-cuneus", 1005, "occipital", 16),
+            )
+        }
     return Entry(
         name,
         "done",

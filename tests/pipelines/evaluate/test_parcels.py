@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pandas as pd
 from helpers.ellipsoids import brain, read_metrics, value, write
 from helpers.overfitted import with_parcels
 from helpers.serial import QUICK, run_serially, write_scans
+from helpers.studies import write_study
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.evaluate.cohort import CohortSettings, report_cohort
@@ -87,3 +89,55 @@ def test_a_report_on_a_group_has_the_volumes_of_parcels(tmp_path: Path) -> None:
     assert len(counted) > 1
     for name in counted:
         assert of_report["a", name] == of_run["a", name]
+
+
+def test_a_report_has_a_part_on_parcels_where_results_have_them(tmp_path: Path) -> None:
+    names = [f"p{number}" for number in range(9)]
+    out = write_study(tmp_path / "out", names, with_parcels=names)
+    settings = CohortSettings(out, tmp_path / "report", excluded=())
+    assert report_cohort(settings) == Exit.OK
+    page = (settings.out / "report.html").read_text()
+    part = page[page.index('<section id="parcels">') :].split("</section>")[0]
+    assert "in 9 scans" in part
+    assert "L insula" in part
+    parcels = pd.read_csv(settings.out / "parcels.csv")
+    insula = parcels[parcels.structure == "ctx-lh-insula"]
+    assert list(insula[insula.metric == "volume"].value) == [32 * 64.0] * 9
+    # Structures stay without them.
+    volumes = pd.read_csv(settings.out / "volumes.csv")
+    assert not volumes.structure.str.startswith("ctx-").any()
+
+
+def test_a_parcel_that_is_far_from_the_group_stands_out(tmp_path: Path) -> None:
+    names = [f"p{number}" for number in range(9)]
+    out = write_study(tmp_path / "out", names, with_parcels=names)
+    lines = []
+    for number, line in enumerate((out / "run.jsonl").read_text().splitlines()):
+        entry = json.loads(line)
+        parcels = entry["result"]["parcels"]
+        # 2,048 mm³ and a little, and one of twice that.
+        parcels["ctx-lh-insula"]["mm3"] += number if number < 8 else 2048
+        lines.append(json.dumps(entry))
+    (out / "run.jsonl").write_text("\n".join(lines) + "\n")
+    settings = CohortSettings(out, tmp_path / "report", excluded=())
+    report_cohort(settings)
+    page = (settings.out / "report.html").read_text()
+    part = page[page.index('id="parcel-outlier-table"') :].split("</table>")[0]
+    assert "L insula" in part
+    assert "p8" in part
+    assert "p7" not in part
+
+
+def test_what_has_been_corrected_and_what_is_graded_out_is_in_no_part_on_parcels(
+    tmp_path: Path,
+) -> None:
+    names = ["a", "b", "c"]
+    out = write_study(tmp_path / "out", names, with_parcels=names)
+    labels = (out / "a_dseg.nii.gz").read_bytes()
+    (out / "a_desc-corrected_dseg.nii.gz").write_bytes(labels)
+    # Of the three scans c is rejected; all parcels are graded look.
+    report_cohort(CohortSettings(out, tmp_path / "report", excluded=("reject",)))
+    parcels = pd.read_csv(tmp_path / "report/parcels.csv")
+    assert set(parcels.subject) == {"b"}
+    report_cohort(CohortSettings(out, tmp_path / "again", excluded=("look", "reject")))
+    assert not (tmp_path / "again/parcels.csv").exists()

@@ -36,6 +36,7 @@ def page(**changes: object) -> str:
         "adjustment": None,
         "harmonisation": None,
         "has_norms": False,
+        "parcels": None,
         "people_plots": [],
         "trends": None,
         "effects": [],
