@@ -36,7 +36,10 @@ _NoBrowser = Annotated[
 def serve_(
     asked: Annotated[
         Callable[..., PredictRequest],
-        Only(PredictRequest, "model", "devices", "workers", "threads", "timeout_s"),
+        Only(
+            PredictRequest,
+            *("model", "devices", "workers", "threads", "timeout_s", "parcels"),
+        ),
     ],
     cluster: options.OnCluster,
     compared: options.ComparedWith,

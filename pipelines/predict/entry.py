@@ -256,11 +256,20 @@ def structures_left_out(
 
 
 def counted_volumes(
-    result: Mapping[str, Any], excluded: Collection[str] = EXCLUDED_GRADES
+    result: Mapping[str, Any],
+    excluded: Collection[str] = EXCLUDED_GRADES,
+    *,
+    parcels: bool = False,
 ) -> dict[str, float]:
-    """The volumes of a scan in mm³ that others are held against: none of what is left out."""
+    """The volumes of a scan in mm³ that others are held against: none of what is left out.
+
+    With `parcels` those of parcels too.
+    """
     if why_left_out(result, excluded):
         return {}
     left_out = structures_left_out(result, excluded)
-    volumes_mm3 = result.get("volumes_mm3", {})
+    volumes_mm3 = dict(result.get("volumes_mm3", {}))
+    if parcels:
+        for name, parcel in result.get("parcels", {}).items():
+            volumes_mm3[name] = parcel["mm3"]
     return {name: mm3 for name, mm3 in volumes_mm3.items() if name not in left_out}

@@ -116,7 +116,7 @@ def write_tables(
     write_volumes(out / "volumes.tsv", measured)
     _write_quality(out / "qc.tsv", measured)
     if any("parcels" in entry.result for entry in measured):
-        _write_parcels(out / "parcels.tsv", measured)
+        write_parcels(out / "parcels.tsv", measured)
     _write_page(out / "report.html", ordered, folder)
 
 
@@ -196,7 +196,7 @@ def _write_quality(path: Path, entries: Sequence[Entry]) -> None:
     write_tsv(path, header, rows)
 
 
-def _write_parcels(path: Path, entries: Sequence[Entry]) -> None:
+def write_parcels(path: Path, entries: Sequence[Entry]) -> None:
     """A row a scan and parcel; scans without parcels have none."""
     key_names, keys = _keys(entries)
     columns = (

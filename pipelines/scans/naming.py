@@ -117,6 +117,8 @@ class Product(Enum):
         seg="parcels",
         desc="",
         further=(".json",),
+        download="parcels.nii.gz",
+        media_type="application/gzip",
     )
     GREY_MATTER = _tissue("GM")
     WHITE_MATTER = _tissue("WM")

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from trinat.pipelines.predict.engine import Engine, local_engine
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.settings import CaseNames, PredictRequest
-from trinat.pipelines.predict.tables import write_volumes
+from trinat.pipelines.predict.tables import write_parcels, write_volumes
 from trinat.pipelines.scans.cases import Case
 from trinat.pipelines.scans.naming import Product
 from trinat.pipelines.web.guard import new_token
@@ -298,6 +298,8 @@ class Queue:
             if submission and staged:
                 try:
                     write_volumes(staged / "volumes.tsv", [entry])
+                    if "parcels" in entry.result:
+                        write_parcels(staged / "parcels.tsv", [entry])
                     shutil.rmtree(self.result(submission), ignore_errors=True)
                     staged.rename(self.result(submission))
                     sync(self._place(submission))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.predict.settings import PLAIN_LABEL_TABLE
+from trinat.pipelines.predict.settings import PLAIN_LABEL_TABLE, PLAIN_PARCEL_TABLE
 from trinat.pipelines.predict.tables import write_label_table
 from trinat.pipelines.scans.corrections import Correction
 from trinat.pipelines.scans.naming import Product
@@ -21,9 +21,18 @@ from trinat.segmentation.errors import InputError
 from trinat.segmentation.labels.scheme import LabelScheme
 
 
-def study_of(queue: Queue, scheme: LabelScheme) -> QueueStudy:
-    """The study that the page shows; writes the table of its labels into the queue's folder."""
+def study_of(
+    queue: Queue, scheme: LabelScheme, parcels: LabelScheme | None = None
+) -> QueueStudy:
+    """The study that the page shows; writes the tables of its labels into the queue's folder.
+
+    `parcels` is the scheme of maps of parcels, where the service makes them.
+    """
     write_label_table(queue.folder / PLAIN_LABEL_TABLE, scheme, by_index=False)
+    table = queue.folder / PLAIN_PARCEL_TABLE
+    table.unlink(missing_ok=True)
+    if parcels is not None:
+        write_label_table(table, parcels, by_index=False)
     return QueueStudy(queue.folder, rater="", queue=queue)
 
 
@@ -116,8 +125,11 @@ class QueueStudy(Study):
     def _item(self, submission: Submission) -> Item:
         """A scan as the page lists it: with its label map once it is done."""
         labels = None
+        parcels = None
         if submission.state == "done":
             labels = self.queue.file(submission, Product.LABELS)
+            if "parcels" in submission.result:
+                parcels = self.queue.file(submission, Product.PARCELS)
         # States of a queue that no ledger has, as queued, are grades to the page.
         state: Any = submission.state
         entry = Entry(
@@ -127,4 +139,4 @@ class QueueStudy(Study):
             reason=submission.reason,
             result=submission.result,
         )
-        return Item(submission.id, self.folder, entry, labels)
+        return Item(submission.id, self.folder, entry, labels, parcels)

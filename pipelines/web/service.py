@@ -56,10 +56,12 @@ from trinat.pipelines.web.voxels import Voxels
 from trinat.segmentation.errors import InputError, OutputError, TrinatError, reason_of
 from trinat.segmentation.io.files import read_text
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.parcels import Parcellation
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.norms import Norms
 from trinat.segmentation.models.zoo import (
     find_model,
+    find_parcels_folder,
     read_model_file,
     read_scheme,
     shipped_models,
@@ -114,7 +116,10 @@ _RESULTS = {
     "labels.mgz": _ResultFile(None, "mgz", "application/gzip"),
     "volumes.tsv": _ResultFile(None, "", "text/tab-separated-values"),
     "corrected.nii.gz": _ResultFile(None, "", "application/gzip"),
+    "parcels.tsv": _ResultFile(None, "", "text/tab-separated-values"),
 }
+# Made by a service with --parcels alone.
+_OF_PARCELS = ("parcels.nii.gz", "parcels.tsv")
 
 
 class Results:
@@ -138,6 +143,8 @@ class Results:
             raise HTTPException(404, f"no such result: there are {', '.join(_RESULTS)}")
         result = _RESULTS[name]
         _refuse_unless_asked(submission, result.output)
+        if name in _OF_PARCELS and "parcels" not in submission.result:
+            raise HTTPException(404, "not made: this service has no --parcels")
         if result.product:
             return self._queue.file(submission, result.product)
         path = self._queue.result(submission) / name
@@ -428,14 +435,16 @@ def make_app(
     model: str,
     scheme: LabelScheme,
     *,
+    parcels: LabelScheme | None = None,
     device: str = "auto",
     threads: int | None = None,
 ) -> FastAPI:
     """The service over a queue: its routes and its page.
 
     `engine` is asked whether it is ready, and not started. `model` is the name or the folder of the
-    model at work, `scheme` its labels. With `device` and `threads` a model is learnt. The queue is
-    made to drop what the page holds in memory of a scan that is deleted.
+    model at work, `scheme` its labels, and `parcels` those of its maps of parcels, if any. With
+    `device` and `threads` a model is learnt. The queue is made to drop what the page holds in
+    memory of a scan that is deleted.
     """
     app = FastAPI(
         title="trinat",
@@ -448,7 +457,7 @@ def make_app(
         exception_handlers=dict.fromkeys(_ANSWERED_ERRORS, _answer_error),
     )
     results = Results(queue, scheme)
-    study = study_of(queue, scheme)
+    study = study_of(queue, scheme, parcels)
     learner = Learner(study, model, device, threads)
     app.state.service = Service(queue, engine, model, scheme, results, learner)
     app.include_router(router)
@@ -502,11 +511,17 @@ def run_service(
                 has_norms=isinstance(request.output.reference, Norms),
             )
             engine = EngineThread(queue, request, model)
+            scheme = read_scheme(model)
+            parcels = None
+            if request.output.parcels:
+                networks = read_scheme(find_parcels_folder(model))
+                parcels = Parcellation(scheme, networks).whole
             app = make_app(
                 queue,
                 engine,
                 request.model,
-                read_scheme(model),
+                scheme,
+                parcels=parcels,
                 device=request.devices[0],
                 threads=request.threads,
             )

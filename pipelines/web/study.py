@@ -26,7 +26,13 @@ from trinat.pipelines.predict.entry import (
     why_of,
 )
 from trinat.pipelines.predict.ledger import entries_in
-from trinat.pipelines.predict.settings import LABEL_TABLE, PLAIN_LABEL_TABLE, WORK
+from trinat.pipelines.predict.settings import (
+    LABEL_TABLE,
+    PARCEL_TABLE,
+    PLAIN_LABEL_TABLE,
+    PLAIN_PARCEL_TABLE,
+    WORK,
+)
 from trinat.pipelines.scans.corrections import (
     Correction,
     corrected_path,
@@ -69,7 +75,7 @@ class Structure:
 
 @dataclass(frozen=True)
 class Item:
-    """One scan of the list: what the ledger says of it, and its label map.
+    """One scan of the list: what the ledger says of it, its label map and its map of parcels.
 
     `folder` is the output folder of its ledger: the study's own, or that of a fold.
     """
@@ -78,6 +84,7 @@ class Item:
     folder: Path
     entry: Entry
     labels: Path | None
+    parcels: Path | None = None
 
     @property
     def shown(self) -> Path | None:
@@ -145,7 +152,8 @@ class Study:
                 continue
             name = (folder / entry.case).relative_to(self.folder).as_posix()
             labels = _output(folder, entry, Product.LABELS)
-            items.append(Item(name, folder, entry, labels))
+            parcels = _output(folder, entry, Product.PARCELS)
+            items.append(Item(name, folder, entry, labels, parcels))
         if not items:
             # Label maps of another origin.
             for file in find_files(self.folder, corrected=False):
@@ -168,6 +176,11 @@ class Study:
                     Structure(label.fs_id, label.name, label.abbreviation, color)
                 )
         return structures
+
+    @cached_property
+    def parcels(self) -> list[Structure]:
+        """What the numbers in maps of parcels mean; none where the folder has no such maps."""
+        return structures_in(self.folder, parcels=True)
 
     def __getitem__(self, number: int) -> Item:
         """A scan by its place in the list; InputError where there is none."""
@@ -201,7 +214,10 @@ class Study:
         return _output(item.folder, item.entry, Product.BRAIN_MASK)
 
     def overview(self) -> dict[str, Any]:
-        """The list of scans and the distribution of each structure's volumes."""
+        """The list of scans and the distribution of each structure's volumes.
+
+        `parcels` has the same of what maps of parcels have.
+        """
         ratings = self.ratings()
         against = ""
         if self.against:
@@ -218,6 +234,7 @@ class Study:
             row |= item.facts
             row["agreement"] = item.agreement
             row["there"] = item.labels is not None
+            row["parcels"] = item.parcels is not None
             row["rating"] = own_ratings.get(item.name)
             scans.append(row)
 
@@ -229,21 +246,23 @@ class Study:
             "raters": len({rating["rater"] for rating in ratings}),
             "against": against,
             "verdicts": VERDICTS,
-            "structures": self._structure_rows(),
+            "structures": self._structure_rows(self.structures),
+            "parcels": self._structure_rows(self.parcels),
             "scans": scans,
         }
 
-    def _structure_rows(self) -> list[dict[str, Any]]:
-        """The structures, each with the distribution of its volumes over the study.
+    def _structure_rows(self, structures: Sequence[Structure]) -> list[dict[str, Any]]:
+        """Structures or parcels, each with the distribution of its volumes over the study.
 
         Those of rejected scans and structures are not in it.
         """
         volumes: dict[str, list[float]] = defaultdict(list)
         for item in self.items:
-            for name, volume in counted_volumes(item.entry.result).items():
+            counted = counted_volumes(item.entry.result, parcels=True)
+            for name, volume in counted.items():
                 volumes[name].append(volume)
         rows = []
-        for structure in self.structures:
+        for structure in structures:
             row = asdict(structure)
             of_study = sorted(volumes[structure.name])
             row["count"] = len(of_study)
@@ -265,7 +284,7 @@ class Study:
             "mask": self.mask(item) is not None,
             "against": self.other(item) is not None,
             "ratings": ratings,
-            "counted": list(counted_volumes(item.entry.result)),
+            "counted": list(counted_volumes(item.entry.result, parcels=True)),
         }
 
     def rate(
@@ -388,13 +407,18 @@ def _digest_of(path: Path, *_: int) -> str:
     return sha256_of(path)
 
 
-def structures_in(folder: Path) -> list[Structure]:
+def structures_in(folder: Path, *, parcels: bool = False) -> list[Structure]:
     """The structures of a folder's label table, or of its first fold's; none without a table.
+
+    With `parcels` the table is that of maps of parcels.
 
     Rows whose number or colour cannot be used are left out, and so is background.
     """
-    of_folds = sorted(folder.glob(FOLD.format(f"*/{PLAIN_LABEL_TABLE}")))
-    tables = [folder / PLAIN_LABEL_TABLE, folder / LABEL_TABLE, *of_folds]
+    plain, in_bids = PLAIN_LABEL_TABLE, LABEL_TABLE
+    if parcels:
+        plain, in_bids = PLAIN_PARCEL_TABLE, PARCEL_TABLE
+    of_folds = sorted(folder.glob(FOLD.format(f"*/{plain}")))
+    tables = [folder / plain, folder / in_bids, *of_folds]
     table = next((path for path in tables if path.is_file()), None)
     if table is None:
         return []

@@ -32,7 +32,10 @@ for _file in _PAGE.iterdir():
         _FILES[f"/{_file.name}"] = _file.name
 
 # What there is of a scan beside its facts.
-_KINDS = ("scan", "labels", "predicted", "against", "entropy", "mask", "surfaces")
+_KINDS = (
+    *("scan", "labels", "predicted", "against", "entropy", "mask", "surfaces"),
+    *("parcels", "parcel-surfaces"),
+)
 
 _TAB = re.compile("[0-9a-f]{16}")
 # So many scans are listed to be corrected next.

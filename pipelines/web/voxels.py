@@ -30,7 +30,9 @@ from trinat.segmentation.space.views import reoriented
 
 _BRIGHTEST_PERCENT = 99.8
 _BRIGHTEST_NATS = 2 * np.log(2)  # four structures as likely as one another
-_LABELS = ("labels", "predicted", "against")
+_LABELS = ("labels", "predicted", "against", "parcels")
+# Surfaces, and the labels that they are of.
+_SURFACES = {"surfaces": "labels", "parcel-surfaces": "parcels"}
 # Surfaces of larger boxes are of every other voxel: what a page can turn round smoothly.
 _LARGE_BOX = 60**3
 
@@ -79,13 +81,13 @@ class Voxels:
         - "scan", "entropy" and "mask" (its outline): a NIfTI file with 8 bits a voxel.
         - "labels", "predicted" (before its correction) and "against" (the label map to compare
           with): a byte a voxel, the first axis first; it is the place of its structure in the
-          study's table, 0 for none.
-        - "surfaces": those of all structures, whatever the step.
+          study's table, 0 for none. So are "parcels", by the study's table of parcels.
+        - "surfaces" and "parcel-surfaces": those of all structures or parcels, whatever the step.
 
         InputError if there is no such scan, or nothing of this kind of it.
         """
-        if kind == "surfaces":
-            return _surfaces(self._volume(number, "labels"))
+        if kind in _SURFACES:
+            return _surfaces(self._volume(number, _SURFACES[kind]))
         volume = self._volume(number, kind)
         data = volume.data[::step, ::step, ::step]
         if kind in _LABELS:
@@ -100,7 +102,9 @@ class Voxels:
         """
         # One at a time: the page asks for a scan and its labels at once, which need each other.
         with self._lock:
-            return self._read_once(number, kind, digest(self._study[number].shown))
+            item = self._study[number]
+            shown = item.parcels if kind == "parcels" else item.shown
+            return self._read_once(number, kind, digest(shown))
 
     def _read(self, number: int, kind: str, version: str) -> Volume:
         """As `_volume`; `version` is the digest of the label map, for what is kept of it."""
@@ -132,6 +136,10 @@ class Voxels:
             )
             folder: Path | None = item.folder
             has_grid_of_another = self._study.image(item) is not None
+        elif kind == "parcels":
+            path = _existing(item.parcels, kind, item)
+            folder = item.folder
+            has_grid_of_another = self._study.image(item) is not None
         else:
             path = _existing(self._study.other(item), kind, item)
             folder = self._study.against
@@ -140,17 +148,21 @@ class Voxels:
         if has_grid_of_another:
             scan = self._read_once(number, "scan", version)
             labels, _ = on_grid_of(labels, scan, resample=True)
-        return replace(labels, data=self._places_in_table(labels, folder))
+        places = self._places_in_table(labels, folder, parcels=kind == "parcels")
+        return replace(labels, data=places)
 
     def _places_in_table(
-        self, labels: Volume, folder: Path | None
+        self, labels: Volume, folder: Path | None, *, parcels: bool
     ) -> NDArray[np.uint8]:
         """Each voxel's place in the study's table of structures, from 1; 0 where it has none.
+
+        With `parcels` in its table of parcels.
 
         The numbers of a label map are those of its folder's own label table, or else those of
         FreeSurfer. Structures are the same where their names are.
         """
-        structures = [] if folder is None else structures_in(folder)
+        known = self._study.parcels if parcels else self._study.structures
+        structures = [] if folder is None else structures_in(folder, parcels=parcels)
         if structures:
             numbers = labels.data
             name_of = {structure.number: structure.name for structure in structures}
@@ -159,7 +171,7 @@ class Voxels:
             numbers = scheme.from_freesurfer(labels.data, spacing_mm=labels.spacing_mm)
             name_of = dict(enumerate(scheme.names))
         place_of = {}
-        for place, structure in enumerate(self._study.structures, start=1):
+        for place, structure in enumerate(known, start=1):
             place_of[structure.name] = place
 
         largest = max(int(numbers.max()), *name_of)

@@ -57,7 +57,7 @@ export function startControls() {
 // The picture, which is made when it is first needed.
 export async function started() {
   if (!page.picture) {
-    const { structures } = page.study;
+    const { structures } = page;
     const picture = new Picture(byId("planes"), byId("solid"), structures, located);
     page.picture = picture;
     globalThis.trinatPicture = picture;
@@ -73,7 +73,7 @@ export async function started() {
 // What the picture calls with the place of a structure (0 for none), mm and voxel of its cross-hair.
 function located({ place, mm, voxel, dims }) {
   const parts = [];
-  if (place) parts.push(shortName(page.study.structures[place - 1].name));
+  if (place) parts.push(shortName(page.structures[place - 1].name));
   // Without the sign of -0.
   const at = mm.map((value) => Math.round(value) || 0);
   parts.push(`${at.join(", ")} mm`);
@@ -147,9 +147,10 @@ export function toggleOverlay(kind) {
 }
 
 // What the scan's own labels are compared with: another map, or what they were before they were
-// corrected; null where there is neither.
+// corrected; null where there is neither, and for a map of parcels.
 export function otherMap() {
   const { detail, study } = page;
+  if (page.structures !== study.structures) return null;
   if (detail?.against) return { kind: "against", name: study.against };
   if (detail?.correction) return { kind: "predicted", name: "As predicted" };
   return null;

@@ -76,7 +76,9 @@ export const isCorrecting = () => session !== null && !byId("correct").hidden;
 // Whenever something else is known of the scan: another scan ends a correction, a draft begins one.
 function follow() {
   const { detail, whole } = page;
-  byId("correct-open").disabled = !whole || !detail?.sha256 || !page.study.corrector;
+  const isOfStructures = page.structures === page.study.structures;
+  const canCorrect = whole && detail?.sha256 && page.study.corrector && isOfStructures;
+  byId("correct-open").disabled = !canCorrect;
   if (!detail) {
     finish();
     return;

@@ -23,9 +23,10 @@ import {
   undo,
 } from "./correct.js";
 import { neighbour } from "./list.js";
+import { toggleParcels } from "./parcels.js";
 import { rate } from "./rating.js";
 import { open } from "./scan.js";
-import { select } from "./structures.js";
+import { isJudged, select } from "./structures.js";
 import { showTab } from "./tabs.js";
 
 const STEP_OF_OPACITY = 0.1;
@@ -64,6 +65,7 @@ const KEYS = [
   { key: "E", text: "entropy", act: () => toggleOverlay("entropy") },
   { key: "K", text: "outline of the brain mask", act: () => toggleOverlay("mask") },
   { key: "F", text: "other label map", act: toggleOther },
+  { key: "U", text: "parcels of the cortex, or structures", act: toggleParcels },
   { key: "R", text: "the person's left on the other side", act: switchSides },
   { key: "P", text: "save what is seen as a picture", act: savePicture },
   { key: "V", text: "all views", act: () => setLayout("all") },
@@ -159,9 +161,10 @@ function actOf(event) {
   }
   const digit = /^Digit([123])$/.exec(code);
   if (digit && shiftKey) {
-    const structure = page.study.structures[page.structure - 1];
+    const structure = page.structures[page.structure - 1];
     const verdict = page.study.verdicts[Number(digit[1]) - 1];
-    return structure && (() => rate(structure.name, verdict));
+    if (!structure || !isJudged(structure)) return undefined;
+    return () => rate(structure.name, verdict);
   }
   if (key in ARROWS) return () => page.picture?.step(...ARROWS[key]);
   if (isCorrecting()) {

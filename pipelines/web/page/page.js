@@ -11,7 +11,10 @@ export const page = {
   filter: "all",
   // Of scans that are proposed to be corrected next, their places among these, by name or id.
   proposed: new Map(),
-  // The place of the chosen structure in the study, from 1; 0 for none.
+  // What the shown map has: the study's structures or its parcels. Whether parcels are wanted.
+  structures: [],
+  parcels: false,
+  // The place of the chosen structure among them, from 1; 0 for none.
   structure: 0,
   picture: null,
   // Whether the picture has all voxels of its scan, and how many each structure has.
@@ -75,6 +78,18 @@ export async function askBytes(path) {
 }
 
 export const pathOf = (item) => `v1/scans/${item.number}`;
+
+// Whether a scan is shown with its parcels: where these are wanted, and there.
+export const showsParcels = (item) => Boolean(page.parcels && item?.parcels);
+
+// Where the labels of a scan are that are shown, and their surfaces.
+export function pathsOfMap(item) {
+  const path = pathOf(item);
+  if (showsParcels(item)) {
+    return { labels: `${path}/parcels`, surfaces: `${path}/parcel-surfaces` };
+  }
+  return { labels: `${path}/labels`, surfaces: `${path}/surfaces` };
+}
 
 // What was asked for the scan that is looked at is not wanted any more.
 export function forgetScan() {
@@ -158,6 +173,8 @@ export const rounded = (number) => Math.round(number).toLocaleString("en");
 const SIDES = [
   [/^Left-/, "L "],
   [/^Right-/, "R "],
+  [/^ctx-lh-/, "L "],
+  [/^ctx-rh-/, "R "],
 ];
 
 // "L Thalamus" of "Left-Thalamus".

@@ -60,6 +60,17 @@ export class Picture {
     };
   }
 
+  // What places in labels stand for from the next labels on: all is shown, none of it chosen.
+  setStructures(structures) {
+    this.structures = structures;
+    this.colors = structures.map((structure) => rgb(structure.color));
+    this.hidden = new Set();
+    this.selected = 0;
+    if (!this.nv) return;
+    this._colour();
+    this.nv.refreshColormaps();
+  }
+
   async start() {
     this.nv = new Canvas({
       ...COMMON,
@@ -437,9 +448,12 @@ export class Picture {
   }
 
   clearSurfaces() {
-    if (!this.solid) return;
-    for (const mesh of [...this.solid.meshes]) this.solid.removeMesh(mesh);
-    this.solid.drawScene();
+    const { solid } = this;
+    if (!solid) return;
+    // NiiVue's removeMesh would draw all that is left anew for each that goes.
+    for (const mesh of solid.meshes) mesh.unloadMesh(solid.gl);
+    solid.meshes = [];
+    solid.drawScene();
   }
 }
 

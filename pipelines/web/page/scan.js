@@ -7,6 +7,7 @@ import {
   forgetScan,
   page,
   pathOf,
+  pathsOfMap,
   rounded,
   scanChanged,
   tell,
@@ -14,6 +15,7 @@ import {
 import { forgetPlace, otherMap, showOther, showOverlay, started } from "./controls.js";
 import { markRow, progressOf } from "./list.js";
 import { fillJudge } from "./rating.js";
+import { listMapOf } from "./structures.js";
 
 // Who pages through a study sees each scan at half its resolution, one that stays at its own.
 const PAUSE_MS = 250;
@@ -78,7 +80,8 @@ function clearScan() {
   scanChanged();
 }
 
-export async function open(number) {
+// With a place in mm the cross-hair begins there.
+export async function open(number, at = null) {
   forgetScan();
   const { turn } = page;
   page.number = number;
@@ -88,17 +91,19 @@ export async function open(number) {
   nameScan(item);
   byId("why").textContent = item.why;
   tell("");
+  listMapOf(item);
   clearScan();
   try {
-    await load(item, () => turn !== page.turn);
+    await load(item, at, () => turn !== page.turn);
   } catch (error) {
     if (turn === page.turn) tell(error.message);
   }
 }
 
 // Ask for a scan and show what comes, the coarse before the fine, until it is an old one.
-async function load(item, isOld) {
+async function load(item, at, isOld) {
   const path = pathOf(item);
+  const map = pathsOfMap(item);
   const { number } = page;
   const shown = (step) => {
     globalThis.trinatShown = { number, step, time: performance.now() };
@@ -109,7 +114,7 @@ async function load(item, isOld) {
   if (item.there) {
     coarse = Promise.all([
       askBytes(`${path}/scan?step=2`),
-      askBytes(`${path}/labels?step=2`),
+      askBytes(`${map.labels}?step=2`),
     ]);
     // Where the detail fails, this failure is told by that one.
     coarse.catch(() => {});
@@ -139,6 +144,7 @@ async function load(item, isOld) {
   if (isOld()) return;
   await picture.show(scan, new Uint8Array(labels), { keep: false });
   if (isOld()) return;
+  picture.move(at);
   document.body.classList.remove("empty");
   tell(detail.scan ? "" : whyNoScan());
   shown(2);
@@ -147,7 +153,7 @@ async function load(item, isOld) {
   if (isOld()) return;
   const [whole, all] = await Promise.all([
     askBytes(`${path}/scan`),
-    askBytes(`${path}/labels`),
+    askBytes(map.labels),
   ]);
   if (isOld()) return;
   await picture.show(whole, new Uint8Array(all));
@@ -161,7 +167,7 @@ async function load(item, isOld) {
   if (picture.state.flipped) await showOther(true);
   shown(1);
 
-  const surfaces = await askBytes(`${path}/surfaces`);
+  const surfaces = await askBytes(map.surfaces);
   if (isOld()) return;
   await picture.setSurfaces(surfaces);
   shown(0);

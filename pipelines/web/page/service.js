@@ -12,6 +12,8 @@ const FILES = {
   "labels.nii.gz": "",
   "brainmask.nii.gz": "",
   "volumes.tsv": "",
+  "parcels.nii.gz": "parcels",
+  "parcels.tsv": "parcels",
   "qc.png": "",
   "labels.mgz": "mgz",
   "seg.dcm": "dicom-seg",
@@ -76,8 +78,10 @@ function fillFiles() {
 // Where a server has the files of a scan.
 function linksOf(item) {
   const found = [];
+  // Parcels are made of all scans or of none, and not asked for.
+  const made = item.parcels ? [...item.outputs, "parcels"] : item.outputs;
   for (const [name, output] of Object.entries(FILES)) {
-    if (item.there && (!output || item.outputs.includes(output))) {
+    if (item.there && (!output || made.includes(output))) {
       found.push({ name, href: `${AT}/${item.id}/${name}` });
     }
   }
@@ -149,11 +153,14 @@ async function refresh(id) {
   const before = page.items[page.number];
   const study = await askJson("v1/study");
   if (turn !== refreshing) return;
-  study.structures.forEach((structure, n) => {
-    structure.row = page.study.structures[n].row;
+  // Rows of the list stay: they are of the same structures, or of the same parcels.
+  const list = page.structures === page.study.parcels ? "parcels" : "structures";
+  study[list].forEach((structure, n) => {
+    structure.row = page.structures[n].row;
   });
   nameScans(study.scans);
   page.study = study;
+  page.structures = study[list];
   fillList();
   const wanted = id || before?.id;
   page.number = page.items.findIndex((item) => item.id === wanted);

@@ -8,6 +8,7 @@ import {
   press,
   rounded,
   shortName,
+  showsParcels,
   wordsIn,
 } from "./page.js";
 import { started } from "./controls.js";
@@ -25,7 +26,7 @@ export const structuresTab = {
 };
 
 function build() {
-  byId("structure-list").replaceChildren(...page.study.structures.map(structureRow));
+  fillList();
   const search = byId("structure-search");
   search.addEventListener("input", searchStructures);
   search.addEventListener("keydown", (event) => {
@@ -35,6 +36,24 @@ function build() {
   byId("all-shown").addEventListener("click", () => showOnly(null));
   byId("only-found").addEventListener("click", () => showOnly(new Set(found())));
   byId("volumes-open").addEventListener("click", showVolumes);
+}
+
+function fillList() {
+  byId("structure-list").replaceChildren(...page.structures.map(structureRow));
+}
+
+// List what the map of a scan has: parcels where these are wanted and there, else structures.
+export function listMapOf(item) {
+  const { structures, parcels } = page.study;
+  const wanted = showsParcels(item) ? parcels : structures;
+  if (page.structures === wanted) return;
+  const chosen = page.structures[page.structure - 1]?.name;
+  page.structures = wanted;
+  fillList();
+  searchStructures();
+  page.picture?.setStructures(wanted);
+  // A structure that both have stays chosen.
+  pickStructure(wanted.findIndex((structure) => structure.name === chosen) + 1);
 }
 
 // The detail that the card has been filled with.
@@ -52,14 +71,23 @@ function fill() {
 
 // In mm³; null of a structure that the model does not predict, undefined while it is not known.
 function volumeOf(structure, place) {
-  const measured = page.detail?.result.volumes_mm3;
-  if (measured && !page.edited) return measured[structure.name] ?? null;
+  const { result } = page.detail || {};
+  const measured = result?.volumes_mm3 !== undefined;
+  const volume = result?.volumes_mm3?.[structure.name] ?? parcelOf(structure)?.mm3;
+  if (measured && !page.edited) return volume ?? null;
   if (!page.counts) return undefined;
-  if (measured && !page.counts[place]) {
-    return measured[structure.name] === undefined ? null : 0;
-  }
+  if (measured && !page.counts[place]) return volume === undefined ? null : 0;
   return page.counts[place] * page.picture.voxelMm3();
 }
+
+// What is measured of a parcel of the scan; undefined of what is none.
+const parcelOf = ({ name }) => page.detail?.result.parcels?.[name];
+
+const agreementOf = (structure) =>
+  page.detail?.result.agreement?.[structure.name] ?? parcelOf(structure)?.agreement;
+
+const gradeOf = (structure) =>
+  page.detail?.result.structure_grades?.[structure.name] ?? parcelOf(structure)?.grade;
 
 const isNumber = (volume) => volume !== undefined && volume !== null;
 
@@ -90,7 +118,7 @@ function quantile(structure, share) {
 
 function showVolumes() {
   const rows = [];
-  page.study.structures.forEach((structure, n) => {
+  page.structures.forEach((structure, n) => {
     if (!structure.count) return;
     const name = make("th", { scope: "row" }, shortName(structure.name));
     const shares = [0, 0.25, 0.5, 0.75, 1];
@@ -156,12 +184,12 @@ function structureRow(structure, n) {
 }
 
 export function fillRows() {
-  const { structures } = page.study;
+  const { structures } = page;
   byId("volumes-open").hidden = !structures.some((structure) => structure.count > 1);
   structures.forEach((structure, n) => {
     const volume = volumeOf(structure, n + 1);
     structure.row.classList.toggle("missing", volume === null || volume === 0);
-    const agreement = page.detail?.result.agreement?.[structure.name];
+    const agreement = agreementOf(structure);
     structure.row.lastChild.replaceChildren(
       make("span", { class: "name", title: structure.name }, shortName(structure.name)),
       ...volumeCells(structure, volume),
@@ -200,13 +228,13 @@ function gradeDot(structure) {
       title: `you: ${own.rating}`,
     });
   }
-  const grade = page.detail?.result.structure_grades?.[structure.name] || "";
+  const grade = gradeOf(structure) || "";
   return make("span", { class: "dot", "data-grade": grade, title: grade });
 }
 
 function searchStructures() {
   const words = wordsIn(byId("structure-search"));
-  for (const structure of page.study.structures) {
+  for (const structure of page.structures) {
     const { name, abbreviation, row } = structure;
     const text = `${name} ${shortName(name)} ${abbreviation}`.toLowerCase();
     row.hidden = !words.every((word) => text.includes(word));
@@ -216,7 +244,7 @@ function searchStructures() {
 // The places of the structures that are listed.
 function found() {
   const places = [];
-  page.study.structures.forEach((structure, n) => {
+  page.structures.forEach((structure, n) => {
     if (!structure.row.hidden) places.push(n + 1);
   });
   return places;
@@ -225,7 +253,7 @@ function found() {
 // ---- In the picture ----
 
 function showHidden() {
-  page.study.structures.forEach((structure, n) => {
+  page.structures.forEach((structure, n) => {
     press(structure.row.firstChild, !page.picture.hidden.has(n + 1));
   });
 }
@@ -252,11 +280,11 @@ export function select(place) {
 // Choose a structure, or none with 0, where the cross-hair stays.
 export function pickStructure(place) {
   page.structure = place;
-  if (place) byId("pen").value = place;
-  for (const structure of page.study.structures) {
+  if (place && !showsParcels(page.items[page.number])) byId("pen").value = place;
+  for (const structure of page.structures) {
     structure.row.classList.remove("chosen");
   }
-  if (place) page.study.structures[place - 1].row.classList.add("chosen");
+  if (place) page.structures[place - 1].row.classList.add("chosen");
   fillCard();
   page.picture?.select(place);
 }
@@ -265,7 +293,7 @@ export function pickStructure(place) {
 
 function fillCard() {
   const card = byId("structure-card");
-  const structure = page.study.structures[page.structure - 1];
+  const structure = page.structures[page.structure - 1];
   card.hidden = !structure || !page.detail;
   if (card.hidden) return;
   const facts = [];
@@ -284,7 +312,13 @@ function fillCard() {
     make("dl", {}, ...facts),
     judge,
   );
-  if (!page.study.service) fillJudge(judge, structure.name, "structure");
+  if (isJudged(structure)) fillJudge(judge, structure.name, "structure");
+}
+
+// Whether people rate it: structures of results are rated, parcels are not.
+export function isJudged({ name }) {
+  const { service, structures } = page.study;
+  return !service && structures.some((structure) => structure.name === name);
 }
 
 // Names and values; a value that is not known is empty or undefined.
@@ -303,13 +337,19 @@ function factsOf(structure, place) {
     if (volume && brain) share = `${((100 * volume) / brain).toFixed(2)} %`;
     if (structure.count > 1) inStudy = placeInStudy(structure, volume);
   }
+  const parcel = parcelOf(structure);
   return [
     ["Volume", text],
     ["Of brain", share],
+    ["Of its side's cortex", percentOf(parcel?.share)],
+    ["Left less right, of the mean of both", percentOf(parcel?.asymmetry)],
+    ["Lobe", parcel?.lobe],
     ["In the study", inStudy],
-    ["Views agree", result.agreement?.[name]?.toFixed(3)],
+    ["Views agree", agreementOf(structure)?.toFixed(3)],
     ["IoU of samples", result.iou?.[name]?.toFixed(3)],
     ["Volume CV", result.volume_cv?.[name]?.toFixed(3)],
-    ["Grade", result.structure_grades?.[name]],
+    ["Grade", gradeOf(structure)],
   ];
 }
+
+const percentOf = (share) => isNumber(share) ? `${(100 * share).toFixed(1)} %` : "";

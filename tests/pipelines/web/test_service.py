@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from helpers.dicom import write_classic
 from helpers.norms import norms
+from helpers.overfitted import with_parcels
 from helpers.serial import QUICK, run_serially
 from helpers.service import AT, Service, quick_model, tiny_scan
 
@@ -367,3 +368,33 @@ def test_a_page_is_compared_with_norms(scan: Path, tmp_path: Path) -> None:
         assert service.wait(alone["id"])["state"] == "done"
         answer = service.client.get(f"{AT}/{alone['id']}/page.html")
         assert reason(answer) == "not made: ask for it with outputs=page"
+
+
+def test_a_service_with_parcels_gives_their_map_and_table(
+    tmp_path: Path, scan: Path
+) -> None:
+    model = with_parcels(tmp_path / "model")
+    options = ("--model", str(model), "--parcels")
+    with Service(tmp_path / "queue", *options) as running:
+        service = running.ready()
+        id = service.send(scan).json()["id"]
+        assert service.wait(id)["state"] == "done"
+        table = service.client.get(f"{AT}/{id}/parcels.tsv").text
+        names = [line.split("\t")[1] for line in table.splitlines()]
+        assert names[0] == "parcel"
+        assert "ctx-lh-insula" in names
+        found = service.client.get(f"{AT}/{id}/parcels.nii.gz")
+        assert found.status_code == 200
+        assert found.headers["content-type"] == "application/gzip"
+        # The page has both lists, and both maps.
+        study = service.client.get("v1/study").json()
+        assert [each["parcels"] for each in study["scans"]] == [True]
+        assert "ctx-lh-insula" in [each["name"] for each in study["parcels"]]
+        number = study["scans"][0]["number"]
+        assert service.client.get(f"v1/scans/{number}/parcels").status_code == 200
+
+
+def test_a_service_without_parcels_says_so(service: Service, finished: str) -> None:
+    answer = service.client.get(f"{AT}/{finished}/parcels.nii.gz")
+    assert answer.status_code == 404
+    assert reason(answer) == "not made: this service has no --parcels"

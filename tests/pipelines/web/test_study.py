@@ -182,3 +182,50 @@ def test_a_thousand_scans_are_listed_without_reading_one(tmp_path: Path) -> None
     assert len(overview["scans"]) == 1000
     assert len(overview["structures"][0]["volumes"]) <= 101
     assert len(json.dumps(overview)) < 400_000
+
+
+def test_parcels_of_scans_that_have_a_map_of_them_are_listed(tmp_path: Path) -> None:
+    out = write_study(tmp_path / "out", ["a", "b", "d"], with_parcels=["a", "b"])
+    overview = Study(out, "anna").overview()
+    assert {scan["name"]: scan["parcels"] for scan in overview["scans"]} == {
+        "a": True,
+        "b": True,
+        "d": False,
+    }
+    parcels = {row["name"]: row for row in overview["parcels"]}
+    assert parcels["ctx-lh-insula"]["number"] == 1035
+    # Those of both scans; the structures beside the cortex are in the same map.
+    assert parcels["ctx-lh-insula"]["volumes"] == [32 * 64.0] * 2
+    assert parcels["Right-Thalamus"]["count"] == 2
+    assert "Left-Cerebral-Cortex" not in parcels
+    assert "ctx-lh-insula" not in {row["name"] for row in overview["structures"]}
+
+
+def test_without_maps_of_parcels_none_are_listed(out: Path) -> None:
+    assert Study(out, "anna").overview()["parcels"] == []
+
+
+def test_a_map_of_parcels_is_shown_by_the_places_of_its_own_table(
+    tmp_path: Path,
+) -> None:
+    out = write_study(tmp_path / "out", ["a"], with_parcels=["a"])
+    study = Study(out, "anna")
+    voxels = Voxels(study)
+    content = voxels.content(0, "parcels", 1)
+    places = np.frombuffer(content, np.uint8).reshape((20, 24, 18), order="F")
+    names = [parcel.name for parcel in study.parcels]
+    assert (places == names.index("ctx-lh-insula") + 1).sum() == 32
+    assert (places == names.index("ctx-lh-cuneus") + 1).sum() == 16
+    assert (places == names.index("Right-Thalamus") + 1).sum() == 27
+    # The map of structures has the cortex there, and nothing of a parcel.
+    own = np.frombuffer(voxels.content(0, "labels", 1), np.uint8)
+    cortex = [structure.name for structure in study.structures].index(
+        "Left-Cerebral-Cortex"
+    )
+    assert (own == cortex + 1).sum() == 48
+    assert voxels.content(0, "parcel-surfaces", 1) != voxels.content(0, "surfaces", 1)
+
+
+def test_a_scan_without_a_map_of_parcels_has_none_to_show(out: Path) -> None:
+    with pytest.raises(InputError, match="has no parcels"):
+        Voxels(Study(out, "anna")).content(0, "parcels", 1)

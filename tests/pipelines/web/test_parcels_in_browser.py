@@ -1,0 +1,84 @@
+"""Parcels on the page, in a real browser: the other map, its names, and what is known of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.browser import Browser, find_chromium
+from helpers.studies import write_study
+from helpers.viewer import served
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_parcels_are_chosen_and_the_cross_hair_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    # The second scan has none; "a" is shown last, as it passes.
+    out = write_study(tmp_path / "out", ["a", "b"], with_parcels=["a"])
+    with served(out, monkeypatch) as address:
+        page = Browser(chromium, webgl=True)
+        try:
+            page.resize(1280)
+            page.open(address)
+            page.wait("window.trinatShown?.step === 0", 240)
+            button = "document.getElementById('parcels')"
+            assert page.evaluate(f"{button}.disabled")
+            page.press("n")
+            page.wait(_whole(1), 240)
+            assert not page.evaluate(f"{button}.disabled")
+            page.evaluate("trinatPicture.move([20, 68, 32])")
+            at = page.evaluate("trinatPicture.at()")
+            page.evaluate("window.trinatShown = null")
+            page.press("u")
+            page.wait(_whole(1), 240)
+            assert page.evaluate(f"{button}.getAttribute('aria-pressed')") == "true"
+            assert page.evaluate("trinatPicture.at()") == pytest.approx(at, abs=0.1)
+            here = page.evaluate("document.getElementById('here').textContent")
+            assert here.startswith("L insula")
+            listed = "document.getElementById('structure-list').textContent"
+            assert "L insula2,048" in page.evaluate(listed)
+            _choose(page, "insula")
+            card = page.evaluate(
+                "document.getElementById('structure-card').textContent"
+            )
+            for fact in ("2,048 mm³", "66.7 %", "insula", "0.850", "look"):
+                assert fact in card
+            # A parcel is not rated, a structure is.
+            judged = "document.querySelectorAll('#structure-card .judge button').length"
+            assert page.evaluate(judged) == 0
+            _choose(page, "thalamus r")
+            assert page.evaluate(judged) > 0
+            # The scan without parcels is shown with its structures, the next again with parcels.
+            page.press("b")
+            page.wait(_whole(0), 240)
+            names = "trinatPicture.structures.length"
+            assert page.evaluate(names) == 32
+            page.press("n")
+            page.wait(_whole(1), 240)
+            assert page.evaluate(names) > 90
+            page.press("u")
+            page.wait(_whole(1), 240)
+            assert page.evaluate(names) == 32
+            assert not page.problems
+        finally:
+            page.close()
+
+
+def _whole(number: int) -> str:
+    """That a scan is shown with its surfaces."""
+    return f"window.trinatShown?.number === {number} && window.trinatShown.step === 0"
+
+
+def _choose(page: Browser, words: str) -> None:
+    """Choose the first structure that is found by these words."""
+    page.evaluate(
+        "(() => { const i = document.getElementById('structure-search');"
+        f" i.value = '{words}'; i.dispatchEvent(new Event('input'));"
+        " document.querySelector('#structure-list li:not([hidden]) .structure').click();"
+        "})()"
+    )
