@@ -31,6 +31,17 @@ def test_a_shipped_model_is_small_and_its_card_tells_its_score(folder: Path) -> 
     assert f"mean Dice over 31 structures, fused, **{score:.3f}**" in card
 
 
+def test_fast_divides_its_cortex_and_its_card_tells_how_well() -> None:
+    folder = zoo.find_parcels_folder(zoo.find_model("fast"))
+    parcels = load_model(folder)
+    assert parcels.scheme.name == "desikan34"
+    assert len(parcels.networks) == 3
+    assert parcels.info.training.licence == zoo.OWN_LICENCE
+    score = parcels.info.metrics["mean_dice_68_parcels_fused"]
+    card = (folder / "MODEL_CARD.md").read_text(encoding="utf-8")
+    assert f"mean Dice over 68 parcels **{score:.3f}**" in card
+
+
 def test_finding_a_model_waits_for_no_heavy_library() -> None:
     probe = (
         "import sys\n"
