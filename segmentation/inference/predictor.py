@@ -29,8 +29,8 @@ from trinat.segmentation.inference.preparation import (
 )
 from trinat.segmentation.inference.prior import apply_prior
 from trinat.segmentation.inference.stripping import (
-    EVERY,
     INSIDE,
+    LOOK_EVERY,
     is_whole_head,
     kept_around,
 )
@@ -500,7 +500,7 @@ class Predictor:
         inside = torch.zeros(image.shape, dtype=torch.bool, device=self.device)
         slices = to_slices(inside[region.box], axes)
         parts = self._networks.of_view[view].probabilities(
-            image[region.box], axes, every=EVERY, within=region.mask
+            image[region.box], axes, every=LOOK_EVERY, within=region.mask
         )
         for part in parts:
             is_inside = part.probabilities[..., 0] < INSIDE

@@ -17,7 +17,7 @@ from trinat.segmentation.space.background import TISSUE
 from trinat.segmentation.space.morphology import dilated, largest_part, without_holes
 
 # The other model looks at every second slice.
-EVERY = 2
+LOOK_EVERY = 2
 # What is less likely to be background than this is inside the skull.
 INSIDE = 0.5
 # As much around that is kept: the error of the mask.
@@ -47,6 +47,6 @@ def kept_around(inside: NDArray[np.bool_], along: int) -> NDArray[np.bool_]:
     `inside` (X, Y, Z) is empty in the other slices.
     """
     between = [0, 0, 0]
-    between[along] = EVERY // 2
+    between[along] = LOOK_EVERY // 2
     brain = without_holes(largest_part(dilated(inside, between)))
     return dilated(brain, (_MARGIN,) * 3)
