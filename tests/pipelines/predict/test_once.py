@@ -50,8 +50,8 @@ def test_a_new_scan_and_the_weights_are_read_once(tmp_path: Path) -> None:
         assert run_serially(raw, tmp_path / "out").done == 2
     assert [counts[name] for name in names] == [1, 1]
     assert {counts[path.name] for path in model.glob("*.safetensors")} == {1}
-    # Its contrast and its hash by the run, its content by the process that computes.
-    assert counts["model.yaml"] == 3
+    # Its contrast, its stripper and its hash by the run, its content by the process that computes.
+    assert counts["model.yaml"] == 4
 
 
 def test_what_is_done_is_read_once_more_and_no_model_with_it(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_what_is_done_is_read_once_more_and_no_model_with_it(tmp_path: Path) -> 
     with opened() as counts:
         assert run_serially(scans, tmp_path / "out").skipped == 1
     assert counts["a.nii.gz"] == counts["a_dseg.nii.gz"] == 1
-    assert counts["model.yaml"] == 2
+    assert counts["model.yaml"] == 3
     assert counts["run.jsonl"] == 1  # nothing is added
     assert not any(name.endswith(".safetensors") for name in counts)
 
