@@ -57,7 +57,10 @@ def run(model: str, subjects_dir: str) -> None:
     predictor = Predictor(model, parcels=True)
     networks = Predictor(find_parcels_folder(find_model(model)))
     parcellation = Parcellation(plain.model.scheme, networks.model.scheme)
-    own, others, shares, points = [], [], [], []
+    own: list[NDArray[np.float64]] = []
+    others: list[list[float]] = []
+    shares: list[float] = []
+    points: list[Point] = []
     for subject in _subjects(Path(subjects_dir), parcellation):
         _, plain_s = _timed(plain, subject.scan)
         found, with_parcels_s = _timed(predictor, subject.scan)

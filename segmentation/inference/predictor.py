@@ -496,7 +496,7 @@ class Predictor:
         One view looks at them; the other slices are empty.
         """
         view = self.views[0]
-        axes = self.model.info.preprocessing.slice_axes(view)
+        axes = self.axes[view]
         inside = torch.zeros(image.shape, dtype=torch.bool, device=self.device)
         slices = to_slices(inside[region.box], axes)
         parts = self._networks.of_view[view].probabilities(
