@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -130,10 +131,8 @@ def test_the_image_half_of_a_pair(make: Callable[[Path], None], tmp_path: Path) 
 
 @pytest.mark.parametrize("make", [_pipe, _device])
 def test_weights(make: Callable[[Path], None], tmp_path: Path) -> None:
-    shipped, model = find_model("fast"), tmp_path / "model"
-    model.mkdir()
-    for file in shipped.iterdir():
-        (model / file.name).write_bytes(file.read_bytes())
+    model = tmp_path / "model"
+    shutil.copytree(find_model("fast"), model)
     weights = next(model.glob("*.safetensors"))
     weights.unlink()
     make(weights)

@@ -13,14 +13,16 @@ import pytest
 from helpers.browser import Browser, find_chromium
 from helpers.service import tiny_scan
 from helpers.studies import write_study
-from helpers.viewer import served
+from helpers.viewer import answered, served
 
+from trinat.pipelines.predict.settings import PredictRequest
 from trinat.pipelines.scans.ratings import read_ratings, save_rating
-from trinat.pipelines.web.queue import Queue
-from trinat.pipelines.web.queue_study import study_of
+from trinat.pipelines.web.queue import EngineThread, Queue
+from trinat.pipelines.web.service import make_app
 from trinat.pipelines.web.study import Study
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.models.zoo import find_model
 
 EVIL = "sub-<script>document.title='hit'<"
 
@@ -226,10 +228,12 @@ def test_the_first_page_of_a_service_says_what_to_do_and_shows_nothing_empty(
     pictures = Path(os.environ.get("TRINAT_PICTURES", tmp_path))
     (tmp_path / "queue").mkdir()
     queue = Queue(tmp_path / "queue")
-    study = study_of(queue, load_scheme("quicknat33"))
+    # Of an engine that is not started: a scan waits for its turn.
+    engine = EngineThread(queue, PredictRequest([], tmp_path), find_model("fast"))
+    app = make_app(queue, engine, "fast", load_scheme("quicknat33"))
     page = Browser(chromium, webgl=True)
     try:
-        with served(tmp_path / "queue", monkeypatch, study) as address:
+        with answered(app, monkeypatch) as address:
             for scheme in ("light", "dark"):
                 page.emulate(color_scheme=scheme)
                 for width, height in SIZES:
@@ -250,7 +254,7 @@ def test_the_first_page_of_a_service_says_what_to_do_and_shows_nothing_empty(
                         assert not page.evaluate(
                             f"[...document.querySelectorAll({rows!r})].some({visible})"
                         )
-            # A scan that waits for its turn is seen already.
+            # It is seen already.
             with queue.upload("a") as folder:
                 queue.accept(tiny_scan(folder / "scan.nii.gz"), [], "a")
             page.open(address)
