@@ -104,6 +104,7 @@ def average(
         networks,
         label_table=first.label_table,
         template=first.template,
+        parcels=first.parcels,
         precision=first.info.precision,
         overwrite=overwrite,
     )

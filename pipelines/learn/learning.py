@@ -339,6 +339,7 @@ def _save_trained(
         model.networks,
         label_table=model.label_table,
         template=model.template,
+        parcels=material.model.parcels,
         precision=model.info.precision,
         overwrite=settings.overwrite,
     )

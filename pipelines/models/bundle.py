@@ -101,6 +101,7 @@ def bundle(
         networks,
         label_table=first.label_table,
         template=template,
+        parcels=first.parcels,
         precision=precision,
         overwrite=overwrite,
     )

@@ -170,6 +170,7 @@ def save_with_odds(
         model.networks,
         label_table=model.label_table,
         template=model.template,
+        parcels=model.parcels,
         precision=model.info.precision,
         overwrite=overwrite,
     )

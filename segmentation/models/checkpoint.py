@@ -45,7 +45,9 @@ from trinat.segmentation.models.model_info import (
 from trinat.segmentation.models.zoo import (
     COPY_AGAIN,
     MODEL_FILE,
+    PARCELS_FOLDER,
     find_model,
+    parcels_folder_of,
     read_model_file,
 )
 from trinat.segmentation.space.views import View, chosen_views
@@ -85,6 +87,11 @@ class Model:
         if name not in self.info.files:
             return None
         return self.folder / name
+
+    @property
+    def parcels(self) -> Path | None:
+        """The folder of the model that divides its cortex, which `save_model` takes, if any."""
+        return parcels_folder_of(self.folder)
 
     @property
     def not_predicted(self) -> NDArray[np.int64]:
@@ -155,12 +162,14 @@ def save_model(
     *,
     label_table: str | Path | None = None,
     template: Template | None = None,
+    parcels: Path | None = None,
     precision: Precision = "float32",
     overwrite: bool = False,
 ) -> ModelInfo:
     """Write a model folder, whole or not at all; returns what its model.yaml says.
 
-    `label_table` is the TSV of a user's own scheme. With `precision` float16 the weights of
+    `label_table` is the TSV of a user's own scheme, and `parcels` the folder of a model that
+    divides the cortex, which is taken along as it is. With `precision` float16 the weights of
     convolutions are stored in half precision, and computed with in float32 again. `overwrite`
     replaces the whole folder; without it a folder that holds anything is refused.
     """
@@ -192,6 +201,9 @@ def save_model(
     )
     _check_labels(info, scheme, final)
     contents[MODEL_FILE] = _to_yaml(info)
+    if parcels is not None:
+        for file in parcels.iterdir():
+            contents[f"{PARCELS_FOLDER}/{file.name}"] = read_bytes(file)
     _write_folder(final, contents)
     return info
 
@@ -354,7 +366,9 @@ def _write_folder(final: Path, contents: Mapping[str, bytes]) -> None:
         new.mkdir(parents=True)
         try:
             for name, data in contents.items():
-                with (new / name).open("wb") as file:
+                path = new / name
+                path.parent.mkdir(exist_ok=True)
+                with path.open("wb") as file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())

@@ -30,6 +30,7 @@ __all__ = [
     "is_for_any_contrast",
     "licence_notice",
     "licence_of",
+    "parcels_folder_of",
     "read_model_file",
     "read_scheme",
     "shipped_models",
@@ -106,10 +107,16 @@ def find_model(name_or_folder: str | Path) -> Path:
     raise ModelError("no such model", where=folder, remedy=remedy)
 
 
+def parcels_folder_of(folder: Path) -> Path | None:
+    """The folder of the model of parcels in a model's folder, if there is one."""
+    of_parcels = folder / PARCELS_FOLDER
+    return of_parcels if (of_parcels / MODEL_FILE).is_file() else None
+
+
 def find_parcels_folder(folder: Path) -> Path:
     """The folder of the model of parcels in a model's folder; ModelError where there is none."""
-    of_parcels = folder / PARCELS_FOLDER
-    if not (of_parcels / MODEL_FILE).is_file():
+    of_parcels = parcels_folder_of(folder)
+    if of_parcels is None:
         raise ModelError(
             "has no networks for parcels of the cortex",
             where=folder,

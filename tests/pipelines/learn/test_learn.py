@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.miniatures import head_image, head_labels, write_nifti
 from helpers.overfitted import shy_model
+from helpers.small_model import save_parcels
 from scipy import ndimage
 from typer.testing import CliRunner
 
@@ -34,6 +35,7 @@ from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.checkpoint import load_model, read_info
+from trinat.segmentation.models.zoo import read_scheme
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -224,6 +226,7 @@ def test_the_model_must_be_known(results: Path, tmp_path: Path) -> None:
 def test_from_two_persons_the_cortex_gets_its_size(tmp_path: Path) -> None:
     results = results_of(tmp_path, ("sub-01", "sub-02"))
     shy = shy_model(tmp_path / "shy")
+    save_parcels(shy / "parcels", "desikan34")
     out = tmp_path / "own"
     words = ["learn", results, "--labels", results, "--model", shy, "--out", out]
     command = [str(word) for word in (*words, "--device", "cpu")]
@@ -237,6 +240,7 @@ def test_from_two_persons_the_cortex_gets_its_size(tmp_path: Path) -> None:
     odds = info.fusion.class_odds
     assert odds["Left-Cerebral-Cortex"] > 2 * odds["Left-Cerebral-White-Matter"]
     assert (info.name, info.training.licence) == ("own", "CC BY-NC 3.0")
+    assert read_scheme(out / "parcels").name == "desikan34"
 
     # What has its factors already gains no more.
     command[command.index(str(out))] = str(tmp_path / "worse")
@@ -261,6 +265,7 @@ def test_from_three_persons_networks_are_trained_and_judged_by_one_left_out(
         "batch: 8\nema: 0.5\nschedule: {kind: constant, steps: 6}\n"
     )
     shy = shy_model(tmp_path / "shy", 64)
+    save_parcels(shy / "parcels", "desikan34")
     out = tmp_path / "own"
     words = ["learn", results, "--labels", results, "--model", shy, "--out", out]
     words += ["--recipe", recipe, "--device", "cpu"]
@@ -272,6 +277,7 @@ def test_from_three_persons_networks_are_trained_and_judged_by_one_left_out(
         assert column in done.output
     info = read_info(out)
     assert (info.name, info.training.licence) == ("own", "CC BY-NC 3.0")
+    assert read_scheme(out / "parcels").name == "desikan34"
     (run,) = (tmp_path / "own-training").glob("run-*")
     # Between the start and what was trained, weight by weight.
     trained, start = load_model(run / "model"), load_model(shy)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from helpers.overfitted import SMALL
+from helpers.small_model import save_parcels
 from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
@@ -100,6 +101,13 @@ def test_a_model_whose_scans_are_stripped_first_stays_one(tmp_path: Path) -> Non
     other = model(tmp_path / "other", A)
     with pytest.raises(ModelError, match="stripped_by"):
         bundle([sources[0], other], tmp_path / "not")
+
+
+def test_a_model_keeps_its_networks_for_parcels(tmp_path: Path) -> None:
+    first, other = model(tmp_path / "first", C), model(tmp_path / "other", A)
+    save_parcels(first / "parcels")
+    bundle([first, other], tmp_path / "out")
+    assert load_model(tmp_path / "out/parcels").scheme.name == "desikan34"
 
 
 @pytest.mark.parametrize("views", [(S,), (C, A)])

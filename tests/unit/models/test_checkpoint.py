@@ -178,6 +178,24 @@ def test_a_scheme_of_ones_own_travels_with_the_model(tmp_path: Path) -> None:
         load_model(tmp_path / "model")
 
 
+def test_a_model_of_parcels_is_taken_along_file_by_file(tmp_path: Path) -> None:
+    save_model(tmp_path / "parcels", Description(name="p"), {View.AXIAL: network()})
+    (tmp_path / "parcels" / "MODEL_CARD.md").write_text("of parcels")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "parcels").iterdir()}
+    model = tmp_path / "model"
+    description = Description(name="m")
+    networks = {View.AXIAL: network()}
+    save_model(model, description, networks, parcels=tmp_path / "parcels")
+    # In the place of what it is taken from, too.
+    found = load_model(model).parcels
+    save_model(model, description, networks, parcels=found, overwrite=True)
+    taken = model / "parcels"
+    assert {path.name: path.read_bytes() for path in taken.iterdir()} == files
+    assert load_model(taken).name == "p"
+    save_model(model, description, networks, overwrite=True)
+    assert load_model(model).parcels is None
+
+
 def test_a_label_table_of_another_name_is_refused(tmp_path: Path) -> None:
     table = Path(str(resources.files("trinat.configs") / "labels" / "left4.tsv"))
     with pytest.raises(ModelError, match=r"not named own\.tsv"):
