@@ -146,13 +146,16 @@ def write_graphs(model: Model, folder: Path) -> None:
     """
     folder.mkdir()
     fusion = fusion_of(model)
-    for view in fusion.views:
-        _export_view(model, view, fusion, folder / f"{view.value}.onnx")
+    settings = settings_of(model, fusion)
+    for view, of_view in zip(fusion.views, settings["views"], strict=True):
+        path = folder / f"{view.value}.onnx"
+        _export_view(model, view, fusion, path)
+        of_view["processor_nodes"] = _nodes_of_halves(path)
     _export_fusion(model, fusion, folder / "fusion.onnx")
     prior, template = model.info.prior, model.template
     if prior is not None and template is not None:
         write_prior(model, prior, template, folder)
-    text = json.dumps(settings_of(model, fusion), indent=1)
+    text = json.dumps(settings, indent=1)
     (folder / "settings.json").write_text(text + "\n", encoding="utf-8")
 
 
@@ -330,6 +333,18 @@ def write_onnx(
     assert program is not None
     program.model.metadata_props.update(facts or {})
     program.save(path, external_data=False)
+
+
+def _nodes_of_halves(path: Path) -> list[str]:
+    """The nodes of a graph that have to do with numbers of half precision."""
+    import onnx
+
+    graph = onnx.shape_inference.infer_shapes(onnx.load(path)).graph
+    halves = set()
+    for value in graph.value_info:
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16:
+            halves.add(value.name)
+    return [node.name for node in graph.node if halves & {*node.input, *node.output}]
 
 
 def _check(

@@ -72,6 +72,14 @@ new PerformanceObserver((list) => {
   }
 }).observe({ type: "event", durationThreshold: 16 });
 """
+# A pixel is read once all is drawn that was asked for before.
+_DRAWN_MS = """
+(() => {
+  const { gl } = trinatPicture.nv;
+  gl.readPixels(0, 0, 1, 1, gl.RGBA, gl.UNSIGNED_BYTE, new Uint8Array(4));
+  return performance.now() - trinatBench.chosen;
+})()
+"""
 _MIDDLE_OF_PICTURE = """
 (() => {
   const { left, top, width, height } = document.getElementById("planes")
@@ -169,7 +177,8 @@ def _segment(browser: Browser, scan: Path) -> tuple[Volume, dict[str, Any]]:
         spent_s.update(spent)
         if state[3] and not is_seen:
             is_seen = True
-            print(f"{state[3] / 1000:7.1f} s  the scan is seen")
+            print(f"{state[3] / 1000:7.1f} s  the scan is handed to the graphics")
+            print(f"{browser.evaluate(_DRAWN_MS) / 1000:7.1f} s  the scan is seen")
             # From here on it only computes.
             browser.evaluate(
                 "Object.assign(trinatBench, {task: 0, click: 0, clicks: 0})"

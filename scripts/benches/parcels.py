@@ -1,10 +1,11 @@
 """Figures for docs/parcels.md: how well a model tells parcels of the cortex apart, and its cost.
 
-`scripts/bench parcels MODEL SUBJECTS_DIR`, for a model with networks for parcels and subjects of
-FreeSurfer with `aparc+aseg`. Printed are the mean Dice over all parcels of each subject: by the
-model's own weights of views, by each view alone and by other weights; the seconds of the processor
-with and without parcels; the Dice of each parcel; and the limits of agreement between views that
-`trinat calibrate` would find in these subjects.
+`scripts/bench parcels MODEL FOLDER [SOURCE [NAME ...]]`, for a model with networks for parcels and
+scans with parcels in the layout of a source of `trinat prepare`: FreeSurfer's subjects with
+`aparc+aseg`, or `malc`. With NAMEs only those scans count. Printed are the mean Dice over all
+parcels of each scan: by the model's own weights of views, by each view alone and by other weights;
+the seconds of the processor with and without parcels; the Dice of each parcel; and the limits of
+agreement between views that `trinat calibrate` would find in these scans.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from trinat.pipelines.models.calibrate import Point, find_limits, rates
-from trinat.segmentation.data.sources.freesurfer import find_image, find_parcels
+from trinat.segmentation.data.sources.base import SourceOptions
+from trinat.segmentation.data.sources.registry import list_subjects
 from trinat.segmentation.inference.parcels import join_views, may_be_cortex
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.predictor import Predictor
@@ -39,6 +41,8 @@ WEIGHTS = (
     (3.0, 1.0, 2.0),
     (4.0, 1.0, 1.0),
 )
+# Where a source has structures and parcels in files of their own.
+_LABEL_MAPS = {"freesurfer": "aparc+aseg.mgz"}
 _VIEWS = (View.CORONAL, View.AXIAL, View.SAGITTAL)
 
 
@@ -51,7 +55,7 @@ class Subject:
     truth: NDArray[np.uint8]
 
 
-def run(model: str, subjects_dir: str) -> None:
+def run(model: str, folder: str, source: str = "freesurfer", *names: str) -> None:
     """Print a line for each subject, then the means, the parcels and the limits."""
     plain = Predictor(model)
     predictor = Predictor(model, parcels=True)
@@ -61,7 +65,7 @@ def run(model: str, subjects_dir: str) -> None:
     others: list[list[float]] = []
     shares: list[float] = []
     points: list[Point] = []
-    for subject in _subjects(Path(subjects_dir), parcellation):
+    for subject in _subjects(Path(folder), parcellation, source, names):
         _, plain_s = _timed(plain, subject.scan)
         found, with_parcels_s = _timed(predictor, subject.scan)
         shares.append(with_parcels_s / plain_s)
@@ -112,17 +116,21 @@ def scores(
     return np.asarray(values)[places]
 
 
-def _subjects(root: Path, parcellation: Parcellation) -> list[Subject]:
-    """All subjects that have a scan and parcels."""
+def _subjects(
+    root: Path, parcellation: Parcellation, source: str, names: tuple[str, ...]
+) -> list[Subject]:
+    """All subjects of a dataset that have a scan and parcels, or those of these names."""
+    whole = parcellation.whole
+    labels = _LABEL_MAPS.get(source)
+    options = SourceOptions(scheme=whole.name, labels=labels)
     subjects = []
-    for folder in sorted(path for path in root.iterdir() if path.is_dir()):
-        image = find_image(folder, "T1") or find_image(folder, "brainmask")
-        labels = find_parcels(folder)
-        if image is None or labels is None:
+    for found in list_subjects(source, root, options).subjects:
+        assert found.image is not None
+        if found.labels is None or (names and found.id not in names):
             continue
-        numbers = Volume.read(labels, labels=True).data
-        truth = parcellation.whole.from_freesurfer(numbers)
-        subjects.append(Subject(folder.name, Volume.read(image), truth))
+        numbers = Volume.read(found.labels, labels=True).data
+        truth = whole.from_freesurfer(numbers, fold=found.fold)
+        subjects.append(Subject(found.id, Volume.read(found.image), truth))
     return subjects
 
 

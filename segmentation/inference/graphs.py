@@ -106,11 +106,12 @@ def fusion_of(model: Model) -> ViewAggregator:
     # The sagittal view comes last.
     views = tuple(view for view in View if view in model.networks)
     weights = model.fusion_weights(views)
+    is_merged = View.SAGITTAL in views and model.is_merged(View.SAGITTAL)
     return ViewAggregator(
         (0, 0, 0),
         model.scheme,
         views,
         dict(zip(views, weights, strict=True)),
-        sagittal_is_merged=model.is_merged(View.SAGITTAL),
+        sagittal_is_merged=is_merged,
         mean=model.info.fusion.mean,
     )

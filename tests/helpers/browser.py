@@ -19,6 +19,12 @@ _WEBGL = [
     "--enable-unsafe-swiftshader",
     "--ignore-gpu-blocklist",
 ]
+# WebGPU on the processor.
+_WEBGPU = [
+    "--enable-unsafe-webgpu",
+    "--use-webgpu-adapter=swiftshader",
+    "--enable-features=Vulkan",
+]
 _NAMES = (
     "chromium",
     "chromium-browser",
@@ -80,12 +86,15 @@ def assert_fits_desk_and_phone(chromium: str, page: Path) -> None:
 class Browser:
     """One page in one browser; what it logs and asks of the network is kept."""
 
-    def __init__(self, executable: str, *, webgl: bool = False) -> None:
-        flags = (
-            [f for f in HEADLESS if f != "--disable-gpu"] + _WEBGL
-            if webgl
-            else HEADLESS
-        )
+    def __init__(
+        self, executable: str, *, webgl: bool = False, webgpu: bool = False
+    ) -> None:
+        flags = list(HEADLESS)
+        if webgl:
+            flags.remove("--disable-gpu")
+            flags += _WEBGL
+        if webgpu:
+            flags += _WEBGPU
         self._profile = Path(tempfile.mkdtemp(prefix="trinat-browser-"))
         self._process = subprocess.Popen(
             [

@@ -10,6 +10,7 @@ import {
 import { restore, restoreMask } from "../../pipelines/web/browser/conform.js";
 import { Evidence } from "../../pipelines/web/browser/evidence.js";
 import { findCut } from "../../pipelines/web/browser/field.js";
+import { compare } from "../../pipelines/web/browser/graphics.js";
 import { findPlaces } from "../../pipelines/web/browser/lesions.js";
 import {
   evennessOf,
@@ -29,6 +30,29 @@ export function restoreValues(classes, working, scan, count, values) {
     for (let k = 0; k < count; k++) sums[k] += share * values[place * count + k];
   };
   return restore(classes, working, scan, count, addShare);
+}
+
+/** What is said of a graphics card that finds so many pixels otherwise, and takes so long. */
+export function comparedWith(others, tookMs, processorTookMs) {
+  const sessionOf = (wrong, ms) => ({
+    run: async ({ slices: [count, , rows, columns] }) => {
+      await new Promise((resolve) => setTimeout(resolve, ms));
+      const data = new Uint8Array(count * rows * columns);
+      return { classes: { data: data.fill(1, 0, wrong) } };
+    },
+    release: () => {},
+  });
+  const ort = {
+    // A shape is all that these networks look at.
+    Tensor: function (_kind, _values, shape) {
+      return shape;
+    },
+    InferenceSession: { create: () => sessionOf(0, processorTookMs) },
+  };
+  const sessions = new Map([["coronal", sessionOf(others, tookMs)]]);
+  const views = [{ name: "coronal", channels: 3 }];
+  const model = { settings: { views, classes: ["background"] }, sessions };
+  return compare(ort, /** @type {any} */ (model), async () => new ArrayBuffer(0));
 }
 
 export const allHalves = () => NUMBERS;

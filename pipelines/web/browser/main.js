@@ -16,7 +16,8 @@ async function main() {
   for (const name of await fetchJson("models.json")) {
     models.push(await fetchJson(`models/${name}/settings.json`));
   }
-  const site = new Site(models);
+  const asked = new URLSearchParams(globalThis.location.search);
+  const site = new Site(models, asked.get("device") ?? "");
   globalThis.trinatSite = site;
   site.changed = () => page.refresh();
   answerBy((path, options) => Promise.resolve(site.ask(path, options)));
@@ -37,8 +38,18 @@ async function main() {
       " On one thread: the server sends no COOP and COEP headers.";
   }
   await import("../page/view.js");
-  byId("where").textContent =
-    "Scans and results are in this page alone, until it is closed.";
+  const where = "Scans and results are in this page alone, until it is closed.";
+  const tellWhere = () => {
+    byId("where").textContent = site.threads ? `${where} ${runsOn(site)}` : where;
+  };
+  site.ready = tellWhere;
+  tellWhere();
+}
+
+function runsOn({ isOnGraphics, threads }) {
+  if (isOnGraphics) return "Networks run on the graphics card.";
+  const count = threads === 1 ? "one thread" : `${threads} threads`;
+  return `Networks run on ${count} of the processor.`;
 }
 
 async function fetchJson(path) {

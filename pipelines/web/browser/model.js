@@ -11,6 +11,8 @@
  * @property {number} batch slices at a time
  * @property {boolean} merged whether its classes are without sides
  * @property {number} background what its background adds to the fusion
+ * @property {string[]} processor_nodes what is computed on the processor in any case: numbers of
+ *   half precision, which not every graphics card knows
  */
 
 /**
@@ -49,24 +51,30 @@
  * @property {Record<string, string[]>} measures the structures of each sum, by column
  */
 
+export const ON_PROCESSOR = { executionProviders: ["wasm"] };
+
 export class Model {
   /**
    * Load all graphs. `read(name)` gives the bytes of a file of the model's folder.
    * @param {any} ort ONNX Runtime
    * @param {(name: string) => Promise<ArrayBuffer>} read
-   * @param {any} options of the sessions
+   * @param {boolean} isOnGraphics whether the views are computed on the graphics card; the rest is
+   *   computed on the processor
    */
-  static async load(ort, read, options) {
+  static async load(ort, read, isOnGraphics) {
     const text = new TextDecoder().decode(await read("settings.json"));
     /** @type {Settings} */
     const settings = JSON.parse(text);
     const sessions = new Map();
-    const names = [...settings.views.map((view) => view.name), "fusion"];
-    if (settings.prior) names.push("prior");
-    for (const name of names) {
+    const open = async (name, options) => {
       const bytes = new Uint8Array(await read(`${name}.onnx`));
       sessions.set(name, await ort.InferenceSession.create(bytes, options));
+    };
+    for (const view of settings.views) {
+      await open(view.name, isOnGraphics ? onGraphics(view) : ON_PROCESSOR);
     }
+    await open("fusion", ON_PROCESSOR);
+    if (settings.prior) await open("prior", ON_PROCESSOR);
     const template = settings.prior ? new Blob([await read("template.gz")]) : null;
     return new Model(ort, settings, sessions, template);
   }
@@ -145,4 +153,10 @@ export class Model {
     const plain = stream.pipeThrough(new DecompressionStream("gzip"));
     return new Uint8Array(await new Response(plain).arrayBuffer());
   }
+}
+
+/** @param {View} view */
+function onGraphics(view) {
+  const webgpu = { name: "webgpu", forceCpuNodeNames: view.processor_nodes };
+  return { executionProviders: [webgpu, "wasm"] };
 }

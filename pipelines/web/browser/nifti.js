@@ -37,6 +37,7 @@ const SAME_MM = 0.1;
  * @property {number} qformCode
  * @property {number} sformCode
  * @property {number[]} quaternion
+ * @property {number} epsilon of the numbers that it is written in
  * @property {number[]} shift
  * @property {number[]} rows of the s-form
  */
@@ -98,6 +99,7 @@ function fieldsOf(view, isLittle) {
     qformCode: short(252),
     sformCode: short(254),
     quaternion: floats(3, 256),
+    epsilon: 2 ** -23,
     shift: floats(3, 268),
     rows: floats(12, 280),
   };
@@ -121,6 +123,7 @@ function fieldsOf2(view, isLittle) {
     qformCode: view.getInt32(344, isLittle),
     sformCode: view.getInt32(348, isLittle),
     quaternion: doubles(3, 352),
+    epsilon: Number.EPSILON,
     shift: doubles(3, 376),
     rows: doubles(12, 400),
   };
@@ -160,23 +163,25 @@ function scaledBy(data, slope, inter) {
 // ---- Where the voxels are ----
 
 function formsOf(fields, zooms) {
-  const { qformCode, sformCode, quaternion, shift, rows } = fields;
+  const { qformCode, sformCode, shift, rows } = fields;
   const sign = fields.pixdim[0] < 0 ? -1 : 1;
   return {
     sform: { code: sformCode, affine: [...rows, 0, 0, 0, 1] },
     qform: {
       code: qformCode,
-      affine: fromQuaternion(quaternion, zooms, sign, shift),
+      affine: fromQuaternion(fields, zooms, sign, shift),
     },
   };
 }
 
 /** An affine of a quaternion's last three numbers; null if they are no rotation. */
-function fromQuaternion([b, c, d], [x, y, z], sign, shift) {
-  const rest = 1 - (b * b + c * c + d * d);
-  // The numbers in a file are rounded.
-  if (!(rest > -1e-6)) return null;
-  const a = Math.sqrt(Math.max(rest, 0));
+function fromQuaternion({ quaternion, epsilon }, [x, y, z], sign, shift) {
+  const [b, c, d] = quaternion;
+  let rest = 1 - (b * b + c * c + d * d);
+  // Of half a turn no more than rounding is left; its root would turn a head by 0.1 mm.
+  if (Math.abs(rest) < 3 * epsilon) rest = 0;
+  if (!(rest >= 0)) return null;
+  const a = Math.sqrt(rest);
   const turn = [
     [a * a + b * b - c * c - d * d, 2 * (b * c - a * d), 2 * (b * d + a * c)],
     [2 * (b * c + a * d), a * a + c * c - b * b - d * d, 2 * (c * d - a * b)],

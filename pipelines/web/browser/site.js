@@ -19,9 +19,13 @@ const STAGES = {
 };
 
 export class Site {
-  /** @param {Settings[]} models of the same structures; the first one is chosen */
-  constructor(models) {
+  /**
+   * @param {Settings[]} models of the same structures; the first one is chosen
+   * @param {string} [device] where networks run: "cpu", "webgpu", or what is better
+   */
+  constructor(models, device = "") {
     this.models = models;
+    this.device = device;
     // The one for scans that are dropped, and the one that the worker has.
     [this.chosen] = models;
     this.loaded = null;
@@ -30,10 +34,13 @@ export class Site {
     this.accepted = 0;
     // The scan that the worker is at.
     this.current = null;
-    // How many threads it has, once it is ready.
+    // How many threads it has, once it is ready, and whether networks run on the graphics card.
     this.threads = 0;
+    this.isOnGraphics = false;
     // Is called when a scan can be seen, and when it has ended: earlier than the page asks.
     this.changed = () => {};
+    // Is called when a model is loaded.
+    this.ready = () => {};
     this.start(this.chosen);
   }
 
@@ -120,6 +127,7 @@ export class Site {
     this.threads = 0;
     const at = new URL("worker.js", import.meta.url);
     at.searchParams.set("model", settings.model);
+    if (this.device) at.searchParams.set("device", this.device);
     this.worker = new Worker(at, { type: "module" });
     this.worker.addEventListener("message", ({ data }) => this.hear(data));
     this.worker.addEventListener("error", (event) => {
@@ -145,6 +153,8 @@ export class Site {
     const job = this.current;
     if (said.kind === "ready") {
       this.threads = said.threads;
+      this.isOnGraphics = said.isOnGraphics;
+      this.ready();
     } else if (!job) {
       return;
     } else if (said.kind === "shown") {

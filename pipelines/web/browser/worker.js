@@ -6,6 +6,7 @@ import { totalBrainMm3 } from "./anatomy.js";
 import { tissueContrast } from "./brightness.js";
 import { restoreMask } from "./conform.js";
 import { Evidence } from "./evidence.js";
+import { compare, hasGraphics } from "./graphics.js";
 import { findInside, measure } from "./measuring.js";
 import { gradeBy, meanAgreement } from "./quality.js";
 import { upright } from "./resample.js";
@@ -15,12 +16,16 @@ import { outlineOf, toShow } from "./show.js";
 
 /** @typedef {import("./model.js").Settings} Settings */
 
-// As published: not one of our modules, which are checked.
+// As published: not one of our modules, which are checked. The second knows graphics cards.
 const RUNTIME = "./onnxruntime/ort.wasm.min.mjs";
+const RUNTIME_OF_GRAPHICS = "./onnxruntime/ort.jspi.min.mjs";
 // More threads do not pay for slices as small as these.
 const MOST_THREADS = 8;
-// Of the site's models the one that is loaded.
-const MODEL = new URLSearchParams(self.location.search).get("model");
+// Of the site's models the one that is loaded, and where its networks are to run: "cpu", "webgpu",
+// or null for what is better.
+const ASKED = new URLSearchParams(self.location.search);
+const MODEL = ASKED.get("model");
+const DEVICE = ASKED.get("device");
 // What tables have for a value that is not known.
 const NOT_KNOWN = "n/a";
 
@@ -43,18 +48,43 @@ const loading = load();
 loading.catch(() => {});
 
 async function load() {
-  const ort = await import(RUNTIME);
+  const isOffered = DEVICE !== "cpu" && (await hasGraphics(DEVICE === "webgpu"));
+  const ort = await import(isOffered ? RUNTIME_OF_GRAPHICS : RUNTIME);
   // Threads need memory that they share, which a page has only with the headers of `trinat web`.
   const most = Math.min(navigator.hardwareConcurrency, MOST_THREADS);
   ort.env.wasm.numThreads = self.crossOriginIsolated ? most : 1;
+  // Kept until it is known where networks run: they may be made twice.
+  const kept = new Map();
   const read = async (name) => {
-    const answer = await fetch(new URL(`../models/${MODEL}/${name}`, import.meta.url));
-    if (!answer.ok) throw new Error(`the server answered ${answer.status} for ${name}`);
-    return answer.arrayBuffer();
+    if (!kept.has(name)) kept.set(name, await fetchFile(name));
+    return kept.get(name);
   };
-  const model = await Model.load(ort, read, { executionProviders: ["wasm"] });
-  self.postMessage({ kind: "ready", threads: ort.env.wasm.numThreads });
+  const ofGraphics = isOffered ? await onGraphics(ort, read) : null;
+  const model = ofGraphics ?? (await Model.load(ort, read, false));
+  self.postMessage({
+    kind: "ready",
+    threads: ort.env.wasm.numThreads,
+    isOnGraphics: Boolean(ofGraphics),
+  });
   return model;
+}
+
+// The model with its networks on the graphics card; null where the processor is as good.
+async function onGraphics(ort, read) {
+  try {
+    const model = await Model.load(ort, read, true);
+    const { isSame, isSooner } = await compare(ort, model, read);
+    if (isSame && (isSooner || DEVICE === "webgpu")) return model;
+  } catch {
+    // Whatever a graphics card cannot do, the processor can.
+  }
+  return null;
+}
+
+async function fetchFile(name) {
+  const answer = await fetch(new URL(`../models/${MODEL}/${name}`, import.meta.url));
+  if (!answer.ok) throw new Error(`the server answered ${answer.status} for ${name}`);
+  return answer.arrayBuffer();
 }
 
 /** @param {{ files: File[] }} asked */

@@ -6,11 +6,24 @@ const { Niivue } = globalThis["niivue"];
 export const ANYWHERE = -1;
 const MOST_STROKES = 200;
 
+// Where NiiVue has the gradients of a scan, and the blurred scan that it makes them of.
+const UNITS_OF_GRADIENTS = [
+  WebGL2RenderingContext.TEXTURE6,
+  WebGL2RenderingContext.TEXTURE8,
+];
+
 // NiiVue with its drawing (pointer, bitmap, texture), and our brush in the place of its square pen.
 export class Canvas extends Niivue {
   constructor(options) {
     super(options);
     this.brush = new Brush();
+  }
+
+  // Gradients serve NiiVue's volume rendering, which is not used here, and cost most of the time that
+  // a scan takes to appear without a graphics card: they have one voxel a slice.
+  rgbaTex(texture, unit, dims, isFilled) {
+    if (UNITS_OF_GRADIENTS.includes(unit)) dims = [dims[0], 1, 1, dims[3]];
+    return super.rgbaTex(texture, unit, dims, isFilled);
   }
 
   drawPt(x, y, z) {

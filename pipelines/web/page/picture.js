@@ -82,10 +82,6 @@ export class Picture {
       isRadiologicalConvention: this.state.radiological,
     });
     await this.nv.attachToCanvas(this.canvas);
-    // Gradients serve NiiVue's volume rendering, which is not used here, and cost most of the time
-    // that a scan takes to appear without a graphics card: their passes copy instead.
-    this.nv.blurShader = this.nv.passThroughShader;
-    this.nv.sobelFirstOrderShader = this.nv.passThroughShader;
     this.nv.setCustomLayout(QUARTERS);
     this.nv.onLocationChange = (at) => this._moved(at);
     this.nv.drawOpacity = this.opacity;

@@ -1,5 +1,6 @@
 // A service: scans are dropped, followed and deleted, and results taken.
 import { ask, askJson, byId, forgetScan, make, page, tell, watchScan } from "./page.js";
+import { started } from "./controls.js";
 import { startLearning } from "./learning.js";
 import { fillList, markRow, progressOf } from "./list.js";
 import { nameScan, open, openFirst } from "./scan.js";
@@ -54,6 +55,8 @@ export function startService() {
   page.refresh = () => refresh().catch(lost);
   watchScan(fillFiles);
   if (!page.items.length) showTab("scans");
+  // The picture is ready before the first scan comes; where none can be drawn, that scan says so.
+  started().catch(() => {});
   if (page.study.corrector) startLearning();
   page.refresh();
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.overfitted import overfitted_model
-from helpers.small_model import save_small
+from helpers.small_model import network, save_small
 
 from trinat.pipelines.models import site
 from trinat.pipelines.models.other_formats import export_model
@@ -19,9 +19,14 @@ from trinat.segmentation.errors import ConfigError, ModelError, OutputError
 from trinat.segmentation.inference.fusion import ViewAggregator, multiply_csf_odds
 from trinat.segmentation.inference.graphs import FusionGraph, ViewGraph, fusion_of
 from trinat.segmentation.inference.predictor import Predictor
-from trinat.segmentation.models.checkpoint import Model, load_model, update_info
-from trinat.segmentation.models.model_info import Fusion
-from trinat.segmentation.space.views import to_slices
+from trinat.segmentation.models.checkpoint import (
+    Model,
+    load_model,
+    save_model,
+    update_info,
+)
+from trinat.segmentation.models.model_info import Description, Fusion
+from trinat.segmentation.space.views import View, to_slices
 
 
 @pytest.fixture
@@ -60,6 +65,15 @@ def test_a_site_has_the_page_the_modules_and_the_settings(tmp_path: Path) -> Non
             address = line.partition(f'{attribute}"')[2].partition('"')[0]
             if address and not address.startswith("data:"):
                 assert address in names
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_model_without_a_sagittal_view_has_a_site(tmp_path: Path) -> None:
+    networks = {View.CORONAL: network(), View.AXIAL: network()}
+    save_model(tmp_path / "own", Description(name="own"), networks)
+    export_model([str(tmp_path / "own")], tmp_path / "site", format_="web")
+    text = (tmp_path / "site" / "models" / "own" / "settings.json").read_text()
+    assert [view["name"] for view in json.loads(text)["views"]] == ["coronal", "axial"]
 
 
 @pytest.mark.usefixtures("quick")

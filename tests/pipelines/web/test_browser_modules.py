@@ -59,6 +59,8 @@ SAME_CONSTANTS = {
     "reversal.js": ("inference.preparation",),
     "segment.js": ("inference.predictor",),
 }
+# Functions of the modules in a form in which they can be called.
+CALLABLE = "../../../tests/helpers/callable.js"
 # Those of JavaScript alone, or of another name there.
 OWN_CONSTANTS = {
     "REACH",
@@ -215,7 +217,7 @@ def test_the_region_of_the_brain_is_found_as_in_python() -> None:
 
 def test_halves_are_those_of_numpy() -> None:
     bits = np.arange(65536, dtype=np.uint16)
-    found = call("../../../tests/helpers/callable.js", "allHalves")
+    found = call(CALLABLE, "allHalves")
     np.testing.assert_array_equal(found, bits.view(np.float16).astype(np.float32))
     generator = np.random.default_rng(0)
     halves = generator.random(2000).astype(np.float16)
@@ -224,18 +226,32 @@ def test_halves_are_those_of_numpy() -> None:
     values = np.concatenate(
         [between, np.nextafter(between, 2), generator.random(2000) ** 20]
     ).astype(np.float32)
-    rounded = call("../../../tests/helpers/callable.js", "halvesOf", values)
+    rounded = call(CALLABLE, "halvesOf", values)
     np.testing.assert_array_equal(rounded, values.astype(np.float16).view(np.uint16))
 
 
 def test_a_scan_is_segmented_by_the_model_that_was_chosen_when_it_was_dropped() -> None:
-    found = call("../../../tests/helpers/callable.js", "modelsOfScans")
+    found = call(CALLABLE, "modelsOfScans")
     assert found["before"] == ["fast"]
     assert found["workers"] == [
         ["fast", ["one"], False],
         ["any", ["two"], False],
         ["fast", ["three"], True],
     ]
+
+
+def test_a_graphics_card_counts_that_finds_the_same_and_sooner() -> None:
+    # 4 slices of 96 x 96 pixels, of which a thousandth is 36.
+    compared = {
+        (others, took_ms): call(CALLABLE, "comparedWith", others, took_ms, 60)
+        for others, took_ms in ((0, 1), (36, 1), (37, 1), (0, 120))
+    }
+    assert compared == {
+        (0, 1): {"isSame": True, "isSooner": True},
+        (36, 1): {"isSame": True, "isSooner": True},
+        (37, 1): {"isSame": False, "isSooner": True},
+        (0, 120): {"isSame": True, "isSooner": False},
+    }
 
 
 def test_rows_are_grown_as_in_python() -> None:
@@ -312,6 +328,22 @@ def test_nifti_2_is_read_as_in_python(
     assert found["shape"] == list(expected.shape)
     np.testing.assert_allclose(found["affine"], expected.affine.ravel(), atol=1e-5)
     np.testing.assert_allclose(found["data"], flat(expected.data), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [nib.Nifti1Image, nib.Nifti2Image])
+def test_half_a_turn_stays_one_though_its_quaternion_is_rounded(
+    kind: type[nib.Nifti1Image], tmp_path: Path
+) -> None:
+    # The square of the first number of the quaternion is 3e-8 in place of 0.
+    sides = np.array([[-1.0, 0, 0], [0, 0, 2.5], [0, -1, 0]])
+    affine = np.block([[sides, np.full((3, 1), 100.0)], [0, 0, 0, 1]])
+    voxels = np.arange(40**3, dtype=np.int16).reshape(40, 40, 40)
+    image = kind(voxels, None)
+    image.set_qform(affine, 1)
+    path = tmp_path / "scan.nii"
+    image.to_filename(path)
+    found = call("read.js", "readScan", [file(path)])
+    np.testing.assert_allclose(found["affine"], affine.ravel(), atol=1e-5)
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
@@ -526,7 +558,7 @@ def call_restore(probabilities: np.ndarray, plan: ConformPlan) -> np.ndarray:
         for grid in (plan.working, plan.scan)
     ]
     return call(
-        "../../../tests/helpers/callable.js",
+        CALLABLE,
         "restoreValues",
         classes,
         *grids,

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from helpers.browser import Browser, find_chromium
-from helpers.overfitted import miniature, miniature_on, overfitted_model
+from helpers.overfitted import SMALL, miniature, miniature_on, overfitted_model
 from helpers.viewer import answered
 
 from trinat.pipelines.models.other_formats import export_model
@@ -23,6 +24,8 @@ from trinat.segmentation.inference.quality import grade, limits_of
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.checkpoint import load_model, save_model
 from trinat.segmentation.models.model_info import Description, Prior, Template
+from trinat.segmentation.models.quicknat import QuickNat
+from trinat.segmentation.space.views import View
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
@@ -108,6 +111,7 @@ def test_it_finds_what_predict_finds_and_sends_nothing(
     page: Browser, model: Path, tmp_path: Path
 ) -> None:
     assert page.evaluate("crossOriginIsolated")
+    assert not page.evaluate("trinatSite.isOnGraphics")
     page.save_to(tmp_path)
     page.requests.clear()
     predictor = Predictor(model, device="cpu", precision="float32")
@@ -165,6 +169,54 @@ def test_it_finds_what_predict_finds_and_sends_nothing(
     asked = [url for url in page.requests if not url.startswith(("data:", "blob:"))]
     assert asked == []
     assert page.problems == []
+
+
+def test_networks_on_a_graphics_card_find_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxscript")
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    # As the shipped models are built, and much smaller. What it finds has no meaning.
+    small = {"channels": 3, "unshuffle": 2, "filters": 4, "depth": 1, "classes": 33}
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        network = QuickNat(SMALL.model_copy(update=small))
+    model = tmp_path / "random"
+    save_model(model, Description(name="random"), {View.CORONAL: network})
+    site = tmp_path / "site"
+    export_model([str(model)], site, format_="web")
+    path = tmp_path / "plain.nii.gz"
+    scans()["plain"].write(path)
+    # A program stands in for the card: it counts only where it is asked for.
+    page = Browser(chromium, webgl=True, webgpu=True)
+    try:
+        with answered(make_site_app(site), monkeypatch, policy=SITE_POLICY) as address:
+            page.open(f"{address}&device=webgpu")
+            page.wait("globalThis.trinatSite?.threads > 0", _LIMIT_S)
+            assert page.evaluate("trinatSite.isOnGraphics")
+            where = "document.getElementById('where').textContent"
+            assert "on the graphics card" in page.evaluate(where)
+            page.choose("#file", path)
+            page.wait(_ENDED, _LIMIT_S)
+            assert page.evaluate("trinatSite.jobs[0].reason") == ""
+            page.save_to(tmp_path)
+            page.wait("document.querySelectorAll('#files a').length === 3", _LIMIT_S)
+            page.evaluate("document.querySelector('#files a').click()")
+            end = time.monotonic() + _LIMIT_S
+            while not (tmp_path / "labels.nii.gz").is_file():
+                assert time.monotonic() < end
+                page.evaluate("0")
+                time.sleep(0.1)
+    finally:
+        page.close()
+    predictor = Predictor(model, device="cpu", precision="float32")
+    expected = predictor.segment(Volume.read(path)).labels
+    found = Volume.read(tmp_path / "labels.nii.gz", labels=True)
+    brain = (found.data > 0) | (expected.data > 0)
+    assert brain.any()
+    assert (found.data == expected.data)[brain].mean() >= 0.999
 
 
 def test_what_is_no_head_is_refused_in_a_sentence(
