@@ -168,7 +168,9 @@ def test_it_finds_what_predict_finds_and_sends_nothing(
 
     asked = [url for url in page.requests if not url.startswith(("data:", "blob:"))]
     assert asked == []
-    assert page.problems == []
+    # Chromium says so where the page looks for a graphics card and there is none.
+    said = [what for what in page.problems if "No available adapters" not in what]
+    assert said == []
 
 
 def test_networks_on_a_graphics_card_find_the_same(
