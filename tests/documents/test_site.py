@@ -9,13 +9,13 @@ import importlib.util
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from helpers.warm import Warm
 from typer.testing import CliRunner
 
 import trinat
@@ -141,16 +141,17 @@ def test_the_words_of_each_refusal_are_those_of_the_code() -> None:
 @pytest.mark.slow
 @pytest.mark.important
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_the_example_runs(example: Path, tmp_path: Path) -> None:
+def test_the_example_runs(example: Path, warm: Warm, tmp_path: Path) -> None:
     environment = {
         **os.environ,
+        "PATH": f"{warm.bin}:{os.environ['PATH']}",
         "MPLBACKEND": "agg",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT),
         "TMPDIR": str(tmp_path),
     }
     done = subprocess.run(
-        [sys.executable, example],
+        [warm.bin / "python", example],
         cwd=tmp_path,
         env=environment,
         capture_output=True,

@@ -5,11 +5,16 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import runpy
+import shutil
 import signal
 import sys
+import tempfile
 import types
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing import util
 from pathlib import Path
 from typing import NoReturn
 
@@ -42,14 +47,10 @@ def become(
     """Make a forked process a command, such as trinat predict, in the folder `home`.
 
     `streams` are descriptors of what it reads, says and says of failures. `before` runs in it last.
+    "python" is Python itself, that of the path.
     """
-    status = 70
-    try:
-        # As a fresh process has them: no handlers, no alarm.
-        for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def main() -> None:
         for descriptor, stream in enumerate(streams):
             os.dup2(stream, descriptor)
             if stream > 2:
@@ -58,13 +59,73 @@ def become(
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         os.chdir(home)
+        tempfile.tempdir = None
         warnings.resetwarnings()
         warnings.simplefilter("ignore", (DeprecationWarning, PendingDeprecationWarning))
-        # Workers are spawned anew, and must not begin with importing what was forked.
+        # The forks of this one must not begin with importing what was forked.
         sys.modules["__main__"] = types.ModuleType("__main__")
         sys.argv = [*words]
-        main = importlib.import_module(PROGRAMS[words[0]]).main
+        if words[0] == "python":
+            sys.executable = shutil.which("python") or sys.executable
+            program: Callable[[], object] = partial(_run_python, words[1:])
+        else:
+            program = importlib.import_module(PROGRAMS[words[0]]).main
         before()
+        program()
+
+    _end_with(main)
+
+
+def _run_python(words: Sequence[str]) -> None:
+    """What `python words` does, with -c and a program or with a file."""
+    if words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        sys.path.insert(0, "")
+        exec(words[1], vars(sys.modules["__main__"]))
+    else:
+        sys.argv = [*words]
+        sys.path.insert(0, str(Path(words[0]).parent))
+        runpy.run_path(words[0], run_name="__main__")
+
+
+_start_anew = util.spawnv_passfds
+
+
+def fork_for_multiprocessing(
+    path: bytes, words: Sequence[str], kept: Sequence[int]
+) -> int:
+    """Start `python ... -c PROGRAM WORDS` with these descriptors alone; returns its number.
+
+    In place of util.spawnv_passfds, which starts a Python that imports all libraries anew. What the
+    process is to do is pickled for it as before. The tracker of resources imports none.
+    """
+    if "resource_tracker" in words[-1]:
+        return _start_anew(path, words, kept)
+
+    def main() -> None:
+        # Others keep their numbers: a file of the parent that is closed here closes nothing else.
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in [int(file.name) for file in Path("/dev/fd").iterdir()]:
+            if descriptor > 2 and descriptor not in kept:
+                os.dup2(nothing, descriptor)
+        _run_python(words[words.index("-c") :])
+
+    process = os.fork()
+    if not process:
+        _end_with(main)
+    return process
+
+
+def _end_with(main: Callable[[], object]) -> NoReturn:
+    """Let a fork do this and nothing else, with the signals that a fresh process has."""
+    status = 70
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         status = _status_of(main)
     except BaseException:
         sys.excepthook(*sys.exc_info())

@@ -1,4 +1,4 @@
-"""`trinat` without its start: commands are forks of one warm process.
+"""`trinat` and `python` without their start: commands are forks of one warm process.
 
     python -m helpers.warm FOLDER
 
@@ -16,20 +16,32 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from multiprocessing import util
 from pathlib import Path
 from typing import IO
 
 import psutil
 
-from helpers.forked import PROGRAMS, become, import_libraries
+from helpers.forked import (
+    PROGRAMS,
+    become,
+    fork_for_multiprocessing,
+    import_libraries,
+)
 
 # Hands a command over with its streams, and ends as it ends. A server is to be killed by its
-# number: it starts as usual.
+# number: it starts as usual, as does Python but with a program, a file, or trinat as its module.
 _SHIM = """#!{python} -IS
 import json, os, socket, sys
 words = ["{name}", *sys.argv[1:]]
-if words[1:2] in (["serve"], ["view"]):
-    os.execv("{installed}", words)
+if words[:3] == ["python", "-m", "trinat"]:
+    words = words[2:]
+if words[0] == "python":
+    usual = not "".join(words[1:2]).endswith((".py", "-c"))
+else:
+    usual = words[1:2] in (["serve"], ["view"])
+if usual:
+    os.execv("{installed}", ["{installed}", *sys.argv[1:]])
 request = {{"words": words, "home": os.getcwd(), "environment": dict(os.environ)}}
 with socket.socket(socket.AF_UNIX) as connection:
     connection.connect("{address}")
@@ -128,7 +140,7 @@ class Started:
 def main(folder: Path) -> None:
     (folder / "bin").mkdir()
     address = folder / "socket"
-    for name in PROGRAMS:
+    for name in ("python", *PROGRAMS):
         installed = Path(sys.executable).with_name(name)
         shim = folder / "bin" / name
         shim.write_text(
@@ -170,6 +182,7 @@ def _serve(connection: socket.socket) -> None:
         os.setpgid(0, 0)
         os.environ.clear()
         os.environ |= request["environment"]
+        util.spawnv_passfds = fork_for_multiprocessing
         become(request["words"], Path(request["home"]), streams)
     # It alone has them: who reads what it says sees its end.
     for stream in streams:
