@@ -1,7 +1,7 @@
 """Every command and every piece of Python that a page shows runs, as it stands there.
 
 Blocks run one after the other in one folder a page, in a shell, on small data in the layout that
-the page speaks of. Commands of trinat start at once there (helpers/warm.py). What would take hours
+the page speaks of. trinat and Python start at once there (helpers/warm.py). What would take hours
 or wants another machine is replaced by REPLACED alone. A block that cannot run, or is no command,
 says why in a comment before it: `<!-- not run: why -->`. No other block is left out.
 """
@@ -53,18 +53,22 @@ PAGES = [
 REPLACED = (
     # Hours of training: the same with a tiny network.
     (r"^trinat train (fast|quicknat-paper|quicknat)\b", "trinat train miniature"),
-    # A few steps of networks that segment nothing on their page.
+    # A few steps: test_way.py and test_whole.py say what a network is worth after more.
     (
-        r"^trinat train miniature (.*LABELMAPS)",
-        r"trinat train miniature --set stages.0.schedule.steps=8 "
-        r"--set stages.1.schedule.steps=8 \1",
+        r"^trinat train miniature --(?!set seed)",
+        "trinat train miniature --set stages.0.schedule.steps=8 "
+        "--set stages.1.schedule.steps=8 --",
     ),
+    # The same command as at the top of its page, where it trains all views.
+    (r"(--out runs/(gpus|cores))\b", r"\1 --view coronal"),
     # One view, two steps: what is averaged has been trained elsewhere.
     (
         r"^trinat train miniature --set seed",
         "trinat train miniature --set 'stages=[{name: coronal, views: [coronal], "
         "schedule: {steps: 2}}]' --set 'views=[coronal]' --set seed",
     ),
+    # The heads take a 30th of the usual grid, of which each slice is validated.
+    (r"^trinat prepare\b", "trinat prepare --config grid.yaml"),
     # Minutes a scan.
     (r"--label-with fast", "--label-with runs/oasis/model"),
     # A slice of each view in place of 50.
@@ -78,7 +82,10 @@ REPLACED = (
         "trinat explain scan.nii.gz --model runs/coronal/model --structure 2",
     ),
     # Four persons and the shipped network: two steps of it.
-    (r"^trinat train finetune\b", "trinat train finetune --set 'schedule={steps: 2}'"),
+    (
+        r"^trinat train finetune\b",
+        "trinat train finetune --set 'schedule={steps: 2}' --set batch=2",
+    ),
     # Hours of the shipped network: two steps of one view of it.
     (
         r"^trinat train real\b",
@@ -105,6 +112,12 @@ REPLACED = (
     (r"^trinat fuse-weights models/own\b", "trinat fuse-weights models/known"),
     # The tiny network's results are all rejected.
     (r"^trinat report results\b", "trinat report --include-rejected results"),
+    # The head of this page was segmented by the page's first lines; here a small one.
+    (r"torchio\.ScalarImage\(\"head.nii.gz\"\)", 'torchio.ScalarImage("scan.nii.gz")'),
+    (
+        r"torchio\.LabelMap\(\"head_truth.nii.gz\"\)",
+        'torchio.LabelMap("manual/scan.nii.gz")',
+    ),
     (r"--device cuda(:[\d,]+)?", "--device cpu"),
     (r"--nproc 4", "--nproc 2"),
     (r"--seconds 420", "--seconds 15"),
@@ -194,7 +207,7 @@ def test_what_a_page_shows_runs_as_it_is_written(
         if block.why:
             continue
         if block.language == "python":
-            command = [sys.executable, "-c", block]
+            command = [str(warm.bin / "python"), "-c", as_run(block)]
         else:
             command = ["bash", "-euc", as_run(block)]
         done = subprocess.run(
@@ -296,6 +309,10 @@ def _malc(folder: Path) -> None:
         malc_scan(folder, scan, part="testing")
 
 
+def _grid(path: Path) -> None:
+    path.write_text("grid: [96, 96, 96]\n")
+
+
 def _store(folder: Path) -> None:
     """Two subjects that train, for pages that do not make the store themselves."""
     shape = (48, 48, 48)
@@ -373,6 +390,7 @@ DATA: dict[str, Callable[[Path], None]] = {
     "own": _known_model,
     "divided": with_parcels,
     "LABELMAPS": _label_maps,
+    "grid.yaml": _grid,
     "store": _store,
     "oasis": _oasis,
     "ixi": _ixi,
