@@ -182,7 +182,9 @@ def _serve(connection: socket.socket) -> None:
         os.setpgid(0, 0)
         os.environ.clear()
         os.environ |= request["environment"]
-        util.spawnv_passfds = fork_for_multiprocessing
+        # A server has many threads, of which a fork would find locks held.
+        if request["words"][1:2] not in (["serve"], ["view"]):
+            util.spawnv_passfds = fork_for_multiprocessing
         become(request["words"], Path(request["home"]), streams)
     # It alone has them: who reads what it says sees its end.
     for stream in streams:
