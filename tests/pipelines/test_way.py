@@ -32,6 +32,8 @@ from trinat.segmentation.models.checkpoint import read_info
 from trinat.segmentation.space.views import View
 
 GRID = "grid: [48, 48, 48]\n"
+# As large as slices of the recipe `miniature`. IXI and the challenge have the usual grid.
+MIDDLE = "grid: [96, 96, 96]\n"
 
 
 @pytest.fixture
@@ -84,7 +86,10 @@ def test_from_oasis_freesurfer_discs_to_a_report(
     Path("oasis").mkdir()
     pack(Path("made"), Path("oasis/oasis_cs_freesurfer_disc1.tar.gz"))
     shutil.rmtree("made")
-    said = follow("trinat prepare --source oasis1 --root oasis --out store")
+    Path("grid.yaml").write_text(MIDDLE)
+    said = follow(
+        "trinat prepare --source oasis1 --root oasis --out store --config grid.yaml"
+    )
     assert sum(line.startswith("next: ") for line in said) == 4
     assert mean_dice(views=3) > 0
 
