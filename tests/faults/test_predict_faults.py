@@ -5,8 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -17,6 +15,7 @@ import pytest
 from helpers.overfitted import random_model
 from helpers.poison import serve_poison, serve_without_end, start_without_end
 from helpers.serial import run_serially, write_scans
+from helpers.warm import Started, Warm
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.jobs.lock import run_lock
@@ -31,8 +30,6 @@ from trinat.pipelines.predict.settings import (
 from trinat.pipelines.scans.cases import Case
 from trinat.segmentation.errors import DeviceError, LockedError
 from trinat.segmentation.io.files import sha256_of
-
-TRINAT = Path(sys.executable).with_name("trinat")
 
 
 @pytest.mark.slow
@@ -74,20 +71,20 @@ def test_a_scan_that_kills_the_process_before_it_is_ready_fails_alone(
 
 
 @pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+def many(
+    warm: Warm, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, str]]:
     """Scans, and the digests of what an undisturbed run makes of them."""
     root = tmp_path_factory.mktemp("many")
     scans = write_scans(root / "in", *(f"s{i}.nii.gz" for i in range(12)))
-    assert _start(scans, root / "out").wait() == Exit.OK
+    assert _start(warm, scans, root / "out").wait() == Exit.OK
     return scans, _digests(root / "out")
 
 
-def _start(scans: Path, out: Path) -> subprocess.Popen[bytes]:
-    command = [TRINAT, "predict", scans, "--out", out, "--model", random_model()]
-    return subprocess.Popen(
-        [*map(str, command), "--threads", "1", "--no-pictures", "--quiet"],
-        stderr=subprocess.DEVNULL,
-    )
+def _start(warm: Warm, scans: Path, out: Path) -> Started:
+    words = ("trinat", "predict", scans, "--out", out, "--model", random_model())
+    quick = ("--threads", "1", "--no-pictures", "--quiet")
+    return warm.start(*words, *quick, environment=os.environ)
 
 
 def _digests(out: Path) -> dict[str, str]:
@@ -105,10 +102,10 @@ def _wait_for_entries(out: Path, count: int) -> None:
 @pytest.mark.slow
 @pytest.mark.important
 def test_after_kill_a_rerun_gives_the_same_bytes_and_leaves_nothing_stray(
-    many, tmp_path
+    warm: Warm, many, tmp_path
 ) -> None:
     scans, expected = many
-    run = _start(scans, tmp_path)
+    run = _start(warm, scans, tmp_path)
     _wait_for_entries(tmp_path, 2)
     workers = psutil.Process(run.pid).children(recursive=True)
     run.kill()
@@ -116,7 +113,7 @@ def test_after_kill_a_rerun_gives_the_same_bytes_and_leaves_nothing_stray(
     # The workers go down with it: nobody writes on behind the back of the next run.
     _, alive = psutil.wait_procs(workers, timeout=5)
     assert alive == []
-    assert _start(scans, tmp_path).wait() == Exit.OK
+    assert _start(warm, scans, tmp_path).wait() == Exit.OK
     assert _digests(tmp_path) == expected
     names = {path.name for path in tmp_path.rglob("*")}
     tables = {
@@ -133,10 +130,10 @@ def test_after_kill_a_rerun_gives_the_same_bytes_and_leaves_nothing_stray(
 @pytest.mark.slow
 @pytest.mark.important
 def test_interrupt_finishes_the_scan_in_hand_and_a_rerun_the_others(
-    many, tmp_path
+    warm: Warm, many, tmp_path
 ) -> None:
     scans, expected = many
-    run = _start(scans, tmp_path)
+    run = _start(warm, scans, tmp_path)
     _wait_for_entries(tmp_path, 1)
     os.kill(run.pid, signal.SIGINT)
     assert run.wait(timeout=60) == Exit.INTERRUPTED
@@ -146,7 +143,7 @@ def test_interrupt_finishes_the_scan_in_hand_and_a_rerun_the_others(
     # A label map and a brain mask of each.
     assert len(written) == 2 * len(entries) < 24
     assert all(expected[name] == digest for name, digest in written.items())
-    assert _start(scans, tmp_path).wait() == Exit.OK
+    assert _start(warm, scans, tmp_path).wait() == Exit.OK
     assert _digests(tmp_path) == expected
 
 
