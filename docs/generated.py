@@ -162,7 +162,8 @@ def _settings(
                 continue
             path = f"{key}.{name}".lstrip(".")
             if len(found) > 1:
-                path = f"{path}, kind {_constant(below, 'kind')}"
+                told_by = "kind" if "kind" in below.model_fields else "architecture"
+                path = f"{path}, {told_by} {_constant(below, told_by)}"
             yield from _settings(below, path)
 
 

@@ -1,1 +1,1 @@
-"""The jobs evaluate and report."""
+"""The jobs evaluate (with repeat), report and norms."""

@@ -151,7 +151,8 @@ def write_graphs(model: Model, folder: Path) -> None:
         path = folder / f"{view.value}.onnx"
         _export_view(model, view, fusion, path)
         of_view["processor_nodes"] = _nodes_of_halves(path)
-    _export_fusion(model, fusion, folder / "fusion.onnx")
+    end_of_fusion = FusionGraph(model, fusion)
+    _export_of_voxels(model, end_of_fusion, folder / "fusion.onnx", ("added",))
     prior, template = model.info.prior, model.template
     if prior is not None and template is not None:
         write_prior(model, prior, template, folder)
@@ -265,11 +266,6 @@ def _export_view(model: Model, view: View, fusion: ViewAggregator, path: Path) -
     )
     # Of another number and size than it was traced with.
     _check(graph, inputs(3, 2 * _SIDE, _SIDE), path, ("slices", "before"))
-
-
-def _export_fusion(model: Model, fusion: ViewAggregator, path: Path) -> None:
-    """Write the end of the fusion: `added` to `probabilities`, both (V, K)."""
-    _export_of_voxels(model, FusionGraph(model, fusion), path, ("added",))
 
 
 def write_prior(model: Model, prior: Prior, template: Template, folder: Path) -> None:

@@ -1,1 +1,1 @@
-"""The jobs about data: download, prepare, split, report, show, phantom."""
+"""The jobs about data: download, prepare, report on a store, show and export what is in it."""

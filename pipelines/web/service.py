@@ -104,8 +104,8 @@ class _ResultFile:
 
 def _word_for(product: Product) -> str:
     """The word by which a client asks for a product; "" where it is always made."""
-    setting = product.name.lower()
-    return next((word for word, also in OUTPUTS.items() if also == setting), "")
+    words = (word for word, setting in OUTPUTS.items() if setting == product.setting)
+    return next(words, "")
 
 
 _RESULTS = {
