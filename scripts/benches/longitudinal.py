@@ -13,8 +13,9 @@ persons who were scanned twice, and of two outputs with and without --longitudin
 
     scripts/bench longitudinal retest TABLE OUTPUT ...
 
-TABLE is that of --persons. Printed are mean absolute differences, in per cent. What the page of
-changes draws as noise is written of an output with --longitudinal by
+TABLE is that of --persons. Printed are mean absolute differences, in per cent, of structures, and
+of parcels where an output has them. What the page of changes draws as noise is written of an output
+with --longitudinal by
 
     scripts/bench longitudinal noise TABLE OUTPUT > configs/retest/MODEL.tsv
 
@@ -141,6 +142,14 @@ def _print_retest(table: str, *outputs: str) -> None:
             f"hippocampus {both['mean'].mean():.2f} %, "
             f"median {frame['mean'].median():.2f} %, largest {frame['mean'].max():.2f} %"
         )
+    for output in outputs:
+        path = Path(output) / "parcels.tsv"
+        if path.exists():
+            means = differences(persons, _parcels(path))["mean"]
+            print(
+                f"{output}: {len(means)} parcels, mean {means.mean():.2f} %, median "
+                f"{means.median():.2f} %, largest {means.max():.2f} % {means.idxmax()}"
+            )
     print(pd.concat(found, axis=1).round(3).to_string())
 
 
@@ -213,6 +222,12 @@ def _volumes(output: Path) -> pd.DataFrame:
     volumes = frame.rename(columns=lambda name: name.removesuffix("_mm3"))
     names = load_scheme("quicknat33").names[1:]
     return volumes[[name for name in names if name in volumes]]
+
+
+def _parcels(path: Path) -> pd.DataFrame:
+    """Volumes of parcels by case."""
+    table = pd.read_csv(path, sep="\t", dtype={"case": str})
+    return table.pivot(index="case", columns="parcel", values="mm3")
 
 
 def differences(persons: pd.DataFrame, volumes: pd.DataFrame) -> pd.DataFrame:
