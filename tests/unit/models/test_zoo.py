@@ -31,15 +31,24 @@ def test_a_shipped_model_is_small_and_its_card_tells_its_score(folder: Path) -> 
     assert f"mean Dice over 31 structures, fused, **{score:.3f}**" in card
 
 
-def test_fast_divides_its_cortex_and_its_card_tells_how_well() -> None:
-    folder = zoo.find_parcels_folder(zoo.find_model("fast"))
+@pytest.mark.parametrize(
+    ("name", "scheme", "count", "licence"),
+    [
+        ("fast", "desikan34", 68, zoo.OWN_LICENCE),
+        ("manual", "neuromorphometrics49", 98, "CC BY-NC 3.0"),
+    ],
+)
+def test_a_cortex_is_divided_and_the_card_tells_how_well(
+    name: str, scheme: str, count: int, licence: str
+) -> None:
+    folder = zoo.find_parcels_folder(zoo.find_model(name))
     parcels = load_model(folder)
-    assert parcels.scheme.name == "desikan34"
+    assert parcels.scheme.name == scheme
     assert len(parcels.networks) == 3
-    assert parcels.info.training.licence == zoo.OWN_LICENCE
-    score = parcels.info.metrics["mean_dice_68_parcels_fused"]
+    assert parcels.info.training.licence == licence
+    score = parcels.info.metrics[f"mean_dice_{count}_parcels_fused"]
     card = (folder / "MODEL_CARD.md").read_text(encoding="utf-8")
-    assert f"mean Dice over 68 parcels **{score:.3f}**" in card
+    assert f"mean Dice over {count} parcels **{score:.3f}**" in card
 
 
 def test_finding_a_model_waits_for_no_heavy_library() -> None:
