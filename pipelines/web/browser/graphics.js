@@ -20,8 +20,8 @@ export async function hasGraphics(isAskedFor) {
   if (!("Suspending" in WebAssembly)) return false;
   /** @type {any} not among the types of all workers */
   const { gpu } = navigator;
-  const adapter = await gpu?.requestAdapter();
-  return Boolean(adapter) && (isAskedFor || !adapter.info.isFallbackAdapter);
+  const adapter = await gpu?.requestAdapter().catch(() => null);
+  return Boolean(adapter) && (isAskedFor || !adapter.info?.isFallbackAdapter);
 }
 
 /**

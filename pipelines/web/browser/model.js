@@ -76,10 +76,11 @@ export class Model {
     await open("fusion", ON_PROCESSOR);
     if (settings.prior) await open("prior", ON_PROCESSOR);
     const template = settings.prior ? new Blob([await read("template.gz")]) : null;
-    return new Model(ort, settings, sessions, template);
+    return new Model(ort, settings, sessions, template, isOnGraphics);
   }
 
-  constructor(ort, settings, sessions, packedTemplate) {
+  constructor(ort, settings, sessions, packedTemplate, isOnGraphics) {
+    this.isOnGraphics = isOnGraphics;
     this.packedTemplate = packedTemplate;
     this.ort = ort;
     /** @type {Settings} */

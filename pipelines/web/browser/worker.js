@@ -26,6 +26,7 @@ const MOST_THREADS = 8;
 const ASKED = new URLSearchParams(self.location.search);
 const MODEL = ASKED.get("model");
 const DEVICE = ASKED.get("device");
+const WITHOUT_GRAPHICS = "open the page with ?device=cpu at the end of its address";
 // What tables have for a value that is not known.
 const NOT_KNOWN = "n/a";
 
@@ -61,11 +62,8 @@ async function load() {
   };
   const ofGraphics = isOffered ? await onGraphics(ort, read) : null;
   const model = ofGraphics ?? (await Model.load(ort, read, false));
-  self.postMessage({
-    kind: "ready",
-    threads: ort.env.wasm.numThreads,
-    isOnGraphics: Boolean(ofGraphics),
-  });
+  const { isOnGraphics } = model;
+  self.postMessage({ kind: "ready", threads: ort.env.wasm.numThreads, isOnGraphics });
   return model;
 }
 
@@ -104,7 +102,12 @@ async function work({ files }) {
   const transfer = [picture.data.buffer, values.data.buffer];
   self.postMessage({ kind: "shown", scan: picture, values }, { transfer });
   const model = await loading;
-  const found = await segment(scan, model, say);
+  const found = await segment(scan, model, say).catch((error) => {
+    if (!model.isOnGraphics || job.isCancelled) throw error;
+    throw new Error(
+      `the graphics card failed: ${sentenceOf(error)}; ${WITHOUT_GRAPHICS}`,
+    );
+  });
   await say("grade", 0);
   const { settings } = model;
   const numberOf = settings.classes.map(({ number }) => number);
