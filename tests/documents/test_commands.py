@@ -164,19 +164,9 @@ def test_blocks_are_found_and_only_what_is_declared_is_replaced() -> None:
         "```python\nimport trinat\n```\n"
     )
     first, second, misspelt, python = blocks(page)
-    assert as_run(first).split() == (
-        [
-            "trinat",
-            "train",
-            "miniature",
-            "--out",
-            "a",
-            "--nproc",
-            "2",
-            "trinat",
-            "runs",
-            "a",
-        ]
+    assert " ".join(as_run(first).split()) == (
+        "trinat train miniature --set stages.0.schedule.steps=8 "
+        "--set stages.1.schedule.steps=8 --out a --nproc 2 trinat runs a"
     )
     assert (second.why, python.language) == ("a synopsis", "python")
     assert not any(block.why for block in (first, misspelt, python))
