@@ -202,8 +202,9 @@ def save_model(
     _check_labels(info, scheme, final)
     contents[MODEL_FILE] = _to_yaml(info)
     if parcels is not None:
-        for file in parcels.iterdir():
-            contents[f"{PARCELS_FOLDER}/{file.name}"] = read_bytes(file)
+        for path in parcels.iterdir():
+            if path.is_file():
+                contents[f"{PARCELS_FOLDER}/{path.name}"] = read_bytes(path)
     _write_folder(final, contents)
     return info
 

@@ -182,6 +182,8 @@ def test_a_model_of_parcels_is_taken_along_file_by_file(tmp_path: Path) -> None:
     save_model(tmp_path / "parcels", Description(name="p"), {View.AXIAL: network()})
     (tmp_path / "parcels" / "MODEL_CARD.md").write_text("of parcels")
     files = {path.name: path.read_bytes() for path in (tmp_path / "parcels").iterdir()}
+    # Whatever else lies there stays behind.
+    (tmp_path / "parcels" / "old").mkdir()
     model = tmp_path / "model"
     description = Description(name="m")
     networks = {View.AXIAL: network()}
