@@ -17,6 +17,7 @@ from dataclasses import asdict
 from importlib import resources
 from importlib.metadata import version
 from importlib.resources.abc import Traversable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from trinat.pipelines.web.settings import SITE_POLICY
-from trinat.segmentation.errors import ModelError
+from trinat.segmentation.errors import ConfigError, ModelError
 from trinat.segmentation.inference.fusion import ViewAggregator
 from trinat.segmentation.inference.graphs import (
     FusionGraph,
@@ -44,6 +45,8 @@ from trinat.segmentation.space.views import View
 # Values of an exported graph differ by no more from those of torch.
 _SAME = 1e-3
 _OPSET = 20
+# What writing and checking a graph needs.
+_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _SIDE = 64  # of the slices that the exported graph is traced and checked with
 _WEB = resources.files("trinat.pipelines.web")
 # What of the viewer's page is other in a site: its first script, and where its files are.
@@ -310,8 +313,14 @@ def write_onnx(
 ) -> None:
     """Write a module as ONNX with its weights inside, and `facts` as the file's metadata.
 
-    `names` and `results` are those of inputs and outputs, `sizes` those that may change.
+    `names` and `results` are those of inputs and outputs, `sizes` those that may change. Packages
+    that are not installed are a ConfigError.
     """
+    for package in _PACKAGES:
+        if find_spec(package) is None:
+            raise ConfigError(
+                f"needs the package {package}", remedy="pip install 'trinat[export]'"
+            )
     # The exporter reports on itself at length; what matters is checked afterwards.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():

@@ -226,6 +226,19 @@ def test_graphs_fuse_as_the_predictor_does(settings: Fusion, tmp_path: Path) -> 
     torch.testing.assert_close(found, fused.float(), atol=1e-3, rtol=0)
 
 
+@pytest.mark.parametrize("format_", ["onnx", "web"])
+def test_packages_that_are_missing_are_named(
+    format_: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site, "find_spec", {"onnx": True}.get)
+    own = str(save_small(tmp_path / "own"))
+    with pytest.raises(
+        ConfigError, match=r"onnxscript: pip install 'trinat\[export\]'"
+    ):
+        export_model([own], tmp_path / "out", format_=format_)
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+
+
 @pytest.mark.slow
 def test_exported_graphs_give_the_values_of_torch(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
