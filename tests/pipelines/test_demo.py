@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.demo import GEOMETRIES, Geometry, run_demo
 from trinat.segmentation.io.volume import Volume
 
+ROOT = Path(__file__).parents[2]
 COARSE = Geometry("sub-coarse", (3.0, 3.0, 4.0), "LIP", 10)
 
 
@@ -42,10 +44,14 @@ def test_a_coarse_oblique_head_goes_the_whole_path(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.important
-def test_the_shipped_model_finds_a_head_in_an_odd_geometry(tmp_path: Path) -> None:
-    assert run_demo(tmp_path, geometries=[GEOMETRIES[1]]) == Exit.OK
-    metrics = pd.read_csv(tmp_path / "report" / "metrics.csv")
-    dice = metrics[metrics["metric"] == "dice"].set_index("structure")["value"]
+def test_the_shipped_model_finds_heads_in_odd_geometries(tmp_path: Path) -> None:
+    """`scripts/demo` is what README.md shows first."""
+    subprocess.run([ROOT / "scripts/demo", "--out", tmp_path / "demo"], check=True)
+    metrics = pd.read_csv(tmp_path / "demo/report/metrics.csv")
+    dice = metrics[metrics["metric"] == "dice"].pivot(
+        index="subject", columns="structure", values="value"
+    )["group:all"]
+    assert set(dice.index) == {geometry.subject for geometry in GEOMETRIES}
     # The phantom is drawn as the label maps for synthesis are. The model has learnt from heads
     # drawn as FreeSurfer draws them too: pallidum and accumbens differ.
-    assert dice["group:all"] > 0.87
+    assert dice.min() > 0.87
