@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,7 +32,7 @@ from trinat.segmentation.labels.measures import INTRACRANIAL, BrainVolumes
 from trinat.segmentation.labels.scheme import Label
 from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.report.mesh import Surface, surface_net
-from trinat.segmentation.report.notebook import notebook_html
+from trinat.segmentation.report.page import data_uri
 from trinat.segmentation.report.pictures import draw_mosaic, encoded
 from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import reoriented
@@ -47,6 +49,14 @@ _PARCEL_COLUMNS = (
     *("parcel", "freesurfer", "side", "lobe"),
     *("mm3", "share", "asymmetry", "agreement", "grade"),
 )
+
+# Notebooks set tables smaller, to the right and in the middle: by rules for these elements, which
+# only an element's own style overrides.
+_TABLE = "font: inherit; margin: .3em 0; border-collapse: collapse; table-layout: auto"
+_CELL = "padding: .1em .6em; vertical-align: top"
+_TEXT = f"{_CELL}; text-align: left"
+_NAME = f"{_TEXT}; font-weight: normal"
+_NUMBER = f"{_CELL}; text-align: right; white-space: nowrap"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -365,3 +375,41 @@ class Result(Prediction):
         if label.name in self.not_predicted:
             raise LabelError(f"the model {self.model} does not predict {label.name}")
         return label
+
+
+def notebook_html(
+    title: str,
+    reasons: Sequence[str],
+    picture: bytes,
+    volumes: pd.DataFrame,
+) -> str:
+    """What a notebook shows of a result, in the notebook's own font and without a style sheet.
+
+    It is the title, reasons of the grade, a PNG no wider than the notebook, and volumes to unfold:
+    name, volume, share and grade of each structure. `volumes` is the table of `Result.volumes`.
+    """
+    listed = ""
+    if reasons:
+        items = "".join(f"<li>{escape(reason)}</li>" for reason in reasons)
+        listed = f"<ul>{items}</ul>"
+    rows = [
+        f'<tr><th style="{_TEXT}">structure</th><th style="{_NUMBER}">mm³</th>'
+        f'<th style="{_NUMBER}">% of brain</th><th style="{_TEXT}">grade</th></tr>'
+    ]
+    for row in volumes.to_dict("records"):
+        share = ""
+        if np.isfinite(row["share"]):
+            share = f"{100 * row['share']:.2f}"
+        rows.append(
+            f'<tr><th scope="row" style="{_NAME}">{escape(row["structure"])}</th>'
+            f'<td style="{_NUMBER}">{row["mm3"]:,.0f}</td>'
+            f'<td style="{_NUMBER}">{share}</td>'
+            f'<td style="{_TEXT}">{row["grade"]}</td></tr>'
+        )
+    table = f'<table style="{_TABLE}">{"".join(rows)}</table>'
+    return (
+        f'<div style="overflow-x: auto"><p>{escape(title)}</p>{listed}'
+        f'<img src="{data_uri("png", picture)}" alt="slices" '
+        'style="max-width: 100%; height: auto">'
+        f"<details><summary>volumes</summary>{table}</details></div>"
+    )

@@ -356,8 +356,7 @@ def labels(
     Example: trinat labels --format itksnap --out labels.txt
     """
     from trinat.segmentation.io.files import write_whole
-    from trinat.segmentation.labels.scheme import load_scheme
-    from trinat.segmentation.labels.viewers import viewer_table
+    from trinat.segmentation.labels.scheme import load_scheme, viewer_table
 
     table = viewer_table(load_scheme(scheme), format_, by_index=index)
     if out is None:

@@ -1,8 +1,13 @@
-"""Localisation: where in a scan brain may be, from a few slices of it.
+"""Localisation: where in a scan brain may be, from a few slices of it, and what is stripped off.
 
 Networks then segment only that region, since most of a scan is no brain. `Predictor.find_brain`
-segments the few slices; here is what follows from them. Distances are in voxels of the working
-grid.
+segments the few slices; here is what follows from them.
+
+Networks that learnt from stripped scans take parts of face and scalp for brain. Another model,
+which knows heads, says what is inside the skull (`Predictor.find_kept`); outside of that they see
+nothing, as in the scans that they learnt from. A scan that is stripped stays as it is.
+
+Distances are in voxels of the working grid.
 """
 
 from __future__ import annotations
@@ -17,7 +22,8 @@ from scipy import ndimage
 from torch import Tensor
 
 from trinat.segmentation.grid import Box, grown, whole
-from trinat.segmentation.space.morphology import dilated
+from trinat.segmentation.space.background import TISSUE
+from trinat.segmentation.space.morphology import dilated, largest_part, without_holes
 from trinat.segmentation.space.resample import occupied_box
 
 # Voxels around what was found of a brain that belong to the region: half of the way from one of
@@ -31,6 +37,16 @@ _MANY_VOXELS = 400
 # the cord is by which necks hang on brains, and then parts below this share of the largest.
 _THIN = 7
 _SPECK = 0.05
+
+# The model that knows heads looks at every second slice.
+LOOK_EVERY = 2
+# What is less likely to be background than this is inside the skull.
+INSIDE = 0.5
+# As much around that is kept: the error of the mask.
+_KEPT_AROUND = 2
+# In a whole head more than this share of all tissue is beyond the region around the brain
+# (docs/notes/manual.md).
+_WHOLE_HEAD = 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,3 +128,28 @@ def _large_parts(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     sizes[0] = 0
     is_large = sizes >= _SPECK * sizes.max()
     return np.asarray(is_large[parts] & mask)
+
+
+def is_whole_head(image: Tensor, region: BrainRegion) -> bool:
+    """Whether an image (X, Y, Z) shows more than a brain, whose region is known.
+
+    A region without a mask is everywhere: no brain was found, and nothing is known.
+    """
+    if region.mask is None:
+        return False
+    tissue = image > TISSUE
+    near = torch.zeros_like(tissue)
+    near[region.box] = region.mask.to(tissue.device)
+    beyond = int((tissue & ~near).sum())
+    return beyond > _WHOLE_HEAD * int(tissue.sum())
+
+
+def kept_around(inside: NDArray[np.bool_], along: int) -> NDArray[np.bool_]:
+    """What is kept of a head whose inside is known in every second slice along an axis.
+
+    `inside` (X, Y, Z) is empty in the other slices.
+    """
+    between = [0, 0, 0]
+    between[along] = LOOK_EVERY // 2
+    brain = without_holes(largest_part(dilated(inside, between)))
+    return dilated(brain, (_KEPT_AROUND,) * 3)

@@ -22,8 +22,7 @@ from trinat.segmentation.inference.uncertainty import Uncertainty, entropy_of
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.label import CSF_GROUP
-from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.labels.tissues import TISSUES, tissue_numbers
+from trinat.segmentation.labels.scheme import TISSUES, LabelScheme, tissue_numbers
 from trinat.segmentation.space.conform import (
     ConformPlan,
     restore,

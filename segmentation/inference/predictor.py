@@ -16,7 +16,14 @@ from trinat.segmentation.inference.fusion import (
     multiply_csf_odds,
     multiply_odds,
 )
-from trinat.segmentation.inference.localisation import BrainRegion, brain_region
+from trinat.segmentation.inference.localisation import (
+    INSIDE,
+    LOOK_EVERY,
+    BrainRegion,
+    brain_region,
+    is_whole_head,
+    kept_around,
+)
 from trinat.segmentation.inference.network import ComputePrecision, DeviceNetworks, Part
 from trinat.segmentation.inference.parcels import Parcels, join_views, may_be_cortex
 from trinat.segmentation.inference.prediction import Prediction
@@ -28,12 +35,6 @@ from trinat.segmentation.inference.preparation import (
     prepare_scan,
 )
 from trinat.segmentation.inference.prior import apply_prior
-from trinat.segmentation.inference.stripping import (
-    INSIDE,
-    LOOK_EVERY,
-    is_whole_head,
-    kept_around,
-)
 from trinat.segmentation.inference.uncertainty import (
     Samples,
     Uncertainty,

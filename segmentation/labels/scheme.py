@@ -1,7 +1,7 @@
 """Label schemes: which structures a network tells apart, and their FreeSurfer numbers.
 
 The facts stand in `configs/labels/*.tsv`, one table per scheme. Networks see class indices
-0..K-1; files hold FreeSurfer numbers.
+0..K-1; files hold FreeSurfer numbers. Viewers name and colour labels by tables of their own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +30,15 @@ from trinat.segmentation.space.views import View
 __all__ = [
     "IGNORE",
     "LOBES",
+    "TISSUES",
     "Label",
     "LabelScheme",
     "MergedScheme",
+    "Viewer",
     "load_scheme",
     "parse_scheme",
+    "tissue_numbers",
+    "viewer_table",
 ]
 
 # A target that no loss looks at: neither rewarded nor punished, whatever is predicted there.
@@ -42,6 +46,25 @@ IGNORE = 255
 
 # The groups of parcels of the cortex.
 LOBES = ("frontal", "parietal", "temporal", "occipital", "cingulate", "insula")
+
+# In a map of tissues they have the numbers 1, 2 and 3, as BIDS has it; 0 is everything else.
+TISSUES = ("GM", "WM", "CSF")
+
+Viewer = Literal["freesurfer", "itksnap", "slicer", "fsleyes"]
+# Lines before a viewer's table, and the line of a label; background is clear. docs/prediction.md
+# says where each form is from.
+_FORMS: dict[Viewer, tuple[str, str]] = {
+    "freesurfer": ("#No. Label Name: R G B A\n", "{number} {name} {r} {g} {b} 0"),
+    "itksnap": (
+        "# ITK-SnAP Label Description File\n# IDX -R- -G- -B- -A- VIS MSH LABEL\n",
+        '{number} {r} {g} {b} {shown} {shown} {shown} "{name}"',
+    ),
+    "slicer": (
+        "# Color table file {scheme}.ctbl\n# {count} values\n",
+        "{number} {name} {r} {g} {b} {opacity}",
+    ),
+    "fsleyes": ("", "{number} {red:.5f} {green:.5f} {blue:.5f} {name}"),
+}
 
 _REQUIRED = (
     "index",
@@ -297,6 +320,64 @@ def _load_shipped(name: str) -> LabelScheme:
 def parse_scheme(name: str, table: bytes, path: Path) -> LabelScheme:
     """A scheme from the content of its TSV file; `path` names the file in errors."""
     return LabelScheme(name, parse_labels(table, path))
+
+
+def tissue_numbers(scheme: LabelScheme) -> NDArray[np.int64]:
+    """Find the number of each class's tissue, (K,); 0 of what is no tissue, as background.
+
+    The table of the scheme `tissue4` says which of FreeSurfer's structures are grey matter, white
+    matter and CSF. LabelError for a class that is made of several tissues.
+    """
+    table = load_scheme("tissue4")
+    numbers = np.zeros(len(scheme), np.int64)
+    for label in scheme.labels[1:]:
+        found: set[int] = set()
+        for number in label.numbers:
+            found |= table.classes_of_number(number)
+        found.discard(0)
+        tissues = [table.labels[index].abbreviation for index in sorted(found)]
+        if len(tissues) > 1:
+            raise LabelError(
+                f"{label.name} of {scheme.name} is both {' and '.join(tissues)}",
+                remedy="do without tissue maps",
+            )
+        if tissues:
+            numbers[label.index] = 1 + TISSUES.index(tissues[0])
+    return numbers
+
+
+def viewer_table(scheme: LabelScheme, viewer: Viewer, *, by_index: bool = False) -> str:
+    """The scheme's labels for a viewer, in ascending order of their numbers in label maps.
+
+    Those are FreeSurfer's numbers, or with `by_index` the class indices.
+    """
+    header, line = _FORMS[viewer]
+    numbered = [
+        (label.index if by_index else label.fs_id, label) for label in scheme.labels
+    ]
+    numbered.sort(key=lambda pair: pair[0])
+    rows = []
+    for number, label in numbered:
+        if viewer == "fsleyes" and label.index == 0:
+            continue  # or the scan would be hidden behind background
+        # Background is not shown.
+        is_shown = label.index > 0
+        r, g, b = label.color
+        row = line.format(
+            number=number,
+            name=label.name.replace(" ", "_"),
+            shown=int(is_shown),
+            opacity=255 if is_shown else 0,
+            r=r,
+            g=g,
+            b=b,
+            red=r / 255,
+            green=g / 255,
+            blue=b / 255,
+        )
+        rows.append(row + "\n")
+    beginning = header.format(scheme=scheme.name, count=len(rows))
+    return beginning + "".join(rows)
 
 
 def _partner_or_itself(label: Label) -> int:

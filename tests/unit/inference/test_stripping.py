@@ -14,10 +14,13 @@ from torch import Tensor
 
 from trinat.segmentation.errors import ModelError
 from trinat.segmentation.grid import whole
-from trinat.segmentation.inference.localisation import BrainRegion
+from trinat.segmentation.inference.localisation import (
+    BrainRegion,
+    is_whole_head,
+    kept_around,
+)
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.preparation import STRIPPED, Sight
-from trinat.segmentation.inference.stripping import is_whole_head, kept_around
 from trinat.segmentation.models import zoo
 from trinat.segmentation.models.checkpoint import load_model, save_model
 from trinat.segmentation.models.model_info import Description, Preprocessing

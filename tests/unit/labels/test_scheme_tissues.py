@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from trinat.segmentation.errors import LabelError
-from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
-from trinat.segmentation.labels.tissues import tissue_numbers
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme, tissue_numbers
 
 QUICKNAT = load_scheme("quicknat33")
 

@@ -8,8 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
-from trinat.segmentation.labels.scheme import load_scheme
-from trinat.segmentation.labels.viewers import Viewer, viewer_table
+from trinat.segmentation.labels.scheme import Viewer, load_scheme, viewer_table
 
 SCHEME = load_scheme("quicknat33")
 # Number, name and colour, as FreeSurfer's own table has them.

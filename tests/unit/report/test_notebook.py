@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from helpers.browser import Browser, find_chromium
 
-from trinat.segmentation.report.notebook import notebook_html
 from trinat.segmentation.report.pictures import encoded
+from trinat.segmentation.result import notebook_html
 
 WIDTH = 390
 # What JupyterLab says of the output of a cell.
