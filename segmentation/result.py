@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.grid import grown
 from trinat.segmentation.inference.checks.evidence import Evidence
-from trinat.segmentation.inference.measuring import measure
-from trinat.segmentation.inference.parcel_measures import measure_parcels
+from trinat.segmentation.inference.measuring import measure, measure_parcels
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.quality import (
     LIMITS,

@@ -26,9 +26,9 @@ from trinat.pipelines.scans.files import ScanFile, corrected_among
 from trinat.pipelines.scans.ratings import agreement_table, use_of_ratings
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import sha256_of, write_whole
+from trinat.segmentation.report.evaluation import latex, printed
 from trinat.segmentation.report.measurements import metrics_frame, write_table
 from trinat.segmentation.report.page import provenance
-from trinat.segmentation.report.paper import latex, printed
 
 if TYPE_CHECKING:
     from trinat.segmentation.report.summary import Evaluation

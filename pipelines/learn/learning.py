@@ -21,7 +21,7 @@ from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.models import check_out
 from trinat.pipelines.evaluate.pairing import Pair
 from trinat.pipelines.evaluate.user_tables import Mappings
-from trinat.pipelines.learn.corrected import Corrected, find_corrected
+from trinat.pipelines.learn.order import Corrected, find_corrected
 from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.learn.training import Trained, train_on
 from trinat.pipelines.models.fit_odds import (

@@ -17,7 +17,7 @@ import numpy as np
 
 from trinat.pipelines.common.config import check
 from trinat.pipelines.laboratory.average import mean_of
-from trinat.pipelines.learn.corrected import Corrected
+from trinat.pipelines.learn.order import Corrected
 from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.prepare.making import PrepareConfig, prepare_store
 from trinat.pipelines.train.from_python import train

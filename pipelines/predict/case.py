@@ -23,7 +23,7 @@ from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.scans.cases import Case
 from trinat.segmentation.errors import is_disk_full, reason_of
 from trinat.segmentation.inference import quality
-from trinat.segmentation.inference.parcel_measures import measure_parcels
+from trinat.segmentation.inference.measuring import measure_parcels
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.longitudinal.person import (

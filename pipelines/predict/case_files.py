@@ -29,8 +29,7 @@ from trinat.pipelines.scans.naming import Product
 from trinat.segmentation.inference import quality
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.checks.limits import Limits
-from trinat.segmentation.inference.measuring import measure
-from trinat.segmentation.inference.parcel_measures import ParcelMeasure
+from trinat.segmentation.inference.measuring import ParcelMeasure, measure
 from trinat.segmentation.inference.prediction import Prediction, Tissues
 from trinat.segmentation.io.files import sha256_of, write_whole
 from trinat.segmentation.io.volume import Volume, write_maps

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from trinat.pipelines.evaluate.user_tables import Mappings
-from trinat.pipelines.learn.corrected import Corrected
 from trinat.pipelines.learn.learning import learn
+from trinat.pipelines.learn.order import Corrected
 from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.models.fit_odds import segment_all
 from trinat.pipelines.models.scans_with_truth import without_odds

@@ -31,9 +31,15 @@ import numpy as np
 
 from benches._protocol import measure_protocols
 from trinat.pipelines.evaluate.user_tables import Mappings
-from trinat.pipelines.learn.corrected import Corrected, find_corrected
 from trinat.pipelines.learn.learning import learn
-from trinat.pipelines.learn.order import doubts_of, features_of
+from trinat.pipelines.learn.order import (
+    Corrected,
+    doubts_of,
+    features_of,
+    find_corrected,
+    likeness,
+    propose,
+)
 from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.models.fit_odds import segment_all
 from trinat.pipelines.models.scans_with_truth import without_odds
@@ -46,7 +52,6 @@ from trinat.segmentation.training.odds_fit import (
     fit_odds,
     logarithms_of,
 )
-from trinat.segmentation.training.proposal import likeness, propose
 
 __all__ = ["MEASURED", "NUMBERING", "Curve", "run"]
 

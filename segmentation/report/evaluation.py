@@ -1,4 +1,4 @@
-"""The evaluation report: what its page says, from metrics.csv and the table of pairs."""
+"""The evaluation report: what its page says of measurements, and what a paper prints."""
 
 from __future__ import annotations
 
@@ -19,6 +19,22 @@ from trinat.segmentation.report.drawing import Drawing
 from trinat.segmentation.report.page import asset, count, render, short_name
 from trinat.segmentation.report.summary import Evaluation
 from trinat.segmentation.report.tables import digits_of
+
+# Signs that LaTeX reads as commands.
+_LATEX = str.maketrans(
+    {
+        "&": r"\&",
+        "%": r"\%",
+        "$": r"\$",
+        "#": r"\#",
+        "_": r"\_",
+        "{": r"\{",
+        "}": r"\}",
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -321,3 +337,77 @@ def _numbered(drawings: Iterable[Drawing]) -> list[Drawing]:
     for number, drawing in enumerate(drawings, start=1):
         numbered.append(replace(drawing, name=f"{drawing.name}-{number}"))
     return numbered
+
+
+def printed(evaluation: Evaluation) -> pd.DataFrame:
+    """What a paper says of each model and structure: mean, SD and 95 % interval, rounded.
+
+    All cells are text; one is empty where a number is undefined. Structures without a Dice value,
+    as those that a model does not predict, have no row. An evaluation without any gives an empty
+    table.
+    """
+    names = [
+        *measurements.structures_of(evaluation.frame),
+        *measurements.groups_of(evaluation.frame),
+    ]
+    rows = []
+    for model in evaluation.models:
+        for structure in names:
+            dice = evaluation.statistic(model, "dice", structure)
+            if not dice:
+                continue
+            row = {
+                "model": model,
+                "structure": short_name(structure),
+                "persons": str(dice["persons"]),
+            }
+            for metric in PRINTED:
+                statistic = evaluation.statistic(model, metric, structure)
+                for key in ("mean", "sd", "low", "high"):
+                    value = statistic.get(key, np.nan)
+                    text = ""
+                    if not np.isnan(value):
+                        text = f"{value:.{digits_of(metric)}f}"
+                    row[f"{metric}_{key}"] = text
+                undefined = str(statistic["undefined"]) if statistic else ""
+                row[f"{metric}_undefined"] = undefined
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def latex(table: pd.DataFrame) -> str:
+    """`printed` as tables for LaTeX's booktabs, one a model.
+
+    Signs that LaTeX reads as commands are escaped. The first line, a comment, names the package
+    that it needs.
+    """
+    texts = []
+    for model, rows in table.groupby("model", sort=False):
+        names = [name.translate(_LATEX) for name in rows["structure"]]
+        shown = pd.DataFrame(
+            {"Structure": names, "Persons": rows["persons"].to_numpy()}
+        )
+        for metric in PRINTED:
+            title = METRICS[metric].title_with_unit.translate(_LATEX)
+            cells = []
+            for mean, sd in zip(
+                rows[f"{metric}_mean"], rows[f"{metric}_sd"], strict=True
+            ):
+                cells.append(rf"{mean} $\pm$ {sd}" if sd else mean)
+            shown[title] = cells
+        caption = rf"{str(model).translate(_LATEX)}: mean $\pm$ SD over persons."
+        # How many values of single structures are undefined, by metric.
+        of_all = rows[rows["structure"] == short_name("group:all")]
+        undefined = []
+        for metric in PRINTED:
+            number = "".join(of_all[f"{metric}_undefined"])
+            if number not in ("", "0"):
+                undefined.append(f"{METRICS[metric].title} {number}")
+        if undefined:
+            listed = ", ".join(undefined).translate(_LATEX)
+            caption += f" Undefined values are left out: {listed}."
+        columns = "lr" + len(PRINTED) * "l"
+        texts.append(
+            shown.to_latex(index=False, column_format=columns, caption=caption)
+        )
+    return "% needs \\usepackage{booktabs}\n" + "\n".join(texts)

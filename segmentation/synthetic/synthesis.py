@@ -19,9 +19,9 @@ from torch.nn.functional import conv2d, interpolate
 
 from trinat.segmentation.labels.scheme import IGNORE
 from trinat.segmentation.space.views import View
-from trinat.segmentation.synthetic.draw import Draw
 from trinat.segmentation.synthetic.settings import SynthesisConfig
 from trinat.segmentation.synthetic.slabs import (
+    Draw,
     Thickness,
     choose_thickness,
     cut_slabs,

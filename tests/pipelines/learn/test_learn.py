@@ -17,13 +17,13 @@ from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.common.exits import Exit, exit_code
-from trinat.pipelines.learn.corrected import find_corrected, persons_of
 from trinat.pipelines.learn.learning import (
     Judged,
     choose,
     learn,
     structures_corrected,
 )
+from trinat.pipelines.learn.order import find_corrected, persons_of
 from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.learn.training import counted_voxels
 from trinat.pipelines.predict.entry import Entry

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trinat.segmentation.errors import LabelError, ModelError
 from trinat.segmentation.grid import Grid
-from trinat.segmentation.inference.parcel_measures import measure_parcels
+from trinat.segmentation.inference.measuring import measure_parcels
 from trinat.segmentation.inference.parcels import (
     Parcels,
     join_views,
