@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from trinat.pipelines.evaluate.norms import Controls, fit_curves
 from trinat.segmentation.metrics.norms import SEXES, Norms, rows_of
-from trinat.segmentation.metrics.norms_fit import Controls, fit_curves
 
 __all__ = ["SHAPES", "people", "run"]
 

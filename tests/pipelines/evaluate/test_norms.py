@@ -1,17 +1,24 @@
-"""trinat norms: a table of controls, who is in it, and a report that compares with it."""
+"""trinat norms: a table of controls, who is in it, what fits say of fresh persons, and a report."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import optimize
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.evaluate.cohort import report_cohort
-from trinat.pipelines.evaluate.norms import make_norms
+from trinat.pipelines.evaluate.norms import (
+    Controls,
+    _Model,
+    fit_curves,
+    make_norms,
+)
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.evaluate.user_tables import is_of_norms, read_norms
 from trinat.pipelines.predict.entry import Entry
@@ -19,6 +26,7 @@ from trinat.pipelines.predict.ledger import Ledger
 from trinat.segmentation.errors import ConfigError, EvaluationError, OutputError
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.metrics.norms import Curve
 
 PERSONS = 88
 
@@ -182,3 +190,76 @@ def test_a_table_that_is_wrong_is_refused_with_its_line(
     rows.to_csv(tmp_path / "norms.tsv", sep="\t", index=False)
     with pytest.raises(ConfigError, match=said):
         read_norms(tmp_path / "norms.tsv", load_scheme("quicknat33"))
+
+
+def draw(seed: int, persons: int) -> Controls:
+    """Hippocampi that shrink from 50 on, more in some than in others, in larger heads of men."""
+    draw = np.random.default_rng(seed)
+    age = draw.uniform(20, 85, persons)
+    is_male = draw.integers(0, 2, persons).astype(float)
+    head = np.exp(draw.normal(np.log(1.4e6) + 0.12 * is_male, 0.085))
+    lost = 0.1 * np.clip((age - 50) / 30, 0, None) ** 2
+    spread = 380 * (1 + 0.006 * (age - 50))
+    volume = 4200 * (head / 1.45e6) ** 0.45 * (1 - lost + 0.01 * is_male)
+    return Controls(volume + spread * draw.normal(size=persons), age, is_male, head)
+
+
+def z_of_fresh(curves: dict[str, Curve], fresh: Controls) -> list[float]:
+    """Of all whom the curves say something of."""
+    assert fresh.intracranial_mm3 is not None
+    found = []
+    rows = zip(
+        fresh.volume_mm3, fresh.age, fresh.is_male, fresh.intracranial_mm3, strict=True
+    )
+    for volume, age, is_male, head in rows:
+        curve = curves["M" if is_male else "F"]
+        if curve.ages[0] <= age < curve.ages[-1] + 1:
+            found.append(curve.at(age, head).z(volume))
+    return found
+
+
+@pytest.mark.parametrize("persons", [100, 300, 1000])
+def test_fresh_persons_lie_where_norms_say(persons: int) -> None:
+    """Of twenty groups of controls, 300 fresh persons each."""
+    z: list[float] = []
+    for seed in range(20):
+        z += z_of_fresh(fit_curves(draw(seed, persons)), draw(1000 + seed, 300))
+    assert len(z) > 5500
+    below = 100 * np.mean(np.array(z) < -1.645)
+    above = 100 * np.mean(np.array(z) > 1.645)
+    assert (below, above) == (
+        pytest.approx(5, abs=1.5),
+        pytest.approx(5, abs=1.5),
+    )
+    assert np.mean(z) == pytest.approx(0, abs=0.1)
+    assert 0.95 < np.std(z) < 1.05
+
+
+def test_the_gradient_is_that_of_the_likelihood() -> None:
+    model = _Model.of(draw(0, 100))
+    start = model.start() + 0.01
+
+    def value(parameters: np.ndarray) -> float:
+        return model.loss(parameters)[0]
+
+    numeric = optimize.approx_fprime(start, value, 1e-7)
+    assert model.loss(start)[1] == pytest.approx(numeric, abs=1e-4)
+
+
+def years(curve: Curve) -> Sequence[float]:
+    return curve.ages
+
+
+def test_a_curve_ends_where_persons_are_few() -> None:
+    """Ninety men from 30 to 39, and four from 60 on; women of all ages from 32 to 36."""
+    controls = draw(1, 114)
+    age = np.concatenate(
+        [np.arange(90) % 10 + 30, [60, 62, 64, 66], np.arange(20) % 5 + 32]
+    )
+    is_male = np.repeat([1.0, 0.0], [94, 20])
+    curves = fit_curves(Controls(controls.volume_mm3, age.astype(float), is_male, None))
+    # Within five years of 44 there are those of 39; of 45 there are none.
+    assert list(years(curves["M"])) == list(range(30, 45))
+    assert list(years(curves["F"])) == list(range(32, 37))
+    assert curves["M"].intracranial_power is None
+    assert curves["M"].at(35, None).median_mm3 > 0
