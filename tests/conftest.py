@@ -53,6 +53,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module")
+def without_pages() -> Iterator[None]:
+    """Trainings in the test's process draw no curves: that takes four times as long as they do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trinat.pipelines.train.job.write_page", lambda *_: None)
+        yield
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests for a GPU are skipped, and say so, where there is none."""
     if not any("gpu" in item.keywords for item in items):

@@ -22,7 +22,7 @@ from trinat.segmentation.space.views import View
 from trinat.segmentation.training.config import Recipe
 from trinat.segmentation.training.state import read_latest
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "without_pages")
 JOB = "train/coronal-axial"
 Weights = tuple[int, dict[str, list[float]]]
 

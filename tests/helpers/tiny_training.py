@@ -61,9 +61,9 @@ def tiny_recipe(folder: Path, *settings: str, **changes: Any) -> Recipe:
     return read_recipe(str(write_recipe(folder, **changes)), settings)
 
 
-def write_long_recipe(folder: Path) -> Path:
+def write_long_recipe(folder: Path, steps: int = LONG_STEPS) -> Path:
     """One view, within one epoch, long enough to be stopped in the midst of it."""
-    path = write_recipe(folder, views=["coronal"], schedule={"steps": LONG_STEPS})
+    path = write_recipe(folder, views=["coronal"], schedule={"steps": steps})
     content = yaml.safe_load(path.read_text())
     content["data"]["epoch_slices"] = 999
     path.write_text(yaml.safe_dump(content))

@@ -24,7 +24,7 @@ from trinat.segmentation.errors import ConfigError, LockedError, TrainingError
 from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.space.views import View
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "without_pages")
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 SCRIPT = Path(__file__).parents[3] / "scripts/slurm/folds.sh"

@@ -11,6 +11,8 @@ from helpers.tiny_training import write_recipe
 import trinat
 from trinat.segmentation.errors import ConfigError, ModelError
 
+pytestmark = pytest.mark.usefixtures("without_pages")
+
 
 class EnoughError(Exception):
     """What a search says of a trial that is worse than others."""

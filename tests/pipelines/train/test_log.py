@@ -9,11 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.browser import Browser, assert_fits_desk_and_phone, find_chromium
+from helpers.tiny_training import SILENT, tiny_recipe
 from matplotlib.image import imread
 
 from trinat.pipelines.train.log import Metrics, append_scores, read_curves
-from trinat.pipelines.train.pages import draw_curves, write_page
+from trinat.pipelines.train.pages import draw_curves, summarise, write_page
+from trinat.pipelines.train.run import train
 from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.loop import StepReport
 from trinat.segmentation.training.validation import Examples, Scores
@@ -198,3 +201,32 @@ def test_a_run_of_a_minute_has_a_curve_and_one_of_hours_few_lines(
     assert lines_at[:5] == [1, 2, 3, 4, 5]
     assert lines_at[-1] - lines_at[-2] == 10
     assert sum(step <= 60 for step in lines_at) > 20
+
+
+def test_a_run_leaves_a_model_curves_and_its_settings(tmp_path: Path) -> None:
+    recipe = tiny_recipe(
+        tmp_path,
+        validation={"every_epochs": 2, "scans": 1},
+        stages=[
+            {"name": "together", "together": True},
+            {"name": "each", "schedule": {"steps": 2}},
+        ],
+    )
+    run = tmp_path / "run"
+    model = load_model(train(recipe, run, SILENT))
+    assert model.networks[View.SAGITTAL].config.classes == 19
+    assert model.info.not_predicted == ("CSF",)
+    # 8 steps together, then 2 for each view, of 4 slices.
+    assert model.info.training.slices_seen == 48
+    jobs = ["each/coronal", "each/sagittal", "together/coronal-sagittal"]
+    assert [job.name for job in summarise(run)] == jobs
+    for job in jobs:
+        assert (run / job / "progress.png").read_bytes().startswith(b"\x89PNG")
+        page = (run / job / "run.html").read_text()
+        assert "Validation at step" in page
+        assert "sagittal, step" in page or "coronal, step" in page
+        # Three slices, one below another; of each image, truth and prediction side by side.
+        for example in (run / job / "examples").glob("coronal-*.png"):
+            assert [size % 3 for size in imread(example).shape[:2]] == [0, 0]
+    with (run / jobs[2] / "metrics.csv").open() as file:
+        assert list(csv.DictReader(file))[-1]["step"] == "8"

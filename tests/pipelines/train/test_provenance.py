@@ -22,7 +22,7 @@ from trinat.pipelines.train.run import train
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import sha256_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "without_pages")
 
 
 def test_a_model_says_by_whom_and_from_what_it_was_trained(tmp_path: Path) -> None:

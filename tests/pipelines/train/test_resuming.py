@@ -42,7 +42,7 @@ from trinat.segmentation.training.loop import StepReport
 from trinat.segmentation.training.state import read_latest, write_state
 from trinat.segmentation.training.validation import ValidationScan, synthetic_scans
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "without_pages")
 TRINAT = (sys.executable, "-c", "from trinat.pipelines.cli import main; main()")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -99,6 +99,8 @@ def assert_same(first: Path, second: Path) -> None:
     assert steps == sorted(set(steps))
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_kill_9_and_resume_give_the_bits_of_an_undisturbed_run(tmp_path: Path) -> None:
     path, broken, straight = (
         write_long_recipe(tmp_path),
@@ -134,7 +136,8 @@ def test_kill_9_and_resume_give_the_bits_of_an_undisturbed_run(tmp_path: Path) -
     "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)]
 )
 def test_a_signal_saves_and_ends_with_status_75(tmp_path: Path, number: int) -> None:
-    recipe, broken = read_recipe(str(write_long_recipe(tmp_path))), tmp_path / "broken"
+    recipe = read_recipe(str(write_long_recipe(tmp_path, 12)))
+    broken = tmp_path / "broken"
 
     def interrupt(job: Job, report: StepReport, progress: float) -> None:
         if report.step == 3:
@@ -148,7 +151,7 @@ def test_a_signal_saves_and_ends_with_status_75(tmp_path: Path, number: int) -> 
         say=lambda line: None, step=lambda job, report, p: seen.append(report.step)
     )
     train(recipe, broken, note, resume=True)
-    assert seen == list(range(4, 31))
+    assert seen == list(range(4, 13))
     train(recipe, tmp_path / "straight", SILENT)
     assert_same(broken, tmp_path / "straight")
 
@@ -230,7 +233,8 @@ def test_a_signal_in_the_last_validation_leaves_that_alone_to_be_made(
 
 
 def test_a_torn_state_is_said_and_the_one_before_it_taken(tmp_path: Path) -> None:
-    recipe, run = read_recipe(str(write_long_recipe(tmp_path))), tmp_path / "run"
+    recipe = read_recipe(str(write_long_recipe(tmp_path, 12)))
+    run = tmp_path / "run"
 
     def interrupt(job: Job, report: StepReport, progress: float) -> None:
         if report.step == 5:
@@ -298,11 +302,11 @@ def test_a_run_within_a_time_ends_in_time_with_a_model(
         assert done["share"] == 1
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_a_run_that_is_stopped_does_the_rest_in_the_time_of_the_next_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    # On a busy machine a page takes longer than the call.
-    monkeypatch.setattr("trinat.pipelines.train.job.write_page", lambda *_: None)
     recipe, run = tiny_recipe(tmp_path, "views=[coronal]"), tmp_path / "run"
     job = run / "train/coronal"
 

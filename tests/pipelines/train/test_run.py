@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import torch
 import yaml
 from helpers.small_store import all_train, small_store
 from helpers.tiny_training import SILENT, tiny_recipe
-from matplotlib.image import imread
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
@@ -20,7 +18,7 @@ from trinat.pipelines.cli import app
 from trinat.pipelines.common.config import with_settings
 from trinat.pipelines.jobs.lock import claimed
 from trinat.pipelines.train.data import usual_readers
-from trinat.pipelines.train.pages import compare, summarise
+from trinat.pipelines.train.pages import compare
 from trinat.pipelines.train.run import read_recipe, train
 from trinat.segmentation.errors import (
     ConfigError,
@@ -33,7 +31,7 @@ from trinat.segmentation.models.checkpoint import load_model, read_info
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.config import Recipe
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "without_pages")
 
 
 SHIPPED = Path(__file__).parents[3] / "configs" / "train"
@@ -136,35 +134,6 @@ def test_a_model_to_start_from_may_have_a_number_for_a_name() -> None:
 def test_folds_are_of_a_store() -> None:
     with pytest.raises(ConfigError, match="--folds without --store"):
         CliRunner().invoke(app, ["train", "smoke", "--folds"], catch_exceptions=False)
-
-
-def test_a_run_leaves_a_model_curves_and_its_settings(tmp_path: Path) -> None:
-    recipe = tiny_recipe(
-        tmp_path,
-        validation={"every_epochs": 2, "scans": 1},
-        stages=[
-            {"name": "together", "together": True},
-            {"name": "each", "schedule": {"steps": 2}},
-        ],
-    )
-    run = tmp_path / "run"
-    model = load_model(train(recipe, run, SILENT))
-    assert model.networks[View.SAGITTAL].config.classes == 19
-    assert model.info.not_predicted == ("CSF",)
-    # 8 steps together, then 2 for each view, of 4 slices.
-    assert model.info.training.slices_seen == 48
-    jobs = ["each/coronal", "each/sagittal", "together/coronal-sagittal"]
-    assert [job.name for job in summarise(run)] == jobs
-    for job in jobs:
-        assert (run / job / "progress.png").read_bytes().startswith(b"\x89PNG")
-        page = (run / job / "run.html").read_text()
-        assert "Validation at step" in page
-        assert "sagittal, step" in page or "coronal, step" in page
-        # Three slices, one below another; of each image, truth and prediction side by side.
-        for example in (run / job / "examples").glob("coronal-*.png"):
-            assert [size % 3 for size in imread(example).shape[:2]] == [0, 0]
-    with (run / jobs[2] / "metrics.csv").open() as file:
-        assert list(csv.DictReader(file))[-1]["step"] == "8"
 
 
 @pytest.mark.parametrize(

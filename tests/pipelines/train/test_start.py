@@ -25,7 +25,7 @@ from trinat.segmentation.models.quicknat import QuickNat, QuickNatConfig
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.config import Recipe
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "without_pages")
 FROZEN = dict.fromkeys(("encoders", "bottleneck", "decoders"), 0)
 
 
