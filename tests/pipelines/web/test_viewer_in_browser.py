@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,6 +26,7 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.zoo import find_model
 
+ROOT = Path(__file__).parents[3]
 EVIL = "sub-<script>document.title='hit'<"
 
 
@@ -271,20 +274,19 @@ def test_the_first_page_of_a_service_says_what_to_do_and_shows_nothing_empty(
         page.close()
 
 
-ADD_A_TAB = """(async () => {
-  const { addTab } = await import("/tabs.js");
-  const { make, page } = await import("/page.js");
-  addTab({
-    id: "facts",
-    title: "Facts",
-    column: "right",
-    build: (section) => section.append(make("p", {}, page.study.title)),
-    fill: (section) => {
-      const grade = page.detail ? page.detail.grade : "loading";
-      section.replaceChildren(make("p", {}, `grade: ${grade}`));
-    },
-  });
-})()"""
+def add_a_tab() -> str:
+    """A script that adds the tab that CONTRIBUTING.md shows."""
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    shown = re.search(r"^ {8}export const factsTab.+?^ {8}};", guide, re.S | re.M)
+    assert shown
+    tab = textwrap.dedent(shown[0]).removeprefix("export ")
+    return (
+        "(async () => {"
+        'const { addTab } = await import("/tabs.js");'
+        'const { make, page } = await import("/page.js");'
+        f"{tab} addTab(factsTab);"
+        "})()"
+    )
 
 
 def seen(page: Browser, ids: list[str]) -> list[str]:
@@ -313,7 +315,7 @@ def test_a_tab_is_added_by_what_it_says_of_itself(address: str) -> None:
         page.wait("window.trinatShown?.step === 0", 240)
         # A column with one tab needs no button.
         assert not page.evaluate(f"{buttons}.some((b) => b.checkVisibility())")
-        page.evaluate(ADD_A_TAB)
+        page.evaluate(add_a_tab())
         facts = "document.getElementById('facts').textContent"
         assert page.evaluate(facts) == "out"
         page.press("n")
