@@ -57,8 +57,9 @@ def export_model(
     With `format_` monai-bundle a bundle, with web a site that segments in the browser, with any of
     several models.
 
-    An ONNX file takes slices (N, C, H, W), H and W multiples of 16, to logits (N, K, H, W). Raises
-    ModelError where ONNX Runtime gives other labels than torch; no such file is left.
+    An ONNX file takes slices (N, C, H, W), H and W multiples of what the network halves, to logits
+    (N, K, H, W). Raises ModelError where ONNX Runtime gives other labels than torch; no such file
+    is left.
     """
     if format_ not in ("onnx", "monai-bundle", "web"):
         raise ConfigError(
