@@ -118,9 +118,16 @@ REPLACED = (
         r"torchio\.LabelMap\(\"head_truth.nii.gz\"\)",
         'torchio.LabelMap("manual/scan.nii.gz")',
     ),
+    # A whole head: scripts/demo, which tests/pipelines/test_demo.py runs, segments three.
+    (
+        r"^trinat phantom heads\b.*",
+        "mkdir heads; cp scan.nii.gz heads/sub-01_T1w.nii.gz",
+    ),
+    # Half a minute of the processor for each network.
+    (r"^trinat export fast\b", "trinat export runs/coronal/model"),
     (r"--device cuda(:[\d,]+)?", "--device cpu"),
     (r"--nproc 4", "--nproc 2"),
-    (r"--seconds 420", "--seconds 15"),
+    (r"--seconds 420", "--seconds 6"),
     # Gigabytes from a server, which tests/pipelines/test_whole.py downloads from one of its own.
     (r"^trinat data get ", "test -d oasis && true "),
 )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import doctest
 import inspect
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +13,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.miniatures import head_image, head_labels, write_nifti
-from helpers.overfitted import with_parcels
+from helpers.overfitted import overfitted_model, with_parcels
+from helpers.service import tiny_scan
 from helpers.small_store import small_store
+from helpers.warm import Warm
 from matplotlib import pyplot
 
 import trinat
@@ -60,25 +60,30 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 @pytest.mark.slow
 @pytest.mark.important
-def test_python_and_the_command_line_write_the_same_bytes(found: Found) -> None:
-    command = [sys.executable, "-m", "trinat", "predict", "scan.nii.gz", "-o", "out"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    said = subprocess.run(
-        command,
-        cwd=found.folder,
-        env=environment,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stderr
+def test_python_and_the_command_line_write_the_same_bytes(
+    tmp_path: Path, warm: Warm
+) -> None:
+    scan, out = tiny_scan(tmp_path / "scan.nii.gz"), tmp_path / "out"
+    model = overfitted_model()
+    result = trinat.segment(nib.load(scan), model=model)
+    result.save(tmp_path / "saved.nii.gz")
+    words = ("trinat", "predict", scan, "--out", out, "--model", model)
+    with (tmp_path / "said").open("wb") as said:
+        assert warm.start(*words, environment=os.environ, stderr=said).wait() == 0
+    written = (out / "scan_dseg.nii.gz").read_bytes()
+    assert (tmp_path / "saved.nii.gz").read_bytes() == written
+    counted = f"1 done: 1 {result.quality.name}; 0 failed"
+    assert counted in (tmp_path / "said").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.important
+def test_a_result_is_the_same_image_to_nibabel_and_on_disk(found: Found) -> None:
     found.result.save(found.folder / "saved.nii.gz")
-    written = (found.folder / "out/scan_dseg.nii.gz").read_bytes()
-    assert (found.folder / "saved.nii.gz").read_bytes() == written
     nib.save(found.result.to_nibabel(), found.folder / "nibabel.nii")
     images = [nib.load(found.folder / name) for name in ("nibabel.nii", "saved.nii.gz")]
     assert images[0].header == images[1].header
     np.testing.assert_array_equal(*(np.asarray(image.dataobj) for image in images))
-    assert f"1 done: 1 {found.result.quality.name}; 0 failed" in said
 
 
 @pytest.mark.slow
