@@ -16,7 +16,7 @@ from typing import Literal
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.jobs.process import cpu_count, tune_allocation
-from trinat.segmentation.io.memory import free_memory
+from trinat.segmentation.io.limits import free_memory
 
 Severity = Literal["ok", "note", "wrong"]
 _GIB = 2**30

@@ -57,7 +57,7 @@ class Grid:
 
     @property
     def voxel_mm3(self) -> float:
-        """Volume of a voxel."""
+        """How much space a voxel takes."""
         steps = self.affine[:3, :3]
         return float(abs(np.linalg.det(steps)))
 
@@ -72,7 +72,7 @@ class Grid:
 
     @property
     def box(self) -> Box:
-        """All voxels."""
+        """The box that holds all voxels."""
         return whole(self.shape)
 
     def cut(self, box: Box) -> Grid:

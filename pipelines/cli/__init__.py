@@ -17,7 +17,6 @@ import typer
 from trinat.pipelines.cli import (
     data,
     evaluate,
-    learn,
     models,
     options,
     predict,
@@ -75,7 +74,7 @@ _PANELS = {
         evaluate.people,
     ),
     "Data": (data.prepare, data.split, data.phantom, models.labels),
-    "Train": (train.train, train.runs, learn.next_, learn.learn),
+    "Train": (train.train, train.runs, train.next_, train.learn),
     "Models": (
         models.models,
         models.bundle,
@@ -106,7 +105,7 @@ app.add_typer(data.app, name="data", rich_help_panel="Data")
 
 
 def main() -> NoReturn:
-    """The command `trinat`."""
+    """Run the command `trinat`."""
     run(app)
 
 

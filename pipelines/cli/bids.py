@@ -125,7 +125,7 @@ def command(
 
 
 def main() -> NoReturn:
-    """The command `trinat-bids`."""
+    """Run the command `trinat-bids`."""
     app = typer.Typer(
         add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shlex
 import shutil
@@ -16,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.common.extras import require_extra
 from trinat.pipelines.common.option import Option
 from trinat.pipelines.predict.settings import FILES, MACHINE
 from trinat.segmentation.errors import ConfigError
@@ -182,9 +182,7 @@ class OnCluster:
             what = "--timeout with --cluster: a scan on another machine cannot be stopped from here"
             remedy = "remove it; the walltime in --cluster-config ends a job that hangs"
             raise ConfigError(what, remedy=remedy)
-        if importlib.util.find_spec("distributed") is None:
-            remedy = "pip install 'trinat[cluster]'"
-            raise ConfigError("--cluster needs more packages", remedy=remedy)
+        require_extra("cluster", "distributed", what="--cluster needs more packages")
         make_engine = partial(
             DaskEngine,
             where=self.cluster,

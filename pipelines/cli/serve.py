@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import importlib.util
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,9 +14,9 @@ import typer
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import Only, with_fields
 from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.common.extras import require_extra
 from trinat.pipelines.predict.settings import PredictRequest
 from trinat.pipelines.web.settings import SITE_POLICY, ServiceSettings
-from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels import DEFAULT_SCHEME
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def serve_(
 
     Example: trinat serve --model fast
     """
-    _require_packages()
+    require_extra("serve", "fastapi", "uvicorn")
     from trinat.pipelines.web.guard import is_loopback
     from trinat.pipelines.web.service import run_service
     from trinat.segmentation.models.zoo import default_model
@@ -101,7 +100,7 @@ def view(
 
     Example: trinat view out/ --against manual/
     """
-    _require_packages()
+    require_extra("serve", "fastapi", "uvicorn")
     from trinat.pipelines.web.correcting import MAX_CHANGES
     from trinat.pipelines.web.study import Study
     from trinat.pipelines.web.viewer import make_app
@@ -127,8 +126,8 @@ def web(
 
     Example: trinat web site/
     """
-    _require_packages()
-    from trinat.pipelines.web.site import make_site_app
+    require_extra("serve", "fastapi", "uvicorn")
+    from trinat.pipelines.web.start import make_site_app
 
     _open(make_site_app(site), port, no_browser=no_browser, policy=SITE_POLICY)
     return Exit.OK
@@ -165,12 +164,3 @@ def _open(
         max_body=max_body or MAX_BODY,
         say=say,
     )
-
-
-def _require_packages() -> None:
-    """Refuse to start where the packages that answer over HTTP are not there."""
-    for package in ("fastapi", "uvicorn"):
-        if importlib.util.find_spec(package) is None:
-            raise ConfigError(
-                f"needs the package {package}", remedy="pip install 'trinat[serve]'"
-            )

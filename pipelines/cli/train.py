@@ -1,4 +1,4 @@
-"""trinat train and runs: training networks, and comparing the results."""
+"""trinat train, runs, learn and next: training networks, and learning from corrected label maps."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import Only, with_fields
-from trinat.pipelines.cli.options import say_next
+from trinat.pipelines.cli.options import say_next, say_nothing
+from trinat.pipelines.jobs.process import prepare_process
+from trinat.pipelines.learn.settings import LearnSettings, NextSettings
 from trinat.pipelines.scans.naming import FOLD
 from trinat.pipelines.train.progress import training_progress
 from trinat.pipelines.train.settings import TrainSettings
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.timing import as_table, stage, time_process
-
-if TYPE_CHECKING:
-    from trinat.segmentation.training.config import Recipe
 
 
 @with_fields
@@ -65,7 +64,13 @@ def train(
     if store is not None:
         splits = _splits_of_runs(out, store, folds=folds, fold=asked.fold)
         recipes = {run: on_store(whole, store, split) for run, split in splits.items()}
-        _say_missing_views(whole, next(iter(recipes.values())), store)
+        of_store_views = next(iter(recipes.values())).views
+        missing = [view.value for view in whole.views if view not in of_store_views]
+        if missing:
+            left = " and ".join(view.value for view in of_store_views)
+            typer.echo(
+                f"{store} has no {' and no '.join(missing)} slices: {left} are trained"
+            )
     if asked.fold is not None:
         ((run, recipe),) = recipes.items()
         refuse_before_others(recipe, asked.view, run)
@@ -137,16 +142,6 @@ def _splits_of_runs(
     return {run: runs[run]}
 
 
-def _say_missing_views(whole: Recipe, recipe: Recipe, store: Path) -> None:
-    """Say which views of a whole recipe are not trained, since the store has no slices of them."""
-    missing = [view.value for view in whole.views if view not in recipe.views]
-    if missing:
-        left = " and ".join(view.value for view in recipe.views)
-        typer.echo(
-            f"{store} has no {' and no '.join(missing)} slices: {left} are trained"
-        )
-
-
 def runs(
     runs: Annotated[
         list[Path],
@@ -191,3 +186,45 @@ def runs(
         typer.echo(line)
     if out is not None:
         typer.echo(out)
+
+
+@with_fields
+def learn(settings: LearnSettings, quiet: options.Quiet = False) -> int:
+    """Make the best model that corrected label maps allow; kept only if Dice rises.
+
+    Example: trinat learn results --out own
+    """
+    from trinat.pipelines.common.models import say_licences
+    from trinat.pipelines.learn.learning import learn
+
+    prepare_process(settings.threads)
+    say = say_nothing if quiet else partial(typer.echo, err=True)
+    learnt = learn(settings, say, progress=not quiet)
+    for line in learnt.lines:
+        typer.echo(line)
+    say_licences([str(settings.out)])
+    typer.echo(settings.out)
+    return learnt.exit
+
+
+@with_fields
+def next_(settings: NextSettings, json_: options.Json = False) -> None:
+    """List the scans whose correction is expected to teach a model most, the best first.
+
+    Example: trinat next results
+    """
+    from trinat.pipelines.learn.order import next_scans
+
+    scans, corrected = next_scans(settings)
+    if json_:
+        listed = [scan.facts for scan in scans]
+        typer.echo(json.dumps({"corrected": corrected, "next": listed}, indent=2))
+        return
+    typer.echo(f"{corrected} corrected; to correct next:")
+    for scan in scans:
+        agreement = "n/a"
+        if scan.agreement is not None:
+            agreement = f"{scan.agreement:.3f}"
+        typer.echo(
+            f"{scan.scan}\t{scan.grade}\tagreement {agreement}\t{scan.share:.0%} of the doubt"
+        )

@@ -70,7 +70,7 @@ class Cluster(Generic[Item, Answer]):
     def run(
         self, items: Iterable[Item | None], stop: Callable[[], bool]
     ) -> Iterator[Answer]:
-        """As of `Pool`."""
+        """Work on the items, as `Pool.run` does."""
         from distributed import wait
 
         waiting = iter(items)

@@ -201,7 +201,7 @@ class OfSubject(Protocol):
 
     @property
     def subject(self) -> str:
-        """Its name."""
+        """What the subject is called."""
 
     @property
     def failure(self) -> str:

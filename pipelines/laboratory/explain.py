@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trinat.segmentation.errors import ConfigError, InputError
+from trinat.pipelines.common.extras import require_extra
+from trinat.segmentation.errors import InputError
 from trinat.segmentation.inference.network import thick
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.files import write_whole
@@ -57,10 +57,7 @@ def explain(
     A structure that the view's network does not find in the scan is an InputError, captum that is
     not installed a ConfigError before anything is read.
     """
-    if find_spec("captum") is None:
-        raise ConfigError(
-            "captum is not installed", remedy="pip install 'trinat[explain]'"
-        )
+    require_extra("explain", "captum", what="captum is not installed")
     with stage("loading the model"):
         segmenter = Predictor.load(model, device=device, views=[view])
     network = segmenter.model.networks[view].fold().to(segmenter.device)

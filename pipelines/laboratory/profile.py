@@ -29,7 +29,7 @@ from trinat.pipelines.train.run import find_device, on_store, read_recipe
 from trinat.segmentation import timing
 from trinat.segmentation.errors import ConfigError, DeviceError, InputError, ModelError
 from trinat.segmentation.io.files import atomic_path, read_text, write_whole
-from trinat.segmentation.io.memory import free_memory
+from trinat.segmentation.io.limits import free_memory
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.base import Network, NetworkConfig
 from trinat.segmentation.models.checkpoint import load_model
@@ -493,7 +493,18 @@ def _page(
         text = f"{found.bound} {text}"
     tables = [_modules_table(found, earlier, against)]
     if found.parts:
-        tables.insert(0, _parts_table(found.parts))
+        whole = sum(found.parts.values())
+        of_parts = []
+        for part, seconds in found.parts.items():
+            of_parts.append([part, 1e3 * seconds, 100 * seconds / whole])
+        parts_table = table(
+            "parts",
+            "Parts of a step",
+            ["Part", Column("ms", 1), Column("%", 1)],
+            of_parts,
+            note="Data is what the step waits for: what is drawn beside it is not in it.",
+        )
+        tables.insert(0, parts_table)
     return render(
         "toolbox.html",
         title="Profile",
@@ -519,22 +530,6 @@ def _page(
                 note="Own times on the processor.",
             ),
         ],
-    )
-
-
-def _parts_table(parts: Mapping[str, float]) -> Table:
-    """Make a row for each part of a training step."""
-    columns: Columns = ["Part", Column("ms", 1), Column("%", 1)]
-    whole = sum(parts.values())
-    rows = []
-    for part, seconds in parts.items():
-        rows.append([part, 1e3 * seconds, 100 * seconds / whole])
-    return table(
-        "parts",
-        "Parts of a step",
-        columns,
-        rows,
-        note="Data is what the step waits for: what is drawn beside it is not in it.",
     )
 
 

@@ -151,7 +151,12 @@ def find_suspects(
             )
             pictures.append(_picture(subject, row, views[view_number], position))
         beyond = ranked.index[ranked["score"] > limit]
-        _write_table(out / TABLE, ranked)
+        rows = []
+        for subject, score, *rest in ranked.itertuples(name=None):
+            why, structure, *measures = rest
+            cells = (why or None, structure or None, *measures)
+            rows.append((subject, round(score, 2), *cells))
+        write_tsv(out / TABLE, ("subject", *ranked.columns), rows)
         # The list that trinat split reads, for a person to shorten.
         with atomic_text(out / EXCLUDE) as file:
             file.write(
@@ -205,16 +210,6 @@ def _sampled_slices(
     last = int(labelled[-1])
     offset = (last - first) % every // 2
     return range(first + offset, last + 1, every)
-
-
-def _write_table(path: Path, ranked: pd.DataFrame) -> None:
-    """Write a row for each subject, with the score rounded."""
-    rows = []
-    for subject, score, *rest in ranked.itertuples(name=None):
-        why, structure, *measures = rest
-        cells = (why or None, structure or None, *measures)
-        rows.append((subject, round(score, 2), *cells))
-    write_tsv(path, ("subject", *ranked.columns), rows)
 
 
 def _page(

@@ -65,8 +65,16 @@ def bundle(
     sources = [load_model(find_source(place)) for place in given]
     first = sources[0]
     members = _members_by_view(sources, ensemble)
+    # All have one label scheme and working grid; architectures may differ by view.
+    expected = _common_facts(first)
     for source in sources[1:]:
-        _check_fits(first, source)
+        for what, found in _common_facts(source).items():
+            if found != expected[what]:
+                raise ModelError(
+                    f"{what}: {found}, where {first.folder} has {expected[what]}",
+                    where=source.folder,
+                    remedy="join views that were trained alike",
+                )
     fusion = _joined_fusion(sources, weights)
     # Weights that do not fit the label scheme are refused before anything is made.
     weights_origin = first.folder if weights is None else weights
@@ -90,7 +98,9 @@ def bundle(
         content["name"] = name
         description = check(Description, content, "--name")
 
-    networks = {view: _joined_network(found, view) for view, found in members.items()}
+    networks = {
+        view: _joined_network(of_view, view) for view, of_view in members.items()
+    }
     # Half precision where all sources are stored in it: so no weight is rounded here.
     precision: Precision = "float32"
     if all(source.info.precision == "float16" for source in sources):
@@ -125,18 +135,6 @@ def _members_by_view(sources: Sequence[Model], ensemble: bool) -> Members:
             )
         members[view] = found
     return members
-
-
-def _check_fits(first: Model, other: Model) -> None:
-    """Refuse a source of another label scheme or working grid; architectures may differ by view."""
-    expected = _common_facts(first)
-    for what, found in _common_facts(other).items():
-        if found != expected[what]:
-            raise ModelError(
-                f"{what}: {found}, where {first.folder} has {expected[what]}",
-                where=other.folder,
-                remedy="join views that were trained alike",
-            )
 
 
 def _common_facts(model: Model) -> dict[str, Any]:

@@ -108,7 +108,7 @@ class _SegmentedScan:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundWeights:
     """What was measured and chosen.
 
     `dice` has, by kind of fusion, the mean Dice over structures of each of the `scans`, with
@@ -140,7 +140,7 @@ class Found:
         return [*table, best]
 
 
-def fuse_weights(settings: FuseSettings, say: Say = lambda line: None) -> Found:
+def fuse_weights(settings: FuseSettings, say: Say = lambda line: None) -> FoundWeights:
     """Fit weights, try them on persons left out, keep what is best there, and write it down.
 
     Scans that cannot be used are reported by `say`, and count as failed. Raises EvaluationError
@@ -259,7 +259,7 @@ def _probabilities_of_views(
 
 def _choose(
     segmenter: Predictor, scans: Sequence[_SegmentedScan], failed: int
-) -> Found:
+) -> FoundWeights:
     """Fit all kinds of fusion, score them on the scans, and take the best kind.
 
     For the scores, persons are left out in turn: a scan is scored with weights fitted to the scans
@@ -283,12 +283,19 @@ def _choose(
         else:
             fitted_without[fold] = fitted_to_all
 
+    # Of each kind, the mean Dice of each scan over its structures that the model predicts.
     scores: dict[str, list[float]] = {kind: [] for kind in (BEFORE, *_KINDS)}
+    model = segmenter.model
+    left_out = [0, *not_compared(model)]
     for scan in scans:
         ambiguous = scan.load()
         fusions = {BEFORE: before, **fitted_without[fold_of[scan.person]]}
         for kind, fusion in fusions.items():
-            scores[kind].append(_mean_dice(segmenter, ambiguous, fusion))
+            rows = class_weights(fusion, scheme, segmenter.views, model.folder)
+            weights = dict(zip(segmenter.views, rows, strict=True))
+            values = dice(ambiguous.joint(scheme, weights, fusion.mean))
+            values[left_out] = np.nan
+            scores[kind].append(float(np.nanmean(values)))
 
     # Of the kinds in turn each that is clearly better than what was chosen so far. One person says
     # how far to believe views, not how far for each structure.
@@ -302,7 +309,7 @@ def _choose(
         # CSF is not compared: how far it reaches is not a matter of these weights, nor are odds.
         kept = {"csf_odds": before.csf_odds, "class_odds": before.class_odds}
         fusion = fitted_to_all[chosen].model_copy(update=kept)
-    return Found(
+    return FoundWeights(
         scans=tuple(scan.name for scan in scans),
         dice={kind: tuple(values) for kind, values in scores.items()},
         chosen=chosen,
@@ -310,19 +317,6 @@ def _choose(
         held_out=held_out,
         exit=batch_exit(done=len(scans), failed=failed),
     )
-
-
-def _mean_dice(
-    segmenter: Predictor, ambiguous: AmbiguousVoxels, fusion: Fusion
-) -> float:
-    """Compute the mean Dice over a scan's structures that the model predicts, fused in this way."""
-    model = segmenter.model
-    views = segmenter.views
-    rows = class_weights(fusion, model.scheme, views, model.folder)
-    weights = dict(zip(views, rows, strict=True))
-    values = dice(ambiguous.joint(model.scheme, weights, fusion.mean))
-    values[[0, *not_compared(model)]] = np.nan
-    return float(np.nanmean(values))
 
 
 def _fit(scans: Sequence[_SegmentedScan], scheme: LabelScheme) -> Fusions:
@@ -346,7 +340,7 @@ def _fit(scans: Sequence[_SegmentedScan], scheme: LabelScheme) -> Fusions:
     return fusions
 
 
-def _write(settings: FuseSettings, folder: Path, found: Found) -> None:
+def _write(settings: FuseSettings, folder: Path, found: FoundWeights) -> None:
     """Write a file of weights, or change the model's folder where new weights were chosen."""
     figures: dict[str, JsonValue] = {
         "weights": found.chosen,

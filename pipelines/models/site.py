@@ -17,7 +17,6 @@ from dataclasses import asdict
 from importlib import resources
 from importlib.metadata import version
 from importlib.resources.abc import Traversable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from trinat.pipelines.common.extras import require_extra
 from trinat.pipelines.web.settings import SITE_POLICY
-from trinat.segmentation.errors import ConfigError, ModelError
+from trinat.segmentation.errors import ModelError
 from trinat.segmentation.inference.fusion import ViewAggregator
 from trinat.segmentation.inference.graphs import (
     FusionGraph,
@@ -316,11 +316,7 @@ def write_onnx(
     `names` and `results` are those of inputs and outputs, `sizes` those that may change. Packages
     that are not installed are a ConfigError.
     """
-    for package in _PACKAGES:
-        if find_spec(package) is None:
-            raise ConfigError(
-                f"needs the package {package}", remedy="pip install 'trinat[export]'"
-            )
+    require_extra("export", *_PACKAGES)
     # The exporter reports on itself at length; what matters is checked afterwards.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():

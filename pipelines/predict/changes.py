@@ -231,7 +231,7 @@ def _courses(scans: Sequence[Entry], excluded: Collection[str]) -> list[Course]:
 
 
 def _row(course: Course) -> list[Any]:
-    """A row of changes.tsv."""
+    """Write a course as a row of changes.tsv."""
     change: Change = course.change
     beyond = change.is_beyond_noise
     words = {True: "yes", False: "no", None: None}

@@ -73,7 +73,7 @@ class SerialEngine:
     def run(
         self, cases: Iterable[Case | None], stop: Callable[[], bool]
     ) -> Iterator[Entry]:
-        """As of `Engine`.
+        """Do the cases, as `Engine` says.
 
         One thread writes the results of a scan while the next one is segmented.
         """
@@ -199,7 +199,7 @@ class _Steps:
         self._read.put(None)
 
     def _infer_all(self) -> None:
-        """The second step: networks."""
+        """The second step: networks segment what was read."""
         worker = self._worker.result()
         while True:
             scan = self._read.get()
@@ -299,7 +299,7 @@ class DaskEngine:
     def run(
         self, cases: Iterable[Case | None], stop: Callable[[], bool]
     ) -> Iterator[Entry]:
-        """As of `Engine`."""
+        """Do the cases, as `Engine` says."""
         yield from self._cluster.run(cases, stop)
 
 

@@ -104,7 +104,17 @@ class Ledger:
             attempt = 1 if before is None else before.attempt + 1
             entry = replace(entry, attempt=attempt)
         if self._file is None:
-            self._file = self._open()
+            if self._path.is_symlink() and not self._path.exists():
+                raise OutputError(
+                    "is a link to nothing", where=self._path, remedy="remove it"
+                )
+            file = open_to_append(self._path)
+            # A torn last line must not swallow the next one.
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    append_whole(file, b"\n", self._path)
+            self._file = file
         fields = asdict(entry)
         for name in _NOT_IN_FILE:
             del fields[name]
@@ -231,19 +241,6 @@ class Ledger:
         path = self._folder / name
         home = self._folder.resolve()
         return not path.is_symlink() and path.parent.resolve().is_relative_to(home)
-
-    def _open(self) -> FileIO:
-        """The file, ready for the next line: a torn last line must not swallow it."""
-        if self._path.is_symlink() and not self._path.exists():
-            raise OutputError(
-                "is a link to nothing", where=self._path, remedy="remove it"
-            )
-        file = open_to_append(self._path)
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                append_whole(file, b"\n", self._path)
-        return file
 
     def __enter__(self) -> Self:
         return self

@@ -80,11 +80,20 @@ def segment_many(
         # Without a folder nobody sees what is written.
         written_files = dict.fromkeys(("picture", "brain_mask"), out is not None)
         if inputs or written:
+            found = Found.of(written, ())
+            if inputs:
+                by_path = find_cases(inputs, exclude=folder)
+                found = Found.of(
+                    (*by_path.cases, *written),
+                    by_path.refusals,
+                    by_path.bids_root,
+                    by_path.remarks,
+                )
             request = PredictRequest(
                 inputs,
                 folder,
                 os.fspath(model),
-                found=_found(inputs, written, folder),
+                found=found,
                 output=OutputSettings(**{**written_files, **settings}),
             )
             entries = _predict(
@@ -126,15 +135,6 @@ def _split_inputs(
         else:
             written.append(Case(name, path, path.name))
     return inputs, written, refused
-
-
-def _found(inputs: list[str], written: list[Case], out: Path) -> Found:
-    """The cases that are found by paths, and those of images that were written."""
-    if not inputs:
-        return Found.of(written, ())
-    found = find_cases(inputs, exclude=out)
-    cases = (*found.cases, *written)
-    return Found.of(cases, found.refusals, found.bids_root, found.remarks)
 
 
 def _predict(

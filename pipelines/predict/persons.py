@@ -294,7 +294,17 @@ def _from_table(
         year = times.year(cells, line)
         known[case_id] = _Visit(cells["person"], year, group)
     times.check(known.values())
-    _refuse_two_groups(known.values(), path)
+    group_of: dict[str, str] = {}
+    for visit in known.values():
+        if not visit.group:
+            continue
+        first = group_of.setdefault(visit.person, visit.group)
+        if first != visit.group:
+            raise ConfigError(
+                f"{visit.person} is in the groups {first!r} and {visit.group!r}",
+                where=path,
+                remedy="write one group for each person",
+            )
     unnamed = [case.shown for case in cases if case.id not in known]
     notes = []
     if times.are_numbers:
@@ -311,18 +321,6 @@ def _from_table(
         doubts.append(f"{len(unnamed)} of {len(cases)} scans are not in it: {named}")
     say_of_table(path, notes, doubts, say, strict=strict)
     return known
-
-
-def _refuse_two_groups(visits: Iterable[_Visit], path: Path) -> None:
-    """Raise where a person's rows name two groups."""
-    groups: dict[str, str] = {}
-    for visit in visits:
-        if visit.group and groups.setdefault(visit.person, visit.group) != visit.group:
-            both = f"{groups[visit.person]!r} and {visit.group!r}"
-            remedy = "write one group for each person"
-            raise ConfigError(
-                f"{visit.person} is in the groups {both}", where=path, remedy=remedy
-            )
 
 
 def _names_of(cases: Sequence[Case], folder: Path) -> dict[str, str]:

@@ -82,10 +82,6 @@ def split_views(text: str) -> tuple[str, ...]:
     return tuple(view for view in _VIEWS if view in chosen)
 
 
-def _is_fmriprep(program: str | None) -> bool:
-    return program == "fmriprep"
-
-
 # Settings that the hash of a result has always had. A new one is not added here.
 _IN_EVERY_DIGEST = frozenset(
     (
@@ -194,7 +190,7 @@ class OutputSettings:
             "Of a BIDS dataset, write also what this program takes by --derivatives: fmriprep.",
             names=("--for",),
             typed=Literal["fmriprep"] | None,
-            parse=_is_fmriprep,
+            parse=bool,
             panel=FILES,
         ),
     ] = False

@@ -22,8 +22,7 @@ from trinat.segmentation.data.sources.base import safe_component, without_suffix
 from trinat.segmentation.data.sources.bids import anat_files, entities, misnamed
 from trinat.segmentation.data.sources.freesurfer import find_image
 from trinat.segmentation.errors import ConfigError, InputError, reason_of
-from trinat.segmentation.io.dicom.containers import is_dicom
-from trinat.segmentation.io.dicom.series import find_series
+from trinat.segmentation.io.dicom.series import find_series, is_dicom
 from trinat.segmentation.io.files import read_text
 from trinat.segmentation.io.streams import SCAN_SUFFIXES, what_to_give
 

@@ -90,7 +90,7 @@ class ScanFile:
 
     @property
     def shown(self) -> str:
-        """The file, for people."""
+        """What people are told of the file: its folders and its name."""
         return "/".join((*self.folders, self.path.name))
 
     @property

@@ -16,7 +16,6 @@ from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.hardware import count_gpus
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import (
-    HeadMaps,
     load_heads,
     phantom_heads,
     with_variants,
@@ -103,7 +102,15 @@ def _open_synthetic(
     """
     heads = config.heads
     maps = phantom_heads(2) if heads == "phantom" else load_heads(Path(heads))
-    seen, unseen = _divide(maps, config.held_out)
+    # The last heads validate; where none are held out, new scans of the training heads do.
+    count = len(maps.labels)
+    if config.held_out >= count:
+        raise ConfigError(f"held_out is {config.held_out}, and there are {count} heads")
+    seen = unseen = maps
+    if config.held_out:
+        first = count - config.held_out
+        seen = maps.part(slice(0, first))
+        unseen = maps.part(slice(first, count))
     source = SyntheticSource(
         with_variants(seen, config.variants),
         scheme,
@@ -124,20 +131,6 @@ def _open_synthetic(
         )
 
     return source, scans
-
-
-def _divide(maps: HeadMaps, held_out: int) -> tuple[HeadMaps, HeadMaps]:
-    """The heads to train on, and those that validate.
-
-    The last `held_out` heads validate. Where that is none, new scans of the training heads do.
-    """
-    count = len(maps.labels)
-    if held_out >= count:
-        raise ConfigError(f"held_out is {held_out}, and there are {count} heads")
-    if held_out == 0:
-        return maps, maps
-    first = count - held_out
-    return maps.part(slice(0, first)), maps.part(slice(first, count))
 
 
 def _open_store(

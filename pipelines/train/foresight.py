@@ -17,7 +17,7 @@ from trinat.segmentation.data.dataset import open_slices
 from trinat.segmentation.data.splits import read_split
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import DatasetError, DeviceError
-from trinat.segmentation.io.memory import free_memory
+from trinat.segmentation.io.limits import free_memory
 from trinat.segmentation.models.architectures import build
 from trinat.segmentation.models.base import NetworkConfig
 from trinat.segmentation.models.hardware import training_layout

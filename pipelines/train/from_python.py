@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from trinat.pipelines.common.option import split_devices
 from trinat.pipelines.train.job import Job, Watcher
 from trinat.pipelines.train.launch import launch
-from trinat.pipelines.train.log import METRICS, VALIDATIONS, read_rows
+from trinat.pipelines.train.log import METRICS_FILE, VALIDATIONS_FILE, read_rows
 from trinat.pipelines.train.progress import training_progress
 from trinat.pipelines.train.result import CONFIG, best_dice
 from trinat.pipelines.train.run import on_store, read_recipe
@@ -52,12 +52,12 @@ class TrainedRun:
     @property
     def metrics(self) -> pd.DataFrame:
         """Loss, rate, norm of the gradient and slices a second over the steps, of all jobs."""
-        return self._table(METRICS)
+        return self._table(METRICS_FILE)
 
     @property
     def scores(self) -> pd.DataFrame:
         """Dice and IoU of each structure at each validation, of all jobs."""
-        return self._table(VALIDATIONS)
+        return self._table(VALIDATIONS_FILE)
 
     def _table(self, name: str) -> pd.DataFrame:
         """The rows of that table of all jobs, whose names are in the column `job`."""
@@ -147,17 +147,12 @@ def train(
         """The progress of `trinat train`, and who wants to know the scores."""
         with training_progress(not progress) as watcher:
             if on_score is not None:
-                watcher = replace(watcher, score=_heard_by(on_score))
+
+                def score(job: Job, step: int, dice: float) -> None:
+                    on_score(job.name, step, dice)
+
+                watcher = replace(watcher, score=score)
             yield watcher
 
     (model,) = launch({folder: whole}, watching, asked)
     return TrainedRun(folder, model)
-
-
-def _heard_by(on_score: OnScore) -> Callable[[Job, int, float], None]:
-    """A watcher's function that gives the name of the job."""
-
-    def score(job: Job, step: int, dice: float) -> None:
-        on_score(job.name, step, dice)
-
-    return score

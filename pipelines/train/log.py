@@ -27,8 +27,8 @@ from trinat.segmentation.space.views import View
 from trinat.segmentation.training.loop import StepReport
 from trinat.segmentation.training.validation import Scores
 
-METRICS = "metrics.csv"
-VALIDATIONS = "validations.csv"
+METRICS_FILE = "metrics.csv"
+VALIDATIONS_FILE = "validations.csv"
 _SCORE_COLUMNS = ("step", "view", "structure", "dice", "iou")
 _METRIC_COLUMNS = (
     "step",
@@ -57,7 +57,7 @@ class Metrics:
     def __init__(
         self, folder: Path, step: int, trackers: Trackers | None = None
     ) -> None:
-        self.path = folder / METRICS
+        self.path = folder / METRICS_FILE
         kept = [row for row in read_rows(self.path) if int(row["step"]) <= step]
         lines = [list(row.values()) for row in kept]
         _write_table(self.path, _METRIC_COLUMNS, lines)
@@ -165,7 +165,7 @@ def append_scores(
     Structures without a score have no row. A run that was killed between this and its next state
     repeats the validation: rows of this step and later ones are replaced.
     """
-    path = folder / VALIDATIONS
+    path = folder / VALIDATIONS_FILE
     earlier = [row for row in read_rows(path) if int(row["step"]) < step]
     rows: list[Sequence[object]] = [list(row.values()) for row in earlier]
     for view, score in scores.items():
@@ -184,13 +184,13 @@ def read_curves(job: Path) -> dict[str, Curve]:
     means over structures. A curve may be empty: of a job whose steps all had no loss.
     """
     curves: dict[str, Curve] = {}
-    metrics = read_rows(job / METRICS)
+    metrics = read_rows(job / METRICS_FILE)
     for key in ("loss", "rate"):
         known = [row for row in metrics if row[key]]
         steps = [float(row["step"]) for row in known]
         values = [float(row[key]) for row in known]
         curves[key] = (steps, values)
-    validations = read_rows(job / VALIDATIONS)
+    validations = read_rows(job / VALIDATIONS_FILE)
     for metric in ("dice", "iou"):
         # By view and step, a score for each structure.
         scores_at: dict[tuple[str, float], list[float]] = defaultdict(list)

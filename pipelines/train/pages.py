@@ -16,8 +16,8 @@ from natsort import natsorted
 
 from trinat.pipelines.common.config import read_yaml
 from trinat.pipelines.train.log import (
-    METRICS,
-    VALIDATIONS,
+    METRICS_FILE,
+    VALIDATIONS_FILE,
     Curve,
     read_curves,
     read_rows,
@@ -77,7 +77,7 @@ def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
     write_whole(job / "progress.png", curves.png)
     plots = [curves]
     tables = []
-    scores = read_rows(job / VALIDATIONS)
+    scores = read_rows(job / VALIDATIONS_FILE)
     if scores:
         plots.append(_draw_structures(scores))
         tables.append(_last_scores(scores))
@@ -305,7 +305,13 @@ def compare(
     line, that begins with the path of its run. `out`, if it is given, gets a page of both, with the
     curves of all jobs.
     """
-    runs = [run for place in given for run in _runs_in(place)]
+    runs = []
+    for place in given:
+        configs = natsorted(place.glob(f"*/{CONFIG}"))
+        if (place / CONFIG).is_file() or not configs:
+            runs.append(place)
+        else:
+            runs += [config.parent for config in configs]
     summaries = {str(run): summarise(run) for run in runs}
     configs = [read_yaml(run / CONFIG) for run in runs]
     changed = []
@@ -337,17 +343,9 @@ def compare(
     return changed, summaries
 
 
-def _runs_in(place: Path) -> list[Path]:
-    """A run itself, or those in a folder that is none; the folder where there are none."""
-    configs = natsorted(place.glob(f"*/{CONFIG}"))
-    if (place / CONFIG).is_file() or not configs:
-        return [place]
-    return [config.parent for config in configs]
-
-
 def _jobs(run: Path) -> list[Path]:
     """The folders of a run's jobs that have made a step."""
-    return sorted(path.parent for path in run.glob(f"*/*/{METRICS}"))
+    return sorted(path.parent for path in run.glob(f"*/*/{METRICS_FILE}"))
 
 
 def _summarise_job(job: Path, run: Path) -> JobSummary:

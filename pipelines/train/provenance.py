@@ -52,6 +52,10 @@ def recorded(
     if path.is_file():
         entries = json.loads(read_text(path))
     began = datetime.now(UTC)
+    start = None
+    if stage.start is not None:
+        # The model.yaml that a stage starts from has the hashes of its weights.
+        start = sha256_of(find_model(stage.start) / MODEL_FILE)
     entry: dict[str, Any] = {
         "trinat": version("trinat"),
         "commit": commit(_CODE),
@@ -61,7 +65,7 @@ def recorded(
         "processor": _processor(),
         "gpu": _gpu(device),
         "processes": processes,
-        "start": _start(stage),
+        "start": start,
         "store": None,
         "began": began.isoformat(timespec="seconds"),
         "ended": None,
@@ -197,13 +201,6 @@ def _driver() -> str:
     # A line for each GPU: they have one driver.
     first, _, _ = done.stdout.partition("\n")
     return first.strip() if done.returncode == 0 else ""
-
-
-def _start(stage: StageConfig) -> str | None:
-    """The hash of the model.yaml that a stage starts from, which has the hashes of its weights."""
-    if stage.start is None:
-        return None
-    return sha256_of(find_model(stage.start) / MODEL_FILE)
 
 
 def _parts(config: StoreConfig) -> dict[str, str]:

@@ -79,7 +79,8 @@ class Corrections:
         `correction` is None where there is none. Of a label map from elsewhere nothing is known.
         """
         drafts = []
-        for path in self._drafts(item):
+        of_rater = f"{self._key(item)}-*.draft"
+        for path in sorted(self._study.drafts(item).glob(of_rater)):
             tab = path.stem.rpartition("-")[2]
             known, changes = _read_draft(path)
             voxels = len(changes) // _BYTES_A_VOXEL
@@ -210,9 +211,6 @@ class Corrections:
             if name not in number_of:
                 raise InputError(f"no structure {name!r} in its label table")
         return np.array([0, *(number_of[name] for name in self._names())], np.int32)
-
-    def _drafts(self, item: Item) -> list[Path]:
-        return sorted(self._study.drafts(item).glob(f"{self._key(item)}-*.draft"))
 
     def _draft(self, item: Item, tab: str) -> Path:
         return self._study.drafts(item) / f"{self._key(item)}-{tab}.draft"

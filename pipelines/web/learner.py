@@ -147,7 +147,11 @@ class Learner:
         """What the thread does: wait for its turn, work, note what came of it."""
         job = self.job
         assert job is not None
-        while self._is_waiting(job):
+        # Its turn comes when all scans that were accepted before it have ended.
+        while any(
+            not each.ended and each.number <= job.after
+            for each in self._study.submissions
+        ):
             if self._stopping.wait(_POLL_S):
                 return
         if job.begun >= MAX_STARTS:
@@ -161,13 +165,6 @@ class Learner:
             self._work(job)
         except Exception as error:
             self._end(job, "failed", reason_of(error, where=False))
-
-    def _is_waiting(self, job: _Record) -> bool:
-        """Whether a scan that was accepted before the job has not ended."""
-        return any(
-            not each.ended and each.number <= job.after
-            for each in self._study.submissions
-        )
 
     def _work(self, job: _Record) -> None:
         """Learn in a process; with the server it ends, and is begun again."""

@@ -131,7 +131,7 @@ class Results:
     """
 
     def __init__(self, queue: Queue, scheme: LabelScheme) -> None:
-        """Of the scans in a queue, whose label maps follow a scheme."""
+        """Finds those of the scans in `queue`, whose label maps follow `scheme`."""
         self._queue = queue
         self._labels = {label.name: label for label in scheme.labels}
         # Files are made one at a time: each takes memory.
@@ -271,7 +271,7 @@ async def accept(
 
 @router.get("/v1/segmentations/{id}")
 def state(submission: Known, service: AtService) -> Segmentation:
-    """How far it is."""
+    """Say how far the scan is."""
     return service.queue.seen(submission)
 
 
@@ -294,7 +294,7 @@ def result(
     submission: Done,
     service: AtService,
 ) -> FileResponse:
-    """A result."""
+    """Send a file of the results by its name."""
     path = service.results.file(submission, name)
     return FileResponse(path, media_type=_RESULTS[name].media_type, filename=name)
 
@@ -390,7 +390,7 @@ async def readyz(service: AtService) -> dict[str, str]:
 
 @router.get("/metrics", response_class=PlainTextResponse)
 def metrics(service: AtService) -> str:
-    """For Prometheus."""
+    """Count scans and their time, in the format of Prometheus."""
     queue = service.queue
     counts = Counter(each.state for each in list(queue.submissions.values()))
     scans = [

@@ -1,4 +1,4 @@
-"""Listening on a port, and answering until a signal ends the process.
+"""Servers on this machine: the files of a site, and answers on a port until a signal comes.
 
 uvicorn does the work, with its own logging off and with a protocol that waits for no client for
 ever.
@@ -13,11 +13,16 @@ import socket
 from asyncio import Transport
 from collections.abc import Callable, Collection
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import h11
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trinat.pipelines.jobs.process import stop_signals
@@ -29,6 +34,8 @@ _HEAD_S = 10.0
 _MAX_CONNECTIONS = 512
 # How long answers that have begun may take after the signal.
 _LAST_ANSWERS_S = 3
+# With the guard's Cross-Origin-Opener-Policy, what a browser wants before threads share memory.
+_ISOLATION = {"Cross-Origin-Embedder-Policy": "require-corp"}
 
 
 def answer(
@@ -161,3 +168,28 @@ class _Protocol(H11Protocol):
             for event in (head, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+
+class _IsolatedFiles(StaticFiles):
+    """Files with the headers that threads in a browser need."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """The file, or the page itself for the folder."""
+        response = await super().get_response(path, scope)
+        response.headers.update(_ISOLATION)
+        return response
+
+
+def make_site_app(folder: Path) -> Starlette:
+    """The files of a site, as an application that knows nothing of who may ask.
+
+    ConfigError for a folder that is no such site.
+    """
+    if not (folder / "models.json").is_file():
+        raise ConfigError(
+            "no site of trinat",
+            where=folder,
+            remedy="write one: trinat export fast --format web --out FOLDER",
+        )
+    files = _IsolatedFiles(directory=folder, html=True)
+    return Starlette(routes=[Mount("/", files)])

@@ -188,8 +188,13 @@ def _fields(form: FormData) -> tuple[UploadFile, list[str], Facts]:
         elif name == "outputs" and isinstance(part, str):
             words += [word.strip() for word in part.split(",")]
         elif name in _READERS and isinstance(part, str):
-            if part.strip():
-                person[name] = _read(name, part.strip())
+            text = part.strip()
+            if not text:
+                continue
+            try:
+                person[name] = _READERS[name](text)
+            except ValueError as error:
+                raise InputError(f"{name} {error}") from None
         else:
             raise _not_the_form()
     if len(files) != 1:
@@ -198,14 +203,6 @@ def _fields(form: FormData) -> tuple[UploadFile, list[str], Facts]:
     if not OUTPUTS.keys() >= set(outputs):
         raise InputError(f"unknown outputs: choose from {', '.join(OUTPUTS)}")
     return files[0], outputs, Facts(**person)
-
-
-def _read(name: str, text: str) -> float | str:
-    """The age or sex that a form says."""
-    try:
-        return _READERS[name](text)
-    except ValueError as error:
-        raise InputError(f"{name} {error}") from None
 
 
 def _not_the_form() -> InputError:

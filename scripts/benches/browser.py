@@ -29,7 +29,7 @@ from helpers.viewer import answered
 from scipy.spatial.transform import Rotation
 
 from trinat.pipelines.web.settings import SITE_POLICY
-from trinat.pipelines.web.site import make_site_app
+from trinat.pipelines.web.start import make_site_app
 from trinat.segmentation.grid import Grid, to_shape
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.measuring import measure

@@ -17,7 +17,7 @@ from trinat.segmentation.data.slices import SubjectFile
 from trinat.segmentation.data.splits import Part
 from trinat.segmentation.data.store import Store, subject_path
 from trinat.segmentation.errors import ConfigError, DatasetError
-from trinat.segmentation.io.memory import free_memory
+from trinat.segmentation.io.limits import free_memory
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.space.views import View, chosen_views, from_slices

@@ -238,7 +238,7 @@ class _Reader:
         return names
 
     def _sexes(self) -> list[str | None]:
-        """M or F."""
+        """The sex of each row's person is M or F; None where it is not known."""
         rows_of: dict[str, list[int]] = defaultdict(list)
         cells = {
             row.cells[column.place].casefold()

@@ -77,7 +77,16 @@ def prepare_subject(subject: Subject, path: Path, cut: Cut, fingerprint: str) ->
         )
         notes.extend(image.notes)
     classes = _read_classes(subject, cut, image)
-    mask = _read_mask(subject, cut, image)
+    # Which voxels count, on the subject's own grid; None where all do.
+    mask = None
+    if subject.mask is not None:
+        mask = Volume.read(subject.mask, labels=True, trust_affine=cut.trust_affine)
+        if image is not None:
+            _require_same_grid(image, mask, subject.mask)
+        if not mask.data.any():
+            raise LabelError(
+                "no voxel counts", where=subject.mask, remedy="leave the subject out"
+            )
     scan, labels, counted = _on_working_grid(image, classes, mask, cut)
     if scan is not None and labels is not None:
         shift = shift_of_labels(scan.data, labels.data)
@@ -139,20 +148,6 @@ def _read_classes(subject: Subject, cut: Cut, image: Volume | None) -> Volume | 
         is_fluid = (indices == 0) & (found == GENERATION_SURROUNDINGS)
         indices = np.where(is_fluid, csf, indices).astype(indices.dtype)
     return replace(label_map, data=indices)
-
-
-def _read_mask(subject: Subject, cut: Cut, image: Volume | None) -> Volume | None:
-    """Which voxels count, on the subject's own grid; None where all do."""
-    if subject.mask is None:
-        return None
-    mask = Volume.read(subject.mask, labels=True, trust_affine=cut.trust_affine)
-    if image is not None:
-        _require_same_grid(image, mask, subject.mask)
-    if not mask.data.any():
-        raise LabelError(
-            "no voxel counts", where=subject.mask, remedy="leave the subject out"
-        )
-    return mask
 
 
 def _on_working_grid(

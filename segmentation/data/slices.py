@@ -261,10 +261,10 @@ class SubjectFile:
 
     @property
     def statistics(self) -> Statistics:
-        """What `write_subject` returned.
+        """What `write_subject` returned, as it was when the file was written.
 
-        As they were when the file was written: nothing is computed from slices. Entries of older
-        stores that are not used any more are left out.
+        Nothing is computed from slices. Entries of older stores that are not used any more are left
+        out.
         """
         values = json.loads(self._opened().attrs["statistics"])
         values.pop("class_stds", None)  # of older stores

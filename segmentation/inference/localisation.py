@@ -63,7 +63,7 @@ class BrainRegion:
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> BrainRegion:
-        """All of a volume."""
+        """Make the region that is all of a volume."""
         return cls(whole(shape))
 
     def is_too_small(self, probabilities: Tensor) -> bool:

@@ -60,7 +60,7 @@ def choose_precision(name: ComputePrecision, device: torch.device) -> torch.dtyp
     return _DTYPES[name]
 
 
-class Part(NamedTuple):
+class SliceProbabilities(NamedTuple):
     """Probabilities (N, H, W, K) float32 of some slices of a view, within rows and columns.
 
     The slices are `first`, `first + every`, `first + 2 every`, ...
@@ -119,7 +119,7 @@ class ViewNetwork:
         mirror: tuple[int, Tensor] | None = None,
         every: int = 1,
         within: Tensor | None = None,
-    ) -> Iterator[Part]:
+    ) -> Iterator[SliceProbabilities]:
         """Yield the probabilities of a volume (X, Y, Z), some slices at a time.
 
         With `mirror`, the axis that runs from side to side and the classes' partners, the mean
@@ -141,10 +141,16 @@ class ViewNetwork:
             rows = slice(0, slices.shape[2])
             columns = slice(0, slices.shape[3])
             if mask is not None:
-                rows, columns = self._around(mask[some].any(0))
+                shown = mask[some].any(0)
+                rows = slice(0, 0)
+                columns = slice(0, 0)
+                if shown.any():
+                    # Grown where they can to what networks would pad.
+                    rows = _grown(shown.any(1), self._multiple)
+                    columns = _grown(shown.any(0), self._multiple)
             batch = slices[some, :, rows, columns].to(self.dtype)
             found = self._of_batch(batch, axes, mirror)
-            yield Part(start, rows, columns, found, every)
+            yield SliceProbabilities(start, rows, columns, found, every)
 
     def _of_batch(
         self,
@@ -170,14 +176,6 @@ class ViewNetwork:
         if axis > 1:
             mirrored = mirrored.flip(axis - 1)
         return (found + mirrored) / 2
-
-    def _around(self, mask: Tensor) -> tuple[slice, slice]:
-        """Rows and columns of a mask (H, W), grown where they can to what networks would pad."""
-        if not mask.any():
-            return slice(0, 0), slice(0, 0)
-        rows = _grown(mask.any(1), self._multiple)
-        columns = _grown(mask.any(0), self._multiple)
-        return rows, columns
 
     def vary(self, sample: int | None) -> None:
         """For a sample by number: an ensemble's next member, else dropout as in training.

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trinat.segmentation.inference.network import Part
+from trinat.segmentation.inference.network import SliceProbabilities
 from trinat.segmentation.inference.uncertainty import dice_of_maps
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.parcels import Parcellation
@@ -82,7 +82,7 @@ def may_be_cortex(probabilities: Tensor, parcellation: Parcellation) -> Tensor:
 
 
 def join_views(
-    parts: Iterable[tuple[View, Part]],
+    parts: Iterable[tuple[View, SliceProbabilities]],
     places: Tensor,
     axes: Mapping[View, SliceAxes],
     weights: Mapping[View, Tensor],

@@ -24,7 +24,11 @@ from trinat.segmentation.inference.localisation import (
     is_whole_head,
     kept_around,
 )
-from trinat.segmentation.inference.network import ComputePrecision, DeviceNetworks, Part
+from trinat.segmentation.inference.network import (
+    ComputePrecision,
+    DeviceNetworks,
+    SliceProbabilities,
+)
 from trinat.segmentation.inference.parcels import Parcels, join_views, may_be_cortex
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.preparation import (
@@ -429,7 +433,7 @@ class Predictor:
         views: tuple[View, ...] | None = None,
         mirror: bool = False,
         within: Tensor | None = None,
-    ) -> Iterator[tuple[View, Part]]:
+    ) -> Iterator[tuple[View, SliceProbabilities]]:
         """Probabilities of an image (X, Y, Z), of K or merged K classes, view after view.
 
         The sagittal view comes last; `views` are as for `fuse`. Only what is set in `within`

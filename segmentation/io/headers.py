@@ -58,7 +58,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Header:
-    """All that reading needs.
+    """All of a header that reading needs.
 
     `shape` and `zooms` (mm) are of the three axes; `dtype` is that of the file, with its byte
     order. The voxels begin at byte `offset` of the file; their value is `slope` times what is

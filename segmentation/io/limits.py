@@ -1,14 +1,16 @@
-"""How large a scan and its voxels may be; what is beyond is refused before it is read."""
+"""How large a scan and its voxels may be, and how much memory is free for it.
+
+What is beyond is refused before it is read.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trinat.segmentation.errors import FormatError, GeometryError, IntegrityError
-from trinat.segmentation.io.memory import free_memory
 
 Sides = tuple[int, int, int]
 Zooms = tuple[float, float, float]
@@ -26,6 +28,31 @@ _CELL_BYTES = 50
 _CELL_MM3 = 64.0
 _GRANTED_BYTES = 2**30
 REMAKE = "its header is wrong; convert the scan again from its source"
+
+
+class _GroupFiles(NamedTuple):
+    """What a version of control groups calls things.
+
+    `folder` holds the groups; `limit` and `use` are files of a group; `given_back` is the line of
+    its statistics that says how much of the use is given back when memory gets scarce.
+    """
+
+    folder: str
+    limit: str
+    use: str
+    given_back: str
+
+
+# By the controllers that /proc/self/cgroup names: none in version 2.
+_VERSIONS = {
+    "": _GroupFiles("", "memory.max", "memory.current", "inactive_file"),
+    "memory": _GroupFiles(
+        "memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+    ),
+}
 
 
 def check_sides(dims: list[int], where: Path) -> Sides:
@@ -106,6 +133,49 @@ def check_memory(shape: Sides, zooms: Zooms, nbytes: int, where: Path) -> None:
             where=where,
             remedy="resample it to a coarser grid, or use a larger machine",
         )
+
+
+def free_memory(
+    own: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")
+) -> int:
+    """Bytes that this process may still take: what the machine has, within all limits.
+
+    The smaller of what the machine has available and of what is left within each control group that
+    the process belongs to. `own` lists the groups of this process and `groups` holds the files of
+    all, where Linux has these; where they are missing, as on macOS, the machine alone counts.
+    """
+    import psutil
+
+    left = [int(psutil.virtual_memory().available)]
+    lines = []
+    if own.is_file():
+        lines = own.read_text().splitlines()
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in _VERSIONS:
+            continue
+        files = _VERSIONS[controllers]
+        group = Path(path.strip("/"))
+        # The limits of all groups that it is in hold too.
+        for one in (group, *group.parents):
+            left_here = _left_in_group(groups / files.folder / one, files)
+            # Groups may not be visible, as in containers.
+            if left_here is not None:
+                left.append(left_here)
+    return min(left)
+
+
+def _left_in_group(place: Path, files: _GroupFiles) -> int | None:
+    """What the limit of one group leaves; None without a limit."""
+    try:
+        most = int((place / files.limit).read_text())
+        used = int((place / files.use).read_text())
+        lines = (place / "memory.stat").read_text().splitlines()
+        statistics = dict(line.split() for line in lines)
+    except (OSError, ValueError):  # no such group; its limit is "max"
+        return None
+    given_back = int(statistics.get(files.given_back, 0))
+    return max(0, most - used + given_back)
 
 
 def wrong(what: str, where: Path) -> IntegrityError:

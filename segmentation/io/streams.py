@@ -106,7 +106,7 @@ class ScanStream:
         self._file.close()
 
     def take(self, count: int) -> bytes:
-        """The next `count` bytes."""
+        """Read the next `count` bytes."""
         buffer = bytearray(count)
         self.fill(memoryview(buffer))
         return bytes(buffer)

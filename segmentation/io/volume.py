@@ -22,8 +22,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from trinat.segmentation.errors import FormatError
 from trinat.segmentation.grid import Grid, Shape
-from trinat.segmentation.io.dicom.containers import holds_dicom
 from trinat.segmentation.io.dicom.scan import read_series
+from trinat.segmentation.io.dicom.series import holds_dicom
 from trinat.segmentation.io.files import atomic_write
 from trinat.segmentation.io.foreign_images import (
     from_foreign_image,

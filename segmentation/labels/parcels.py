@@ -62,10 +62,17 @@ class Parcellation:
         background = labels[0]
         labels[0] = replace(background, members=(*background.numbers, *numbers))
         for place, side in enumerate(_HEMISPHERE):
-            labels += [
-                _of_side(parcel, side, parcel.numbers[place])
-                for parcel in self.parcels.labels[1:]
-            ]
+            for parcel in self.parcels.labels[1:]:
+                # Its index and its partner are still to come.
+                of_side = replace(
+                    parcel,
+                    name=name_of(parcel, side),
+                    fs_id=parcel.numbers[place],
+                    members=(),
+                    abbreviation=f"{_HEMISPHERE[side]}-{parcel.abbreviation}",
+                    side=side,
+                )
+                labels.append(of_side)
         labels.sort(key=lambda label: label.fs_id)
         index_of = {label.name: index for index, label in enumerate(labels)}
         partner_of = self._partners()
@@ -134,15 +141,3 @@ class Parcellation:
 def name_of(parcel: Label, side: Side) -> str:
     """The name of a parcel of one side, as FreeSurfer has it: ctx-lh-insula."""
     return f"ctx-{_HEMISPHERE[side]}-{parcel.name}"
-
-
-def _of_side(parcel: Label, side: Side, number: int) -> Label:
-    """A parcel of one side; its index and its partner are still to come."""
-    return replace(
-        parcel,
-        name=name_of(parcel, side),
-        fs_id=number,
-        members=(),
-        abbreviation=f"{_HEMISPHERE[side]}-{parcel.abbreviation}",
-        side=side,
-    )

@@ -130,12 +130,16 @@ def segment_person(
     with stage("halfway"):
         shape = needed_shape(preprocessing)
         space = person_space(images, alignments, shape)
-        data = [_in_space(scan, space, number) for number, scan in enumerate(scans)]
+        data = []
+        for number, scan in enumerate(scans):
+            image = on_working_scale(reoriented(scan, "RAS"))
+            to_grid = GridMap.between(image.grid, space.in_scan(number))
+            data.append(resample_image(image.data, to_grid))
         data = evened(data)
         template = np.asarray(np.mean(data, axis=0), np.float32)
         prepared = [
-            _prepared(predictor, scan, space, number, image)
-            for number, (scan, image) in enumerate(zip(scans, data, strict=True))
+            _prepared(predictor, scan, space, number, in_space)
+            for number, (scan, in_space) in enumerate(zip(scans, data, strict=True))
         ]
         plan = ConformPlan(space.grid, (1, 1), space.grid)
         of_template = _conformed(predictor, template, plan)
@@ -144,13 +148,6 @@ def segment_person(
         return _segment(predictor, of_template, prepared, mirror=mirror)
 
     return predictor.with_less_memory(work)
-
-
-def _in_space(scan: Volume, space: PersonSpace, number: int) -> Image:
-    """A scan on the grid of the person's space, on the working scale."""
-    image = on_working_scale(reoriented(scan, "RAS"))
-    to_grid = GridMap.between(image.grid, space.in_scan(number))
-    return resample_image(image.data, to_grid)
 
 
 def evened(images: Sequence[Image]) -> list[Image]:

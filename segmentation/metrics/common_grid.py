@@ -61,7 +61,7 @@ def _difference(labels: Grid, reference: Grid, apart_mm: float) -> str:
 
 
 def _times(numbers: Sequence[float]) -> str:
-    """Lengths for people, "1×1×1.2"."""
+    """Write lengths for people, as "1×1×1.2"."""
     return "×".join(f"{number:g}" for number in numbers)
 
 

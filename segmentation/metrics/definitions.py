@@ -48,14 +48,14 @@ class Metric:
 
     @property
     def least(self) -> float:
-        """No value is below."""
+        """The value that no other is below."""
         if self.better == "zero":
             return -100.0
         return 0.0
 
     @property
     def most(self) -> float:
-        """No value is above: a share ends at 1."""
+        """The value that no other is above: a share ends at 1."""
         if self.unit:
             return math.inf
         return 1.0
@@ -82,12 +82,12 @@ def _share(
     missed: str = "0",
     invented: str = "0",
 ) -> Metric:
-    """From 0 to 1, and 1 is perfect."""
+    """Define a share: it goes from 0 to 1, and 1 is perfect."""
     return Metric(key, title, "", "higher", definition, "undefined", missed, invented)
 
 
 def _distance(key: str, title: str, definition: str) -> Metric:
-    """In mm; undefined unless both maps have the structure."""
+    """Define a distance in mm: it is undefined unless both maps have the structure."""
     return Metric(
         key, title, "mm", "lower", definition, "undefined", "undefined", "undefined"
     )
@@ -100,14 +100,14 @@ def _volume(
     missed: str,
     invented: str,
 ) -> Metric:
-    """In mm³; no mean over structures says anything."""
+    """Define a volume in mm³: no mean over structures says anything."""
     return Metric(
         key, title, "mm3", "none", definition, "0", missed, invented, averaged=False
     )
 
 
 def _percent(key: str, title: str, better: Better, part: str, missed: str) -> Metric:
-    """Of the true volume."""
+    """Define a percentage of the true volume."""
     definition = f"{part} / true volume."
     return Metric(key, title, "%", better, definition, "undefined", missed, "undefined")
 

@@ -99,8 +99,14 @@ class PairMeasurements:
                 labels = paired if metric == "side_swap" else predicted
                 if not METRICS[metric].averaged or not labels:
                     continue
-                classes = [label.index for label in labels]
-                mean, note = _mean_of_known(values[classes])
+                of_group = values[[label.index for label in labels]]
+                known = of_group[~np.isnan(of_group)]
+                mean = float("nan")
+                if len(known):
+                    mean = float(known.mean())
+                note = ""
+                if len(known) < len(labels):
+                    note = f"mean of {len(known)} of {len(labels)}"
                 unit = METRICS[metric].unit
                 yield Measurement(f"group:{group}", None, metric, mean, unit, note)
         every = f"group:{ALL_STRUCTURES}"
@@ -115,17 +121,6 @@ class PairMeasurements:
             metric = f"labelled_as:{self.scheme.names[predicted]}"
             value = float(self.joint[true, predicted] * self.voxel_mm3)
             yield Measurement(label.name, label.fs_id, metric, value, "mm3")
-
-
-def _mean_of_known(values: Values) -> tuple[float, str]:
-    """Mean of the values that are defined, NaN if none is, and a note where some are not."""
-    known = values[~np.isnan(values)]
-    note = ""
-    if len(known) < len(values):
-        note = f"mean of {len(known)} of {len(values)}"
-    if not len(known):
-        return float("nan"), note
-    return float(known.mean()), note
 
 
 def compare(

@@ -49,12 +49,12 @@ class EnsembleConfig(NetworkConfig):
 
     @property
     def multiple(self) -> int:
-        """As the member's."""
+        """The ensemble has that of its member."""
         return self.member.multiple
 
     @property
     def pixels(self) -> int:
-        """As the member's."""
+        """The ensemble has that of its member."""
         return self.member.pixels
 
 

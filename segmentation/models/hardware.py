@@ -14,7 +14,7 @@ GPU = "cuda"
 
 
 def _gpus() -> Any:
-    """torch's functions for GPUs."""
+    """The module that has torch's functions for GPUs."""
     return torch.get_device_module(GPU)
 
 

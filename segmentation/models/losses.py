@@ -99,7 +99,7 @@ class DiceFocal(MonaiLoss):
     gamma: float = Field(default=2.0, ge=0, le=10)
 
     def build(self, class_weights: Tensor) -> nn.Module:
-        """Without class weights."""
+        """Build the loss, which has no class weights."""
         from monai.losses import DiceFocalLoss
 
         loss: nn.Module = DiceFocalLoss(
@@ -118,7 +118,7 @@ class GeneralizedDice(MonaiLoss):
     w_type: Literal["square", "simple", "uniform"] = "square"
 
     def build(self, class_weights: Tensor) -> nn.Module:
-        """Without class weights other than its own."""
+        """Build the loss, which has no class weights other than its own."""
         from monai.losses import GeneralizedDiceLoss
 
         loss: nn.Module = GeneralizedDiceLoss(
@@ -136,7 +136,7 @@ class Tversky(MonaiLoss):
     beta: float = Field(default=0.5, ge=0, le=1)  # of false negatives
 
     def build(self, class_weights: Tensor) -> nn.Module:
-        """Without class weights."""
+        """Build the loss, which has no class weights."""
         from monai.losses import TverskyLoss
 
         loss: nn.Module = TverskyLoss(

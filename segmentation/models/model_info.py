@@ -78,13 +78,13 @@ def _each_axis_once(axes: SliceAxes) -> SliceAxes:
     return axes
 
 
-class _Part(BaseModel):
-    """A part of model.yaml: no other keys than those here, and nothing changes once it is read."""
+class _Section(BaseModel):
+    """A section of model.yaml: it has no other keys than these, and does not change once read."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Preprocessing(_Part):
+class Preprocessing(_Section):
     """The input of the networks, and how inference makes it from a scan.
 
     The scan is brought to a grid of `shape` voxels of `spacing_mm`, whose axes grow towards the
@@ -120,7 +120,7 @@ Contrast = Literal["T1", "any"]
 DEFAULT_WEIGHTS = {View.AXIAL: 0.4, View.CORONAL: 0.4, View.SAGITTAL: 0.2}
 
 
-class Fusion(_Part):
+class Fusion(_Section):
     """How views are joined: the mean of their probabilities, and how much each view counts.
 
     What a model.yaml says wins over the defaults. Only the weights' ratios matter, and views that
@@ -141,7 +141,7 @@ class Fusion(_Part):
     )
 
 
-class Quality(_Part):
+class Quality(_Section):
     """What the agreement between views is worth: a model's own limits, as it was calibrated.
 
     A structure whose views agree less than the first should be looked at, less than the second
@@ -160,7 +160,7 @@ class Quality(_Part):
         return agreement
 
 
-class Prior(_Part):
+class Prior(_Section):
     """How much the model's anatomical template counts where its networks are in doubt."""
 
     weight: PriorWeight = 1.0
@@ -172,7 +172,7 @@ class Prior(_Part):
     floor: float = Field(default=0.005, gt=0, lt=1)
 
 
-class Training(_Part):
+class Training(_Section):
     """Where the weights come from, and their licence."""
 
     data: str = ""
@@ -183,7 +183,7 @@ class Training(_Part):
     slices_seen: int | None = Field(default=None, ge=0)
 
 
-class Origin(_Part):
+class Origin(_Section):
     """In a model that joins several: the notes of a view's own model."""
 
     name: Name
@@ -194,7 +194,7 @@ class Origin(_Part):
     versions: dict[str, str] = {}
 
 
-class Description(_Part):
+class Description(_Section):
     """What the maker of a model says of it."""
 
     name: Name
@@ -326,21 +326,18 @@ class Template:
         except Exception as error:
             raise ModelError("is no prior", where=where) from error
         found = cls(shares, affine, centroids)
-        if not found._has_shapes_of(classes):
+        is_of_these_classes = (
+            shares.ndim == 4
+            and shares.dtype == np.uint8
+            and shares.shape[3] == classes
+            and affine.shape == (4, 4)
+            and centroids.shape == (classes, 3)
+        )
+        if not is_of_these_classes:
             raise ModelError("is a prior of other classes", where=where)
         if not found._has_a_place():
             raise ModelError("is a prior without a place", where=where)
         return found
-
-    def _has_shapes_of(self, classes: int) -> bool:
-        """Whether the arrays have the shapes of a template of this number of classes."""
-        return (
-            self.shares.ndim == 4
-            and self.shares.dtype == np.uint8
-            and self.shares.shape[3] == classes
-            and self.affine.shape == (4, 4)
-            and self.centroids.shape == (classes, 3)
-        )
 
     def _has_a_place(self) -> bool:
         """Whether it has voxels, an affine that can be inverted, and no infinite centroid."""

@@ -127,7 +127,7 @@ class _ZipStorages:
         return name in self._members
 
     def read(self, name: str) -> bytes:
-        """A member's bytes."""
+        """Read the bytes of a member."""
         return self._archive.read(self._members[name])
 
     def get(self, key: str, dtype: torch.dtype, count: int) -> Tensor:

@@ -96,9 +96,9 @@ class Drawing:
 
     @property
     def png(self) -> bytes:
-        """On white, 150 dpi.
+        """The bytes of a file that shows the figure on white, at 150 dpi.
 
-        The bytes of a file. The figure is transparent again afterwards, as its SVG needs it.
+        The figure is transparent again afterwards, as its SVG needs it.
         """
         from matplotlib.backends.backend_agg import FigureCanvasAgg
 

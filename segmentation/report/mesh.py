@@ -23,7 +23,7 @@ from trinat.segmentation.metrics.surface import corner_codes
 
 @dataclass(frozen=True, eq=False)
 class Surface:
-    """Triangles that face outwards.
+    """A surface is made of triangles that face outwards.
 
     `vertices` (V, 3) are float32 in the scanner's RAS mm, as the scan's affine has them; `faces`
     (F, 3) are int32 numbers of vertices.

@@ -253,23 +253,20 @@ def people_plot(cohort: Cohort) -> Drawing | None:
                 axes[place].set_xticks(range(len(shown)), shown)
                 axes[place].set_xlim(-0.6, len(shown) - 0.4)
         figure.supxlabel("age (years)" if over_age else fact)
-        figure.supylabel(_value_axis(cohort))
+        title = "% of intracranial volume"
+        if cohort.unit != "%":
+            title = "volume (ml)"
+            if cohort.adjustment is not None:
+                title = "adjusted volume (ml)"
+        if cohort.harmonisation is not None:
+            title = f"{title}, harmonised"
+        figure.supylabel(title)
         if len(shown) > 1:
             add_legend(figure, shown)
     label = (
         f"Volumes of {len(cohort.structures)} structures, a panel each, a dot a person"
     )
     return Drawing("people", figure, label, marks)
-
-
-def _value_axis(cohort: Cohort) -> str:
-    """The title of the axis of values."""
-    title = "% of intracranial volume" if cohort.unit == "%" else "volume (ml)"
-    if cohort.adjustment is not None and cohort.unit != "%":
-        title = f"adjusted {title}"
-    if cohort.harmonisation is not None:
-        title = f"{title}, harmonised"
-    return title
 
 
 def _draw_persons(

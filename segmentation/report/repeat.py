@@ -221,7 +221,7 @@ def _headline(means: pd.DataFrame, kinds: list[Kind]) -> Table:
 
 
 def _structures(means: pd.DataFrame, kinds: list[Kind]) -> Table:
-    """A row a structure."""
+    """The table has a row for each structure."""
     rows = []
     names = means.loc[~is_group(means), "structure"].unique()
     for place, name in enumerate(names):
@@ -261,7 +261,12 @@ def dice_plot(means: pd.DataFrame, scheme: LabelScheme) -> Drawing:
     A full dot is a model with the other scan's labels, a hollow one the model with itself.
     """
     singles = means[~is_group(means)]
-    plain = _names_without_side(scheme)
+    # What both sides of each structure are called; a scheme of one side keeps its names.
+    names = list(scheme.names)
+    if not scheme.has_unpartnered_sides:
+        merged = scheme.merged
+        names = [merged.scheme.names[index] for index in merged.to_merged]
+    plain = dict(zip(scheme.names, names, strict=True))
     both_sides = singles.assign(pair=singles["structure"].map(plain))
     grouped = both_sides.groupby(["comparison", "model", "pair"], sort=False)["dice"]
     dice = grouped.mean()
@@ -301,12 +306,3 @@ def dice_plot(means: pd.DataFrame, scheme: LabelScheme) -> Drawing:
         caption="Means of both sides over persons. A model that comes near the bar is as good as "
         "labels are.",
     )
-
-
-def _names_without_side(scheme: LabelScheme) -> dict[str, str]:
-    """What both sides of each structure are called; a scheme of one side keeps its names."""
-    if scheme.has_unpartnered_sides:
-        return {name: name for name in scheme.names}
-    merged = scheme.merged
-    names = [merged.scheme.names[index] for index in merged.to_merged]
-    return dict(zip(scheme.names, names, strict=True))

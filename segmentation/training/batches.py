@@ -334,7 +334,7 @@ class StoreSource(BatchSource):
         return torch.from_numpy(per_item.sum(axis=0, dtype=np.int64))
 
     def slices(self, view: View) -> int:
-        """All slices that train."""
+        """How many slices of a view train."""
         return len(self.datasets[view])
 
     def _places(self, view: View, first: int, count: int) -> list[Place]:
@@ -347,19 +347,15 @@ class StoreSource(BatchSource):
         dataset = self.datasets[view]
         epoch, place = divmod(number, len(dataset))
         if (view, epoch) not in self._orders:
-            self._forget_orders_before(epoch - 1)
+            # A batch may reach from one epoch into the next; older orders are done with.
+            for key in [key for key in self._orders if key[1] < epoch - 1]:
+                del self._orders[key]
             sampler = BalancedSampler(
                 dataset, share=self.balanced_share, seed=self.seed
             )
             sampler.set_epoch(epoch)
             self._orders[view, epoch] = list(sampler)
         return self._orders[view, epoch][place]
-
-    def _forget_orders_before(self, epoch: int) -> None:
-        """A batch may reach from one epoch into the next; older orders are done with."""
-        old = [key for key in self._orders if key[1] < epoch]
-        for key in old:
-            del self._orders[key]
 
 
 def store_scans(

@@ -18,7 +18,7 @@ from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import Variant
 from trinat.segmentation.synthetic.settings import SynthesisConfig
 
-Part = Literal["encoders", "bottleneck", "decoders", "classifier"]
+NetworkPart = Literal["encoders", "bottleneck", "decoders", "classifier"]
 # That show the curves of a training.
 Service = Literal["tensorboard", "wandb", "mlflow"]
 
@@ -46,7 +46,7 @@ class OptimiserConfig(_Config):
     momentum: float = Field(default=0.95, ge=0, lt=1)  # of sgd
     clip: float = Field(default=5.0, gt=0)  # largest norm of the gradient
     # Discriminative rates: a part's own, as a multiple of `rate`; 0 freezes it.
-    parts: Mapping[Part, float] = Field(default_factory=dict)
+    parts: Mapping[NetworkPart, float] = Field(default_factory=dict)
 
 
 class ScheduleConfig(_Config):
@@ -300,13 +300,9 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if key == "schedule" and value.keys() & _LENGTHS:
             below = {name: old for name, old in below.items() if name not in _LENGTHS}
-        if key == "loss" and _is_other_loss(value, below):
-            below = {}
+        if key == "loss":
+            kind = below.get("kind", LossConfig().kind)
+            if value.get("kind", kind) != kind:
+                below = {}
         result[key] = _merged(below, value)
     return result
-
-
-def _is_other_loss(value: Mapping[str, Any], below: Mapping[str, Any]) -> bool:
-    """Whether the loss of a stage is of another kind than the recipe's."""
-    kind = below.get("kind", LossConfig().kind)
-    return bool(value.get("kind", kind) != kind)

@@ -67,7 +67,7 @@ class StepReport:
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
+class _DoneBatch:
     """A batch of a step: its loss, a scalar, and the slices it was made of, by view."""
 
     loss: Tensor
@@ -189,8 +189,17 @@ class Trainer:
         out of memory, and what the source raises.
         """
         began = time.perf_counter()
-        rate = self._set_rates()
-        self._train_mode()
+        # The rate of the whole network; each part has its own multiple of it.
+        rate = learning_rate(
+            self.stage.schedule, self.stage.optimiser.rate, self.position
+        )
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate * group["multiple"]
+        self.network.train()
+        for part, multiple in self.stage.optimiser.parts.items():
+            # Frozen parts keep the statistics of their norms, too.
+            if multiple == 0 and part != "classifier":
+                getattr(self.network.trunk, part).eval()
         # A bad batch would stay in the running statistics of the norms.
         statistics = [buffer.clone() for buffer in self.network.buffers()]
         parts = self._all_gradients(statistics)
@@ -217,23 +226,7 @@ class Trainer:
             slices=self.stage.batch * self.stage.accumulate,
         )
 
-    def _set_rates(self) -> float:
-        """Give each part of the network its rate for this step; returns the rate of the whole."""
-        rate = learning_rate(
-            self.stage.schedule, self.stage.optimiser.rate, self.position
-        )
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate * group["multiple"]
-        return rate
-
-    def _train_mode(self) -> None:
-        """Frozen parts keep the statistics of their norms, too."""
-        self.network.train()
-        for part, multiple in self.stage.optimiser.parts.items():
-            if multiple == 0 and part != "classifier":
-                getattr(self.network.trunk, part).eval()
-
-    def _all_gradients(self, statistics: list[Tensor]) -> list[_Part]:
+    def _all_gradients(self, statistics: list[Tensor]) -> list[_DoneBatch]:
         """Gradients of the step, summed over its batches; each batch with its loss."""
         self.optimiser.zero_grad(set_to_none=True)
         first = self.counters.step * self.stage.accumulate
@@ -245,7 +238,7 @@ class Trainer:
             self._restore(statistics)
             raise
 
-    def _average_and_clip(self, parts: Sequence[_Part]) -> tuple[float, float]:
+    def _average_and_clip(self, parts: Sequence[_DoneBatch]) -> tuple[float, float]:
         """Average loss and gradients over processes; returns the loss and the gradients' norm.
 
         The norm is that before clipping.
@@ -284,7 +277,7 @@ class Trainer:
                 drawn.set_result(self._draw(number))
         self._drawn = {number: drawn}
 
-    def _backward(self, number: int) -> _Part:
+    def _backward(self, number: int) -> _DoneBatch:
         """Add one batch's gradients to those of the step."""
         for later in range(number, number + AHEAD + 1):
             for view, first, count in self._groups(later):
@@ -303,7 +296,7 @@ class Trainer:
                 self.scaler.scale(loss / self.stage.accumulate).backward()  # type: ignore[no-untyped-call]
         if self.draws_ahead and not self._thread:
             self._draw_ahead(number + 1)
-        return _Part(loss.detach(), batches)
+        return _DoneBatch(loss.detach(), batches)
 
     def _loss(self, number: int, batches: list[Batch]) -> Tensor:
         """The mean loss over the slices of batch `number`, whatever views they are of."""
@@ -386,7 +379,7 @@ class Trainer:
         for buffer, before in zip(self.network.buffers(), statistics, strict=True):
             buffer.copy_(before)
 
-    def _skip(self, statistics: list[Tensor], parts: list[_Part]) -> None:
+    def _skip(self, statistics: list[Tensor], parts: list[_DoneBatch]) -> None:
         """Count a step that changes nothing; raise where there were too many of them in a row."""
         self._restore(statistics)
         self.counters.bad += 1

@@ -16,7 +16,7 @@ from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.architectures import build
 from trinat.segmentation.models.base import Classifier, Network, NetworkConfig
 from trinat.segmentation.space.views import View
-from trinat.segmentation.training.config import OptimiserConfig, Part
+from trinat.segmentation.training.config import NetworkPart, OptimiserConfig
 
 
 class ViewsNet(nn.Module):
@@ -152,7 +152,7 @@ def build_optimiser(
     of its own may have, are one more group.
     """
     groups: list[dict[str, Any]] = []
-    for part in get_args(Part):
+    for part in get_args(NetworkPart):
         multiple = config.parts.get(part, 1.0)
         parameters = [
             parameter
@@ -167,7 +167,7 @@ def build_optimiser(
     others = [
         parameter
         for owner, _, parameter in network.part_parameters()
-        if owner not in get_args(Part)
+        if owner not in get_args(NetworkPart)
     ]
     if others:
         groups.append({"params": others, "multiple": 1.0})

@@ -150,7 +150,7 @@ def write_state(folder: Path, state: State, *, name: str | None = None) -> Path:
 
 
 def _checksum(payload: bytes) -> bytes:
-    """SHA-256 in hexadecimal letters."""
+    """The SHA-256 is written in hexadecimal letters."""
     return hashlib.sha256(payload).hexdigest().encode()
 
 

@@ -1,7 +1,7 @@
 // The page of a site that `trinat export --format web` wrote: that of a service, answered by the
 // page itself.
 import { answerBy, byId, make, page, tell } from "../page/page.js";
-import { filesIn, scansOf } from "./dropped.js";
+import { isImage } from "./read.js";
 import { Site } from "./site.js";
 
 const HOW = "NIfTI, MGZ, or a folder of DICOM files. Nothing leaves this machine.";
@@ -66,6 +66,49 @@ function chooser(site) {
   });
   const select = make("select", { id: "model", onchange: choose }, ...options);
   return make("p", {}, make("label", {}, "Model ", select));
+}
+
+/**
+ * Files that are scans by themselves, and all others together: a folder of DICOM files.
+ * @param {File[]} files
+ * @returns {File[][]}
+ */
+function scansOf(files) {
+  const scans = files.filter(({ name }) => isImage(name)).map((file) => [file]);
+  const others = files.filter(({ name }) => !isImage(name));
+  if (others.length) scans.push(others);
+  return scans;
+}
+
+/**
+ * The files that were dropped, those in folders among them.
+ * @param {DataTransfer} transfer
+ * @returns {Promise<File[]>}
+ */
+async function filesIn(transfer) {
+  // Entries are there only until the first pause.
+  const entries = [...transfer.items].map((item) => item.webkitGetAsEntry());
+  const found = [];
+  for (const entry of entries) {
+    if (entry) found.push(...await filesOfEntry(entry));
+  }
+  return found;
+}
+
+async function filesOfEntry(entry) {
+  if (entry.isFile) {
+    return [await new Promise((resolve, reject) => entry.file(resolve, reject))];
+  }
+  const reader = entry.createReader();
+  const found = [];
+  while (true) {
+    // A reader gives a hundred entries at a time, and none at its end.
+    const some = await new Promise((resolve, reject) =>
+      reader.readEntries(resolve, reject)
+    );
+    if (!some.length) return found;
+    for (const inner of some) found.push(...await filesOfEntry(inner));
+  }
 }
 
 main().catch((error) => tell(error.message));

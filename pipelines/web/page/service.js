@@ -1,7 +1,7 @@
-// A service: scans are dropped, followed and deleted, and results taken.
+// A service: scans are dropped, followed and deleted, and results taken; and a model is learnt from
+// what was corrected, as a job of its queue.
 import { ask, askJson, byId, forgetScan, make, page, tell, watchScan } from "./page.js";
 import { started } from "./controls.js";
-import { startLearning } from "./learning.js";
 import { fillList, markRow, progressOf } from "./list.js";
 import { nameScan, open, openFirst } from "./scan.js";
 import { fillRows } from "./structures.js";
@@ -22,11 +22,15 @@ const FILES = {
 };
 const REFRESH_MS = 1000;
 const RETRY_MS = 5000;
+const LEARNING_AT = "v1/learning";
+const MODEL = "own.zip";
+const LEARNING_REFRESH_MS = 2000;
 // Names of files stay on this page: the server gets them to see the ending, and keeps none.
 const sent = new Map();
 // Each refresh has a number: an answer that an older one waited for is not wanted any more.
 let refreshing = 0;
 let timer = 0;
+let learningTimer = 0;
 
 export function startService() {
   byId("drop").hidden = false;
@@ -187,4 +191,47 @@ async function refresh(id) {
 function lost() {
   tell("the server does not answer");
   timer = setTimeout(page.refresh, RETRY_MS);
+}
+
+function startLearning() {
+  byId("learn").addEventListener("click", () => followLearning({ method: "POST" }));
+  // There is something to learn once a scan is corrected.
+  watchScan(() => {
+    if (page.detail?.correction) byId("learning").hidden = false;
+  });
+  followLearning();
+}
+
+// Ask how far the job is, or for a new one, until it has ended.
+async function followLearning(options) {
+  clearTimeout(learningTimer);
+  let job;
+  try {
+    job = await askJson(LEARNING_AT, options);
+  } catch (error) {
+    sayOfLearning(error.message);
+    return;
+  }
+  if (!job) return;
+  byId("learning").hidden = false;
+  const isOver = ["done", "failed"].includes(job.state);
+  byId("learn").disabled = !isOver;
+  if (!isOver) {
+    const waits = "waits for the scans before it";
+    sayOfLearning(job.state === "queued" ? waits : job.said || "at work");
+    learningTimer = setTimeout(followLearning, LEARNING_REFRESH_MS);
+  } else if (job.state === "done") {
+    const model = make(
+      "a",
+      { href: `${LEARNING_AT}/${MODEL}`, download: MODEL },
+      MODEL,
+    );
+    sayOfLearning(`${job.lines.at(-1)} `, model);
+  } else {
+    sayOfLearning(`no model: ${job.reason}`);
+  }
+}
+
+function sayOfLearning(...what) {
+  byId("learning-state").replaceChildren(...what);
 }

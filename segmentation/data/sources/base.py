@@ -135,7 +135,7 @@ class SourceOptions:
     fold: FoldingTable | None = None
 
 
-Found = Iterable[Subject | Exclusion | TableRead]
+Listed = Iterable[Subject | Exclusion | TableRead]
 
 
 def _no_member(name: str) -> bool:
@@ -164,7 +164,7 @@ class Source:
     published division, the subjects that train; all others test.
     """
 
-    find: Callable[[Path, SourceOptions], Found]
+    find: Callable[[Path, SourceOptions], Listed]
     nothing: str = ""
     remedy: str = ""
     advice: str = ""

@@ -14,7 +14,7 @@ from typing import Literal
 from trinat.segmentation.data.people_table import read_people
 from trinat.segmentation.data.sources.base import (
     Exclusion,
-    Found,
+    Listed,
     Source,
     SourceOptions,
     Subject,
@@ -37,7 +37,7 @@ _OTHER_THINGS = frozenset({"aparcaseg", "carpet", "ribbon"})
 _KINDS = ("seg", "desc")
 
 
-def _find(root: Path, options: SourceOptions) -> Found:
+def _find(root: Path, options: SourceOptions) -> Listed:
     """Yield each raw T1w as a subject; labels: `_dseg` of the same scan, else a FreeSurfer folder.
 
     With several pipelines' labels, `options.labels` names the one (derivatives/<name>) to take.
@@ -51,7 +51,16 @@ def _find(root: Path, options: SourceOptions) -> Found:
     matched = people.match(persons)
     if people.facts:
         yield TableRead(table, people.notes, people.doubts + matched.remarks)
-    pipelines = list(_pipelines(root, options.labels))
+    # The folders of derivatives: the one of that name, or all.
+    derivatives = root / "derivatives"
+    pipelines = []
+    if options.labels is not None:
+        named = derivatives / options.labels
+        if not named.is_dir():
+            raise DatasetError("no such folder of derivatives", where=named)
+        pipelines = [named]
+    elif derivatives.is_dir():
+        pipelines = sorted(path for path in derivatives.iterdir() if path.is_dir())
     for path in scans:
         name = without_suffix(path)
         reason = misnamed(path, root)
@@ -135,17 +144,6 @@ def misnamed(path: Path, root: Path) -> str:
     if path.parent.relative_to(root).parts != tuple(folders):
         return "its name is of another subject or session than its folder"
     return ""
-
-
-def _pipelines(root: Path, name: str | None) -> Iterator[Path]:
-    """The folders of derivatives: the one of that name, or all."""
-    folder = root / "derivatives"
-    if name is not None:
-        if not (folder / name).is_dir():
-            raise DatasetError("no such folder of derivatives", where=folder / name)
-        yield folder / name
-    elif folder.is_dir():
-        yield from sorted(path for path in folder.iterdir() if path.is_dir())
 
 
 def _labels_of(

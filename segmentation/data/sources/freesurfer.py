@@ -9,7 +9,7 @@ from trinat.segmentation.data.identity import identity_of
 from trinat.segmentation.data.sources.base import (
     STRIPPED,
     Exclusion,
-    Found,
+    Listed,
     Source,
     SourceOptions,
     Subject,
@@ -28,7 +28,7 @@ _TEMPLATES = re.compile(
 )
 
 
-def _find(root: Path, options: SourceOptions) -> Found:
+def _find(root: Path, options: SourceOptions) -> Listed:
     """Yield every folder in `root` with an image in its mri/ as a subject.
 
     `options.image` and `options.labels` name the files to take; else they are the first that are

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trinat.segmentation.data.sources.base import (
     Exclusion,
-    Found,
+    Listed,
     Source,
     SourceOptions,
     Subject,
@@ -27,7 +27,7 @@ _SCAN = re.compile(
 )
 
 
-def _find(root: Path, options: SourceOptions) -> Found:
+def _find(root: Path, options: SourceOptions) -> Listed:
     """Yield every scan in `root`, or in a folder in it, as a subject."""
     scans: dict[str, Path] = {}
     for path in search(root, "IXI*", depth=1):

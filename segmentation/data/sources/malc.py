@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinat.segmentation.data.people import Facts, People
+from trinat.segmentation.data.people import Facts
 from trinat.segmentation.data.people_table import read_people
 from trinat.segmentation.data.sources.base import (
     STRIPPED,
     Exclusion,
-    Found,
+    Listed,
     Source,
     SourceOptions,
     Subject,
@@ -63,12 +63,20 @@ class _Person:
     facts: Facts
 
 
-def _find(root: Path, options: SourceOptions) -> Found:
+def _find(root: Path, options: SourceOptions) -> Listed:
     """Every image with its label map, from whichever folders are there.
 
     `options.image` is `head` (1000_3.nii.gz) or `stripped` (1000_SS.nii.gz).
     """
-    kinds = _kinds(options.image)
+    # The endings of images that may be taken, the best first.
+    kinds: tuple[str, ...] = _PREFERENCE
+    if options.image is not None:
+        if options.image not in _KINDS:
+            raise ConfigError(
+                f"malc has no images called {options.image!r}",
+                remedy="name head or stripped",
+            )
+        kinds = (_KINDS[options.image],)
     images: dict[str, Path] = {}
     # What is preferred comes last, and stays.
     for kind in reversed(kinds):
@@ -82,8 +90,12 @@ def _find(root: Path, options: SourceOptions) -> Found:
         _add(label_maps, match["scan"], path)
     table = root / "demographics.csv"
     read = read_people(table)
-    people = _people(table, read)
+    people: dict[str, _Person] = {}
     if read.facts:
+        columns = ("id", "Subject")
+        for row in read_rows(table, required=columns, names=columns):
+            name = row["Subject"] or row["id"]
+            people[row["id"]] = _Person(name, read.facts.get(row["id"], Facts()))
         yield TableRead(table, read.notes, read.doubts)
     fold = options.fold or load_folding(_NUMBERING)
     for scan in sorted({*images, *label_maps}, key=natural_order):
@@ -99,18 +111,6 @@ def _find(root: Path, options: SourceOptions) -> Found:
             continue
         person = _person(scan, people)
         yield _subject(scan, image, labels, person, fold, options)
-
-
-def _kinds(name: str | None) -> tuple[str, ...]:
-    """The endings of images that may be taken, the best first; `name` is head or stripped."""
-    if name is None:
-        return _PREFERENCE
-    if name not in _KINDS:
-        raise ConfigError(
-            f"malc has no images called {name!r}",
-            remedy="name head or stripped",
-        )
-    return (_KINDS[name],)
 
 
 def _subject(
@@ -173,18 +173,6 @@ def _labels_folder(image: Path) -> Path | None:
         return None
     folder = image.parent.with_name(f"{part}-labels")
     return folder if folder.is_dir() else None
-
-
-def _people(table: Path, read: People) -> dict[str, _Person]:
-    """Scan -> its person, from the table with columns id, Subject, Gender, Age."""
-    if not read.facts:
-        return {}
-    people: dict[str, _Person] = {}
-    for row in read_rows(table, required=("id", "Subject"), names=("id", "Subject")):
-        scan = row["id"]
-        name = row["Subject"] or scan
-        people[scan] = _Person(name, read.facts.get(scan, Facts()))
-    return people
 
 
 def _person(scan: str, people: Mapping[str, _Person]) -> _Person:

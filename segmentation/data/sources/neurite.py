@@ -12,7 +12,7 @@ from pathlib import Path
 from trinat.segmentation.data.sources.base import (
     STRIPPED,
     Exclusion,
-    Found,
+    Listed,
     Source,
     SourceOptions,
     Subject,
@@ -40,7 +40,7 @@ _RIGHT = (41, 42, 43, 44, 46, 47, 49, 50, 51, 52, 53, 54, 58, 60, 62, 63)
 SEG35 = dict(enumerate((*_LEFT, *_RIGHT), start=1))
 
 
-def _find(root: Path, options: SourceOptions) -> Found:
+def _find(root: Path, options: SourceOptions) -> Listed:
     """Yield the sessions in `root`, or in a folder in it, as subjects.
 
     `options.image` is orig, norm, aligned_orig or aligned_norm; without it, orig is taken.

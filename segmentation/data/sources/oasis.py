@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trinat.segmentation.data.sources.base import (
     Exclusion,
-    Found,
+    Listed,
     Source,
     SourceOptions,
     Subject,
@@ -58,7 +58,7 @@ IMAGES = {
 }
 
 
-def _find(root: Path, options: SourceOptions) -> Found:
+def _find(root: Path, options: SourceOptions) -> Listed:
     """The sessions below `root`, as subjects.
 
     `options.image` is one of IMAGES, with tissue labels, or freesurfer, with FreeSurfer's. Without
@@ -118,7 +118,12 @@ def _entry(folder: Path, kind: str) -> Subject | Exclusion:
         if kind == "freesurfer":
             image, labels = _of_freesurfer(folder)
         else:
-            image, labels = _of_disc(folder, IMAGES[kind])
+            layout = IMAGES[kind]
+            image = _one(folder, layout.pattern.format(s=session))
+            labels = None
+            # Not every layout has tissue labels.
+            if layout.labels is not None:
+                labels = _one(folder, layout.labels.format(s=session))
     except _LacksFileError as error:
         return Exclusion(session, str(error), broken=True)
 
@@ -154,14 +159,6 @@ def _of_freesurfer(folder: Path) -> tuple[Path, Path]:
     if labels is None:
         raise _LacksFileError("no mri/aseg.mgz")
     return image, labels
-
-
-def _of_disc(folder: Path, layout: _Image) -> tuple[Path, Path | None]:
-    """Image and tissue labels of a disc's session; None where the layout has no labels."""
-    image = _one(folder, layout.pattern.format(s=folder.name))
-    if layout.labels is None:
-        return image, None
-    return image, _one(folder, layout.labels.format(s=folder.name))
 
 
 def _one(folder: Path, pattern: str) -> Path:

@@ -11,7 +11,7 @@ from trinat.segmentation.data.people_table import age_in, sex_in
 from trinat.segmentation.data.sources.base import (
     IMAGE_SUFFIXES,
     Exclusion,
-    Found,
+    Listed,
     Source,
     SourceOptions,
     Subject,
@@ -36,7 +36,7 @@ _Value = TypeVar("_Value")
 _OUTSIDE = (GENERATION_SURROUNDINGS, *range(GENERATION_FIRST_OUTSIDE, 600))
 
 
-def _find(root: Path, options: SourceOptions) -> Found:
+def _find(root: Path, options: SourceOptions) -> Listed:
     """`root` is a folder with images/ and labels/, or a CSV or TSV with a column `image`."""
     if root.suffix in {".csv", ".tsv"}:
         return _from_table(root, options)
@@ -51,7 +51,7 @@ def _find(root: Path, options: SourceOptions) -> Found:
     return _from_folders(images, labels, options)
 
 
-def _from_folders(images: Path, labels: Path, options: SourceOptions) -> Found:
+def _from_folders(images: Path, labels: Path, options: SourceOptions) -> Listed:
     """Yield every image, with the label map of the same name.
 
     Where `labels` is empty or not there, the images are subjects without labels.
@@ -104,7 +104,7 @@ def image_files(
     return files
 
 
-def _from_table(table: Path, options: SourceOptions) -> Found:
+def _from_table(table: Path, options: SourceOptions) -> Listed:
     """Columns: image; and as far as known labels, mask, subject, person, session, family, age, sex.
 
     A name may be any word, NA or unknown; DatasetError for an age or a sex that is not understood.
@@ -162,7 +162,7 @@ def person_of(name: str) -> str:
     return name if identity is None else identity.person
 
 
-def _find_label_maps(root: Path, options: SourceOptions) -> Found:
+def _find_label_maps(root: Path, options: SourceOptions) -> Listed:
     """Yield every image file in `root` as the label map of one person.
 
     It has FreeSurfer's numbers, and those of label maps for generation; or those of options.fold.

@@ -103,27 +103,27 @@ class MonaiGridDistortion(_FromMonai):
 
 
 class MonaiGibbsNoise(_FromMonai):
-    """Ringing at edges."""
+    """Adds ringing at edges."""
 
     name: Literal["RandGibbsNoise"]
     alpha: Shares = (0.3, 0.7)
 
     def build(self) -> SliceChange:
-        """The image alone."""
+        """Build a change of the image alone."""
         from monai.transforms import RandGibbsNoise
 
         return _still(RandGibbsNoise(prob=1, alpha=self.alpha))
 
 
 class MonaiSpikeNoise(_FromMonai):
-    """Spikes in k-space: stripes."""
+    """Adds stripes: spikes in k-space."""
 
     name: Literal["RandKSpaceSpikeNoise"]
     # of the logarithm of the spectrum; none: from its mean to 2.5 times its mean
     intensity_range: Range | None = None
 
     def build(self) -> SliceChange:
-        """The image alone."""
+        """Build a change of the image alone."""
         from monai.transforms import RandKSpaceSpikeNoise
 
         return _still(
@@ -136,26 +136,26 @@ class MonaiSpikeNoise(_FromMonai):
 
 
 class MonaiRicianNoise(_FromMonai):
-    """Noise of magnitude images."""
+    """Adds the noise of magnitude images."""
 
     name: Literal["RandRicianNoise"]
     std: Positive = 0.05  # at most
 
     def build(self) -> SliceChange:
-        """The image alone."""
+        """Build a change of the image alone."""
         from monai.transforms import RandRicianNoise
 
         return _still(RandRicianNoise(prob=1, std=self.std))
 
 
 class MonaiGaussianNoise(_FromMonai):
-    """Gaussian noise."""
+    """Adds Gaussian noise."""
 
     name: Literal["RandGaussianNoise"]
     std: Positive = 0.05  # at most
 
     def build(self) -> SliceChange:
-        """The image alone."""
+        """Build a change of the image alone."""
         from monai.transforms import RandGaussianNoise
 
         return _still(RandGaussianNoise(prob=1, std=self.std))
@@ -169,7 +169,7 @@ class MonaiBiasField(_FromMonai):
     coeff_range: Range = (0.0, 0.1)
 
     def build(self) -> SliceChange:
-        """The image alone."""
+        """Build a change of the image alone."""
         from monai.transforms import RandBiasField
 
         return _still(
@@ -184,7 +184,7 @@ class MonaiGaussianSmooth(_FromMonai):
     sigma: PositiveRange = (0.25, 1.5)  # sigma_x and sigma_y
 
     def build(self) -> SliceChange:
-        """The image alone."""
+        """Build a change of the image alone."""
         from monai.transforms import RandGaussianSmooth
 
         return _still(
@@ -199,7 +199,7 @@ class MonaiGaussianSharpen(_FromMonai):
     alpha: PositiveRange = (1.0, 5.0)
 
     def build(self) -> SliceChange:
-        """The image alone."""
+        """Build a change of the image alone."""
         from monai.transforms import RandGaussianSharpen
 
         return _still(RandGaussianSharpen(prob=1, alpha=self.alpha))
@@ -212,7 +212,7 @@ class MonaiAdjustContrast(_FromMonai):
     gamma: PositiveRange = (0.7, 1.5)
 
     def build(self) -> SliceChange:
-        """The image alone."""
+        """Build a change of the image alone."""
         from monai.transforms import RandAdjustContrast
 
         return _still(RandAdjustContrast(prob=1, gamma=self.gamma))
@@ -225,7 +225,7 @@ class MonaiHistogramShift(_FromMonai):
     num_control_points: ControlPoints = (5, 10)  # of the curve
 
     def build(self) -> SliceChange:
-        """The image alone."""
+        """Build a change of the image alone."""
         from monai.transforms import RandHistogramShift
 
         return _still(

@@ -37,7 +37,7 @@ class _FromTorchIO(SliceTransform):
 
 
 class RandomAffine(_FromTorchIO):
-    """Turns, scales and shifts."""
+    """Turns, scales and shifts a slice."""
 
     moves: ClassVar[bool] = True
 
@@ -47,7 +47,7 @@ class RandomAffine(_FromTorchIO):
     translation: Positive = 5.0  # to both sides, along each axis
 
     def build(self) -> SliceChange:
-        """Bilinear for images, nearest for labels; beyond the slice is background."""
+        """Build it: bilinear for images, nearest for labels; beyond the slice is background."""
         from torchio import RandomAffine
 
         shift = (-self.translation, self.translation)
@@ -71,7 +71,7 @@ class RandomElasticDeformation(_FromTorchIO):
     max_displacement: Positive = 7.5
 
     def build(self) -> SliceChange:
-        """Bilinear for images, nearest for labels; the border does not move."""
+        """Build it: bilinear for images, nearest for labels; the border does not move."""
         from torchio import RandomElasticDeformation
 
         points = self.num_control_points
@@ -85,13 +85,13 @@ class RandomElasticDeformation(_FromTorchIO):
 
 
 class RandomAnisotropy(_FromTorchIO):
-    """Low resolution along rows or columns."""
+    """Lowers the resolution along rows or columns."""
 
     name: Literal["RandomAnisotropy"]
     downsampling: Coarsenings = (1.5, 5.0)  # factors
 
     def build(self) -> SliceChange:
-        """The image alone."""
+        """Build a change of the image alone."""
         from torchio import RandomAnisotropy
 
         return _change(RandomAnisotropy(axes=_IN_PLANE, downsampling=self.downsampling))
@@ -105,7 +105,7 @@ class RandomBiasField(_FromTorchIO):
     order: Annotated[int, Ge(1), Le(6)] = 3
 
     def build(self) -> SliceChange:
-        """The image alone."""
+        """Build a change of the image alone."""
         from torchio import RandomBiasField
 
         return _change(
@@ -133,7 +133,7 @@ class RandomGamma(_FromTorchIO):
     log_gamma: Range = (-0.3, 0.3)
 
     def build(self) -> SliceChange:
-        """The image alone."""
+        """Build a change of the image alone."""
         from torchio import RandomGamma
 
         transform = RandomGamma(log_gamma=self.log_gamma)
@@ -156,7 +156,7 @@ class RandomGhosting(_FromTorchIO):
     intensity: PositiveRange = (0.2, 0.7)
 
     def build(self) -> SliceChange:
-        """The image alone."""
+        """Build a change of the image alone."""
         from torchio import RandomGhosting
 
         return _change(
@@ -219,27 +219,27 @@ class RandomMotion(_FromTorchIO):
 
 
 class RandomNoise(_FromTorchIO):
-    """Gaussian noise."""
+    """Adds Gaussian noise."""
 
     name: Literal["RandomNoise"]
     std: PositiveRange = (0.0, 0.1)
 
     def build(self) -> SliceChange:
-        """The image alone."""
+        """Build a change of the image alone."""
         from torchio import RandomNoise
 
         return _change(RandomNoise(std=self.std))
 
 
 class RandomSpike(_FromTorchIO):
-    """Spikes in k-space: stripes."""
+    """Adds stripes: spikes in k-space."""
 
     name: Literal["RandomSpike"]
     num_spikes: Counts = (1, 1)
     intensity: Range = (0.1, 0.5)  # of the spectrum's maximum
 
     def build(self) -> SliceChange:
-        """The image alone."""
+        """Build a change of the image alone."""
         from torchio import RandomSpike
 
         return _change(

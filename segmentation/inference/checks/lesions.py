@@ -93,7 +93,11 @@ def find_places(evidence: Evidence) -> dict[str, Place]:
         # White matter at 0 means labels that lie on nothing.
         return {}
     weights = block_sums(evidence.white_matter)
-    image = _relative_to_white_matter(evidence, weights)
+    # Brightness of blocks, of that of the white matter around.
+    white_matter = np.where(evidence.white_matter, evidence.image.data, np.float32(0))
+    white_around = smoothed(block_sums(white_matter), weights, _AROUND)
+    blocks = block_sums(evidence.image.data) / VOXELS
+    image = np.asarray(blocks / np.maximum(white_around, 1e-3), np.float32)
     brain = _inside(block_sums(evidence.brain) > 0)
     fluid = block_sums(evidence.mask(NO_TISSUE - {"background"})) > 0
 
@@ -105,7 +109,7 @@ def find_places(evidence: Evidence) -> dict[str, Place]:
     dark_places |= _opened(dark_as_fluid, _FLUID_RADIUS)
     # A mass in white matter that is labelled as such is the white matter around itself: large
     # places are measured by the whole brain's, and must have an edge.
-    means = np.asarray(block_sums(evidence.image.data) / VOXELS / white, np.float32)
+    means = np.asarray(blocks / white, np.float32)
     bright_places = _opened(brain & (image > _BRIGHT), _BRIGHT_RADIUS)
     masses = _opened(brain & (means > _BRIGHT_MASS), _MASS_RADIUS)
     bright_places |= _with_edge(masses, means, weights, (_EDGE, np.inf))
@@ -147,14 +151,6 @@ def _with_edge(
         if ratios[0] < ratio < ratios[1]:
             found |= part
     return found
-
-
-def _relative_to_white_matter(evidence: Evidence, weights: Floats) -> Floats:
-    """Brightness of blocks, of that of the white matter around; `weights` are its voxels."""
-    white_matter = np.where(evidence.white_matter, evidence.image.data, np.float32(0))
-    around = smoothed(block_sums(white_matter), weights, _AROUND)
-    means = block_sums(evidence.image.data) / VOXELS
-    return np.asarray(means / np.maximum(around, 1e-3), np.float32)
 
 
 def _inside(labelled: Mask) -> Mask:

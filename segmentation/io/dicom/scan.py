@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.segmentation.errors import FormatError, GeometryError, IntegrityError
-from trinat.segmentation.io.dicom.containers import opened
 from trinat.segmentation.io.dicom.frames import Frame, Stack, frames_of, stack
 from trinat.segmentation.io.dicom.parsing import (
     MAX_HEADER,
@@ -21,7 +20,7 @@ from trinat.segmentation.io.dicom.parsing import (
     frame_count,
     parse,
 )
-from trinat.segmentation.io.dicom.series import only_scan
+from trinat.segmentation.io.dicom.series import only_scan, opened
 from trinat.segmentation.io.headers import Form, Header, check_size
 from trinat.segmentation.io.limits import MAX_BYTES, check_sides, check_zooms
 

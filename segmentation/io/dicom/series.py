@@ -1,4 +1,4 @@
-"""The series in a folder or a zip, and which of them are scans of the head.
+"""The series in a folder or a zip, how their bytes are read, and which are scans of the head.
 
 Those are T1-weighted and 3D, or of any contrast where that is asked for.
 """
@@ -6,18 +6,24 @@ Those are T1-weighted and 3D, or of any contrast where that is asked for.
 from __future__ import annotations
 
 import hashlib
+import lzma
+import os
 import re
+import struct
+import zipfile
+import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from natsort import natsorted
 
-from trinat.segmentation.errors import FormatError, InputError
-from trinat.segmentation.io.dicom.containers import is_dicom, opened
+from trinat.segmentation.errors import FormatError, InputError, IntegrityError
 from trinat.segmentation.io.dicom.parsing import (
     MAX_HEADER,
+    START_LENGTH,
     damage_explained,
     frame_count,
     functional_group,
@@ -26,10 +32,29 @@ from trinat.segmentation.io.dicom.parsing import (
     parse,
     several,
 )
+from trinat.segmentation.io.files import open_regular
 from trinat.segmentation.io.limits import MIN_SIDE
+from trinat.segmentation.io.streams import refuse_bomb
 
 if TYPE_CHECKING:
     from pydicom import Dataset
+
+# A zip's table of contents: some 40,000 files.
+_MAX_CONTENTS = 4 * 2**20
+# The record that ends a zip, and the longest comment that may follow it.
+_ZIP_END_LENGTH = 22 + 2**16
+_ZIP_END = b"PK\5\6"
+_ZIP64_END = b"PK\6\7"
+# Encrypted ones and unknown kinds of compression raise the last two.
+_ZIP_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    ValueError,
+    RuntimeError,
+)
 
 # How many of the reasons in a folder are named.
 _NAMED = 5
@@ -52,6 +77,69 @@ _NO_ANATOMY = re.compile(
     "(?<![a-z])(swi|tof|angio|dwi|dti|diff|adc|bold|asl|perf|field|phase)"
 )
 _SCOUT = re.compile(r"locali[sz]er|scout|survey")
+
+
+class Container(NamedTuple):
+    """A folder or a zip that is open.
+
+    `members` are the names of the files in a zip; of a folder none are listed. `read` gives the
+    bytes of a member up to a limit. `digest` is the SHA-256 of a zip.
+    """
+
+    members: Sequence[str]
+    read: Callable[[str, int], bytes]
+    digest: str | None
+
+
+def is_dicom(path: Path) -> bool:
+    """Whether a regular file begins as DICOM files do.
+
+    Only the first bytes are read. False for a folder, a link to nothing, and a file that may not be
+    read: nothing is raised.
+    """
+    try:
+        with open_regular(path) as file:
+            return has_magic(file.read(START_LENGTH))
+    except (OSError, InputError):
+        return False
+
+
+def holds_dicom(path: Path) -> bool:
+    """Whether a scan is looked for inside: a folder, a zip, a DICOM file."""
+    return path.is_dir() or path.suffix.lower() == ".zip" or is_dicom(path)
+
+
+@contextmanager
+def opened(place: Path) -> Iterator[Container]:
+    """A folder or a zip to read members of.
+
+    Raises FormatError without pydicom and for a zip that unpacks to too much, IntegrityError for
+    a damaged zip, also while its members are read.
+    """
+    try:
+        import pydicom  # noqa: F401
+    except ImportError:
+        raise FormatError(
+            "DICOM needs more packages",
+            where=place,
+            remedy="pip install 'trinat[dicom]'",
+        ) from None
+    if place.is_dir():
+        yield _folder(place)
+        return
+    with open_regular(place) as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        size = file.tell()
+        _refuse_long_contents(file, size, place)
+        try:
+            with zipfile.ZipFile(file) as archive:
+                yield _zip(archive, size, digest, place)
+        except _ZIP_DAMAGE:
+            raise IntegrityError(
+                "a damaged or encrypted zip",
+                where=place,
+                remedy="pack it again, without password",
+            ) from None
 
 
 class Series(NamedTuple):
@@ -110,24 +198,19 @@ def find_series(
             else:
                 groups[uid, reason].append(image)
     for (uid, reason), images in groups.items():
-        found.append(_series_of(images, uid, reason))
+        digest = hashlib.sha256(f"{uid}{reason}".encode()).hexdigest()[:8]
+        series_number = images[0].series_number
+        name = f"series-{digest}"
+        # What is no number may be anything, a patient's name too.
+        if _NUMBER.fullmatch(series_number):
+            name = f"series-{series_number}-{digest}"
+        count = sum(image.frames for image in images)
+        if not reason and count < MIN_SIDE:
+            reason = f"{count} images, fewer than {MIN_SIDE}"
+        files = natsorted(image.name for image in images)
+        found.append(Series(name, tuple(files), reason))
     # Scans before others.
     return list(natsorted(found, key=lambda series: (bool(series.reason), series.name)))
-
-
-def _series_of(images: list[_Image], uid: str, reason: str) -> Series:
-    """The series of these images; too few of them are no scan either."""
-    digest = hashlib.sha256(f"{uid}{reason}".encode()).hexdigest()[:8]
-    number = images[0].series_number
-    name = f"series-{digest}"
-    # What is no number may be anything, a patient's name too.
-    if _NUMBER.fullmatch(number):
-        name = f"series-{number}-{digest}"
-    count = sum(image.frames for image in images)
-    if not reason and count < MIN_SIDE:
-        reason = f"{count} images, fewer than {MIN_SIDE}"
-    files = natsorted(image.name for image in images)
-    return Series(name, tuple(files), reason)
 
 
 def only_scan(place: Path) -> tuple[Path, Sequence[str]]:
@@ -218,3 +301,44 @@ def _words(dataset: Dataset) -> str:
     """What people call the series and its protocol, in small letters."""
     description = dataset.get("SeriesDescription")
     return f"{description} {dataset.get('ProtocolName')}".lower()
+
+
+def _folder(place: Path) -> Container:
+    """A folder, whose files are opened one by one."""
+
+    def read(name: str, limit: int) -> bytes:
+        with open_regular(place / name) as file:
+            # Not `limit` alone: as many bytes would be taken before one is read.
+            size = os.fstat(file.fileno()).st_size
+            return file.read(min(limit, size))
+
+    return Container((), read, None)
+
+
+def _zip(archive: zipfile.ZipFile, size: int, digest: str, place: Path) -> Container:
+    """An open zip of `size` bytes; FormatError if it unpacks to far more than that."""
+    members = [member for member in archive.infolist() if not member.is_dir()]
+    refuse_bomb(sum(member.file_size for member in members), size, place)
+
+    def unpack(name: str, limit: int) -> bytes:
+        with archive.open(name) as member:
+            return member.read(limit)
+
+    names = [member.filename for member in members]
+    return Container(names, unpack, digest)
+
+
+def _refuse_long_contents(file: BinaryIO, size: int, place: Path) -> None:
+    """Refuse a zip whose table of contents is too long, before zipfile reads it whole."""
+    file.seek(max(0, size - _ZIP_END_LENGTH))
+    tail = file.read()
+    is_long = _ZIP64_END in tail
+    # What looks like the record may be part of a comment: none may announce too much.
+    for record in re.finditer(_ZIP_END, tail):
+        length = tail[record.start() + 12 : record.start() + 16]
+        if int.from_bytes(length, "little") > _MAX_CONTENTS:
+            is_long = True
+    if is_long:
+        raise FormatError(
+            "too many files in a zip", where=place, remedy="pack one study"
+        )

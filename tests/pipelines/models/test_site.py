@@ -12,6 +12,7 @@ import torch
 from helpers.overfitted import overfitted_model
 from helpers.small_model import network, save_small
 
+from trinat.pipelines.common import extras
 from trinat.pipelines.models import site
 from trinat.pipelines.models.other_formats import export_model
 from trinat.pipelines.web.settings import SITE_POLICY
@@ -230,7 +231,7 @@ def test_graphs_fuse_as_the_predictor_does(settings: Fusion, tmp_path: Path) -> 
 def test_packages_that_are_missing_are_named(
     format_: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(site, "find_spec", {"onnx": True}.get)
+    monkeypatch.setattr(extras, "find_spec", {"onnx": True}.get)
     own = str(save_small(tmp_path / "own"))
     with pytest.raises(
         ConfigError, match=r"onnxscript: pip install 'trinat\[export\]'"

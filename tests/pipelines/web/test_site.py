@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from trinat.pipelines.cli.serve import web
-from trinat.pipelines.web.site import make_site_app
+from trinat.pipelines.web.start import make_site_app
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import sha256_of
 

@@ -16,7 +16,7 @@ from helpers.viewer import answered
 
 from trinat.pipelines.models.other_formats import export_model
 from trinat.pipelines.web.settings import SITE_POLICY
-from trinat.pipelines.web.site import make_site_app
+from trinat.pipelines.web.start import make_site_app
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.measuring import measure
 from trinat.segmentation.inference.predictor import Predictor

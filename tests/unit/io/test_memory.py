@@ -12,7 +12,7 @@ import pytest
 
 from trinat.segmentation.errors import FormatError
 from trinat.segmentation.io import limits
-from trinat.segmentation.io.memory import free_memory
+from trinat.segmentation.io.limits import free_memory
 from trinat.segmentation.io.volume import Volume
 
 MACHINE = psutil.virtual_memory().total

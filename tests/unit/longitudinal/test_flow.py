@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trinat.segmentation.longitudinal.flow import find_flow, inverse_of, warped
-from trinat.segmentation.longitudinal.joining import Joining, flows_from
+from trinat.segmentation.longitudinal.joining import (
+    Joining,
+    find_flow,
+    flows_from,
+    inverse_of,
+    warped,
+)
 
 
 def ball(radius: float, size: int = 41) -> torch.Tensor:
