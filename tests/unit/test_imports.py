@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ STAGES = (
 )
 
 
+@cache
 def imported_modules(path: Path) -> set[str]:
     """Absolute names of all modules that a file imports anywhere, inside functions too."""
     names: set[str] = set()

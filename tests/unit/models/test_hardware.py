@@ -83,7 +83,10 @@ def test_one_module_alone_calls_what_only_cuda_has() -> None:
         str(path.relative_to(root))
         for path in files
         for node in ast.walk(ast.parse(path.read_text()))
-        if ast.unparse(node).startswith("torch.cuda")
+        if (
+            isinstance(node, ast.Attribute)
+            and ast.unparse(node).startswith("torch.cuda")
+        )
         or (
             isinstance(node, ast.ImportFrom)
             and (node.module or "").startswith("torch.cuda")
