@@ -87,6 +87,8 @@ def test_a_comparison_without_a_folder_that_cannot_be_read_is_refused(
         find_files(tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.important
 @pytest.mark.parametrize("streams", ["2>&-", ">&-", "<&- >&- 2>&-"])
 def test_closed_streams_change_nothing(tmp_path: Path, streams: str) -> None:
     scans = write_scans(tmp_path / "in", "a.nii.gz")

@@ -16,7 +16,7 @@ from trinat.pipelines.evaluate.evaluation import (
 )
 from trinat.segmentation.io.volume import Volume
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.slow, pytest.mark.important, pytest.mark.browser]
 
 EVIL = "<script>document.title='broken'"  # a file name
 LONG = "plain-" + 40 * "long"

@@ -223,6 +223,8 @@ def test_the_model_must_be_known(results: Path, tmp_path: Path) -> None:
         learn(LearnSettings(results, tmp_path / "own"))
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_from_two_persons_the_cortex_gets_its_size(tmp_path: Path) -> None:
     results = results_of(tmp_path, ("sub-01", "sub-02"))
     shy = shy_model(tmp_path / "shy")

@@ -62,7 +62,13 @@ def dice_of_cortex(model: Path, data: Path) -> float:
     return float(table[["Left-Cerebral-Cortex", "Right-Cerebral-Cortex"]].mean())
 
 
-@pytest.mark.parametrize("numbering", [None, "farther.tsv"])
+@pytest.mark.parametrize(
+    "numbering",
+    [
+        None,
+        pytest.param("farther.tsv", marks=[pytest.mark.slow, pytest.mark.important]),
+    ],
+)
 def test_the_cortex_gets_its_size(
     shy: Path, data: Path, tmp_path: Path, numbering: str | None
 ) -> None:
@@ -91,6 +97,8 @@ def test_the_cortex_gets_its_size(
     assert {path.name: path.read_bytes() for path in shy.iterdir()} == before
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_odds_that_the_model_has_are_tried_like_others_and_replaced(
     shy: Path, data: Path, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.space.conform import ConformPlan
 
+pytestmark = [pytest.mark.slow, pytest.mark.important]
 CALLABLE = "../../../tests/helpers/callable.js"
 SCHEME = load_scheme("quicknat33")
 SHAPE = (72, 76, 80)

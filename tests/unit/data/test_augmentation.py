@@ -272,6 +272,8 @@ def test_named_transforms_are_applied_to_slices_of_a_batch() -> None:
     assert torch.equal(same, labels)
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_training_runs_without_torchio() -> None:
     import subprocess
     import sys

@@ -28,6 +28,8 @@ def recipe_of(recipe: Recipe, **stage: object) -> Recipe:
     return Recipe.model_validate(content)
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_two_processes_have_the_losses_of_one(recipe: Recipe) -> None:
     # Where each pixel counts alike, the mean of two halves is the mean of the batch ...
     mean = recipe_of(recipe, batch=8, loss=PIXELS_ALIKE)
@@ -42,6 +44,8 @@ def test_two_processes_have_the_losses_of_one(recipe: Recipe) -> None:
         assert found[-1] < found[0]
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_each_knows_what_the_leader_and_all_know() -> None:
     assert in_both(exchange, "of ") == [("of 0", ["of 0", "of 1"], 1.0)] * 2
 
@@ -50,6 +54,8 @@ def test_one_process_alone_asks_nobody() -> None:
     assert exchange(ALONE, "of ") == ("of 0", ["of 0"], 0.0)
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_two_processes_with_a_gpu_each_have_the_losses_of_one(recipe: Recipe) -> None:
     """The GPUs are only claimed, and gloo stands for NCCL."""
     together = recipe_of(recipe, batch=8)
