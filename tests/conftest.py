@@ -61,6 +61,21 @@ def without_pages() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def without_figures() -> Iterator[None]:
+    """Pages in the test's process have empty figures: most of their time is to draw them."""
+    drawing = "trinat.segmentation.report.drawing"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{drawing}._lay_out", lambda *_: None)
+        patch.setattr(f"{drawing}._narrowed", lambda figure, _: figure)
+        patch.setattr(f"{drawing}.plain_svg", lambda _: EMPTY_SVG)
+        patch.setattr(f"{drawing}.Drawing.png", b"")
+        yield
+
+
+EMPTY_SVG = b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>'
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests for a GPU are skipped, and say so, where there is none."""
     if not any("gpu" in item.keywords for item in items):

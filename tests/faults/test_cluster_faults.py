@@ -17,7 +17,7 @@ import psutil
 import pytest
 from helpers.overfitted import random_model
 from helpers.poison import IN_HAND, segment_poison, segment_without_end
-from helpers.serial import SerialEngine, run_serially, write_scans
+from helpers.serial import SerialEngine, run_serially, write_heads
 
 from trinat.pipelines.cli.options import OnCluster
 from trinat.pipelines.common.exits import Exit
@@ -58,7 +58,7 @@ class _KillsOneWorker:
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
 def test_a_killed_worker_loses_nothing(tmp_path: Path) -> None:
-    scans = write_scans(tmp_path / "in", *(f"s{i}.nii.gz" for i in range(8)))
+    scans = write_heads(tmp_path / "in", *(f"s{i}.nii.gz" for i in range(8)))
     outcome = run_serially(scans, tmp_path / "cluster", engine=_KillsOneWorker)
     assert (outcome.done, outcome.failed) == (8, 0)
     run_serially(scans, tmp_path / "alone")
@@ -73,7 +73,7 @@ def test_a_killed_worker_loses_nothing(tmp_path: Path) -> None:
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
 def test_a_scan_that_kills_three_workers_is_set_aside(tmp_path: Path) -> None:
-    scans = write_scans(tmp_path / "in", "a.nii.gz", "kills.nii.gz", "z.nii.gz")
+    scans = write_heads(tmp_path / "in", "a.nii.gz", "kills.nii.gz", "z.nii.gz")
     out = tmp_path / "out"
     outcome = run_serially(
         scans,
@@ -150,7 +150,7 @@ def test_a_run_that_waits_for_its_first_worker_can_be_stopped(
 def test_ctrl_c_finishes_the_scans_that_local_workers_have_in_hand(
     tmp_path: Path,
 ) -> None:
-    scans = write_scans(tmp_path / "in", *(f"s{i}.nii.gz" for i in range(60)))
+    scans = write_heads(tmp_path / "in", *(f"s{i}.nii.gz" for i in range(60)))
     out, trinat = tmp_path / "out", Path(sys.executable).with_name("trinat")
     options = (
         "--model",
@@ -211,7 +211,7 @@ def test_scans_in_hand_when_the_scheduler_dies_are_done_by_the_next_run(
 ) -> None:
     process, address = scheduler
     logging.getLogger("distributed.client").addHandler(caplog.handler)
-    scans, out = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz"), tmp_path / "out"
+    scans, out = write_heads(tmp_path / "in", "a.nii.gz", "b.nii.gz"), tmp_path / "out"
 
     class _Loses:
         """A cluster whose scheduler is killed when a worker has the first of two scans."""
@@ -271,7 +271,7 @@ def test_the_submitting_machine_does_not_say_how_many_threads_others_have(
             told.append(settings.threads)
             super().__init__(settings)
 
-    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    scans = write_heads(tmp_path / "in", "a.nii.gz")
     run_serially(scans, tmp_path / "out", engine=Engine, threads=None)
     assert told == [None]
 
@@ -284,7 +284,7 @@ def test_unknown_clusters_are_refused() -> None:
 def test_job_queues_need_a_config(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--cluster-config"):
         run_serially(
-            write_scans(tmp_path / "in", "a.nii.gz"),
+            write_heads(tmp_path / "in", "a.nii.gz"),
             tmp_path / "o",
             engine=OnCluster("slurm").give(PredictRequest([], Path())).engine,
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.disks import Disk, may_have_mounts, own_mounts
-from helpers.serial import run_serially, write_scans
+from helpers.serial import run_serially, write_heads
 
 from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.settings import WORK
@@ -40,11 +40,11 @@ def _with_disk(check: Check, folder: Path) -> None:
 
 
 def _predicted(folder: Path, disk: Disk) -> None:
-    write_scans(folder / "in", "a.nii.gz")
+    write_heads(folder / "in", "a.nii.gz")
     out = disk.folder / "out"
     assert run_serially(folder / "in", out).done == 1
     whole = (out / "a_dseg.nii.gz").read_bytes()
-    write_scans(folder / "in", "a.nii.gz", "b.nii.gz", "c.nii.gz")
+    write_heads(folder / "in", "a.nii.gz", "b.nii.gz", "c.nii.gz")
     # Not even for the lock.
     disk.leave_room(0)
     with pytest.raises(DiskFullError, match=r"lock: cannot be written \(No space left"):

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from helpers.overfitted import random_model
 from helpers.poison import serve_poison, serve_without_end, start_without_end
-from helpers.serial import run_serially, write_scans
+from helpers.serial import run_serially, write_heads
 from helpers.warm import Started, Warm
 
 from trinat.pipelines.common.exits import Exit
@@ -36,7 +36,7 @@ from trinat.segmentation.io.files import sha256_of
 @pytest.mark.important
 def test_scans_that_kill_hang_and_eat_memory_fail_alone(tmp_path: Path) -> None:
     names = ("a", "eats-memory", "hangs", "kills", "z")
-    scans = write_scans(tmp_path / "in", *(f"{name}.nii.gz" for name in names))
+    scans = write_heads(tmp_path / "in", *(f"{name}.nii.gz" for name in names))
     outcome = run_serially(
         scans,
         tmp_path / "out",
@@ -56,10 +56,12 @@ def test_scans_that_kill_hang_and_eat_memory_fail_alone(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_a_scan_that_kills_the_process_before_it_is_ready_fails_alone(
     tmp_path: Path,
 ) -> None:
-    scans = write_scans(tmp_path / "in", "kills.nii.gz", "z.nii.gz")
+    scans = write_heads(tmp_path / "in", "kills.nii.gz", "z.nii.gz")
     outcome = run_serially(
         scans,
         tmp_path / "out",
@@ -76,7 +78,7 @@ def many(
 ) -> tuple[Path, dict[str, str]]:
     """Scans, and the digests of what an undisturbed run makes of them."""
     root = tmp_path_factory.mktemp("many")
-    scans = write_scans(root / "in", *(f"s{i}.nii.gz" for i in range(12)))
+    scans = write_heads(root / "in", *(f"s{i}.nii.gz" for i in range(12)))
     assert _start(warm, scans, root / "out").wait() == Exit.OK
     return scans, _digests(root / "out")
 
@@ -164,6 +166,8 @@ def test_scans_of_a_worker_that_was_ended_with_the_run_have_not_failed() -> None
     assert list(engine.run([Case("a", Path("a"), "a")], stop)) == []
 
 
+@pytest.mark.slow
+@pytest.mark.important
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(("grace_s", "times"), [(1.0, 1), (600.0, 2)])
 def test_a_signal_and_its_grace_or_a_second_one_end_a_run_whose_worker_is_stuck(
@@ -174,7 +178,7 @@ def test_a_signal_and_its_grace_or_a_second_one_end_a_run_whose_worker_is_stuck(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("trinat.pipelines.jobs.process.GRACE_S", grace_s)
-    scans = write_scans(tmp_path / "in", "a.nii.gz", "hangs.nii.gz")
+    scans = write_heads(tmp_path / "in", "a.nii.gz", "hangs.nii.gz")
 
     def signal_once_one_is_done() -> None:
         ledger = tmp_path / "out/run.jsonl"
@@ -212,13 +216,13 @@ def test_a_scan_has_two_hours_for_each_pass_unless_the_limit_is_switched_off() -
     assert replace(request, timeout_s=0).limit_s == 0
 
 
-def test_a_second_run_on_the_same_output_is_refused(many, tmp_path: Path) -> None:
-    scans, _ = many
+def test_a_second_run_on_the_same_output_is_refused(tmp_path: Path) -> None:
+    scans, out = write_heads(tmp_path / "in", "a.nii.gz"), tmp_path / "out"
     with (
-        run_lock(tmp_path / WORK / "lock"),
+        run_lock(out / WORK / "lock"),
         pytest.raises(LockedError, match=str(os.getpid())),
     ):
-        run_serially(scans, tmp_path)
+        run_serially(scans, out)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from helpers.miniatures import head_labels, turned
 from helpers.overfitted import miniature, overfitted_model
-from helpers.serial import QUICK, run_serially, write_scans
+from helpers.serial import QUICK, run_serially, write_heads
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -151,7 +151,7 @@ def predicted(
 ) -> Path:
     """Results of a scan of 1 mm (`a`) and of one of 1.2 x 0.9 x 1.5 mm (`b`)."""
     root = tmp_path_factory.mktemp("predicted")
-    scans = write_scans(root / "in", "a.nii.gz")
+    scans = write_heads(root / "in", "a.nii.gz")
     scan, _ = miniature("LIA", seed=1)
     affine = scan.affine.copy()
     affine[:3, :3] *= (1.2, 0.9, 1.5)
@@ -190,7 +190,7 @@ def test_the_picture_shows_the_label_map_that_is_written(predicted: Path) -> Non
 
 def test_cleaning_changes_the_label_map_of_that_scan(tmp_path: Path) -> None:
     """Or the tests above would not tell a cleaned map from another one."""
-    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    scans = write_heads(tmp_path / "in", "a.nii.gz")
     maps = []
     for clean in (False, True):
         out = tmp_path / f"clean-{clean}"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from helpers.overfitted import random_model
-from helpers.serial import write_scans
+from helpers.serial import write_heads
 
 from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.run import merge
@@ -46,7 +46,7 @@ def wait_for(condition, seconds: float = 240) -> None:
 
 @pytest.fixture
 def scans(tmp_path: Path) -> Path:
-    return write_scans(tmp_path / "in", *(f"s{i:02}.nii.gz" for i in range(16)))
+    return write_heads(tmp_path / "in", *(f"s{i:02}.nii.gz" for i in range(16)))
 
 
 def test_an_array_with_a_requeued_task_does_every_scan_once(

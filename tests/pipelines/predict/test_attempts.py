@@ -9,8 +9,7 @@ from datetime import datetime, tzinfo
 from pathlib import Path
 
 import pytest
-from helpers.overfitted import miniature
-from helpers.serial import QUICK, run_serially, write_scans
+from helpers.serial import QUICK, run_serially, small_scan, write_scans
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.evaluate.cohort import report_cohort
@@ -27,6 +26,8 @@ from trinat.pipelines.predict.settings import SLICES, WORK, Shard
 from trinat.pipelines.scans.naming import ASIDE
 from trinat.segmentation.errors import EvaluationError, LockedError
 from trinat.segmentation.io.files import read_rows, sha256_of
+
+pytestmark = pytest.mark.usefixtures("without_figures")
 
 
 @pytest.fixture
@@ -83,14 +84,14 @@ def test_outputs_of_a_scan_that_fails_now_are_moved_aside_and_named(two) -> None
         "a_dseg.nii.gz": f"{ASIDE}/a_dseg.nii.gz.bak",
     }
     assert (out / ASIDE / "a_dseg.nii.gz.bak").read_bytes() == old
-    miniature("RAS", seed=0)[0].write(scans / "a.nii.gz")
+    small_scan(0).write(scans / "a.nii.gz")
     assert run_serially(scans, out).done == 1
     assert (out / "a_dseg.nii.gz").read_bytes() == old
 
 
 def test_what_an_older_scan_had_besides_is_moved_aside(two) -> None:
     scans, out = two
-    miniature("RAS", seed=9)[0].write(scans / "a.nii.gz")
+    small_scan(9).write(scans / "a.nii.gz")
     run_serially(scans, out)
     assert not (out / "a_aseg.stats").exists()
     assert held(out)["a"].aside == {"a_aseg.stats": f"{ASIDE}/a_aseg.stats.bak"}
@@ -164,7 +165,7 @@ def test_evaluate_does_not_measure_what_has_failed_since(two, truth: Path) -> No
 
 def test_evaluate_does_not_measure_a_result_of_another_scan(two, truth: Path) -> None:
     scans, out = two
-    miniature("RAS", seed=9)[0].write(scans / "a.nii.gz")
+    small_scan(9).write(scans / "a.nii.gz")
     said: list[str] = []
     assert _evaluated(out, truth, said) == Exit.SOME_FAILED
     assert any(
@@ -181,7 +182,7 @@ def test_results_in_a_folder_below_the_ledger_are_judged_by_it(tmp_path: Path) -
         tmp_path / "out",
     )
     run_serially(scans, out)
-    miniature("RAS", seed=9)[0].write(scans / "p/q/a.nii.gz")
+    small_scan(9).write(scans / "p/q/a.nii.gz")
     labels = out / "p/q/a_dseg.nii.gz"
     with pytest.raises(EvaluationError, match="its scan was changed since"):
         _evaluated(labels.parent, labels, [])
@@ -202,7 +203,7 @@ def test_where_scans_are_elsewhere_results_are_measured(two, truth: Path) -> Non
 
 def test_report_does_not_count_a_result_of_another_scan(two) -> None:
     scans, out = two
-    miniature("RAS", seed=9)[0].write(scans / "a.nii.gz")
+    small_scan(9).write(scans / "a.nii.gz")
     said: list[str] = []
     settings = CohortSettings(out, out.parent / "group", jobs=1, excluded=())
     assert report_cohort(settings, say=said.append) == Exit.SOME_FAILED

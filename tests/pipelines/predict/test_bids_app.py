@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 from helpers.miniatures import without_orientation
 from helpers.overfitted import random_model, with_parcels
-from helpers.serial import run_serially, write_scans
+from helpers.serial import run_serially, write_heads, write_scans
 
 from trinat.pipelines.cli import bids, main
 from trinat.pipelines.common.exits import Exit
@@ -52,11 +52,12 @@ def test_participants_then_group(
     assert "segmented by trinat" in (out / "README.md").read_text()
 
 
+@pytest.mark.usefixtures("without_workers")
 def test_parcels_of_the_raters_are_named_in_one_table_of_the_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw, out = tmp_path / "raw", tmp_path / "out"
-    write_scans(raw, "sub-01/anat/sub-01_T1w.nii.gz")
+    write_heads(raw, "sub-01/anat/sub-01_T1w.nii.gz")
     (raw / "dataset_description.json").write_text(
         '{"Name": "x", "BIDSVersion": "1.10.0"}'
     )
@@ -70,6 +71,7 @@ def test_parcels_of_the_raters_are_named_in_one_table_of_the_dataset(
     assert "30169\tctx-lh-precuneus\tlh-PCu\t" in names
 
 
+@pytest.mark.usefixtures("without_workers")
 def test_sessions_and_further_outputs_are_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +101,7 @@ def test_sessions_and_further_outputs_are_chosen(
     assert run(monkeypatch, raw, out, "participant", *other) == Exit.ALL_FAILED
 
 
+@pytest.mark.usefixtures("without_workers")
 def test_a_scan_whose_name_has_a_space_is_a_t1w_scan_like_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +117,7 @@ def test_a_scan_whose_name_has_a_space_is_a_t1w_scan_like_others(
     assert labels.name == "sub-01_space-orig_desc-trinat_dseg.nii.gz"
 
 
+@pytest.mark.usefixtures("without_workers")
 def test_scans_of_another_contrast_have_results_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

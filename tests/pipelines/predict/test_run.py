@@ -15,8 +15,15 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
-from helpers.overfitted import miniature, overfitted_model, random_model
-from helpers.serial import QUICK, run_serially, table, write_scans
+from helpers.overfitted import overfitted_model, random_model
+from helpers.serial import (
+    QUICK,
+    run_serially,
+    small_scan,
+    table,
+    write_heads,
+    write_scans,
+)
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.predict.ledger import read_entries
@@ -120,13 +127,13 @@ def test_rerun_skips_what_is_done_and_tries_what_failed(again) -> None:
 
 def test_a_changed_input_is_done_again(again) -> None:
     scans, out = again
-    miniature("RAS", seed=9)[0].write(scans / "a.nii.gz")
+    small_scan(9).write(scans / "a.nii.gz")
     assert run_serially(scans, out).done == 1
 
 
 def test_a_wrong_clock_keeps_no_old_result(again, monkeypatch) -> None:
     scans, out = again
-    miniature("RAS", seed=8)[0].write(scans / "a.nii.gz")
+    small_scan(8).write(scans / "a.nii.gz")
 
     class In2099(datetime):
         @classmethod
@@ -137,7 +144,7 @@ def test_a_wrong_clock_keeps_no_old_result(again, monkeypatch) -> None:
         ahead.setattr("trinat.pipelines.predict.entry.datetime", In2099)
         run_serially(scans, out)
     assert read_entries([out / "run.jsonl"])["a"].finished.startswith("2099")
-    miniature("RAS", seed=9)[0].write(scans / "a.nii.gz")
+    small_scan(9).write(scans / "a.nii.gz")
     assert run_serially(scans, out).done == 1
     assert run_serially(scans, out).done == 0
     fresh = run_serially([str(scans / "a.nii.gz")], out / "fresh")
@@ -283,8 +290,10 @@ def test_scans_without_a_checksum_are_refused_on_request(tmp_path: Path) -> None
     assert run_serially(scans, tmp_path / "out", require_checksum=True).failed == 1
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_timings_name_the_stages_and_add_up_to_the_run(tmp_path: Path) -> None:
-    scans = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz")
+    scans = write_heads(tmp_path / "in", "a.nii.gz", "b.nii.gz")
     trinat = str(Path(sys.executable).with_name("trinat"))
     options = ["--model", str(random_model()), "--threads", "1", "--quiet", "--timings"]
     done = subprocess.run(

@@ -110,6 +110,7 @@ def test_norms_of_another_model_are_refused(tmp_path: Path) -> None:
         CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
+@pytest.mark.usefixtures("without_workers")
 def test_a_bids_dataset_is_compared_with_norms_by_its_own_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

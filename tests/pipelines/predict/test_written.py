@@ -20,7 +20,7 @@ from helpers.overfitted import (
     random_model,
     with_parcels,
 )
-from helpers.serial import QUICK, run_serially, table, write_scans
+from helpers.serial import QUICK, run_serially, table, write_heads, write_scans
 from helpers.small_model import edit, set_key
 
 from trinat.pipelines.predict.engine import SerialEngine
@@ -34,7 +34,7 @@ from trinat.segmentation.models import zoo
 
 
 def test_freesurfer_numbers_by_default_and_indices_on_request(tmp_path: Path) -> None:
-    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    scans = write_heads(tmp_path / "in", "a.nii.gz")
     model = str(overfitted_model())
     run_serially(scans, tmp_path / "aseg", model=model)
     run_serially(
@@ -49,13 +49,21 @@ def test_freesurfer_numbers_by_default_and_indices_on_request(tmp_path: Path) ->
     assert ((indices == 19) == (numbers == 41)).all()
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `in` has a scan, and `out` its results with mask, statistics and probabilities."""
+    folder = tmp_path_factory.mktemp("made")
+    scans = write_heads(folder / "in", "a.nii.gz")
+    output = replace(QUICK, brain_mask=True, stats=True, probabilities=True)
+    run_serially(scans, folder / "out", output=output, model=str(overfitted_model()))
+    return folder
+
+
 def test_volumes_are_voxels_times_their_size_and_shares_of_the_brain(
-    tmp_path: Path,
+    made: Path,
 ) -> None:
-    scans = write_scans(tmp_path / "in", "a.nii.gz")
-    run_serially(scans, tmp_path / "out", model=str(overfitted_model()))
-    (row,) = table(tmp_path / "out/volumes.tsv")
-    labels = np.asarray(nib.load(tmp_path / "out/a_dseg.nii.gz").dataobj)
+    (row,) = table(made / "out/volumes.tsv")
+    labels = np.asarray(nib.load(made / "out/a_dseg.nii.gz").dataobj)
     white = float(row["Left-Cerebral-White-Matter_mm3"])
     assert white == (labels == 2).sum()
     assert float(row["Left-Cerebral-White-Matter_share"]) == pytest.approx(
@@ -69,7 +77,7 @@ def test_mgz_stays_mgz_on_request_and_stats_are_freesurfers(tmp_path: Path) -> N
     scan = nib.load(scans / "a.mgz")
     labels = nib.load(tmp_path / "out/a_dseg.mgz")
     assert isinstance(labels, nib.MGHImage)
-    assert labels.shape == scan.shape == (40, 48, 44)
+    assert labels.shape == scan.shape == (20, 24, 22)
     np.testing.assert_allclose(labels.affine, scan.affine, atol=1e-5)
     assert not (tmp_path / "out/a_dseg.nii.gz").exists()
     counts = Counter(np.asarray(labels.dataobj).ravel().tolist())
@@ -88,7 +96,7 @@ def test_mgz_stays_mgz_on_request_and_stats_are_freesurfers(tmp_path: Path) -> N
 def test_clean_up_uncertainty_entropy_and_probabilities_are_written(
     tmp_path: Path,
 ) -> None:
-    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    scans = write_heads(tmp_path / "in", "a.nii.gz")
     output = replace(
         QUICK, samples=2, entropy=True, probabilities=True, clean=True, picture=True
     )
@@ -104,53 +112,47 @@ def test_clean_up_uncertainty_entropy_and_probabilities_are_written(
     } <= names
 
 
-def test_the_brain_mask_holds_the_structures_and_has_their_grid(tmp_path: Path) -> None:
-    scans = write_scans(tmp_path / "in", "a.nii.gz")
-    output = replace(QUICK, brain_mask=True, stats=True)
-    run_serially(scans, tmp_path / "out", output=output, model=str(overfitted_model()))
-    mask = nib.load(tmp_path / "out/a_brainmask.nii.gz")
-    labels = nib.load(tmp_path / "out/a_dseg.nii.gz")
+def test_the_brain_mask_holds_the_structures_and_has_their_grid(made: Path) -> None:
+    mask = nib.load(made / "out/a_brainmask.nii.gz")
+    labels = nib.load(made / "out/a_dseg.nii.gz")
     np.testing.assert_allclose(mask.affine, labels.affine)
     inside = np.asarray(mask.dataobj)
     assert np.unique(inside).tolist() == [0, 1]
     cortex = np.isin(np.asarray(labels.dataobj), (3, 42))
     assert inside[cortex].mean() > 0.99
     # What names the brain as a whole is in tables; what is not known has a note instead.
-    (row,) = table(tmp_path / "out/volumes.tsv")
+    (row,) = table(made / "out/volumes.tsv")
     assert row["EstimatedTotalIntraCranialVol_mm3"] == "n/a"
     assert float(row["CortexVol_mm3"]) == cortex.sum()
     note = "no intracranial volume: the model does not find the fluid around the brain"
-    assert note in table(tmp_path / "out/qc.tsv")[0]["notes"]
-    stats = (tmp_path / "out/a_aseg.stats").read_text()
+    assert note in table(made / "out/qc.tsv")[0]["notes"]
+    stats = (made / "out/a_aseg.stats").read_text()
     assert f"# {note}\n" in stats
     assert "# Measure Cortex, CortexVol, " in stats
     assert "eTIV" not in stats
-    assert find_files(tmp_path / "out")[0].path.name == "a_dseg.nii.gz"
-    assert len(find_files(tmp_path / "out")) == 1
+    assert find_files(made / "out")[0].path.name == "a_dseg.nii.gz"
+    assert len(find_files(made / "out")) == 1
 
 
 def test_probabilities_are_one_file_whose_maps_are_named_and_sum_to_one(
-    tmp_path: Path,
+    made: Path,
 ) -> None:
-    scans = write_scans(tmp_path / "in", "a.nii.gz")
-    output = replace(QUICK, probabilities=True)
-    run_serially(scans, tmp_path / "out", output=output, model=str(overfitted_model()))
-    image = nib.load(tmp_path / "out/a_probseg.nii.gz")
-    names = json.loads((tmp_path / "out/a_probseg.json").read_text())["LabelMap"]
+    image = nib.load(made / "out/a_probseg.nii.gz")
+    names = json.loads((made / "out/a_probseg.json").read_text())["LabelMap"]
     assert names[:2] == ["BG", "L-CWM"]
     assert "CSF" not in names  # which that model was never taught
-    scan = nib.load(scans / "a.nii.gz")
+    scan = nib.load(made / "in/a.nii.gz")
     assert image.shape == (*scan.shape, len(names))
     np.testing.assert_allclose(image.affine, scan.affine)
     values = image.get_fdata()
     np.testing.assert_allclose(values.sum(-1), 1, atol=5e-3)
-    labels = np.asarray(nib.load(tmp_path / "out/a_dseg.nii.gz").dataobj)
+    labels = np.asarray(nib.load(made / "out/a_dseg.nii.gz").dataobj)
     assert values[labels == 2][:, 1].min() > 1 / len(names)
     assert values[..., 1].max() > 0.9
 
 
 def test_tissues_are_a_map_of_each_and_one_of_the_most_probable(tmp_path: Path) -> None:
-    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    scans = write_heads(tmp_path / "in", "a.nii.gz")
     output = replace(QUICK, tissues=True)
     run_serially(scans, tmp_path / "out", output=output, model=str(overfitted_model()))
     entry = read_entries([tmp_path / "out/run.jsonl"])["a"]
@@ -178,7 +180,7 @@ def test_tissues_are_a_map_of_each_and_one_of_the_most_probable(tmp_path: Path) 
 def test_what_fmriprep_takes_has_its_names_and_the_order_of_axes_of_its_scans(
     tmp_path: Path,
 ) -> None:
-    raw = write_scans(tmp_path / "raw", "sub-01/anat/sub-01_T1w.nii.gz")
+    raw = write_heads(tmp_path / "raw", "sub-01/anat/sub-01_T1w.nii.gz")
     scan = miniature("PIR")[0]
     scan.write(raw / "sub-01/anat/sub-01_T1w.nii.gz")
     output = replace(QUICK, brain_mask=True, tissues=True, fmriprep=True)
@@ -302,7 +304,7 @@ def test_sagittal_slices_alone_give_a_table_of_structures_without_sides(
 
 
 def test_parcels_are_a_label_map_of_their_own_and_a_table(tmp_path: Path) -> None:
-    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    scans = write_heads(tmp_path / "in", "a.nii.gz")
     model = with_parcels(tmp_path / "model")
     run_serially(scans, tmp_path / "plain", model=str(model))
     output = replace(QUICK, parcels=True, stats=True)
@@ -344,7 +346,7 @@ def test_parcels_are_a_label_map_of_their_own_and_a_table(tmp_path: Path) -> Non
 
 
 def test_parcels_of_the_raters_have_their_own_numbers_and_names(tmp_path: Path) -> None:
-    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    scans = write_heads(tmp_path / "in", "a.nii.gz")
     model = with_parcels(tmp_path / "model", "neuromorphometrics49")
     output = replace(QUICK, parcels=True, stats=True)
     run_serially(scans, tmp_path / "out", output=output, model=str(model))

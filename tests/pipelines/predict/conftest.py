@@ -1,0 +1,20 @@
+"""What tests of prediction share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trinat.pipelines.predict.engine import SerialEngine
+from trinat.pipelines.predict.settings import RunSettings
+
+
+@pytest.fixture
+def without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands segment in the test's process: a worker starts for longer than a scan takes."""
+
+    def engine(settings: RunSettings, devices: object, **given: Any) -> SerialEngine:
+        return SerialEngine(settings, on_stage=given["on_stage"])
+
+    monkeypatch.setattr("trinat.pipelines.predict.run.local_engine", engine)
