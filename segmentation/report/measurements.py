@@ -75,8 +75,11 @@ def structures_of(frame: pd.DataFrame) -> list[str]:
 
     Groups and background are left out. KeyError for a right side without its left one.
     """
-    every = frame.loc[~is_group(frame), "structure"].unique()
-    names = [str(name) for name in every if name != "background"]
+    # Names are few, rows are many.
+    every = [str(name) for name in frame["structure"].unique()]
+    names = [
+        name for name in every if name != "background" and not name.startswith("group:")
+    ]
     # A right side has the place of its left one; without that it is an unknown name, an error.
     first_place: dict[str, int] = {}
     for place, name in enumerate(names):
@@ -95,8 +98,8 @@ def without_side(name: str) -> str:
 
 def groups_of(frame: pd.DataFrame) -> list[str]:
     """Groups of structures (`group:<name>`) in the order of the table."""
-    names = frame.loc[is_group(frame), "structure"].unique()
-    return [str(name) for name in names]
+    every = [str(name) for name in frame["structure"].unique()]
+    return [name for name in every if name.startswith("group:")]
 
 
 def where(table: pd.DataFrame, **values: str) -> pd.DataFrame:

@@ -26,6 +26,8 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.report.cohort import Range, Scan
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 AFFINE = np.diag([1.0, 1.0, 2.0, 1.0])
 SCANS = 9
 

@@ -19,6 +19,8 @@ from trinat.pipelines.scans.files import find_files
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:

@@ -199,6 +199,8 @@ def test_no_jobs_are_refused(pair: EvaluationSettings) -> None:
         evaluate_predictions(replace(pair, jobs=0))
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_the_command_reads_like_its_help(study: Path, tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -22,6 +22,8 @@ from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.metrics.pair import evaluate as measure
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 
 @pytest.mark.parametrize("told_by", ["ledger", "option"])
 def test_what_a_model_cannot_predict_is_listed_apart(

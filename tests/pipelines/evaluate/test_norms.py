@@ -28,6 +28,8 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.metrics.norms import Curve
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 PERSONS = 88
 
 

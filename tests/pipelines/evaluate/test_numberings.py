@@ -16,6 +16,8 @@ from trinat.pipelines.evaluate.evaluation import (
 from trinat.pipelines.evaluate.user_tables import read_mapping
 from trinat.segmentation.errors import ConfigError, EvaluationError
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 
 def test_a_mapping_brings_other_numbers_to_freesurfer(
     pair: EvaluationSettings, tmp_path: Path

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 from helpers.ellipsoids import brain, read_metrics, value, write
 from helpers.overfitted import with_parcels
-from helpers.serial import QUICK, run_serially, write_scans
+from helpers.serial import QUICK, run_serially, write_heads
 from helpers.studies import write_study
 
 from trinat.pipelines.common.exits import Exit
@@ -20,6 +21,8 @@ from trinat.pipelines.evaluate.evaluation import (
     evaluate_predictions,
     named_models,
 )
+
+pytestmark = pytest.mark.usefixtures("without_figures")
 
 
 def divided(shift: tuple[int, int, int] = (0, 0, 0)) -> np.ndarray:
@@ -35,7 +38,12 @@ def divided(shift: tuple[int, int, int] = (0, 0, 0)) -> np.ndarray:
 
 def evaluated(truth: Path, predictions: Path, out: Path) -> pd.DataFrame:
     settings = EvaluationSettings(
-        truth, named_models([predictions], ["fast"]), out, labels="desikan", jobs=1
+        truth,
+        named_models([predictions], ["fast"]),
+        out,
+        labels="desikan",
+        jobs=1,
+        tables_only=True,
     )
     assert evaluate_predictions(settings) == Exit.OK
     return read_metrics(out / "metrics.csv")
@@ -57,7 +65,7 @@ def test_aparc_of_freesurfers_subjects_is_the_truth_of_parcels(tmp_path: Path) -
 def test_parcels_of_a_run_are_not_structures_that_its_model_lacks(
     tmp_path: Path,
 ) -> None:
-    scans = write_scans(tmp_path / "in", "a.nii.gz")
+    scans = write_heads(tmp_path / "in", "a.nii.gz")
     model = with_parcels(tmp_path / "model")
     results = tmp_path / "results"
     run_serially(scans, results, output=replace(QUICK, parcels=True), model=str(model))
@@ -72,7 +80,7 @@ def test_parcels_of_a_run_are_not_structures_that_its_model_lacks(
 
 
 def test_a_report_on_a_group_has_the_volumes_of_parcels(tmp_path: Path) -> None:
-    scans = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz")
+    scans = write_heads(tmp_path / "in", "a.nii.gz", "b.nii.gz")
     model = with_parcels(tmp_path / "model")
     results = tmp_path / "results"
     run_serially(scans, results, output=replace(QUICK, parcels=True), model=str(model))

@@ -19,6 +19,8 @@ from trinat.segmentation.report.cohort import Cohort, Scan, cohort_of
 from trinat.segmentation.report.cohort_page import cohort_drawings, cohort_page
 from trinat.segmentation.report.harmonised import site_effects, tells_apart
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 SCHEME = load_scheme("quicknat33")
 NAMES = SCHEME.names[1:]
 MEANS = np.linspace(1_000, 20_000, len(NAMES))
