@@ -60,6 +60,8 @@ def test_importing_takes_nothing_heavy() -> None:
     assert int(line.split("|")[1]) < 200_000  # microseconds
 
 
+@pytest.mark.slow
+@pytest.mark.important
 @pytest.mark.parametrize("own", [None, "ACTIVE"])
 def test_in_python_too_waiting_threads_leave_processors_to_others(
     own: str | None,
@@ -108,7 +110,8 @@ def test_every_form_of_a_scan_gives_the_same_labels(tmp_path: Path) -> None:
     image = nib.load(path)
     forms = (scan, path, str(path), image, (np.asarray(image.dataobj), image.affine))
     first, *others = (
-        trinat.segment(form, model=overfitted_model()).labels for form in forms
+        trinat.segment(form, model=overfitted_model(), views="axial").labels
+        for form in forms
     )
     # Background and seven structures.
     assert len(np.unique(first.data)) == 8
@@ -249,6 +252,8 @@ def test_an_image_in_memory_is_checked_as_a_file_is(scan, error, message: str) -
         trinat.segment(scan)
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_a_forked_process_computes_after_its_parent_did() -> None:
     # Threads that the parent waited with are not there in the child, which waited for them.
     probe = """

@@ -51,23 +51,30 @@ def test_the_order_of_scans_changes_no_byte() -> None:
         assert one.volumes_mm3 == other.volumes_mm3
 
 
-def test_labels_lie_in_each_scans_own_space() -> None:
-    scans = [
+@pytest.fixture(scope="module")
+def two_visits() -> list[Volume]:
+    return [
         visit_of(head_of(), np.eye(4)),
         visit_of(head_of(), pose_of(5, 2), seed=1),
     ]
-    for scan, point in zip(scans, points_of(scans), strict=True):
+
+
+@pytest.fixture(scope="module")
+def points(two_visits: list[Volume]) -> list[TimePoint]:
+    return points_of(two_visits)
+
+
+def test_labels_lie_in_each_scans_own_space(
+    two_visits: list[Volume], points: list[TimePoint]
+) -> None:
+    for scan, point in zip(two_visits, points, strict=True):
         labels = point.prediction.labels
         assert labels.shape == scan.shape
         np.testing.assert_array_equal(labels.affine, scan.affine)
 
 
-def test_volumes_are_sums_of_probabilities() -> None:
-    scans = [
-        visit_of(head_of(), np.eye(4)),
-        visit_of(head_of(), pose_of(5, 2), seed=1),
-    ]
-    (first, _) = points_of(scans)
+def test_volumes_are_sums_of_probabilities(points: list[TimePoint]) -> None:
+    (first, _) = points
     found = first.prediction
     assert found.plan.working.voxel_mm3 == pytest.approx(1)
     assert {"Left-Hippocampus", "Right-Hippocampus"} <= set(first.volumes_mm3)
@@ -76,8 +83,10 @@ def test_volumes_are_sums_of_probabilities() -> None:
         assert mm3 == pytest.approx(float(of_class.double().sum()))
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_odds_of_structures_reach_what_each_scan_keeps_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
+    two_visits: list[Volume], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dimensions = []
 
@@ -85,15 +94,15 @@ def test_odds_of_structures_reach_what_each_scan_keeps_of_its_own(
         dimensions.append(probabilities.dim())
 
     monkeypatch.setattr(Predictor, "multiply_odds", multiply)
-    points_of(
-        [visit_of(head_of(), np.eye(4)), visit_of(head_of(), pose_of(5, 2), seed=1)]
-    )
+    points_of(two_visits)
     # The mean of both, and of each scan the voxels where it shows something else.
     assert dimensions == [4, 2, 2]
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_the_template_says_for_all_scans_whether_networks_see_them_reversed(
-    monkeypatch: pytest.MonkeyPatch,
+    two_visits: list[Volume], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
     seen = []
@@ -110,9 +119,7 @@ def test_the_template_says_for_all_scans_whether_networks_see_them_reversed(
     monkeypatch.setattr(Predictor, "find_reversal", find)
     monkeypatch.setattr(Reversal, "apply", lambda reversal, image: 1 - image)
     monkeypatch.setattr(Predictor, "fuse", look)
-    points = points_of(
-        [visit_of(head_of(), np.eye(4)), visit_of(head_of(), pose_of(5, 2), seed=1)]
-    )
+    points = points_of(two_visits)
     (template,) = asked
     of_template, first, second = seen
     assert torch.equal(of_template, 1 - template)
