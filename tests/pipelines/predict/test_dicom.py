@@ -67,7 +67,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_classic(root / "dicom/scout", head("LPS"), "scout", **scout)
     (root / "dicom/notes.txt").write_text("no DICOM")
     model = str(overfitted_model())
-    done = run_serially(root / "dicom", root / "out", output=ALL, model=model)
+    done = run_serially(root / "dicom", root / "out", output=SEG, model=model)
     assert (done.done, done.failed, done.skipped, done.exit) == (4, 0, 1, Exit.OK)
     assert run_serially(root / "nifti", root / "truth", model=model).done == 4
     return root
@@ -217,6 +217,8 @@ def test_nothing_of_the_patient_is_in_any_other_output(tmp_path: Path, capfd) ->
     assert not [mark for mark in marks if mark in said]
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_nifti_needs_no_package_for_dicom(tmp_path: Path) -> None:
     (tmp_path / "scans").mkdir()
     head("RAS").write(tmp_path / "scans" / "a.nii.gz")

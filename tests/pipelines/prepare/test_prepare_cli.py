@@ -105,8 +105,10 @@ def test_of_the_published_training_part_alone_a_cross_validation_is_proposed(
 ) -> None:
     for scan in ("1000", "1001", "1002"):
         malc_scan(tmp_path / "in", scan)
+    (tmp_path / "c.yaml").write_text("grid: [64, 64, 64]\n")
     root, out = str(tmp_path / "in"), str(tmp_path / "out")
-    said = call("prepare", "--source", "malc", "--root", root, "--out", out)
+    words = ["prepare", "--source", "malc", "--root", root, "--out", out]
+    said = call(*words, "--config", str(tmp_path / "c.yaml"))
     assert said.endswith(f"next: trinat split {out} --kfold 3 --validation 0\n")
 
 
