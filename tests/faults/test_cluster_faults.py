@@ -203,6 +203,8 @@ def scheduler() -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.kill()
 
 
+@pytest.mark.slow
+@pytest.mark.important
 @pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.overfitted import miniature, random_model
+from helpers.overfitted import random_model
+from helpers.serial import small_scan
 
 from trinat.segmentation.errors import DeviceError
 from trinat.segmentation.inference.predictor import Predictor
@@ -36,7 +37,7 @@ def load(**options) -> Predictor:
 def test_batches_are_halved_until_they_fit_and_the_labels_are_the_same(
     monkeypatch,
 ) -> None:
-    scan, _ = miniature()
+    scan = small_scan()
     expected = load().segment(scan)
     segmenter = load()
     tried = short_of_memory(segmenter, 3, monkeypatch)
@@ -51,7 +52,7 @@ def test_batches_are_halved_until_they_fit_and_the_labels_are_the_same(
 
 
 def test_what_does_not_fit_at_all_goes_to_the_processor_if_allowed(monkeypatch) -> None:
-    scan, _ = miniature()
+    scan = small_scan()
     expected = load().segment(scan)
     segmenter = load(allow_cpu=True)
     short_of_memory(segmenter, 0, monkeypatch)
@@ -66,5 +67,5 @@ def test_what_does_not_fit_at_all_is_told_in_one_line(monkeypatch) -> None:
     with pytest.raises(
         DeviceError, match="too little memory for one slice at a time"
     ) as told:
-        segmenter.segment(miniature()[0])
+        segmenter.segment(small_scan())
     assert "\n" not in str(told.value)

@@ -1,4 +1,4 @@
-"""An evaluation of two models, measured once for all tests that read its results."""
+"""An evaluation of two models, measured once for all tests of a file that read its results."""
 
 from __future__ import annotations
 
@@ -40,21 +40,24 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="session")
-def settings(study: Path) -> EvaluationSettings:
+@pytest.fixture(scope="module")
+def settings(
+    study: Path, tmp_path_factory: pytest.TempPathFactory
+) -> EvaluationSettings:
     models = named_models([study / "a", study / "b"], ["first", "second"])
+    out = tmp_path_factory.mktemp("report")
     return EvaluationSettings(
-        study / "truth", models, study / "report", jobs=1, command="trinat evaluate"
+        study / "truth", models, out, jobs=1, command="trinat evaluate"
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def report(settings: EvaluationSettings) -> Path:
     assert evaluate_predictions(settings) == Exit.SOME_FAILED
     return settings.out
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def metrics(report: Path) -> pd.DataFrame:
     return read_metrics(report / "metrics.csv")
 

@@ -24,6 +24,8 @@ from trinat.pipelines.evaluate.evaluation import (
 )
 from trinat.segmentation.errors import ConfigError, EvaluationError
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 
 def test_maps_without_orientation_are_measured_when_told_what_to_trust(
     tmp_path: Path,

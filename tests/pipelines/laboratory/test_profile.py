@@ -66,6 +66,8 @@ def test_a_model_and_a_recipe_have_a_page_and_are_compared(tmp_path: Path) -> No
         write_profile("fast", tmp_path / "d", against=tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_a_recipe_is_profiled_as_it_trains(tmp_path: Path) -> None:
     """On a store: with its data, its loss and its optimiser, and the part that takes most."""
     store = small_store(tmp_path / "store", dict.fromkeys("ab", (40, 44, 48)))

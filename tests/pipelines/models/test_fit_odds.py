@@ -62,13 +62,9 @@ def dice_of_cortex(model: Path, data: Path) -> float:
     return float(table[["Left-Cerebral-Cortex", "Right-Cerebral-Cortex"]].mean())
 
 
-@pytest.mark.parametrize(
-    "numbering",
-    [
-        None,
-        pytest.param("farther.tsv", marks=[pytest.mark.slow, pytest.mark.important]),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.important
+@pytest.mark.parametrize("numbering", [None, "farther.tsv"])
 def test_the_cortex_gets_its_size(
     shy: Path, data: Path, tmp_path: Path, numbering: str | None
 ) -> None:

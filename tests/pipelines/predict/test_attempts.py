@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -30,12 +31,20 @@ from trinat.segmentation.io.files import read_rows, sha256_of
 pytestmark = pytest.mark.usefixtures("without_figures")
 
 
+@pytest.fixture(scope="module")
+def segmented(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `in` has two scans, and `out` their segmentations."""
+    folder = tmp_path_factory.mktemp("segmented")
+    scans = write_scans(folder / "in", "a.nii.gz", "b.nii.gz")
+    run_serially(scans, folder / "out", output=replace(QUICK, stats=True))
+    return folder
+
+
 @pytest.fixture
-def two(tmp_path: Path) -> tuple[Path, Path]:
-    """Two scans and their segmentations."""
-    scans, out = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz"), tmp_path / "out"
-    run_serially(scans, out, output=replace(QUICK, stats=True))
-    return scans, out
+def two(segmented: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """Two scans and their segmentations, which a test may change."""
+    shutil.copytree(segmented, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "in", tmp_path / "out"
 
 
 class In2039(datetime):

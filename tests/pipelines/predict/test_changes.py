@@ -10,6 +10,8 @@ from helpers.serial import table
 from trinat.pipelines.predict.changes import write_changes
 from trinat.pipelines.predict.entry import Entry
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 
 def scan(
     case: str,

@@ -45,6 +45,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return scans, root / "out"
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_a_broken_time_point_does_not_take_the_others(study) -> None:
     found = entries(study[1])
     assert found["P0_MR3"].status == "failed"
@@ -54,12 +56,16 @@ def test_a_broken_time_point_does_not_take_the_others(study) -> None:
         assert list(found[case].result["longitudinal"]["scans"]) == ["P0_MR1", "P0_MR2"]
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_a_single_scan_is_segmented_by_itself_and_says_so(study) -> None:
     result = entries(study[1])["P1_MR1"].result
     assert "longitudinal" not in result
     assert result["notes"][-1].startswith("no other scan of this person")
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_changes_have_a_row_for_each_structure_of_each_person(study) -> None:
     changes = table(study[1] / "changes.tsv")
     assert {row["person"] for row in changes} == {"P0"}

@@ -24,6 +24,8 @@ from trinat.pipelines.predict.settings import CaseNames, RunSettings, Shard
 from trinat.pipelines.scans.cases import Case
 from trinat.segmentation.io.files import sha256_of
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 TOGETHER = replace(QUICK, longitudinal=True)
 TABLES = ("changes.tsv", "timepoints.tsv")
 

@@ -203,6 +203,8 @@ def test_a_run_of_a_minute_has_a_curve_and_one_of_hours_few_lines(
     assert sum(step <= 60 for step in lines_at) > 20
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_a_run_leaves_a_model_curves_and_its_settings(tmp_path: Path) -> None:
     recipe = tiny_recipe(
         tmp_path,

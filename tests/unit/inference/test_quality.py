@@ -236,6 +236,8 @@ def test_half_a_head_is_rejected_by_its_missing_side(found: Prediction) -> None:
     assert any("one side has" in reason for reason in verdict.reasons)
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_noise_that_is_no_head_fails_with_the_shipped_limits(
     segmenter: Predictor,
 ) -> None:

@@ -142,6 +142,8 @@ def test_outlines_keep_what_touches_another_class() -> None:
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.important
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of memory")
 def test_a_kind_whose_library_finds_no_memory_is_not_called_unknown() -> None:
     probe = """

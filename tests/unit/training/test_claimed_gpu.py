@@ -238,6 +238,8 @@ def test_a_gpu_without_bfloat16_computes_in_float16_with_scaled_gradients(
         assert resumed.step().loss == trainer.step().loss
 
 
+@pytest.mark.slow
+@pytest.mark.important
 def test_a_whole_run_is_validated_stopped_and_resumed(tmp_path: Path) -> None:
     shapes = dict.fromkeys("abcd", (16, 18, 20))
     store = stored.small_store(tmp_path / "store", shapes)
