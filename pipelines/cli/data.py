@@ -148,7 +148,7 @@ def show(
 
     Example: trinat data show store OAS1_0001_MR1 --augment 12
     """
-    from trinat.pipelines.prepare.show import show_augmented, show_subject
+    from trinat.pipelines.prepare.store_pictures import show_augmented, show_subject
 
     path = Path(f"{subject}.png") if out is None else out
     if augment:
@@ -195,7 +195,7 @@ def export(
 
     Example: trinat data export store --out pictures --format png --views coronal
     """
-    from trinat.pipelines.prepare.export import SLICES, export_slices
+    from trinat.pipelines.prepare.store_pictures import SLICES, export_slices
 
     settings = asked(store=store)
     with batch_progress(quiet) as finished:

@@ -12,8 +12,13 @@ from trinat.pipelines.predict.entry import Entry, structures_left_out, why_left_
 from trinat.pipelines.predict.ledger import Ledger
 from trinat.pipelines.predict.settings import CHANGES, EXCLUDED_GRADES
 from trinat.segmentation.io.files import write_tsv, write_whole
-from trinat.segmentation.metrics.change import Change, change_of
-from trinat.segmentation.report.changes import Course, changes_page, retest_of
+from trinat.segmentation.report.changes import (
+    Change,
+    Course,
+    change_of,
+    changes_page,
+    retest_of,
+)
 
 _COLUMNS = (
     "person",

@@ -20,11 +20,10 @@ import torch
 
 from trinat.pipelines.train.clock import JobClock, TimeLimit
 from trinat.pipelines.train.data import ScansOf, open_data
-from trinat.pipelines.train.log import Metrics, append_scores
+from trinat.pipelines.train.log import Metrics, Trackers, append_scores
 from trinat.pipelines.train.pages import write_examples, write_page
 from trinat.pipelines.train.provenance import recorded
 from trinat.pipelines.train.result import BEST, DONE, first_weights, pseudo_labels
-from trinat.pipelines.train.tracking import Trackers
 from trinat.segmentation import timing
 from trinat.segmentation.errors import (
     DatasetError,

@@ -59,7 +59,7 @@ _PRELOADED = (
     "trinat.pipelines.evaluate.cohort",
     "trinat.pipelines.prepare.making",
     "trinat.pipelines.prepare.report",
-    "trinat.pipelines.prepare.show",
+    "trinat.pipelines.prepare.store_pictures",
     "trinat.pipelines.models.bundle",
     "trinat.pipelines.web.service",
     "trinat.pipelines.web.start",

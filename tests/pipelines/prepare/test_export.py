@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.prepare.export import Exported, export_slices
 from trinat.pipelines.prepare.options import ExportSettings
+from trinat.pipelines.prepare.store_pictures import Exported, export_slices
 from trinat.segmentation.data.slices import quantise, scheme_table, write_subject
 from trinat.segmentation.data.sources.base import Subject
 from trinat.segmentation.data.store import (

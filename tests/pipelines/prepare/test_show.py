@@ -13,7 +13,7 @@ from PIL import Image
 
 from trinat.pipelines.prepare.making import PrepareConfig, prepare_store
 from trinat.pipelines.prepare.report import find_outliers, write_report
-from trinat.pipelines.prepare.show import (
+from trinat.pipelines.prepare.store_pictures import (
     read_augmentation,
     show_augmented,
     show_subject,

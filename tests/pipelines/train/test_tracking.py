@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from helpers.tiny_training import SILENT, tiny_recipe
 
-from trinat.pipelines.train import tracking
+from trinat.pipelines.train import log
+from trinat.pipelines.train.log import Trackers, services_of
 from trinat.pipelines.train.run import train
-from trinat.pipelines.train.tracking import Trackers, services_of
 from trinat.segmentation.errors import ConfigError, InterruptedRunError
 
 VALIDATION = {"every_epochs": 1}
@@ -49,7 +49,7 @@ def test_a_service_that_fails_ends_its_curves_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     services = {"wandb": Kept(failing=True), "mlflow": Kept()}
-    monkeypatch.setattr(tracking, "_begin", lambda service, *given: services[service])
+    monkeypatch.setattr(log, "_begin", lambda service, *given: services[service])
     recipe = tiny_recipe(tmp_path, tracking=["wandb", "mlflow"])
     said: list[str] = []
     with Trackers(tmp_path, recipe, 0, said.append) as trackers:
@@ -68,7 +68,7 @@ def test_services_learn_how_a_job_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, end: str
 ) -> None:
     service = Kept()
-    monkeypatch.setattr(tracking, "_begin", lambda *given: service)
+    monkeypatch.setattr(log, "_begin", lambda *given: service)
     recipe = tiny_recipe(tmp_path, tracking=["mlflow"])
     with pytest.raises(type(error)), Trackers(tmp_path, recipe, 0, print):
         raise error
@@ -91,7 +91,7 @@ def test_a_service_that_cannot_begin_says_why(
     def begin(*given: object) -> None:
         raise PermissionError("no key\nget one")
 
-    monkeypatch.setattr(tracking, "_begin", begin)
+    monkeypatch.setattr(log, "_begin", begin)
     recipe = tiny_recipe(tmp_path, tracking=["wandb"])
     with pytest.raises(ConfigError, match="wandb cannot begin: no key: see"):
         Trackers(tmp_path, recipe, 0, print)

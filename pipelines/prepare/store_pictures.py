@@ -1,7 +1,9 @@
-"""Slices of a store as PNG pictures with a table: every voxel can be had from them again.
+"""Pictures of what a store holds: of one subject, to look at, and of all slices, with a table.
 
-Image: 16-bit grey. Labels: class indices, shown in the scheme's colours by a palette. Row 0 of a
-picture is its top: superior in coronal and sagittal slices, anterior in axial ones.
+A subject is shown by default without the face, plain or augmented. Of exported slices every voxel
+can be had again. Image: 16-bit grey. Labels: class indices, shown in the scheme's colours by a
+palette. Row 0 of a picture is its top: superior in coronal and sagittal slices, anterior in axial
+ones.
 """
 
 from __future__ import annotations
@@ -15,20 +17,35 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from trinat.pipelines.common.config import check, read_yaml
 from trinat.pipelines.jobs.lock import claimed, refuse_others
 from trinat.pipelines.prepare.options import ExportSettings
+from trinat.segmentation.data.augmentation import AugmentationConfig, Augmenter
+from trinat.segmentation.data.dataset import SliceDataset
+from trinat.segmentation.data.open_store import stored_image, stored_labels, whole_view
 from trinat.segmentation.data.slices import Quantised, SubjectFile
 from trinat.segmentation.data.splits import PARTS
 from trinat.segmentation.data.store import SPLIT, Store
 from trinat.segmentation.errors import DatasetError, InputError, reason_of
 from trinat.segmentation.io.files import write_whole
+from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.report import pictures
 from trinat.segmentation.report.measurements import write_table
-from trinat.segmentation.report.pictures import encoded
-from trinat.segmentation.space.views import View, chosen_views
+from trinat.segmentation.report.pictures import draw_rows, encoded, label_colors
+from trinat.segmentation.space.views import View, chosen_views, to_slices
 
+Picture = NDArray[np.float32]
+
+# Augmented slices beside one another.
+_ACROSS = 6
+_OPACITY = 0.3
+
+# What an export writes.
 SLICES = "slices.csv"
 CLASSES = "classes.csv"
 IMAGES = "images"
@@ -50,6 +67,129 @@ _COLUMNS = (
 _WRITERS = 8
 # A row of slices.csv, by column.
 Row = dict[str, Any]
+
+
+def show_subject(
+    root: Path,
+    subject: str,
+    path: Path,
+    *,
+    whole_head: bool = False,
+) -> None:
+    """Image, labels and overlay in three views; by default only the brain's part of the head.
+
+    Of a whole head two slices of each view are shown.
+    DatasetError where that part is not known, since the subject has no labels.
+    """
+    store = Store(root)
+    file = store.file(subject)
+    entry = store.info.subjects[subject]
+    if not (entry.has_labels or whole_head):
+        what = f"subject {subject} has no labels to tell the brain from the face"
+        raise DatasetError(
+            what, where=root, remedy="add --whole-head to show the face too"
+        )
+    view = whole_view(store)
+    scheme = store.scheme.seen_in(view)
+    image = None
+    labels = None
+    if entry.has_image:
+        image = stored_image(file, view).data
+    if entry.has_labels:
+        labels = stored_labels(file, view).data
+    # What the subject lacks is black.
+    if image is None:
+        assert labels is not None
+        image = np.zeros(labels.shape, np.float32)
+    if labels is None:
+        labels = np.zeros(image.shape, np.uint8)
+    if whole_head:
+        colors = label_colors(scheme)
+        rows: dict[str, list[Picture]] = {}
+        for each in View:
+            gray = to_slices(image, each)
+            classes = to_slices(labels, each)
+            shown: list[Picture] = []
+            for number in (len(gray) * 2 // 5, len(gray) * 3 // 5):
+                shown += pictures.three_pictures(gray[number], classes[number], colors)
+            rows[each.value] = shown
+        picture = draw_rows(rows, subject)
+    else:
+        picture = pictures.draw_mosaic(
+            Volume(image, file.affine),
+            Volume(labels, file.affine),
+            scheme,
+            title=subject,
+        )
+    write_whole(path, encoded(picture, "PNG"))
+
+
+def show_augmented(
+    root: Path,
+    subject: str,
+    path: Path,
+    *,
+    count: int,
+    config: Path | None = None,
+    seed: int = 0,
+) -> None:
+    """`count` augmented slices of each view, labels laid over, cropped to the brain.
+
+    `config` is a YAML file of augmentation settings. The same seed gives the same picture.
+    DatasetError for a subject without a labelled voxel.
+    """
+    store = Store(root)
+    settings = read_augmentation(config)
+    rows: dict[str, list[Picture]] = {}
+    for view in store.views:
+        dataset = SliceDataset(store, [subject], view)
+        images, labels = _slices_with_brain(dataset, subject, count, root)
+        generator = torch.Generator().manual_seed(seed)
+        augment = Augmenter(settings, view, dataset.scheme)
+        images, labels = augment(images, labels, generator)
+        colors = label_colors(dataset.scheme)
+        shown = []
+        for image, classes in zip(images[:, 0].numpy(), labels.numpy(), strict=True):
+            window = pictures.brain_window(classes[None])
+            gray = image[window] * classes.any()  # dark where nothing is labelled
+            overlaid = pictures.overlay(gray, classes[window], colors, _OPACITY)
+            shown.append(overlaid)
+        for start in range(0, count, _ACROSS):
+            name = view.value
+            if start > 0:
+                name = f"{view.value} {start + 1}"
+            rows[name] = shown[start : start + _ACROSS]
+    picture = draw_rows(rows, f"{subject}, augmented, seed {seed}")
+    write_whole(path, encoded(picture, "PNG"))
+
+
+def _slices_with_brain(
+    dataset: SliceDataset,
+    subject: str,
+    count: int,
+    root: Path,
+) -> tuple[Tensor, Tensor]:
+    """`count` slices with much brain in them, from one end to the other.
+
+    Images (N, C, H, W) and classes (N, H, W).
+    """
+    foreground = dataset.class_counts[:, 1:].sum(axis=1)
+    useful = np.flatnonzero(foreground > foreground.max() / 4)
+    if not len(useful):
+        raise DatasetError(f"subject {subject} has no labelled voxel", where=root)
+    evenly = np.linspace(0, len(useful) - 1, count)
+    places = evenly.round().astype(int)
+    slices = [dataset[number] for number in useful[places]]
+    images = torch.stack([image for image, _ in slices])
+    labels = torch.stack([classes for _, classes in slices])
+    return images, labels
+
+
+def read_augmentation(path: Path | None) -> AugmentationConfig:
+    """Settings of a YAML file; without one, the defaults."""
+    if path is None:
+        return AugmentationConfig()
+    return check(AugmentationConfig, read_yaml(path), path)
 
 
 @dataclass(frozen=True)
