@@ -19,6 +19,7 @@ import torch
 import yaml
 from helpers.small_store import all_train, small_store
 from helpers.tiny_training import LONG_STEPS, SILENT, write_long_recipe, write_recipe
+from helpers.warm import Started, Warm
 
 from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.train.launch import launch
@@ -46,24 +47,26 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(
+    warm: Warm, recipe: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A run of two processes from start to end."""
     run = tmp_path_factory.mktemp("undisturbed") / "run"
-    done = start(recipe, run)
-    _, words = done.communicate(timeout=500)
-    assert done.returncode == 0, words
+    status, words = ended(start(warm, recipe, run), run)
+    assert status == 0, words
     return run
 
 
-def start(recipe: Path, run: Path, *more: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*CLI, "train", recipe, "--out", run, "--nproc", "2", *more],
-        env=ENVIRONMENT,
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(warm: Warm, recipe: Path, run: Path, *more: str) -> Started:
+    words = ("trinat", "train", recipe, "--out", run, "--nproc", "2", *more)
+    with run.with_suffix(".log").open("wb") as log:
+        return warm.start(*words, environment=ENVIRONMENT, stderr=log)
+
+
+def ended(process: Started, run: Path) -> tuple[int, str]:
+    """How it ended, and what it said."""
+    status = process.wait(500)
+    return status, run.with_suffix(".log").read_text()
 
 
 def wait_for_a_state(run: Path) -> None:
@@ -73,11 +76,13 @@ def wait_for_a_state(run: Path) -> None:
         time.sleep(0.02)
 
 
-def ranks(process: subprocess.Popen[str]) -> list[psutil.Process]:
+def ranks(process: Started) -> list[psutil.Process]:
     """The processes that train, the leader first."""
     children = psutil.Process(process.pid).children()
     trainers = [
-        child for child in children if "spawn_main" in " ".join(child.cmdline())
+        child
+        for child in children
+        if "resource_tracker" not in " ".join(child.cmdline())
     ]
     return sorted(trainers, key=psutil.Process.create_time)
 
@@ -117,13 +122,13 @@ def test_two_processes_train_one_model_and_one_of_them_writes(
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.important), 1])
 def test_after_a_killed_process_all_go_on_to_the_same_bits(
-    recipe: Path, undisturbed: Path, tmp_path: Path, rank: int
+    warm: Warm, recipe: Path, undisturbed: Path, tmp_path: Path, rank: int
 ) -> None:
-    process = start(recipe, tmp_path / "run")
+    process = start(warm, recipe, tmp_path / "run")
     wait_for_a_state(tmp_path / "run")
     ranks(process)[rank].kill()
-    _, words = process.communicate(timeout=500)
-    assert process.returncode == 0, words
+    status, words = ended(process, tmp_path / "run")
+    assert status == 0, words
     assert "a process died: all go on from the last state (restart 1)" in words
     assert_same_weights(tmp_path / "run", undisturbed)
 
@@ -131,27 +136,27 @@ def test_after_a_killed_process_all_go_on_to_the_same_bits(
 @pytest.mark.slow
 @pytest.mark.important
 def test_a_signal_saves_ends_with_75_and_the_run_goes_on_to_the_same_bits(
-    recipe: Path, undisturbed: Path, tmp_path: Path
+    warm: Warm, recipe: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
-    process = start(recipe, tmp_path / "run")
+    process = start(warm, recipe, tmp_path / "run")
     wait_for_a_state(tmp_path / "run")
     process.send_signal(signal.SIGUSR1)
-    _, words = process.communicate(timeout=500)
-    assert process.returncode == 75, words
+    status, words = ended(process, tmp_path / "run")
+    assert status == 75, words
     assert "its state is saved" in words.splitlines()[-1]
-    resumed = start(recipe, tmp_path / "run", "--resume")
-    _, words = resumed.communicate(timeout=500)
-    assert resumed.returncode == 0, words
+    resumed = start(warm, recipe, tmp_path / "run", "--resume")
+    status, words = ended(resumed, tmp_path / "run")
+    assert status == 0, words
     assert_same_weights(tmp_path / "run", undisturbed)
 
 
 @pytest.mark.slow
 def test_two_processes_do_the_schedule_within_a_time(
-    recipe: Path, tmp_path: Path
+    warm: Warm, recipe: Path, tmp_path: Path
 ) -> None:
-    process = start(recipe, tmp_path / "run", "--seconds", "15")
-    _, words = process.communicate(timeout=500)
-    assert process.returncode == 0, words
+    process = start(warm, recipe, tmp_path / "run", "--seconds", "15")
+    status, words = ended(process, tmp_path / "run")
+    assert status == 0, words
     counters = json.loads((tmp_path / "run" / JOB / "done.json").read_text())
     assert counters["share"] == 1
     assert counters["step"] > LONG_STEPS
@@ -161,7 +166,7 @@ def test_two_processes_do_the_schedule_within_a_time(
 
 @pytest.mark.slow
 def test_two_processes_that_read_ahead_give_the_bits_of_two_that_do_not(
-    recipe: Path, tmp_path: Path
+    warm: Warm, recipe: Path, tmp_path: Path
 ) -> None:
     store = small_store(tmp_path / "store", {"a": (16, 18, 20), "b": (17, 15, 13)})
     content = yaml.safe_load(recipe.read_text()) | {"scheme": "tissue4"}
@@ -179,19 +184,18 @@ def test_two_processes_that_read_ahead_give_the_bits_of_two_that_do_not(
             "epoch_slices": 64,
         }
         (tmp_path / "stored.yaml").write_text(yaml.safe_dump(content))
-        process = start(tmp_path / "stored.yaml", run)
-        _, words = process.communicate(timeout=500)
-        assert process.returncode == 0, words
+        process = start(warm, tmp_path / "stored.yaml", run)
+        status, words = ended(process, run)
+        assert status == 0, words
     assert_same_weights(*runs)
 
 
 @pytest.mark.slow
 def test_an_error_of_one_process_is_one_line_and_no_reason_to_try_again(
-    recipe: Path, undisturbed: Path
+    warm: Warm, recipe: Path, undisturbed: Path
 ) -> None:
-    process = start(recipe, undisturbed, "--quiet")
-    _, words = process.communicate(timeout=500)
-    assert process.returncode == 4
+    status, words = ended(start(warm, recipe, undisturbed, "--quiet"), undisturbed)
+    assert status == 4
     assert words.splitlines() == [
         f"trinat: {undisturbed}: a run is there already: go on with --resume, or give another --out"
     ]
