@@ -31,6 +31,8 @@ from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.models.checkpoint import read_info
 from trinat.segmentation.space.views import View
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 GRID = "grid: [48, 48, 48]\n"
 # As large as slices of the recipe `miniature`. IXI and the challenge have the usual grid.
 MIDDLE = "grid: [96, 96, 96]\n"

@@ -16,6 +16,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 from helpers.overfitted import miniature, overfitted_model, random_model
+from helpers.serial import small_scan
 
 import trinat
 from trinat.pipelines.predict.settings import OutputSettings
@@ -141,13 +142,13 @@ def test_a_model_of_another_licence_warns(
     said = (folder / "model.yaml").read_text()
     assert "licence: ''" in said
     (folder / "model.yaml").write_text(said.replace("licence: ''", "licence: mine"))
-    scan, _ = miniature()
+    scan = small_scan()
     with pytest.warns(UserWarning, match="weights of bound are licensed under mine"):
         segment(scan, model=folder)
 
 
 def test_some_views_can_be_named() -> None:
-    scan, _ = miniature()
+    scan = small_scan()
     found = trinat.segment(scan, model=random_model(), views=["axial"])
     assert found.agreement is None  # of one view with itself
     with pytest.raises(
@@ -157,7 +158,7 @@ def test_some_views_can_be_named() -> None:
 
 
 def test_a_scan_is_cleaned_and_mirrored_as_the_command_line_does() -> None:
-    scan, _ = miniature()
+    scan = small_scan()
     segmenter = trinat.Segmenter(random_model(), device="cpu")
     plain = segmenter.segment(scan)
     cleaned = trinat.segment(scan, model=random_model(), clean=True)
@@ -187,7 +188,7 @@ def test_what_a_scan_is_segmented_with_has_the_names_of_the_command_lines_settin
 def test_progress_hears_the_stages_and_nothing_is_said_without_it(
     capfd, tmp_path: Path
 ) -> None:
-    scan, _ = miniature()
+    scan = small_scan()
     segmenter = trinat.Segmenter(random_model(), device="cpu", views=["axial"])
     segmenter.segment(scan)
     assert capfd.readouterr() == ("", "")

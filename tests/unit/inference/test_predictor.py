@@ -14,6 +14,7 @@ import pytest
 import torch
 from helpers.miniatures import head_image, head_labels, turned
 from helpers.overfitted import miniature, overfitted_model, random_model
+from helpers.serial import small_scan
 
 from trinat.segmentation.errors import DeviceError, LabelError, ModelError
 from trinat.segmentation.inference.localisation import BrainRegion
@@ -302,7 +303,7 @@ def test_networks_that_give_no_numbers_are_told(
     with pytest.raises(
         ModelError, match="networks give values that are not numbers"
     ) as caught:
-        Predictor.load(tmp_path / "m", device="cpu").segment(miniature()[0])
+        Predictor.load(tmp_path / "m", device="cpu").segment(small_scan())
     assert caught.value.where == str(tmp_path / "m")
 
 
@@ -310,7 +311,7 @@ def test_the_odds_of_csf_in_model_yaml_move_its_border_to_background_alone(
     tmp_path: Path,
 ) -> None:
     networks = load_model(random_model()).networks
-    scan, _ = miniature(seed=1)
+    scan = small_scan(seed=1)
     fused = {}
     for odds in (1.0, 0.25):
         folder = tmp_path / f"odds-{odds}"

@@ -53,6 +53,12 @@ def written(folder: Path, kind: str, **changes: str | None) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def classic_seg(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The segmentation of a classic series, for tests that only read it."""
+    return written(tmp_path_factory.mktemp("classic"), "classic")
+
+
 def by_pydicom(path: Path, truth: Volume) -> np.ndarray:
     """Class indices (X, Y, Z) on the grid of `truth`, from places and names of each frame."""
     seg = pydicom.dcmread(path)
@@ -79,16 +85,15 @@ def test_pydicom_finds_every_voxel_where_it_is(tmp_path: Path, kind: str) -> Non
 
 
 def test_what_3d_slicer_reads_with_finds_every_voxel_where_it_is(
-    tmp_path: Path,
+    classic_seg: Path, tmp_path: Path
 ) -> None:
-    path = written(tmp_path, "classic")
     tool = Path(sysconfig.get_path("scripts")) / "segimage2itkimage"
     if not tool.exists():
         pytest.skip("dcmqi is not installed")
     line = [
         tool,
         "--inputDICOM",
-        path,
+        classic_seg,
         "--outputDirectory",
         tmp_path,
         "-p",
@@ -111,9 +116,9 @@ def test_what_3d_slicer_reads_with_finds_every_voxel_where_it_is(
 
 
 def test_a_segmentation_belongs_to_patient_study_and_frame_of_its_series(
-    tmp_path: Path,
+    classic_seg: Path,
 ) -> None:
-    seg = pydicom.dcmread(written(tmp_path, "classic"))
+    seg = pydicom.dcmread(classic_seg)
     source = classic(scan(), 0)
     for keyword in (
         "PatientName",
@@ -130,8 +135,8 @@ def test_a_segmentation_belongs_to_patient_study_and_frame_of_its_series(
     assert len(referenced.ReferencedInstanceSequence) == 17
 
 
-def test_segments_are_coded_coloured_and_have_their_side(tmp_path: Path) -> None:
-    seg = pydicom.dcmread(written(tmp_path, "classic"))
+def test_segments_are_coded_coloured_and_have_their_side(classic_seg: Path) -> None:
+    seg = pydicom.dcmread(classic_seg)
     assert [s.SegmentLabel for s in seg.SegmentSequence] == list(SCHEME.names[1:])
     left = next(s for s in seg.SegmentSequence if s.SegmentLabel == "Left-Hippocampus")
     (kind,) = left.SegmentedPropertyTypeCodeSequence
