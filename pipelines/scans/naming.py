@@ -159,9 +159,8 @@ class Product(Enum):
 
     def among(self, names: Collection[str]) -> str | None:
         """The first of these files, by their names, that is this product; None without one."""
-        endings = [
-            ending for ending in (self.ending, *self.further) if ending != ".json"
-        ]
+        # A .json beside another file says how that was made.
+        endings = [self.ending, *(end for end in self.further if end != ".json")]
         either = "|".join(re.escape(ending) for ending in endings)
         own = "".join(
             f"_{entity}-{value}" for entity, value in self.own_entities.items()

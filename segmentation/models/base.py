@@ -94,7 +94,7 @@ class Network(nn.Module, ABC):
 
     @abstractmethod
     def features(self, slices: Tensor) -> Tensor:
-        """What the classifier sees, (N, F, h, w), of slices padded as they must be."""
+        """What the classifier sees, (N, F, h, w); pads slices of any size as it needs them."""
 
     def forward(self, slices: Tensor) -> Tensor:
         """Slices (N, C, H, W) to logits (N, K, H, W)."""

@@ -22,7 +22,7 @@ from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import HeadMaps
 
-# Left and right numbers that no label scheme pairs.
+# Left and right numbers that quicknat33 does not pair.
 _PARTNERS = {136: 163, 137: 164, 25: 57, 30: 62}
 # What lines the ventricles: partial volume, which neither ventricle nor white matter is.
 _LININGS = (136, 137, 163, 164)

@@ -51,7 +51,7 @@ def test_numbers_for_generation_mean_nothing_in_another_numbering(
 
 def test_an_unknown_source_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="name one of oasis1"):
-        list_subjects("adni", tmp_path, DEFAULT)
+        list_subjects("nowhere", tmp_path, DEFAULT)
 
 
 def test_names_that_would_collide_on_disk_are_refused(tmp_path: Path) -> None:
