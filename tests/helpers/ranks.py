@@ -90,7 +90,9 @@ def _losses(
         torch.device(device),
         workers,
     )
-    trainer._train_mode = trainer.network.eval  # type: ignore[assignment,method-assign]
+    trainer.network.eval()
+    # Each step asks for the mode of training, in which norms have statistics of their own half.
+    trainer.network.train = lambda mode=True: trainer.network  # type: ignore[method-assign]
     return [trainer.step().loss for _ in range(steps)]
 
 
