@@ -30,6 +30,8 @@ from trinat.segmentation.metrics.norms import Curve
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 PERSONS = 88
 
 

@@ -21,6 +21,8 @@ from trinat.segmentation.report.harmonised import site_effects, tells_apart
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 SCHEME = load_scheme("quicknat33")
 NAMES = SCHEME.names[1:]
 MEANS = np.linspace(1_000, 20_000, len(NAMES))
