@@ -191,3 +191,42 @@ def test_a_map_with_tiny_or_no_structures_has_the_surfaces_that_there_are(
             assert not page.problems
     finally:
         page.close()
+
+
+# Of each texture of volumes that is made from now on, its size by its unit.
+SIZES = """(() => {
+  const { gl } = window.trinatPicture.nv;
+  const make = gl.texStorage3D.bind(gl);
+  window.sizes = {};
+  gl.texStorage3D = (target, levels, format, ...size) => {
+    window.sizes[gl.getParameter(gl.ACTIVE_TEXTURE) - gl.TEXTURE0] = size;
+    make(target, levels, format, ...size);
+  };
+})()"""
+
+
+@pytest.mark.slow
+@pytest.mark.important
+@pytest.mark.browser
+def test_gradients_that_nothing_shows_are_not_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    out = write_study(tmp_path / "out", ["one", "two"])
+    page = Browser(chromium, webgl=True)
+    try:
+        with served(out, monkeypatch) as address:
+            page.open(address)
+            page.wait("window.trinatShown?.step === 0", 240)
+            page.evaluate(SIZES)
+            page.press("n")
+            page.wait("window.trinatShown.number === 1", 240)
+            page.wait("window.trinatShown.step === 0", 240)
+            sizes = page.evaluate("window.sizes")
+        assert sizes["0"] == [20, 24, 18]
+        # Where NiiVue has gradients, and the blurred scan that it makes them of.
+        assert sizes["6"] == sizes["8"] == [1, 1, 18]
+    finally:
+        page.close()
