@@ -1,4 +1,4 @@
-"""Servers on this machine: the files of a site, and answers on a port until a signal comes.
+"""What starts a server: listening on a port until a signal ends it, and the files of a site.
 
 uvicorn does the work, with its own logging off and with a protocol that waits for no client for
 ever.

@@ -134,15 +134,14 @@ class SliceReaders:
         if changes is None:
             reads = [partial(self.files.read, place) for place in places]
         else:
-
-            def read_changed(place: Place, change: StoredChange) -> StoredSlice:
-                return change(self.files.read(place))
-
             pairs = zip(places, changes, strict=True)
-            reads = [partial(read_changed, *pair) for pair in pairs]
+            reads = [partial(self._read_changed, *pair) for pair in pairs]
         if self._threads is None:
             return reads
         return [self._threads.submit(read).result for read in reads]
+
+    def _read_changed(self, place: Place, change: StoredChange) -> StoredSlice:
+        return change(self.files.read(place))
 
     def close(self) -> None:
         """Read nothing more."""

@@ -1,4 +1,4 @@
-"""Changes of volumes in time: how large each is beside what two scans differ by anyway; their page.
+"""Changes of volumes in time, beside what two scans differ by anyway, and the page of them.
 
 Changes are in per cent of the person's mean volume, so that neither scan is the one that counts:
 from 100 to 90 is -10.53 %, and back is +10.53 % (symmetrised per cent change). Times are in years.

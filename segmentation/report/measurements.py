@@ -75,11 +75,9 @@ def structures_of(frame: pd.DataFrame) -> list[str]:
 
     Groups and background are left out. KeyError for a right side without its left one.
     """
-    # Names are few, rows are many.
+    left_out = {"background", *groups_of(frame)}
     every = [str(name) for name in frame["structure"].unique()]
-    names = [
-        name for name in every if name != "background" and not name.startswith("group:")
-    ]
+    names = [name for name in every if name not in left_out]
     # A right side has the place of its left one; without that it is an unknown name, an error.
     first_place: dict[str, int] = {}
     for place, name in enumerate(names):
@@ -98,8 +96,9 @@ def without_side(name: str) -> str:
 
 def groups_of(frame: pd.DataFrame) -> list[str]:
     """Groups of structures (`group:<name>`) in the order of the table."""
-    every = [str(name) for name in frame["structure"].unique()]
-    return [name for name in every if name.startswith("group:")]
+    # Names are few, rows are many.
+    names = frame[["structure"]].drop_duplicates()
+    return [str(name) for name in names.loc[is_group(names), "structure"]]
 
 
 def where(table: pd.DataFrame, **values: str) -> pd.DataFrame:
