@@ -39,6 +39,8 @@ BADLY_PLACED = "the labels do not lie on the scan"
 _SHIFTS = (-6, -3, 3, 6)
 # Every second voxel along each axis is looked at.
 _STRIDE = 2
+# Labels of the whole brain fill about 0.4 of the box around them, those of the cortex alone 0.2.
+_BRAIN_FILLS = 0.3
 # Where each axis of the working grid leads, down and up.
 _TOWARDS = (("left", "right"), ("back", "front"), ("bottom", "top"))
 
@@ -237,10 +239,14 @@ def shift_of_labels(
     """The shift (voxels along X, Y, Z) at which classes fit the image better; None where they fit.
 
     Both are (X, Y, Z) on the working grid. How well they fit is the share of the image's variance
-    that lies between classes.
+    that lies between classes. Of labels that leave much of the brain out, as parcels of the cortex
+    do, this says nothing: they are taken to fit.
     """
     occupied = np.argwhere(classes > 0)
     if not len(occupied):
+        return None
+    extent = 1 + np.ptp(occupied, axis=0)
+    if len(occupied) < _BRAIN_FILLS * extent.prod():
         return None
     most = max(_SHIFTS)
     low = np.maximum(occupied.min(axis=0) - most, most)

@@ -32,3 +32,11 @@ def test_a_scan_without_contrast_and_a_map_without_labels_say_nothing() -> None:
     image, classes = head()
     assert shift_of_labels(np.ones_like(image), classes) is None
     assert shift_of_labels(image, np.zeros_like(classes)) is None
+
+
+def test_labels_of_the_cortex_alone_say_nothing() -> None:
+    image, classes = head()
+    places = np.indices(classes.shape) - 32
+    distance = np.linalg.norm(places, axis=0)
+    ribbon = ((distance > 18) & (distance < 20)).astype(np.uint8)
+    assert shift_of_labels(image, np.roll(ribbon, 6, axis=0)) is None
