@@ -21,7 +21,11 @@ from numpy.typing import NDArray
 from trinat.pipelines.models.calibrate import Point, find_limits, rates
 from trinat.segmentation.data.sources.base import SourceOptions
 from trinat.segmentation.data.sources.registry import list_subjects
-from trinat.segmentation.inference.parcels import join_views, may_be_cortex
+from trinat.segmentation.inference.parcels import (
+    join_views,
+    likely_cortex,
+    may_be_cortex,
+)
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
@@ -144,15 +148,16 @@ def _by_weights(
     conformed = predictor.prepare(subject.scan)
     image = predictor.on_device(conformed)
     region, fusion, maps = predictor.find_and_fuse(image)
-    places = may_be_cortex(fusion.fused, parcellation)
-    parts = list(networks.each_view(image[region.box], within=places))
+    cortex = likely_cortex(fusion.fused, parcellation)
+    within = may_be_cortex(cortex)
+    parts = list(networks.each_view(image[region.box], within=within))
     means = []
     for weights in WEIGHTS:
         by_view = {
             view: torch.full((len(parcellation.parcels),), weight)
             for view, weight in zip(_VIEWS, weights, strict=True)
         }
-        parcels = join_views(parts, places, networks.axes, by_view, parcellation)
+        parcels = join_views(parts, cortex, networks.axes, by_view, parcellation)
         found = predictor.conclude(
             conformed, region, fusion.fused, maps, parcels=parcels
         )

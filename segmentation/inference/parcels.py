@@ -26,6 +26,9 @@ from trinat.segmentation.space.views import SliceAxes, View, to_slices
 _MAY_BE_CORTEX = 0.02
 # In the geometric mean of views a parcel has at least this probability in each.
 _LEAST = 1e-3
+# How far a voxel of cortex follows the mean of those beside it, and how many times.
+_FOLLOWS = 0.7
+_TIMES = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,29 +78,33 @@ class Parcels:
         return Volume(joined, structures.affine, structures.codes, structures.notes)
 
 
-def may_be_cortex(probabilities: Tensor, parcellation: Parcellation) -> Tensor:
-    """Where the probabilities (X, Y, Z, K) of structures leave room for cortex, bool (X, Y, Z)."""
+def likely_cortex(probabilities: Tensor, parcellation: Parcellation) -> Tensor:
+    """How likely each voxel is cortex, (X, Y, Z), by probabilities of structures (X, Y, Z, K)."""
     left, right = (probabilities[..., label.index] for label in parcellation.cortex)
-    return left + right >= _MAY_BE_CORTEX
+    return left + right
+
+
+def may_be_cortex(cortex: Tensor) -> Tensor:
+    """Where the likelihood of cortex (X, Y, Z) leaves room for it, bool (X, Y, Z)."""
+    return cortex >= _MAY_BE_CORTEX
 
 
 def join_views(
     parts: Iterable[tuple[View, SliceProbabilities]],
-    places: Tensor,
+    cortex: Tensor,
     axes: Mapping[View, SliceAxes],
     weights: Mapping[View, Tensor],
     parcellation: Parcellation,
 ) -> Parcels:
-    """The parcels of some places (X, Y, Z), by the weighted geometric mean of views.
+    """The parcels of what may be cortex, by the weighted geometric mean of views and neighbours.
 
-    `parts` are the views' probabilities of slices along their `axes`, on the device of `places`;
-    `weights` are those of each class, (K,).
+    `parts` are the views' probabilities of slices along their `axes`, on the device of `cortex`,
+    which says how likely each voxel (X, Y, Z) is cortex; `weights` are those of each class, (K,).
     """
+    places = may_be_cortex(cortex)
     device = places.device
+    numbers = _numbered(places)
     count = int(places.sum())
-    # The number of each voxel that may be cortex among them, -1 elsewhere.
-    numbers = torch.full(places.shape, -1, dtype=torch.int32, device=device)
-    numbers[places] = torch.arange(count, dtype=torch.int32, device=device)
     names = len(parcellation.parcels) - 1
     logarithms = torch.zeros((count, names), device=device)
     by_view: dict[View, Tensor] = {}
@@ -113,6 +120,9 @@ def join_views(
         if view not in by_view:
             by_view[view] = torch.zeros(count, dtype=torch.uint8, device=device)
         by_view[view][wanted] = (1 + own.argmax(1)).to(torch.uint8)
+    is_cortex = cortex >= 0.5
+    inside = numbers[is_cortex].long()
+    logarithms[inside] = _follow_neighbours(logarithms[inside], is_cortex)
     classes = (1 + logarithms.argmax(1)).to(torch.uint8)
     return Parcels(
         parcellation,
@@ -120,6 +130,38 @@ def join_views(
         classes.cpu().numpy(),
         {view: found.cpu().numpy() for view, found in by_view.items()},
     )
+
+
+def _numbered(places: Tensor) -> Tensor:
+    """The number of each place (X, Y, Z) among those that are True, in C order; -1 elsewhere."""
+    count = int(places.sum())
+    numbers = torch.full(places.shape, -1, dtype=torch.int32, device=places.device)
+    numbers[places] = torch.arange(count, dtype=torch.int32, device=places.device)
+    return numbers
+
+
+def _follow_neighbours(values: Tensor, places: Tensor) -> Tensor:
+    """The values (N, K) of `places` (X, Y, Z), nearer to the mean of the up to six beside each."""
+    count = len(values)
+    numbers = _numbered(places)
+    pairs = []
+    for axis, length in enumerate(places.shape):
+        one = numbers.narrow(axis, 0, length - 1)
+        other = numbers.narrow(axis, 1, length - 1)
+        both = (one >= 0) & (other >= 0)
+        pairs.append(torch.stack([one[both], other[both]]).long())
+    neighbours = torch.cat(pairs, 1)
+    neighbours = torch.cat([neighbours, neighbours.flip(0)], 1)
+    rows = neighbours[0]
+    shares = 1 / rows.bincount(minlength=count).to(values)
+    means = torch.sparse_coo_tensor(
+        neighbours, shares[rows], (count, count), check_invariants=False
+    )
+    for _ in range(_TIMES):
+        values = torch.sparse.addmm(
+            values, means, values, beta=1 - _FOLLOWS, alpha=_FOLLOWS
+        )
+    return values
 
 
 def _filled(

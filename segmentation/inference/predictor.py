@@ -29,7 +29,12 @@ from trinat.segmentation.inference.network import (
     DeviceNetworks,
     SliceProbabilities,
 )
-from trinat.segmentation.inference.parcels import Parcels, join_views, may_be_cortex
+from trinat.segmentation.inference.parcels import (
+    Parcels,
+    join_views,
+    likely_cortex,
+    may_be_cortex,
+)
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.preparation import (
     Reversal,
@@ -278,10 +283,11 @@ class Predictor:
 
         def work() -> Parcels:
             # After a GPU was out of memory the networks may be on the processor.
-            places = may_be_cortex(probabilities, parcellation).to(parcels.device)
-            parts = parcels.each_view(image, mirror=mirror, within=places.cpu())
+            cortex = likely_cortex(probabilities, parcellation).to(parcels.device)
+            within = may_be_cortex(cortex).cpu()
+            parts = parcels.each_view(image, mirror=mirror, within=within)
             return join_views(
-                parts, places, parcels.axes, parcels.weights, parcellation
+                parts, cortex, parcels.axes, parcels.weights, parcellation
             )
 
         with stage("parcels"):

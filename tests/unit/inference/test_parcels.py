@@ -15,9 +15,11 @@ from torch import Tensor
 from trinat.segmentation.errors import LabelError, ModelError
 from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.measuring import measure_parcels
+from trinat.segmentation.inference.network import SliceProbabilities
 from trinat.segmentation.inference.parcels import (
     Parcels,
     join_views,
+    likely_cortex,
     may_be_cortex,
 )
 from trinat.segmentation.inference.prediction import Prediction
@@ -28,7 +30,7 @@ from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.models.quicknat import QuickNat
 from trinat.segmentation.space.conform import ConformPlan
-from trinat.segmentation.space.views import View
+from trinat.segmentation.space.views import View, slice_axes
 
 STRUCTURES = load_scheme("quicknat33")
 DESIKAN = Parcellation(STRUCTURES, load_scheme("desikan34"))
@@ -170,9 +172,9 @@ def _says(network: QuickNat, shares: dict[int, float]) -> None:
 
 
 def _find(predictor: Predictor, image: Tensor) -> Parcels:
-    places = may_be_cortex(_as_if_seen(image), DESIKAN)
-    parts = predictor.each_view(image, within=places)
-    return join_views(parts, places, predictor.axes, predictor.weights, DESIKAN)
+    cortex = likely_cortex(_as_if_seen(image), DESIKAN)
+    parts = predictor.each_view(image, within=may_be_cortex(cortex))
+    return join_views(parts, cortex, predictor.axes, predictor.weights, DESIKAN)
 
 
 def test_views_are_joined_by_the_geometric_mean_in_what_may_be_cortex(
@@ -196,6 +198,47 @@ def test_views_are_joined_by_the_geometric_mean_in_what_may_be_cortex(
     predictor = Predictor(model, device="cpu")
     found = _find(predictor, image)
     assert found.classes.tolist() == [INSULA] * (8 * 4)
+
+
+def _in_a_row(cortex: list[float], cuneus: list[float]) -> list[int]:
+    """The parcels of a row of voxels of which one view says how likely the cuneus is.
+
+    The rest of the probability is that of the insula. `cortex` says how likely each is cortex.
+    """
+    count = len(cortex)
+    probabilities = torch.zeros((1, 1, count, len(DESIKAN.parcels)))
+    probabilities[0, 0, :, CUNEUS] = torch.tensor(cuneus)
+    probabilities[0, 0, :, INSULA] = 1 - torch.tensor(cuneus)
+    part = SliceProbabilities(0, slice(0, 1), slice(0, count), probabilities)
+    view = View.CORONAL
+    found = join_views(
+        [(view, part)],
+        torch.tensor(cortex).reshape(count, 1, 1),
+        {view: slice_axes(view)},
+        {view: torch.ones(len(DESIKAN.parcels))},
+        DESIKAN,
+    )
+    return found.classes.tolist()
+
+
+def test_a_voxel_that_its_neighbours_contradict_follows_them() -> None:
+    # Logarithms of the odds of the cuneus: 2.2, 2.2, -0.4, 2.2, 2.2. After a first time, 0.7 of the
+    # way to the mean of those beside it, the middle one has 0.3 * -0.4 + 0.7 * 2.2 = 1.4.
+    doubtful = [0.9, 0.9, 0.4, 0.9, 0.9]
+    assert _in_a_row([1] * 5, doubtful) == [CUNEUS] * 5
+    # -2.2 in the middle: at first 0.3 * -2.2 + 0.7 * 2.2 = 0.88.
+    assert _in_a_row([1] * 5, [0.9, 0.9, 0.1, 0.9, 0.9]) == [CUNEUS] * 5
+    # Halves that are sure stay as they are.
+    sure = [0.9] * 3 + [0.1] * 3
+    assert _in_a_row([1] * 6, sure) == [CUNEUS] * 3 + [INSULA] * 3
+
+
+def test_what_is_hardly_cortex_neither_follows_nor_leads() -> None:
+    # The middle voxel alone would become the cuneus by its neighbours, as above.
+    found = _in_a_row([0.4, 0.4, 1, 0.4, 0.4], [0.9, 0.9, 0.4, 0.9, 0.9])
+    assert found == [CUNEUS, CUNEUS, INSULA, CUNEUS, CUNEUS]
+    found = _in_a_row([1, 1, 0.4, 1, 1], [0.9, 0.9, 0.4, 0.9, 0.9])
+    assert found == [CUNEUS, CUNEUS, INSULA, CUNEUS, CUNEUS]
 
 
 def test_a_model_without_parcels_is_refused_in_one_line(tmp_path: Path) -> None:
