@@ -141,7 +141,10 @@ def _numbered(places: Tensor) -> Tensor:
 
 
 def _follow_neighbours(values: Tensor, places: Tensor) -> Tensor:
-    """The values (N, K) of `places` (X, Y, Z), nearer to the mean of the up to six beside each."""
+    """The values (N, K) of `places` (X, Y, Z), nearer to the mean of the up to six beside each.
+
+    Those of a place that has none beside it become smaller, and keep their order.
+    """
     count = len(values)
     numbers = _numbered(places)
     pairs = []
@@ -153,6 +156,7 @@ def _follow_neighbours(values: Tensor, places: Tensor) -> Tensor:
     neighbours = torch.cat(pairs, 1)
     neighbours = torch.cat([neighbours, neighbours.flip(0)], 1)
     rows = neighbours[0]
+    # A row of this matrix, times the values, is the mean of those beside a place.
     shares = 1 / rows.bincount(minlength=count).to(values)
     means = torch.sparse_coo_tensor(
         neighbours, shares[rows], (count, count), check_invariants=False
