@@ -54,7 +54,7 @@ RECIPE = {
         "columns": 48,
         "epoch_slices": 800,
     },
-    "optimiser": {"rate": 0.02},
+    "optimiser": {"rate": 0.005},
     "schedule": {"steps": 200, "warmup_steps": 5},
     "batch": 8,
     "precision": "float32",
