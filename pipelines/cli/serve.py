@@ -112,7 +112,7 @@ def view(
             # None, as in a container.
             rater = "rater"
     study = Study(results, rater, images, against, labels)
-    typer.echo(f"{len(study.items)} scans in {results}", err=True)
+    typer.echo(f"scans in {results}: {len(study.items)}", err=True)
     _open(make_app(study), port, no_browser=no_browser, max_body=MAX_CHANGES)
     return Exit.OK
 

@@ -4,12 +4,14 @@
 scans with parcels in the layout of a source of `trinat prepare`: FreeSurfer's subjects with
 `aparc+aseg`, or `malc`. With NAMEs only those scans count. Printed are the mean Dice over all
 parcels of each scan: by the model's own weights of views, by each view alone and by other weights;
-the seconds of the processor with and without parcels; the Dice of each parcel; and the limits of
-agreement between views that `trinat calibrate` would find in these scans.
+the seconds of the processor with and without parcels; the Dice of each parcel; the limits of
+agreement between views that `trinat calibrate` would find in these scans; and odds of parcels that
+make the mean volumes those of the truth, with what odds fitted to the others change in each scan.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import process_time
@@ -25,14 +27,19 @@ from trinat.segmentation.inference.parcels import (
     join_views,
     likely_cortex,
     may_be_cortex,
+    mean_of_views,
 )
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.parcels import Parcellation
+from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.overlap import dice, joint_histogram
 from trinat.segmentation.models.zoo import find_model, find_parcels_folder
+from trinat.segmentation.space.conform import conform
 from trinat.segmentation.space.views import View
+from trinat.segmentation.training.odds_fit import DoubtfulVoxels
 
 # Of the coronal, axial and sagittal view.
 WEIGHTS = (
@@ -47,15 +54,19 @@ WEIGHTS = (
 )
 # Where a source has structures and parcels in files of their own.
 _LABEL_MAPS = {"freesurfer": "aparc+aseg.mgz"}
+# Odds are fitted in so many steps.
+_STEPS = 20
 _VIEWS = (View.CORONAL, View.AXIAL, View.SAGITTAL)
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A subject's scan, and the true class of each voxel among those with parcels."""
+    """A subject's scan and its true labels, and the class of each voxel by these."""
 
     name: str
     scan: Volume
+    labels: Volume
+    fold: FoldingTable | None
     truth: NDArray[np.uint8]
 
 
@@ -69,6 +80,7 @@ def run(model: str, folder: str, source: str = "freesurfer", *names: str) -> Non
     others: list[list[float]] = []
     shares: list[float] = []
     points: list[Point] = []
+    doubtful: list[DoubtfulVoxels] = []
     for subject in _subjects(Path(folder), parcellation, source, names):
         _, plain_s = _timed(plain, subject.scan)
         found, with_parcels_s = _timed(predictor, subject.scan)
@@ -79,7 +91,9 @@ def run(model: str, folder: str, source: str = "freesurfer", *names: str) -> Non
         assert agreement is not None
         for name, value in zip(parcellation.names, values, strict=True):
             points.append(Point(float(np.nan_to_num(agreement[name])), float(value)))
-        others.append(_by_weights(plain, networks, parcellation, subject))
+        seen = Seen(plain, networks, subject)
+        others.append(seen.by_weights())
+        doubtful.append(seen.doubtful_voxels())
         row = " ".join(f"{value:.4f}" for value in others[-1])
         print(
             f"{subject.name}  Dice {np.nanmean(values):.4f}  by weights {row}  "
@@ -98,6 +112,8 @@ def run(model: str, folder: str, source: str = "freesurfer", *names: str) -> Non
         print(
             f"limit {limit:.2f}: {caught:.0%} of Dice < 0.7 caught, {alarmed:.0%} alarmed"
         )
+    if len(doubtful) > 1:
+        _print_odds(doubtful, networks.model.scheme)
 
 
 def _timed(predictor: Predictor, scan: Volume) -> tuple[Prediction, float]:
@@ -132,35 +148,130 @@ def _subjects(
         assert found.image is not None
         if found.labels is None or (names and found.id not in names):
             continue
-        numbers = Volume.read(found.labels, labels=True).data
-        truth = whole.from_freesurfer(numbers, fold=found.fold)
-        subjects.append(Subject(found.id, Volume.read(found.image), truth))
+        scan = Volume.read(found.image)
+        numbers = Volume.read(found.labels, labels=True)
+        truth = whole.from_freesurfer(numbers.data, fold=found.fold)
+        subjects.append(Subject(found.id, scan, numbers, found.fold, truth))
     return subjects
 
 
-def _by_weights(
-    predictor: Predictor,
-    networks: Predictor,
-    parcellation: Parcellation,
-    subject: Subject,
-) -> list[float]:
-    """The mean Dice by each of WEIGHTS; the networks see the scan once."""
-    conformed = predictor.prepare(subject.scan)
-    image = predictor.on_device(conformed)
-    region, fusion, maps = predictor.find_and_fuse(image)
-    cortex = likely_cortex(fusion.fused, parcellation)
-    within = may_be_cortex(cortex)
-    parts = list(networks.each_view(image[region.box], within=within))
-    means = []
-    for weights in WEIGHTS:
-        by_view = {
-            view: torch.full((len(parcellation.parcels),), weight)
-            for view, weight in zip(_VIEWS, weights, strict=True)
-        }
-        parcels = join_views(parts, cortex, networks.axes, by_view, parcellation)
-        found = predictor.conclude(
-            conformed, region, fusion.fused, maps, parcels=parcels
+class Seen:
+    """A subject as the networks have seen it, once."""
+
+    def __init__(
+        self, predictor: Predictor, networks: Predictor, subject: Subject
+    ) -> None:
+        self.predictor = predictor
+        self.networks = networks
+        self.subject = subject
+        self.parcellation = Parcellation(predictor.model.scheme, networks.model.scheme)
+        self.conformed = predictor.prepare(subject.scan)
+        image = predictor.on_device(self.conformed)
+        self.region, self.fusion, self.maps = predictor.find_and_fuse(image)
+        self.cortex = likely_cortex(self.fusion.fused, self.parcellation)
+        within = may_be_cortex(self.cortex)
+        image = image[self.region.box]
+        self.parts = list(networks.each_view(image, within=within))
+
+    def by_weights(self) -> list[float]:
+        """The mean Dice by each of WEIGHTS."""
+        means = []
+        for weights in WEIGHTS:
+            by_view = {}
+            for view, weight in zip(_VIEWS, weights, strict=True):
+                share = weight / sum(weights)
+                by_view[view] = torch.full((len(self.parcellation.parcels),), share)
+            parcels = join_views(
+                self.parts,
+                self.cortex,
+                self.networks.axes,
+                by_view,
+                self.networks.odds,
+                self.parcellation,
+            )
+            found = self.predictor.conclude(
+                self.conformed,
+                self.region,
+                self.fusion.fused,
+                self.maps,
+                parcels=parcels,
+            )
+            indices = found.parcel_indices.data
+            values = scores(self.parcellation, self.subject.truth, indices)
+            means.append(float(np.nanmean(values)))
+        return means
+
+    def doubtful_voxels(self) -> DoubtfulVoxels:
+        """What the odds of parcels decide on in the working grid, both sides alike."""
+        logarithms, _ = mean_of_views(
+            self.parts,
+            self.cortex,
+            self.networks.axes,
+            self.networks.weights,
+            self.parcellation,
         )
-        values = scores(parcellation, subject.truth, found.parcel_indices.data)
-        means.append(float(np.nanmean(values)))
-    return means
+        places = may_be_cortex(self.cortex)
+        classes = self.fusion.fused.argmax(-1)
+        is_cortex = torch.from_numpy(self.parcellation.is_cortex(classes.numpy()))
+        shares = logarithms[is_cortex[places]].softmax(1)
+        # Cortex is never background.
+        shares = torch.nn.functional.pad(shares, (1, 0))
+        truth = self._true_parcels()
+        true_here = truth[self.region.box][(is_cortex & places).numpy()]
+        count = len(self.parcellation.parcels)
+        everywhere = np.bincount(truth.ravel(), minlength=count)
+        here = np.bincount(true_here, minlength=count)
+        return DoubtfulVoxels.of(
+            shares[None, None], true_here[None, None], [0], beyond=everywhere - here
+        )
+
+    def _true_parcels(self) -> NDArray[np.uint8]:
+        """The true parcels of the working grid (X, Y, Z), both sides alike."""
+        subject = self.subject
+        plan = self.conformed.plan
+        numbers = conform(subject.labels, labels=True, plan=plan).volume.data
+        return self.parcellation.parcels.from_freesurfer(numbers, fold=subject.fold)
+
+
+def fit_to_volumes(seen: Sequence[DoubtfulVoxels]) -> NDArray[np.float64]:
+    """Logarithms (K,) of odds with which no parcel is too large or too small in the mean.
+
+    A parcel as much larger than the truth as all parcels are together is not too large.
+    """
+    logarithms = np.zeros(len(seen[0].decided))
+    for _ in range(_STEPS):
+        ratios = []
+        for subject in seen:
+            joint = subject.joint(logarithms)
+            true, found = (joint.sum(axis)[1:].clip(min=1) for axis in (1, 0))
+            ratios.append(np.log(found / true))
+        excess = np.mean(ratios, axis=0)
+        logarithms[1:] -= excess - excess.mean()
+    return logarithms
+
+
+def _print_odds(seen: Sequence[DoubtfulVoxels], scheme: LabelScheme) -> None:
+    """Print odds fitted to all subjects, and what those fitted to the others change in each."""
+    rows = []
+    for number, subject in enumerate(seen):
+        fitted = fit_to_volumes([*seen[:number], *seen[number + 1 :]])
+        row = []
+        for logarithms in (np.zeros_like(fitted), fitted):
+            joint = subject.joint(logarithms)
+            true, found = joint.sum(1)[1:], joint.sum(0)[1:]
+            difference = 2 * np.abs(found - true) / (found + true)
+            row += [subject.mean_dice(logarithms, [0]), float(np.nanmean(difference))]
+        rows.append(row)
+    for row in [*rows, np.mean(rows, axis=0)]:
+        before, differs, after, differs_after = row
+        print(
+            f"with odds of the others: Dice {before:.4f} to {after:.4f}, "
+            f"volumes apart {differs:.1%} to {differs_after:.1%}"
+        )
+    odds = np.exp(fit_to_volumes(seen)).round(2)
+    print(
+        ", ".join(
+            f"{name}: {factor}"
+            for name, factor in zip(scheme.names[1:], odds[1:], strict=True)
+        )
+    )

@@ -94,12 +94,37 @@ def join_views(
     cortex: Tensor,
     axes: Mapping[View, SliceAxes],
     weights: Mapping[View, Tensor],
+    odds: Tensor,
     parcellation: Parcellation,
 ) -> Parcels:
-    """The parcels of what may be cortex, by the weighted geometric mean of views and neighbours.
+    """The parcels of what may be cortex, by views, neighbours and the `odds` (K,) of each class.
 
-    `parts` are the views' probabilities of slices along their `axes`, on the device of `cortex`,
-    which says how likely each voxel (X, Y, Z) is cortex; `weights` are those of each class, (K,).
+    The other arguments are those of `mean_of_views`.
+    """
+    logarithms, by_view = mean_of_views(parts, cortex, axes, weights, parcellation)
+    logarithms += odds[1:].log()
+    classes = (1 + logarithms.argmax(1)).to(torch.uint8)
+    return Parcels(
+        parcellation,
+        may_be_cortex(cortex).cpu().numpy(),
+        classes.cpu().numpy(),
+        {view: found.cpu().numpy() for view, found in by_view.items()},
+    )
+
+
+def mean_of_views(
+    parts: Iterable[tuple[View, SliceProbabilities]],
+    cortex: Tensor,
+    axes: Mapping[View, SliceAxes],
+    weights: Mapping[View, Tensor],
+    parcellation: Parcellation,
+) -> tuple[Tensor, dict[View, Tensor]]:
+    """The weighted geometric mean of views and neighbours, and what each view says by itself.
+
+    The mean is the logarithms (N, K - 1) of parcels for the N voxels that may be cortex, in C
+    order; a view's are classes (N,). `parts` are the views' probabilities of slices along their
+    `axes`, on the device of `cortex`, which says how likely each voxel (X, Y, Z) is cortex;
+    `weights` are those of each class, (K,).
     """
     places = may_be_cortex(cortex)
     device = places.device
@@ -123,13 +148,7 @@ def join_views(
     is_cortex = cortex >= 0.5
     inside = numbers[is_cortex].long()
     logarithms[inside] = _follow_neighbours(logarithms[inside], is_cortex)
-    classes = (1 + logarithms.argmax(1)).to(torch.uint8)
-    return Parcels(
-        parcellation,
-        places.cpu().numpy(),
-        classes.cpu().numpy(),
-        {view: found.cpu().numpy() for view, found in by_view.items()},
-    )
+    return logarithms, by_view
 
 
 def _numbered(places: Tensor) -> Tensor:

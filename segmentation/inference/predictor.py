@@ -15,6 +15,7 @@ from trinat.segmentation.inference.fusion import (
     ViewAggregator,
     multiply_csf_odds,
     multiply_odds,
+    odds_by_class,
 )
 from trinat.segmentation.inference.localisation import (
     INSIDE,
@@ -183,6 +184,12 @@ class Predictor:
         return dict(zip(self.views, by_view.to(self.device), strict=True))
 
     @property
+    def odds(self) -> Tensor:
+        """The factor of each class's probability, (K,), on the device."""
+        class_odds = self.model.info.fusion.class_odds
+        return odds_by_class(self.model.scheme, class_odds).to(self.device)
+
+    @property
     def parcels_model(self) -> Model | None:
         """The model whose networks divide the cortex; None where no parcels are asked for."""
         return None if self._parcels is None else self._parcels.model
@@ -287,7 +294,12 @@ class Predictor:
             within = may_be_cortex(cortex).cpu()
             parts = parcels.each_view(image, mirror=mirror, within=within)
             return join_views(
-                parts, cortex, parcels.axes, parcels.weights, parcellation
+                parts,
+                cortex,
+                parcels.axes,
+                parcels.weights,
+                parcels.odds,
+                parcellation,
             )
 
         with stage("parcels"):

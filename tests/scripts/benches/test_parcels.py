@@ -1,12 +1,16 @@
-"""The Dice of parcels that `scripts/bench parcels` prints."""
+"""The Dice of parcels that `scripts/bench parcels` prints, and the odds that it fits."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
-from benches.parcels import scores
+import torch
+from benches.parcels import fit_to_volumes, scores
 
 from trinat.segmentation.labels.parcels import Parcellation
 from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.training.odds_fit import DoubtfulVoxels
 
 DESIKAN = Parcellation(load_scheme("quicknat33"), load_scheme("desikan34"))
 
@@ -26,3 +30,17 @@ def test_scores_are_of_parcels_alone_in_the_order_of_their_names() -> None:
     assert values["ctx-rh-insula"] == 2 / 3
     assert values["ctx-lh-bankssts"] == 2 / 3
     assert np.isnan(values["ctx-rh-bankssts"])
+
+
+def test_odds_that_are_fitted_to_volumes_make_parcels_as_large_as_they_are() -> None:
+    # Of ten voxels five are truly of the first parcel; 7 are likelier to be of it than of the
+    # other one.
+    first = torch.tensor([0.9, 0.9, 0.9, 0.9, 0.9, 0.7, 0.6, 0.2, 0.1, 0.1])
+    shares = torch.stack([torch.zeros(10), first, 1 - first], 1)
+    truth = np.array([1] * 5 + [2] * 5, np.uint8)
+    seen = DoubtfulVoxels.of(shares[None, None], truth[None, None], [0])
+    assert seen.joint(np.zeros(3)).sum(0).tolist() == [0, 7, 3]
+    odds = fit_to_volumes([seen])
+    assert seen.joint(odds).sum(0).tolist() == [0, 5, 5]
+    # Odds of 0.7 to 0.3 turn, those of 0.9 to 0.1 do not.
+    assert math.log(7 / 3) < odds[2] - odds[1] < math.log(9)

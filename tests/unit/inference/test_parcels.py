@@ -27,7 +27,11 @@ from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.parcels import Parcellation
 from trinat.segmentation.labels.scheme import load_scheme
-from trinat.segmentation.models.checkpoint import load_model
+from trinat.segmentation.models.checkpoint import (
+    load_model,
+    read_info,
+    update_info,
+)
 from trinat.segmentation.models.quicknat import QuickNat
 from trinat.segmentation.space.conform import ConformPlan
 from trinat.segmentation.space.views import View, slice_axes
@@ -174,7 +178,9 @@ def _says(network: QuickNat, shares: dict[int, float]) -> None:
 def _find(predictor: Predictor, image: Tensor) -> Parcels:
     cortex = likely_cortex(_as_if_seen(image), DESIKAN)
     parts = predictor.each_view(image, within=may_be_cortex(cortex))
-    return join_views(parts, cortex, predictor.axes, predictor.weights, DESIKAN)
+    return join_views(
+        parts, cortex, predictor.axes, predictor.weights, predictor.odds, DESIKAN
+    )
 
 
 def test_views_are_joined_by_the_geometric_mean_in_what_may_be_cortex(
@@ -200,11 +206,15 @@ def test_views_are_joined_by_the_geometric_mean_in_what_may_be_cortex(
     assert found.classes.tolist() == [INSULA] * (8 * 4)
 
 
-def _in_a_row(cortex: list[float], cuneus: list[float]) -> list[int]:
+def _in_a_row(
+    cortex: list[float], cuneus: list[float], odds_of_insula: float = 1.0
+) -> list[int]:
     """The parcels of a row of voxels of which one view says how likely the cuneus is.
 
     The rest of the probability is that of the insula. `cortex` says how likely each is cortex.
     """
+    odds = torch.ones(len(DESIKAN.parcels))
+    odds[INSULA] = odds_of_insula
     count = len(cortex)
     probabilities = torch.zeros((1, 1, count, len(DESIKAN.parcels)))
     probabilities[0, 0, :, CUNEUS] = torch.tensor(cuneus)
@@ -216,6 +226,7 @@ def _in_a_row(cortex: list[float], cuneus: list[float]) -> list[int]:
         torch.tensor(cortex).reshape(count, 1, 1),
         {view: slice_axes(view)},
         {view: torch.ones(len(DESIKAN.parcels))},
+        odds,
         DESIKAN,
     )
     return found.classes.tolist()
@@ -231,6 +242,27 @@ def test_a_voxel_that_its_neighbours_contradict_follows_them() -> None:
     # Halves that are sure stay as they are.
     sure = [0.9] * 3 + [0.1] * 3
     assert _in_a_row([1] * 6, sure) == [CUNEUS] * 3 + [INSULA] * 3
+
+
+def test_the_odds_of_a_parcel_win_it_the_voxels_in_doubt() -> None:
+    # 0.6 against 2 times 0.4, and 0.7 against 2 times 0.3.
+    assert _in_a_row([1] * 3, [0.6] * 3, odds_of_insula=2) == [INSULA] * 3
+    assert _in_a_row([1] * 3, [0.7] * 3, odds_of_insula=2) == [CUNEUS] * 3
+
+
+def test_the_odds_in_a_models_file_count(tmp_path: Path) -> None:
+    folder = save_parcels(tmp_path / "parcels")
+    fusion = read_info(folder).fusion
+    odds = {"class_odds": {"insula": 2.0}}
+    update_info(folder, fusion=fusion.model_copy(update=odds))
+    model = load_model(folder)
+    for network in model.networks.values():
+        _says(network, {CUNEUS: 0.6, INSULA: 0.4})
+    image = torch.zeros((16, 16, 16))
+    image[4:12, 6:10, 8] = 1
+    found = _find(Predictor(model, device="cpu"), image)
+    assert set(found.classes) == {INSULA}
+    assert set(found.by_view[View.AXIAL]) == {CUNEUS}
 
 
 def test_what_is_hardly_cortex_neither_follows_nor_leads() -> None:
