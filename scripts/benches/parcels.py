@@ -243,7 +243,8 @@ def fit_to_volumes(seen: Sequence[DoubtfulVoxels]) -> NDArray[np.float64]:
         ratios = []
         for subject in seen:
             joint = subject.joint(logarithms)
-            true, found = (joint.sum(axis)[1:].clip(min=1) for axis in (1, 0))
+            true = joint.sum(1)[1:].clip(min=1)
+            found = joint.sum(0)[1:].clip(min=1)
             ratios.append(np.log(found / true))
         excess = np.mean(ratios, axis=0)
         logarithms[1:] -= excess - excess.mean()
@@ -258,7 +259,8 @@ def _print_odds(seen: Sequence[DoubtfulVoxels], scheme: LabelScheme) -> None:
         row = []
         for logarithms in (np.zeros_like(fitted), fitted):
             joint = subject.joint(logarithms)
-            true, found = joint.sum(1)[1:], joint.sum(0)[1:]
+            true = joint.sum(1)[1:]
+            found = joint.sum(0)[1:]
             difference = 2 * np.abs(found - true) / (found + true)
             row += [subject.mean_dice(logarithms, [0]), float(np.nanmean(difference))]
         rows.append(row)
@@ -269,9 +271,5 @@ def _print_odds(seen: Sequence[DoubtfulVoxels], scheme: LabelScheme) -> None:
             f"volumes apart {differs:.1%} to {differs_after:.1%}"
         )
     odds = np.exp(fit_to_volumes(seen)).round(2)
-    print(
-        ", ".join(
-            f"{name}: {factor}"
-            for name, factor in zip(scheme.names[1:], odds[1:], strict=True)
-        )
-    )
+    named = zip(scheme.names[1:], odds[1:], strict=True)
+    print(", ".join(f"{name}: {factor}" for name, factor in named))
