@@ -6,7 +6,7 @@ scans with parcels in the layout of a source of `trinat prepare`: FreeSurfer's s
 parcels of each scan: by the model's own weights of views, by each view alone and by other weights;
 the seconds of the processor with and without parcels; the Dice of each parcel; the limits of
 agreement between views that `trinat calibrate` would find in these scans; and odds of parcels that
-make the mean volumes those of the truth, with what odds fitted to the others change in each scan.
+bring the mean volumes nearer to the truth, with what those fitted to the others change in a scan.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ WEIGHTS = (
 )
 # Where a source has structures and parcels in files of their own.
 _LABEL_MAPS = {"freesurfer": "aparc+aseg.mgz"}
-# Odds are fitted in so many steps.
+# Odds are fitted in so many steps, and go so far: all of the way costs Dice in other persons.
 _STEPS = 20
+_SHARE = 0.5
 _VIEWS = (View.CORONAL, View.AXIAL, View.SAGITTAL)
 
 
@@ -234,7 +235,7 @@ class Seen:
 
 
 def fit_to_volumes(seen: Sequence[DoubtfulVoxels]) -> NDArray[np.float64]:
-    """Logarithms (K,) of odds with which no parcel is too large or too small in the mean.
+    """Logarithms (K,) of odds half of the way to volumes that are true in the mean.
 
     A parcel as much larger than the truth as all parcels are together is not too large.
     """
@@ -248,7 +249,7 @@ def fit_to_volumes(seen: Sequence[DoubtfulVoxels]) -> NDArray[np.float64]:
             ratios.append(np.log(found / true))
         excess = np.mean(ratios, axis=0)
         logarithms[1:] -= excess - excess.mean()
-    return logarithms
+    return _SHARE * logarithms
 
 
 def _print_odds(seen: Sequence[DoubtfulVoxels], scheme: LabelScheme) -> None:

@@ -32,7 +32,7 @@ def test_scores_are_of_parcels_alone_in_the_order_of_their_names() -> None:
     assert np.isnan(values["ctx-rh-bankssts"])
 
 
-def test_odds_that_are_fitted_to_volumes_make_parcels_as_large_as_they_are() -> None:
+def test_odds_go_half_of_the_way_to_true_volumes() -> None:
     # Of ten voxels five are truly of the first parcel; 7 are likelier to be of it than of the
     # other one.
     first = torch.tensor([0.9, 0.9, 0.9, 0.9, 0.9, 0.7, 0.6, 0.2, 0.1, 0.1])
@@ -40,7 +40,7 @@ def test_odds_that_are_fitted_to_volumes_make_parcels_as_large_as_they_are() -> 
     truth = np.array([1] * 5 + [2] * 5, np.uint8)
     seen = DoubtfulVoxels.of(shares[None, None], truth[None, None], [0])
     assert seen.joint(np.zeros(3)).sum(0).tolist() == [0, 7, 3]
-    odds = fit_to_volumes([seen])
-    assert seen.joint(odds).sum(0).tolist() == [0, 5, 5]
+    half = fit_to_volumes([seen])
+    assert seen.joint(2 * half).sum(0).tolist() == [0, 5, 5]
     # Odds of 0.7 to 0.3 turn, those of 0.9 to 0.1 do not.
-    assert math.log(7 / 3) < odds[2] - odds[1] < math.log(9)
+    assert math.log(7 / 3) < 2 * (half[2] - half[1]) < math.log(9)
