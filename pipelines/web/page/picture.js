@@ -22,8 +22,8 @@ const OVERLAYS = {
   mask: ["green", 1, null, 60, 160],
 };
 const PLANES = { axial: 0, coronal: 1, sagittal: 2 };
-// Surfaces of more points enclose others, which are seen through them.
-const LARGE_POINTS = 12000;
+// Surfaces in a larger box, in mm³, enclose others, which are seen through them.
+const LARGE_BOX = 500000;
 const QUARTERS = [
   { sliceType: 0, position: [0, 0, 0.5, 0.5] },
   { sliceType: 1, position: [0.5, 0, 0.5, 0.5] },
@@ -421,11 +421,11 @@ export class Picture {
       const color = new Uint8Array([...this.colors[place - 1], 255]);
       const mesh = new niivue.NVMesh(vertices, triangles, name, color, 1, true, nv.gl);
       mesh.place = place;
-      mesh.size = points;
+      mesh.box = boxAround(vertices);
       meshes.push(mesh);
     }
     // What is opaque comes first: it is seen through what encloses it.
-    nv.meshes = meshes.sort((a, b) => a.size - b.size);
+    nv.meshes = meshes.sort((a, b) => a.box - b.box);
     this._solidLook();
     nv.updateGLVolume();
     nv.scene.crosshairPos = nv.mm2frac(this.at());
@@ -435,7 +435,7 @@ export class Picture {
   _solidLook() {
     if (!this.solid) return;
     for (const mesh of this.solid.meshes) {
-      let faint = mesh.size > LARGE_POINTS;
+      let faint = mesh.box > LARGE_BOX;
       if (this.selected) faint = mesh.place !== this.selected;
       mesh.visible = !this.hidden.has(mesh.place);
       mesh.opacity = faint ? 0.1 : 1;
@@ -451,6 +451,21 @@ export class Picture {
     solid.meshes = [];
     solid.drawScene();
   }
+}
+
+/** The volume of the box around points (x, y, z, x, ...), in mm³. */
+function boxAround(points) {
+  let volume = 1;
+  for (const axis of [0, 1, 2]) {
+    let least = Infinity;
+    let most = -Infinity;
+    for (let at = axis; at < points.length; at += 3) {
+      least = Math.min(least, points[at]);
+      most = Math.max(most, points[at]);
+    }
+    volume *= most - least;
+  }
+  return volume;
 }
 
 function rgb(hex) {

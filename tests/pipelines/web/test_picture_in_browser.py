@@ -230,3 +230,41 @@ def test_gradients_that_nothing_shows_are_not_computed(
         assert sizes["6"] == sizes["8"] == [1, 1, 18]
     finally:
         page.close()
+
+
+# Two surfaces: of place 1 four points 100 mm apart, of place 2 as many as 13,000 within 10 mm.
+SURFACES = """(() => {
+  const surface = (place, points, side) => {
+    const buffer = new ArrayBuffer(12 + 12 * points + 12);
+    new Uint32Array(buffer, 0, 3).set([place, points, 1]);
+    const vertices = new Float32Array(buffer, 12, 3 * points);
+    vertices.set([0, 0, 0, side, 0, 0, 0, side, 0, 0, 0, side]);
+    new Uint32Array(buffer, 12 + 12 * points, 3).set([0, 1, 2]);
+    return new Uint8Array(buffer);
+  };
+  const both = [surface(1, 4, 100), surface(2, 13000, 10)];
+  return new Blob(both).arrayBuffer().then((buffer) =>
+    window.trinatPicture.setSurfaces(buffer)).then(() =>
+    Object.fromEntries(window.trinatPicture.solid.meshes.map((m) => [m.place, m.opacity])));
+})()"""
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_a_surface_is_seen_through_for_its_extent_and_not_for_its_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium")
+    out = write_study(tmp_path / "out", ["one"])
+    page = Browser(chromium, webgl=True)
+    try:
+        with served(out, monkeypatch) as address:
+            page.open(address)
+            page.wait("window.trinatShown?.step === 0", 240)
+            opacity = page.evaluate(SURFACES)
+        assert opacity == {"1": 0.1, "2": 1}
+        assert not page.problems
+    finally:
+        page.close()
