@@ -250,6 +250,7 @@ SURFACES = """(() => {
 
 
 @pytest.mark.slow
+@pytest.mark.important
 @pytest.mark.browser
 def test_a_surface_is_seen_through_for_its_extent_and_not_for_its_points(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
