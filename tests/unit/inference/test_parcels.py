@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.small_model import save_parcels
+from helpers.small_model import save_parcels, save_small
 from torch import Tensor
 
 from trinat.segmentation.errors import LabelError, ModelError
@@ -27,11 +27,8 @@ from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.parcels import Parcellation
 from trinat.segmentation.labels.scheme import load_scheme
-from trinat.segmentation.models.checkpoint import (
-    load_model,
-    read_info,
-    update_info,
-)
+from trinat.segmentation.models.checkpoint import load_model, save_model
+from trinat.segmentation.models.model_info import Description, Fusion
 from trinat.segmentation.models.quicknat import QuickNat
 from trinat.segmentation.space.conform import ConformPlan
 from trinat.segmentation.space.views import View, slice_axes
@@ -250,17 +247,19 @@ def test_the_odds_of_a_parcel_win_it_the_voxels_in_doubt() -> None:
     assert _in_a_row([1] * 3, [0.7] * 3, odds_of_insula=2) == [CUNEUS] * 3
 
 
-def test_the_odds_in_a_models_file_count(tmp_path: Path) -> None:
-    folder = save_parcels(tmp_path / "parcels")
-    fusion = read_info(folder).fusion
-    odds = {"class_odds": {"insula": 2.0}}
-    update_info(folder, fusion=fusion.model_copy(update=odds))
-    model = load_model(folder)
-    for network in model.networks.values():
+def test_the_odds_in_the_file_of_networks_for_parcels_count(tmp_path: Path) -> None:
+    folder = save_small(tmp_path / "own")
+    parcels = load_model(save_parcels(folder / "parcels"))
+    for network in parcels.networks.values():
         _says(network, {CUNEUS: 0.6, INSULA: 0.4})
+    fusion = Fusion(class_odds={"insula": 2.0})
+    described = Description(name="odds", labels="desikan34", fusion=fusion)
+    save_model(folder / "parcels", described, parcels.networks, overwrite=True)
     image = torch.zeros((16, 16, 16))
     image[4:12, 6:10, 8] = 1
-    found = _find(Predictor(model, device="cpu"), image)
+    predictor = Predictor(folder, device="cpu", parcels=True)
+    found = predictor.find_parcels(image, _as_if_seen(image))
+    assert found is not None
     assert set(found.classes) == {INSULA}
     assert set(found.by_view[View.AXIAL]) == {CUNEUS}
 
