@@ -141,11 +141,15 @@ def _persons_in(entries: Iterable[Entry], results: Path) -> dict[str, list[Entry
             last = max(
                 current, key=lambda group: max(entry.finished for entry in group)
             )
-            # In the order of names where a time is not known.
-            scans = natsorted(last, key=lambda entry: entry.case)
-            if all(_year(entry) is not None for entry in scans):
-                scans.sort(key=lambda entry: entry.result["longitudinal"]["year"])
-            ordered[person] = scans
+            ordered[person] = _in_time(last)
+    return ordered
+
+
+def _in_time(scans: Iterable[Entry]) -> list[Entry]:
+    """Scans in the order of time; in that of names where a time is not known."""
+    ordered: list[Entry] = natsorted(scans, key=lambda entry: entry.case)
+    if all(_year(entry) is not None for entry in ordered):
+        ordered.sort(key=lambda entry: entry.result["longitudinal"]["year"])
     return ordered
 
 
@@ -195,7 +199,7 @@ def _year(entry: Entry) -> float | None:
 
 
 def _courses(scans: Sequence[Entry], excluded: Collection[str]) -> list[Course]:
-    """The course of each structure of a person, whose scans are in the order of time.
+    """The course of each structure of a person.
 
     A structure with fewer than two scans that are not left out has none.
     """
@@ -207,11 +211,12 @@ def _courses(scans: Sequence[Entry], excluded: Collection[str]) -> list[Course]:
     taken = [entry for entry in scans if entry.case not in whole]
     courses = []
     for name in first["volumes_mm3"]:
-        of_structure = [
+        # Their times may be known where that of a scan that is left out is not.
+        of_structure = _in_time(
             entry
             for entry in taken
             if name not in structures_left_out(entry.result, excluded)
-        ]
+        )
         if len(of_structure) < 2:
             continue
         cases = [entry.case for entry in of_structure]
@@ -285,7 +290,8 @@ def _write_time_points(
                 if case == entry.case
             ]
             left_out = "; ".join(remarks) or None
-            row = [person, fact.get("group"), entry.case, year, left_out, *volumes]
+            group = fact.get("group") or None
+            row = [person, group, entry.case, year, left_out, *volumes]
             rows.append(row)
     columns = [f"{name}_mm3" for name in names]
     write_tsv(path, ("person", "group", "case", "year", "left_out", *columns), rows)

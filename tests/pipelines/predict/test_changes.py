@@ -59,6 +59,26 @@ def test_scans_are_in_the_order_of_time_or_else_of_their_names(
     assert volumes(tmp_path, *scans) == first_and_last
 
 
+def test_times_count_where_only_a_scan_that_is_left_out_has_none(
+    tmp_path: Path,
+) -> None:
+    scans = [
+        scan("a", 3600.0, 2022.0, "a b c"),
+        scan("b", 4000.0, 2020.0, "a b c"),
+        scan("c", 3800.0, None, "a b c", grade="reject", reasons=["cut"]),
+    ]
+    assert volumes(tmp_path, *scans) == ("4000.0", "3600.0")
+    (row,) = table(tmp_path / "changes.tsv")
+    # 400 of 3800 in two years.
+    assert (row["change_percent"], row["percent_per_year"]) == ("-10.526", "-5.263")
+
+
+def test_no_group_is_none_in_both_tables(tmp_path: Path) -> None:
+    volumes(tmp_path, scan("a", 1.0, 2020, "a b"), scan("b", 2.0, 2021, "a b"))
+    for name in ("changes.tsv", "timepoints.tsv"):
+        assert {row["group"] for row in table(tmp_path / name)} == {"n/a"}
+
+
 def test_structures_that_no_scan_has_do_not_stop_the_run(tmp_path: Path) -> None:
     assert write_changes(tmp_path, [scan("a", 0, 1.0, "a b"), scan("b", 0, 2.0, "a b")])
     assert len((tmp_path / "changes.tsv").read_text().splitlines()) == 1
