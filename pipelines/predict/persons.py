@@ -128,15 +128,9 @@ def persons_of(
         known = _from_table(cases, table, say, strict=strict)
     elif bids_root is not None:
         known = _from_bids(cases, bids_root, say, strict=strict)
-    # By names and folders; else each scan is of a person of its own.
-    identities = []
-    for case in cases:
-        *folders, name = case.id.split("/")
-        identities.append(identity_of(name, folders) or Identity(case.id))
-    by_name = told_apart(identities)
     scans: dict[str, list[Case]] = defaultdict(list)
     visits: dict[str, list[_Visit]] = defaultdict(list)
-    for case, named in zip(cases, by_name, strict=True):
+    for case, named in zip(cases, _named(cases), strict=True):
         visit = known.get(case.id) or _Visit(named.person)
         scans[visit.person].append(case)
         visits[visit.person].append(visit)
@@ -146,6 +140,15 @@ def persons_of(
         group = max(visit.group for visit in of_person)
         persons.append(Person.of(name, scans[name], years, group))
     return persons
+
+
+def _named(cases: Sequence[Case]) -> list[Identity]:
+    """Whose scan each is by names and folders; else each is of a person of its own."""
+    identities = []
+    for case in cases:
+        *folders, name = case.id.split("/")
+        identities.append(identity_of(name, folders) or Identity(case.id))
+    return told_apart(identities)
 
 
 def with_facts(
@@ -167,11 +170,8 @@ def with_facts(
             remedy="give --participants",
         )
     people = read_people(table)
-    names = []
-    for case in cases:
-        *folders, name = case.id.split("/")
-        identity = identity_of(name, folders) or Identity(case.id)
-        names.append((case.stem, identity.person))
+    named = zip(cases, _named(cases), strict=True)
+    names = [(case.stem, identity.person) for case, identity in named]
     matched = people.match(names)
     refuse_strangers(table, people, matched)
     doubts = people.doubts + matched.remarks

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.predict.persons import Person, persons_of
+from trinat.pipelines.predict.persons import Person, persons_of, with_facts
 from trinat.pipelines.scans.cases import Case
 from trinat.pipelines.scans.discovery import find_cases
 from trinat.segmentation.errors import ConfigError, DatasetError
@@ -248,3 +248,21 @@ def test_a_session_that_its_table_does_not_have_is_named(tmp_path: Path) -> None
     (person,) = persons_of(found.cases, found.bids_root, None, said.append)
     assert person.years == (None, None)
     assert said == ["acq_time: sub-1_sessions.tsv has no row ses-2"]
+
+
+def test_persons_of_one_name_in_two_folders_have_their_own_facts(
+    tmp_path: Path,
+) -> None:
+    rows = "participant_id\tage\tsex\nA/sub-01\t25\tF\nB/sub-01\t70\tM\n"
+    path = table(tmp_path, rows)
+    told = with_facts(cases("A/sub-01_T1w", "B/sub-01_T1w"), path, print)
+    facts = [case.facts for case in told if case.facts is not None]
+    assert [(one.age, one.sex) for one in facts] == [(25, "F"), (70, "M")]
+
+
+def test_nobody_has_the_facts_of_a_person_of_the_same_name_elsewhere(
+    tmp_path: Path,
+) -> None:
+    path = table(tmp_path, "participant_id\tage\tsex\nsub-01\t25\tF\nC\t30\tF\n")
+    told = with_facts(cases("A/sub-01_T1w", "B/sub-01_T1w", "C"), path, print)
+    assert [case.facts.age if case.facts else None for case in told] == [None, None, 30]
