@@ -21,6 +21,8 @@ from trinat.segmentation.longitudinal.rigid import (
 __all__ = ["SAME_HEAD", "Head", "PersonSpace", "heads_of", "person_space"]
 
 Matrix = NDArray[np.float64]
+# Along three axes, the largest first.
+Factors = NDArray[np.float64]
 
 # Two scans of one head have a likeness above this. Measured: 0.98 and more for one person, 0.47 and
 # less for two (docs/notes/longitudinal.md).
@@ -55,8 +57,9 @@ class PersonSpace:
 class Head:
     """Scans that show one head: their numbers, and how each is aligned to the first of them.
 
-    `stretches_percent` is how much larger or smaller the head is in each scan than in the first,
-    along the axis where that is most; 0 where it has one size. `is_mirrored` where it is another of
+    `stretches_percent` is how much larger or smaller the head is in each scan than in most of them,
+    along the axis where that is most; 0 where it has one size. Of two sizes that as many scans have
+    the first scan's counts. `is_mirrored` where it is another of
     the heads, with left and right exchanged.
     """
 
@@ -72,7 +75,7 @@ def heads_of(images: Sequence[Volume]) -> list[Head]:
     Images are on the working scale, with voxels of about 1 mm.
     """
     found: list[dict[int, Alignment]] = []
-    stretched: dict[int, float] = {}
+    sizes: dict[int, Factors] = {}
     mirrored: set[int] = set()
     itself = Alignment(np.eye(4), 1.0)
     for number, image in enumerate(images):
@@ -86,25 +89,35 @@ def heads_of(images: Sequence[Volume]) -> list[Head]:
                 continue
             members[number] = aligned
             mirrored.discard(number)
-            stretched[number] = _stretch_percent(first, image, aligned.matrix)
+            sizes[number] = stretches(first, image, aligned.matrix)
             break
         else:
             found.append({number: itself})
+            sizes[number] = np.ones(3)
     heads = []
     for members in found:
-        percents = tuple(stretched.get(number, 0.0) for number in members)
+        head = images[next(iter(members))]
+        percents = _stretches_percent(head, [sizes[number] for number in members])
         is_mirror = not mirrored.isdisjoint(members)
         heads.append(Head(tuple(members), tuple(members.values()), percents, is_mirror))
     return sorted(heads, key=lambda head: -len(head.scans))
 
 
-def _stretch_percent(first: Volume, second: Volume, matrix: Matrix) -> float:
-    """How much larger the second head is along the axis where that is most; 0 of one size."""
-    percents = 100 * (stretches(first, second, matrix) - 1)
-    percent = float(percents[np.argmax(np.abs(percents))])
+def _stretches_percent(first: Volume, sizes: Sequence[Factors]) -> tuple[float, ...]:
+    """How much larger the head is in each scan, along one axis, than in most of them.
+
+    `sizes` are against `first`, along three axes. The head has one size where that is 0.
+    """
     head = np.argwhere(first.data > _HEAD)
     length_mm = float((np.ptp(head, axis=0) * first.spacing_mm).max())
-    return percent if abs(percent) / 100 * length_mm > _SAME_SIZE_MM else 0.0
+    against_each = []
+    for usual in sizes:
+        changes = [100 * (size / usual - 1) for size in sizes]
+        most = [float(change[np.argmax(np.abs(change))]) for change in changes]
+        against_each.append(
+            tuple(p if abs(p) / 100 * length_mm > _SAME_SIZE_MM else 0.0 for p in most)
+        )
+    return max(against_each, key=lambda percents: percents.count(0.0))
 
 
 def person_space(

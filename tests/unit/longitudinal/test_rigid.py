@@ -148,6 +148,13 @@ def test_the_size_of_a_head_beside_another_is_measured(
 
 @pytest.mark.slow
 @pytest.mark.important
+def test_the_size_that_most_scans_have_is_the_head_s() -> None:
+    heads = heads_of([lopsided((1, 1, 1.05)), lopsided(), lopsided()])
+    assert heads[0].stretches_percent == pytest.approx((5, 0, 0), abs=0.6)
+
+
+@pytest.mark.slow
+@pytest.mark.important
 def test_a_mirrored_scan_is_no_scan_of_the_head() -> None:
     head = lopsided()
     exchanged = Volume(np.ascontiguousarray(head.data[::-1]), head.affine)
