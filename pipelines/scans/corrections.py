@@ -54,6 +54,11 @@ from trinat.segmentation.metrics.common_grid import on_grid_of
 
 _LABELS = f"_{Product.LABELS.suffix}"
 _TRINAT = f"_desc-{Product.LABELS.own_entities['desc']}"
+# How names of maps of parcels end, in a folder of files and in a BIDS dataset.
+_PARCELS = (
+    f"_{Product.PARCELS.plain}",
+    f"_seg-{Product.PARCELS.own_entities['seg']}{_LABELS}",
+)
 _COLUMNS = (
     "scan",
     "corrected",
@@ -146,6 +151,17 @@ class OvertakenError(OutputError):
 def corrected_path(result: Path) -> Path:
     """Where the correction of a label map is, or would be."""
     return _beside(result, Product.LABELS.suffix, _ending(result))
+
+
+def has_parcels_from_before(path: Path) -> bool:
+    """Whether this is a map of parcels of a scan whose structures are corrected by hand."""
+    stem = without_suffix(path)
+    for parcels in _PARCELS:
+        if stem.endswith(parcels):
+            of_scan = stem.removesuffix(parcels)
+            name = f"{of_scan}{CORRECTED}{_LABELS}{_ending(path)}"
+            return path.with_name(name).is_file()
+    return False
 
 
 def mask_path(result: Path) -> Path:

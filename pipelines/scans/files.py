@@ -17,7 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trinat.pipelines.scans.cases import Case, Found, Refusal
-from trinat.pipelines.scans.corrections import corrected_path, is_correction, result_of
+from trinat.pipelines.scans.corrections import (
+    corrected_path,
+    has_parcels_from_before,
+    is_correction,
+    result_of,
+)
 from trinat.pipelines.scans.discovery import is_result, stem_ends, walk
 from trinat.pipelines.scans.naming import Product
 from trinat.segmentation.data.identity import Identity, identity_of, told_apart
@@ -193,7 +198,15 @@ def _files_below(place: Path, suffix: str, *, parcels: bool) -> list[ScanFile]:
                     file = replace(file, folders=folders)
                 files.append(file)
             return files
-    return [_named(path) for path in image_files(place, _READ).values()]
+    files = [_named(path) for path in image_files(place, _READ).values()]
+    if files or of_labels:
+        return files
+    # Scans are found in folders as `trinat predict` finds them.
+    for path in walk(place):
+        if path.name.lower().endswith(_READ) and not is_result(path):
+            folders = path.parent.relative_to(place).parts
+            files.append(replace(_named(path), folders=folders))
+    return files
 
 
 def _with_corrections(files: Sequence[ScanFile], *, corrected: bool) -> list[ScanFile]:
@@ -321,14 +334,23 @@ def _with_persons(files: Sequence[ScanFile], place: Path) -> list[ScanFile]:
 
 
 def corrected_among(files: Sequence[ScanFile]) -> str:
-    """A sentence on label maps that people have corrected; empty where there are none."""
+    """A sentence on label maps that people have corrected; empty where there are none.
+
+    Maps of parcels are never corrected: those of a scan whose structures are do not fit these.
+    """
     corrected = sum(file.corrects is not None for file in files)
-    if not corrected:
-        return ""
-    return (
-        f"{corrected} of {len(files)} label maps are corrected by hand; --uncorrected takes them "
-        "as they were predicted"
-    )
+    if corrected:
+        return (
+            f"{corrected} of {len(files)} label maps are corrected by hand; --uncorrected takes "
+            "them as they were predicted"
+        )
+    before = sum(has_parcels_from_before(file.path) for file in files)
+    if before:
+        return (
+            f"the structures of {before} of {len(files)} scans are corrected by hand; their maps "
+            "of parcels are as they were predicted"
+        )
+    return ""
 
 
 def persons_in_folders(files: Sequence[ScanFile]) -> str:

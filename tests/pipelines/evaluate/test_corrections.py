@@ -15,7 +15,7 @@ from trinat.pipelines.scans.corrections import (
     corrected_path,
     save_correction,
 )
-from trinat.pipelines.scans.files import find_files
+from trinat.pipelines.scans.files import corrected_among, find_files
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
 
@@ -70,6 +70,29 @@ def test_in_bids_as_well(tmp_path: Path) -> None:
     assert file.subject == "sub-1"
     (file,) = find_files(tmp_path, corrected=False)
     assert file.path == result
+
+
+@pytest.mark.parametrize(
+    ("of_scan", "structures", "parcels"),
+    [
+        ("sub-1/anat/sub-1_space-orig", "desc-trinat_dseg", "seg-parcels_dseg"),
+        ("p1", "dseg", "parcels"),
+    ],
+)
+def test_parcels_from_before_a_correction_are_named(
+    tmp_path: Path, of_scan: str, structures: str, parcels: str
+) -> None:
+    result = tmp_path / f"{of_scan}_{structures}.nii.gz"
+    result.parent.mkdir(parents=True, exist_ok=True)
+    result.touch()
+    (tmp_path / f"{of_scan}_{parcels}.nii.gz").touch()
+    assert corrected_among(find_files(tmp_path, parcels=True)) == ""
+    corrected_path(result).touch()
+    told = corrected_among(find_files(tmp_path, parcels=True))
+    assert told.startswith(
+        "the structures of 1 of 1 scans are corrected by hand; their maps"
+    )
+    assert corrected_among(find_files(tmp_path, corrected=False)) == ""
 
 
 @pytest.mark.parametrize(("uncorrected", "dice"), [(False, 1), (True, 54 / 55)])

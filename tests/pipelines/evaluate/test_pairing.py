@@ -389,3 +389,21 @@ def test_an_empty_or_absent_folder_is_said(tmp_path: Path) -> None:
         find_files(tmp_path)
     with pytest.raises(ConfigError, match="no such file"):
         find_files(tmp_path / "nowhere")
+
+
+def test_scans_in_folders_are_found_as_predict_finds_them(tmp_path: Path) -> None:
+    for person in ("p1", "p2"):
+        for folder, name in (
+            ("scans", "T1"),
+            ("results", "T1_dseg"),
+            ("scans", "T1_qc_dseg"),
+        ):
+            (tmp_path / folder / person).mkdir(parents=True, exist_ok=True)
+            (tmp_path / folder / person / f"{name}.nii.gz").touch()
+    label_maps = find_files(tmp_path / "results")
+    images = find_images(tmp_path / "scans", [file.path for file in label_maps])
+    pairs = pair_files(label_maps, images).pairs
+    assert [(pair.truth.shown, pair.prediction.shown) for pair in pairs] == [
+        ("p1/T1_dseg.nii.gz", "p1/T1.nii.gz"),
+        ("p2/T1_dseg.nii.gz", "p2/T1.nii.gz"),
+    ]
