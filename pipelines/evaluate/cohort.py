@@ -258,6 +258,9 @@ def measure_group(
     for scan in chosen.scans:
         if scan.left_out:
             say(f"{scan.name}: left out, {scan.left_out}")
+    two_kinds = _two_kinds_of_heads(chosen, ledger)
+    if two_kinds:
+        say(two_kinds)
     digests = frozenset(result.sha256 for result in measured)
     return MeasuredGroup(known, ledger, chosen, failures, digests)
 
@@ -365,6 +368,31 @@ def _choose(
     return chosen
 
 
+def _two_kinds_of_heads(chosen: Chosen, ledger: Ledgers) -> str:
+    """A sentence where intracranial volumes are measured in some scans and a table's in others."""
+    measured = 0
+    of_table = 0
+    for file, scan in zip(chosen.files, chosen.scans, strict=True):
+        if scan.intracranial_mm3 is None or scan.left_out:
+            continue
+        if _measured_head(ledger.results.get(file.result, {})) is None:
+            of_table += 1
+        else:
+            measured += 1
+    if not measured or not of_table:
+        return ""
+    return (
+        f"the intracranial volume of {measured} scans is measured, that of {of_table} is the "
+        "table's: the two kinds differ, so use one of them alone"
+    )
+
+
+def _measured_head(facts: Mapping[str, Any]) -> float | None:
+    """The intracranial volume that a ledger has of a scan."""
+    mm3: float | None = facts.get("measures_mm3", {}).get(INTRACRANIAL.column)
+    return mm3
+
+
 def _with_parcels(
     chosen: Chosen, ledger: Ledgers, excluded: Collection[str]
 ) -> Cohort | None:
@@ -427,7 +455,7 @@ def _scan(result: MapVolumes, person: Facts, facts: Mapping[str, Any]) -> Scan:
     }
     remarks = [*facts.get("reasons", ()), *facts.get("notes", ())]
     # A scan's own, as the ledger has it, else that of the person's row in the table.
-    intracranial_mm3 = facts.get("measures_mm3", {}).get(INTRACRANIAL.column)
+    intracranial_mm3 = _measured_head(facts)
     if intracranial_mm3 is None:
         intracranial_mm3 = person.intracranial_mm3
     return Scan(

@@ -14,15 +14,17 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.miniatures import without_orientation
+from helpers.studies import write_study
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.evaluate.cohort import report_cohort
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.evaluate.user_tables import read_ranges
 from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.predict.ledger import Ledger
+from trinat.pipelines.predict.ledger import Ledger, read_entries
 from trinat.segmentation.errors import ConfigError, DatasetError, EvaluationError
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.measures import INTRACRANIAL
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.report.cohort import Range, Scan
 
@@ -453,6 +455,25 @@ def test_volumes_are_adjusted_by_the_ledger_else_by_the_table(
     assert lines.loc["Brain-Stem", "scans"] == SCANS
     with pytest.raises(EvaluationError, match="0 of 9 scans have an intracranial"):
         report_cohort(replace(settings, participants=None))
+
+
+def test_intracranial_volumes_of_two_kinds_are_named(tmp_path: Path) -> None:
+    out = write_study(tmp_path / "out", ["a", "b"])
+    entry = read_entries([out / "run.jsonl"])["a"]
+    measured = {**entry.result, "measures_mm3": {INTRACRANIAL.column: 1.4e6}}
+    with Ledger(out / "run.jsonl") as ledger:
+        ledger.add(replace(entry, result=measured))
+    people = tmp_path / "people.tsv"
+    people.write_text("participant_id\teTIV\na\t1500000\nb\t1300000\n")
+    settings = CohortSettings(out, tmp_path / "report", participants=people, jobs=1)
+    said: list[str] = []
+    report_cohort(settings, say=said.append)
+    told = "the intracranial volume of 1 scans is measured, that of 1 is the table's"
+    assert any(line.startswith(told) for line in said)
+    people.write_text("participant_id\teTIV\na\t1500000\n")
+    said.clear()
+    report_cohort(settings, say=said.append)
+    assert not any("intracranial" in line for line in said)
 
 
 def test_sites_are_harmonised_beside_the_measured_volumes(tmp_path: Path) -> None:
