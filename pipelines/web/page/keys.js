@@ -81,8 +81,8 @@ const KEYS = [
   { key: "Esc", text: "leave a field, drop the chosen structure" },
   { key: "?", text: "these keys", act: () => byId("help").showModal() },
 ];
-// Keys that rate and correct: a service has neither.
-const RATERS_KEYS = ["1", "2", "3", "M", "X", ...BRUSH_KEYS.map(({ key }) => key)];
+// Keys that rate: nobody rates in a service.
+const RATERS_KEYS = ["1", "2", "3", "M"];
 // Axis and direction in which a key moves the cross-hair.
 const ARROWS = {
   ArrowLeft: [0, -1],
