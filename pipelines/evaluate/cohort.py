@@ -17,7 +17,6 @@ from typing import Any
 import pandas as pd
 
 from trinat.pipelines.common.exits import Exit, batch_exit
-from trinat.pipelines.evaluate.gather import folder_of
 from trinat.pipelines.evaluate.measuring import MapVolumes, measure_volumes
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.evaluate.shown_scans import cohort_pictures
@@ -35,7 +34,8 @@ from trinat.pipelines.predict.entry import (
     taught_by_models,
     why_left_out,
 )
-from trinat.pipelines.predict.ledger import entries_in, unfit_results
+from trinat.pipelines.predict.ledger import entries_for, unfit_results
+from trinat.pipelines.scans.discovery import absolute
 from trinat.pipelines.scans.files import (
     ScanFile,
     corrected_among,
@@ -82,6 +82,12 @@ _CORRECTED: Mapping[str, Any] = {
     "structure_grades": {},
     "notes": ["corrected by hand"],
 }
+# By whom a scan or structure of an excluded grade is rejected.
+_QUALITY_CONTROL = {
+    "reject": "quality control",
+    "look": "quality control (graded look)",
+    "pass": "quality control (graded pass)",
+}
 _OUTPUTS = (*_TABLES, "figures", "report.html")
 
 
@@ -110,6 +116,10 @@ class Ledgers:
 
     entries: list[Entry]
     results: dict[Path, Mapping[str, Any]]
+
+    def of(self, file: ScanFile) -> Mapping[str, Any]:
+        """The result of a label map; nothing where no ledger has it."""
+        return self.results.get(absolute(file.result), {})
 
 
 @dataclass(frozen=True)
@@ -175,7 +185,7 @@ def report_cohort(
     if not known.scheme.has_parcels:
         parcels = _with_parcels(chosen, group.ledger, settings.excluded)
     with claimed(settings.out, _OUTPUTS, within=["figures"]):
-        written = _write_tables(settings.out, cohort)
+        written = _write_tables(settings.out, cohort, parcels)
         if parcels is not None:
             frame = parcels.frame.drop(columns="scan")
             write_table(settings.out / "parcels.csv", frame)
@@ -217,18 +227,16 @@ def measure_group(
     corrected = corrected_among(found)
     if corrected:
         say(corrected)
-    unfit = unfit_results(
-        folder_of(settings.predictions), [file.result for file in found]
-    )
+    unfit = unfit_results(settings.predictions, [file.result for file in found])
     fit = [file for file in found if file.result not in unfit]
     measured = measure_volumes(
         fit, settings.labels, settings.trust_affine, settings.jobs, progress
     )
     ledger = Ledgers([], {})
-    for folder, entry in entries_in(settings.predictions):
+    for folder, entry in entries_for(settings.predictions):
         ledger.entries.append(entry)
         for name in entry.outputs:
-            ledger.results[folder / name] = entry.result
+            ledger.results[absolute(folder / name)] = entry.result
     chosen = _choose(measured, known, ledger, settings.excluded)
 
     # Label maps that are unfit or could not be read, and scans without one.
@@ -323,7 +331,7 @@ def _choose(
         if result.failure:
             continue
         rejected_here = rejected.get(result.sha256, {})
-        facts = ledger.results.get(result.file.result, {})
+        facts = ledger.of(result.file)
         if result.file.corrects is not None:
             # The grades are of what a person has corrected since.
             facts = {**facts, **_CORRECTED}
@@ -331,7 +339,10 @@ def _choose(
             scheme, facts.get("volumes_mm3", ()), facts.get("parcels", ())
         )
         made = made_by(names, rated, scheme)
-        graded = dict.fromkeys(structures_left_out(facts, excluded), "quality control")
+        graded = {
+            name: _QUALITY_CONTROL[grade]
+            for name, grade in structures_left_out(facts, excluded).items()
+        }
         structures = made.left_out(scheme, {**graded, **rejected_here})
         person = known.matched.of(result.file.name, result.file.person)
         scan = _scan(result, person, facts)
@@ -357,8 +368,9 @@ def _choose(
         )
         chosen.scans.append(scan)
         chosen.files.append(result.file)
-        for structure in made.measured_though_rejected(scheme, rejected_here):
-            chosen.in_part.add((result.sha256, structure))
+        if "" not in rejected_here:
+            for structure in made.measured_though_rejected(scheme, rejected_here):
+                chosen.in_part.add((result.sha256, structure))
 
     # Scans of equal names are named after their files.
     times = Counter(scan.name for scan in chosen.scans)
@@ -375,7 +387,7 @@ def _two_kinds_of_heads(chosen: Chosen, ledger: Ledgers) -> str:
     for file, scan in zip(chosen.files, chosen.scans, strict=True):
         if scan.intracranial_mm3 is None or scan.left_out:
             continue
-        if _measured_head(ledger.results.get(file.result, {})) is None:
+        if _measured_head(ledger.of(file)) is None:
             of_table += 1
         else:
             measured += 1
@@ -403,7 +415,7 @@ def _with_parcels(
     scans = []
     facts_of: dict[str, Mapping[str, Any]] = {}
     for file, scan in zip(chosen.files, chosen.scans, strict=True):
-        result = ledger.results.get(file.result, {})
+        result = ledger.of(file)
         measured = result.get("parcels", {})
         if not measured or file.corrects is not None or scan.left_out:
             continue
@@ -414,8 +426,20 @@ def _with_parcels(
             for name, parcel in measured.items()
             if name not in left_out
         }
-        scans.append(replace(scan, volumes_mm3=volumes_mm3, uncertainty=None))
-    if not scans:
+        why = {
+            name: f"rejected by {_QUALITY_CONTROL[grade]}"
+            for name, grade in left_out.items()
+            if name in measured
+        }
+        scans.append(
+            replace(
+                scan,
+                volumes_mm3=volumes_mm3,
+                uncertainty=None,
+                structures_left_out=why,
+            )
+        )
+    if not any(scan.volumes_mm3 for scan in scans):
         return None
     return cohort_of(scans, _scheme_of_parcels(facts_of))
 
@@ -473,7 +497,7 @@ def _scan(result: MapVolumes, person: Facts, facts: Mapping[str, Any]) -> Scan:
     )
 
 
-def _write_tables(out: Path, cohort: Cohort) -> list[str]:
+def _write_tables(out: Path, cohort: Cohort, parcels: Cohort | None) -> list[str]:
     """Write volumes.csv and the other tables that are not empty; the names of what was written."""
     write_table(out / "volumes.csv", cohort.frame.drop(columns="scan"))
     # A row for each scan, and each structure of the others, that is in no number.
@@ -481,7 +505,8 @@ def _write_tables(out: Path, cohort: Cohort) -> list[str]:
         (scan.subject, scan.session, "", scan.grade, scan.left_out)
         for scan in cohort.left_out
     ]
-    for scan in cohort.scans:
+    with_parcels = () if parcels is None else parcels.scans
+    for scan in (*cohort.scans, *with_parcels):
         left_out += [
             (scan.subject, scan.session, structure, scan.grade, why)
             for structure, why in scan.structures_left_out.items()

@@ -7,16 +7,18 @@ measured. From these follow summary.json, the tables for papers, the figures and
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.evaluate.gather import Inputs, gather, named_models, plan_tasks
-from trinat.pipelines.evaluate.measuring import Done, measure_all, scan_of
+from trinat.pipelines.evaluate.measuring import Done, measure_all, rated_sha256, scan_of
 from trinat.pipelines.evaluate.pairing import Pairing
 from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.evaluate.shown_scans import lowest_scans
@@ -116,6 +118,7 @@ def _publish(
         say(f"{scan}, {row['model']}: {row['note']}")
     measured = [result for result in done if not result.failure and not result.rejected]
     if not measured:
+        _keep_only(out, ["pairs.csv"])
         first = done[0].failure or f"rejected by {done[0].rejected}"
         what = f"none of {len(done)} pairs could be measured; the first: {first}"
         raise EvaluationError(what, where=out / "pairs.csv")
@@ -142,14 +145,32 @@ def _publish(
     evaluation = evaluate_frame(frame, pairs, inputs.scheme)
     summary = {"provenance": facts, **evaluation.to_json()}
     write_whole(out / "summary.json", json.dumps(summary, indent=1) + "\n")
+    written = ["pairs.csv", "metrics.csv", "summary.json"]
     if settings.csv or settings.latex:
         table = printed(evaluation)
         if settings.csv:
             write_table(out / "structures.csv", table)
+            written.append("structures.csv")
         if settings.latex:
             write_whole(out / "structures.tex", latex(table))
+            written.append("structures.tex")
+    if settings.ratings:
+        written.append("raters.csv")
     if not settings.tables_only:
         _write_page(inputs, evaluation, measured, facts, notices)
+        written += ["figures", "report.html"]
+    _keep_only(out, written)
+
+
+def _keep_only(out: Path, written: Collection[str]) -> None:
+    """Remove what an earlier evaluation with other options has left among what was written."""
+    for name in _OUTPUTS:
+        if name in written:
+            continue
+        if (out / name).is_dir():
+            shutil.rmtree(out / name)
+        else:
+            (out / name).unlink(missing_ok=True)
 
 
 def _pairs_table(done: Iterable[Done], pairings: Mapping[str, Pairing]) -> pd.DataFrame:
@@ -223,6 +244,8 @@ def _notices(inputs: Inputs, done: Sequence[Done]) -> list[str]:
         in_part = set()
         for result in done:
             digest = result.facts.get("prediction_sha256", "")
+            if digest:
+                digest = rated_sha256(result.task.pair.prediction, digest)
             seen.add(digest)
             if result.rejected:  # all of the map
                 continue

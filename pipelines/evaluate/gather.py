@@ -16,7 +16,8 @@ from trinat.pipelines.evaluate.pairing import Pairing, pair_files
 from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.evaluate.user_tables import Mappings, read_mapping
 from trinat.pipelines.predict.entry import measured_in, taught_by_models
-from trinat.pipelines.predict.ledger import entries_in, unfit_results
+from trinat.pipelines.predict.ledger import entries_for, unfit_results
+from trinat.pipelines.scans.discovery import absolute
 from trinat.pipelines.scans.files import (
     ScanFile,
     as_scan,
@@ -163,7 +164,7 @@ def gather(settings: EvaluationSettings, say: Callable[[str], None]) -> Inputs:
     unfit: dict[Path, str] = {}
     for model, place in settings.models.items():
         results = [file.result for file in predictions[model]]
-        why = unfit_results(folder_of(place), results)
+        why = unfit_results(place, results)
         for file in predictions[model]:
             if file.result in why:
                 unfit[file.path] = why[file.result]
@@ -271,17 +272,10 @@ def one_each(
     return dict(zip(models, given, strict=True))
 
 
-def folder_of(predictions: Path) -> Path:
-    """Return the folder of predictions that were given as a folder, or as one file in it."""
-    if predictions.is_dir():
-        return predictions
-    return predictions.parent
-
-
 def read_notes(predictions: Path) -> LedgerNotes:
     """Read what the ledgers say of all cases; notes are empty where there is no ledger."""
     notes = LedgerNotes()
-    for place, entry in entries_in(folder_of(predictions)):
+    for place, entry in entries_for(predictions):
         if entry.status == "failed":
             notes.failed[entry.case] = entry.reason
         if entry.outputs:
@@ -289,7 +283,7 @@ def read_notes(predictions: Path) -> LedgerNotes:
         notes.structures.update(entry.result.get("volumes_mm3", ()))
         notes.parcels.update(entry.result.get("parcels", ()))
         for output in entry.outputs:
-            notes.scans[place / output] = Path(entry.input)
+            notes.scans[absolute(place / output)] = Path(entry.input)
         notes.taught.update(taught_by_models([entry]))
         if "csf" in entry.result:
             notes.csf.add(entry.result["csf"])
@@ -305,7 +299,7 @@ def predictions_in(
     """
     files = []
     for file in find_files(place, parcels=parcels, corrected=corrected):
-        scan = notes.scans.get(file.result)
+        scan = notes.scans.get(absolute(file.result))
         if scan is not None and safe_component(without_suffix(scan)) == file.name:
             file = as_scan(file, scan)
         files.append(file)

@@ -15,13 +15,15 @@ from trinat.pipelines.evaluate.pairing import Pair
 from trinat.pipelines.evaluate.user_tables import Mappings
 from trinat.pipelines.jobs.pool import isolated
 from trinat.pipelines.jobs.process import cpu_count
+from trinat.pipelines.scans.corrections import Correction, structures_beside
 from trinat.pipelines.scans.files import ScanFile, refuse_changed
-from trinat.segmentation.errors import GeometryError, TrinatError
+from trinat.segmentation.errors import EvaluationError, GeometryError, TrinatError
+from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.folding import FoldingTable
-from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
+from trinat.segmentation.labels.scheme import LOBES, LabelScheme, load_scheme
 from trinat.segmentation.metrics.common_grid import (
     drawn_slices,
     labelled_slices,
@@ -117,7 +119,8 @@ def _measure_pair(task: Task) -> Done:
     try:
         pair = read_pair(task)
         scheme = load_scheme(task.scheme)
-        rejected = task.rejected.get(pair.facts["prediction_sha256"], {})
+        digest = rated_sha256(task.pair.prediction, pair.facts["prediction_sha256"])
+        rejected = task.rejected.get(digest, {})
         if "" in rejected:
             return Done(task, (), pair.facts, pair.note, rejected=rejected[""])
         true, predicted, spacing_mm = labelled_slices(
@@ -193,14 +196,26 @@ def as_classes(
     mapping: Mapping[int, int],
     fold: FoldingTable | None,
 ) -> NDArray[np.uint8]:
-    """Return class indices of a label map; what a store says of it goes before the user's words."""
-    return scheme.from_freesurfer(
+    """Return class indices of a label map; what a store says of it goes before the user's words.
+
+    EvaluationError for a map without parcels where the scheme has them: none would be found.
+    """
+    classes = scheme.from_freesurfer(
         labels.data,
         spacing_mm=labels.spacing_mm,
         extra={**mapping, **file.numbers},
         fold=file.fold or fold,
         where=file.path,
     )
+    if scheme.has_parcels:
+        parcels = [label.index for label in scheme.labels if label.group in LOBES]
+        if not np.isin(classes, parcels).any():
+            raise EvaluationError(
+                f"has no parcels, which {scheme.name} asks for",
+                where=file.path,
+                remedy="run trinat predict --parcels, or leave --labels out",
+            )
+    return classes
 
 
 def scan_of(task: Task) -> dict[str, str]:
@@ -209,11 +224,17 @@ def scan_of(task: Task) -> dict[str, str]:
     return {"subject": truth.person, "session": truth.visit, "model": task.model}
 
 
+def rated_sha256(file: ScanFile, sha256: str) -> str:
+    """The SHA-256 of the label map that raters judge: of parcels, the map of the structures."""
+    structures = structures_beside(file.path)
+    return sha256 if structures is None else sha256_of(structures)
+
+
 @dataclass(frozen=True)
 class MapVolumes:
     """One label map: its volumes in mm³ by structure, or why it was not measured.
 
-    `sha256` is of the file; empty where it could not be read.
+    `sha256` is of the file that raters judge; empty where it could not be read.
     """
 
     file: ScanFile
@@ -265,13 +286,14 @@ def _measure_map(task: _MapTask) -> MapVolumes:
     scheme = load_scheme(task.scheme)
     try:
         labels = Volume.read(file.path, labels=True, trust_affine=task.trust_affine)
-        classes = scheme.from_freesurfer(
-            labels.data, spacing_mm=labels.spacing_mm, where=file.path
-        )
+        sha256 = rated_sha256(file, labels.source_sha256 or "")
+        if file.corrects is not None:
+            labels = Correction(file.path, file.corrects, None).read()
+        classes = as_classes(labels, file, scheme, {}, None)
     except (TrinatError, OSError) as error:
         return MapVolumes(file, None, str(error))
     voxels = np.bincount(classes.ravel(), minlength=len(scheme))
     volumes_mm3 = {}
     for label in scheme.labels[1:]:
         volumes_mm3[label.name] = float(voxels[label.index] * labels.grid.voxel_mm3)
-    return MapVolumes(file, volumes_mm3, sha256=labels.source_sha256 or "")
+    return MapVolumes(file, volumes_mm3, sha256=sha256)

@@ -152,7 +152,9 @@ def _persons(
                 f"has no group {group!r}", where=table, remedy=f"known groups: {known}"
             )
         frame = frame[frame["group"] == group]
-    by_person = frame.groupby("subject", sort=False)
+    # Of several scans the first sex that is known.
+    with_sex = frame.assign(sex=frame["sex"].where(frame["sex"] != ""))
+    by_person = with_sex.groupby("subject", sort=False)
     facts = by_person.agg(
         age=("age", "mean"),
         sex=("sex", "first"),
@@ -162,7 +164,7 @@ def _persons(
         index="subject", columns="structure", values="value", aggfunc="mean", sort=False
     )
     persons = facts.join(volumes)
-    unknown = persons["age"].isna() | (persons["sex"] == "")
+    unknown = persons["age"].isna() | persons["sex"].isna()
     _say_left_out(persons, unknown, "without an age or a sex", say)
     persons = persons[~unknown]
     for sex in SEXES:

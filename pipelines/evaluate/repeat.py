@@ -20,7 +20,6 @@ import pandas as pd
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.evaluate.gather import (
     LedgerNotes,
-    folder_of,
     mappings_of,
     one_each,
     predictions_in,
@@ -43,6 +42,7 @@ from trinat.pipelines.scans.files import (
     find_files,
     find_images,
 )
+from trinat.segmentation.data.sources.base import without_suffix
 from trinat.segmentation.errors import ConfigError, EvaluationError, TrinatError
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.io.orientation import TrustAffine
@@ -223,7 +223,7 @@ def _find_scans(
             parcels=scheme.has_parcels,
             corrected=not settings.uncorrected,
         )
-        why = unfit_results(folder_of(place), [file.result for file in files])
+        why = unfit_results(place, [file.result for file in files])
         for file in files:
             if file.result in why:
                 unfit[file.path] = why[file.result]
@@ -277,7 +277,8 @@ def _plan(
     if labels_csf is None and settings.truth is not None:
         labels_csf = read_notes(settings.truth).called_csf
 
-    by_id = {scan.image.name: scan for scan in scans}
+    assert settings.images is not None
+    by_id = {_id_of(scan.image, settings.images): scan for scan in scans}
     cases = [Case(name, scan.image.path, name) for name, scan in by_id.items()]
     tasks = []
     alone = []
@@ -311,6 +312,14 @@ def _plan(
             remedy="say by --persons TABLE whose each scan is (columns scan and person)",
         )
     return tasks, alone
+
+
+def _id_of(image: ScanFile, images: Path) -> str:
+    """What a scan is called among all: folders and name, as `trinat predict` calls it."""
+    stem = without_suffix(image.path)
+    if not image.name.endswith(stem) or not images.is_dir():
+        return image.name  # a subject of FreeSurfer's, whose folder has the name
+    return (image.path.parent.relative_to(images) / stem).as_posix()
 
 
 def _measure(task: _Task) -> _Done:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +29,12 @@ _NUMBERS_OF_NORMS = (
     *("intracranial_mm3", "intracranial_power"),
 )
 _ABOVE_0 = ("persons", "m_mm3", "s", "intracranial_mm3")
+# Of a table of ranges.
+_COLUMNS_OF_PERSONS = ("sex", "age_from", "age_to")
+_ABOUT_PERSONS = re.compile(r"(^|[^a-z])(age|sex|gender)")
+# 2.800 is as good a 2800 where no other number of its columns tells them apart.
+_THOUSANDS = re.compile(r"[1-9]\d{0,2}\.\d{3}", re.ASCII)
+_UP_TO_THOUSANDS = re.compile(r"\d{1,3}(\.\d{3})?", re.ASCII)
 _BOTH_SEXES = frozenset({"", "all", "any", "both", "b", "mf", "m/f", "m+f"})
 
 
@@ -85,8 +92,20 @@ def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
 
     by_number = {str(label.fs_id): label.name for label in scheme.labels}
     rows = read_rows(path, required=("structure", "low_mm3", "high_mm3"))
+    _refuse_unread(rows[0] if rows else (), path)
+    limits_mm3 = [row[column] for row in rows for column in ("low_mm3", "high_mm3")]
+    if any(map(_THOUSANDS.fullmatch, limits_mm3)) and all(
+        map(_UP_TO_THOUSANDS.fullmatch, filter(None, limits_mm3))
+    ):
+        raise ConfigError(
+            "its limits could be thousands or decimals: 2.800",
+            where=path,
+            remedy="write thousands without a point: 2800",
+        )
     ranges = []
     for line, row in enumerate(rows, start=_FIRST_LINE):
+        if not any(row.values()):
+            continue
         name = by_number.get(row["structure"], row["structure"])
         if name not in scheme.names:
             raise ConfigError(f"line {line}: {scheme.name} has no {name!r}", where=path)
@@ -105,6 +124,17 @@ def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
             raise ConfigError(f"line {line}: age_from is above age_to", where=path)
         ranges.append(limits)
     return [_to_the_last_day(limits, ranges) for limits in ranges]
+
+
+def _refuse_unread(titles: Iterable[str], path: Path) -> None:
+    """ConfigError for a column of ages or sexes that is not one of a table of ranges."""
+    for title in titles:
+        if _ABOUT_PERSONS.search(title.lower()) and title not in _COLUMNS_OF_PERSONS:
+            raise ConfigError(
+                f"the column {title!r} is not understood",
+                where=path,
+                remedy="its columns of persons are sex, age_from and age_to",
+            )
 
 
 def ranges_for_all(
@@ -202,7 +232,8 @@ def _to_the_last_day(limits: Range, ranges: Iterable[Range]) -> Range:
     begins_another = any(
         other.age_from == limits.age_to
         for other in ranges
-        if (other.structure, other.sex) == (limits.structure, limits.sex)
+        if other.structure == limits.structure
+        and (other.sex == limits.sex or not other.sex)
     )
     if begins_another or not float(limits.age_to).is_integer():
         return limits

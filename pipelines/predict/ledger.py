@@ -17,7 +17,6 @@ import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, replace
 from io import FileIO
 from pathlib import Path, PurePosixPath
@@ -27,6 +26,7 @@ from pydantic import BaseModel, FiniteFloat, TypeAdapter
 
 from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.predict.entry import Entry, digest_of, digests_of
+from trinat.pipelines.scans.discovery import absolute, walk
 from trinat.pipelines.scans.naming import ASIDE, FOLD
 from trinat.segmentation.errors import IntegrityError, OutputError
 from trinat.segmentation.io.files import (
@@ -37,6 +37,7 @@ from trinat.segmentation.io.files import (
 )
 from trinat.segmentation.labels import Csf
 
+_LEDGERS = "run*.jsonl"
 # How many folders above a file are searched for the ledger of its result.
 _FOLDERS_ABOVE = 4
 # Fields of an entry that are for the run alone.
@@ -262,7 +263,7 @@ def _kept_name(path: Path) -> Path:
 
 def ledgers_in(folder: Path) -> list[Path]:
     """The ledgers of all runs and shards in an output folder."""
-    return sorted(folder.glob("run*.jsonl"))
+    return sorted(folder.glob(_LEDGERS))
 
 
 def with_folds(folder: Path) -> list[Path]:
@@ -276,6 +277,42 @@ def entries_in(folder: Path) -> Iterator[tuple[Path, Entry]]:
     for each in with_folds(folder):
         for entry in read_entries(ledgers_in(each)).values():
             yield each, entry
+
+
+def entries_for(place: Path) -> Iterator[tuple[Path, Entry]]:
+    """What holds for each case of label maps, and in which output folder it is.
+
+    `place` is an output folder, one with several of them in it, or a folder or file in one. Of the
+    last, only the cases with files in `place` count.
+    """
+    here = absolute(place)
+    for folder in _output_folders(place):
+        try:
+            entries = read_entries(ledgers_in(folder))
+        except IntegrityError:
+            if ledgers_in(place):
+                raise
+            continue  # a file of another program
+        is_in_place = absolute(folder).is_relative_to(here)
+        for entry in entries.values():
+            files = (absolute(folder / name) for name in entry.outputs)
+            if is_in_place or any(file.is_relative_to(here) for file in files):
+                yield folder, entry
+
+
+def _output_folders(place: Path) -> list[Path]:
+    """Where the ledgers of label maps are: here and in folds, else in folders below, else above."""
+    if ledgers_in(place):
+        return with_folds(place)
+    if place.is_dir():
+        ledgers = walk(place, wanted=lambda path: path.match(_LEDGERS))
+        below = sorted({path.parent for path in ledgers})
+        if below:
+            return below
+    for above in absolute(place).parents[:_FOLDERS_ABOVE]:
+        if ledgers_in(above):
+            return [above]
+    return []
 
 
 class LedgerContents:
@@ -427,20 +464,17 @@ def _standing(entry: Entry, folder: Path) -> int:
 def unfit_results(folder: Path, files: Collection[Path]) -> dict[Path, str]:
     """Which files are no result of the last attempt at their scan as it is now, and why.
 
-    `files` are in an output folder, or `folder` is below one. What the user has changed or added
-    is the user's own, and never unfit.
+    `folder` is one of `entries_for`, with these files. What the user has changed or added is the
+    user's own, and never unfit.
     """
-    unfit = {}
-    for each in with_folds(folder):
-        unfit.update(_unfit_in(each, files))
-    if ledgers_in(folder):
-        return unfit
-    for above in folder.absolute().parents[:_FOLDERS_ABOVE]:
-        if ledgers_in(above):
-            # There it may be a file of another program.
-            with suppress(IntegrityError):
-                unfit.update(_unfit_in(above, files))
-            break
+    unfit: dict[Path, str] = {}
+    for each in _output_folders(folder):
+        try:
+            unfit.update(_unfit_in(each, files))
+        except IntegrityError:
+            if ledgers_in(folder):
+                raise
+            # It may be a file of another program.
     return unfit
 
 

@@ -5,6 +5,7 @@ Imports no torch and no volumes: the command line has them at once.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +16,11 @@ from pathlib import Path
 from trinat.pipelines.scans.cases import Case
 from trinat.pipelines.scans.people import refuse_strangers, say_of_table
 from trinat.segmentation.data.identity import Identity, identity_of, told_apart
-from trinat.segmentation.data.people_table import number_in, read_people
+from trinat.segmentation.data.people_table import (
+    may_be_thousands,
+    number_in,
+    read_people,
+)
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import read_table
 
@@ -331,6 +336,7 @@ def _names_of(cases: Sequence[Case], folder: Path) -> dict[str, str]:
     names: dict[str, str | None] = {}
     for case in cases:
         own = {case.id, case.shown, str(case.path), case.path.name}
+        own.add(os.path.relpath(case.path))
         if case.path.is_relative_to(folder):
             own.add(str(case.path.relative_to(folder)))
         for name in own:
@@ -383,6 +389,8 @@ class _Times:
         # A number of days, or of years such as an age.
         try:
             number = number_in(text)
+            if self.unit == "days" and may_be_thousands(text, _days_in):
+                raise self._error(line, f"{text!r} could be thousands or decimals")
         except ValueError:
             raise self._error(line, f"{text!r} is no date") from None
         if self.unit == "days":
@@ -416,6 +424,14 @@ class _Times:
             where=self.path,
             remedy="write 2024-05-31, or in all rows a number of years (or days, in a column days)",
         )
+
+
+def _days_in(cell: str) -> float:
+    """A number of days of one person; ValueError for more than a person lives."""
+    days = number_in(cell)
+    if days > _LONGEST_YEARS * _DAYS_OF_YEAR:
+        raise ValueError("is too long")
+    return days
 
 
 def _year_of_date(text: str) -> float | None:

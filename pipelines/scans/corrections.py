@@ -149,19 +149,27 @@ class OvertakenError(OutputError):
 
 
 def corrected_path(result: Path) -> Path:
-    """Where the correction of a label map is, or would be."""
+    """Where the correction of a label map is, in whichever format, or would be."""
+    for ending in _endings(result):
+        path = _beside(result, Product.LABELS.suffix, ending)
+        if path.is_file():
+            return path
     return _beside(result, Product.LABELS.suffix, _ending(result))
+
+
+def structures_beside(path: Path) -> Path | None:
+    """The label map of structures beside a map of parcels; None without it, or of any other."""
+    stem = without_suffix(path)
+    for parcels in _PARCELS:
+        if stem.endswith(parcels):
+            return _label_map(path, stem.removesuffix(parcels))
+    return None
 
 
 def has_parcels_from_before(path: Path) -> bool:
     """Whether this is a map of parcels of a scan whose structures are corrected by hand."""
-    stem = without_suffix(path)
-    for parcels in _PARCELS:
-        if stem.endswith(parcels):
-            of_scan = stem.removesuffix(parcels)
-            name = f"{of_scan}{CORRECTED}{_LABELS}{_ending(path)}"
-            return path.with_name(name).is_file()
-    return False
+    structures = structures_beside(path)
+    return structures is not None and corrected_path(structures).is_file()
 
 
 def mask_path(result: Path) -> Path:
@@ -181,11 +189,16 @@ def is_correction(path: Path) -> bool:
 
 def result_of(path: Path) -> Path | None:
     """The label map that a correction is of, by its name; None where it is not there."""
-    stem = without_suffix(path)[: -len(f"{CORRECTED}{_LABELS}")]
+    return _label_map(path, without_suffix(path)[: -len(f"{CORRECTED}{_LABELS}")])
+
+
+def _label_map(beside: Path, stem: str) -> Path | None:
+    """The label map of a scan beside another file of it, in whichever format."""
     for name in (f"{stem}{_TRINAT}{_LABELS}", f"{stem}{_LABELS}", stem):
-        result = path.with_name(f"{name}{_ending(path)}")
-        if result.is_file():
-            return result
+        for ending in _endings(beside):
+            result = beside.with_name(f"{name}{ending}")
+            if result.is_file() and result != beside:
+                return result
     return None
 
 
@@ -407,6 +420,12 @@ def _beside(result: Path, suffix: str, ending: str) -> Path:
     stem = without_suffix(result)
     stem = stem.removesuffix(_LABELS).removesuffix(_TRINAT)
     return result.with_name(f"{stem}{CORRECTED}_{suffix}{ending}")
+
+
+def _endings(path: Path) -> tuple[str, ...]:
+    """The file's own ending, and the others that a label map may have beside it."""
+    own = _ending(path)
+    return (own, *(ending for ending in (".nii.gz", ".nii", ".mgz") if ending != own))
 
 
 def _ending(path: Path) -> str:

@@ -22,6 +22,7 @@ from trinat.pipelines.scans.corrections import (
     has_parcels_from_before,
     is_correction,
     result_of,
+    structures_beside,
 )
 from trinat.pipelines.scans.discovery import is_result, stem_ends, walk
 from trinat.pipelines.scans.naming import Product
@@ -143,7 +144,9 @@ def find_files(
     )
     if found:
         files = _apart(_with_persons(found, place))
-        return sorted(files, key=lambda file: natural_order(file.name))
+        return sorted(
+            files, key=lambda file: (natural_order(file.name), str(file.path))
+        )
     what = "no image here"
     if suffix == Product.LABELS.suffix:
         what = "no label map here"
@@ -184,10 +187,18 @@ def _files_below(place: Path, suffix: str, *, parcels: bool) -> list[ScanFile]:
     if subjects:
         return subjects
     if of_labels:
-        marked = []
+        marked = _marked_label_maps(place, Product.LABELS.suffix)
         if parcels:
-            marked = _marked_label_maps(place, Product.PARCELS.plain)
-        marked = marked or _marked_label_maps(place, Product.LABELS.suffix)
+            of_parcels = _marked_label_maps(place, Product.PARCELS.plain)
+            has_parcels = {structures_beside(path) for path in of_parcels}
+            # A scan without parcels keeps its place, and is not measured.
+            marked = of_parcels + [
+                path
+                for path in marked
+                if path not in of_parcels
+                and path not in has_parcels
+                and not (is_correction(path) and result_of(path) in has_parcels)
+            ]
         if marked:
             files = []
             for path in marked:

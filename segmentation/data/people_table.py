@@ -160,9 +160,11 @@ class _Reader:
         for kind, words in _NAMES.items():
             for word in words:
                 places = [n for n, title in enumerate(titles) if title.name == word]
-                if places:
-                    found[kind] = [_Column(n, titles[n].text) for n in places]
-                    break
+                columns = [_Column(n, titles[n].text) for n in places]
+                if columns and kind in found:
+                    self._name_second(kind, found[kind][0], columns[0])
+                elif columns:
+                    found[kind] = columns
         if "person" not in found:
             raise DatasetError(
                 "has no column 'participant_id'",
@@ -180,6 +182,15 @@ class _Reader:
                 found[kind] = columns
         self._name_unread(titles, found)
         return found
+
+    def _name_second(self, kind: str, first: _Column, second: _Column) -> None:
+        """Say which column of a study's facts is not read where another one differs from it."""
+        differ = any(
+            row.cells[first.place] != row.cells[second.place]
+            for row in self._table.rows
+        )
+        if kind in _OF_STUDIES and differ:
+            self._notes.append(f"{second.title!r} is not read, as {first.title!r} is")
 
     def _name_unread(
         self, titles: Sequence[_Title], found: Mapping[str, Sequence[_Column]]
@@ -335,7 +346,7 @@ class _Reader:
                     continue
                 try:
                     value = value_in(cell, column)
-                    if _may_be_thousands(cell, partial(value_in, column=column)):
+                    if may_be_thousands(cell, partial(value_in, column=column)):
                         raise ValueError("could be thousands or decimals")
                 except ValueError as error:
                     what = f"row {row.number}, {column.title}: {cell!r} {error}"
@@ -377,7 +388,7 @@ class _Reader:
         return joined
 
 
-def _may_be_thousands(cell: str, value_in: Callable[[str], float]) -> bool:
+def may_be_thousands(cell: str, value_in: Callable[[str], float]) -> bool:
     """Whether a number with three decimals is as good a one without its point: 33.238 days."""
     if not re.fullmatch(r"[1-9]\d{0,2}\.\d{3}", cell, re.ASCII):
         return False
@@ -456,6 +467,8 @@ _NAMES = {
     "site": ("site", "scanner"),
     "group": ("group", "diagnosis", "dx"),
 }
+# What a table may have two columns for, of which one is meant.
+_OF_STUDIES = ("site", "group")
 _AGE = re.compile(r"age(?: at (?:scan|mri|visit|session))?(?: in)?(?: (?P<unit>\w+))?")
 _INTRACRANIAL = re.compile(
     r"(?:estimatedtotalintracranialvol|etiv|icv(?= ))(?: (?P<unit>\S+))?"

@@ -493,13 +493,15 @@ def groups_of(persons: pd.DataFrame, fact: str) -> list[str]:
 
 
 def persons_of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """A row for each person and structure: `value`, mean `age`, and the facts of their first scan.
+    """A row for each person and structure: `value`, mean `age`, and the first facts that are known.
 
     `frame` is that of a `Cohort`, and values are of one metric of it. In the order of the
     structures; those of persons without a value have NaN.
     """
     values = frame[frame["metric"] == metric]
+    known = {fact: values[fact].where(values[fact] != "") for fact in _FACTS}
+    values = values.assign(**known)
     by = values.groupby(["structure", "subject"], sort=False)
     facts = {fact: (fact, "first") for fact in _FACTS}
     found = by.agg(value=("value", "mean"), age=("age", "mean"), **facts)
-    return found.reset_index()
+    return found.fillna(dict.fromkeys(_FACTS, "")).reset_index()

@@ -102,11 +102,11 @@ def _entry(
                 "share": voxels / 48,
                 "asymmetry": None,
                 "agreement": 0.85,
-                "grade": "look",
+                "grade": grade,
             }
-            for parcel, number, lobe, voxels in (
-                ("ctx-lh-insula", 1035, "insula", 32),
-                ("ctx-lh-cuneus", 1005, "occipital", 16),
+            for parcel, number, lobe, voxels, grade in (
+                ("ctx-lh-insula", 1035, "insula", 32, "look"),
+                ("ctx-lh-cuneus", 1005, "occipital", 16, "pass"),
             )
         }
     return Entry(

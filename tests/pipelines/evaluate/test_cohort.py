@@ -23,6 +23,7 @@ from trinat.pipelines.evaluate.user_tables import read_ranges
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger, read_entries
 from trinat.segmentation.errors import ConfigError, DatasetError, EvaluationError
+from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.measures import INTRACRANIAL
 from trinat.segmentation.labels.scheme import load_scheme
@@ -501,11 +502,15 @@ def test_sites_are_harmonised_beside_the_measured_volumes(tmp_path: Path) -> Non
     assert not (tmp_path / "out/harmonisation.csv").exists()
 
 
-def ranges_of(tmp_path: Path, *lines: str) -> list[Range]:
+def ranges(tmp_path: Path, text: str) -> list[Range]:
     path = tmp_path / "ranges.tsv"
-    rows = ["structure\tlow_mm3\thigh_mm3\tsex\tage_from\tage_to", *lines]
-    path.write_text("\n".join(rows) + "\n")
+    path.write_text(text)
     return read_ranges(path, load_scheme("quicknat33"))
+
+
+def ranges_of(tmp_path: Path, *lines: str) -> list[Range]:
+    rows = ["structure\tlow_mm3\thigh_mm3\tsex\tage_from\tage_to", *lines]
+    return ranges(tmp_path, "\n".join(rows) + "\n")
 
 
 def person(age: float) -> Scan:
@@ -595,3 +600,126 @@ def test_persons_of_two_sites_stay_apart_and_are_named(tmp_path: Path) -> None:
     assert said == [
         "persons of one name in several folders are taken as several: A/sub-01, B/sub-01, ..."
     ]
+
+
+@pytest.mark.parametrize(
+    ("limits", "sense"),
+    [
+        ("2.800\t4.600", "could be thousands or decimals"),
+        ("412.345\t1080.500", None),
+    ],
+)
+def test_limits_that_could_be_thousands_are_refused(
+    tmp_path: Path, limits: str, sense: str | None
+) -> None:
+    table = f"structure\tlow_mm3\thigh_mm3\nLeft-Hippocampus\t{limits}\n\t\t\n"
+    if sense is None:
+        assert len(ranges(tmp_path, table)) == 1
+        return
+    with pytest.raises(ConfigError, match=sense):
+        ranges(tmp_path, table)
+
+
+@pytest.mark.parametrize("title", ["age", "age_max", "Sex", "gender"])
+def test_a_column_of_persons_that_ranges_do_not_have_is_refused(
+    tmp_path: Path, title: str
+) -> None:
+    table = f"structure\tlow_mm3\thigh_mm3\t{title}\nBrain-Stem\t1\t2\t60\n"
+    with pytest.raises(ConfigError, match=f"the column '{title}' is not understood"):
+        ranges(tmp_path, table)
+
+
+def test_a_range_of_one_sex_ends_where_another_of_both_begins(tmp_path: Path) -> None:
+    table = (
+        "structure\tlow_mm3\thigh_mm3\tsex\tage_from\tage_to\n"
+        "Brain-Stem\t1\t2\tF\t20\t29\nBrain-Stem\t1\t3\t\t29\t90\n"
+    )
+    assert [limits.age_to for limits in ranges(tmp_path, table)] == [
+        29,
+        pytest.approx(91),
+    ]
+
+
+def test_the_ledgers_of_folders_below_and_above_count(tmp_path: Path) -> None:
+    for site in ("north", "south"):
+        write_study(tmp_path / "all" / site, ["a", "b", "c"], scans=tmp_path / site)
+    settings = CohortSettings(tmp_path / "all", tmp_path / "report", jobs=1)
+    report_cohort(settings)
+    left_out = pd.read_csv(tmp_path / "report/left_out.csv")
+    assert left_out["grade"].tolist() == ["reject", "reject"]
+    one = tmp_path / "all/north/c_dseg.nii.gz"
+    with pytest.raises(EvaluationError, match="every scan is left out"):
+        report_cohort(replace(settings, predictions=one))
+    results = tmp_path / "all/north"
+    (results / "below").mkdir()
+    ledger = results / "run.jsonl"
+    for path in results.glob("?_*.nii.gz"):
+        path.rename(results / "below" / path.name)
+    for letter in "abc":
+        text = ledger.read_text().replace(f'"{letter}_', f'"below/{letter}_')
+        ledger.write_text(text)
+    report_cohort(replace(settings, predictions=results / "below"))
+    left_out = pd.read_csv(tmp_path / "report/left_out.csv")
+    assert left_out["subject"].tolist() == ["c"]
+
+
+def test_a_scan_without_parcels_is_not_measured_as_if_it_had_none_of_each(
+    tmp_path: Path,
+) -> None:
+    out = write_study(tmp_path / "out", ["a", "b"], with_parcels=["a"])
+    settings = CohortSettings(out, tmp_path / "report", labels="desikan", jobs=1)
+    said: list[str] = []
+    assert report_cohort(settings, say=said.append) == Exit.SOME_FAILED
+    assert any(line.startswith("b: ") and "has no parcels" in line for line in said)
+    volumes = pd.read_csv(tmp_path / "report/volumes.csv")
+    assert set(volumes["subject"]) == {"a"}
+
+
+def test_a_rating_of_the_structures_counts_for_parcels(tmp_path: Path) -> None:
+    out = write_study(tmp_path / "out", ["a", "b"], with_parcels=["a", "b"])
+    digest = sha256_of(out / "b_dseg.nii.gz")
+    ratings = tmp_path / "ratings.tsv"
+    ratings.write_text(
+        "scan\tstructure\trating\tremark\trater\trated\tsha256\n"
+        f"b\tn/a\treject\tn/a\tann\t2026-11-28T10:00:00+00:00\t{digest}\n"
+    )
+    for labels in ("desikan", "quicknat33"):
+        settings = CohortSettings(
+            out, tmp_path / labels, labels=labels, ratings=ratings, jobs=1
+        )
+        said: list[str] = []
+        report_cohort(settings, say=said.append)
+        assert any("Left out by ratings: 1 scan, 0 structures" in line for line in said)
+        left_out = pd.read_csv(tmp_path / labels / "left_out.csv")
+        assert left_out["reason"].tolist() == ["rejected by ann"]
+
+
+def test_left_out_names_parcels_and_their_grade(tmp_path: Path) -> None:
+    out = write_study(tmp_path / "out", ["a"], with_parcels=["a"])
+    settings = CohortSettings(
+        out, tmp_path / "report", excluded=("reject", "look"), jobs=1
+    )
+    report_cohort(settings)
+    left_out = pd.read_csv(tmp_path / "report/left_out.csv").set_index("structure")
+    assert left_out.loc["ctx-lh-insula", "reason"] == (
+        "rejected by quality control (graded look)"
+    )
+
+
+def test_the_first_known_fact_of_a_person_counts(tmp_path: Path) -> None:
+    rows = ["participant_id\tsex"]
+    for n in range(1, 7):
+        for visit in (1, 2):
+            path = tmp_path / f"scans/OAS1_000{n}_MR{visit}_dseg.nii.gz"
+            path.parent.mkdir(exist_ok=True)
+            Volume(labels(n), AFFINE).write(path, labels=True)
+        rows.append(f"OAS1_000{n}_MR2\t{'MF'[n % 2]}")
+    people = tmp_path / "people.tsv"
+    people.write_text("\n".join(rows))
+    settings = CohortSettings(
+        tmp_path / "scans", tmp_path / "out", participants=people, jobs=1
+    )
+    report_cohort(settings)
+    effects = pd.read_csv(tmp_path / "out/effects.csv")
+    stem = effects[effects["structure"] == "Brain-Stem"].iloc[0]
+    assert (stem["first"], stem["second"]) == (3, 3)

@@ -13,6 +13,7 @@ from trinat.pipelines.evaluate import cohort, evaluation
 from trinat.pipelines.scans.corrections import (
     Session,
     corrected_path,
+    find_corrections,
     save_correction,
 )
 from trinat.pipelines.scans.files import corrected_among, find_files
@@ -147,3 +148,31 @@ def test_a_correction_of_a_scan_that_has_changed_since_is_not_measured(
     said: list[str] = []
     cohort.report_cohort(settings, say=said.append)
     assert any("c: is an old result" in line for line in said)
+
+
+def test_a_correction_of_a_part_of_the_grid_is_not_measured(tmp_path: Path) -> None:
+    out = write_study(tmp_path / "out", ["a", "b"])
+    result = Volume.read(out / "a_dseg.nii.gz", labels=True)
+    Volume(result.data[:17], result.affine).write(
+        out / "a_desc-corrected_dseg.nii.gz", labels=True
+    )
+    said: list[str] = []
+    settings = cohort.CohortSettings(out, tmp_path / "report", jobs=1)
+    assert cohort.report_cohort(settings, say=said.append) == Exit.SOME_FAILED
+    told = "is on another grid than the result that it corrects"
+    assert any(line.startswith("a: ") and told in line for line in said)
+
+
+def test_a_correction_in_another_format_is_one_too(tmp_path: Path) -> None:
+    out = write_study(tmp_path / "out", ["a", "b"])
+    result = Volume.read(out / "a_dseg.nii.gz", labels=True)
+    result.write(out / "a_desc-corrected_dseg.nii", labels=True)
+    files = find_files(out)
+    assert [file.name for file in files] == ["a", "b"]
+    assert files[0].path.name == "a_desc-corrected_dseg.nii"
+    (correction,) = find_corrections(out)
+    assert correction.result.name == "a_dseg.nii.gz"
+    assert [file.path.name for file in find_files(out, corrected=False)] == [
+        "a_dseg.nii.gz",
+        "b_dseg.nii.gz",
+    ]

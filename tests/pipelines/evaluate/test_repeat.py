@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -173,3 +174,29 @@ def test_persons_are_for_it_alone(settings: EvaluationSettings) -> None:
     persons = ["--persons", str(settings.persons)]
     with pytest.raises(ConfigError, match="--persons is for --repeat"):
         trinat("evaluate", *places, *persons, "--out", settings.out)
+
+
+def test_persons_of_one_name_in_two_folders_are_two(
+    settings: EvaluationSettings, tmp_path: Path
+) -> None:
+    for site in ("north", "south"):
+        for number in (1, 2):
+            name = f"sub-01_ses-{number}"
+            for folder, before, after in (
+                ("scans", f"p_{number}", f"{name}_T1w"),
+                ("pred", f"p_{number}_dseg", f"{name}_dseg"),
+            ):
+                target = tmp_path / "sites" / folder / site / f"{after}.nii.gz"
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(tmp_path / folder / f"{before}.nii.gz", target)
+    sites = tmp_path / "sites"
+    settings = replace(
+        settings,
+        truth=None,
+        models={"fast": sites / "pred"},
+        images=sites / "scans",
+        persons=None,
+    )
+    assert evaluate_repeat(settings) == Exit.OK
+    pairs = pd.read_csv(settings.out / "pairs.csv")
+    assert pairs["person"].tolist() == ["north/sub-01", "south/sub-01"]

@@ -266,3 +266,31 @@ def test_nobody_has_the_facts_of_a_person_of_the_same_name_elsewhere(
     path = table(tmp_path, "participant_id\tage\tsex\nsub-01\t25\tF\nC\t30\tF\n")
     told = with_facts(cases("A/sub-01_T1w", "B/sub-01_T1w", "C"), path, print)
     assert [case.facts.age if case.facts else None for case in told] == [None, None, 30]
+
+
+def test_a_table_in_another_folder_names_scans_as_they_were_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "visits").mkdir(exist_ok=True)
+        (tmp_path / f"visits/{name}.nii.gz").touch()
+    (tmp_path / "tables").mkdir()
+    rows = "scan\tperson\nvisits/a.nii.gz\tanna\nvisits/b.nii.gz\tanna\n"
+    path = table(tmp_path / "tables", rows)
+    monkeypatch.chdir(tmp_path)
+    (person,) = persons_of(find_cases(["visits"]).cases, None, path)
+    assert person.name == "anna"
+
+
+@pytest.mark.parametrize(
+    ("days", "is_clear"), [("1.400", False), ("33.238", True), ("1400.5", True)]
+)
+def test_days_that_could_be_thousands_are_refused(
+    tmp_path: Path, days: str, is_clear: bool
+) -> None:
+    path = table(tmp_path, f"scan,person,days\na,p,0\nb,p,{days}\n")
+    if is_clear:
+        assert len(persons_of(cases("a", "b"), None, path)) == 1
+        return
+    with pytest.raises(ConfigError, match="could be thousands or decimals"):
+        persons_of(cases("a", "b"), None, path)

@@ -373,3 +373,13 @@ def test_a_person_who_is_there_twice_with_other_facts_is_refused(
     assert people_of(tmp_path, text).facts == {"a": Facts(61, "M")}
     complaint = refusal_of(tmp_path, text + "a\t21\tM\n")
     assert "rows 2 and 4: a has the age 61.0 and 21.0" in complaint
+
+
+def test_a_second_column_of_groups_is_named_where_it_differs(tmp_path: Path) -> None:
+    path = tmp_path / "people.csv"
+    path.write_text("participant_id,group,diagnosis\n1,control,AD\n2,patient,AD\n")
+    read = read_people(path)
+    assert {facts.group for facts in read.facts.values()} == {"control", "patient"}
+    assert "'diagnosis' is not read, as 'group' is" in read.notes
+    path.write_text("participant_id,group,diagnosis\n1,a,a\n2,b,b\n")
+    assert not any("diagnosis" in note for note in read_people(path).notes)
