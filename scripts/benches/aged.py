@@ -1,0 +1,176 @@
+"""Heads as they may look decades later: scans and their labels, deformed together.
+
+`scripts/bench aged SOURCE ROOT OUT [VENTRICLES [SULCI]]` writes each labelled scan of a dataset
+(`trinat prepare` has the names of sources) to OUT with lateral ventricles VENTRICLES times as large
+(4) and the fluid between gyri SULCI times (2), and a table of them beside those as they were, for
+`trinat prepare --source pairs --root OUT/pairs.csv`. What fluid gains, the cerebrum loses. Voxels
+must be about 1 mm. docs/notes/manual.md has what came of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import fft, ndimage
+
+from trinat.segmentation.data.sources.base import SourceOptions, Subject
+from trinat.segmentation.data.sources.registry import list_subjects
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
+
+Floats = NDArray[np.float32]
+
+_SCHEME = "quicknat33"
+# FreeSurfer's numbers: the lateral ventricles with their lower horns, the other fluid, and the
+# cerebrum, which is white matter, cortex, hippocampi, amygdalae, thalami and basal ganglia.
+_VENTRICLES = (4, 5, 43, 44)
+_OTHER_FLUID = (14, 15, 24)
+_CEREBRUM = (2, 3, 10, 11, 12, 13, 17, 18, 26, 41, 42, 49, 50, 51, 52, 53, 54, 58)
+_PRINTED = (_VENTRICLES, _CEREBRUM)
+# Gaps in the brain of up to twice this are fluid between gyri.
+_GYRI_VOXELS = 5
+# A volume grows by at most this in a step, so that no step folds space.
+_GROWTH_OF_STEP = 0.12
+_MARGIN_VOXELS = 24
+
+
+def run(
+    source: str, root: str, out: str, ventricles: str = "4", sulci: str = "2"
+) -> None:
+    """Write the aged scans and the table, and print what became of volumes."""
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    rows: list[tuple[Path, Path, str, str]] = []
+    for subject in list_subjects(source, Path(root), SourceOptions()).subjects:
+        if subject.image is None or subject.labels is None:
+            continue
+        numbers = Volume.read(subject.labels, labels=True)
+        young = freesurfer_numbers(numbers, subject)
+        origins = ageing(young, float(ventricles), float(sulci))
+        name = f"{subject.id}-aged"
+        image, labels = folder / f"{name}.nii.gz", folder / f"{name}-labels.nii.gz"
+        scan = Volume.read(subject.image)
+        replace(scan, data=deformed(scan.data, origins)).write(image)
+        after = replace(numbers, data=deformed(numbers.data, origins, labels=True))
+        after.write(labels, labels=True)
+        before = (subject.image.resolve(), subject.labels.resolve())
+        rows.append((*before, subject.id, subject.person))
+        rows.append((image.resolve(), labels.resolve(), name, subject.person))
+        old = deformed(young, origins, labels=True)
+        grown, lost = (
+            np.isin(old, part).sum() / np.isin(young, part).sum() for part in _PRINTED
+        )
+        print(f"{subject.id}  ventricles {grown:.2f}  cerebrum {lost:.2f}", flush=True)
+    columns = ["image", "labels", "subject", "person"]
+    pd.DataFrame(rows, columns=columns).to_csv(folder / "pairs.csv", index=False)
+
+
+def freesurfer_numbers(labels: Volume, subject: Subject) -> NDArray[np.int16]:
+    """The label map in the numbers of the structures, whatever numbering it has."""
+    scheme = load_scheme(_SCHEME)
+    indices = scheme.from_freesurfer(
+        labels.data,
+        spacing_mm=labels.spacing_mm,
+        extra=subject.extra,
+        ignore=subject.ignore,
+        fold=subject.fold,
+        where=subject.labels,
+    )
+    return scheme.to_freesurfer(indices)
+
+
+@dataclass(frozen=True, eq=False)
+class Origins:
+    """Where each voxel of a part of the array comes from."""
+
+    part: tuple[slice, ...]
+    places: Floats  # (3, X, Y, Z), voxels of the part
+
+
+def ageing(numbers: NDArray[np.int16], ventricles: float, sulci: float) -> Origins:
+    """The deformation that enlarges fluid by these factors, as many small steps."""
+    part = _around(numbers > 0)
+    young = numbers[part]
+    grid = np.indices(young.shape, dtype=np.float32)
+    places = grid
+    now = young
+    steps = math.ceil(math.log(max(ventricles, sulci)) / _GROWTH_OF_STEP)
+    for _ in range(steps):
+        growth = growth_of(now, math.log(ventricles) / steps, math.log(sulci) / steps)
+        before = grid - flow_of(growth)
+        places = np.stack([_sampled(axis, before, order=1) for axis in places])
+        now = _sampled(young, places, order=0)
+    return Origins(part, places)
+
+
+def deformed(
+    values: NDArray[Any], origins: Origins, *, labels: bool = False
+) -> NDArray[Any]:
+    """An image or a label map as it is after ageing; outside of the part it stays."""
+    after = values.copy()
+    inside = values[origins.part]
+    if labels:
+        after[origins.part] = _sampled(inside, origins.places, order=0)
+        return after
+    smooth = _sampled(inside.astype(np.float32), origins.places, order=3)
+    kept = np.clip(smooth, inside.min(), inside.max())
+    after[origins.part] = (
+        np.rint(kept) if np.issubdtype(values.dtype, np.integer) else kept
+    )
+    return after
+
+
+def growth_of(numbers: NDArray[np.int16], ventricles: float, sulci: float) -> Floats:
+    """How fast each voxel grows: fluid by its rate, the cerebrum so that the sum is 0."""
+    cerebrum = np.isin(numbers, _CEREBRUM)
+    tissue = (numbers > 0) & ~np.isin(numbers, _OTHER_FLUID)
+    gaps = _closed(tissue) & np.isin(numbers, (0, 24))
+    growth = (
+        np.float32(ventricles) * np.isin(numbers, _VENTRICLES)
+        + np.float32(sulci) * gaps
+    )
+    return growth - cerebrum * np.float32(growth.sum() / cerebrum.sum())
+
+
+def flow_of(growth: Floats) -> Floats:
+    """The flow without eddies that has this growth: the slope of a potential, (3, X, Y, Z)."""
+    size_x, size_y, size_z = growth.shape
+    frequencies = (fft.fftfreq(size_x), fft.fftfreq(size_y), fft.rfftfreq(size_z))
+    axes = (np.float32(2 * np.pi) * axis.astype(np.float32) for axis in frequencies)
+    waves = np.meshgrid(*axes, indexing="ij", sparse=True)
+    squares = sum(wave**2 for wave in waves)
+    squares[0, 0, 0] = 1.0  # the sum of growth, which is 0
+    potential = -fft.rfftn(growth) / squares
+    slopes = (fft.irfftn(1j * wave * potential, growth.shape) for wave in waves)
+    return np.stack([slope.astype(np.float32) for slope in slopes])
+
+
+def _closed(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The brain with its sulci filled."""
+    near = ndimage.distance_transform_edt(~brain) <= _GYRI_VOXELS
+    closed: NDArray[np.bool_] = ndimage.distance_transform_edt(near) > _GYRI_VOXELS
+    return closed
+
+
+def _around(brain: NDArray[np.bool_]) -> tuple[slice, ...]:
+    """The part of the array with the brain and a margin."""
+    box = ndimage.find_objects(brain.astype(np.int8))[0]
+    return tuple(
+        slice(
+            max(axis.start - _MARGIN_VOXELS, 0), min(axis.stop + _MARGIN_VOXELS, size)
+        )
+        for axis, size in zip(box, brain.shape, strict=True)
+    )
+
+
+def _sampled(values: NDArray[Any], places: Floats, order: int) -> NDArray[Any]:
+    sampled: NDArray[Any] = ndimage.map_coordinates(
+        values, places, order=order, mode="nearest"
+    )
+    return sampled
