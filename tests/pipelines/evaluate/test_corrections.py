@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -176,3 +177,21 @@ def test_a_correction_in_another_format_is_one_too(tmp_path: Path) -> None:
         "a_dseg.nii.gz",
         "b_dseg.nii.gz",
     ]
+
+
+def test_files_of_an_earlier_evaluation_do_not_stay(study: Path) -> None:
+    settings = evaluation.EvaluationSettings(
+        truth=study / "truth",
+        models={"fast": study / "out"},
+        out=study / "evaluation",
+        jobs=1,
+        csv=True,
+        latex=True,
+        tables_only=True,
+    )
+    evaluation.evaluate_predictions(settings)
+    (study / "evaluation/report.html").touch()
+    evaluation.evaluate_predictions(replace(settings, csv=False, latex=False))
+    left = {path.name for path in (study / "evaluation").iterdir()}
+    assert not left & {"structures.csv", "structures.tex", "report.html", "figures"}
+    assert {"pairs.csv", "metrics.csv", "summary.json"} <= left
