@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trinat.segmentation.data.people_table import age_in, number_in, sex_in
+from trinat.segmentation.data.people_table import (
+    age_in,
+    may_be_thousands,
+    number_in,
+    sex_in,
+)
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import read_rows, read_table
 from trinat.segmentation.labels.folding import FoldingTable
@@ -32,8 +37,7 @@ _ABOVE_0 = ("persons", "m_mm3", "s", "intracranial_mm3")
 # Of a table of ranges.
 _COLUMNS_OF_PERSONS = ("sex", "age_from", "age_to")
 _ABOUT_PERSONS = re.compile(r"(^|[^a-z])(age|sex|gender)")
-# 2.800 is as good a 2800 where no other number of its columns tells them apart.
-_THOUSANDS = re.compile(r"[1-9]\d{0,2}\.\d{3}", re.ASCII)
+# What a number in thousands may look like, and one below; any other tells decimals from thousands.
 _UP_TO_THOUSANDS = re.compile(r"\d{1,3}(\.\d{3})?", re.ASCII)
 _BOTH_SEXES = frozenset({"", "all", "any", "both", "b", "mf", "m/f", "m+f"})
 
@@ -93,15 +97,7 @@ def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
     by_number = {str(label.fs_id): label.name for label in scheme.labels}
     rows = read_rows(path, required=("structure", "low_mm3", "high_mm3"))
     _refuse_unread(rows[0] if rows else (), path)
-    limits_mm3 = [row[column] for row in rows for column in ("low_mm3", "high_mm3")]
-    if any(map(_THOUSANDS.fullmatch, limits_mm3)) and all(
-        map(_UP_TO_THOUSANDS.fullmatch, filter(None, limits_mm3))
-    ):
-        raise ConfigError(
-            "its limits could be thousands or decimals: 2.800",
-            where=path,
-            remedy="write thousands without a point: 2800",
-        )
+    _refuse_thousands(rows, path)
     ranges = []
     for line, row in enumerate(rows, start=_FIRST_LINE):
         if not any(row.values()):
@@ -124,6 +120,18 @@ def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
             raise ConfigError(f"line {line}: age_from is above age_to", where=path)
         ranges.append(limits)
     return [_to_the_last_day(limits, ranges) for limits in ranges]
+
+
+def _refuse_thousands(rows: Iterable[Mapping[str, str]], path: Path) -> None:
+    """ConfigError for limits such as 2.800, where no other says whether that is 2800."""
+    limits = [row[column] for row in rows for column in ("low_mm3", "high_mm3")]
+    is_clear = any(not _UP_TO_THOUSANDS.fullmatch(cell) for cell in limits if cell)
+    if not is_clear and any(may_be_thousands(cell, number_in) for cell in limits):
+        raise ConfigError(
+            "its limits could be thousands or decimals: 2.800",
+            where=path,
+            remedy="write thousands without a point: 2800",
+        )
 
 
 def _refuse_unread(titles: Iterable[str], path: Path) -> None:

@@ -286,18 +286,24 @@ def entries_for(place: Path) -> Iterator[tuple[Path, Entry]]:
     last, only the cases with files in `place` count.
     """
     here = absolute(place)
+    for folder, contents in _ledgers_of(place):
+        is_in_place = absolute(folder).is_relative_to(here)
+        for entry in contents.entries.values():
+            files = (absolute(folder / name) for name in entry.outputs)
+            if is_in_place or any(file.is_relative_to(here) for file in files):
+                yield folder, entry
+
+
+def _ledgers_of(place: Path) -> Iterator[tuple[Path, LedgerContents]]:
+    """Each output folder of label maps, and what its ledgers say."""
     for folder in _output_folders(place):
         try:
-            entries = read_entries(ledgers_in(folder))
+            contents = read_ledgers(ledgers_in(folder))
         except IntegrityError:
             if ledgers_in(place):
                 raise
             continue  # a file of another program
-        is_in_place = absolute(folder).is_relative_to(here)
-        for entry in entries.values():
-            files = (absolute(folder / name) for name in entry.outputs)
-            if is_in_place or any(file.is_relative_to(here) for file in files):
-                yield folder, entry
+        yield folder, contents
 
 
 def _output_folders(place: Path) -> list[Path]:
@@ -468,19 +474,15 @@ def unfit_results(folder: Path, files: Collection[Path]) -> dict[Path, str]:
     user's own, and never unfit.
     """
     unfit: dict[Path, str] = {}
-    for each in _output_folders(folder):
-        try:
-            unfit.update(_unfit_in(each, files))
-        except IntegrityError:
-            if ledgers_in(folder):
-                raise
-            # It may be a file of another program.
+    for each, contents in _ledgers_of(folder):
+        unfit.update(_unfit_in(each, contents, files))
     return unfit
 
 
-def _unfit_in(folder: Path, files: Collection[Path]) -> dict[Path, str]:
+def _unfit_in(
+    folder: Path, contents: LedgerContents, files: Collection[Path]
+) -> dict[Path, str]:
     """As `unfit_results`, by the ledgers of one folder."""
-    contents = read_ledgers(ledgers_in(folder))
     ours: dict[str, Path] = {}
     for file in files:
         name = os.path.relpath(file, folder)

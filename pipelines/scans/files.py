@@ -189,16 +189,7 @@ def _files_below(place: Path, suffix: str, *, parcels: bool) -> list[ScanFile]:
     if of_labels:
         marked = _marked_label_maps(place, Product.LABELS.suffix)
         if parcels:
-            of_parcels = _marked_label_maps(place, Product.PARCELS.plain)
-            has_parcels = {structures_beside(path) for path in of_parcels}
-            # A scan without parcels keeps its place, and is not measured.
-            marked = of_parcels + [
-                path
-                for path in marked
-                if path not in of_parcels
-                and path not in has_parcels
-                and not (is_correction(path) and result_of(path) in has_parcels)
-            ]
+            marked = _with_parcels(place, marked)
         if marked:
             files = []
             for path in marked:
@@ -289,6 +280,18 @@ def _marked_label_maps(place: Path, word: str) -> list[Path]:
         if not is_scan and not is_result(path):
             others.append(path)
     return marked + others
+
+
+def _with_parcels(place: Path, structures: Sequence[Path]) -> list[Path]:
+    """Maps of parcels below, and of scans without one the map of structures, which is named."""
+    parcels = _marked_label_maps(place, Product.PARCELS.plain)
+    has_parcels = {structures_beside(path) for path in parcels}
+    kept = list(parcels)
+    for path in structures:
+        result = result_of(path) if is_correction(path) else path
+        if path not in parcels and result not in has_parcels:
+            kept.append(path)
+    return kept
 
 
 def _apart(files: Sequence[ScanFile]) -> Iterator[ScanFile]:

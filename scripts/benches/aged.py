@@ -50,12 +50,12 @@ def run(
     for subject in list_subjects(source, Path(root), SourceOptions()).subjects:
         if subject.image is None or subject.labels is None:
             continue
-        numbers = Volume.read(subject.labels, labels=True)
+        numbers = Volume.read(subject.labels, labels=True, axes=subject.labels_axes)
         young = freesurfer_numbers(numbers, subject)
         origins = ageing(young, float(ventricles), float(sulci))
         name = f"{subject.id}-aged"
         image, labels = folder / f"{name}.nii.gz", folder / f"{name}-labels.nii.gz"
-        scan = Volume.read(subject.image)
+        scan = Volume.read(subject.image, axes=subject.image_axes)
         replace(scan, data=deformed(scan.data, origins)).write(image)
         after = replace(numbers, data=deformed(numbers.data, origins, labels=True))
         after.write(labels, labels=True)

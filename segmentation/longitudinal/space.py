@@ -59,8 +59,8 @@ class Head:
 
     `stretches_percent` is how much larger or smaller the head is in each scan than in most of them,
     along the axis where that is most; 0 where it has one size. Of two sizes that as many scans have
-    the first scan's counts. `is_mirrored` where it is another of
-    the heads, with left and right exchanged.
+    the first scan's counts. `is_mirrored` where it is another of the heads, with left and right
+    exchanged.
     """
 
     scans: tuple[int, ...]
@@ -110,14 +110,18 @@ def _stretches_percent(first: Volume, sizes: Sequence[Factors]) -> tuple[float, 
     """
     head = np.argwhere(first.data > _HEAD)
     length_mm = float((np.ptp(head, axis=0) * first.spacing_mm).max())
-    against_each = []
-    for usual in sizes:
-        changes = [100 * (size / usual - 1) for size in sizes]
-        most = [float(change[np.argmax(np.abs(change))]) for change in changes]
-        against_each.append(
-            tuple(p if abs(p) / 100 * length_mm > _SAME_SIZE_MM else 0.0 for p in most)
-        )
+    against_each = [
+        tuple(_stretch_percent(size / usual, length_mm) for size in sizes)
+        for usual in sizes
+    ]
     return max(against_each, key=lambda percents: percents.count(0.0))
+
+
+def _stretch_percent(factors: Factors, length_mm: float) -> float:
+    """The largest of three changes of size; 0 where it is too small to tell."""
+    percents = 100 * (factors - 1)
+    percent = float(percents[np.argmax(np.abs(percents))])
+    return percent if abs(percent) / 100 * length_mm > _SAME_SIZE_MM else 0.0
 
 
 def person_space(
