@@ -1,0 +1,103 @@
+"""Tables of expected volumes: what is read, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trinat.pipelines.evaluate.user_tables import read_ranges
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.report.cohort import Range, Scan
+
+
+def ranges(tmp_path: Path, text: str) -> list[Range]:
+    path = tmp_path / "ranges.tsv"
+    path.write_text(text)
+    return read_ranges(path, load_scheme("quicknat33"))
+
+
+def ranges_of(tmp_path: Path, *lines: str) -> list[Range]:
+    rows = ["structure\tlow_mm3\thigh_mm3\tsex\tage_from\tage_to", *lines]
+    return ranges(tmp_path, "\n".join(rows) + "\n")
+
+
+def person(age: float) -> Scan:
+    return Scan("a", "", {}, sex="M", age=age)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("Left-Nothing\t1\t2\t\t\t", ": quicknat33 has no 'Left-Nothing'"),
+        ("17\tx\t2\t\t\t", ", low_mm3: 'x' is no number"),
+        ("17\t3\t2\t\t\t", ": low_mm3 is above high_mm3"),
+        ("17\t1\t2\tX\t\t", ", sex: 'X' is not understood"),
+        ("17\t1\t2\t\t90\t20", ": age_from is above age_to"),
+        ("17\t1\t2\t\tyoung\t20", ", age_from: 'young' is no number"),
+    ],
+)
+def test_wrong_ranges_are_refused_by_their_line(
+    line: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "ranges.tsv"
+    titles = "structure\tlow_mm3\thigh_mm3\tsex\tage_from\tage_to"
+    path.write_text(f"{titles}\n{line}\n")
+    with pytest.raises(ConfigError, match=f"line 2{message}"):
+        read_ranges(path, load_scheme("quicknat33"))
+
+
+@pytest.mark.parametrize("word", ["all", "both", "Any", ""])
+def test_a_range_may_say_that_it_is_for_both_sexes(tmp_path: Path, word: str) -> None:
+    (limits,) = ranges_of(tmp_path, f"17\t1\t2\t{word}\t\t")
+    assert limits.fits(person(30))
+
+
+def test_a_range_to_a_whole_year_includes_its_last_day(tmp_path: Path) -> None:
+    first, second = ranges_of(tmp_path, "17\t1\t2\t\t20\t29", "17\t1\t2\t\t30\t39")
+    assert [first.fits(person(age)) for age in (20, 29.5, 30)] == [True, True, False]
+    assert [second.fits(person(age)) for age in (29.5, 30)] == [False, True]
+
+
+def test_a_range_ends_where_another_begins(tmp_path: Path) -> None:
+    first, _ = ranges_of(tmp_path, "17\t1\t2\t\t20\t30", "17\t1\t2\t\t30\t40")
+    assert [first.fits(person(age)) for age in (30, 30.5)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("limits", "sense"),
+    [
+        ("2.800\t4.600", "could be thousands or decimals"),
+        ("412.345\t1080.500", None),
+    ],
+)
+def test_limits_that_could_be_thousands_are_refused(
+    tmp_path: Path, limits: str, sense: str | None
+) -> None:
+    table = f"structure\tlow_mm3\thigh_mm3\nLeft-Hippocampus\t{limits}\n\t\t\n"
+    if sense is None:
+        assert len(ranges(tmp_path, table)) == 1
+        return
+    with pytest.raises(ConfigError, match=sense):
+        ranges(tmp_path, table)
+
+
+@pytest.mark.parametrize("title", ["age", "age_max", "Sex", "gender"])
+def test_a_column_of_persons_that_ranges_do_not_have_is_refused(
+    tmp_path: Path, title: str
+) -> None:
+    table = f"structure\tlow_mm3\thigh_mm3\t{title}\nBrain-Stem\t1\t2\t60\n"
+    with pytest.raises(ConfigError, match=f"the column '{title}' is not understood"):
+        ranges(tmp_path, table)
+
+
+def test_a_range_of_one_sex_ends_where_another_of_both_begins(tmp_path: Path) -> None:
+    table = (
+        "structure\tlow_mm3\thigh_mm3\tsex\tage_from\tage_to\n"
+        "Brain-Stem\t1\t2\tF\t20\t29\nBrain-Stem\t1\t3\t\t29\t90\n"
+    )
+    assert [limits.age_to for limits in ranges(tmp_path, table)] == [
+        29,
+        pytest.approx(91),
+    ]
