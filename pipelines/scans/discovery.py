@@ -356,7 +356,8 @@ def _series_in(
         refusals.append(Refusal(place.name, reason_of(error, where=False)))
         return
     if not found:
-        reason = "no DICOM image in it (of a DICOMDIR give the folder)"
+        remedy = "of a DICOMDIR give the folder; unpack a zip of NIfTI files"
+        reason = f"no DICOM image in it ({remedy})"
         refusals.append(Refusal(place.name, reason))
     has_scan = any(not series.reason for series in found)
     for series in found:

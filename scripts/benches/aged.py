@@ -19,6 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import fft, ndimage
 
+from trinat.segmentation.data.preparing import classes_of
 from trinat.segmentation.data.sources.base import SourceOptions, Subject
 from trinat.segmentation.data.sources.registry import list_subjects
 from trinat.segmentation.io.volume import Volume
@@ -74,15 +75,7 @@ def run(
 def freesurfer_numbers(labels: Volume, subject: Subject) -> NDArray[np.int16]:
     """The label map in the numbers of the structures, whatever numbering it has."""
     scheme = load_scheme(_SCHEME)
-    indices = scheme.from_freesurfer(
-        labels.data,
-        spacing_mm=labels.spacing_mm,
-        extra=subject.extra,
-        ignore=subject.ignore,
-        fold=subject.fold,
-        where=subject.labels,
-    )
-    return scheme.to_freesurfer(indices)
+    return scheme.to_freesurfer(classes_of(subject, labels, scheme))
 
 
 @dataclass(frozen=True, eq=False)

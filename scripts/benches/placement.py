@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trinat.segmentation.data.preparing import shift_of_labels
+from trinat.segmentation.data.preparing import classes_of, shift_of_labels
 from trinat.segmentation.data.sources.base import SourceOptions, Subject
 from trinat.segmentation.data.sources.registry import list_subjects
 from trinat.segmentation.io.volume import Volume
@@ -61,14 +61,7 @@ def _on_working_grid(
     assert subject.labels is not None
     conformed = conform(Volume.read(subject.image, axes=subject.image_axes))
     labels = Volume.read(subject.labels, labels=True, axes=subject.labels_axes)
-    indices = load_scheme("quicknat33").from_freesurfer(
-        labels.data,
-        spacing_mm=labels.spacing_mm,
-        extra=subject.extra,
-        ignore=subject.ignore,
-        fold=subject.fold,
-        where=subject.labels,
-    )
+    indices = classes_of(subject, labels, load_scheme("quicknat33"))
     classes = Volume(indices, conformed.plan.scan.affine)
     on_grid = conform(classes, labels=True, plan=conformed.plan).volume
     return conformed.volume.data, on_grid.data

@@ -116,6 +116,20 @@ def prepare_subject(subject: Subject, path: Path, cut: Cut, fingerprint: str) ->
     )
 
 
+def classes_of(
+    subject: Subject, label_map: Volume, scheme: LabelScheme
+) -> NDArray[np.uint8]:
+    """Class index of each voxel of the subject's label map, which has been read."""
+    return scheme.from_freesurfer(
+        label_map.data,
+        spacing_mm=label_map.spacing_mm,
+        extra=subject.extra,
+        ignore=subject.ignore,
+        fold=subject.fold,
+        where=subject.labels,
+    )
+
+
 def _read_classes(subject: Subject, cut: Cut, image: Volume | None) -> Volume | None:
     """The subject's label map in classes of the scheme, on its own grid, if it has one."""
     if subject.labels is None:
@@ -129,14 +143,7 @@ def _read_classes(subject: Subject, cut: Cut, image: Volume | None) -> Volume | 
     if image is not None:
         _require_same_grid(image, label_map, subject.labels)
     # Folding comes before conforming: which side is nearest is a question to the original map.
-    indices = cut.scheme.from_freesurfer(
-        label_map.data,
-        spacing_mm=label_map.spacing_mm,
-        extra=subject.extra,
-        ignore=subject.ignore,
-        fold=subject.fold,
-        where=subject.labels,
-    )
+    indices = classes_of(subject, label_map, cut.scheme)
     if not indices.any():
         raise LabelError(
             f"has no structure of {cut.scheme.name}",
