@@ -121,6 +121,12 @@ class Ledgers:
         """The result of a label map; nothing where no ledger has it."""
         return self.results.get(absolute(file.result), {})
 
+    @property
+    def models(self) -> set[str]:
+        """The hashes of the models that made the results, as far as it is known."""
+        done = [entry for entry in self.entries if entry.status == "done"]
+        return {entry.model for entry in done if entry.model}
+
 
 @dataclass(frozen=True)
 class Chosen:
@@ -192,6 +198,9 @@ def report_cohort(
             written.append("parcels.csv")
         facts = provenance(started, settings.command, known.scheme.name)
         facts["predictions"] = str(settings.predictions)
+        if len(group.ledger.models) > 1:
+            number = len(group.ledger.models)
+            facts["models"] = f"{number}: volumes of different models differ"
         if settings.ratings:
             facts["ratings"] = use_of_ratings(
                 known.ratings, group.digests, chosen.in_part
@@ -266,6 +275,8 @@ def measure_group(
     for scan in chosen.scans:
         if scan.left_out:
             say(f"{scan.name}: left out, {scan.left_out}")
+    if len(ledger.models) > 1:
+        say(f"results of {len(ledger.models)} models, whose volumes differ")
     two_kinds = _two_kinds_of_heads(chosen, ledger)
     if two_kinds:
         say(two_kinds)

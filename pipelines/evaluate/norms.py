@@ -193,11 +193,7 @@ def _some(names: Sequence[str]) -> str:
 
 def _model_of(measured: MeasuredGroup, folder: Path) -> str:
     """Find the hash of the model that made the label maps; "" where no ledger says it."""
-    models = {
-        entry.model
-        for entry in measured.ledger.entries
-        if entry.status == "done" and entry.model
-    }
+    models = measured.ledger.models
     if len(models) > 1:
         raise ConfigError(
             f"has results of {len(models)} models, whose volumes differ",
@@ -336,14 +332,13 @@ class _Model:
 
         design = self._design_at(ages, sex)
         level, slope, skewness = parameters[-3:]
-        spread = np.exp(level + slope * (ages - self.middle_age) / 10)
+        spread = np.exp(level) * self._relative_spread(ages, slope)
         # A fitted spread is too small for new persons: by what parameters were fitted, and by how
         # uncertain the median is.
         persons = len(controls.age)
         freedom = persons - len(parameters)
-        spread = spread * np.sqrt(
-            persons / freedom * (1 + self._leverage(design, parameters))
-        )
+        leverage = self._leverage(design, ages, slope)
+        spread = spread * np.sqrt(persons / freedom * (1 + leverage))
         head = power = None
         if self.log_head is not None:
             head = float(np.exp(self.log_head))
@@ -368,12 +363,20 @@ class _Model:
             columns.append(np.zeros((len(ages), 1)))
         return np.hstack(columns)
 
-    def _leverage(self, design: Values, parameters: Values) -> Values:
-        """The variance of the median, in units of that of a person, at rows of the design."""
-        spread = np.exp(parameters[-2] * self._decades)
-        weighted = self.design / spread[:, None]
+    def _relative_spread(self, ages: Values, slope: float) -> Values:
+        """The spread of persons at these ages, in units of that at the middle age."""
+        return np.exp(slope * (ages - self.middle_age) / 10)
+
+    def _leverage(self, design: Values, ages: Values, slope: float) -> Values:
+        """The variance of the median in units of that of a person, at these ages, (A,).
+
+        `design` (A, P) has the rows of these ages.
+        """
+        of_controls = self._relative_spread(self.controls.age, slope)
+        weighted = self.design / of_controls[:, None]
         inverse = np.linalg.pinv(weighted.T @ weighted)
-        return np.asarray(np.einsum("ap,pq,aq->a", design, inverse, design))
+        rows = design / self._relative_spread(ages, slope)[:, None]
+        return np.asarray(np.einsum("ap,pq,aq->a", rows, inverse, rows))
 
 
 def _spline(knots: Values, ages: Values) -> Values:

@@ -204,9 +204,6 @@ def _from_bids(
     people = read_people(table)
     persons = {case.id: f"sub-{case.entities['sub']}" for case in cases}
     matched = people.match((case.stem, persons[case.id]) for case in cases)
-    if people.facts:
-        remarks = people.doubts + matched.remarks
-        say_of_table(table, people.notes, remarks, say, strict=strict)
     known: dict[str, _Visit] = {}
     for case in cases:
         person = persons[case.id]
@@ -226,8 +223,27 @@ def _from_bids(
             year = _times_in(scans, "filename", times, doubts).get(filename)
         group = matched.of(case.stem, person).group
         known[case.id] = _Visit(person, year, group)
+    remarks = people.doubts + matched.remarks
+    several = _in_several_groups(known.values())
+    for person, groups in several.items():
+        remarks += (f"{person} is in the groups {' and '.join(groups)}: in none here",)
+    for case_id, visit in known.items():
+        if visit.person in several:
+            known[case_id] = replace(visit, group="")
+    if people.facts:
+        say_of_table(table, people.notes, remarks, say, strict=strict)
     say_of_table(root / "acq_time", (), doubts, say, strict=strict)
     return known
+
+
+def _in_several_groups(visits: Iterable[_Visit]) -> dict[str, list[str]]:
+    """The persons whose visits are in more than one group, with these groups in their order."""
+    groups_of: dict[str, list[str]] = defaultdict(list)
+    for visit in visits:
+        groups = groups_of[visit.person]
+        if visit.group and visit.group not in groups:
+            groups.append(visit.group)
+    return {person: groups for person, groups in groups_of.items() if len(groups) > 1}
 
 
 def _times_in(
@@ -299,17 +315,12 @@ def _from_table(
         year = times.year(cells, line)
         known[case_id] = _Visit(cells["person"], year, group)
     times.check(known.values())
-    group_of: dict[str, str] = {}
-    for visit in known.values():
-        if not visit.group:
-            continue
-        first = group_of.setdefault(visit.person, visit.group)
-        if first != visit.group:
-            raise ConfigError(
-                f"{visit.person} is in the groups {first!r} and {visit.group!r}",
-                where=path,
-                remedy="write one group for each person",
-            )
+    for person, groups in _in_several_groups(known.values()).items():
+        raise ConfigError(
+            f"{person} is in the groups {groups[0]!r} and {groups[1]!r}",
+            where=path,
+            remedy="write one group for each person",
+        )
     unnamed = [case.shown for case in cases if case.id not in known]
     notes = []
     if times.are_numbers:

@@ -493,10 +493,11 @@ def groups_of(persons: pd.DataFrame, fact: str) -> list[str]:
 
 
 def persons_of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """A row for each person and structure: `value`, mean `age`, and the first facts that are known.
+    """A row for each person and structure: `value` and `age`, means of scans, and facts.
 
     `frame` is that of a `Cohort`, and values are of one metric of it. In the order of the
-    structures; those of persons without a value have NaN.
+    structures; those of persons without a value have NaN. A fact by which a person's scans differ
+    is "", as one that is not known.
     """
     values = frame[frame["metric"] == metric]
     known = {fact: values[fact].where(values[fact] != "") for fact in _FACTS}
@@ -504,4 +505,13 @@ def persons_of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
     by = values.groupby(["structure", "subject"], sort=False)
     facts = {fact: (fact, "first") for fact in _FACTS}
     found = by.agg(value=("value", "mean"), age=("age", "mean"), **facts)
-    return found.fillna(dict.fromkeys(_FACTS, "")).reset_index()
+    names = list(_FACTS)
+    found[names] = found[names].where(by[names].nunique() == 1, "")
+    return found.reset_index()
+
+
+def differing_persons(frame: pd.DataFrame, fact: str) -> list[str]:
+    """The persons whose scans differ by a fact, as patients who were controls before."""
+    known = frame[frame[fact] != ""]
+    kinds = known.groupby("subject")[fact].nunique()
+    return [str(person) for person in kinds.index[kinds > 1]]

@@ -10,7 +10,13 @@ import pandas as pd
 
 from trinat.segmentation.inference.checks.evidence import some
 from trinat.segmentation.metrics.definitions import METRICS
-from trinat.segmentation.report.cohort import ADJUSTED, HARMONISED, OUTLIER_Z, Cohort
+from trinat.segmentation.report.cohort import (
+    ADJUSTED,
+    HARMONISED,
+    OUTLIER_Z,
+    Cohort,
+    differing_persons,
+)
 from trinat.segmentation.report.drawing import Drawing
 from trinat.segmentation.report.figures import Z_SCORES, z_score_plot
 from trinat.segmentation.report.page import (
@@ -166,6 +172,13 @@ def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
         notices.append(
             "Too few scans to find outliers: eight are needed for robust z-scores."
         )
+    for fact in ("group", "site"):
+        differing = differing_persons(cohort.frame, fact)
+        if differing:
+            notices.append(
+                f"{count(len(differing), 'person')} with scans of more than one {fact}, in no "
+                f"comparison of {fact}s: {some(differing)}."
+            )
     if cohort.adjustment is not None and cohort.adjustment.without:
         lacking = count(cohort.adjustment.without, "scan")
         notices.append(

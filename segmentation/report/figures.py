@@ -32,6 +32,7 @@ from trinat.segmentation.report.measurements import (
     by_scan,
     models_of,
     structures_of,
+    volumes_by_person,
     where,
 )
 from trinat.segmentation.report.page import short_name
@@ -109,8 +110,7 @@ def bland_altman_plot(
     `frame` is that of metrics.csv; volumes are shown in ml. A panel for each of `structures` that
     the model predicted. Persons without one of the two volumes are left out.
     """
-    predicted = by_person(frame, model, "volume")
-    true = by_person(frame, model, "truth_volume")
+    predicted, true = volumes_by_person(frame, model)
     structures = [name for name in structures if name in predicted.columns]
     marks: dict[str, list[str]] = {}
     with panels(structures, 2.2) as (figure, axes):

@@ -98,8 +98,11 @@ def harmonise(
         of_scans[is_known].to_numpy(float),
     )
 
-    percent = 100 * effects.sd / effects.mean
-    percent_remaining = 100 * remaining.sd / remaining.mean
+    # Of what these persons have: `mean` alone is of the age 0.
+    percent = 100 * effects.sd / effects.expected(facts_of_persons).mean(0)
+    percent_remaining = (
+        100 * remaining.sd / remaining.expected(facts_of_persons).mean(0)
+    )
     table = []
     for place, structure in enumerate(values.columns):
         for site, name in enumerate(names):
@@ -131,13 +134,19 @@ def _kept_facts(facts: pd.DataFrame) -> tuple[tuple[str, ...], pd.DataFrame]:
     """Choose the facts of scans to keep, and write them as numbers, (N, P); NaN if not known.
 
     A fact that is the same for all who have it has no effect to keep. Of words there is a column of
-    0 and 1 for each but the first.
+    0 and 1 for each but the first. EvaluationError where some have a group and others none.
     """
     kept = []
     columns = {}
     for fact in _KEPT_FACTS:
         of_fact = facts[fact].replace("", np.nan)
         found = sorted(of_fact.dropna().unique())
+        if fact == "group" and len(found) == 1 and of_fact.isna().any():
+            raise EvaluationError(
+                f"{count(int(of_fact.notna().sum()), 'scan')} with the group {found[0]}, and "
+                f"{int(of_fact.isna().sum())} without a group",
+                remedy="name the group of all, so that what they differ by can be kept",
+            )
         if len(found) < 2:
             continue
         kept.append(fact)

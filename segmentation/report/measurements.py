@@ -132,6 +132,21 @@ def by_scan(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
     return _in_order(values.unstack(), frame)
 
 
+def volumes_by_person(
+    frame: pd.DataFrame, model: str
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Predicted and true volumes, persons x structures and groups, means of a person's scans.
+
+    Scans in which a structure was not measured count in neither.
+    """
+    predicted = by_scan(frame, model, "volume")
+    true = by_scan(frame, model, "truth_volume").where(predicted.notna())
+    return (
+        predicted.groupby(level="subject").mean(),
+        true.groupby(level="subject").mean(),
+    )
+
+
 def is_group(frame: pd.DataFrame) -> pd.Series:
     """Rows that are of a group of structures."""
     return frame["structure"].str.startswith("group:").rename("is_group")

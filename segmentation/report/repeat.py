@@ -56,7 +56,7 @@ def over_persons(frame: pd.DataFrame, scheme: LabelScheme) -> pd.DataFrame:
 
     `frame` is that of repeat.csv. Pairs of scans of one person are averaged first. The means of
     all structures (`group:structures`) and of all parcels (`group:parcels`) are of those that every
-    comparison has, without CSF: so they can be compared.
+    comparison has of a person, without CSF: so they can be compared.
     """
     frame = frame.assign(absolute=frame["difference_percent"].abs())
     keys = ["model", "comparison", "structure", "fs_id"]
@@ -65,17 +65,15 @@ def over_persons(frame: pd.DataFrame, scheme: LabelScheme) -> pd.DataFrame:
 
     kind = ["model", "comparison"]
     kinds = len(by_person[kind].drop_duplicates())
-    kinds_of = by_person.drop_duplicates(["structure", *kind])[
-        "structure"
-    ].value_counts()
+    of_structure = by_person.groupby(["person", "structure"])["dice"]
+    in_all = by_person[of_structure.transform("size") == kinds]
     members: dict[str, list[str]] = {_OF_STRUCTURES: [], _OF_PARCELS: []}
     for label in members_of_groups(scheme)[ALL_STRUCTURES]:
-        if kinds_of.get(label.name) == kinds:
-            group = _OF_PARCELS if label.group in LOBES else _OF_STRUCTURES
-            members[group].append(label.name)
+        group = _OF_PARCELS if label.group in LOBES else _OF_STRUCTURES
+        members[group].append(label.name)
     parts = []
     for name, names in members.items():
-        rows = by_person[by_person["structure"].isin(names)]
+        rows = in_all[in_all["structure"].isin(names)]
         grouped = rows.groupby(["person", *kind], sort=False)
         means = grouped[["dice", "absolute"]].mean().reset_index()
         means["structure"] = name

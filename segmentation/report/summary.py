@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from natsort import index_natsorted
 
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.counted import members_of_groups
@@ -37,6 +38,7 @@ from trinat.segmentation.report.measurements import (
     is_group,
     models_of,
     structures_of,
+    volumes_by_person,
     where,
     without_side,
 )
@@ -188,8 +190,7 @@ def agreement(frame: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for model in models_of(frame):
-        predicted = by_person(frame, model, "volume")
-        true = by_person(frame, model, "truth_volume")
+        predicted, true = volumes_by_person(frame, model)
         for structure in predicted.columns:
             true_mm3 = true[structure].to_numpy()
             predicted_mm3 = predicted[structure].to_numpy()
@@ -210,6 +211,9 @@ def retest(frame: pd.DataFrame) -> pd.DataFrame:
     for model in models_of(frame):
         for metric in ("volume", "truth_volume"):
             scans = by_scan(frame, model, metric)
+            # The second visit before the tenth.
+            visits = scans.index.get_level_values("session")
+            scans = scans.iloc[index_natsorted(visits)]
             for structure in scans.columns:
                 persons = scans[structure].dropna().groupby(level="subject")
                 first_two = [
@@ -228,6 +232,8 @@ def confusion(frame: pd.DataFrame, model: str) -> pd.DataFrame:
     """What each true structure was labelled as, share of its true volume over all scans.
 
     A square table: a row for each true, a column for each predicted structure, background first.
+    What is not compared, as the CSF of many pairs, comes last, with an empty row: other structures
+    may have been labelled as that.
     """
     rows = where(frame, model=model)
     rows = rows[rows["metric"].str.startswith("labelled_as:")]
@@ -239,7 +245,8 @@ def confusion(frame: pd.DataFrame, model: str) -> pd.DataFrame:
         aggfunc="sum",
         fill_value=0.0,
     )
-    order = ["background", *structures_of(frame)]
+    compared = ["background", *structures_of(frame)]
+    order = [*compared, *table.columns.difference(compared)]
     table = table.reindex(index=order, columns=order, fill_value=0.0)
     sums = table.sum(axis=1).replace(0, np.nan)
     return table.div(sums, axis=0)

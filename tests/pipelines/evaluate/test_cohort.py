@@ -453,6 +453,20 @@ def test_intracranial_volumes_of_two_kinds_are_named(tmp_path: Path) -> None:
     assert not any("intracranial" in line for line in said)
 
 
+def test_results_of_two_models_are_named(tmp_path: Path) -> None:
+    out = write_study(tmp_path / "out", ["a", "b"])
+    said: list[str] = []
+    report_cohort(CohortSettings(out, tmp_path / "report", jobs=1), say=said.append)
+    assert not any("models" in line for line in said)
+    entry = read_entries([out / "run.jsonl"])["a"]
+    with Ledger(out / "run.jsonl") as ledger:
+        ledger.add(replace(entry, model="another"))
+    report_cohort(CohortSettings(out, tmp_path / "report", jobs=1), say=said.append)
+    assert "results of 2 models, whose volumes differ" in said
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "2: volumes of different models differ" in page
+
+
 def test_sites_are_harmonised_beside_the_measured_volumes(tmp_path: Path) -> None:
     people = ["participant_id\tsite"]
     for n in range(20):

@@ -222,6 +222,15 @@ def z_of_fresh(curves: dict[str, Curve], fresh: Controls) -> list[float]:
     return found
 
 
+def test_the_uncertainty_of_the_median_is_of_persons_of_its_age() -> None:
+    """Over the controls it sums up to the number of parameters, as of any weighted regression."""
+    controls = draw(0, 100)
+    model = _Model.of(controls)
+    for slope in (-0.2, 0.0, 0.2):
+        leverage = model._leverage(model.design, controls.age, slope)
+        assert leverage.sum() == pytest.approx(model.design.shape[1])
+
+
 @pytest.mark.parametrize("persons", [100, 300, 1000])
 def test_fresh_persons_lie_where_norms_say(persons: int) -> None:
     """Of twenty groups of controls, 300 fresh persons each."""

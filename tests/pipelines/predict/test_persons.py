@@ -117,6 +117,24 @@ def test_a_bids_dataset_says_person_time_and_group(tmp_path: Path) -> None:
     assert person.years[1] is None
 
 
+def test_a_person_whose_visits_are_of_two_groups_is_in_none(tmp_path: Path) -> None:
+    for session in ("a", "b"):
+        folder = tmp_path / "sub-1" / f"ses-{session}" / "anat"
+        folder.mkdir(parents=True)
+        (folder / f"sub-1_ses-{session}_T1w.nii.gz").touch()
+    (tmp_path / "dataset_description.json").write_text("{}")
+    (tmp_path / "participants.tsv").write_text(
+        "participant_id\tgroup\nsub-1_ses-a\tMCI\nsub-1_ses-b\tAD\n"
+    )
+    found = find_cases([tmp_path])
+    said: list[str] = []
+    (person,) = persons_of(found.cases, found.bids_root, None, said.append)
+    assert person.group == ""
+    assert "sub-1 is in the groups MCI and AD" in said[0]
+    with pytest.raises(DatasetError, match="MCI and AD"):
+        persons_of(found.cases, found.bids_root, None, strict=True)
+
+
 def test_one_scan_stays_a_case_of_its_own() -> None:
     persons = persons_of(cases("p_MR1", "p_MR2", "x"), None, None)
     assert [type(person.unit) for person in persons] == [Person, Case]

@@ -162,3 +162,23 @@ def test_the_page_shows_coefficients_effects_and_a_panel_for_each_structure() ->
     plain = cohort_page(cohort_of(scans, SCHEME), [], [], {})
     assert "adjustment-table" not in plain
     assert "Volumes are not adjusted" in plain
+
+
+def test_a_person_with_scans_at_two_sites_is_in_no_comparison_of_sites() -> None:
+    """Scanned at A and then at B: the mean of both would count for A."""
+    scans = []
+    for number in range(4):
+        at_b = scan(number, 4400.0 + number, None)
+        scans.append(replace(at_b, session="2", site="B"))
+        scans.append(replace(at_b, session="1", site="A", volumes_mm3={STEM: 4000.0}))
+    for number in range(4, 8):
+        scans.append(replace(scan(number, 4000.0 + number, None), site="A"))
+        scans.append(replace(scan(number + 10, 4400.0 + number, None), site="B"))
+    cohort = cohort_of(scans, SCHEME)
+    row = cohort.effects.iloc[0]
+    assert (row["first"], row["second"]) == (4, 4)
+    assert row["difference"] == pytest.approx(-400)
+    page = cohort_page(cohort, [], [], {})
+    named = "sub-0, sub-1, sub-2 and 1 more"
+    notice = "4 persons with scans of more than one site, in no comparison of sites: "
+    assert notice + named in page

@@ -148,6 +148,34 @@ def test_a_scan_of_which_not_all_is_known_has_no_harmonised_volume() -> None:
     )
 
 
+def test_patients_beside_persons_without_a_group_are_refused() -> None:
+    """Controls with an empty cell: what patients have lost would be taken for a site's effect."""
+    scans, _ = study(12)
+    scans = [replace(scan, group=scan.group.replace("control", "")) for scan in scans]
+    with pytest.raises(EvaluationError, match="without a group"):
+        cohort_of(scans, SCHEME, harmonising=True)
+
+
+def test_a_site_is_so_many_percent_of_what_its_persons_have() -> None:
+    """Ventricles that grow from nothing at 60: their mean at the age 0 is below 0."""
+    scans, _ = study(40, effect=0, loss=0)
+    draw = np.random.default_rng(1)
+    grown = []
+    for number, scan in enumerate(scans):
+        age = 60 + number % 40
+        factor = 1.1 if scan.site == "site A" else 1.0
+        volumes_mm3 = {
+            name: factor * (300 * (age - 58) + draw.normal(0, 300)) for name in NAMES
+        }
+        grown.append(replace(scan, age=float(age), volumes_mm3=volumes_mm3))
+    done = cohort_of(grown, SCHEME, harmonising=True).harmonisation
+    assert done is not None
+    percent = done.effects.groupby("site")["percent_before"].mean()
+    # 10 % more than two sites of three have, so 6.5 % more than all, and 3.2 % less.
+    assert percent["site A"] == pytest.approx(6.5, abs=0.3)
+    assert percent["site B"] == pytest.approx(-3.2, abs=0.3)
+
+
 def test_a_site_with_too_few_persons_is_refused_by_name_and_number() -> None:
     scans, _ = study(12)
     scans = [scan for scan in scans if scan.site != "site C"] + scans[-9:]

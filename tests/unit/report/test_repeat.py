@@ -104,6 +104,19 @@ def test_means_are_of_what_every_comparison_has() -> None:
     assert means.dice[("group:parcels", PREDICTIONS)] == pytest.approx(0.85)
 
 
+def test_means_are_of_persons_whom_every_comparison_has() -> None:
+    """The labels of an easy person alone say no limit for a hard one."""
+    means = means_of(
+        row("easy", PREDICTIONS, HIPPOCAMPUS, 0.95),
+        row("hard", PREDICTIONS, HIPPOCAMPUS, 0.55),
+        row("easy", LABELS, HIPPOCAMPUS, 0.85),
+    )
+    group = means.loc[("group:structures", PREDICTIONS)]
+    assert (group["persons"], group["dice"]) == (1, pytest.approx(0.95))
+    structure = means.loc[("Left-Hippocampus", PREDICTIONS)]
+    assert (structure["persons"], structure["dice"]) == (2, pytest.approx(0.75))
+
+
 def test_a_structure_that_neither_map_has_is_in_no_mean() -> None:
     means = means_of(
         row("a", LABELS, HIPPOCAMPUS, 0.9), row("a", LABELS, INSULA, float("nan"))

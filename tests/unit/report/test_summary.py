@@ -218,6 +218,41 @@ def test_retest_takes_the_first_two_scans_of_those_who_have_two() -> None:
     assert row["cv_percent"] == pytest.approx(10)
 
 
+def test_retest_takes_the_second_visit_before_the_tenth() -> None:
+    rows = []
+    for visit, volume in (("MR10", 500.0), ("MR2", 110.0), ("MR1", 90.0)):
+        rows.append(("a", visit, "m", "CSF", "volume", volume))
+        rows.append(("b", visit, "m", "CSF", "volume", volume))
+    row = summary.retest(frame_of(rows)).iloc[0]
+    # SD 14.14 and mean 100 of each person.
+    assert row["cv_percent"] == pytest.approx(14.14, abs=0.01)
+
+
+def test_volumes_agree_by_the_scans_that_have_both() -> None:
+    """The true volume of the second visit, whose structure was rejected, counts in no mean."""
+    rows = []
+    for person, first in (("a", 4000.0), ("b", 5000.0), ("c", 4500.0)):
+        rows.append((person, "1", "m", "CSF", "volume", first))
+        rows.append((person, "1", "m", "CSF", "truth_volume", first))
+        rows.append((person, "2", "m", "CSF", "volume", np.nan))
+        rows.append((person, "2", "m", "CSF", "truth_volume", first - 400))
+    row = summary.agreement(frame_of(rows)).iloc[0]
+    assert row["bias"] == 0
+    assert row["icc"] == pytest.approx(1)
+
+
+def test_what_is_not_compared_is_still_what_others_were_labelled_as() -> None:
+    rows = [
+        ("a", "", "m", "A", "dice", 1.0),
+        ("a", "", "m", "A", "labelled_as:A", 5.0),
+        ("a", "", "m", "A", "labelled_as:CSF", 4.0),
+        ("a", "", "m", "A", "labelled_as:background", 1.0),
+    ]
+    table = summary.confusion(frame_of(rows), "m")
+    assert table.loc["A"].to_dict() == {"background": 0.1, "A": 0.5, "CSF": 0.4}
+    assert table.loc["CSF"].isna().all()
+
+
 def test_confusions_are_shares_of_the_truth() -> None:
     rows = [
         ("a", "", "m", "A", "dice", 1.0),
