@@ -26,7 +26,7 @@ from trinat.pipelines.evaluate.user_tables import (
     read_ranges,
     refuse_other_model,
 )
-from trinat.pipelines.jobs.lock import claimed, refuse_foreign
+from trinat.pipelines.jobs.lock import claimed, keep_only, refuse_foreign
 from trinat.pipelines.predict.entry import (
     Entry,
     measured_in,
@@ -215,10 +215,7 @@ def report_cohort(
         if taught:
             facts["training"] = " ".join(taught)
         _write_page(settings, known, chosen, cohort, facts, group.failures, parcels)
-        # What an earlier report with other options had, and this one has not.
-        for name in _TABLES:
-            if name not in written:
-                (settings.out / name).unlink(missing_ok=True)
+        keep_only(settings.out, _TABLES, written)
     return batch_exit(done=len(chosen.scans), failed=len(group.failures))
 
 

@@ -7,11 +7,9 @@ measured. From these follow summary.json, the tables for papers, the figures and
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -22,11 +20,11 @@ from trinat.pipelines.evaluate.measuring import Done, measure_all, rated_sha256,
 from trinat.pipelines.evaluate.pairing import Pairing
 from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.evaluate.shown_scans import lowest_scans
-from trinat.pipelines.jobs.lock import claimed, refuse_foreign
+from trinat.pipelines.jobs.lock import claimed, keep_only, refuse_foreign
 from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.scans.files import ScanFile, corrected_among
 from trinat.pipelines.scans.ratings import agreement_table, use_of_ratings
-from trinat.segmentation.errors import ConfigError, EvaluationError
+from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.io.files import sha256_of, write_whole
 from trinat.segmentation.report.evaluation import latex, printed
 from trinat.segmentation.report.measurements import metrics_frame, write_table
@@ -74,8 +72,6 @@ def evaluate_predictions(
     that was not measured. A truth without a prediction counts as a failure in the exit status.
     """
     started = datetime.now(UTC)
-    if settings.jobs is not None and settings.jobs < 1:
-        raise ConfigError(f"{settings.jobs} jobs: use at least 1")
     refuse_foreign(settings.out, _OUTPUTS)
     inputs = gather(settings, say)
 
@@ -118,7 +114,7 @@ def _publish(
         say(f"{scan}, {row['model']}: {row['note']}")
     measured = [result for result in done if not result.failure and not result.rejected]
     if not measured:
-        _keep_only(out, ["pairs.csv"])
+        keep_only(out, _OUTPUTS, ["pairs.csv"])
         first = done[0].failure or f"rejected by {done[0].rejected}"
         what = f"none of {len(done)} pairs could be measured; the first: {first}"
         raise EvaluationError(what, where=out / "pairs.csv")
@@ -155,22 +151,12 @@ def _publish(
             write_whole(out / "structures.tex", latex(table))
             written.append("structures.tex")
     if settings.ratings:
+        write_table(out / "raters.csv", agreement_table(inputs.ratings))
         written.append("raters.csv")
     if not settings.tables_only:
         _write_page(inputs, evaluation, measured, facts, notices)
         written += ["figures", "report.html"]
-    _keep_only(out, written)
-
-
-def _keep_only(out: Path, written: Collection[str]) -> None:
-    """Remove what an earlier evaluation with other options has left among what was written."""
-    for name in _OUTPUTS:
-        if name in written:
-            continue
-        if (out / name).is_dir():
-            shutil.rmtree(out / name)
-        else:
-            (out / name).unlink(missing_ok=True)
+    keep_only(out, _OUTPUTS, written)
 
 
 def _pairs_table(done: Iterable[Done], pairings: Mapping[str, Pairing]) -> pd.DataFrame:
@@ -226,7 +212,7 @@ def _row_alone(
 
 
 def _notices(inputs: Inputs, done: Sequence[Done]) -> list[str]:
-    """Collect what a reader has to know of the labels; write the table of raters, if any."""
+    """Collect what a reader has to know of the labels."""
     lines: set[str] = set()
     for of_model in inputs.notes.values():
         lines.update(of_model.taught)
@@ -254,8 +240,6 @@ def _notices(inputs: Inputs, done: Sequence[Done]) -> list[str]:
             for structure in made.measured_though_rejected(inputs.scheme, rejected):
                 in_part.add((digest, structure))
         notices.append(use_of_ratings(inputs.ratings, seen, in_part))
-        raters = agreement_table(inputs.ratings)
-        write_table(inputs.settings.out / "raters.csv", raters)
     if inputs.store is not None:
         models = inputs.store.pseudo_labels(inputs.subjects)
         if models:

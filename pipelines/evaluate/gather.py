@@ -6,7 +6,7 @@ ledger beside them says which scans they are of, which failed, and what the mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -38,7 +38,7 @@ from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
-from trinat.segmentation.metrics.counted import made_by
+from trinat.segmentation.metrics.counted import Made, made_by
 
 ValueT = TypeVar("ValueT")
 
@@ -150,26 +150,10 @@ def gather(settings: EvaluationSettings, say: Callable[[str], None]) -> Inputs:
     notes: dict[str, LedgerNotes] = {}
     for model, place in settings.models.items():
         notes[model] = read_notes(place)
-    predictions: dict[str, list[ScanFile]] = {}
+    predictions, unfit = find_predictions(settings, scheme, notes, say)
     pairings: dict[str, Pairing] = {}
-    for model, place in settings.models.items():
-        predictions[model] = predictions_in(
-            place,
-            notes[model],
-            parcels=scheme.has_parcels,
-            corrected=not settings.uncorrected,
-        )
-        pairings[model] = pair_files(truths, predictions[model], guess=True)
-
-    unfit: dict[Path, str] = {}
-    for model, place in settings.models.items():
-        results = [file.result for file in predictions[model]]
-        why = unfit_results(place, results)
-        for file in predictions[model]:
-            if file.result in why:
-                unfit[file.path] = why[file.result]
-        for case, reason in notes[model].failed.items():
-            say(f"{case}, {model}: failed in trinat predict: {reason}")
+    for model, files in predictions.items():
+        pairings[model] = pair_files(truths, files, guess=True)
     for pairing in pairings.values():
         _refuse_two_maps_of_a_scan(pairing, truth)
         for guess in pairing.guesses:
@@ -189,6 +173,49 @@ def gather(settings: EvaluationSettings, say: Callable[[str], None]) -> Inputs:
     )
 
 
+def find_predictions(
+    settings: EvaluationSettings,
+    scheme: LabelScheme,
+    notes: Mapping[str, LedgerNotes],
+    say: Callable[[str], None],
+) -> tuple[dict[str, list[ScanFile]], dict[Path, str]]:
+    """Find the label maps of each model, and why some of them are unfit; say which scans failed."""
+    found: dict[str, list[ScanFile]] = {}
+    unfit: dict[Path, str] = {}
+    for model, place in settings.models.items():
+        files = predictions_in(
+            place,
+            notes[model],
+            parcels=scheme.has_parcels,
+            corrected=not settings.uncorrected,
+        )
+        why = unfit_results(place, [file.result for file in files])
+        for file in files:
+            if file.result in why:
+                unfit[file.path] = why[file.result]
+        for case, reason in notes[model].failed.items():
+            say(f"{case}, {model}: failed in trinat predict: {reason}")
+        found[model] = files
+    return found, unfit
+
+
+def made_of_model(
+    notes: LedgerNotes,
+    scheme: LabelScheme,
+    not_predicted: Collection[str],
+    csf: Csf | None,
+    rated: Collection[str] = (),
+) -> Made:
+    """What the predictions of a model are of; refuses a wrong name before anything is measured.
+
+    `csf` is what they call CSF where their ledger does not say it.
+    """
+    names = measured_in(scheme, notes.structures, notes.parcels)
+    made = made_by(names, rated, scheme, not_predicted, notes.called_csf or csf)
+    made.left_out(scheme)
+    return made
+
+
 def plan_tasks(inputs: Inputs) -> list[Task]:
     """Plan one measurement for each pair of each model; EvaluationError where there is no pair.
 
@@ -204,14 +231,9 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
     tasks = []
     for model, pairing in inputs.pairings.items():
         notes = inputs.notes[model]
-        made = made_by(
-            measured_in(inputs.scheme, notes.structures, notes.parcels),
-            rated,
-            inputs.scheme,
-            settings.not_predicted,
-            notes.called_csf or csf_pred.get(model),
+        made = made_of_model(
+            notes, inputs.scheme, settings.not_predicted, csf_pred.get(model), rated
         )
-        made.left_out(inputs.scheme)  # refuses a wrong name before anything is measured
         for pair in pairing.pairs:
             task = Task(
                 model=model,

@@ -20,20 +20,19 @@ import pandas as pd
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.evaluate.gather import (
     LedgerNotes,
+    find_predictions,
+    made_of_model,
     mappings_of,
     one_each,
-    predictions_in,
     read_notes,
 )
 from trinat.pipelines.evaluate.measuring import KILLED, as_classes, read_labels
 from trinat.pipelines.evaluate.pairing import pair_files
 from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.evaluate.user_tables import Mappings
-from trinat.pipelines.jobs.lock import claimed, refuse_foreign
+from trinat.pipelines.jobs.lock import claimed, keep_only, refuse_foreign
 from trinat.pipelines.jobs.pool import isolated
 from trinat.pipelines.jobs.process import cpu_count
-from trinat.pipelines.predict.entry import measured_in
-from trinat.pipelines.predict.ledger import unfit_results
 from trinat.pipelines.predict.persons import persons_of
 from trinat.pipelines.scans.cases import Case
 from trinat.pipelines.scans.files import (
@@ -50,7 +49,7 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
-from trinat.segmentation.metrics.counted import Made, made_by
+from trinat.segmentation.metrics.counted import Made
 from trinat.segmentation.report.measurements import write_table
 from trinat.segmentation.report.page import provenance
 from trinat.segmentation.report.repeat import (
@@ -180,6 +179,7 @@ def evaluate_repeat(
         write_table(settings.out / "pairs.csv", pairs)
         measured = [row for result in done for row in result.rows]
         if not measured:
+            keep_only(settings.out, _OUTPUTS, ["pairs.csv"])
             raise EvaluationError(
                 f"none of {len(done)} pairs of scans could be compared; the first: "
                 f"{done[0].failure}",
@@ -189,6 +189,7 @@ def evaluate_repeat(
         write_table(settings.out / "repeat.csv", frame)
         means = over_persons(frame, scheme)
         write_table(settings.out / "structures.csv", means)
+        written = ["pairs.csv", "repeat.csv", "structures.csv"]
         if not settings.tables_only:
             facts = provenance(started, settings.command, scheme.name)
             facts["scans"] = str(settings.images)
@@ -199,6 +200,8 @@ def evaluate_repeat(
                 facts["corrections"] = corrected
             page = repeat_page(means, frame, pairs, scheme, facts)
             write_whole(settings.out / "report.html", page)
+            written.append("report.html")
+        keep_only(settings.out, _OUTPUTS, written)
     failures = sum(bool(result.failure) for result in done)
     return batch_exit(done=len(done) - failures, failed=failures)
 
@@ -214,22 +217,8 @@ def _find_scans(
     labels: list[ScanFile] = []
     if settings.truth is not None:
         labels = find_files(settings.truth, parcels=scheme.has_parcels)
-    maps = {"": labels}
-    unfit: dict[Path, str] = {}
-    for model, place in settings.models.items():
-        files = predictions_in(
-            place,
-            notes[model],
-            parcels=scheme.has_parcels,
-            corrected=not settings.uncorrected,
-        )
-        why = unfit_results(place, [file.result for file in files])
-        for file in files:
-            if file.result in why:
-                unfit[file.path] = why[file.result]
-        for case, reason in notes[model].failed.items():
-            say(f"{case}, {model}: failed in trinat predict: {reason}")
-        maps[model] = files
+    found, unfit = find_predictions(settings, scheme, notes, say)
+    maps = {"": labels, **found}
     every_map = [file.path for files in maps.values() for file in files]
     images = find_images(settings.images, every_map)
     # The map of each image, by what made it ("" for labels) and the image.
@@ -265,14 +254,9 @@ def _plan(
     csf_pred = one_each(settings.csf_pred, settings.models, "--csf-pred")
     made = {}
     for model, of_model in notes.items():
-        made[model] = made_by(
-            measured_in(scheme, of_model.structures, of_model.parcels),
-            (),
-            scheme,
-            settings.not_predicted,
-            of_model.called_csf or csf_pred.get(model),
+        made[model] = made_of_model(
+            of_model, scheme, settings.not_predicted, csf_pred.get(model)
         )
-        made[model].left_out(scheme)  # refuses a wrong name before anything is measured
     labels_csf = settings.csf
     if labels_csf is None and settings.truth is not None:
         labels_csf = read_notes(settings.truth).called_csf

@@ -52,7 +52,9 @@ class LabelMapOptions:
     jobs: Annotated[
         int | None,
         Option(
-            "Number of processes. Default: one per processor.", names=("--jobs", "-j")
+            "Number of processes. Default: one per processor.",
+            names=("--jobs", "-j"),
+            min=1,
         ),
     ] = None
     command: str = ""

@@ -13,10 +13,11 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -228,6 +229,16 @@ def _locked(path: Path, holder: _Holder | None) -> LockedError:
         who = f"process {holder.pid} on {holder.host}"
     remedy = "wait for it, stop it, or choose another folder"
     return LockedError(f"{who} is at work here", where=path.parent, remedy=remedy)
+
+
+def keep_only(folder: Path, names: Iterable[str], written: Collection[str]) -> None:
+    """Remove files and folders of these `names` that an earlier run has left, but the `written`."""
+    for name in set(names) - set(written):
+        path = folder / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def refuse_foreign(folder: Path, names: Iterable[str]) -> None:

@@ -500,22 +500,19 @@ def pickled(error: Exception) -> bytes:
     return content
 
 
-def worker_pool(
-    processes: int, module: str, torch_threads: int | None = 1
-) -> ProcessPoolExecutor:
+def worker_pool(processes: int, module: str) -> ProcessPoolExecutor:
     """Processes for single calls, which have imported the module that their work is in.
 
-    They end with this one. One that dies breaks all. Torch has `torch_threads` in each; with None
-    it is not touched.
+    They end with this one. One that dies breaks all. Torch has one thread in each.
     """
     context = _forked_from_clean(module)
-    return ProcessPoolExecutor(processes, context, _start_worker, (torch_threads,))
+    return ProcessPoolExecutor(processes, context, _start_worker)
 
 
-def _start_worker(torch_threads: int | None) -> None:
+def _start_worker() -> None:
     """What a process of `worker_pool` does before its first call."""
     follow_parent()
-    prepare_process(torch_threads)
+    prepare_process(1)
 
 
 def _forked_from_clean(module: str) -> ForkServerContext:

@@ -227,14 +227,10 @@ class CaseWorker:
                 person.failed.append(Entry.failed(case, self.settings, reason))
             kept = () if head is None else head.scans
             person.scans = [person.scans[number] for number in kept]
-        mirror = self.settings.output.mirror
         try:
             if len(person.scans) == 1:
                 # The only one that is left is segmented as any scan is.
-                (scan,) = person.scans
-                with timed(scan.clock):
-                    conformed = self._predictor.prepare(_volume(scan))
-                    scan.found = self._predictor.infer(conformed, mirror=mirror)
+                self.infer(self.prepare(person.scans[0]))
             elif person.scans:
                 assert head is not None
                 person.stretches_percent = head.stretches_percent
@@ -245,7 +241,7 @@ class CaseWorker:
                         [_volume(scan) for scan in person.scans],
                         [_to_align(scan) for scan in person.scans],
                         head.alignments,
-                        mirror=mirror,
+                        mirror=self.settings.output.mirror,
                     )
         except Exception as error:
             # They are segmented together, or not at all.

@@ -197,8 +197,7 @@ class CaseFiles:
         `digest` is the SHA-256 of the scan, `result` what its line of the ledger says. With
         `label_table` what the numbers of label maps mean is written, too.
         """
-        labels = self.names.labels(self.settings.output, self.case.path)
-        labels.parent.mkdir(parents=True)
+        self.names.path(Product.LABELS).parent.mkdir(parents=True)
         writers: dict[Product, Callable[[], None]] = {
             Product.LABELS: self._write_labels,
             Product.STATS: self._write_stats,
@@ -239,6 +238,12 @@ class CaseFiles:
                 write_label_table(self.staging / table, scheme, by_index=by_index)
         return outputs
 
+    def _write_sidecar(self, product: Product, **facts: str) -> None:
+        """In a BIDS dataset, the JSON beside a file: these facts of it, and where it is from."""
+        if self.settings.bids:
+            content = {**facts, **self._origin}
+            _write_json(self.names.path(product, ".json"), content)
+
     def _write_labels(self) -> None:
         """The label map, and in a BIDS dataset the JSON beside it."""
         labels = self.found.indices
@@ -246,8 +251,7 @@ class CaseFiles:
             labels = self.found.labels
         path = self.names.labels(self._output, self.case.path)
         labels.write(path, labels=True)
-        if self.settings.bids:
-            _write_json(self.names.path(Product.LABELS, ".json"), self._origin)
+        self._write_sidecar(Product.LABELS)
 
     def _write_stats(self) -> None:
         """aseg.stats, as FreeSurfer has it."""
@@ -263,8 +267,7 @@ class CaseFiles:
         if self._output.format == "aseg":
             labels = self.found.parcel_labels
         labels.write(self.names.path(Product.PARCELS), labels=True)
-        if self.settings.bids:
-            _write_json(self.names.path(Product.PARCELS, ".json"), self._origin)
+        self._write_sidecar(Product.PARCELS)
 
     def _write_parcel_stats(self) -> None:
         """parcels.stats: structures and parcels as `mri_segstats` lists them."""
@@ -286,9 +289,7 @@ class CaseFiles:
         mask = self.found.brain
         numbers = replace(mask, data=mask.data.astype(np.uint8))
         _in_axes_of(product, numbers).write(self.names.path(product), labels=True)
-        if self.settings.bids:
-            content = {"Type": "Brain", **self._origin}
-            _write_json(self.names.path(product, ".json"), content)
+        self._write_sidecar(product, Type="Brain")
 
     @cached_property
     def _tissues(self) -> Tissues:
@@ -299,8 +300,7 @@ class CaseFiles:
         """The most probable tissue of each voxel."""
         labels = self._tissues.labels
         _in_axes_of(product, labels).write(self.names.path(product), labels=True)
-        if self.settings.bids:
-            _write_json(self.names.path(product, ".json"), self._origin)
+        self._write_sidecar(product)
 
     def _write_tissue_map(self, product: Product) -> None:
         """The probability of one tissue."""
@@ -308,8 +308,7 @@ class CaseFiles:
             product, self._tissues.by_label[product.own_entities["label"]]
         )
         write_maps(self.names.path(product), [found], 1)
-        if self.settings.bids:
-            _write_json(self.names.path(product, ".json"), self._origin)
+        self._write_sidecar(product)
 
     def _write_entropy(self) -> None:
         """The entropy of each voxel's probabilities."""

@@ -256,18 +256,15 @@ def structures_left_out(
 
 
 def counted_volumes(
-    result: Mapping[str, Any],
-    excluded: Collection[str] = EXCLUDED_GRADES,
-    *,
-    parcels: bool = False,
+    result: Mapping[str, Any], *, parcels: bool = False
 ) -> dict[str, float]:
     """The volumes of a scan in mm³ that others are held against: none of what is left out.
 
     With `parcels` those of parcels too.
     """
-    if why_left_out(result, excluded):
+    if why_left_out(result, EXCLUDED_GRADES):
         return {}
-    left_out = structures_left_out(result, excluded)
+    left_out = structures_left_out(result, EXCLUDED_GRADES)
     volumes_mm3 = dict(result.get("volumes_mm3", {}))
     if parcels:
         for name, parcel in result.get("parcels", {}).items():

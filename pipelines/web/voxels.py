@@ -123,28 +123,24 @@ class Voxels:
             path = _existing(self._study.entropy(item), kind, item)
             return _to_bytes(_read_ras(path), _BRIGHTEST_NATS)
         if kind == "mask":
-            path = _existing(self._study.mask(item), kind, item)
-            mask = _read_ras(path, labels=True)
+            mask = _read_ras(_existing(self._study.mask(item), kind, item), labels=True)
             # The voxels that share a face with what is outside.
             inside = mask.data > 0
             core = ndimage.binary_erosion(inside, border_value=1)
             outline = np.where(inside & ~core, 255, 0).astype(np.uint8)
             return replace(mask, data=outline)
-        if kind in ("labels", "predicted"):
-            path = _existing(
-                item.shown if kind == "labels" else item.labels, kind, item
-            )
-            folder: Path | None = item.folder
-            has_grid_of_another = self._study.image(item) is not None
-        elif kind == "parcels":
-            path = _existing(item.parcels, kind, item)
-            folder = item.folder
-            has_grid_of_another = self._study.image(item) is not None
-        else:
-            path = _existing(self._study.other(item), kind, item)
+        folder: Path | None = item.folder
+        has_grid_of_another = self._study.image(item) is not None
+        maps = {
+            "labels": item.shown,
+            "predicted": item.labels,
+            "parcels": item.parcels,
+            "against": self._study.other(item),
+        }
+        if kind == "against":
             folder = self._study.against
             has_grid_of_another = True
-        labels = _read_ras(path, labels=True)
+        labels = _read_ras(_existing(maps[kind], kind, item), labels=True)
         if has_grid_of_another:
             scan = self._read_once(number, "scan", version)
             labels, _ = on_grid_of(labels, scan, resample=True)

@@ -56,7 +56,7 @@ def deformation(structure: NDArray[np.bool_], share: float) -> Array:
     wanted = np.zeros(structure.shape)
     wanted[changing] = -share
     wanted[shell] = share * changing.sum() / shell.sum()
-    field = _gradient_of_potential(ndimage.gaussian_filter(wanted, _SMOOTH_MM))
+    field = flow_of(ndimage.gaussian_filter(wanted, _SMOOTH_MM))
     scale = 1.0
     for _ in range(_ROUNDS):
         reached = change_of(structure, scale * field)
@@ -77,8 +77,11 @@ def change_of(structure: NDArray[np.bool_], field: Array) -> float:
     return float((1 / inside).mean() - 1)
 
 
-def _gradient_of_potential(divergence: Array) -> Array:
-    """The field (3, X, Y, Z) without rotation that has this divergence, by Fourier's method."""
+def flow_of(divergence: Array) -> Array:
+    """The field (3, X, Y, Z) without rotation that has this divergence, by Fourier's method.
+
+    It has the precision of the divergence.
+    """
     spectrum = fft.rfftn(divergence - divergence.mean())
     lengths = divergence.shape
     waves = [
@@ -86,6 +89,7 @@ def _gradient_of_potential(divergence: Array) -> Array:
         2j * np.pi * fft.fftfreq(lengths[1])[None, :, None],
         2j * np.pi * fft.rfftfreq(lengths[2])[None, None, :],
     ]
+    waves = [wave.astype(spectrum.dtype) for wave in waves]
     square = sum(wave**2 for wave in waves)
     square[0, 0, 0] = 1
     potential = spectrum / square

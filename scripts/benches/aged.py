@@ -17,13 +17,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import fft, ndimage
+from scipy import ndimage
 
+from benches._visits import flow_of
 from trinat.segmentation.data.preparing import classes_of
 from trinat.segmentation.data.sources.base import SourceOptions, Subject
 from trinat.segmentation.data.sources.registry import list_subjects
+from trinat.segmentation.grid import grown
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.space.resample import occupied_box
 
 Floats = NDArray[np.float32]
 
@@ -64,10 +67,10 @@ def run(
         rows.append((*before, subject.id, subject.person))
         rows.append((image.resolve(), labels.resolve(), name, subject.person))
         old = deformed(young, origins, labels=True)
-        grown, lost = (
+        gained, lost = (
             np.isin(old, part).sum() / np.isin(young, part).sum() for part in _PRINTED
         )
-        print(f"{subject.id}  ventricles {grown:.2f}  cerebrum {lost:.2f}", flush=True)
+        print(f"{subject.id}  ventricles {gained:.2f}  cerebrum {lost:.2f}", flush=True)
     columns = ["image", "labels", "subject", "person"]
     pd.DataFrame(rows, columns=columns).to_csv(folder / "pairs.csv", index=False)
 
@@ -88,7 +91,7 @@ class Origins:
 
 def ageing(numbers: NDArray[np.int16], ventricles: float, sulci: float) -> Origins:
     """The deformation that enlarges fluid by these factors, as many small steps."""
-    part = _around(numbers > 0)
+    part = grown(occupied_box(numbers > 0), numbers.shape, _MARGIN_VOXELS)
     young = numbers[part]
     grid = np.indices(young.shape, dtype=np.float32)
     places = grid
@@ -131,35 +134,11 @@ def growth_of(numbers: NDArray[np.int16], ventricles: float, sulci: float) -> Fl
     return growth - cerebrum * np.float32(growth.sum() / cerebrum.sum())
 
 
-def flow_of(growth: Floats) -> Floats:
-    """The flow without eddies that has this growth: the slope of a potential, (3, X, Y, Z)."""
-    size_x, size_y, size_z = growth.shape
-    frequencies = (fft.fftfreq(size_x), fft.fftfreq(size_y), fft.rfftfreq(size_z))
-    axes = (np.float32(2 * np.pi) * axis.astype(np.float32) for axis in frequencies)
-    waves = np.meshgrid(*axes, indexing="ij", sparse=True)
-    squares = sum(wave**2 for wave in waves)
-    squares[0, 0, 0] = 1.0  # the sum of growth, which is 0
-    potential = -fft.rfftn(growth) / squares
-    slopes = (fft.irfftn(1j * wave * potential, growth.shape) for wave in waves)
-    return np.stack([slope.astype(np.float32) for slope in slopes])
-
-
 def _closed(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """The brain with its sulci filled."""
     near = ndimage.distance_transform_edt(~brain) <= _GYRI_VOXELS
     closed: NDArray[np.bool_] = ndimage.distance_transform_edt(near) > _GYRI_VOXELS
     return closed
-
-
-def _around(brain: NDArray[np.bool_]) -> tuple[slice, ...]:
-    """The part of the array with the brain and a margin."""
-    box = ndimage.find_objects(brain.astype(np.int8))[0]
-    return tuple(
-        slice(
-            max(axis.start - _MARGIN_VOXELS, 0), min(axis.stop + _MARGIN_VOXELS, size)
-        )
-        for axis, size in zip(box, brain.shape, strict=True)
-    )
 
 
 def _sampled(values: NDArray[Any], places: Floats, order: int) -> NDArray[Any]:

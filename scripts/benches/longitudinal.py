@@ -180,8 +180,8 @@ def _print_icc(*outputs: str) -> None:
         print(f"{name}\t{icc_2_1(measured):.3f}\t{low:.3f}\t{high:.3f}")
 
 
-def icc_interval(measured: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    """The interval of `icc_2_1`, (P, raters), after McGraw and Wong (1996, table 7, ICC(A,1)).
+def icc_interval(measured: np.ndarray) -> tuple[float, float]:
+    """The 95 % interval of `icc_2_1`, (P, raters), after McGraw and Wong (1996, table 7, ICC(A,1)).
 
     No value is NaN.
     """
@@ -193,8 +193,8 @@ def icc_interval(measured: np.ndarray, level: float = 0.95) -> tuple[float, floa
     b = (n * (1 - icc) + k * icc * (n - 1)) * of_rest
     freedom = (a + b) ** 2 / (a**2 / (k - 1) + b**2 / ((n - 1) * (k - 1)))
     noise = k * of_raters + (k * n - k - n) * of_rest
-    upper_f = stats.f.ppf((1 + level) / 2, n - 1, freedom)
-    lower_f = stats.f.ppf((1 + level) / 2, freedom, n - 1)
+    upper_f = stats.f.ppf(0.975, n - 1, freedom)
+    lower_f = stats.f.ppf(0.975, freedom, n - 1)
     low = n * (of_persons - upper_f * of_rest) / (upper_f * noise + n * of_persons)
     high = n * (lower_f * of_persons - of_rest) / (noise + n * lower_f * of_persons)
     return float(low), float(high)

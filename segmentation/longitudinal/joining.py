@@ -228,13 +228,13 @@ def _chunks(mask: Tensor) -> Iterator[Tensor]:
     yield from torch.split(mask.nonzero(), _CHUNK)
 
 
-def find_flow(first: Tensor, second: Tensor, rounds: int = _FLOW_ROUNDS) -> Tensor:
+def find_flow(first: Tensor, second: Tensor) -> Tensor:
     """The flow from one image (X, Y, Z) to another on the same grid of 1 mm.
 
     Both have the same brightness.
     """
     flow = _step(first, second)
-    for _ in range(rounds - 1):
+    for _ in range(_FLOW_ROUNDS - 1):
         moved = warped(second[None], flow)[0]
         flow = flow + _step(first, moved)
     return flow

@@ -79,12 +79,12 @@ def _unpool_by_corner(values: Tensor, where: Tensor) -> Tensor:
     return windows.flatten(3, 4).flatten(1, 2)
 
 
-def convolve_aligned(convolution: nn.Conv2d, x: Tensor, multiple: int = 8) -> Tensor:
-    """A convolution with zeros for channels that are missing to a multiple; the same result.
+def convolve_aligned(convolution: nn.Conv2d, x: Tensor) -> Tensor:
+    """A convolution with zeros for channels that are missing to a multiple of 8; the same result.
 
     x (N, C, H, W) to (N, F, H, W); the padding of zeros costs less than odd channels do on a GPU.
     """
-    missing = -x.shape[1] % multiple
+    missing = -x.shape[1] % 8
     # Nothing before and behind along columns and rows; the missing channels behind the others.
     padding = (0, 0, 0, 0, 0, missing)
     padded = pad(x, padding)

@@ -196,11 +196,6 @@ def test_images_that_are_not_there_are_said_before_anything_is_measured(
     assert not pair.out.exists()
 
 
-def test_no_jobs_are_refused(pair: EvaluationSettings) -> None:
-    with pytest.raises(ConfigError, match="use at least 1"):
-        evaluate_predictions(replace(pair, jobs=0))
-
-
 @pytest.mark.slow
 @pytest.mark.important
 def test_the_command_reads_like_its_help(study: Path, tmp_path: Path) -> None:

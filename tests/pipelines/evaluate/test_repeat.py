@@ -108,6 +108,16 @@ def test_without_labels_predictions_alone_are_compared(
     assert set(rows["comparison"]) == {PREDICTIONS}
 
 
+def test_nothing_of_an_earlier_run_stays_beside_the_tables(
+    settings: EvaluationSettings,
+) -> None:
+    evaluate_repeat(settings)
+    assert (settings.out / "report.html").exists()
+    evaluate_repeat(replace(settings, tables_only=True))
+    assert not (settings.out / "report.html").exists()
+    assert (settings.out / "structures.csv").exists()
+
+
 def test_a_scan_without_labels_is_compared_where_it_can_be(
     settings: EvaluationSettings,
 ) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benches.aged import ageing, deformed, flow_of, growth_of, run
+from benches._visits import flow_of
+from benches.aged import ageing, deformed, growth_of, run
 
 from trinat.segmentation.data.sources.base import SourceOptions
 from trinat.segmentation.data.sources.registry import list_subjects
