@@ -245,8 +245,10 @@ def refuse_foreign(folder: Path, names: Iterable[str]) -> None:
     """Raise OutputError for a folder that has files of these names and no mark of a command.
 
     So a command never replaces files that somebody else put there. An empty or missing folder
-    passes.
+    passes; what is no folder is refused, too.
     """
+    if folder.exists() and not folder.is_dir():
+        raise OutputError("is no folder", where=folder, remedy="give another --out")
     if not _is_marked(folder):
         refuse_existing(folder, [_MARK, *names])
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trinat.pipelines.jobs.lock import claimed
 from trinat.pipelines.models.site import export_site, write_onnx
 from trinat.segmentation.errors import ConfigError, ModelError
 from trinat.segmentation.io.files import atomic_path, new_folder, read_text
@@ -75,21 +76,24 @@ def export_model(
     loaded = load_model(models[0])
     if format_ == "monai-bundle":
         return _export_bundle(loaded, out)
-    out.mkdir(parents=True, exist_ok=True)
-    written = []
-    for view, network in loaded.networks.items():
-        path = out / f"{view.value}.onnx"
-        # A file appears under its name only after it has been compared.
-        with atomic_path(path) as temporary:
-            export_network(network.fold(), temporary, facts_of(loaded, view))
-            same = share_of_equal_labels(network, temporary)
-            if same < SAME_LABELS:
-                raise ModelError(
-                    f"ONNX Runtime gives the same label to {same:.4%} of voxels only: not written",
-                    where=path,
-                )
-        written.append(path)
-    return written
+    paths = {view: out / f"{view.value}.onnx" for view in loaded.networks}
+    with claimed(out, [path.name for path in paths.values()]):
+        for view, path in paths.items():
+            _export_onnx(loaded, view, path)
+    return list(paths.values())
+
+
+def _export_onnx(model: Model, view: View, path: Path) -> None:
+    """Write a view's network; the file appears under its name only after it has been compared."""
+    network = model.networks[view]
+    with atomic_path(path) as temporary:
+        export_network(network.fold(), temporary, facts_of(model, view))
+        same = share_of_equal_labels(network, temporary)
+        if same < SAME_LABELS:
+            raise ModelError(
+                f"ONNX Runtime gives the same label to {same:.4%} of voxels only: not written",
+                where=path,
+            )
 
 
 def share_of_equal_labels(network: Network, path: Path) -> float:

@@ -11,7 +11,7 @@ from pathlib import Path
 from trinat.pipelines.scans.files import find_files, persons_in_folders
 from trinat.segmentation.data.people import Facts, Matched, People
 from trinat.segmentation.data.people_table import read_people
-from trinat.segmentation.errors import ConfigError, DatasetError
+from trinat.segmentation.errors import ConfigError, DatasetError, one_line
 
 # So many lines are printed; the page of a report has all of them.
 _MOST_LINES = 5
@@ -48,13 +48,15 @@ def say_of_table(
 
 def refuse_strangers(table: Path, people: People, matched: Matched) -> None:
     """Raise if no scan has a row in a table that was given for them."""
-    if matched.rows or not matched.persons or not people.facts:
+    if matched.rows or not matched.persons:
         return
-    named = ", ".join(list(people.facts)[:3])
+    remedy = "it has no rows"
+    if people.facts:
+        named = ", ".join(list(people.facts)[:3])
+        absent = ", ".join(matched.absent[:3])
+        remedy = f"it has {named} ..., and scans are of {absent} ..."
     raise DatasetError(
-        f"0 of {matched.persons} persons are in the table",
-        where=table,
-        remedy=f"it has {named} ..., and scans are of {', '.join(matched.absent[:3])} ...",
+        f"0 of {matched.persons} persons are in the table", where=table, remedy=remedy
     )
 
 
@@ -82,7 +84,7 @@ def show_people(
     if results is None:
         say("\t".join(("person", *_COLUMNS)))
         for name, facts in people.facts.items():
-            say("\t".join((name, *_cells(facts))))
+            say(_row(name, *_cells(facts)))
     else:
         files = find_files(results)
         matched = people.match((file.name, file.person) for file in files)
@@ -91,7 +93,7 @@ def show_people(
         for file in files:
             row = matched.rows.get((file.name, file.person), "")
             facts = matched.of(file.name, file.person)
-            say("\t".join((file.name, file.person, file.visit, row, *_cells(facts))))
+            say(_row(file.name, file.person, file.visit, row, *_cells(facts)))
         used = set(matched.rows.values())
         without = [name for name in people.facts if name not in used]
         if without:
@@ -101,12 +103,17 @@ def show_people(
         if clash:
             doubts.append(clash)
     for doubt in doubts:
-        say(f"# not understood: {doubt}")
+        say(one_line(f"# not understood: {doubt}"))
     if strict and doubts:
         what = f"not understood: {doubts[0]}"
         if len(doubts) > 1:
             what = f"{what}, and {len(doubts) - 1} more"
         raise DatasetError(what, where=table, remedy="mend the table")
+
+
+def _row(*cells: str) -> str:
+    """A row of the table; a line or a tab within a name does not end its cell."""
+    return "\t".join(one_line(cell) for cell in cells)
 
 
 def _cells(facts: Facts) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.jobs.lock import claimed
+from trinat.pipelines.jobs.lock import claimed, refuse_foreign
 from trinat.segmentation.errors import OutputError
 
 
@@ -18,6 +18,13 @@ def test_a_file_of_the_users_with_an_outputs_name_refuses_the_folder(
     ):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["participants.tsv"]
+
+
+def test_a_file_in_the_folders_place_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.write_text("mine")
+    with pytest.raises(OutputError, match="out: is no folder: give another --out"):
+        refuse_foreign(out, ["volumes.csv"])
 
 
 def test_a_dangling_link_in_an_outputs_place_refuses_the_folder(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import onnx
 import pytest
 from helpers.overfitted import random_model
 
+from trinat.pipelines.jobs.lock import claimed
 from trinat.pipelines.models.other_formats import export_model, share_of_equal_labels
-from trinat.segmentation.errors import ConfigError, ModelError
+from trinat.segmentation.errors import ConfigError, ModelError, OutputError
 from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.models.quicknat import QuickNat
 from trinat.segmentation.space.views import View
@@ -61,11 +62,19 @@ def test_a_network_that_gives_other_labels_is_not_written(
         "trinat.pipelines.models.other_formats.export_network", export_nothing
     )
     before = tmp_path / "coronal.onnx"
-    before.write_bytes(b"of an earlier export")
+    with claimed(tmp_path, [before.name]):
+        before.write_bytes(b"of an earlier export")
     with pytest.raises(ModelError, match=r"coronal\.onnx: .* not written"):
         export_model([str(random_model())], tmp_path)
-    assert list(tmp_path.iterdir()) == [before]
+    assert list(tmp_path.glob("[!.]*")) == [before]
     assert before.read_bytes() == b"of an earlier export"
+
+
+def test_a_file_of_the_users_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "axial.onnx").write_text("mine")
+    with pytest.raises(OutputError, match=r"axial\.onnx: was not written by this"):
+        export_model([str(random_model())], tmp_path)
+    assert (tmp_path / "axial.onnx").read_text() == "mine"
 
 
 def test_unknown_formats_are_refused(tmp_path: Path) -> None:

@@ -53,3 +53,22 @@ def test_each_scan_is_shown_with_its_row(tmp_path: Path) -> None:
         "# not understood: row 3, age (months): 'x' is no number",
         "# not understood: 1 of 2 persons are not in the table: sub-02",
     ]
+
+
+def test_a_line_within_a_name_stays_in_its_cell(tmp_path: Path) -> None:
+    (tmp_path / "maps").mkdir()
+    (tmp_path / "maps/new\nline_dseg.nii.gz").touch()
+    (tmp_path / "maps/sub-1_dseg.nii.gz").touch()
+    said: list[str] = []
+    show_people(table(tmp_path), tmp_path / "maps", said.append)
+    assert not any("\n" in line for line in said)
+    assert any(line.startswith("new\\nline\t") for line in said)
+
+
+def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "maps").mkdir()
+    (tmp_path / "maps/sub-1_dseg.nii.gz").touch()
+    path = tmp_path / "empty.tsv"
+    path.write_text("participant_id\tage\n")
+    with pytest.raises(DatasetError, match=r"0 of 1 persons .* it has no rows"):
+        show_people(path, tmp_path / "maps", lambda line: None)
