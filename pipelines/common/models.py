@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trinat.pipelines.common.config import check
 from trinat.segmentation.errors import ConfigError, ModelError, one_line
 from trinat.segmentation.models.zoo import (
     MODEL_FILE,
@@ -17,6 +18,8 @@ from trinat.segmentation.models.zoo import (
 
 if TYPE_CHECKING:
     from trinat.segmentation.inference.predictor import Predictor
+    from trinat.segmentation.models.checkpoint import Model
+    from trinat.segmentation.models.model_info import Description
 
 
 def check_out(out: Path, overwrite: bool) -> None:
@@ -88,6 +91,18 @@ def load_views(
             remedy="join views with trinat bundle first",
         )
     return segmenter
+
+
+def description_of(model: Model, out: Path) -> Description:
+    """What model.yaml says of a model, under the name of the folder `out`.
+
+    ConfigError where no model can have that name.
+    """
+    from trinat.segmentation.models.model_info import Description
+
+    content = {field: getattr(model.info, field) for field in Description.model_fields}
+    content["name"] = out.resolve().name
+    return check(Description, content, out)
 
 
 def say_licences(models: Iterable[str]) -> None:

@@ -10,17 +10,15 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, update_bn
 
-from trinat.pipelines.common.config import check
-from trinat.pipelines.common.models import check_out, find_source
+from trinat.pipelines.common.models import check_out, description_of, find_source
 from trinat.pipelines.train.data import open_data
 from trinat.pipelines.train.result import CONFIG
 from trinat.pipelines.train.run import read_recipe
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.base import Network
-from trinat.segmentation.models.checkpoint import Model, load_model, save_model
+from trinat.segmentation.models.checkpoint import Model, load_model, save_changed
 from trinat.segmentation.models.hardware import choose_device
-from trinat.segmentation.models.model_info import Description
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.config import Recipe, ValidationConfig
 from trinat.segmentation.training.state import seeded
@@ -92,20 +90,14 @@ def average(
         gains.append(gain)
         say(str(gain))
     # The first model's description, but for what was measured of its own weights.
-    content = {key: getattr(first.info, key) for key in Description.model_fields}
-    content["name"] = out.resolve().name
-    content["quality"] = None
-    content["metrics"] = {
-        "validation_dice": {gain.view.value: gain.mean for gain in gains}
-    }
-    save_model(
+    dice = {gain.view.value: gain.mean for gain in gains}
+    changed = {"quality": None, "metrics": {"validation_dice": dice}}
+    save_changed(
+        first,
         out,
-        check(Description, content, out),
+        description_of(first, out).model_copy(update=changed),
         networks,
-        label_table=first.label_table,
-        template=first.template,
         parcels=first.parcels,
-        precision=first.info.precision,
         overwrite=overwrite,
     )
     return gains

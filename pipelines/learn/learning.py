@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from trinat.pipelines.common.exits import Exit, batch_exit
-from trinat.pipelines.common.models import check_out
+from trinat.pipelines.common.models import check_out, description_of
 from trinat.pipelines.evaluate.pairing import Pair
 from trinat.pipelines.evaluate.user_tables import Mappings
 from trinat.pipelines.learn.order import Corrected, find_corrected
@@ -27,7 +27,6 @@ from trinat.pipelines.learn.training import Trained, train_on
 from trinat.pipelines.models.fit_odds import (
     WORTHWHILE,
     classes_without_odds,
-    description_of,
     find_odds,
     save_with_odds,
     segment_all,
@@ -40,7 +39,7 @@ from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.statistics import mean_interval
-from trinat.segmentation.models.checkpoint import Model, load_model, save_model
+from trinat.segmentation.models.checkpoint import Model, load_model, save_changed
 from trinat.segmentation.models.zoo import MODEL_FILE, shipped_models
 from trinat.segmentation.report.page import count
 from trinat.segmentation.training.odds_fit import (
@@ -333,14 +332,11 @@ def _save_trained(
         changed["not_predicted"] = start.not_predicted
         changed["fusion"] = start.fusion.model_copy(update={"class_odds": {}})
     description = description_of(model, settings.out)
-    save_model(
+    save_changed(
+        model,
         settings.out,
         description.model_copy(update=changed),
-        model.networks,
-        label_table=model.label_table,
-        template=model.template,
         parcels=material.model.parcels,
-        precision=model.info.precision,
         overwrite=settings.overwrite,
     )
     write_provenance(trained.run, settings.out)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from trinat.pipelines.common.config import check
+from trinat.pipelines.common.models import description_of
 from trinat.pipelines.laboratory.average import mean_of
 from trinat.pipelines.learn.order import Corrected
 from trinat.pipelines.learn.settings import LearnSettings
@@ -28,8 +29,7 @@ from trinat.segmentation.data.splitting import split_store
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.io.files import read_bytes, write_tsv
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.models.checkpoint import Model, load_model, save_model
-from trinat.segmentation.models.model_info import Description
+from trinat.segmentation.models.checkpoint import Model, load_model, save_changed
 from trinat.segmentation.space.morphology import dilated
 
 Say = Callable[[str], None]
@@ -166,13 +166,4 @@ def _save_mean(trained: Model, start: Model, out: Path) -> None:
         if view in start.networks:
             both = [network, start.networks[view]]
             networks[view] = mean_of(both, with_statistics=True)
-    content = {key: getattr(trained.info, key) for key in Description.model_fields}
-    save_model(
-        out,
-        Description(**content),
-        networks,
-        label_table=trained.label_table,
-        template=trained.template,
-        precision=trained.info.precision,
-        overwrite=True,
-    )
+    save_changed(trained, out, description_of(trained, out), networks, overwrite=True)

@@ -16,9 +16,8 @@ import numpy as np
 from pydantic import JsonValue
 from torch import Tensor
 
-from trinat.pipelines.common.config import check
 from trinat.pipelines.common.exits import Exit, batch_exit
-from trinat.pipelines.common.models import check_out
+from trinat.pipelines.common.models import check_out, description_of
 from trinat.pipelines.evaluate.pairing import Pair
 from trinat.pipelines.evaluate.user_tables import Mappings, read_mapping
 from trinat.pipelines.models.scans_with_truth import (
@@ -39,7 +38,7 @@ from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.models.checkpoint import Model, load_model, save_model
+from trinat.segmentation.models.checkpoint import Model, load_model, save_changed
 from trinat.segmentation.models.model_info import Description
 from trinat.segmentation.training.odds_fit import (
     DoubtfulVoxels,
@@ -136,16 +135,6 @@ def fit_model_odds(settings: OddsSettings, say: Say = lambda line: None) -> Foun
     return found
 
 
-def description_of(model: Model, out: Path) -> Description:
-    """Describe a model as another one does that is written to `out` and has its name.
-
-    ConfigError where no model can have that name.
-    """
-    content = {field: getattr(model.info, field) for field in Description.model_fields}
-    content["name"] = out.resolve().name
-    return check(Description, content, out)
-
-
 def save_with_odds(
     model: Model,
     description: Description,
@@ -164,14 +153,11 @@ def save_with_odds(
         # Other figures were measured with other odds.
         "metrics": {"class_odds": figures},
     }
-    save_model(
+    save_changed(
+        model,
         out,
         description.model_copy(update=changed),
-        model.networks,
-        label_table=model.label_table,
-        template=model.template,
         parcels=model.parcels,
-        precision=model.info.precision,
         overwrite=overwrite,
     )
 

@@ -155,6 +155,31 @@ def class_weights(
     return normalised
 
 
+def save_changed(
+    model: Model,
+    folder: str | Path,
+    description: Description,
+    networks: Mapping[View, Network] | None = None,
+    *,
+    parcels: Path | None = None,
+    overwrite: bool = False,
+) -> ModelInfo:
+    """Write a model with the labels, template and precision of another, and what has changed.
+
+    Without `networks` it has those of the other, too.
+    """
+    return save_model(
+        folder,
+        description,
+        model.networks if networks is None else networks,
+        label_table=model.label_table,
+        template=model.template,
+        parcels=parcels,
+        precision=model.info.precision,
+        overwrite=overwrite,
+    )
+
+
 def save_model(
     folder: str | Path,
     description: Description,
