@@ -14,7 +14,7 @@ from datetime import date, datetime
 from pathlib import Path
 
 from trinat.pipelines.scans.cases import Case
-from trinat.pipelines.scans.people import refuse_strangers, say_of_table
+from trinat.pipelines.scans.people import match_people, say_of_table
 from trinat.segmentation.data.identity import Identity, identity_of, told_apart
 from trinat.segmentation.data.people_table import (
     may_be_thousands,
@@ -174,13 +174,9 @@ def with_facts(
             where=table,
             remedy="give --participants",
         )
-    people = read_people(table)
     named = zip(cases, _named(cases), strict=True)
     names = [(case.stem, identity.person) for case, identity in named]
-    matched = people.match(names)
-    refuse_strangers(table, people, matched)
-    doubts = people.doubts + matched.remarks
-    say_of_table(table, people.notes, doubts, say, strict=strict)
+    matched = match_people(table, names, say, strict=strict)
     return [
         replace(case, facts=matched.of(*name))
         for case, name in zip(cases, names, strict=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,8 +31,8 @@ from trinat.pipelines.prepare.subject_job import (
     make_subject,
 )
 from trinat.pipelines.prepare.unpack import unpack_archives
-from trinat.pipelines.scans.people import refuse_strangers, say_of_table
-from trinat.segmentation.data.people_table import read_people
+from trinat.pipelines.scans.people import match_people, say_of_table
+from trinat.segmentation.data.people import Matched
 from trinat.segmentation.data.preparing import Cut
 from trinat.segmentation.data.slices import scheme_table
 from trinat.segmentation.data.sources.base import (
@@ -40,6 +40,7 @@ from trinat.segmentation.data.sources.base import (
     Exclusion,
     Listing,
     SourceOptions,
+    Subject,
 )
 from trinat.segmentation.data.sources.registry import list_subjects
 from trinat.segmentation.data.store import (
@@ -51,7 +52,7 @@ from trinat.segmentation.data.store import (
     write_ledger,
     write_participants,
 )
-from trinat.segmentation.errors import ConfigError, DatasetError, TrinatError
+from trinat.segmentation.errors import DatasetError, TrinatError
 from trinat.segmentation.io.files import read_bytes
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.labels import DEFAULT_SCHEME, Csf
@@ -275,16 +276,15 @@ def _listing(config: PrepareConfig, say: Say) -> Listing:
         say_of_table(own.path, own.notes, own.doubts, say, strict=config.strict)
     if config.participants is None:
         return listing
-    table = config.participants
-    if not table.is_file():
-        raise ConfigError("no such table", where=table)
-    people = read_people(table)
-    matched = people.match((subject.id, subject.person) for subject in listing.subjects)
-    refuse_strangers(table, people, matched)
-    doubts = people.doubts + matched.remarks
-    say_of_table(table, people.notes, doubts, say, strict=config.strict)
+    names = [(subject.id, subject.person) for subject in listing.subjects]
+    matched = match_people(config.participants, names, say, strict=config.strict)
+    return replace(listing, subjects=_with_facts(listing.subjects, matched))
+
+
+def _with_facts(found: Iterable[Subject], matched: Matched) -> tuple[Subject, ...]:
+    """The subjects with what a table of participants says of their persons."""
     subjects = []
-    for subject in listing.subjects:
+    for subject in found:
         facts = matched.of(subject.id, subject.person)
         age = facts.age
         if age is None:
@@ -292,7 +292,7 @@ def _listing(config: PrepareConfig, say: Say) -> Listing:
         family = facts.family or subject.family
         sex = facts.sex or subject.sex
         subjects.append(replace(subject, family=family, age=age, sex=sex))
-    return replace(listing, subjects=tuple(subjects))
+    return tuple(subjects)
 
 
 def _conclude(

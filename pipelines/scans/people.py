@@ -60,6 +60,28 @@ def refuse_strangers(table: Path, people: People, matched: Matched) -> None:
     )
 
 
+def match_people(
+    table: Path,
+    names: Sequence[tuple[str, str]],
+    say: Callable[[str], object],
+    *,
+    strict: bool = False,
+) -> Matched:
+    """Whose row of a given table each scan has, by (name, person); says how the table was read.
+
+    ConfigError without the table. DatasetError where it has nobody of these scans, and with
+    `strict` where anything of it is not understood.
+    """
+    if not table.is_file():
+        raise ConfigError("no such table", where=table)
+    people = read_people(table)
+    matched = people.match(names)
+    refuse_strangers(table, people, matched)
+    doubts = people.doubts + matched.remarks
+    say_of_table(table, people.notes, doubts, say, strict=strict)
+    return matched
+
+
 def show_people(
     table: Path,
     results: Path | None,
