@@ -37,8 +37,14 @@ def _say_nothing(stage: str) -> None:
 class Segmenter(Predictor):
     """A model, loaded once, to segment many scans one after another.
 
-    Parameters are those of `segment`, and `precision` ("auto", "float32", "bfloat16").
-    `Segmenter.load` is the same.
+    Parameters
+    ----------
+    model, device, precision, views, parcels
+        As of `trinat.segment`; `model` has no default.
+    batch : int, optional
+        Slices that are computed at a time.
+    allow_cpu : bool
+        Continue on the processor where a GPU is out of memory.
 
     Examples
     --------
@@ -162,7 +168,7 @@ def segment(
     >>> result = trinat.segment("scan.nii.gz")
     >>> result.save("labels.nii.gz")
     """
-    segmenter = Segmenter.load(
+    segmenter = Segmenter(
         model, device=device, views=views, precision=precision, parcels=parcels
     )
     if not isinstance(scan, list):

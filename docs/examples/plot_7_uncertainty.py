@@ -21,7 +21,7 @@ image = scan.to_nibabel().slicer[tuple(slice(c - 28, c + 28) for c in centre)]
 voxels = np.asarray(image.dataobj).astype(float)
 noise = np.random.default_rng(0).normal(0, 0.12 * voxels.max(), voxels.shape)
 
-segmenter = trinat.Segmenter.load("fast", views=["coronal"])
+segmenter = trinat.Segmenter("fast", views=["coronal"])
 clean = segmenter.segment((voxels, image.affine), samples=4)
 noisy = segmenter.segment((voxels + noise, image.affine), samples=4)
 

@@ -43,7 +43,7 @@ show(middles(image.data), cmap="gray")
 # **Conformed.** The working grid has voxels of 1 mm, and axes that grow to the right, the front and
 # the top. The empty border is cut off here:
 
-segmenter = trinat.Segmenter.load("fast")
+segmenter = trinat.Segmenter("fast")
 conformed = segmenter.prepare(image).volume
 print(image.shape, image.axcodes, "to", conformed.shape, conformed.axcodes)
 inside = np.argwhere(conformed.data > 0.1)

@@ -82,7 +82,7 @@ def load_views(
         raise ConfigError(
             f"{model} comes with the software and is not changed", remedy=instead
         )
-    segmenter = Predictor.load(folder, device=device)
+    segmenter = Predictor(folder, device=device)
     if len(segmenter.views) < 2:
         only_view = segmenter.views[0].value
         raise ConfigError(

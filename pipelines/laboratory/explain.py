@@ -59,7 +59,7 @@ def explain(
     """
     require_extra("explain", "captum", what="captum is not installed")
     with stage("loading the model"):
-        segmenter = Predictor.load(model, device=device, views=[view])
+        segmenter = Predictor(model, device=device, views=[view])
     network = segmenter.model.networks[view].fold().to(segmenter.device)
     label = segmenter.model.classes_of(view).find(structure)
     with stage("reading"):

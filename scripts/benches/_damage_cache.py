@@ -182,7 +182,7 @@ def fill(cases: Sequence[Case], heads: Heads, folder: Path, model: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    segmenter = Predictor.load(find_model(model), device="cpu")
+    segmenter = Predictor(find_model(model), device="cpu")
     for case in cases:
         path = folder / f"{case.name}.npz"
         with _claimed(path) as is_ours:

@@ -119,7 +119,7 @@ def count(
 
 def run() -> None:
     """Print operations, bytes and the expected seconds of `fast` and the published network."""
-    segmenter = Predictor.load("fast", device="cpu")
+    segmenter = Predictor("fast", device="cpu")
     # In a field of 256³, as scanners and FreeSurfer give it.
     scan = conform(phantom(0)[0]).volume
     image = torch.from_numpy(segmenter.prepare(scan).volume.data)

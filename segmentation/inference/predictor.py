@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -143,33 +143,6 @@ class Predictor:
                     where=model.folder,
                     remedy="add another view",
                 )
-
-    @classmethod
-    def load(
-        cls,
-        name_or_folder: str | Path,
-        *,
-        device: str = "auto",
-        precision: ComputePrecision = "auto",
-        views: Iterable[View | str] | str | None = None,
-        batch: int | None = None,
-        allow_cpu: bool = False,
-        parcels: bool = False,
-    ) -> Self:
-        """A shipped model by name ("fast"), or the folder of one's own.
-
-        The same as the constructor, under the name that users know. ModelError if there is no such
-        model.
-        """
-        return cls(
-            name_or_folder,
-            device=device,
-            precision=precision,
-            views=views,
-            batch=batch,
-            allow_cpu=allow_cpu,
-            parcels=parcels,
-        )
 
     @property
     def axes(self) -> dict[View, SliceAxes]:

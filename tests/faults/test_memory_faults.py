@@ -29,7 +29,7 @@ def short_of_memory(
 
 
 def load(**options) -> Predictor:
-    return Predictor.load(
+    return Predictor(
         random_model(), device="cpu", precision="float32", batch=8, **options
     )
 

@@ -163,7 +163,7 @@ def trainer(maps, *settings: str) -> Trainer:
 
 
 def test_views_and_their_fusion_never_wait_for_the_gpu() -> None:
-    segmenter = Predictor.load("fast", device=CUDA)
+    segmenter = Predictor("fast", device=CUDA)
     image = torch.rand(64, 64, 64, device=CUDA)
     within = torch.zeros(64, 64, 64, dtype=torch.bool)
     within[10:50, 20:60, :40] = True

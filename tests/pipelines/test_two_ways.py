@@ -179,7 +179,7 @@ def test_volumes_are_those_of_the_label_maps_voxels(predicted: Path, scan: str) 
 def test_the_picture_shows_the_label_map_that_is_written(predicted: Path) -> None:
     scan = Volume.read(predicted / "in/a.nii.gz")
     # The part of the working grid around the brain.
-    found = Predictor.load(overfitted_model(), device="cpu").segment(scan)
+    found = Predictor(overfitted_model(), device="cpu").segment(scan)
     written = Volume.read(predicted / "out/a_dseg.nii.gz", labels=True)
     on_grid = conform(written, labels=True, plan=found.plan).volume
     indices = Volume(SCHEME.from_freesurfer(on_grid.data), on_grid.affine)

@@ -1,4 +1,4 @@
-"""trinat bundle: views joined into what Predictor.load takes, or refused in one line."""
+"""trinat bundle: views joined into what Predictor takes, or refused in one line."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_three_views_become_one_model_that_segments(
     three: list[Path], tmp_path: Path
 ) -> None:
     bundle(three, tmp_path / "out")
-    segmenter = Predictor.load(tmp_path / "out", device="cpu")
+    segmenter = Predictor(tmp_path / "out", device="cpu")
     assert segmenter.views == (C, A, S)
     assert segmenter.model.name == "out"
     for folder, view in zip((tmp_path / "run/model", *three[1:]), View, strict=True):

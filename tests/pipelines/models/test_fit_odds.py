@@ -57,7 +57,7 @@ def shy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dice_of_cortex(model: Path, data: Path) -> float:
     scan = Volume.read(data / "scans/sub-01_T1w.nii.gz")
     truth = Volume.read(data / "truth/sub-01_dseg.nii.gz", labels=True)
-    found = Predictor.load(model, device="cpu").segment(scan)
+    found = Predictor(model, device="cpu").segment(scan)
     table = evaluate(truth, found.labels)["dice"]
     return float(table[["Left-Cerebral-Cortex", "Right-Cerebral-Cortex"]].mean())
 

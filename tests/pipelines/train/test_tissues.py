@@ -33,7 +33,7 @@ def test_the_coronal_stage_learns_the_tissues_of_a_head_that_it_has_not_seen(
     coronal = recipe.model_copy(update={"stages": recipe.stages[:1]})
     model = train(coronal, tmp_path / "run", SILENT)
     scan, truth = phantom(SEED, csf="intracranial")
-    found = Predictor.load(model, device="cpu").segment(scan)
+    found = Predictor(model, device="cpu").segment(scan)
     scheme = load_scheme("tissue4")
     joint = joint_histogram(
         scheme.from_freesurfer(truth.data), found.indices.data, len(scheme)

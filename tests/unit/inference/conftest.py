@@ -11,4 +11,4 @@ from trinat.segmentation.inference.predictor import Predictor
 @pytest.fixture(scope="session")
 def segmenter() -> Predictor:
     """A predictor that knows the miniature head by heart; no test changes it."""
-    return Predictor.load(overfitted_model(), device="cpu")
+    return Predictor(overfitted_model(), device="cpu")

@@ -169,7 +169,7 @@ def test_the_input_is_not_changed(segmenter) -> None:
 
 
 def test_sagittal_alone_gives_structures_without_sides() -> None:
-    segmenter = Predictor.load(overfitted_model(), device="cpu", views=[View.SAGITTAL])
+    segmenter = Predictor(overfitted_model(), device="cpu", views=[View.SAGITTAL])
     found = segmenter.segment(miniature(seed=1)[0])
     assert "Cerebral-White-Matter" in found.volumes_mm3
     assert found.agreement is None
@@ -177,7 +177,7 @@ def test_sagittal_alone_gives_structures_without_sides() -> None:
 
 @pytest.mark.parametrize("views", [(View.CORONAL,), (View.SAGITTAL, View.AXIAL)])
 def test_subsets_of_views_segment(views) -> None:
-    segmenter = Predictor.load(overfitted_model(), device="cpu", views=views)
+    segmenter = Predictor(overfitted_model(), device="cpu", views=views)
     scan, truth = miniature(seed=1)
     labels = segmenter.segment(scan).labels.data
     assert min(dice(labels, truth.data, number) for number in LARGE) > 0.85
@@ -193,7 +193,7 @@ def test_views_are_joined_by_the_mean_that_the_model_names(
     )
     save_model(tmp_path / "m", description, model.networks)
     scan, truth = miniature(seed=1)
-    other = Predictor.load(tmp_path / "m", device="cpu").segment(scan)
+    other = Predictor(tmp_path / "m", device="cpu").segment(scan)
     assert (found.fused - other.fused).abs().max() > 0.1
     torch.testing.assert_close(
         other.fused.float().sum(-1),
@@ -207,7 +207,7 @@ def test_views_are_joined_by_the_mean_that_the_model_names(
 def test_float32_and_bfloat16_agree() -> None:
     scan, _ = miniature(seed=1)
     one, other = (
-        Predictor.load(overfitted_model(), device="cpu", precision=name)
+        Predictor(overfitted_model(), device="cpu", precision=name)
         .segment(scan)
         .indices.data
         for name in ("float32", "bfloat16")
@@ -220,7 +220,7 @@ def test_batches_do_not_change_the_result() -> None:
     # the sagittal view, which is divided by ratios of half precision.
     fused = []
     for size in (1, 7):
-        segmenter = Predictor.load(
+        segmenter = Predictor(
             overfitted_model(),
             device="cpu",
             precision="float32",
@@ -277,9 +277,9 @@ def test_unknown_devices_and_models_are_told() -> None:
     with pytest.raises(DeviceError, match="no device"):
         choose_device("abacus")
     with pytest.raises(ModelError, match="quicknat has no weights here"):
-        Predictor.load("quicknat")
+        Predictor("quicknat")
     with pytest.raises(ModelError, match="no such model"):
-        Predictor.load("nothing")
+        Predictor("nothing")
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_networks_that_give_no_numbers_are_told(
     with pytest.raises(
         ModelError, match="networks give values that are not numbers"
     ) as caught:
-        Predictor.load(tmp_path / "m", device="cpu").segment(small_scan())
+        Predictor(tmp_path / "m", device="cpu").segment(small_scan())
     assert caught.value.where == str(tmp_path / "m")
 
 
@@ -317,7 +317,7 @@ def test_the_odds_of_csf_in_model_yaml_move_its_border_to_background_alone(
         folder = tmp_path / f"odds-{odds}"
         fusion = Fusion(csf_odds=odds)
         save_model(folder, Description(name="m", fusion=fusion), networks)
-        fused[odds] = Predictor.load(folder, device="cpu").segment(scan).fused.float()
+        fused[odds] = Predictor(folder, device="cpu").segment(scan).fused.float()
     csf = SCHEME.find("CSF").index
     odds_before = fused[1.0][..., csf] / fused[1.0][..., 0]
     odds_after = fused[0.25][..., csf] / fused[0.25][..., 0]
@@ -351,7 +351,7 @@ def test_some_views_are_fused_as_if_the_model_had_no_others(
     image = torch.from_numpy(segmenter.prepare(miniature()[0]).volume.data)
     everywhere = BrainRegion.whole(image.shape)
     fusion, maps = segmenter.fuse(image, everywhere, views=views)
-    of_two = Predictor.load(overfitted_model(), device="cpu", views=views)
+    of_two = Predictor(overfitted_model(), device="cpu", views=views)
     assert torch.equal(fusion.fused, of_two.fuse(image, everywhere)[0].fused)
     assert tuple(maps) == views
 
@@ -374,15 +374,15 @@ def test_the_first_view_that_knows_all_classes_with_their_sides_is_enough(
     fusion = Fusion(weights=dict.fromkeys(View, 1.0), per_class=per_class)
     networks = load_model(random_model()).networks
     save_model(tmp_path / "m", Description(name="m", fusion=fusion), networks)
-    assert Predictor.load(tmp_path / "m", device="cpu").enough_views == enough
+    assert Predictor(tmp_path / "m", device="cpu").enough_views == enough
 
 
 def test_a_view_that_the_model_lacks_is_told(tmp_path: Path) -> None:
     coronal = load_model(random_model(), views=["coronal"])
     save_model(tmp_path / "m", Description(name="m"), coronal.networks)
-    assert Predictor.load(tmp_path / "m", device="cpu").views == (View.CORONAL,)
+    assert Predictor(tmp_path / "m", device="cpu").views == (View.CORONAL,)
     with pytest.raises(ModelError, match="has no axial network"):
-        Predictor.load(tmp_path / "m", views=["axial"], device="cpu")
+        Predictor(tmp_path / "m", views=["axial"], device="cpu")
 
 
 def test_a_grid_of_other_axes_and_uneven_sides_holds_the_whole_scan(
@@ -394,7 +394,7 @@ def test_a_grid_of_other_axes_and_uneven_sides_holds_the_whole_scan(
         tmp_path / "m", Description(name="m", preprocessing=wanted), model.networks
     )
     scan, _ = miniature()  # RAS, 40×48×44
-    seen = Predictor.load(tmp_path / "m", device="cpu").prepare(scan).volume
+    seen = Predictor(tmp_path / "m", device="cpu").prepare(scan).volume
     assert (seen.axcodes, seen.shape) == ("LIA", (40, 44, 48))
     low, high = float(scan.data.min()), float(scan.data.max())
     as_lia = (scan.data[::-1].transpose(0, 2, 1)[:, ::-1] - low) / (high - low)

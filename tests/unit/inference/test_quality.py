@@ -149,14 +149,14 @@ def test_symmetry_is_of_tissue_whatever_the_ventricles_are() -> None:
 
 
 def test_a_models_own_limits_come_before_the_general_ones() -> None:
-    info = Predictor.load(overfitted_model(), device="cpu").model.info
+    info = Predictor(overfitted_model(), device="cpu").model.info
     assert limits_of(info) is LIMITS
     own = info.model_copy(update={"quality": Quality(agreement=(0.9, 0.4))})
     assert limits_of(own) == replace(LIMITS, agreement=(0.9, 0.4))
 
 
 def test_a_model_for_any_contrast_does_not_ask_for_t1() -> None:
-    info = Predictor.load(overfitted_model(), device="cpu").model.info
+    info = Predictor(overfitted_model(), device="cpu").model.info
     for_any = limits_of(info.model_copy(update={"contrast": "any"}))
     found = by_hand([0.9] * 3, brightness=np.array([0, 0.8, 1.2, 1], np.float32))
     reasons = grade(found, replace(HAND, contrast=for_any.contrast)).reasons
@@ -287,7 +287,7 @@ def _radius() -> np.ndarray:
 
 def shipped_grade(image: np.ndarray, affine: np.ndarray) -> Grade:
     """By the shipped model and its limits, but for the brain's size."""
-    segmenter = Predictor.load(find_model("fast"), device="cpu")
+    segmenter = Predictor(find_model("fast"), device="cpu")
     limits = replace(
         limits_of(segmenter.model.info),
         smallest_brain_mm3=(0.0, 0.0),

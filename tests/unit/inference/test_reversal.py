@@ -118,10 +118,10 @@ def test_what_cannot_reverse_is_refused(said: dict[str, Any], why: str) -> None:
 def test_networks_see_the_scan_reversed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    as_it_is = Predictor.load(random_model(), device="cpu")
+    as_it_is = Predictor(random_model(), device="cpu")
     description = Description(name="m", contrast="any", reverse_contrast=True)
     save_model(tmp_path, description, load_model(random_model()).networks)
-    predictor = Predictor.load(tmp_path, device="cpu")
+    predictor = Predictor(tmp_path, device="cpu")
     prepared = predictor.prepare(small_scan())
     turn = Reversal(white_matter=0.4)
     data = turn.apply(torch.from_numpy(prepared.volume.data)).numpy()

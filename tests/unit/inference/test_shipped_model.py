@@ -43,7 +43,7 @@ Head = tuple[Volume, Volume]  # scan and truth
 
 @cache
 def segmenter() -> Predictor:
-    return Predictor.load("fast", device="cpu")
+    return Predictor("fast", device="cpu")
 
 
 def middle(scan: Volume, truth: Volume) -> Head:

@@ -83,7 +83,7 @@ def predictor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Predictor:
     monkeypatch.setattr(zoo, "shipped_models", lambda: {"fast": overfitted_model()})
     description = Description(name="m", stripped_by="fast")
     save_model(tmp_path / "m", description, load_model(random_model()).networks)
-    return Predictor.load(tmp_path / "m", device="cpu")
+    return Predictor(tmp_path / "m", device="cpu")
 
 
 def test_of_a_whole_head_the_brain_is_kept(
@@ -133,7 +133,7 @@ def test_networks_see_what_is_kept_and_the_scan_says_so(
     kept[20:40, 20:40, 20:40] = True
     data = np.where(kept.numpy(), prepared.volume.data, 0)
     beforehand = replace(prepared, volume=replace(prepared.volume, data=data))
-    as_it_is = Predictor.load(random_model(), device="cpu")
+    as_it_is = Predictor(random_model(), device="cpu")
     monkeypatch.setattr(predictor, "find_kept", lambda _image: kept)
     found = predictor.infer(prepared)
     assert torch.equal(found.fused, as_it_is.infer(beforehand).fused)
@@ -146,7 +146,7 @@ def test_a_stripped_scan_is_seen_as_it_is(predictor: Predictor) -> None:
     scan, truth = miniature()
     stripped = replace(scan, data=np.where(truth.data > 0, scan.data, 0))
     found = predictor.segment(stripped)
-    as_it_is = Predictor.load(random_model(), device="cpu").segment(stripped)
+    as_it_is = Predictor(random_model(), device="cpu").segment(stripped)
     assert torch.equal(found.fused, as_it_is.fused)
     assert found.notes == as_it_is.notes
 
@@ -155,7 +155,7 @@ def test_who_strips_comes_with_trinat(tmp_path: Path) -> None:
     description = Description(name="m", stripped_by="mine")
     save_model(tmp_path / "m", description, load_model(random_model()).networks)
     with pytest.raises(ModelError, match="stripped_by mine, which does not come with"):
-        Predictor.load(tmp_path / "m", device="cpu")
+        Predictor(tmp_path / "m", device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ SIDE = 96
 
 @pytest.fixture(scope="module")
 def segmenter() -> Predictor:
-    return on_meta(Predictor.load("fast", device="cpu"))
+    return on_meta(Predictor("fast", device="cpu"))
 
 
 def region() -> BrainRegion:

@@ -52,7 +52,7 @@ def imported(folder: Path, *views: View) -> Predictor:
     preprocessing = PORT_PREPROCESSING.model_copy(update={"shape": (SIDE, SIDE, SIDE)})
     description = Description(name="port", preprocessing=preprocessing)
     save_model(folder / "port", description, networks)
-    return Predictor.load(folder / "port", device="cpu", precision="float32")
+    return Predictor(folder / "port", device="cpu", precision="float32")
 
 
 @cache
