@@ -26,6 +26,7 @@ from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.learn.training import Trained, train_on
 from trinat.pipelines.models.fit_odds import (
     WORTHWHILE,
+    FoundOdds,
     classes_without_odds,
     find_odds,
     save_with_odds,
@@ -100,7 +101,6 @@ class Learnt:
     """What was learnt: `lines` say for people what was done, why, and all figures."""
 
     lines: tuple[str, ...]
-    judged: Judged
     exit: Exit
 
 
@@ -201,15 +201,30 @@ def _material(study: Study, settings: LearnSettings, say: Say) -> _Material:
 
 def _by_factors(material: _Material, settings: LearnSettings, why: str) -> Learnt:
     """Fit factors to all scans, judged by factors that have not seen a scan's person."""
-    model = material.model
-    found = find_odds(
-        model, material.pairs, material.scans, material.failed, material.counted
-    )
+    found = _factors_of(material)
     judged = Judged(found.persons, found.before, found.after, found.held_out)
     _refuse_if_no_better(judged, settings.out)
-    description = description_of(model, settings.out)
-    save_with_odds(model, description, found, settings.out, settings.overwrite)
-    return Learnt((why, *found.lines(), str(judged)), judged, found.exit)
+    _save_factors(material, found, settings)
+    return Learnt((why, *found.lines(), str(judged)), found.exit)
+
+
+def _factors_of(material: _Material) -> FoundOdds:
+    """Fit factors to all scans."""
+    return find_odds(
+        material.model,
+        material.pairs,
+        material.scans,
+        material.failed,
+        material.counted,
+    )
+
+
+def _save_factors(
+    material: _Material, found: FoundOdds, settings: LearnSettings
+) -> None:
+    """Write the model with its networks and the factors."""
+    description = description_of(material.model, settings.out)
+    save_with_odds(material.model, description, found, settings.out, settings.overwrite)
 
 
 def _by_training(
@@ -220,9 +235,6 @@ def _by_training(
     say: Say,
 ) -> Learnt:
     """Choose between factors and what was trained by the scans that were left out."""
-    model = material.model
-    scheme = model.scheme
-    fixed = classes_without_odds(model, material.scans, material.counted)
     left_out = []
     rest = []
     for pair, scan in zip(material.pairs, material.scans, strict=True):
@@ -231,19 +243,68 @@ def _by_training(
         else:
             rest.append(scan)
     pairs = [pair for pair, _ in left_out]
-    odds = fit_odds(rest, scheme, fixed)
-    scores: dict[str, list[float]] = {_BEFORE: [], _FACTORS: []}
-    for _, scan in left_out:
-        own = logarithms_of(model.info.fusion.class_odds, scheme)
-        scores[_BEFORE].append(scan.mean_dice(own, fixed))
-        fitted = logarithms_of(odds, scheme)
-        scores[_FACTORS].append(scan.mean_dice(fitted, fixed))
+    names = [pair.truth.name for pair in pairs]
+    scores = {
+        **_scores_of_factors(material, [scan for _, scan in left_out], rest),
+        **_scores_of_trained(material, trained, pairs, settings, say),
+    }
+    chosen = choose(scores)
+    judged = Judged(
+        persons=tuple(pair.truth.person for pair in pairs),
+        before=tuple(scores[_BEFORE]),
+        after=tuple(scores[chosen]),
+        held_out=True,
+    )
+    _refuse_if_no_better(judged, settings.out)
+    if chosen == _FACTORS:
+        _save_factors(material, _factors_of(material), settings)
+    else:
+        _save_trained(material, trained, chosen, judged, settings)
+    lines = (
+        f"{what}, {count(len(set(judged.persons)), 'person')} left out: {_WHY[chosen]}",
+        *dice_lines(scores, names, "what was", held_out=True),
+        str(judged),
+    )
+    exit_status = batch_exit(done=len(material.scans), failed=material.failed)
+    return Learnt(lines, exit_status)
+
+
+def _scores_of_factors(
+    material: _Material,
+    left_out: Sequence[DoubtfulVoxels],
+    rest: Sequence[DoubtfulVoxels],
+) -> dict[str, list[float]]:
+    """Dice of each scan that was left out, before and with factors of the rest."""
+    model = material.model
+    fixed = classes_without_odds(model, material.scans, material.counted)
+    odds = {
+        _BEFORE: model.info.fusion.class_odds,
+        _FACTORS: fit_odds(rest, model.scheme, fixed),
+    }
+    scores = {}
+    for name, of_structures in odds.items():
+        logarithms = logarithms_of(of_structures, model.scheme)
+        scores[name] = [scan.mean_dice(logarithms, fixed) for scan in left_out]
+    return scores
+
+
+def _scores_of_trained(
+    material: _Material,
+    trained: Trained,
+    left_out: Sequence[Pair],
+    settings: LearnSettings,
+    say: Say,
+) -> dict[str, list[float]]:
+    """Dice of each scan that was left out, by each model that was trained."""
+    scheme = material.model.scheme
+    fixed = classes_without_odds(material.model, material.scans, material.counted)
+    scores = {}
     for name, folder in trained.models.items():
         say(f"judging what was {name}")
         candidate = load_model(folder)
         used, found, _ = segment_all(
             candidate,
-            pairs,
+            left_out,
             material.mapping,
             device=settings.device,
             trust_affine=settings.trust_affine,
@@ -254,33 +315,8 @@ def _by_training(
         for pair, scan in zip(used, found, strict=True):
             dice_of[pair.truth.name] = scan.mean_dice(own, fixed)
         # Refused is what agrees so little that it might be another head: that is a bad model here.
-        scores[name] = [dice_of.get(pair.truth.name, 0.0) for pair in pairs]
-
-    chosen = choose(scores)
-    judged = Judged(
-        persons=tuple(pair.truth.person for pair in pairs),
-        before=tuple(scores[_BEFORE]),
-        after=tuple(scores[chosen]),
-        held_out=True,
-    )
-    _refuse_if_no_better(judged, settings.out)
-    if chosen == _FACTORS:
-        found_odds = find_odds(
-            model, material.pairs, material.scans, material.failed, material.counted
-        )
-        description = description_of(model, settings.out)
-        save_with_odds(model, description, found_odds, settings.out, settings.overwrite)
-    else:
-        _save_trained(material, trained, chosen, judged, settings)
-    lines = (
-        f"{what}, {count(len(set(judged.persons)), 'person')} left out: {_WHY[chosen]}",
-        *dice_lines(
-            scores, [pair.truth.name for pair in pairs], "what was", held_out=True
-        ),
-        str(judged),
-    )
-    exit_status = batch_exit(done=len(material.scans), failed=material.failed)
-    return Learnt(lines, judged, exit_status)
+        scores[name] = [dice_of.get(pair.truth.name, 0.0) for pair in left_out]
+    return scores
 
 
 # In words, what was chosen of what was tried.

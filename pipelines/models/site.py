@@ -170,22 +170,20 @@ def settings_of(model: Model, fusion: ViewAggregator) -> dict[str, Any]:
     are never reached are null. `measures` are the sums of structures that tables have, by column.
     """
     merged = model.scheme.merged
-    classes = []
-    for label in model.scheme.labels:
-        red, green, blue = label.color
-        classes.append(
-            {
-                "name": label.name,
-                "abbreviation": label.abbreviation,
-                "number": label.fs_id,
-                "color": f"#{red:02x}{green:02x}{blue:02x}",
-                "group": label.group,
-                "partner": label.partner,
-                "side": label.side,
-                "predicted": label.name not in model.info.not_predicted,
-                "merged": int(merged.to_merged[label.index]),
-            }
-        )
+    classes = [
+        {
+            "name": label.name,
+            "abbreviation": label.abbreviation,
+            "number": label.fs_id,
+            "color": label.hex_color,
+            "group": label.group,
+            "partner": label.partner,
+            "side": label.side,
+            "predicted": label.name not in model.info.not_predicted,
+            "merged": int(merged.to_merged[label.index]),
+        }
+        for label in model.scheme.labels
+    ]
     limits = {}
     for name, value in asdict(limits_of(model.info)).items():
         if isinstance(value, tuple):

@@ -429,8 +429,7 @@ def write_label_table(path: Path, scheme: LabelScheme, *, by_index: bool) -> Non
     rows = []
     for label in scheme.labels:
         value = label.index if by_index else label.fs_id
-        red, green, blue = label.color
-        color = f"#{red:02X}{green:02X}{blue:02X}"
+        color = label.hex_color.upper()
         group = _BIDS_LABELS.get(label.group)
         rows.append((value, label.name, label.abbreviation, color, group))
     write_tsv(path, ("index", "name", "abbreviation", "color", "mapping"), rows)

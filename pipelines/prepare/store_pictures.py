@@ -356,17 +356,15 @@ def _write(path: Path, content: bytes) -> None:
 
 def _classes(store: Store, views: Iterable[View]) -> pd.DataFrame:
     """What each index in the label pictures of each view is."""
-    rows = []
-    for view in views:
-        for label in store.scheme.seen_in(view).labels:
-            red, green, blue = label.color
-            rows.append(
-                {
-                    "view": view.value,
-                    "index": label.index,
-                    "name": label.name,
-                    "freesurfer": label.fs_id,
-                    "color": f"#{red:02x}{green:02x}{blue:02x}",
-                }
-            )
+    rows = [
+        {
+            "view": view.value,
+            "index": label.index,
+            "name": label.name,
+            "freesurfer": label.fs_id,
+            "color": label.hex_color,
+        }
+        for view in views
+        for label in store.scheme.seen_in(view).labels
+    ]
     return pd.DataFrame(rows)

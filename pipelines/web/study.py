@@ -170,10 +170,10 @@ class Study:
         if not structures:
             # By the FreeSurfer numbers that are on disk.
             for label in load_scheme(self.labels).labels[1:]:
-                red, green, blue = label.color
-                color = f"#{red:02x}{green:02x}{blue:02x}"
                 structures.append(
-                    Structure(label.fs_id, label.name, label.abbreviation, color)
+                    Structure(
+                        label.fs_id, label.name, label.abbreviation, label.hex_color
+                    )
                 )
         return structures
 

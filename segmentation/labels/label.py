@@ -41,6 +41,12 @@ class Label:
         """The FreeSurfer numbers that are this class."""
         return self.members or (self.fs_id,)
 
+    @property
+    def hex_color(self) -> str:
+        """The colour as pages write it, #rrggbb."""
+        red, green, blue = self.color
+        return f"#{red:02x}{green:02x}{blue:02x}"
+
 
 def find_problem(labels: tuple[Label, ...]) -> str:
     """What keeps `labels` from being a scheme, or nothing.
