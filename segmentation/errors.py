@@ -38,6 +38,7 @@ _OUT_OF_MEMORY = re.compile(
     # Python: no room for a thread's stack, or for the error itself.
     "|can't start new thread"
     "|^SystemError .* returned NULL without setting an exception"
+    "|^SystemError error return without exception set"
     # oneDNN, where it gets no memory for its kernels.
     "|could not create a primitive"
     # Libraries in C++.

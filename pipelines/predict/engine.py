@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import lru_cache, partial
 from multiprocessing.connection import Connection
@@ -82,8 +82,8 @@ class SerialEngine:
         prepare_process(self._settings.threads)
         worker = CaseWorker(self._settings, self._device)
         self._on_stage("", READY)
-        written: list[Future[Entry]] = []
-        with ThreadPoolExecutor(1) as beside:
+        writing: _Beside | None = None
+        try:
             for case in cases:
                 if stop():
                     break
@@ -91,15 +91,52 @@ class SerialEngine:
                 if case is not None:
                     self._on_stage(case.id, "networks")
                     finish = worker.begin(case)
-                yield from (entry.result() for entry in written)
-                written = []
+                if writing is not None:
+                    yield writing.entry()
+                    writing = None
                 if finish is not None:
-                    written.append(beside.submit(finish))
+                    writing = _Beside(finish)
                 # It holds a scan, which is not kept here while the next one is read.
                 del finish
                 if case is None:
                     time.sleep(POLL_S)
-            yield from (entry.result() for entry in written)
+            if writing is not None:
+                yield writing.entry()
+        finally:
+            if writing is not None:
+                writing.join()
+
+
+class _Beside(threading.Thread):
+    """Finishes a case while this thread goes on.
+
+    No pool of threads: where memory ends, its thread may die without a word, and whoever waits for
+    the result waits for ever.
+    """
+
+    def __init__(self, finish: Callable[[], Entry]) -> None:
+        super().__init__(name="finish")
+        self._finish = finish
+        self._entry: Entry | None = None
+        self._error: BaseException = MemoryError()
+        self.start()
+
+    def run(self) -> None:
+        """Finish the case, in the thread."""
+        try:
+            self._entry = self._finish()
+        except BaseException as error:
+            self._error = error
+        finally:
+            # It holds a scan.
+            del self._finish
+
+    def entry(self) -> Entry:
+        """What became of the case, when it is finished; or the error that there was."""
+        self.join()
+        if self._entry is None:
+            raise self._error
+        return self._entry
 
 
 def do_cases(connection: Connection, settings: RunSettings, device: str) -> None:

@@ -23,6 +23,7 @@ from trinat.segmentation.errors import reason_of
         ),
         ValueError("Unable to create dataset (memory allocation failed for chunk)"),
         SystemError("<function f> returned NULL without setting an exception"),
+        SystemError("error return without exception set"),
         ImportError("libwebp.so.7: failed to map segment from shared object"),
         RuntimeError(
             "[enforce fail at alloc_cpu.cpp:1] . DefaultCPUAllocator: can't allocate memory"

@@ -88,3 +88,17 @@ def test_in_one_process_a_scan_is_written_while_the_next_is_in_the_networks(
     monkeypatch.setattr(CaseWorker, "write", waits)
     assert run_serially(scans, tmp_path / "out").done == 2
     assert met == [True, True]
+
+
+def test_an_error_beyond_a_case_ends_the_run_and_nobody_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where memory ends in the thread that writes: no entry can be made there."""
+
+    def write(worker: CaseWorker, scan: CaseInProgress) -> Entry:
+        raise MemoryError
+
+    monkeypatch.setattr(CaseWorker, "write", write)
+    with pytest.raises(MemoryError):
+        run_serially(write_scans(tmp_path / "in", "a.nii.gz"), tmp_path / "out")
+    assert "finish" not in [thread.name for thread in threading.enumerate()]
