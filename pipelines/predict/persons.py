@@ -219,10 +219,11 @@ def _from_bids(
             year = _times_in(scans, "filename", times, doubts).get(filename)
         group = matched.of(case.stem, person).group
         known[case.id] = _Visit(person, year, group)
-    remarks = people.doubts + matched.remarks
     several = _in_several_groups(known.values())
+    remarks = [*people.doubts, *matched.remarks]
     for person, groups in several.items():
-        remarks += (f"{person} is in the groups {' and '.join(groups)}: in none here",)
+        named = " and ".join(groups)
+        remarks.append(f"{person} is in the groups {named}, and counts in none of them")
     for case_id, visit in known.items():
         if visit.person in several:
             known[case_id] = replace(visit, group="")

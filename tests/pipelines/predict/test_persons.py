@@ -99,13 +99,18 @@ def test_what_is_not_known_is_empty_and_spaces_do_not_count(tmp_path: Path) -> N
     assert person.group == ""
 
 
-def test_a_bids_dataset_says_person_time_and_group(tmp_path: Path) -> None:
+def write_two_visits(folder: Path, people: str) -> None:
+    """A BIDS dataset of one person with the sessions a and b."""
     for session in ("a", "b"):
-        folder = tmp_path / "sub-1" / f"ses-{session}" / "anat"
-        folder.mkdir(parents=True)
-        (folder / f"sub-1_ses-{session}_T1w.nii.gz").touch()
-    (tmp_path / "dataset_description.json").write_text("{}")
-    (tmp_path / "participants.tsv").write_text("participant_id\tgroup\nsub-1\told\n")
+        anat = folder / "sub-1" / f"ses-{session}" / "anat"
+        anat.mkdir(parents=True)
+        (anat / f"sub-1_ses-{session}_T1w.nii.gz").touch()
+    (folder / "dataset_description.json").write_text("{}")
+    (folder / "participants.tsv").write_text(people)
+
+
+def test_a_bids_dataset_says_person_time_and_group(tmp_path: Path) -> None:
+    write_two_visits(tmp_path, "participant_id\tgroup\nsub-1\told\n")
     (tmp_path / "sub-1" / "sub-1_sessions.tsv").write_text(
         "session_id\tacq_time\nses-a\t2020-01-01T12:00:00\nses-b\tn/a\n"
     )
@@ -118,14 +123,8 @@ def test_a_bids_dataset_says_person_time_and_group(tmp_path: Path) -> None:
 
 
 def test_a_person_whose_visits_are_of_two_groups_is_in_none(tmp_path: Path) -> None:
-    for session in ("a", "b"):
-        folder = tmp_path / "sub-1" / f"ses-{session}" / "anat"
-        folder.mkdir(parents=True)
-        (folder / f"sub-1_ses-{session}_T1w.nii.gz").touch()
-    (tmp_path / "dataset_description.json").write_text("{}")
-    (tmp_path / "participants.tsv").write_text(
-        "participant_id\tgroup\nsub-1_ses-a\tMCI\nsub-1_ses-b\tAD\n"
-    )
+    people = "participant_id\tgroup\nsub-1_ses-a\tMCI\nsub-1_ses-b\tAD\n"
+    write_two_visits(tmp_path, people)
     found = find_cases([tmp_path])
     said: list[str] = []
     (person,) = persons_of(found.cases, found.bids_root, None, said.append)
