@@ -23,6 +23,12 @@ from trinat.segmentation.space.views import View
 
 _Range = tuple[float, float]
 
+# Curves of contrast: up to what hardly any tissue exceeds, how many values they have, and how many
+# of them rise all the way.
+_BRIGHTEST = 1.2
+_KNOTS = 7
+_RISING_SHARE = 0.7
+
 
 class AugmentationConfig(BaseModel):
     """How often, as a share of slices (0 switches off), and how much at most. Lengths in voxels."""
@@ -41,6 +47,10 @@ class AugmentationConfig(BaseModel):
     # standard deviation
     elastic_shift: float = Field(default=2.5, ge=0)
     elastic_spacing: float = Field(default=32.0, ge=4)
+
+    # a contrast of the slice's own: brightness follows a curve drawn for it
+    # Not written where it is off: files from before the key have the same bytes.
+    contrast: Share = Field(default=0.0, exclude_if=lambda given: not given)
 
     gain: Share = 0.8
     gain_range: _Range = (0.8, 1.25)
@@ -76,9 +86,9 @@ class AugmentationConfig(BaseModel):
 class Augmenter:
     """Applies a config's changes to batches of slices of one view, at random.
 
-    The order is: transforms of TorchIO and MONAI, flip, deformation, brightness, resolution and
-    noise. Each slice of a batch has its own random numbers. A generator's seed fixes the result on
-    a device.
+    The order is: transforms of TorchIO and MONAI, flip, deformation, contrast, brightness,
+    resolution and noise. Each slice of a batch has its own random numbers. A generator's seed fixes
+    the result on a device.
     """
 
     def __init__(
@@ -124,6 +134,9 @@ class Augmenter:
         is_flipped = upload(draw.happens(config.flip), images.device)
         images, labels = self._flip(images, labels, is_flipped)
         images, labels = _deform(images, labels, config, draw)
+        # Where it is off it draws no numbers: recipes from before it give the same batches.
+        if config.contrast:
+            images = _change_contrast(images, config, draw)
         images = _brighten(images, config, draw)
         images = _degrade(images, config, draw)
         return images, labels
@@ -300,6 +313,44 @@ def _affine(config: AugmentationConfig, draw: _Draw) -> tuple[Tensor, Tensor]:
     matrix = turned_and_sheared @ torch.diag_embed(scale)
     shift = draw.uniform(-1, 1, 2) * config.shift
     return matrix, shift
+
+
+def _change_contrast(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
+    """Another contrast for some slices: brightness follows a random curve.
+
+    Most curves rise, as brightness does from fluid over grey to white matter. Air is dark in all.
+    """
+    is_changed = draw.happens(config.contrast)
+    heights = draw.uniform(0, _BRIGHTEST, _KNOTS)
+    is_rising = draw.happens(_RISING_SHARE)
+    rising = heights.sort(1).values
+    heights = torch.where(is_rising[:, None], rising, heights)
+    heights[:, 0] = 0
+    chosen = _indices(is_changed)
+    if not len(chosen):
+        return images
+
+    device = images.device
+    heights = upload(heights[chosen], device)
+    chosen = upload(chosen, device)
+    images = images.clone()
+    images[chosen] = _along_curves(images[chosen], heights)
+    return images
+
+
+def _along_curves(images: Tensor, heights: Tensor) -> Tensor:
+    """Images (N, C, H, W) whose brightness follows curves with these heights (N, knots).
+
+    Knots are at even distances from 0 to the brightest; what is brighter is as bright as that.
+    """
+    intervals = heights.shape[1] - 1
+    place = (images * (intervals / _BRIGHTEST)).clamp(0, intervals)
+    knot = place.long().clamp(max=intervals - 1)
+    part = place - knot
+    at_knot = knot.flatten(1)
+    below = heights.gather(1, at_knot).view_as(images)
+    above = heights.gather(1, at_knot + 1).view_as(images)
+    return below + part * (above - below)
 
 
 def _brighten(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:

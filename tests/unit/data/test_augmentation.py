@@ -20,6 +20,7 @@ KINDS = (
     "flip",
     "affine",
     "elastic",
+    "contrast",
     "gain",
     "bias",
     "gamma",
@@ -185,7 +186,7 @@ def test_what_enters_from_outside_is_background() -> None:
     assert float(moved[:, 0][outside].max()) <= 0.51
 
 
-@pytest.mark.parametrize("kind", ["gain", "bias", "gamma", "noise"])
+@pytest.mark.parametrize("kind", ["contrast", "gain", "bias", "gamma", "noise"])
 def test_empty_background_stays_empty(kind: str) -> None:
     images, labels = batch()
     changed, _ = apply(only(kind), images, labels)
@@ -199,6 +200,29 @@ def test_gain_multiplies_within_its_range() -> None:
     assert 0.5 <= float(gains.min()) < 0.55
     assert 1.9 < float(gains.max()) <= 2.0
     assert torch.allclose((changed / images)[:, 0, 25, 34], gains)
+
+
+def test_contrast_follows_one_curve_in_a_slice_and_its_neighbours() -> None:
+    brightness = torch.linspace(0, 1.5, 60)
+    images = brightness.expand(200, 3, 8, 60).contiguous()
+    changed, _ = apply(only("contrast"), images, torch.zeros(200, 8, 60).byte())
+    curves = changed[:, 0, 0]
+    assert torch.equal(changed, curves[:, None, None].expand_as(changed))
+    assert not torch.equal(curves[0], curves[1])
+    # Straight between values 0.2 apart, and level from 1.2 on.
+    bends = curves.diff(dim=1).diff(dim=1).abs() > 1e-4
+    steps = brightness[1:-1] / 0.2
+    is_between = (steps - steps.round()).abs() > 0.15
+    assert not bends[:, is_between].any()
+    assert torch.equal(curves[:, brightness >= 1.2], curves[:, -1:].expand(200, 12))
+    # Nearly all of those that are not made to rise fall somewhere: 0.7 rise.
+    rises = (curves.diff(dim=1) >= -1e-6).all(1).float().mean()
+    assert float(rises) == pytest.approx(0.7, abs=0.1)
+
+
+def test_files_without_a_contrast_of_their_own_have_the_bytes_they_had() -> None:
+    assert "contrast" not in only("gain").model_dump()
+    assert only("contrast", 0.3).model_dump()["contrast"] == 0.3
 
 
 def test_gamma_is_a_power() -> None:
