@@ -101,8 +101,8 @@ class SubjectFiles:
         file = self[place.file]
         labels = file.labels(place.view, place.middle, place.middle + 1)
         image = file.slab(place.view, place.middle, place.thick)
-        counted = file.counted(place.view, place.middle)
-        return StoredSlice(image, labels[0], counted)
+        counted = file.counted(place.view, place.middle, place.middle + 1)
+        return StoredSlice(image, labels[0], None if counted is None else counted[0])
 
     def name(self, place: Place) -> str:
         """Subject and slice of a place, for messages."""

@@ -223,11 +223,11 @@ class SubjectFile:
         slices: NDArray[np.uint8] = self._read(view, "labels", start, stop)
         return slices
 
-    def counted(self, view: View, number: int) -> NDArray[np.bool_] | None:
-        """Where the labels of a slice count in training, (H, W); None where all do."""
+    def counted(self, view: View, start: int, stop: int) -> NDArray[np.bool_] | None:
+        """Where labels of slices start..stop-1 count in training, (N, H, W); None: all do."""
         if not self.has(view, "counted"):
             return None
-        return np.asarray(self._read(view, "counted", number, number + 1)[0] > 0)
+        return np.asarray(self._read(view, "counted", start, stop) > 0)
 
     def slice_count(self, view: View) -> int:
         """How many slices the view has."""

@@ -379,8 +379,10 @@ def store_scans(
         count = file.slice_count(view)
         images = torch.from_numpy(file.image(view, 0, count))
         labels = torch.from_numpy(file.labels(view, 0, count))
+        mask = file.counted(view, 0, count)
+        counted = None if mask is None else torch.from_numpy(mask)
         file.close()
-        yield ValidationScan(subject, images, labels)
+        yield ValidationScan(subject, images, labels, counted)
 
 
 def cut(

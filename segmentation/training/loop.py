@@ -279,7 +279,9 @@ class Trainer:
 
     def _backward(self, number: int) -> _DoneBatch:
         """Add one batch's gradients to those of the step."""
-        for later in range(number, number + AHEAD + 1):
+        # What was drawn ahead, or is being drawn, nobody asks the source for again.
+        is_drawn = number in self._drawn
+        for later in range(number + is_drawn, number + AHEAD + 1):
             for view, first, count in self._groups(later):
                 self.source.expect(view, first, count)
         with timing.stage("batches"):

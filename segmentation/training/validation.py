@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trinat.segmentation.errors import TrainingError
 from trinat.segmentation.inference.network import thick
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.metrics.overlap import dice, iou, joint_histogram
+from trinat.segmentation.metrics.overlap import Counts, dice, iou, joint_histogram
 from trinat.segmentation.models.hardware import computing_in
 from trinat.segmentation.space.views import View, to_slices
 from trinat.segmentation.synthetic.heads import HeadMaps
@@ -33,12 +33,14 @@ _SHOWN = 3
 class ValidationScan:
     """A whole scan as slices of one view: images (N, H, W) float32 and classes (N, H, W).
 
-    N runs along the view's axis; `name` is for messages and tables.
+    N runs along the view's axis; `name` is for messages and tables. Labels count where `counted`
+    (N, H, W) says so; all do without it.
     """
 
     name: str
     images: Tensor
     labels: Tensor
+    counted: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,8 +171,7 @@ def validate(
             predicted = predict_classes(
                 network, scan.images, channels, device, precision=precision
             )
-            joint = joint_histogram(scan.labels.numpy(), predicted.numpy(), classes)
-            joints.append(joint)
+            joints.append(_count_pairs(scan, predicted, classes))
             if examples is None:
                 shown = _worth_a_look(scan.labels)
                 examples = Examples(
@@ -189,6 +190,18 @@ def validate(
         iou=_mean_over([iou(joint) for joint in joints]),
         examples=examples,
     )
+
+
+def _count_pairs(scan: ValidationScan, predicted: Tensor, classes: int) -> Counts:
+    """Voxels by true and predicted class, (K, K), of those that count.
+
+    All others are background in both, which has no score.
+    """
+    truth = scan.labels
+    if scan.counted is not None:
+        truth = truth * scan.counted
+        predicted = predicted * scan.counted
+    return joint_histogram(truth.numpy(), predicted.numpy(), classes)
 
 
 def _worth_a_look(labels: Tensor) -> list[int]:

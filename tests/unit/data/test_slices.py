@@ -232,9 +232,9 @@ def test_labels_that_do_not_count_are_kept_and_stand_in_no_count(
     counts = file.class_counts(View.AXIAL)
     assert counts.sum() == 2
     assert counts[7, LEFT_HIPPOCAMPUS] == counts[6, 0] == 1
-    found = file.counted(View.AXIAL, 7)
+    found = file.counted(View.AXIAL, 6, 8)
     assert found is not None
-    assert np.argwhere(found).tolist() == [[5, 2]]
-    assert write(tmp_path / "all.h5").counted(View.AXIAL, 7) is None
+    assert np.argwhere(found).tolist() == [[0, 5, 2], [1, 5, 2]]
+    assert write(tmp_path / "all.h5").counted(View.AXIAL, 7, 8) is None
     # Statistics are of the whole map.
     assert sum(file.statistics.voxels) == whole.size

@@ -333,26 +333,8 @@ def test_voxels_that_do_not_count_change_no_loss_and_no_gradient(
     counted = np.zeros(labels.shape, bool)
     counted[:, 2:4, 4] = True
     labels[:, 2:4, 4] = 1
-    (tmp_path / "store/subjects").mkdir(parents=True)
-    write_subject(
-        subject_path(tmp_path / "store", "a"),
-        image=quantise(np.ones(labels.shape, np.float32)),
-        labels=labels,
-        counted=counted,
-        affine=np.eye(4),
-        scheme=TISSUE4,
-        views=(View.AXIAL,),
-        fingerprint="a",
-    )
-    write_participants(tmp_path / "store", [Subject("a", "a", None, None)])
-    StoreInfo(
-        source="pairs",
-        scheme=scheme_table(TISSUE4),
-        views=(View.AXIAL,),
-        subjects={"a": stored_subject(tmp_path / "store", "a", fingerprint="a")},
-    ).write(tmp_path / "store")
-    split = all_train(tmp_path / "store")
-    config = StoreConfig(path=tmp_path / "store", split=split, augmentation=PLAIN)
+    store = _store_of(tmp_path / "store", labels, counted)
+    config = StoreConfig(path=store, split=all_train(store), augmentation=PLAIN)
     source = source_of(config)
     # Nothing is learnt from slices in which nothing counts.
     assert source.slices(View.AXIAL) == 1
@@ -368,3 +350,41 @@ def test_voxels_that_do_not_count_change_no_loss_and_no_gradient(
     assert logits.grad is not None
     changed = logits.grad.abs().sum((0, 1, 3)) > 0
     assert changed.nonzero().flatten().tolist() == [2, 3]
+
+
+def test_voxels_that_do_not_count_do_not_validate(tmp_path: Path) -> None:
+    labels = np.full((SIZE, SIZE, 6), 3, np.uint8)
+    counted = np.zeros(labels.shape, bool)
+    counted[:, 2:4, 4] = True
+    store = _store_of(tmp_path / "store", labels, counted)
+    split = tmp_path / "split.json"
+    Split(store=Store(store).fingerprint, seed=0, train=(), validation=("a",)).write(
+        split
+    )
+    (scan,) = store_scans(store, split, View.AXIAL, ValidationConfig(), 0)
+    assert scan.counted is not None
+    assert scan.counted.sum((1, 2)).tolist() == [0, 0, 0, 0, 2 * SIZE, 0]
+    assert (scan.labels == 3).all()
+
+
+def _store_of(root: Path, labels: np.ndarray, counted: np.ndarray) -> Path:
+    """A store of one subject whose labels count in places alone."""
+    (root / "subjects").mkdir(parents=True)
+    write_subject(
+        subject_path(root, "a"),
+        image=quantise(np.ones(labels.shape, np.float32)),
+        labels=labels,
+        counted=counted,
+        affine=np.eye(4),
+        scheme=TISSUE4,
+        views=(View.AXIAL,),
+        fingerprint="a",
+    )
+    write_participants(root, [Subject("a", "a", None, None)])
+    StoreInfo(
+        source="pairs",
+        scheme=scheme_table(TISSUE4),
+        views=(View.AXIAL,),
+        subjects={"a": stored_subject(root, "a", fingerprint="a")},
+    ).write(root)
+    return root

@@ -297,6 +297,37 @@ def test_processes_draw_as_many_and_every_slice_once(
         assert len(one_expected) == 3 + AHEAD
 
 
+class Ordering(Recorded):
+    """A source that keeps what was ordered and not taken."""
+
+    def expect(self, view: View, first: int, count: int) -> None:
+        self.expected[view].add(first)
+
+    def draw(
+        self, view: View, first: int, count: int, generator: torch.Generator
+    ) -> Batch:
+        self.expected[view].discard(first)
+        return super().draw(view, first, count, generator)
+
+
+@pytest.mark.parametrize("in_thread", [True, False])
+def test_what_was_drawn_ahead_is_not_ordered_again(
+    recipe: Recipe, maps: HeadMaps, in_thread: bool
+) -> None:
+    good = trainer_of(recipe, maps)
+    assert isinstance(good.source, SyntheticSource)
+    source = Ordering(good.source)
+    trainer = trainer_of(recipe, maps, source=source)
+    if not in_thread:  # as on a GPU
+        trainer._thread = None
+    for number in range(20):
+        trainer._backward(number)
+    for drawn in trainer._drawn.values():
+        drawn.result()
+    # Batch 20 was drawn ahead; only what comes after it is still ordered.
+    assert [len(orders) for orders in source.expected.values()] == [AHEAD - 1] * 2
+
+
 def test_a_batch_that_processes_cannot_share_is_refused(
     recipe: Recipe, maps: HeadMaps
 ) -> None:

@@ -60,6 +60,22 @@ def test_scores_are_those_of_the_whole_scan() -> None:
     assert network.norm.num_batches_tracked == 0
 
 
+def test_voxels_that_do_not_count_are_not_scored() -> None:
+    images = torch.zeros(4, 4, 4)
+    images[0, :2] = 1  # what the network finds: 4 voxels that count, and 4 that do not
+    labels = torch.zeros(4, 4, 4, dtype=torch.uint8)
+    labels[0, 0] = 1  # 4 true ones count,
+    labels[3, 0] = 2  # a structure in another slice does not
+    counted = torch.zeros(4, 4, 4, dtype=torch.bool)
+    counted[0, 0] = True
+    scan = ValidationScan("a", images, labels, counted)
+    scores = validate(Threshold(), [scan], 3, 1, torch.device("cpu"))
+    assert scores.dice[1] == 1
+    assert math.isnan(scores.dice[2])
+    # Pictures show the whole label map.
+    assert scores.examples.truth.max() == 2
+
+
 def test_examples_are_the_richest_slices_of_each_third() -> None:
     labels = torch.zeros(30, 2, 2, dtype=torch.uint8)
     labels[10:22, 0, 0] = 1  # thirds: 10 to 13, 14 to 17, 18 to 21
