@@ -11,7 +11,6 @@ import typer
 
 from trinat.pipelines.cli import options, run
 from trinat.pipelines.cli.fields import Only, with_fields
-from trinat.pipelines.cli.predict import check_options
 from trinat.pipelines.predict.settings import PredictRequest
 from trinat.segmentation.errors import ConfigError, InputError
 
@@ -120,7 +119,6 @@ def command(
         )
     request = replace(request, model=request.model or default_model(request.devices))
     request = compared.give(request)
-    check_options(request)
     return run_with_progress([request], quiet=quiet).exit
 
 

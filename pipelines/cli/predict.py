@@ -14,7 +14,6 @@ from trinat.pipelines.jobs.process import prepare_process
 from trinat.pipelines.predict.settings import PredictRequest
 from trinat.pipelines.scans.naming import T1W
 from trinat.segmentation.errors import ConfigError
-from trinat.segmentation.metrics.norms import Norms
 from trinat.segmentation.timing import as_table, stage, time_process
 
 
@@ -66,7 +65,6 @@ def predict(
         excluded=left_out.grades(),
     )
     request = compared.give(request)
-    check_options(request)
     requests = [cluster.give(request)]
     if scans.store is not None:
         from trinat.pipelines.predict.stored_scans import StoredScans
@@ -83,34 +81,6 @@ def predict(
         where = ("--store", scans.store, *tested, "--pred", request.out)
         options.say_next("evaluate", *where, "--out", "report")
     return outcome.exit
-
-
-def check_options(request: PredictRequest) -> None:
-    """ConfigError for options that do not go together, or not without one another."""
-    reads_persons = isinstance(request.output.reference, Norms)
-    if request.output.reference and not request.output.page:
-        raise ConfigError("--reference is for pages", remedy="give --page too")
-    if request.people is not None and not reads_persons:
-        raise ConfigError(
-            "--participants is for norms",
-            remedy="give --reference with a table of trinat norms, or leave it out",
-        )
-    if request.strict and not (request.output.longitudinal or reads_persons):
-        raise ConfigError(
-            "--strict is for --longitudinal and norms, which read tables of persons",
-            remedy="leave it out",
-        )
-    if not request.output.longitudinal:
-        return
-    if request.output.samples:
-        raise ConfigError(
-            "--longitudinal has no --uncertainty", remedy="leave one of them out"
-        )
-    if request.sessions:
-        raise ConfigError(
-            "--longitudinal takes all sessions of a person together",
-            remedy="leave --session_label out",
-        )
 
 
 @with_fields

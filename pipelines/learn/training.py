@@ -24,7 +24,7 @@ from trinat.pipelines.prepare.making import PrepareConfig, prepare_store
 from trinat.pipelines.train.from_python import train
 from trinat.pipelines.train.result import CONFIG
 from trinat.pipelines.web.study import Structure
-from trinat.segmentation.data.sources.base import safe_name
+from trinat.segmentation.data.sources.base import safe_component
 from trinat.segmentation.data.splitting import split_store
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.io.files import read_bytes, write_tsv
@@ -69,7 +69,8 @@ def train_on(
     """
     work = settings.out.with_name(f"{settings.out.name}-training")
     work.mkdir(parents=True, exist_ok=True)
-    subjects = {safe_name(each.item.name): each for each in corrected}
+    # Long names of two scans of a person must not become one.
+    subjects = {safe_component(each.item.name): each for each in corrected}
     _write_table(work, subjects, structures)
     store = work / "store"
     config: dict[str, Any] = {"source": "pairs", "root": work / "pairs.tsv"}

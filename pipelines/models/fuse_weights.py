@@ -348,6 +348,8 @@ def _write(settings: FuseSettings, folder: Path, found: FoundWeights) -> None:
         "mean_dice_before": round(found.mean(BEFORE), 4),
         "mean_dice_after": round(found.mean(found.chosen), 4),
     }
+    if found.fusion.class_odds:
+        figures["measured"] = "without the odds of structures"
     if settings.out is not None:
         lines = [
             "# Of trinat fuse-weights, for trinat bundle --weights. Measured with them:"
@@ -358,4 +360,6 @@ def _write(settings: FuseSettings, folder: Path, found: FoundWeights) -> None:
         write_whole(settings.out, "\n".join(lines) + "\n" + fusion)
     elif found.chosen != BEFORE:
         metrics = {**read_info(folder).metrics, "fusion_weights": figures}
+        # What odds gain was measured with other weights.
+        metrics.pop("class_odds", None)
         update_info(folder, fusion=found.fusion, metrics=metrics)

@@ -192,6 +192,9 @@ class CaseWorker:
         result["picture"] = files.picture
         if scan.longitudinal is not None:
             result["longitudinal"] = scan.longitudinal
+            # Not there where it is usual: ledgers from before it keep their bytes.
+            if self.settings.output.views:
+                result["longitudinal"]["views"] = self.settings.output.views
         elif self.settings.output.longitudinal:
             result["notes"].append(_ONLY_SCAN)
         timings_s = {}

@@ -11,7 +11,8 @@ from natsort import natsorted
 from trinat.pipelines.predict.entry import Entry, structures_left_out, why_left_out
 from trinat.pipelines.predict.ledger import Ledger
 from trinat.pipelines.predict.settings import CHANGES, EXCLUDED_GRADES
-from trinat.segmentation.io.files import write_tsv, write_whole
+from trinat.segmentation.io.files import sha256_of, write_tsv, write_whole
+from trinat.segmentation.models.zoo import MODEL_FILE, shipped_models
 from trinat.segmentation.report.changes import (
     Change,
     Course,
@@ -204,7 +205,7 @@ def _courses(scans: Sequence[Entry], excluded: Collection[str]) -> list[Course]:
     A structure with fewer than two scans that are not left out has none.
     """
     first = scans[0].result["longitudinal"]
-    retest = retest_of(scans[0].result["model"])
+    retest = _retest_of(scans[0])
     person = first["person"]
     group = first.get("group") or ""
     whole = {case for case, structure, _ in _left_out(scans, excluded) if not structure}
@@ -238,6 +239,21 @@ def _courses(scans: Sequence[Entry], excluded: Collection[str]) -> list[Course]:
         )
         courses.append(course)
     return courses
+
+
+def _retest_of(entry: Entry) -> Mapping[str, float]:
+    """What two scans of an unchanged person differ by, in per cent, by structure.
+
+    It was measured for shipped models, with all their views. A model of one's own may have their
+    name: it has none.
+    """
+    name = entry.result["model"]
+    shipped = shipped_models().get(name)
+    if shipped is None or sha256_of(shipped / MODEL_FILE) != entry.model:
+        return {}
+    if entry.result["longitudinal"].get("views"):
+        return {}
+    return retest_of(name)
 
 
 def _row(course: Course) -> list[Any]:

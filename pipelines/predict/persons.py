@@ -453,4 +453,5 @@ def _year_of_date(text: str) -> float | None:
     except ValueError:
         return None
     whole_days = (moment.date() - _START).days
-    return _START.year + (whole_days + moment.hour / 24) / _DAYS_OF_YEAR
+    part_of_day = (60 * moment.hour + moment.minute) / (24 * 60)
+    return _START.year + (whole_days + part_of_day) / _DAYS_OF_YEAR

@@ -82,6 +82,7 @@ def predict(request: PredictRequest, heard: Listener | None = None) -> Outcome:
     """Do what is missing or changed in the output folder; `heard` is told of it."""
     if heard is None:
         heard = Listener()
+    request.check()
     with stage("find"):
         model = find_model(request.model)
         found = request.found

@@ -474,6 +474,33 @@ class PredictRequest(WorkerOptions):
             return ""
         return "." + safe_component("_".join(parts))
 
+    def check(self) -> None:
+        """ConfigError for options that do not go together, or not without one another."""
+        reads_persons = isinstance(self.output.reference, Norms)
+        if self.output.reference and not self.output.page:
+            raise ConfigError("--reference is for pages", remedy="give --page too")
+        if self.people is not None and not reads_persons:
+            raise ConfigError(
+                "--participants is for norms",
+                remedy="give --reference with a table of trinat norms, or leave it out",
+            )
+        if self.strict and not (self.output.longitudinal or reads_persons):
+            raise ConfigError(
+                "--strict is for --longitudinal and norms, which read tables of persons",
+                remedy="leave it out",
+            )
+        if not self.output.longitudinal:
+            return
+        if self.output.samples:
+            raise ConfigError(
+                "--longitudinal has no --uncertainty", remedy="leave one of them out"
+            )
+        if self.sessions:
+            raise ConfigError(
+                "--longitudinal takes all sessions of a person together",
+                remedy="leave --session_label out",
+            )
+
     def settings(
         self,
         model: Path,

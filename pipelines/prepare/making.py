@@ -325,7 +325,8 @@ def _conclude(
     for path in (out / "subjects").glob("*.h5"):
         if path.stem not in stored:
             path.unlink()  # no longer in the source
-    write_participants(out, done)
+    for line in write_participants(out, done):
+        say(line)
     fold = None
     if done:
         fold = done[0].fold  # All come from one source.

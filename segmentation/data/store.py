@@ -32,6 +32,7 @@ from trinat.segmentation.io.files import (
     read_table,
     read_text,
     sha256_of,
+    spreadsheet_safe,
     write_tsv,
 )
 from trinat.segmentation.io.orientation import TrustAffine
@@ -390,18 +391,25 @@ def subject_path(root: Path, subject: str) -> Path:
     return root / "subjects" / f"{subject}.h5"
 
 
-def write_participants(root: Path, subjects: Sequence[Subject]) -> None:
+def write_participants(root: Path, subjects: Sequence[Subject]) -> list[str]:
     """Write participants.tsv; what a reader has filled in where we know nothing stays.
 
-    Our values replace those in the table; cells that we would leave empty keep what they have. Rows
-    of subjects that are not given are removed. Columns: participant_id, person, session, family,
-    age, sex.
+    Our values replace those in the table, but for the person: whose scan it is somebody may have
+    mended there. Cells that we would leave empty keep what they have, and so do columns that are
+    not ours. Rows of subjects that are not given are removed. Columns: participant_id, person,
+    session, family, age, sex.
+
+    Returns a line for each subject whose person the table knows better.
     """
     path = root / "participants.tsv"
     present: dict[str, dict[str, str]] = {}
+    further: list[str] = []
     if path.is_file():
         present = _rows_by_name(path)
+        titles = next(iter(present.values()), {})
+        further = [title for title in titles if title not in _PARTICIPANT_COLUMNS]
     rows = []
+    lines = []
     for subject in subjects:
         age = None if subject.age is None else f"{subject.age:g}"
         ours = {
@@ -413,10 +421,18 @@ def write_participants(root: Path, subjects: Sequence[Subject]) -> None:
             "sex": subject.sex,
         }
         theirs = present.get(subject.id, {})
-        rows.append(
-            [ours[name] or theirs.get(name) or None for name in _PARTICIPANT_COLUMNS]
-        )
-    write_tsv(path, _PARTICIPANT_COLUMNS, rows)
+        person = theirs.get("person") or spreadsheet_safe(subject.person)
+        if person != spreadsheet_safe(subject.person):
+            lines.append(
+                f"{subject.id}: of person {person}, as {path} has it; remove its row there to "
+                f"take {subject.person}"
+            )
+            ours["person"] = person
+        cells = [ours[name] or theirs.get(name) for name in _PARTICIPANT_COLUMNS]
+        cells += [theirs.get(title) for title in further]
+        rows.append([cell or None for cell in cells])
+    write_tsv(path, (*_PARTICIPANT_COLUMNS, *further), rows)
+    return lines
 
 
 def _rows_by_name(path: Path) -> dict[str, dict[str, str]]:

@@ -308,8 +308,8 @@ class Predictor:
         not_predicted = self.model.info.not_predicted
         if self._is_merged():
             scheme = scheme.merged.scheme
-            # These are names of sided structures, which merged classes are not.
-            not_predicted = ()
+            missing = self.model.not_predicted_in(View.SAGITTAL)
+            not_predicted = tuple(scheme.names[index] for index in missing)
         return Prediction(
             fused=probabilities.cpu(),
             scheme=scheme,

@@ -309,11 +309,7 @@ def read_table(path: Path) -> Table:
         if not any(row.cells):
             continue
         if len(row.cells) < width or any(row.cells[width:]):
-            raise DatasetError(
-                f"row {row.number}: {len(row.cells)} cells under {width} titles",
-                where=path,
-                remedy="complete the row, or put a cell with a separator in it in quotes",
-            )
+            raise _wrong_width(path, row, width)
         for title, cell in zip(table.titles, row.cells, strict=False):
             if "\n" in cell or "\r" in cell:
                 raise DatasetError(
@@ -330,16 +326,19 @@ def read_rows(
 ) -> list[dict[str, str]]:
     """Rows of a .csv, .tsv or Excel table with a header; what is not known is an empty string.
 
-    Cells that a row lacks are empty, those beyond the titles are left out. In the columns `names`
-    only n/a is not known: somebody may be called NA. Raises DatasetError for what is no table, and
-    for one without a required column.
+    Cells that a row lacks are empty. In the columns `names` only n/a is not known: somebody may be
+    called NA. Raises DatasetError for what is no table, for one without a required column, and for
+    a row with more cells than titles, as a comma in a number makes it.
     """
     table = _read_ragged(path)
     for name in required:
         if name not in table.titles:
             raise DatasetError(f"has no column {name!r}", where=path)
     rows = []
+    width = len(table.titles)
     for row in table.rows:
+        if any(row.cells[width:]):
+            raise _wrong_width(path, row, width)
         cells = dict.fromkeys(table.titles, "")
         for title, cell in zip(table.titles, row.cells, strict=False):
             unknown = _UNKNOWN
@@ -348,6 +347,14 @@ def read_rows(
             cells[title] = "" if cell.lower() in unknown else cell
         rows.append(cells)
     return rows
+
+
+def _wrong_width(path: Path, row: TableRow, width: int) -> DatasetError:
+    return DatasetError(
+        f"row {row.number}: {len(row.cells)} cells under {width} titles",
+        where=path,
+        remedy="complete the row, or put a cell with a separator in it in quotes",
+    )
 
 
 def _read_ragged(path: Path) -> Table:

@@ -45,6 +45,8 @@ Values = NDArray[np.float64]
 
 # Beyond this many persons a table shows the largest changes alone.
 _MOST_ROWS = 1000
+# In years, a little less than a day, so that rounded days are one.
+_ONE_DAY = 1 / 366
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ def change_of(
 ) -> Change | None:
     """The change over two or more volumes in the order of time; None where all are 0.
 
+    Of scans of one day it has no change a year: their noise would be thousands of per cent.
+
     `retest_percent` is what two scans of a person who has not changed differ by at most, in 95 of
     100 cases.
     """
@@ -100,7 +104,7 @@ def change_of(
     times = None
     if all(year is not None for year in years):
         times = np.asarray(years, float)
-    if times is None or np.ptp(times) == 0:
+    if times is None or np.ptp(times) < _ONE_DAY:
         return Change(len(values), None, percent, None, None, None, retest_percent)
     from_mean = times - times.mean()
     spread = float(np.sqrt((from_mean**2).sum()))
@@ -255,8 +259,8 @@ def _notices(
     dated = {course.person for course in courses if course.has_times}
     if undated:
         notice = (
-            f"{count(len(undated), 'person')} without dates: changes are in per cent, not per "
-            "year, in the order of the scans' names."
+            f"{count(len(undated), 'person')} without dates, or with scans of one day: changes "
+            "are in per cent, not per year; without dates, in the order of the scans' names."
         )
         if dated:
             notice += " They have a table of their own, and no curves."
@@ -272,7 +276,8 @@ def _notices(
 def courses_plot(courses: Sequence[Course]) -> Drawing:
     """Small multiples, a panel a structure and a line a person, coloured by group.
 
-    All courses have times, or none has. 95 of 100 scans of an unchanged person are in the band.
+    All courses have times, or none has. 95 of 100 scans of an unchanged person are in the band,
+    where persons have as few scans as those with the fewest.
     """
     groups = natsorted({course.group for course in courses})
     structures = _structures_of(courses)
@@ -294,8 +299,14 @@ def courses_plot(courses: Sequence[Course]) -> Drawing:
         figure,
         label,
         marks,
-        caption="The band holds 95 of 100 scans of a person who does not change.",
+        caption=f"The band holds 95 of 100 scans of a person with {_fewest_scans(courses)} scans "
+        "who does not change.",
     )
+
+
+def _fewest_scans(courses: Sequence[Course]) -> int:
+    """How many scans the course with the fewest has."""
+    return min(len(course.cases) for course in courses)
 
 
 def _structures_of(courses: Sequence[Course]) -> list[str]:
@@ -313,8 +324,9 @@ def _draw_panel(
     retest = courses[0].retest_percent
     half = 0.0
     if retest is not None:
-        # Of one scan: a difference of two has the noise of both.
-        half = float(retest / np.sqrt(2))
+        # Of one scan: a difference of two has the noise of both. Their mean moves with each.
+        scans = _fewest_scans(courses)
+        half = float(retest / np.sqrt(2) * np.sqrt((scans - 1) / scans))
         axis.axhspan(-half, half, color=INK, alpha=0.12, lw=0)
     x: list[float] = []
     y: list[float] = []
@@ -351,7 +363,8 @@ def _groups(courses: Sequence[Course]) -> Table | None:
     unit = _unit(courses)
     columns: Columns = ["Structure"]
     for group in groups:
-        columns.append(Column(f"{group or 'All'}: mean ± SD ({unit})", 2, sign=True))
+        title = group or ("No group" if len(groups) > 1 else "All")
+        columns.append(Column(f"{title}: mean ± SD ({unit})", 2, sign=True))
     hint = "Median over persons: a person who does not change is within this in 95 of 100 cases"
     columns.append(Column(f"Noise of a person ({unit})", 2, hint))
     rows: list[list[Any]] = []

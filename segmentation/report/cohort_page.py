@@ -160,7 +160,7 @@ def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
     """What a reader must know before believing a number."""
     notices = []
     if failures:
-        tried = len(cohort.scans) + len(failures)
+        tried = len(cohort.scans) + len(cohort.left_out) + len(failures)
         notices.append(f"{len(failures)} of {tried} scans have failed.")
     if cohort.left_out:
         names = [scan.name for scan in cohort.left_out]
@@ -321,6 +321,8 @@ def _by_group(cohort: Cohort, key: str) -> Table | None:
         return None
     by_group = volumes.groupby(["structure", key])
     found = by_group["value"].agg(["count", "mean", "std"])
+    # A scan counts where any of its structures does.
+    scans_of = volumes.dropna(subset="value").groupby(key)["scan"].nunique()
     rows = []
     for place, structure in enumerate(cohort.structures):
         cells = []
@@ -337,8 +339,7 @@ def _by_group(cohort: Cohort, key: str) -> Table | None:
     counts = []
     for group in groups:
         columns.append(Column(f"{group} ({cohort.unit})", digits, "Mean ± SD"))
-        scans = found.loc[(cohort.structures[0], group)]["count"]
-        counts.append(f"{group}: {scans:.0f}")
+        counts.append(f"{group}: {scans_of.get(group, 0)}")
     return table(
         f"{key}-table",
         f"By {_GROUPS[key]}: mean ± SD",

@@ -109,6 +109,17 @@ class DataConfig(_Config):
     epoch_slices: int | None = Field(default=8000, ge=1)
 
     @model_validator(mode="after")
+    def _share_of_two_sources_is_given(self) -> DataConfig:
+        """A stage that adds a store to a recipe's synthetic scans would else never look at it."""
+        has_both = self.synthetic is not None and self.store is not None
+        if has_both and "synthetic_share" not in self.model_fields_set:
+            raise ValueError(
+                "synthetic_share: say which share of the slices is synthetic, where data has both "
+                "synthetic and store"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _passes_are_over_a_store(self) -> DataConfig:
         """Synthetic slices are all new: they have no number that could be gone through."""
         if self.epoch_slices is None and (self.store is None or self.synthetic):

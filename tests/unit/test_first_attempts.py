@@ -15,6 +15,7 @@ from helpers.overfitted import miniature, overfitted_model, random_model
 from helpers.serial import small_scan
 
 import trinat
+from trinat.segmentation.errors import ConfigError
 
 TAKEN = (
     "give a path, an image of nibabel, torchio, MONAI or SimpleITK, "
@@ -197,6 +198,15 @@ def test_images_in_memory_are_rows_and_are_done_once(small: Path) -> None:
     assert len(labels) == 3
     for other in labels[1:]:
         np.testing.assert_array_equal(other, labels[0])
+
+
+def test_options_that_do_not_go_together_are_refused_in_python_too(
+    small: Path,
+) -> None:
+    with pytest.raises(ConfigError, match="--longitudinal has no --uncertainty"):
+        trinat.segment_many(
+            small, model=random_model(), progress=False, longitudinal=True, samples=2
+        )
 
 
 def test_one_image_is_taken_without_a_list(small: Path) -> None:

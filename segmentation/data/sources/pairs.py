@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,6 +28,7 @@ from trinat.segmentation.labels.folding import (
 )
 
 _NAMES = ("subject", "person", "session", "family")
+_TITLES = frozenset({"image", "labels", "mask", *_NAMES, "age", "sex"})
 _Value = TypeVar("_Value")
 
 # Label maps of whole heads, for networks that learn from scans synthesised on the way, have numbers
@@ -104,12 +105,23 @@ def image_files(
     return files
 
 
+def _check_titles(rows: Sequence[Mapping[str, str]], table: Path) -> None:
+    """Refuse a title that would be ours in small letters: whose scans they are would be lost."""
+    for title in rows[0] if rows else ():
+        meant = title.lower()
+        if title != meant and meant in _TITLES:
+            raise DatasetError(
+                f"has a column {title!r}", where=table, remedy=f"call it {meant}"
+            )
+
+
 def _from_table(table: Path, options: SourceOptions) -> Listed:
     """Columns: image; and as far as known labels, mask, subject, person, session, family, age, sex.
 
     A name may be any word, NA or unknown; DatasetError for an age or a sex that is not understood.
     """
     rows = read_rows(table, required=("image",), names=_NAMES)
+    _check_titles(rows, table)
     for line, row in enumerate(rows, start=2):
         if not row.get("image"):
             yield Exclusion(f"line {line}", "no image named", broken=True)

@@ -57,10 +57,11 @@ def list_subjects(
     if not root.exists():
         raise DatasetError("no such file or folder", where=root, remedy="see --root")
     dataset = SOURCES[source]
-    if dataset.fixed_numbers and options.fold is not None:
+    changes_numbers = options.fold is not None or options.extra or options.ignore
+    if dataset.fixed_numbers and changes_numbers:
         raise ConfigError(
             f"the label numbers of {source} are known",
-            remedy="leave out the folding table (fold)",
+            remedy="leave out the folding table (fold), extra and ignore",
         )
     found = list(dataset.find(root, options))
     is_empty = all(isinstance(entry, TableRead) for entry in found)

@@ -73,6 +73,27 @@ def predictions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def test_scans_count_where_any_of_their_structures_does(tmp_path: Path) -> None:
+    entries = [Entry("sub-5", "failed", reason="FormatError: not a head")]
+    for n in range(1, 5):
+        name = f"sub-{n}_dseg.nii.gz"
+        Volume(labels(1), AFFINE).write(tmp_path / name, labels=True)
+        result = {"grade": "reject" if n == 4 else "pass", "reasons": ["cut"]}
+        if n == 1:
+            result["structure_grades"] = {"Left-Hippocampus": "reject"}
+        entries.append(Entry(f"sub-{n}", "done", outputs={name: "0"}, result=result))
+    with Ledger(tmp_path / "run.jsonl") as ledger:
+        for entry in entries:
+            ledger.add(entry)
+    people = "".join(f"sub-{n}\t{sex}\n" for n, sex in enumerate("FFMM", start=1))
+    (tmp_path / "participants.tsv").write_text("participant_id\tsex\n" + people)
+    report_cohort(CohortSettings(tmp_path, tmp_path / "out", jobs=1))
+    page = (tmp_path / "out/report.html").read_text()
+    # The fourth is rejected, and of the first one structure alone.
+    assert "Scans: F: 2, M: 1." in page
+    assert "1 of 5 scans have failed." in page
+
+
 def test_what_the_ledgers_of_folds_say_is_in_the_report(tmp_path: Path) -> None:
     for n in range(2):
         name, place = f"sub-{n}_dseg.nii.gz", tmp_path / f"found/fold-{n}"

@@ -55,7 +55,7 @@ def lame(tmp_path: Path) -> Path:
         name="lame",
         not_predicted=good.info.not_predicted,
         fusion=Fusion(weights=weights, csf_odds=0.5, class_odds={"CSF": 0.9}),
-        metrics={"kept": 1},
+        metrics={"kept": 1, "class_odds": {"mean_dice_after": 0.9}},
     )
     save_model(tmp_path / "lame", description, networks)
     return tmp_path / "lame"
@@ -84,6 +84,9 @@ def test_a_blind_view_loses_its_weight_and_the_model_gains(
     figures = info.metrics["fusion_weights"]
     assert figures["mean_dice_after"] > figures["mean_dice_before"] + 0.1
     assert (info.metrics["kept"], figures["scans"]) == (1, 3)
+    # Odds are kept, but what they gained was measured with the weights before.
+    assert figures["measured"] == "without the odds of structures"
+    assert "class_odds" not in info.metrics
     assert {
         path.name: path.read_bytes() for path in lame.glob("*.safetensors")
     } == before

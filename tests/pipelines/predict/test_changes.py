@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,12 @@ from helpers.serial import table
 
 from trinat.pipelines.predict.changes import write_changes
 from trinat.pipelines.predict.entry import Entry
+from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.models.zoo import MODEL_FILE, find_model
 
 pytestmark = pytest.mark.usefixtures("without_figures")
+
+OF_FAST = sha256_of(find_model("fast") / MODEL_FILE)
 
 
 def scan(
@@ -139,7 +144,27 @@ def visit(
         **facts,
     }
     result = {"model": "fast", "longitudinal": fact}
-    return Entry(case, "done", input_sha256=digest or case, result=result)
+    return Entry(
+        case, "done", input_sha256=digest or case, model=OF_FAST, result=result
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "views", "noise_is_known"),
+    [(OF_FAST, (), True), ("0" * 64, (), False), (OF_FAST, ("coronal",), False)],
+    ids=["as shipped", "another model of that name", "one view"],
+)
+def test_noise_is_that_of_the_model_as_it_was_measured(
+    tmp_path: Path, model: str, views: tuple[str, ...], noise_is_known: bool
+) -> None:
+    names = ("a", "b")
+    scans = [visit("a", 100, 1, names), visit("b", 200, 2, names)]
+    for entry in scans:
+        entry.result["longitudinal"]["views"] = views
+    assert write_changes(tmp_path, [replace(entry, model=model) for entry in scans])
+    (row,) = table(tmp_path / "changes.tsv")
+    assert (row["noise"] != "n/a") == noise_is_known
+    assert row["beyond_noise"] == ("yes" if noise_is_known else "n/a")
 
 
 def test_a_scan_that_was_renamed_is_no_time_point_more(tmp_path: Path) -> None:

@@ -15,11 +15,13 @@ from helpers.miniatures import (
     ixi_scan,
     write_nifti,
 )
-from helpers.prepared import prepare
+from helpers.prepared import GRID, prepare
 
+from trinat.pipelines.prepare.making import PrepareConfig, prepare_store
 from trinat.segmentation.data.dataset import open_slices
 from trinat.segmentation.data.splits import read_split
 from trinat.segmentation.data.splitting import split_store
+from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import DatasetError, IntegrityError
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.space.views import View
@@ -82,6 +84,28 @@ def test_what_was_filled_into_the_table_of_participants_stays(tmp_path: Path) ->
     first = again.participants[0]
     assert (first.family, first.age, first.sex) == ("F1", 33, "M")
     assert again.fingerprint == store.fingerprint
+
+
+def test_a_person_who_was_mended_in_the_table_stays_mended(tmp_path: Path) -> None:
+    """Two visits whose names do not say that they are one person's."""
+    for name in ("first", "second"):
+        freesurfer_subject(tmp_path / "in", name)
+    prepare("freesurfer", tmp_path / "in", tmp_path / "out")
+    table = tmp_path / "out/participants.tsv"
+    title, *rows = table.read_text().splitlines()
+    rows[1] = rows[1].replace("second\tsecond", "second\tfirst")
+    table.write_text(
+        "\n".join([f"{title}\tsite", *(f"{row}\tnorth" for row in rows)]) + "\n"
+    )
+    said: list[str] = []
+    config = PrepareConfig(source="freesurfer", root=tmp_path / "in", grid=GRID)
+    prepare_store(config, tmp_path / "out", say=said.append)
+    persons = [entry.person for entry in Store(tmp_path / "out").participants]
+    assert persons == ["first", "first"]
+    assert table.read_text().splitlines()[1].endswith("\tnorth")
+    (line,) = [line for line in said if "of person" in line]
+    assert line.startswith("second: of person first, as")
+    assert line.endswith("to take second")
 
 
 def test_what_a_spreadsheet_would_run_is_text_in_the_tables(tmp_path: Path) -> None:

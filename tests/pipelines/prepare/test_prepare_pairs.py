@@ -62,6 +62,28 @@ def test_labels_that_do_not_lie_on_their_scan_are_named_in_each_run(
         assert row.reason.startswith("the labels do not lie on the scan: they fit")
 
 
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("image,labels,Person\nimages/a.nii.gz,labels/a.nii.gz,P01\n", "'Person'"),
+        # A comma in a number would make of it two cells, and of 5 a person.
+        (
+            "image,labels,age,person\nimages/a.nii.gz,labels/a.nii.gz,61,5,P01\n",
+            "row 2: 5 cells under 4 titles",
+        ),
+    ],
+    ids=["capital letter", "decimal comma"],
+)
+def test_a_table_of_pairs_whose_persons_would_be_lost_is_refused(
+    tmp_path: Path, table: str, said: str
+) -> None:
+    pair(tmp_path, "a")
+    (tmp_path / "pairs.csv").write_text(table)
+    config = PrepareConfig(source="pairs", root=tmp_path / "pairs.csv", grid=GRID)
+    with pytest.raises(DatasetError, match=said):
+        prepare_store(config, tmp_path / "store")
+
+
 def test_copies_of_a_scan_are_named_and_stay_in_one_part(tmp_path: Path) -> None:
     for number in range(6):
         pair(tmp_path, f"case_{number}", seed=number)

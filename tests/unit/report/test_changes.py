@@ -15,6 +15,7 @@ from trinat.segmentation.report.changes import (
     Course,
     change_of,
     changes_page,
+    courses_plot,
     retest_of,
 )
 
@@ -43,6 +44,20 @@ def test_two_years_halve_the_change_a_year() -> None:
     change = change_of([100, 90], [70.0, 72.0])
     assert change is not None
     assert change.percent_per_year == pytest.approx(-5.263, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("days", "is_a_year_told"), [(0.0, False), (0.007, False), (0.9, False), (1, True)]
+)
+def test_scans_of_one_day_have_no_change_a_year(
+    days: float, is_a_year_told: bool
+) -> None:
+    """Ten minutes make of noise thousands of per cent a year."""
+    change = change_of([4000, 3980], [2021.0, 2021 + days / 365.25], 1.0)
+    assert change is not None
+    assert (change.percent_per_year is not None) == is_a_year_told
+    assert change.percent == pytest.approx(-0.501, abs=1e-3)
+    assert (change.noise == 1.0) != is_a_year_told
 
 
 def test_three_scans_have_an_interval_around_the_slope() -> None:
@@ -141,6 +156,29 @@ def test_the_noise_of_a_group_has_the_unit_of_its_changes() -> None:
     assert "mean ± SD (% a year)" in groups
     assert "Noise of a person (% a year)" in groups
     assert ">0.50</td>" in groups
+
+
+def test_persons_without_a_group_are_not_all() -> None:
+    alone = course("a", [100, 98])
+    assert "All: mean ± SD" in changes_page([alone, course("b", [100, 96])])
+    page = changes_page([alone, course("b", [100, 96], group="AD")])
+    assert "No group: mean ± SD" in page
+    assert "All: mean" not in page
+
+
+@pytest.mark.parametrize("percent", [0.99, 1.01])
+def test_two_scans_are_in_the_band_where_their_change_is_within_noise(
+    percent: float,
+) -> None:
+    """Each lies half of the change from their mean."""
+    course_ = course("a", [100 - percent / 2, 100 + percent / 2], years=[None, None])
+    drawing = courses_plot([course_])
+    (axis,) = [one for one in drawing.figure.axes if one.patches]
+    (band,) = axis.patches
+    is_inside = max(course_.percents) <= band.get_y() + band.get_height()
+    assert is_inside != course_.change.is_beyond_noise
+    assert is_inside == (percent < 1)
+    assert "a person with 2 scans" in drawing.caption
 
 
 def test_one_person_of_a_group_has_no_standard_deviation() -> None:

@@ -104,6 +104,14 @@ def test_an_old_word_for_a_precision_is_answered_with_the_new_ones() -> None:
         # Synthetic slices are new each time: there is no pass over them.
         {"data": {"synthetic": {"heads": "phantom"}, "epoch_slices": None}},
         {"stages": [{"name": "a"}, {"name": "a"}]},
+        # Of two sources nobody would know how much each gives.
+        {
+            "data": {"synthetic": {"heads": "phantom"}},
+            "stages": [
+                {"name": "drawn"},
+                {"name": "real", "data": {"store": {"path": "s", "split": "s.json"}}},
+            ],
+        },
     ],
 )
 def test_what_no_recipe_says_is_refused(wrong: dict[str, object]) -> None:

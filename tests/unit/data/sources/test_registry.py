@@ -31,10 +31,18 @@ def test_an_empty_folder_is_an_error_not_an_empty_dataset(
 
 
 @pytest.mark.parametrize("source", ["oasis1", "neurite"])
-def test_a_dataset_whose_numbers_are_known_takes_no_folding_table(
-    tmp_path: Path, source: str
+@pytest.mark.parametrize(
+    "options",
+    [
+        SourceOptions(fold=load_folding("neuromorphometrics")),
+        SourceOptions(extra={17: 18}),
+        SourceOptions(ignore=(24,)),
+    ],
+    ids=["fold", "extra", "ignore"],
+)
+def test_a_dataset_whose_numbers_are_known_takes_no_others(
+    tmp_path: Path, source: str, options: SourceOptions
 ) -> None:
-    options = SourceOptions(fold=load_folding("neuromorphometrics"))
     with pytest.raises(ConfigError, match=f"the label numbers of {source} are known"):
         list_subjects(source, tmp_path, options)
 
