@@ -172,6 +172,10 @@ def test_sagittal_alone_gives_structures_without_sides() -> None:
     segmenter = Predictor(overfitted_model(), device="cpu", views=[View.SAGITTAL])
     found = segmenter.segment(miniature(seed=1)[0])
     assert "Cerebral-White-Matter" in found.volumes_mm3
+    # What the model was never taught has no volume of 0.
+    model = load_model(overfitted_model())
+    assert "CSF" in model.info.not_predicted
+    assert "CSF" not in found.volumes_mm3
     assert found.agreement is None
 
 
