@@ -24,12 +24,15 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
+# How many of some names a sentence has.
+_MOST_NAMES = 3
 # Of the disk itself, and of a user's share of it.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _OUT_OF_MEMORY = re.compile(
@@ -191,3 +194,12 @@ def _parts_of(error: BaseException, where: bool) -> list[str | None]:
     if isinstance(error, ImportError):
         return [first_line, "trinat doctor shows what is missing"]
     return [type(error).__name__, first_line, "a fault of trinat"]
+
+
+def some(names: Collection[str]) -> str:
+    """The first of some names, and how many more there are."""
+    text = ", ".join(list(names)[:_MOST_NAMES])
+    more = len(names) - _MOST_NAMES
+    if more > 0:
+        text += f" and {more} more"
+    return text

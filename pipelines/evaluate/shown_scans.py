@@ -13,8 +13,7 @@ from trinat.pipelines.evaluate.measuring import AlignedPair, Done, read_pair, sc
 from trinat.pipelines.evaluate.pairing import pair_files
 from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.scans.files import ScanFile, find_images
-from trinat.segmentation.errors import TrinatError
-from trinat.segmentation.inference.checks.evidence import some
+from trinat.segmentation.errors import TrinatError, some
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme

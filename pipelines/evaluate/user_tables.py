@@ -78,10 +78,17 @@ def read_mapping(path: Path) -> Mappings:
             raise ConfigError(
                 f"line {line}: label numbers are whole numbers", where=path
             ) from None
-        if side in ("truth", "both"):
-            truth[number] = freesurfer
-        if side in ("prediction", "both"):
-            prediction[number] = freesurfer
+        sides = {
+            "truth": (truth,),
+            "prediction": (prediction,),
+            "both": (truth, prediction),
+        }
+        for mapping in sides[side]:
+            if mapping.get(number, freesurfer) != freesurfer:
+                raise ConfigError(
+                    f"line {line}: {number} stands above, too", where=path
+                )
+            mapping[number] = freesurfer
     return Mappings(truth, prediction)
 
 
@@ -237,11 +244,12 @@ def _limit_in(column: str, cell: str) -> Any:
 
 def _to_the_last_day(limits: Range, ranges: Iterable[Range]) -> Range:
     """Extend a range to the end of its last year: 20 to 29 goes on to the 30th birthday."""
+    # A range for both sexes ends where one for either begins.
     begins_another = any(
         other.age_from == limits.age_to
         for other in ranges
         if other.structure == limits.structure
-        and (other.sex == limits.sex or not other.sex)
+        and (other.sex == limits.sex or not other.sex or not limits.sex)
     )
     if begins_another or not float(limits.age_to).is_integer():
         return limits

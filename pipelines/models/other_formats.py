@@ -117,11 +117,15 @@ def share_of_equal_labels(network: Network, path: Path) -> float:
 def facts_of(model: Model, view: View) -> dict[str, str]:
     """Say what a view's file holds: its classes, and how its slices are to be made."""
     classes = model.classes_of(view)
+    numbers: list[Any] = [label.fs_id for label in classes.labels]
+    if model.is_merged(view):
+        # A class of both sides has the numbers of both.
+        numbers = [list(label.numbers) for label in classes.labels]
     return {
         "model": model.name,
         "view": view.value,
         "classes": json.dumps(list(classes.names)),
-        "freesurfer": json.dumps([label.fs_id for label in classes.labels]),
+        "freesurfer": json.dumps(numbers),
         "preprocessing": model.info.preprocessing.model_dump_json(),
         "licence": model.info.training.licence,
         "trinat": version("trinat"),

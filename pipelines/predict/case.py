@@ -183,7 +183,13 @@ class CaseWorker:
             with stage("write"):
                 model = self._predictor.model.name
                 files = CaseFiles(
-                    staging, scan.case, found, volumes, self.settings, model
+                    staging,
+                    scan.case,
+                    found,
+                    volumes,
+                    self.settings,
+                    model,
+                    sources=scan.together or (scan.case,),
                 )
                 outputs = files.write_all(
                     scan.digest, result, label_table=not self._has_label_table
@@ -305,6 +311,7 @@ def _take_result(person: PersonInProgress, number: int) -> None:
     with timed(scan.clock):
         point = person.together.time_point(number)
     scan.found = point.prediction
+    scan.together = tuple(other.case for other in person.scans)
     cases = [case.id for case in person.case.scans]
     years = dict(zip(cases, person.case.years, strict=True))
     digests = {other.case.id: other.digest for other in person.scans}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -134,6 +134,11 @@ def by_name(parcels: Iterable[ParcelMeasure]) -> dict[str, dict[str, Any]]:
     return measured
 
 
+def _raw(case: Case) -> str:
+    """The URI of a case's scan, as BIDS has it."""
+    return f"bids:raw:{case.shown}"
+
+
 def _rounded(value: float | None) -> float | None:
     if value is None or not np.isfinite(value):
         return None
@@ -142,7 +147,10 @@ def _rounded(value: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class CaseFiles:
-    """Writes the files of a case from its segmentation, below the folder `staging`."""
+    """Writes the files of a case from its segmentation, below the folder `staging`.
+
+    `sources` are the cases whose scans it was made of.
+    """
 
     staging: Path
     case: Case
@@ -150,6 +158,7 @@ class CaseFiles:
     volumes: BrainVolumes
     settings: RunSettings
     model: str
+    sources: Sequence[Case]
 
     @cached_property
     def names(self) -> CaseNames:
@@ -175,9 +184,8 @@ class CaseFiles:
         """What the JSON beside a file says of where it is from."""
         origin: dict[str, Any] = {}
         if self.settings.bids:
-            source = f"bids:raw:{self.case.shown}"
-            origin["SpatialReference"] = source
-            origin["Sources"] = [source]
+            origin["SpatialReference"] = _raw(self.case)
+            origin["Sources"] = [_raw(case) for case in self.sources]
         origin["Model"] = self.model
         origin["ModelSHA256"] = self.settings.model_sha256
         if self.settings.parcels_sha256:
@@ -441,8 +449,10 @@ def format_aseg_stats(
     for index, label in enumerate(found, start=1):
         count = voxels[label.name]
         volume_mm3 = count * voxel_mm3
+        # Columns are parted by spaces.
+        name = "_".join(label.name.split())
         lines.append(
-            f"{index:3d} {label.fs_id:3d} {count:9d} {volume_mm3:13.3f}  {label.name}"
+            f"{index:3d} {label.fs_id:3d} {count:9d} {volume_mm3:13.3f}  {name}"
         )
     return "\n".join(lines) + "\n"
 

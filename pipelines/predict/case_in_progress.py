@@ -39,8 +39,10 @@ class CaseInProgress:
     to_align: Volume | None = None
     found: Prediction | None = None
     clock: Clock = field(default_factory=Clock)
-    # Of one of several scans of a person: what the tables of changes are made of.
+    # Of one of several scans of a person: what the tables of changes are made of, and the cases
+    # of all scans that it was segmented with.
     longitudinal: dict[str, Any] | None = None
+    together: tuple[Case, ...] = ()
 
 
 @dataclass

@@ -73,8 +73,8 @@ _SCAN_GONE = "its scan is no longer where it was read"
 _README = """\
 # Structures of the brain, segmented by trinat {version}
 
-- `sub-*/[ses-*/]anat/*_desc-trinat_dseg.nii.gz`: label maps in the space of each scan, with the
-  numbers of FreeSurfer, which `desc-trinat_dseg.tsv` names.
+- `sub-*/[ses-*/]anat/*_desc-trinat_dseg.nii.gz`: label maps in the space of each scan;
+  `desc-trinat_dseg.tsv` says what their numbers mean.
 - `*_desc-brain_mask.nii.gz`: what lies inside the skull.
 - `volumes.tsv` (mm3), `qc.tsv` (grades and reasons), `summary.tsv` (each input), `report.html`
   (the page), `run.jsonl` (the record of the run).

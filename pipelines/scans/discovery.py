@@ -21,16 +21,23 @@ from trinat.pipelines.scans.naming import LEFT_OUT, RESULT_ENDINGS, T1W
 from trinat.segmentation.data.sources.base import safe_component, without_suffix
 from trinat.segmentation.data.sources.bids import anat_files, entities, misnamed
 from trinat.segmentation.data.sources.freesurfer import find_image
-from trinat.segmentation.errors import ConfigError, InputError, reason_of
+from trinat.segmentation.errors import ConfigError, InputError, reason_of, some
 from trinat.segmentation.io.dicom.series import find_series, is_dicom
 from trinat.segmentation.io.files import read_text
 from trinat.segmentation.io.streams import SCAN_SUFFIXES, what_to_give
 
 _LISTS = (".txt", ".list")
+# Images of other programs, which somebody may expect to be segmented.
+_NOT_READ = (".nrrd", ".nhdr", ".mha", ".mhd", ".mnc", ".mif", ".mif.gz")
 # The space of their results; that of others is called by their suffix.
 _SPACE_OF_T1W = "orig"
 # Where BIDS has folders; one that cannot be read may hide scans.
 _BIDS_FOLDERS = ("sub-*", "sub-*/anat", "sub-*/ses-*", "sub-*/ses-*/anat")
+
+
+def _ends_with(file: Path, *endings: str) -> bool:
+    """Whether a file's name ends so, in whatever letters."""
+    return file.name.lower().endswith(endings)
 
 
 def is_dir(path: Path) -> bool:
@@ -232,8 +239,13 @@ def _expand_folder(
         return not file.name.startswith(".")
 
     # A header stands for its pair.
-    every = walk(folder, exclude, note_closed, is_visible)
-    files = [file for file in every if file.suffix.lower() != ".img"]
+    every = list(walk(folder, exclude, note_closed, is_visible))
+    headers = {file.with_suffix("") for file in every if _ends_with(file, ".hdr")}
+    files = [
+        file
+        for file in every
+        if not (_ends_with(file, ".img") and file.with_suffix("") in headers)
+    ]
     dicom = {file for file in files if not is_scan(file) and is_dicom(file)}
     scans = natsorted(
         (file for file in files if file in dicom or is_scan(file)), key=str
@@ -251,6 +263,11 @@ def _expand_folder(
         remarks.append(
             f"{folder.name}/: files that are neither DICOM nor scans are not read: "
             f"{len(others)} ({', '.join(kinds)})"
+        )
+    images = [file.name for file in others if _ends_with(file, *_NOT_READ)]
+    if scans and images and not dicom:
+        remarks.append(
+            f"{folder.name}/: images of kinds that are not read: {some(images)}"
         )
     if not scans:
         known = f"{', '.join(SCAN_SUFFIXES[:4])}, DICOM"
@@ -437,7 +454,26 @@ def find_bids(
             f"no sub-*/[ses-*/]anat/*_{suffix}.nii[.gz] in this BIDS dataset",
             where=root,
         )
-    return Found.of(cases, refusals, root)
+    return Found.of(cases, refusals, root, _misplaced(root, suffix))
+
+
+def _misplaced(root: Path, suffix: str) -> Iterator[str]:
+    """A remark on images of a suffix whose names or folders are not quite those of BIDS."""
+    taken = set(anat_files(root, suffix))
+    others = []
+    for pattern in _BIDS_FOLDERS:
+        for path in root.glob(f"{pattern}/*"):
+            stem = without_suffix(path).lower()
+            if (
+                is_scan(path)
+                and stem.endswith(f"_{suffix.lower()}")
+                and path not in taken
+            ):
+                others.append(str(path.relative_to(root)))
+    if others:
+        yield (
+            f"not read, since BIDS has [ses-*/]anat/*_{suffix}.nii[.gz]: {some(natsorted(others))}"
+        )
 
 
 def suffix_of_results(outputs: Iterable[str]) -> str | None:
@@ -464,11 +500,16 @@ def find_subjects(root: Path) -> Found:
     """
     cases: list[Case] = []
     refusals: list[Refusal] = []
+    beside: list[str] = []
     for folder in natsorted(root.iterdir(), key=str):
         if is_closed(folder) or is_closed(folder / "mri"):
             refusals.append(_closed_folder(folder.name))
             continue
-        if not is_dir(folder / "mri") or folder.name.startswith("."):
+        if folder.name.startswith("."):
+            continue
+        if not is_dir(folder / "mri"):
+            files = folder.iterdir() if is_dir(folder) else (folder,)
+            beside += [file.name for file in files if is_scan(file)]
             continue
         name = safe_component(folder.name)
         case = f"{name}/{name}"
@@ -479,7 +520,13 @@ def find_subjects(root: Path) -> Found:
             refusals.append(
                 Refusal(folder.name, "mri/ has no image to segment", case=case)
             )
-    return Found.of(cases, refusals)
+    remarks = []
+    if beside:
+        remarks.append(
+            f"{root.name}/: a SUBJECTS_DIR, in which scans beside the subjects are not read: "
+            f"{some(natsorted(beside))}"
+        )
+    return Found.of(cases, refusals, remarks=remarks)
 
 
 def _closed_folder(folder: object) -> Refusal:

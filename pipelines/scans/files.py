@@ -200,7 +200,9 @@ def _files_below(place: Path, suffix: str, *, parcels: bool) -> list[ScanFile]:
                     file = replace(file, folders=folders)
                 files.append(file)
             return files
-    files = [_named(path) for path in image_files(place, _READ).values()]
+    paths = image_files(place, _READ).values()
+    # Results beside scans are no scans, whatever is looked for by the names of label maps.
+    files = [_named(path) for path in paths if of_labels or not is_result(path)]
     if files or of_labels:
         return files
     # Scans are found in folders as `trinat predict` finds them.

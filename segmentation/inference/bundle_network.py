@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from trinat.segmentation.data.sources.base import without_suffix
-from trinat.segmentation.errors import InputError
+from trinat.segmentation.errors import InputError, OutputError
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.foreign_images import from_monai, to_monai
 from trinat.segmentation.io.volume import Volume
@@ -58,12 +58,21 @@ class WriteLabelsd:
         """`keys` is the key of the label map; `output_dir` is made with the first one."""
         self.key = keys
         self.folder = Path(output_dir)
+        self._scan_of: dict[str, Path] = {}  # by the name of its label map
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         """`data` as it is; its MetaTensor (1, X, Y, Z) knows the file of its scan."""
         labels = data[self.key]
         voxels, affine = from_monai(labels)
-        name = without_suffix(Path(labels.meta["filename_or_obj"]))
+        scan = Path(labels.meta["filename_or_obj"])
+        name = without_suffix(scan)
+        other = self._scan_of.setdefault(name, scan)
+        if other != scan:
+            raise OutputError(
+                f"{other.name} beside it got the same label map",
+                where=scan,
+                remedy="rename one",
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         volume = Volume(voxels.astype(np.int16), affine)
         volume.write(self.folder / f"{name}_dseg.nii.gz", labels=True)

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from trinat.segmentation.errors import some
 from trinat.segmentation.grid import Grid
-from trinat.segmentation.inference.checks.evidence import Evidence, some
+from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.checks.field import find_cut, on_sphere
 from trinat.segmentation.inference.checks.limits import LIMITS, Limits
 from trinat.segmentation.inference.prediction import Prediction

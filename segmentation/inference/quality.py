@@ -18,6 +18,7 @@ from typing import Literal
 
 import numpy as np
 
+from trinat.segmentation.errors import some
 from trinat.segmentation.inference.checks import anatomy, brightness
 from trinat.segmentation.inference.checks.anatomy import total_brain_mm3
 from trinat.segmentation.inference.checks.brightness import tissue_contrast
@@ -27,7 +28,6 @@ from trinat.segmentation.inference.checks.evidence import (
     Finding,
     above,
     below,
-    some,
 )
 from trinat.segmentation.inference.checks.field import check_field_of_view
 from trinat.segmentation.inference.checks.lesions import check_lesions

@@ -18,7 +18,7 @@ from natsort import natsorted
 from numpy.typing import NDArray
 from scipy import special
 
-from trinat.segmentation.inference.checks.evidence import some
+from trinat.segmentation.errors import some
 from trinat.segmentation.report.drawing import (
     INK,
     Drawing,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from trinat.segmentation.inference.checks.evidence import some
+from trinat.segmentation.errors import some
 from trinat.segmentation.metrics.definitions import METRICS
 from trinat.segmentation.report.cohort import (
     ADJUSTED,

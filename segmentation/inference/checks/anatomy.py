@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from trinat.segmentation.errors import some
 from trinat.segmentation.inference.checks.evidence import (
     ENOUGH_MM3,
     NO_TISSUE,
@@ -14,7 +15,6 @@ from trinat.segmentation.inference.checks.evidence import (
     Finding,
     above,
     below,
-    some,
 )
 from trinat.segmentation.inference.checks.limits import Limits
 from trinat.segmentation.labels.scheme import LabelScheme

@@ -23,7 +23,6 @@ CORTEX = frozenset({"cortical", "grey-matter"})
 NO_TISSUE = frozenset({"background", "ventricles", CSF_GROUP})
 # Agreement on specks says little, and so does their brightness.
 ENOUGH_MM3 = 100.0
-_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -111,12 +110,3 @@ def above(value: float, limits: Pair, reason: str) -> list[Finding]:
     if value <= limits[0]:
         return []
     return [Finding(value > limits[1], reason)]
-
-
-def some(names: Collection[str]) -> str:
-    """The first of some names, and how many more there are."""
-    text = ", ".join(list(names)[:_NAMED])
-    more = len(names) - _NAMED
-    if more > 0:
-        text += f" and {more} more"
-    return text

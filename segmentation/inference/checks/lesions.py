@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from trinat.segmentation.errors import some
 from trinat.segmentation.inference.checks.brightness import (
     BLOCK,
     VOXELS,
@@ -22,7 +23,6 @@ from trinat.segmentation.inference.checks.evidence import (
     NO_TISSUE,
     Evidence,
     Finding,
-    some,
 )
 from trinat.segmentation.inference.checks.limits import Limits
 

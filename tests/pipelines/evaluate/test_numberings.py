@@ -122,6 +122,13 @@ def test_a_wrong_mapping_is_refused_by_its_line(
         read_mapping(table)
 
 
+def test_a_number_that_becomes_two_is_refused(tmp_path: Path) -> None:
+    table = tmp_path / "mapping.tsv"
+    table.write_text("number\tfreesurfer\n5\t17\n5\t17\n5\t53\n")
+    with pytest.raises(ConfigError, match="line 4: 5 stands above, too"):
+        read_mapping(table)
+
+
 def test_mappings_apply_to_the_truth_unless_said(tmp_path: Path) -> None:
     table = tmp_path / "mapping.tsv"
     table.write_text("number\tfreesurfer\tof\n1\t2\t\n3\t4\tboth\n")

@@ -407,3 +407,15 @@ def test_scans_in_folders_are_found_as_predict_finds_them(tmp_path: Path) -> Non
         ("p1/T1_dseg.nii.gz", "p1/T1.nii.gz"),
         ("p2/T1_dseg.nii.gz", "p2/T1.nii.gz"),
     ]
+
+
+def test_results_beside_scans_are_no_scans(tmp_path: Path) -> None:
+    touch(tmp_path, "p1.nii.gz", "p2.nii.gz", "p1_desc-corrected_dseg.nii.gz")
+    touch(tmp_path, "p2_dseg.nii.gz")
+    assert [file.path.name for file in find_files(tmp_path, suffix="T1w")] == [
+        "p1.nii.gz",
+        "p2.nii.gz",
+    ]
+    results = touch(tmp_path / "results", "a_dseg.nii.gz", "a_brainmask.nii.gz")
+    with pytest.raises(EvaluationError, match="no image here"):
+        find_files(results, suffix="T1w")

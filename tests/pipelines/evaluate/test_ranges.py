@@ -101,3 +101,12 @@ def test_a_range_of_one_sex_ends_where_another_of_both_begins(tmp_path: Path) ->
         29,
         pytest.approx(91),
     ]
+
+
+def test_a_range_of_both_sexes_ends_where_one_of_either_begins(tmp_path: Path) -> None:
+    table = (
+        "structure\tlow_mm3\thigh_mm3\tsex\tage_from\tage_to\n"
+        "17\t3000\t4000\t\t20\t30\n17\t2500\t3500\tF\t30\t40\n"
+    )
+    # A woman of 30.5 has the second alone.
+    assert ranges(tmp_path, table)[0].age_to == 30

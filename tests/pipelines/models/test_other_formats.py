@@ -34,6 +34,9 @@ def test_every_view_is_exported_with_the_same_labels(tmp_path: Path) -> None:
     ]
     assert json.loads(facts["freesurfer"])[:2] == [0, 2]
     assert facts["view"] == "coronal"
+    sagittal = onnx.load(paths[2]).metadata_props
+    of_both = next(entry.value for entry in sagittal if entry.key == "freesurfer")
+    assert json.loads(of_both)[:2] == [[0], [2, 41]]
     assert json.loads(facts["preprocessing"])["spacing_mm"] == 1
     networks = load_model(random_model()).networks
     assert share_of_equal_labels(networks[View.CORONAL], paths[0]) >= 0.9999

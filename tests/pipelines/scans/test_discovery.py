@@ -332,3 +332,44 @@ def test_zips_in_a_folder_are_counted_with_how_to_give_them(tmp_path: Path) -> N
     assert found.remarks == (
         "study/: zips in a folder are not opened: 2; give them by name, such as study/*.zip",
     )
+
+
+def test_images_of_other_kinds_are_named(tmp_path: Path) -> None:
+    touch(tmp_path / "study", "a.nii.gz", "b.nrrd", "c.MNC", "notes.txt")
+    found = find_cases([tmp_path / "study"])
+    assert ids(found) == ["a"]
+    (remark,) = found.remarks
+    assert remark.startswith("study/: images of kinds that are not read: ")
+    assert "b.nrrd" in remark
+    assert "c.MNC" in remark
+
+
+def test_half_a_pair_is_a_case_that_will_fail(tmp_path: Path) -> None:
+    touch(tmp_path, "whole.hdr", "whole.img", "half.img")
+    assert ids(find_cases([tmp_path])) == ["half", "whole"]
+
+
+def test_scans_beside_freesurfers_subjects_are_named(tmp_path: Path) -> None:
+    touch(tmp_path, "bert/mri/orig.mgz", "p1.nii.gz", "more/p2.nii.gz", "more/x.txt")
+    found = find_cases([tmp_path])
+    assert ids(found) == ["bert/bert"]
+    (remark,) = found.remarks
+    assert remark.endswith("are not read: p1.nii.gz, p2.nii.gz")
+
+
+def test_scans_of_a_dataset_that_are_not_where_bids_has_them_are_named(
+    tmp_path: Path,
+) -> None:
+    misplaced = [
+        "sub-02/sub-02_T1w.nii.gz",
+        "sub-03/ses-1/sub-03_ses-1_T1w.nii.gz",
+        "sub-04/anat/sub-04_T1W.nii.gz",
+    ]
+    touch(tmp_path, "sub-01/anat/sub-01_T1w.nii.gz", *misplaced)
+    touch(tmp_path, "sub-01/anat/sub-01_T2w.nii.gz", "sub-01/anat/sub-01_T1w.json")
+    found = find_cases([tmp_path])
+    assert ids(found) == ["sub-01/anat/sub-01"]
+    (remark,) = found.remarks
+    assert remark == (
+        f"not read, since BIDS has [ses-*/]anat/*_T1w.nii[.gz]: {', '.join(misplaced)}"
+    )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from trinat.pipelines.predict.case_files import format_aseg_stats
 from trinat.pipelines.scans.naming import Product, bids_name
 from trinat.segmentation.data.sources.bids import entities
 from trinat.segmentation.labels.measures import BrainVolumes
-from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 
 
 def test_all_entities_are_kept_and_ours_stand_where_the_schema_wants_them() -> None:
@@ -53,6 +55,18 @@ def test_aseg_stats_has_freesurfers_columns_and_numbers() -> None:
         ["3", "53", "0", "0.000", "Right-Hippocampus"],
     ]
     assert "TIV" not in text
+
+
+def test_names_of_an_own_scheme_are_one_column() -> None:
+    scheme = load_scheme("quicknat33")
+    labels = [
+        replace(label, name=label.name.replace("-", " ")) for label in scheme.labels
+    ]
+    own = LabelScheme("own", tuple(labels))
+    volumes = BrainVolumes({}, "")
+    text = format_aseg_stats("s", own, {"Left Hippocampus": 3}, 1.0, volumes)
+    row = text.splitlines()[-1].split()
+    assert row == ["1", "17", "3", "3.000", "Left_Hippocampus"]
 
 
 def test_aseg_stats_has_the_lines_of_what_was_measured() -> None:
