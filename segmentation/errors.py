@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 # How many of some names a sentence has.
-_MOST_NAMES = 3
+_NAMED = 3
 # Of the disk itself, and of a user's share of it.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _OUT_OF_MEMORY = re.compile(
@@ -198,8 +198,8 @@ def _parts_of(error: BaseException, where: bool) -> list[str | None]:
 
 def some(names: Collection[str]) -> str:
     """The first of some names, and how many more there are."""
-    text = ", ".join(list(names)[:_MOST_NAMES])
-    more = len(names) - _MOST_NAMES
+    text = ", ".join(list(names)[:_NAMED])
+    more = len(names) - _NAMED
     if more > 0:
         text += f" and {more} more"
     return text

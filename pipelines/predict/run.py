@@ -317,8 +317,16 @@ def _segment(
         )
     else:
         engine = request.engine(settings)
-    persons = {case.id: case for case in cases if isinstance(case, Person)}
-    for entry in engine.run(chain([first], to_do), stop):
+    # As they are segmented: without scans that were noted as impossible.
+    persons: dict[str, Person] = {}
+
+    def begun() -> Iterator[Case]:
+        for case in chain([first], to_do):
+            if isinstance(case, Person):
+                persons[case.id] = case
+            yield case
+
+    for entry in engine.run(begun(), stop):
         person = persons.get(entry.case)
         if person is None:
             recorder.note(entry)

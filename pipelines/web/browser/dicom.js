@@ -303,10 +303,12 @@ function storedValues(buffer, dataset, number) {
 
 // The stored values that stand for no measurement, from the lowest to the highest; null for none.
 function paddingOf(dataset) {
-  if (!dataset.PixelPaddingValue) return null;
-  const last = dataset.PixelPaddingRangeLimit ?? dataset.PixelPaddingValue;
+  // An anonymiser may have emptied it.
+  const [first] = dataset.PixelPaddingValue ?? [];
+  if (first === undefined) return null;
+  const [last = first] = dataset.PixelPaddingRangeLimit ?? [];
   // As bits of the stored kind: some writers leave the sign out.
-  const ends = kindOf(dataset).from([dataset.PixelPaddingValue[0], last[0]]);
+  const ends = kindOf(dataset).from([first, last]);
   return [Math.min(...ends), Math.max(...ends)];
 }
 

@@ -200,6 +200,7 @@ class Reader {
 
   // The values of an element, which is not passed.
   values(form, length) {
+    if (!length) return [];
     if (form === "short") return [this.view.getUint16(this.at, true)];
     if (form === "double") return [this.view.getFloat64(this.at, true)];
     const words = this.text(length).split("\\").map((word) =>

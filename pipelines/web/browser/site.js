@@ -222,6 +222,7 @@ export class Site {
 function studyOf(jobs, name) {
   const volumes = [];
   for (const { result } of jobs) {
+    if (result.grade === "reject") continue;
     const volume = result.volumes_mm3?.[name];
     if (volume && result.structure_grades[name] !== "reject") volumes.push(volume);
   }
@@ -268,7 +269,9 @@ function detailOf(job) {
     mask: Boolean(job.mask),
     against: false,
     ratings: [],
-    counted: Object.keys(grades).filter((name) => grades[name] !== "reject"),
+    counted: Object.keys(grades).filter((name) =>
+      result.grade !== "reject" && grades[name] !== "reject"
+    ),
   };
 }
 

@@ -166,10 +166,16 @@ function resultOf(scan, settings, found, inside, mask) {
   };
 }
 
+// Text that ends no cell, and is no formula to a spreadsheet.
+function asCell(text) {
+  const line = text.replaceAll(/[\t\r\n]/g, " ");
+  return /^[=+\-@]/.test(line) ? `'${line}` : line;
+}
+
 // A row as volumes.tsv of `trinat predict` has it.
 function tableOf(name, result) {
   const { total_brain_mm3: brain, volumes_mm3: volumes } = result;
-  const columns = { case: name, "total_brain_mm3": brain.toFixed(3) };
+  const columns = { case: asCell(name), "total_brain_mm3": brain.toFixed(3) };
   for (const [each, mm3] of Object.entries({ ...result.measures_mm3, ...volumes })) {
     columns[`${each}_mm3`] = mm3 === null ? NOT_KNOWN : mm3.toFixed(3);
   }

@@ -35,8 +35,8 @@ const TAB = [...crypto.getRandomValues(new Uint8Array(8))]
 
 // The correction that goes on, or null: see `begin`.
 let session = null;
-// Of a scan that was refused: its draft is put on what was saved meanwhile.
-let isRebasing = false;
+// The number of a scan that was refused: its draft is put on what was saved meanwhile.
+let rebasing = null;
 
 export function startCorrecting() {
   byId("correct-open").hidden = !page.study.corrector;
@@ -131,19 +131,20 @@ async function begin() {
   updateBrush();
   showTools(true);
   report();
+  const isRebased = rebasing === page.number;
+  rebasing = null;
   const [draft] = detail.drafts || [];
   if (!draft) return;
   try {
-    await offer(draft, mine);
+    await offer(draft, mine, isRebased);
   } catch (error) {
     say(error.message);
   }
 }
 
 // A draft of this map is gone on with; one of an earlier map is put on this one if one wants it.
-async function offer(draft, mine) {
-  if (draft.builds_on === mine.buildsOn || isRebasing) {
-    isRebasing = false;
+async function offer(draft, mine, isRebased) {
+  if (draft.builds_on === mine.buildsOn || isRebased) {
     await takeDraft(draft, mine);
     return;
   }
@@ -327,6 +328,7 @@ export async function save() {
   if (byId("save").disabled) return;
   const mine = session;
   const changes = changesOf(mine);
+  const sent = page.picture.labels.slice();
   clearTimeout(mine.sending);
   const query = queryOf(mine);
   query.set("tab", TAB);
@@ -337,16 +339,19 @@ export async function save() {
     const options = { method: "PUT", body: packed(changes) };
     const saved = await askJson(`${path}/correction?${query}`, options);
     if (session !== mine) return;
-    mine.isKept = true;
+    clearTimeout(mine.sending);
     mine.takes = "";
     mine.minutes = 0;
-    mine.base = page.picture.labels.slice();
+    mine.base = sent;
     mine.buildsOn = saved.sha256;
+    // What was painted while it was saved is a draft of what was saved.
+    mine.isKept = !changesOf(mine).indices.length;
     page.detail = saved;
     recount();
     scanChanged();
     report();
     say(`Saved as ${saved.correction.file}`);
+    await keepNow();
     const surfaces = await ask(`${path}/surfaces`);
     if (session === mine) {
       await page.picture.setSurfaces(await surfaces.arrayBuffer());
@@ -365,8 +370,8 @@ async function rebase(mine) {
   mine.isKept = false;
   await keepNow();
   if (!mine.isKept) return;
-  isRebasing = true;
-  await open(page.number);
+  rebasing = page.number;
+  await open(rebasing);
 }
 
 // Back to what was shown; the draft goes.

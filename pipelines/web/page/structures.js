@@ -94,7 +94,12 @@ const isNumber = (volume) => volume !== undefined && volume !== null;
 // Where a volume is among those of the study, in words.
 function placeInStudy(structure, volume) {
   const { count, volumes } = structure;
-  const below = volumes.filter((other) => other < volume).length;
+  const found = volumes.filter((other) => other < volume).length;
+  // Of many scans the page has some volumes alone, at even distances in their order.
+  const isPart = volumes.length < count;
+  const below = isPart
+    ? `about ${Math.round((count * found) / volumes.length)}`
+    : found;
   // A rejected volume is held against the others, and is none of them.
   if (page.detail && !page.detail.counted.includes(structure.name)) {
     return `rejected; ${below} of ${count} others are smaller`;
@@ -103,10 +108,10 @@ function placeInStudy(structure, volume) {
   if (page.edited) return `corrected; ${below} of ${count} results are smaller`;
   // Of few scans a rank says more: 1 is the smallest.
   if (count < FEWEST_FOR_PERCENTILES) {
-    return `rank ${below + 1} of ${count}, 1 the smallest`;
+    return `rank ${found + 1} of ${count}, 1 the smallest`;
   }
   const same = volumes.filter((other) => other === volume).length;
-  const percent = (100 * (below + same / 2)) / volumes.length;
+  const percent = (100 * (found + same / 2)) / volumes.length;
   return `percentile ${percent.toFixed(0)} (${count} scans)`;
 }
 

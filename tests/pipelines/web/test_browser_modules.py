@@ -46,7 +46,7 @@ SAME_CONSTANTS = {
     "checks.js": ("io.limits", "io.orientation"),
     "dicom.js": ("io.dicom.frames", "io.dicom.series"),
     "conform.js": ("space.conform",),
-    "evidence.js": ("inference.checks.evidence",),
+    "evidence.js": ("errors", "inference.checks.evidence"),
     "field.js": ("inference.checks.field", "space.background"),
     "grid.js": ("space.grid_map",),
     "lesions.js": ("inference.checks.lesions",),
@@ -413,6 +413,14 @@ def test_scaled_and_padded_dicom_is_read_as_in_python(tmp_path: Path) -> None:
     found = read_folder(tmp_path)
     expected = Volume.read(tmp_path)
     np.testing.assert_array_equal(found["data"], flat(expected.data))
+
+
+def test_an_emptied_padding_is_none(tmp_path: Path) -> None:
+    # The tag that follows begins with 40, which some voxels are.
+    scan = small()
+    scan.data[:, :, 0] = 40
+    write_classic(tmp_path, scan, PixelPaddingValue=None)
+    assert_same_scan(read_folder(tmp_path), Volume.read(tmp_path))
 
 
 def test_an_enhanced_file_is_read_as_in_python(tmp_path: Path) -> None:

@@ -144,6 +144,38 @@ def test_painted_undone_saved_and_there_again(
     assert len(np.unique(np.argwhere(correction.changed())[:, 2])) == 1
 
 
+def test_what_is_painted_while_it_is_saved_is_not_lost(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = out / "a_dseg.nii.gz"
+    with served(out, monkeypatch) as address, opened(1280, 900) as page:
+        load(page, address)
+        begin(page)
+        first = stroke(page)
+        # As a large map on a slow disk.
+        page.evaluate(
+            "(() => { const real = window.fetch; window.fetch = async (...words) => {"
+            " if (!String(words[0]).includes('/correction?')) return real(...words);"
+            " await new Promise((done) => setTimeout(done, 1500));"
+            " const answer = await real(...words); window.isSaved = true;"
+            " return answer; }; })()"
+        )
+        page.evaluate("document.getElementById('save').click()")
+        x, y = middle(page)
+        page.drag((x - 30, y + 40), (x - 10, y + 40), (x + 10, y + 40))
+        page.wait(f"window.isSaved && {STATE}.includes('draft kept')")
+        second = changed(page)
+        assert second > 0
+        load(page, address.partition("?")[0])
+        page.wait(f"{STATE}.startsWith('{second} voxels')")
+        page.evaluate("document.getElementById('save').click()")
+        page.wait(f"{STATE}.startsWith('Saved')")
+    correction = correction_of(result)
+    assert correction
+    assert correction.facts
+    assert correction.facts.changed_voxels == first + second
+
+
 def test_a_finger_paints_as_the_mouse_does(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

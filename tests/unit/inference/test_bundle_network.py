@@ -14,11 +14,12 @@ from trinat.segmentation.io.volume import Volume
 
 def test_two_scans_of_one_name_do_not_write_one_label_map(tmp_path: Path) -> None:
     for number, ending in enumerate((".nii", ".nii.gz"), start=1):
-        data = np.full((3, 3, 3), number, np.int16)
+        data = np.zeros((16, 16, 16), np.int16)
+        data[4:8] = number
         Volume(data, np.eye(4)).write(tmp_path / f"a{ending}", labels=True)
     read = ReadScand("labels")
     write = WriteLabelsd("labels", tmp_path / "out")
-    write(read({"labels": tmp_path / "a.nii"}))
+    write(read({"labels": str(tmp_path / "a.nii")}))
     with pytest.raises(OutputError, match="a.nii beside it got the same label map"):
         write(read({"labels": tmp_path / "a.nii.gz"}))
-    assert (Volume.read(tmp_path / "out/a_dseg.nii.gz").data == 1).all()
+    assert Volume.read(tmp_path / "out/a_dseg.nii.gz", labels=True).data.max() == 1
