@@ -104,8 +104,16 @@ def find_background(volume: Volume) -> Background:
     bright = _bright_end(ranked, level, first_guess)
     if fill is None:
         return Background(level, bright, box)
+    is_near = abs(fill - level) <= TISSUE * (bright - level)
+    if (
+        has_air
+        and not is_near
+        and not _is_air_around(inside, fill, ranked, first_guess)
+    ):
+        # What is dark is tissue: white matter is, in a T2 scan that was stripped.
+        level, has_air = _darkest(ranked), False
+        bright = _bright_end(ranked, level, first_guess)
     span = bright - level
-    is_near = abs(fill - level) <= TISSUE * span
     # Tissue of one value has no span that could say how far below it is too far.
     furthest = _FURTHEST_BELOW * span if span else np.inf
     is_below = 0 < level - fill <= furthest
@@ -172,13 +180,28 @@ def _value_that_fills(data: Values) -> float | None:
     return value
 
 
+def _is_air_around(
+    data: Values, fill: float, ranked: Ranked, first_guess: float
+) -> bool:
+    """Whether most of what lies beside the voxels that were set to a value is as dark as air."""
+    is_set = data == fill
+    beside = data[ndimage.binary_dilation(is_set) & ~is_set]
+    threshold = tissue_threshold(_darkest(ranked), first_guess)
+    return bool(np.mean(beside <= threshold) > 0.5)
+
+
+def _darkest(ranked: Ranked) -> float:
+    """The darkest of ascending intensities, but for outliers."""
+    return float(ranked[len(ranked) // _OUTLIERS])
+
+
 def _level_of(ranked: Ranked, bright: float) -> tuple[float, bool]:
     """The level of the air in ascending intensities, and whether there is any.
 
     Without air it is the darkest tissue. Noise of magnitudes begins at the level; other noise has
     it in its middle.
     """
-    darkest = float(ranked[len(ranked) // _OUTLIERS])
+    darkest = _darkest(ranked)
     end = ranked.searchsorted(tissue_threshold(darkest, bright), "right")
     dark = ranked[:end]
     # Where all is equally bright, all of it is tissue.

@@ -11,7 +11,7 @@ import {
   voxelMm3,
   whole,
 } from "./grid.js";
-import { reachedFromOutside } from "./masks.js";
+import { grownByFaces, reachedFromOutside } from "./masks.js";
 
 /** @typedef {import("./grid.js").Volume} Volume */
 /** @typedef {import("./grid.js").Triple} Triple */
@@ -82,11 +82,17 @@ export function findBackground(volume) {
   const most = Math.floor(ranked.length / 5);
   const few = Math.min(roundHalfToEven(BRIGHT_MM3 / cellMm3), most) + 1;
   const firstGuess = ranked[ranked.length - few];
-  const { level, hasAir } = levelOf(ranked, firstGuess);
-  const bright = brightEnd(ranked, level, firstGuess);
+  let { level, hasAir } = levelOf(ranked, firstGuess);
+  let bright = brightEnd(ranked, level, firstGuess);
   if (fill === null) return { level, bright, box, fill };
+  const isNear = Math.abs(fill - level) <= TISSUE * (bright - level);
+  if (hasAir && !isNear && !isAirAround(inside, shape, fill, ranked, firstGuess)) {
+    // What is dark is tissue: white matter is, in a T2 scan that was stripped.
+    level = darkestOf(ranked);
+    hasAir = false;
+    bright = brightEnd(ranked, level, firstGuess);
+  }
   const span = bright - level;
-  const isNear = Math.abs(fill - level) <= TISSUE * span;
   // Tissue of one value has no span that could say how far below it is too far.
   const furthest = span ? FURTHEST_BELOW * span : Infinity;
   const isBelow = level - fill > 0 && level - fill <= furthest;
@@ -195,9 +201,27 @@ function valueThatFills(data, shape) {
 
 // ---- Brightness ----
 
+// Whether most of what lies beside the voxels that were set to a value is as dark as air.
+function isAirAround(data, shape, fill, ranked, firstGuess) {
+  const isSet = Uint8Array.from(data, (value) => Number(value === fill));
+  const grown = grownByFaces(isSet, shape, 1);
+  const threshold = tissueThreshold(darkestOf(ranked), firstGuess);
+  let beside = 0;
+  let dark = 0;
+  for (let at = 0; at < data.length; at++) {
+    if (!grown[at] || isSet[at]) continue;
+    beside++;
+    if (data[at] <= threshold) dark++;
+  }
+  return dark > 0.5 * beside;
+}
+
+// The darkest of ascending intensities, but for outliers.
+const darkestOf = (ranked) => ranked[Math.floor(ranked.length / OUTLIERS)];
+
 // The level of the air in ascending intensities, and whether there is any.
 function levelOf(ranked, bright) {
-  const darkest = ranked[Math.floor(ranked.length / OUTLIERS)];
+  const darkest = darkestOf(ranked);
   const end = firstAbove(ranked, tissueThreshold(darkest, bright));
   // Where all is equally bright, all of it is tissue.
   if (end < LEAST_AIR * ranked.length || end === ranked.length) {

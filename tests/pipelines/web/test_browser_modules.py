@@ -163,7 +163,16 @@ def test_the_background_is_found_as_in_python() -> None:
     padded = Volume(np.pad(shifted.data, 5, constant_values=-1000), scan.affine)
     z_scores = shifted.data - shifted.data.mean()
     z_scores[scan.data < 20] = 0
-    for given in (scan, shifted, padded, Volume(z_scores, scan.affine)):
+    # A stripped T2, with much white matter, and some fluid around.
+    stripped = np.where(scan.data > 20, 330 - scan.data.astype(np.float32), 0)
+    stripped[scan.data > 100] = 70
+    for given in (
+        scan,
+        shifted,
+        padded,
+        Volume(z_scores, scan.affine),
+        Volume(stripped, scan.affine),
+    ):
         expected = find_background(given)
         found = call("background.js", "findBackground", volume(given))
         assert found["level"] == expected.level

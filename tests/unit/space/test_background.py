@@ -130,6 +130,23 @@ def test_fluid_is_brighter_than_what_a_brain_was_cut_out_with() -> None:
     assert find_background(Volume(brain, AFFINE)).level == 0
 
 
+def test_dark_white_matter_of_a_stripped_t2_is_no_air() -> None:
+    """White matter, a quarter of the brain, is nearer to the darkest voxel than air would be."""
+    places = np.indices(SHAPE) - (np.array(SHAPE) / 2)[:, None, None, None]
+    from_middle = np.sqrt((places**2).sum(0))
+    rng = np.random.default_rng(0)
+    scan = np.zeros(SHAPE)
+    for radius, brightness in ((30, 230), (28, 100), (20, 70)):
+        scan[from_middle < radius] = brightness
+    scan = np.where(scan > 0, np.rint(scan + rng.normal(0, 4, SHAPE)), 0)
+    background = find_background(Volume(scan, AFFINE))
+    assert background.level == 0
+    assert background.fill is None
+    # Air around a head that was cut out of a turned scan stays what nothing is.
+    with_air = np.where(from_middle < 36, painted("magnitudes") + 200, 0)
+    assert find_background(Volume(with_air, AFFINE)).level >= 190
+
+
 def test_corners_that_a_turned_scan_was_filled_with_are_nothing() -> None:
     plain = painted("magnitudes")
     i, j, _ = np.ogrid[tuple(slice(-n // 2, n // 2) for n in SHAPE)]
