@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import nibabel as nib
 import numpy as np
 import pytest
 from helpers.overfitted import with_parcels
-from helpers.serial import QUICK, run_serially, table
+from helpers.serial import QUICK, run_serially, table, write_scans
 from helpers.visits import head_of, pose_of, visit_of
 
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import read_entries
+from trinat.pipelines.predict.settings import RunSettings
+from trinat.pipelines.scans.cases import Case
 from trinat.segmentation.io.files import sha256_of
 
 TOGETHER = replace(QUICK, longitudinal=True)
@@ -152,3 +155,31 @@ def test_tables_of_changes_go_with_the_results_that_they_are_of(tmp_path: Path) 
     run_serially(tmp_path / "in", out, output=QUICK)
     assert not (out / "changes.tsv").exists()
     assert not (out / "changes.html").exists()
+
+
+class _AllFail:
+    """An engine in which each person fails as a whole, as where a process dies."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        self.settings = settings
+
+    def run(self, cases: Iterator[Case], stop: Callable[[], bool]) -> Iterator[Entry]:
+        for case in cases:
+            yield Entry.failed(case, self.settings, "its process died")
+
+
+def test_a_scan_that_cannot_be_taken_keeps_its_reason_where_its_person_fails(
+    tmp_path: Path,
+) -> None:
+    scans = write_scans(tmp_path / "in", "P0_MR1.nii", "P0_MR2.nii.gz", "P0_MR3.nii.gz")
+    outcome = run_serially(
+        scans,
+        tmp_path / "out",
+        output=TOGETHER,
+        require_checksum=True,
+        engine=_AllFail,
+    )
+    reasons = {case: entry.reason for case, entry in entries(tmp_path / "out").items()}
+    assert "has no checksum" in reasons["P0_MR1"]
+    assert reasons["P0_MR2"] == reasons["P0_MR3"] == "its process died"
+    assert outcome.failed == 3
