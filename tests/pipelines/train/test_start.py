@@ -237,7 +237,12 @@ def test_views_that_are_not_all_of_one_model_have_the_default_weights(
         ({"data": {"synthetic": {"heads": "nowhere"}}}, "nowhere: no label maps"),
         ({"start": "nowhere"}, "nowhere: no such model"),
         (
-            {"data": {"store": {"path": "nowhere", "split": "s.json"}}},
+            {
+                "data": {
+                    "store": {"path": "nowhere", "split": "s.json"},
+                    "synthetic_share": 0.5,
+                }
+            },
             "nowhere: not a slice store",
         ),
     ],
