@@ -11,6 +11,9 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
+
+from natsort import natsorted
 
 from trinat.pipelines.predict.case_files import CaseFiles, by_name, judge
 from trinat.pipelines.predict.case_in_progress import (
@@ -311,7 +314,8 @@ def _take_result(person: PersonInProgress, number: int) -> None:
     with timed(scan.clock):
         point = person.together.time_point(number)
     scan.found = point.prediction
-    scan.together = tuple(other.case for other in person.scans)
+    together = [other.case for other in person.scans]
+    scan.together = tuple(natsorted(together, key=attrgetter("id")))
     cases = [case.id for case in person.case.scans]
     years = dict(zip(cases, person.case.years, strict=True))
     digests = {other.case.id: other.digest for other in person.scans}

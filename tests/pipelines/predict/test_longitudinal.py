@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -155,6 +156,24 @@ def test_tables_of_changes_go_with_the_results_that_they_are_of(tmp_path: Path) 
     run_serially(tmp_path / "in", out, output=QUICK)
     assert not (out / "changes.tsv").exists()
     assert not (out / "changes.html").exists()
+
+
+@pytest.mark.slow
+def test_label_maps_name_all_scans_that_they_were_made_of(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    (raw / "sub-1").mkdir(parents=True)
+    (raw / "dataset_description.json").write_text("{}")
+    sources = []
+    for number, pose in enumerate((POSES["MR1"], POSES["MR2"]), start=1):
+        name = f"sub-1/ses-{number}/anat/sub-1_ses-{number}_T1w.nii.gz"
+        (raw / name).parent.mkdir(parents=True)
+        visit_of(head_of(0), pose, seed=number).write(raw / name)
+        sources.append(f"bids:raw:{name}")
+    run_serially(raw, tmp_path / "out", output=TOGETHER, excluded=())
+    sidecars = sorted((tmp_path / "out").rglob("*_dseg.json"))
+    said = [json.loads(path.read_text()) for path in sidecars]
+    assert [one["Sources"] for one in said] == [sources, sources]
+    assert [one["SpatialReference"] for one in said] == sources
 
 
 class _AllFail:
