@@ -258,7 +258,9 @@ def test_from_two_persons_the_cortex_gets_its_size(tmp_path: Path) -> None:
 def test_from_three_persons_networks_are_trained_and_judged_by_one_left_out(
     tmp_path: Path,
 ) -> None:
-    results = results_of(tmp_path, ("sub-01", "sub-02", "sub-03"))
+    # Two scans whose names have the same first 64 letters.
+    long = f"sub-01_ses-{'baseline' * 7}_run-0"
+    results = results_of(tmp_path, (f"{long}1", f"{long}2", "sub-02", "sub-03"))
     recipe = tmp_path / "few.yaml"
     recipe.write_text(
         "name: few\nstart: fast\nscheme: quicknat33\n"
@@ -274,9 +276,11 @@ def test_from_three_persons_networks_are_trained_and_judged_by_one_left_out(
     command = [str(word) for word in words]
     done = CliRunner().invoke(app, command, standalone_mode=False)
     assert done.exception is None, done.exception
-    assert "3 corrected scans of 3 persons, 1 person left out" in done.output
+    assert "4 corrected scans of 3 persons, 1 person left out" in done.output
     for column in ("before", "factors", "averaged", "trained"):
         assert column in done.output
+    pairs = (tmp_path / "own-training/pairs.tsv").read_text().splitlines()
+    assert len(pairs) == 1 + 4
     info = read_info(out)
     assert (info.name, info.training.licence) == ("own", "CC BY-NC 3.0")
     assert read_scheme(out / "parcels").name == "desikan34"

@@ -249,6 +249,24 @@ def test_a_scan_is_segmented_by_the_model_that_was_chosen_when_it_was_dropped() 
     ]
 
 
+def test_rejected_scans_and_structures_are_no_part_of_the_study() -> None:
+    results = [
+        {
+            "grade": grade,
+            "reasons": [],
+            "structure_grades": {"A": of_structure},
+            "volumes_mm3": {"A": mm3},
+        }
+        for grade, of_structure, mm3 in (
+            ("pass", "pass", 200),
+            ("look", "pass", 100),
+            ("reject", "pass", 9000),
+            ("pass", "reject", 1),
+        )
+    ]
+    assert call(CALLABLE, "rankedAmong", "A", results) == [100, 200]
+
+
 def test_a_graphics_card_counts_that_finds_the_same_and_sooner() -> None:
     # 4 slices of 96 x 96 pixels, of which a thousandth is 36.
     compared = {
