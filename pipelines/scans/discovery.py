@@ -426,7 +426,8 @@ def find_bids(
         refusals += [_closed_folder(folder.relative_to(root)) for folder in closed]
     cases: list[Case] = []
     present: set[str] = set()
-    for path in natsorted(anat_files(root, suffix), key=str):
+    images = natsorted(anat_files(root, suffix), key=str)
+    for path in images:
         place = path.relative_to(root)
         if reason := misnamed(path, root):
             refusals.append(Refusal(str(place), reason))
@@ -454,12 +455,12 @@ def find_bids(
             f"no sub-*/[ses-*/]anat/*_{suffix}.nii[.gz] in this BIDS dataset",
             where=root,
         )
-    return Found.of(cases, refusals, root, _misplaced(root, suffix))
+    return Found.of(cases, refusals, root, _misplaced(root, suffix, images))
 
 
-def _misplaced(root: Path, suffix: str) -> Iterator[str]:
-    """A remark on images of a suffix whose names or folders are not quite those of BIDS."""
-    taken = set(anat_files(root, suffix))
+def _misplaced(root: Path, suffix: str, images: Collection[Path]) -> Iterator[str]:
+    """A remark on files of a suffix that are none of its images: not quite as BIDS has them."""
+    taken = set(images)
     others = []
     for pattern in _BIDS_FOLDERS:
         for path in root.glob(f"{pattern}/*"):

@@ -201,7 +201,7 @@ def _files_below(place: Path, suffix: str, *, parcels: bool) -> list[ScanFile]:
                 files.append(file)
             return files
     paths = image_files(place, _READ).values()
-    # Results beside scans are no scans, whatever is looked for by the names of label maps.
+    # A result beside the scans is no scan.
     files = [_named(path) for path in paths if of_labels or not is_result(path)]
     if files or of_labels:
         return files

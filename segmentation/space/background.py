@@ -110,7 +110,7 @@ def find_background(volume: Volume) -> Background:
         and not is_near
         and not _is_air_around(inside, fill, ranked, first_guess)
     ):
-        # What is dark is tissue: white matter is, in a T2 scan that was stripped.
+        # What is dark is tissue, as white matter in a stripped T2 scan.
         level, has_air = _darkest(ranked), False
         bright = _bright_end(ranked, level, first_guess)
     span = bright - level

@@ -87,7 +87,7 @@ export function findBackground(volume) {
   if (fill === null) return { level, bright, box, fill };
   const isNear = Math.abs(fill - level) <= TISSUE * (bright - level);
   if (hasAir && !isNear && !isAirAround(inside, shape, fill, ranked, firstGuess)) {
-    // What is dark is tissue: white matter is, in a T2 scan that was stripped.
+    // What is dark is tissue, as white matter in a stripped T2 scan.
     level = darkestOf(ranked);
     hasAir = false;
     bright = brightEnd(ranked, level, firstGuess);
