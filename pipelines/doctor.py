@@ -41,7 +41,7 @@ def examine() -> list[Finding]:
     if tune_allocation():
         allocation = "tuned"
     findings.append(Finding("allocation", allocation))
-    remedy = "close other programs: a scan takes about 3 GiB"
+    remedy = "close other programs: a scan takes about 2 GiB"
     findings.append(_at_least("memory", free_memory() / _GIB, 4, remedy))
     folder = tempfile.gettempdir()
     free_gib = shutil.disk_usage(folder).free / _GIB

@@ -90,8 +90,10 @@ class Grid:
         i, j, k = np.ogrid[:x, :y, :z]
         is_beyond = np.zeros(self.shape, bool)
         for axis, count in enumerate(other.shape):
-            along_i, along_j, along_k, start = to_other[axis]
-            place = start + (along_i * i + along_j * j + along_k * k)
+            *along, start = to_other[axis]
+            # Grids that are not turned against each other need a line of places, not a volume.
+            parts = zip(along, (i, j, k), strict=True)
+            place = start + sum(step * index for step, index in parts if step)
             # A voxel reaches half its size beyond its centre.
             is_beyond |= (place < -0.5) | (place > count - 0.5)
         return is_beyond
