@@ -59,7 +59,9 @@ def run(scan: str, out: str, scans: str = "8", seconds: str = "2") -> None:
     between = [end - before for before, end in zip(ends[1:], ends[2:], strict=False)]
     print(f"reading {reading_s:.2f} s, networks {seconds} s, writing {writing_s:.2f} s")
     print(f"together {reading_s + float(seconds) + writing_s:.2f} s")
-    print(f"from one scan to the next, median of {len(between)}: {median(between):.2f} s")
+    print(
+        f"from one scan to the next, median of {len(between)}: {median(between):.2f} s"
+    )
 
 
 def _seconds(entry: Entry, stages: tuple[str, ...]) -> float:
