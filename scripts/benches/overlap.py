@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import mean, median
@@ -56,7 +57,7 @@ def run(scan: str, out: str, scans: str = "8", seconds: str = "2") -> None:
     later = entries[1:]
     reading_s = mean(_seconds(entry, _READING) for entry in later)
     writing_s = mean(_seconds(entry, _WRITING) for entry in later)
-    between = [end - before for before, end in zip(ends[1:], ends[2:], strict=False)]
+    between = [end - before for before, end in pairwise(ends[1:])]
     print(f"reading {reading_s:.2f} s, networks {seconds} s, writing {writing_s:.2f} s")
     print(f"together {reading_s + float(seconds) + writing_s:.2f} s")
     print(
