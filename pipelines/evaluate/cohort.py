@@ -41,6 +41,7 @@ from trinat.pipelines.scans.files import (
     corrected_among,
     find_files,
     persons_in_folders,
+    two_maps_of_a_scan,
 )
 from trinat.pipelines.scans.people import refuse_strangers, say_of_table
 from trinat.pipelines.scans.ratings import (
@@ -318,6 +319,9 @@ def _read_known(settings: CohortSettings, say: Callable[[str], None]) -> Known:
     clash = persons_in_folders(files)
     if clash:
         say(clash)
+    twice = two_maps_of_a_scan(files)
+    if twice:
+        say(f"{twice}: each map counts as a scan")
     return Known(scheme, ranges, norms, ratings, files, table, people, matched, doubts)
 
 

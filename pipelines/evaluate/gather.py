@@ -25,6 +25,7 @@ from trinat.pipelines.scans.files import (
     find_images,
     persons_in_folders,
     stored_files,
+    two_maps_of_a_scan,
 )
 from trinat.pipelines.scans.ratings import (
     Rating,
@@ -155,7 +156,10 @@ def gather(settings: EvaluationSettings, say: Callable[[str], None]) -> Inputs:
     for model, files in predictions.items():
         pairings[model] = pair_files(truths, files, guess=True)
     for pairing in pairings.values():
-        _refuse_two_maps_of_a_scan(pairing, truth)
+        twice = two_maps_of_a_scan(pair.truth for pair in pairing.pairs)
+        if twice:
+            remedy = "keep one true label map a scan in that folder"
+            raise EvaluationError(twice, where=truth, remedy=remedy)
         for guess in pairing.guesses:
             say(f"check it: {guess}")
     return Inputs(
@@ -326,16 +330,3 @@ def predictions_in(
             file = as_scan(file, scan)
         files.append(file)
     return files
-
-
-def _refuse_two_maps_of_a_scan(pairing: Pairing, truth: Path) -> None:
-    """Refuse two maps of one scan: they would count as two scans of the person."""
-    seen: dict[tuple[str, str], ScanFile] = {}
-    for pair in pairing.pairs:
-        file = pair.truth
-        other = seen.setdefault((file.person, file.visit), file)
-        if other is not file:
-            both = f"{other.shown} and {file.shown}"
-            what = f"{both} are both of {file.person} {file.visit}".strip()
-            remedy = "keep one true label map a scan in that folder"
-            raise EvaluationError(what, where=truth, remedy=remedy)

@@ -182,13 +182,14 @@ def read_norms(path: Path, scheme: LabelScheme) -> Norms:
     """Read a table as `trinat norms` writes it; a structure may be a FreeSurfer number.
 
     ConfigError with its line for an unknown structure or sex, for what is no number, for ages that
-    do not rise, and for several models.
+    do not rise, and for several models or sizes of head of one curve.
     """
     by_number = {str(label.fs_id): label.name for label in scheme.labels}
     rows = read_rows(path, required=COLUMNS)
     if not rows:
         raise ConfigError("has no rows", where=path)
     last: dict[tuple[str, str], float] = {}
+    heads: dict[tuple[str, str], tuple[str, str]] = {}
     for line, row in enumerate(rows, start=_FIRST_LINE):
         row["structure"] = by_number.get(row["structure"], row["structure"])
         if row["structure"] not in scheme.names:
@@ -215,6 +216,12 @@ def read_norms(path: Path, scheme: LabelScheme) -> Norms:
             what = f"line {line}: the ages of {curve[0]}, {curve[1]} do not rise"
             raise ConfigError(what, where=path)
         last[curve] = age
+        head = ("", "")
+        if needs_head:
+            head = row["intracranial_mm3"], row["intracranial_power"]
+        if head != heads.setdefault(curve, head):
+            what = f"line {line}: the head size or its power of {curve[0]}, {curve[1]} changes"
+            raise ConfigError(what, where=path)
         if row["model"] != rows[0]["model"]:
             raise ConfigError(f"line {line}: has another model", where=path)
     return Norms.of(rows)

@@ -20,7 +20,7 @@ from trinat.pipelines.scans.cases import Case, Found, Refusal
 from trinat.pipelines.scans.naming import LEFT_OUT, RESULT_ENDINGS, T1W
 from trinat.segmentation.data.sources.base import safe_component, without_suffix
 from trinat.segmentation.data.sources.bids import anat_files, entities, misnamed
-from trinat.segmentation.data.sources.freesurfer import find_image
+from trinat.segmentation.data.sources.freesurfer import find_image, why_no_scan
 from trinat.segmentation.errors import ConfigError, InputError, reason_of, some
 from trinat.segmentation.io.dicom.series import find_series, is_dicom
 from trinat.segmentation.io.files import read_text
@@ -496,12 +496,13 @@ def is_subjects_dir(root: Path) -> bool:
 def find_subjects(root: Path) -> Found:
     """The image of each subject in a SUBJECTS_DIR.
 
-    Folders without `mri/` are passed over. A folder that may not be read, or whose `mri/` has no
-    image, is refused.
+    Folders without `mri/`, templates, longitudinal bases and scans that are there twice are passed
+    over. A folder that may not be read, or whose `mri/` has no image, is refused.
     """
     cases: list[Case] = []
     refusals: list[Refusal] = []
     beside: list[str] = []
+    remarks: list[str] = []
     for folder in natsorted(root.iterdir(), key=str):
         if is_closed(folder) or is_closed(folder / "mri"):
             refusals.append(_closed_folder(folder.name))
@@ -512,6 +513,10 @@ def find_subjects(root: Path) -> Found:
             files = folder.iterdir() if is_dir(folder) else (folder,)
             beside += [file.name for file in files if is_scan(file)]
             continue
+        reason = why_no_scan(folder)
+        if reason:
+            remarks.append(f"{folder.name}: not segmented, since it is {reason}")
+            continue
         name = safe_component(folder.name)
         case = f"{name}/{name}"
         image = find_image(folder)
@@ -521,7 +526,6 @@ def find_subjects(root: Path) -> Found:
             refusals.append(
                 Refusal(folder.name, "mri/ has no image to segment", case=case)
             )
-    remarks = []
     if beside:
         remarks.append(
             f"{root.name}/: a SUBJECTS_DIR, in which scans beside the subjects are not read: "

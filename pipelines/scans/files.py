@@ -29,8 +29,10 @@ from trinat.pipelines.scans.naming import Product
 from trinat.segmentation.data.identity import Identity, identity_of, told_apart
 from trinat.segmentation.data.sources.base import natural_order, without_suffix
 from trinat.segmentation.data.sources.bids import (
+    OWN_SPACES,
     anat_files,
     entities,
+    is_of_other_things,
     kind_of_labels,
 )
 from trinat.segmentation.data.sources.freesurfer import (
@@ -38,6 +40,7 @@ from trinat.segmentation.data.sources.freesurfer import (
     find_labels,
     find_parcels,
     person_and_session,
+    why_no_subject,
 )
 from trinat.segmentation.data.sources.pairs import image_files
 from trinat.segmentation.errors import (
@@ -242,17 +245,30 @@ def _of_one_kind(files: Sequence[ScanFile], kinds: Sequence[str]) -> list[ScanFi
     for same in of_scan.values():
         for kind in kinds:
             wanted = [file for file in same if kind_of_labels(file.path) == kind]
-            kept += wanted
             if wanted:
+                kept += [file for file in wanted if _is_plain(file.path)] or wanted
                 break
     return kept
 
 
+def _is_plain(labels: Path) -> bool:
+    """Whether a label map of a BIDS dataset lies on its scan, in no template's space.
+
+    Nor is it of the same structures once more, with parcels.
+    """
+    space = entities(without_suffix(labels)).get("space")
+    is_on_scan = space in OWN_SPACES or f"_{space}".lower() in _SCANS
+    return is_on_scan and not is_of_other_things(labels)
+
+
 def _of_subjects_dir(root: Path, find: Callable[[Path], Path | None]) -> list[ScanFile]:
-    """What `find` gives of each subject in a SUBJECTS_DIR; empty where it is none."""
+    """What `find` gives of each subject in a SUBJECTS_DIR; empty where it is none.
+
+    Templates and longitudinal bases are no subjects.
+    """
     files = []
     for folder in root.iterdir():
-        if not folder.is_dir():
+        if not folder.is_dir() or why_no_subject(folder):
             continue
         path = find(folder)
         if path is None:
@@ -376,6 +392,20 @@ def persons_in_folders(files: Sequence[ScanFile]) -> str:
         return ""
     named = ", ".join(sorted(apart, key=natural_order)[:2])
     return f"persons of one name in several folders are taken as several: {named}, ..."
+
+
+def two_maps_of_a_scan(files: Iterable[ScanFile]) -> str:
+    """A sentence on two label maps of one scan, which count as two scans; empty if none are."""
+    seen: dict[tuple[str, str], ScanFile] = {}
+    for file in files:
+        other = seen.setdefault((file.person, file.visit), file)
+        if other is not file:
+            both = f"{other.shown} and {file.shown}"
+            if other.shown == file.shown:
+                # In a SUBJECTS_DIR all have one name.
+                both = f"{other.name} and {file.name}"
+            return f"{both} are both of {file.person} {file.visit}".strip()
+    return ""
 
 
 def _named(path: Path) -> ScanFile:

@@ -470,6 +470,8 @@ _NAMES = {
 # What a table may have two columns for, of which one is meant.
 _OF_STUDIES = ("site", "group")
 _AGE = re.compile(r"age(?: at (?:scan|mri|visit|session))?(?: in)?(?: (?P<unit>\w+))?")
+# The same in brackets. The age at onset, or at death, is another.
+_AT_THE_SCAN = ("at scan", "at mri", "at visit", "at session")
 _INTRACRANIAL = re.compile(
     r"(?:estimatedtotalintracranialvol|etiv|icv(?= ))(?: (?P<unit>\S+))?"
 )
@@ -508,7 +510,7 @@ def _measured_column(
     if match is None:
         return None
     unit = match["unit"] or title.inside
-    if not unit or unit.startswith("at "):
+    if not unit or unit in _AT_THE_SCAN:
         return _Column(place, title.text, units.get(_unit_said(described)))
     if unit not in units:
         return None

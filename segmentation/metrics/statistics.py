@@ -441,6 +441,10 @@ def trend(x: Values, y: Values) -> Trend:
 
 def _interval_of_d(d: float, first: int, second: int) -> tuple[float, float]:
     """The exact 95 % interval of Cohen's d of normal values, by the noncentral t distribution."""
+    if d < 0:
+        # scipy's distribution is not a number in the far tail that a negative d asks for.
+        low, high = _interval_of_d(-d, first, second)
+        return -high, -low
     freedom = first + second - 2
     scale = float(np.sqrt(1 / first + 1 / second))
     t = d / scale

@@ -30,7 +30,7 @@ _ENTITY = re.compile(r"([a-zA-Z0-9]+)-([a-zA-Z0-9+]+)")
 # What tells the scans of a person apart; a label map has the same.
 _OF_A_SCAN = ("sub", "ses", "run", "acq", "ce", "rec")
 # A label map in these spaces is on its T1w image's grid.
-_OWN_SPACES = frozenset({None, "orig", "T1w", "individual"})
+OWN_SPACES = frozenset({None, "orig", "T1w", "individual"})
 # Cortical parcellations are other things than a segmentation.
 _OTHER_THINGS = frozenset({"aparcaseg", "carpet", "ribbon"})
 # What the segmentations of one scan are told apart by: from BIDS 1.11 on `seg`, before it `desc`.
@@ -204,10 +204,16 @@ def _is_segmentation_of(labels: Path, own: Mapping[str, str]) -> bool:
     theirs = entities(without_suffix(labels))
     if any(theirs.get(key) != own.get(key) for key in _OF_A_SCAN):
         return False
-    if theirs.get("space") not in _OWN_SPACES:
+    if theirs.get("space") not in OWN_SPACES:
         return False
+    return kind_of_labels(labels) == "" and not is_of_other_things(labels)
+
+
+def is_of_other_things(labels: Path) -> bool:
+    """Whether a derivative's `_dseg` is a parcellation of the cortex, by its name."""
+    theirs = entities(without_suffix(labels))
     kinds = {theirs.get(entity) for entity in _KINDS}
-    return kind_of_labels(labels) == "" and kinds.isdisjoint(_OTHER_THINGS)
+    return not kinds.isdisjoint(_OTHER_THINGS)
 
 
 def kind_of_labels(labels: Path) -> Literal["", "tissues", "parcels"]:

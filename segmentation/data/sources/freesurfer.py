@@ -37,7 +37,7 @@ def _find(root: Path, options: SourceOptions) -> Listed:
     for folder in by_name(root.iterdir()):
         if not folder.is_dir() or folder.name.startswith("."):
             continue
-        reason = _why_not(folder)
+        reason = why_no_scan(folder)
         if reason:
             yield Exclusion(folder.name, reason)
             continue
@@ -90,7 +90,7 @@ def person_and_session(name: str) -> tuple[str, str | None]:
     return identity.person, identity.scan or None
 
 
-def _why_not(folder: Path) -> str:
+def why_no_subject(folder: Path) -> str:
     """Why a folder is no subject; empty where it is one."""
     if _TEMPLATES.fullmatch(folder.name):
         return "a template, not a person"
@@ -99,6 +99,14 @@ def _why_not(folder: Path) -> str:
     if (folder / "base-tps").exists():
         return "a longitudinal base: an average of sessions, not a scan"
     return ""
+
+
+def why_no_scan(folder: Path) -> str:
+    """Why a folder has no scan of its own; empty where it has one."""
+    scan, is_longitudinal, _ = folder.name.partition(".long.")
+    if is_longitudinal and (folder.parent / scan / "mri").is_dir():
+        return f"the scan of {scan} once more"
+    return why_no_subject(folder)
 
 
 def _mgz(name: str) -> str:

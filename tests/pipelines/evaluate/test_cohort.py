@@ -234,9 +234,11 @@ def test_the_printed_snippet_recomputes_z(written: Path, page: str) -> None:
 def test_maps_of_one_name_go_by_their_files(tmp_path: Path) -> None:
     for name in ("sub-01_T1w_dseg", "sub-01_desc-old_dseg", "sub-02_T1w_dseg"):
         Volume(labels(1), AFFINE).write(tmp_path / f"{name}.nii.gz", labels=True)
-    assert (
-        report_cohort(CohortSettings(tmp_path, tmp_path / "report", jobs=1)) == Exit.OK
-    )
+    said: list[str] = []
+    settings = CohortSettings(tmp_path, tmp_path / "report", jobs=1)
+    assert report_cohort(settings, say=said.append) == Exit.OK
+    (remark,) = said
+    assert remark.endswith(" are both of sub-01: each map counts as a scan")
     table = pd.read_csv(tmp_path / "report/volumes.csv", keep_default_na=False)
     assert set(zip(table["subject"], table["session"], strict=True)) == {
         ("sub-01", "sub-01_T1w_dseg"),

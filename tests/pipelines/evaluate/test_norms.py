@@ -184,6 +184,7 @@ def test_norms_of_another_model_are_refused(
         ("m_mm3", "0", "line 2, m_mm3: '0' is not above 0"),
         ("s", "much", "line 2, s: 'much' is no number"),
         ("age", "99", "line 3: the ages of Brain-Stem, F do not rise"),
+        ("intracranial_power", "0.1", "line 3: the head size or its power of Brain-S"),
     ],
 )
 def test_a_table_that_is_wrong_is_refused_with_its_line(

@@ -342,6 +342,31 @@ def test_phantoms_pair_with_their_own_results(tmp_path: Path) -> None:
     assert not found.truths_alone
 
 
+def test_what_is_no_person_in_a_subjects_dir_has_no_label_map(tmp_path: Path) -> None:
+    folders = ("s1", "07", "fsaverage")
+    touch(tmp_path, *(f"{folder}/mri/aseg.mgz" for folder in folders), "07/base-tps")
+    assert [file.name for file in find_files(tmp_path)] == ["s1"]
+
+
+@pytest.mark.parametrize("word", ["", "desc-aseg_"])
+def test_a_scan_has_its_map_in_a_template_or_with_parcels_only_where_it_has_no_other(
+    tmp_path: Path, word: str
+) -> None:
+    names = (f"space-MNI_{word}dseg", "space-T2w_desc-aseg_dseg", "desc-aparcaseg_dseg")
+    touch(
+        tmp_path,
+        f"sub-1/anat/sub-1_{word}dseg.nii.gz",
+        *(f"sub-{k}/anat/sub-{k}_{name}.nii.gz" for k, name in enumerate(names, 1)),
+        f"sub-1/anat/sub-1_{names[2]}.nii.gz",
+    )
+    found = [file.name for file in find_files(tmp_path)]
+    assert found == [
+        "sub-1_desc-aseg_dseg" if word else "sub-1_desc-aparcaseg_dseg",
+        "sub-2_space-T2w_desc-aseg_dseg",
+        "sub-3_desc-aparcaseg_dseg",
+    ]
+
+
 def test_the_scans_of_a_subjects_dir_are_found_too(tmp_path: Path) -> None:
     touch(tmp_path, "sub-01/mri/aseg.mgz", "sub-01/mri/T1.mgz", "sub-02/mri/aseg.mgz")
     assert [file.path.name for file in find_files(tmp_path, suffix="T1w")] == ["T1.mgz"]

@@ -253,6 +253,20 @@ def test_subjects_dir_takes_the_least_processed_image(tmp_path: Path) -> None:
     assert list(refused(found)) == ["s2"]
 
 
+def test_templates_bases_and_scans_that_are_there_twice_are_passed_over(
+    tmp_path: Path,
+) -> None:
+    folders = ("fsaverage", "07", "07_tp1", "07_tp1.long.07", "08.long.08base")
+    touch(tmp_path, *(f"{folder}/mri/orig.mgz" for folder in folders), "07/base-tps")
+    found = find_cases([tmp_path])
+    assert ids(found) == ["07_tp1/07_tp1", "08.long.08base/08.long.08base"]
+    assert found.remarks == (
+        "07: not segmented, since it is a longitudinal base: an average of sessions, not a scan",
+        "07_tp1.long.07: not segmented, since it is the scan of 07_tp1 once more",
+        "fsaverage: not segmented, since it is a template, not a person",
+    )
+
+
 def test_a_folder_without_scans_is_told(tmp_path: Path) -> None:
     assert "no scan in this folder" in refused(find_cases([tmp_path]))[str(tmp_path)]
 
@@ -350,9 +364,9 @@ def test_half_a_pair_is_a_case_that_will_fail(tmp_path: Path) -> None:
 
 
 def test_scans_beside_freesurfers_subjects_are_named(tmp_path: Path) -> None:
-    touch(tmp_path, "bert/mri/orig.mgz", "p1.nii.gz", "more/p2.nii.gz", "more/x.txt")
+    touch(tmp_path, "s1/mri/orig.mgz", "p1.nii.gz", "more/p2.nii.gz", "more/x.txt")
     found = find_cases([tmp_path])
-    assert ids(found) == ["bert/bert"]
+    assert ids(found) == ["s1/s1"]
     (remark,) = found.remarks
     assert remark.endswith("are not read: p1.nii.gz, p2.nii.gz")
 

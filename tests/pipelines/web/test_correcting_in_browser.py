@@ -152,8 +152,8 @@ def test_what_is_painted_while_it_is_saved_is_not_lost(
         load(page, address)
         begin(page)
         first = stroke(page)
-        # As a large map on a slow disk. What is painted meanwhile may be kept before it is saved, too,
-        # with what is being saved: only a draft that is sent after that has the second stroke alone.
+        # As a large map on a slow disk. What is painted meanwhile may be kept with what is being
+        # saved: only a draft that is sent after that has the second stroke alone.
         page.evaluate(
             "(() => { const real = window.fetch; window.fetch = async (...words) => {"
             " const isSave = String(words[0]).includes('/correction?');"

@@ -135,6 +135,16 @@ def test_a_column_that_is_like_one_of_ours_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("title", "age"), [("age (at scan)", 21), ("age (at onset)", None)]
+)
+def test_what_stands_in_brackets_is_read_too(
+    tmp_path: Path, title: str, age: int | None
+) -> None:
+    people = people_of(tmp_path, f"participant_id\t{title}\na\t21\n")
+    assert people.facts["a"].age == age
+
+
+@pytest.mark.parametrize(
     ("title", "kind"),
     [
         ("Date of birth", "age"),

@@ -46,6 +46,14 @@ def test_groups_change_their_sign_and_nothing_else_with_their_order() -> None:
     assert turned.g_low == pytest.approx(-found.g_high, abs=1e-6)
 
 
+def test_large_groups_that_differ_much_have_an_interval_either_way() -> None:
+    draw = np.random.default_rng(0)
+    for _ in range(20):
+        first, second = draw.normal(0, 1, 100), draw.normal(1.5, 1, 100)
+        found = group_difference(first, second)
+        assert found.g_low < found.g < found.g_high < 0
+
+
 @pytest.mark.parametrize(
     ("first", "second"), [([1.0], [2.0, 3.0]), ([], []), ([1.0, 1.0], [2.0, 2.0])]
 )

@@ -21,6 +21,7 @@ def test_a_subjects_dir_gives_its_persons_and_not_its_templates(tmp_path: Path) 
         tmp_path, "p7.long.p7base", image="T1.mgz", labels="aparc+aseg.mgz"
     )
     (freesurfer_subject(tmp_path, "p7base") / "base-tps").write_text("p7\n")
+    freesurfer_subject(tmp_path, "sub-10.long.base")
     (freesurfer_subject(tmp_path, "empty") / "mri" / "orig.mgz").unlink()
     (tmp_path / "logs").mkdir()
     listing = list_subjects("freesurfer", tmp_path, DEFAULT)
@@ -33,6 +34,7 @@ def test_a_subjects_dir_gives_its_persons_and_not_its_templates(tmp_path: Path) 
     found = reasons(listing)
     assert found["fsaverage"] == "a template, not a person"
     assert found["p7base"].startswith("a longitudinal base")
+    assert found["sub-10.long.base"] == "the scan of sub-10 once more"
     assert found["logs"] == "no mri/ folder"
     assert found["empty"].startswith("none of these in mri/: orig.mgz")
 
