@@ -89,6 +89,7 @@ def make_norms(
 
     rows: list[dict[str, object]] = []
     refused = []
+    has_norms = pd.Series(False, index=persons.index)
     for structure in persons.columns.difference(list(_FACTS), sort=False):
         # Persons of a sex that has enough of them count, if these are enough.
         having = persons[persons[structure] > 0]
@@ -108,6 +109,10 @@ def make_norms(
         )
         for sex, curve in fit_curves(controls).items():
             rows += rows_of(structure, sex, curve, model)
+            is_reached = persons["age"].between(
+                curve.ages[0], curve.ages[-1] + 1, inclusive="left"
+            )
+            has_norms |= is_reached & (persons["sex"] == sex)
     if not rows:
         sexes = ", ".join(f"{(persons['sex'] == sex).sum()} {sex}" for sex in SEXES)
         raise EvaluationError(
@@ -119,6 +124,12 @@ def make_norms(
         say(
             f"no norms of {len(refused)} structures, which fewer than {FEWEST_PERSONS} persons "
             f"have: {_some(refused)}"
+        )
+    without = list(persons.index[~has_norms])
+    if without:
+        say(
+            f"no norms of the ages of {count(len(without), 'person')} ({_some(without)}): they "
+            f"are of the longest run of years that {FEWEST_NEAR} persons are near to"
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, Norms.of(rows).table)

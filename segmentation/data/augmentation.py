@@ -23,11 +23,13 @@ from trinat.segmentation.space.views import View
 
 _Range = tuple[float, float]
 
-# Curves of contrast: up to what hardly any tissue exceeds, how many values they have, and how many
-# of them rise all the way.
+# Curves of contrast: up to what hardly any tissue exceeds, how many values they have, how many of
+# them rise all the way, and how many fall again from a brightness between these two on.
 _BRIGHTEST = 1.2
 _KNOTS = 7
-_RISING_SHARE = 0.7
+_RISING_SHARE = 0.5
+_FALLING_SHARE = 0.3
+_TOP = (0.5, 0.9)
 
 
 class AugmentationConfig(BaseModel):
@@ -321,13 +323,17 @@ def _affine(config: AugmentationConfig, draw: _Draw) -> tuple[Tensor, Tensor]:
 def _change_contrast(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
     """Another contrast for some slices: brightness follows a random curve.
 
-    Most curves rise, as brightness does from fluid over grey to white matter. Air is dark in all.
+    Most curves rise, as brightness does from fluid over grey to white matter. Some fall from grey
+    to white matter, as in FLAIR. Air is dark in all.
     """
     is_changed = draw.happens(config.contrast)
     heights = draw.uniform(0, _BRIGHTEST, _KNOTS)
-    is_rising = draw.happens(_RISING_SHARE)
+    kind = draw.uniform(0, 1, 1)
     rising = heights.sort(1).values
-    heights = torch.where(is_rising[:, None], rising, heights)
+    top = draw.uniform(*_TOP, 1)
+    falling = (top - (rising - top).abs()).clamp(min=0)
+    heights = torch.where(kind < _RISING_SHARE + _FALLING_SHARE, falling, heights)
+    heights = torch.where(kind < _RISING_SHARE, rising, heights)
     heights[:, 0] = 0
     chosen = _indices(is_changed)
     if not len(chosen):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import exp, lgamma
 from typing import Any
@@ -26,6 +27,8 @@ _SIGNIFICANT = 0.05
 _MOST_EXACT = 100
 # Of an interval of 95 %, on each side.
 _TAIL = 0.025
+# What differs by a smaller share is equal.
+_ROUNDING = 1e-12
 _UNKNOWN = float("nan")
 
 
@@ -376,7 +379,9 @@ def group_difference(first: Values, second: Values) -> GroupDifference:
     first_squares = ((first - first.mean()) ** 2).sum()
     second_squares = ((second - second.mean()) ** 2).sum()
     squares = first_squares + second_squares
-    if not squares > 0:
+    # Equal values may differ from their mean by its rounding.
+    largest = max(np.abs(first).max(), np.abs(second).max())
+    if not squares > (_ROUNDING * largest) ** 2:
         return GroupDifference(*counts)
     difference = float(first.mean() - second.mean())
     error, welch_freedom = _welch(first, second)
@@ -416,7 +421,7 @@ def trend(x: Values, y: Values) -> Trend:
     x = x[known]
     y = y[known]
     persons = len(x)
-    if persons < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
+    if persons < 4 or _are_equal(x) or _are_equal(y):
         return Trend(persons)
     line = stats.linregress(x, y)
     half = stats.t.ppf(1 - _TAIL, persons - 2) * line.stderr
@@ -437,6 +442,11 @@ def trend(x: Values, y: Values) -> Trend:
         r_high=float(r_high),
         p=float(line.pvalue),
     )
+
+
+def _are_equal(values: Values) -> bool:
+    """Whether values are all the same, but for rounding."""
+    return bool(np.ptp(values) <= _ROUNDING * np.abs(values).max())
 
 
 def _interval_of_d(d: float, first: int, second: int) -> tuple[float, float]:
@@ -465,6 +475,8 @@ def _root(falling: Callable[[float], float], near: float) -> float:
     reach = 4.0 + abs(near)
     for _ in range(6):
         if falling(near - reach) > 0 > falling(near + reach):
-            return float(optimize.brentq(falling, near - reach, near + reach))
+            # Of groups a thousand deviations apart scipy's distribution is not a number.
+            with suppress(ValueError):
+                return float(optimize.brentq(falling, near - reach, near + reach))
         reach *= 2
     return _UNKNOWN

@@ -13,6 +13,7 @@ import io
 import math
 import re
 import textwrap
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -105,7 +106,8 @@ class Drawing:
         buffer = io.BytesIO()
         self.figure.set(dpi=150, facecolor="white")
         # `savefig` would draw all of it twice, first to look at its layout.
-        FigureCanvasAgg(self.figure).print_png(buffer)
+        with _any_letters():
+            FigureCanvasAgg(self.figure).print_png(buffer)
         self.figure.set(facecolor="none")
         return buffer.getvalue()
 
@@ -158,6 +160,14 @@ def _narrowed(figure: Figure, form: Narrow) -> Figure:
     return narrow
 
 
+@contextmanager
+def _any_letters() -> Iterator[None]:
+    """Letters that the font lacks are boxes in a picture, and text in a page: nobody is warned."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from font")
+        yield
+
+
 def _lay_out(figure: Figure, rows: int) -> None:
     """Place all of a figure once; otherwise every file that is written does it twice more.
 
@@ -167,7 +177,8 @@ def _lay_out(figure: Figure, rows: int) -> None:
     if rows > 1:
         # The title of a panel is nearer to it than to the row above.
         engine.set(hspace=_BETWEEN_PANELS)
-    engine.execute(figure)
+    with _any_letters():
+        engine.execute(figure)
     figure.set_layout_engine("none")
 
 
@@ -230,7 +241,7 @@ def panels(
         every = list(np.ravel(axes))
         used = every[:count]
         for axis, structure in zip(used, structures, strict=True):
-            axis.set_title(short_name(structure), fontsize=8, color=INK)
+            axis.set_title(as_text(short_name(structure)), fontsize=8, color=INK)
         for axis in every[count:]:
             axis.set_visible(False)
         yield figure, used
@@ -295,12 +306,17 @@ def draw_dots(
     axis.scatter(x, y, s=9, color=color, lw=0, zorder=3, gid=gid)
 
 
+def as_text(name: str) -> str:
+    """A name as figures show it: two dollars in it would begin and end mathematics."""
+    return re.sub(r"(?<!\\)\$", r"\\$", name)
+
+
 def name_rows(axis: Any, structures: Iterable[str]) -> None:
     """Structures down the axis, the first at the top.
 
     Row n is at height n. Names are shortened by `short_name`.
     """
-    names = [short_name(structure) for structure in structures]
+    names = [as_text(short_name(structure)) for structure in structures]
     axis.set_yticks(range(len(names)), names)
     axis.set_ylim(len(names) - 0.4, -0.6)
     axis.tick_params(axis="y", length=0, labelsize=8)
@@ -311,8 +327,8 @@ def name_rows(axis: Any, structures: Iterable[str]) -> None:
 
 def name_cells(axis: Any, columns: Sequence[str], rows: Sequence[str]) -> None:
     """Names of a map's columns below it, upright, and of its rows beside it."""
-    axis.set_xticks(range(len(columns)), columns, rotation=90)
-    axis.set_yticks(range(len(rows)), rows)
+    axis.set_xticks(range(len(columns)), map(as_text, columns), rotation=90)
+    axis.set_yticks(range(len(rows)), map(as_text, rows))
     axis.tick_params(labelsize=6.5)
 
 
@@ -331,7 +347,7 @@ def add_legend(figure: Figure, models: Sequence[str], columns: int = 4) -> None:
     from matplotlib.lines import Line2D
 
     handles = [
-        Line2D([], [], color=model_color(number), lw=4, label=model)
+        Line2D([], [], color=model_color(number), lw=4, label=as_text(model))
         for number, model in enumerate(models)
     ]
     figure.legend(
@@ -355,7 +371,8 @@ def plain_svg(figure: Figure) -> bytes:
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "trinat"}):
         figure.set_dpi(100)  # of pictures within; lines and letters have no resolution
         # `savefig` would draw all of it twice, first to look at its layout.
-        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
+        with _any_letters():
+            FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
     return buffer.getvalue()
 
 

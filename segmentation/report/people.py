@@ -11,8 +11,10 @@ from trinat.segmentation.metrics.statistics import trend
 from trinat.segmentation.report.cohort import Adjustment, Cohort, groups_of
 from trinat.segmentation.report.drawing import (
     INK,
+    MODEL_COLORS,
     Drawing,
     add_legend,
+    as_text,
     canvas,
     model_color,
     name_rows,
@@ -34,6 +36,7 @@ SITES = "sites"
 # Digits of a value, by its unit.
 DIGITS = {"mm³": 0, "%": 3}
 _TICK = 7
+_NOT_KNOWN = "not known"
 
 
 def effect_tables(cohort: Cohort) -> list[Table]:
@@ -223,26 +226,22 @@ def site_plot(harmonisation: Harmonisation) -> Drawing:
 def people_plot(cohort: Cohort) -> Drawing | None:
     """A panel a structure, a dot a person: volume over age, else by group; None without either.
 
-    Colours are groups, else sexes. Over age each colour with four persons has a line.
+    Colours are groups, else sexes, where there are no more than colours. Over age each colour with
+    four persons has a line.
     """
     persons = cohort.persons
-    fact = "group"
-    groups = groups_of(persons, fact)
-    if len(groups) < 2:
-        fact = "sex"
-        groups = groups_of(persons, fact)
+    fact, groups = _fact_to_draw(persons)
     over_age = bool(persons["age"].notna().any())
-    if not over_age and len(groups) < 2:
+    if not over_age and not fact:
         return None
-    # Persons without the fact are drawn too.
-    shown = groups if len(groups) > 1 else [""]
+    names = [group or _NOT_KNOWN for group in groups]
     marks: dict[str, list[str]] = {}
     with panels(cohort.structures, 1.9, 0.5) as (figure, axes):
         for place, structure in enumerate(cohort.structures):
             of_structure = persons[persons["structure"] == structure]
-            for color, group in enumerate(shown):
+            for color, group in enumerate(groups):
                 chosen = of_structure
-                if group:
+                if fact:
                     chosen = of_structure[of_structure[fact] == group]
                 gid = f"people-{place}-{color}"
                 marks[gid] = _draw_persons(
@@ -250,8 +249,8 @@ def people_plot(cohort: Cohort) -> Drawing | None:
                 )
             axes[place].tick_params(labelsize=_TICK)
             if not over_age:
-                axes[place].set_xticks(range(len(shown)), shown)
-                axes[place].set_xlim(-0.6, len(shown) - 0.4)
+                axes[place].set_xticks(range(len(names)), map(as_text, names))
+                axes[place].set_xlim(-0.6, len(names) - 0.4)
         figure.supxlabel("age (years)" if over_age else fact)
         title = "% of intracranial volume"
         if cohort.unit != "%":
@@ -261,12 +260,27 @@ def people_plot(cohort: Cohort) -> Drawing | None:
         if cohort.harmonisation is not None:
             title = f"{title}, harmonised"
         figure.supylabel(title)
-        if len(shown) > 1:
-            add_legend(figure, shown)
+        add_legend(figure, names)
     label = (
         f"Volumes of {len(cohort.structures)} structures, a panel each, a dot a person"
     )
     return Drawing("people", figure, label, marks)
+
+
+def _fact_to_draw(persons: pd.DataFrame) -> tuple[str, list[str]]:
+    """The fact that colours are, and its groups; "" and one group where none has a few of them.
+
+    Persons of whom the fact is not known are a group of their own.
+    """
+    for fact in ("group", "sex"):
+        groups = groups_of(persons, fact)
+        if len(groups) < 2:
+            continue
+        if (persons[fact] == "").any():
+            groups = [*groups, ""]
+        if len(groups) <= len(MODEL_COLORS):
+            return fact, groups
+    return "", [""]
 
 
 def _draw_persons(

@@ -12,6 +12,7 @@ from trinat.segmentation.metrics.counted import ALL_STRUCTURES, members_of_group
 from trinat.segmentation.report.drawing import (
     INK,
     Drawing,
+    as_text,
     canvas,
     model_color,
     name_rows,
@@ -286,7 +287,7 @@ def dice_plot(means: pd.DataFrame, scheme: LabelScheme) -> Drawing:
                 look = {"marker": "o", "s": 24, "fc": face, "ec": color}
             gid = f"kind-{order}"
             dots = axis.scatter(
-                of_kind, places, zorder=3, gid=gid, label=_title(kind), **look
+                of_kind, places, zorder=3, gid=gid, label=as_text(_title(kind)), **look
             )
             handles.append(dots)
             marks[gid] = [

@@ -176,6 +176,24 @@ def test_norms_of_another_model_are_refused(
         report_cohort(asked)
 
 
+def test_whose_ages_the_norms_do_not_reach_is_named(
+    settings: CohortSettings, controls: Path, tmp_path: Path
+) -> None:
+    people = pd.read_csv(controls / "participants.tsv", sep="\t")
+    # Those of 30 to 37 stay; those of 38 to 40 are 78 to 80.
+    people["age"] += 40 * (people["age"] > 37)
+    people.to_csv(tmp_path / "people.tsv", sep="\t", index=False)
+    asked = replace(settings, participants=tmp_path / "people.tsv")
+    said = make(asked, tmp_path / "norms.tsv")
+    older = (people["age"] > 70) & (people["group"] == "control")
+    assert any(
+        f"no norms of the ages of {older.sum()} persons (s08, " in line for line in said
+    )
+    rows = pd.read_csv(tmp_path / "norms.tsv", sep="\t")
+    # Within five years of 42 there are those of 37.
+    assert rows["age"].max() == 42
+
+
 @pytest.mark.parametrize(
     ("column", "value", "said"),
     [

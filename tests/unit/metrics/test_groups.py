@@ -79,6 +79,23 @@ def test_a_trend_has_the_interval_of_its_slope_and_of_r() -> None:
     assert found.r_low < found.r < found.r_high < 1
 
 
+def test_values_that_differ_by_rounding_alone_are_equal() -> None:
+    # 22 and 222 voxels of 0.9 mm: the mean of equal volumes is another number.
+    first, second = np.full(6, 22 * 0.9**3), np.full(6, 222 * 0.9**3)
+    assert first.mean() != first[0] or second.mean() != second[0]
+    found = group_difference(first, second)
+    assert (found.first, found.second) == (6, 6)
+    assert np.isnan([found.g, found.p]).all()
+    assert np.isnan(trend(np.arange(4.0), 100 + np.array([0, 1, 0, 1]) * 1e-11).slope)
+
+
+def test_groups_that_are_thousands_of_deviations_apart_have_no_interval() -> None:
+    first = np.tile([0.0, 1.0], 5)
+    found = group_difference(first, first + 2e4)
+    assert found.difference == pytest.approx(-2e4)
+    assert np.isnan(found.g_low) == np.isnan(found.g_high)
+
+
 def test_a_trend_needs_four_persons_of_different_ages() -> None:
     assert np.isnan(trend(np.arange(3.0), np.arange(3.0)).slope)
     assert np.isnan(trend(np.ones(9), np.arange(9.0)).slope)

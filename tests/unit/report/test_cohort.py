@@ -129,6 +129,21 @@ def test_a_single_group_leaves_the_colours_to_the_sexes() -> None:
     assert [len(names) for names in drawing.marks.values()] == [2, 2]
 
 
+@pytest.mark.parametrize("is_aged", [True, False])
+def test_persons_without_a_group_are_drawn_by_themselves(is_aged: bool) -> None:
+    groups = ["a", "a", "a", "b", "b", "b", "", "", ""]
+    scans = [
+        replace(
+            scan(n, 100.0 + n, None), group=group, age=20.0 + n if is_aged else None
+        )
+        for n, group in enumerate(groups)
+    ]
+    drawing = people_plot(cohort_of(scans, SCHEME))
+    assert drawing is not None
+    assert [len(names) for names in drawing.marks.values()] == [3, 3, 3]
+    assert "not known" in drawing.inline()
+
+
 def test_every_person_is_drawn_however_many_groups_there_are() -> None:
     scans = [replace(scan(n, 100.0 + n, None), group=f"g{n}") for n in range(9)]
     drawing = people_plot(cohort_of(scans, SCHEME))

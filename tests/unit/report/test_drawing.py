@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -62,6 +63,19 @@ def test_long_texts_of_a_phone_are_in_lines() -> None:
     assert "second" in found
     assert max(len(text) for text in found) <= 40
     assert "".join(found).count("a" * 20) == 3  # 60 letters, in two lines of 38 and 22
+
+
+def test_names_are_shown_as_they_are() -> None:
+    names = ["$50% of$ x", "日本", "a_b^c"]
+    with canvas(4, 2) as (figure, axis):
+        axis.plot([0, 1])
+        add_legend(figure, names)
+    drawing = Drawing("names", figure, "names")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert set(names) <= set(texts(drawing.inline()))
+        assert set(names) <= set(texts(drawing.inline_narrow()))
+        assert drawing.png
 
 
 def test_the_wide_form_stays_as_it_was() -> None:
