@@ -234,7 +234,11 @@ def measure_group(
     corrected = corrected_among(found)
     if corrected:
         say(corrected)
-    unfit = unfit_results(settings.predictions, [file.result for file in found])
+    unfit = unfit_results(
+        settings.predictions,
+        [file.result for file in found],
+        [file.corrects for file in found if file.corrects],
+    )
     fit = [file for file in found if file.result not in unfit]
     measured = measure_volumes(
         fit, settings.labels, settings.trust_affine, settings.jobs, progress

@@ -193,7 +193,11 @@ def find_predictions(
             parcels=scheme.has_parcels,
             corrected=not settings.uncorrected,
         )
-        why = unfit_results(place, [file.result for file in files])
+        why = unfit_results(
+            place,
+            [file.result for file in files],
+            [file.corrects for file in files if file.corrects],
+        )
         for file in files:
             if file.result in why:
                 unfit[file.path] = why[file.result]

@@ -381,7 +381,8 @@ def _save_trained(
 
 def _refuse_if_no_better(judged: Judged, out: Path) -> None:
     """EvaluationError where a model is not worth having."""
-    if judged.gain < WORTHWHILE:
+    # Not where it is not a number, as of corrections that change nothing.
+    if not judged.gain >= WORTHWHILE:
         raise EvaluationError(
             f"no model is written, as it would be no better: {judged}",
             where=out,

@@ -59,12 +59,19 @@ class Corrected:
 
 
 def persons_of(items: Sequence[Item]) -> list[str]:
-    """Whose each scan of a folder of results is, by its name and its folders."""
+    """Whose each scan of a folder of results is.
+
+    As it was segmented together with others of its person; else by its name and its folders.
+    """
     identities = []
     for item in items:
         *folders, name = item.name.split("/")
         identities.append(identity_of(name, folders) or Identity(item.name))
-    return [identity.person for identity in told_apart(identities)]
+    persons = []
+    for item, identity in zip(items, told_apart(identities), strict=True):
+        together = item.entry.result.get("longitudinal", {})
+        persons.append(together.get("person", identity.person))
+    return persons
 
 
 def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
@@ -80,6 +87,7 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
         labels = None
         mask = None
         structures = None
+        corrected_scan = ""
         if study.against is not None:
             labels = study.other(item)
         elif item.labels is not None:
@@ -89,6 +97,12 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
             if correction is not None and correction.facts is not None:
                 mask = mask_path(item.labels)
                 structures = frozenset(correction.facts.structures)
+                corrected_scan = correction.facts.scan_sha256
+                if not correction.facts.changed_voxels:
+                    failures.append(f"{item.name}: its correction changes nothing")
+                    continue
+        elif item.entry.is_kept:
+            failures.append(f"{item.name}: its result was changed since it was written")
         if labels is None:
             continue
         used.add(labels)
@@ -100,6 +114,11 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
         # Elsewhere it may be packed otherwise.
         if study.images is None and segmented and digest(scan) != segmented:
             failures.append(f"{item.name}: its scan was changed since it was segmented")
+            continue
+        if corrected_scan and segmented and corrected_scan != segmented:
+            failures.append(
+                f"{item.name}: its scan was replaced since it was corrected"
+            )
             continue
         found.append(Corrected(item, person, scan, labels, mask, structures))
     if study.against is not None:

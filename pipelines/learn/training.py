@@ -30,6 +30,7 @@ from trinat.segmentation.data.store import Store
 from trinat.segmentation.io.files import read_bytes, write_tsv
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.checkpoint import Model, load_model, save_changed
+from trinat.segmentation.models.zoo import MODEL_FILE
 from trinat.segmentation.space.morphology import dilated
 
 Say = Callable[[str], None]
@@ -86,8 +87,9 @@ def train_on(
     ((path, split),) = split_store(store, ratios=_RATIOS)
     say(f"trained on {len(split.train)} scans, judged by {len(split.validation)}")
 
-    # Other corrections, or another recipe, are another run.
+    # Other corrections, another recipe or another model are another run.
     identity = Store(store).fingerprint.encode() + read_bytes(path)
+    identity += read_bytes(model.folder / MODEL_FILE)
     identity += json.dumps([settings.recipe, str(model.folder)]).encode()
     run = work / f"run-{hashlib.sha256(identity).hexdigest()[:8]}"
     changed = {

@@ -21,6 +21,8 @@ from trinat.segmentation.report.changes import (
     retest_of,
 )
 
+# What scans were segmented by and with: the hash of the model; each scan, and what it held.
+_Segmentation = tuple[str, frozenset[Any]]
 _COLUMNS = (
     "person",
     "group",
@@ -125,7 +127,7 @@ def _persons_in(entries: Iterable[Entry], results: Path) -> dict[str, list[Entry
     known = {entry.case: entry for entry in entries}
     moved = _moved(known.values(), results)
     # Of each person, those that were segmented together: the scans in it and what they hold.
-    found: dict[str, dict[frozenset[Any], list[Entry]]] = {}
+    found: dict[str, dict[_Segmentation, list[Entry]]] = {}
     for entry in known.values():
         if entry.status == "done" and "longitudinal" in entry.result:
             person = entry.result["longitudinal"]["person"]
@@ -135,8 +137,8 @@ def _persons_in(entries: Iterable[Entry], results: Path) -> dict[str, list[Entry
     for person, groups in found.items():
         current = [
             group
-            for scans, group in groups.items()
-            if len(group) > 1 and _is_whole(scans, known, moved)
+            for segmentation, group in groups.items()
+            if len(group) > 1 and _is_whole(segmentation, known, moved)
         ]
         if current:
             last = max(
@@ -173,24 +175,26 @@ def _moved(entries: Iterable[Entry], results: Path) -> set[str]:
 
 
 def _is_whole(
-    scans: frozenset[Any], known: Mapping[str, Entry], moved: Collection[str]
+    segmentation: _Segmentation, known: Mapping[str, Entry], moved: Collection[str]
 ) -> bool:
     """Whether the results of a segmentation are all written and none was replaced since.
 
     A run may have stopped between two of them. A scan that failed, or was corrected by hand, has
     no result. One of the `moved` cases has its result under another name.
     """
+    _, scans = segmentation
     for case, _ in scans:
         if case not in known or case in moved:
             return False
-        if known[case].status == "done" and _together(known[case]) != scans:
+        if known[case].status == "done" and _together(known[case]) != segmentation:
             return False
     return True
 
 
-def _together(entry: Entry) -> frozenset[Any]:
-    """The scans that a scan was segmented with, itself among them, and what each held then."""
-    return frozenset(entry.result.get("longitudinal", {}).get("scans", {}).items())
+def _together(entry: Entry) -> _Segmentation:
+    """The model that segmented a scan, the scans with it, itself too, and what each held then."""
+    scans = entry.result.get("longitudinal", {}).get("scans", {})
+    return entry.model, frozenset(scans.items())
 
 
 def _year(entry: Entry) -> float | None:

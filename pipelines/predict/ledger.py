@@ -26,6 +26,7 @@ from pydantic import BaseModel, FiniteFloat, TypeAdapter
 
 from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.predict.entry import Entry, digest_of, digests_of
+from trinat.pipelines.scans.corrections import correction_of
 from trinat.pipelines.scans.discovery import absolute, walk
 from trinat.pipelines.scans.naming import ASIDE, FOLD
 from trinat.segmentation.errors import IntegrityError, OutputError
@@ -467,20 +468,26 @@ def _standing(entry: Entry, folder: Path) -> int:
     return 3 if now == entry.input_sha256 else 0
 
 
-def unfit_results(folder: Path, files: Collection[Path]) -> dict[Path, str]:
+def unfit_results(
+    folder: Path, files: Collection[Path], corrected: Collection[Path] = ()
+) -> dict[Path, str]:
     """Which files are no result of the last attempt at their scan as it is now, and why.
 
     `folder` is one of `entries_for`, with these files. What the user has changed or added is the
-    user's own, and never unfit.
+    user's own, and never unfit; but for corrections of what a scan was before, where these count:
+    `corrected` are the files that they are of.
     """
     unfit: dict[Path, str] = {}
     for each, contents in _ledgers_of(folder):
-        unfit.update(_unfit_in(each, contents, files))
+        unfit.update(_unfit_in(each, contents, files, corrected))
     return unfit
 
 
 def _unfit_in(
-    folder: Path, contents: LedgerContents, files: Collection[Path]
+    folder: Path,
+    contents: LedgerContents,
+    files: Collection[Path],
+    corrected: Collection[Path],
 ) -> dict[Path, str]:
     """As `unfit_results`, by the ledgers of one folder."""
     ours: dict[str, Path] = {}
@@ -494,13 +501,27 @@ def _unfit_in(
         if (name, digest) not in contents.written:
             return ""
         entry = contents.entries.get(contents.writers[name])
-        return _why_unfit(entry, name, digest, folder)
+        reason = _why_unfit(entry, name, digest, folder)
+        if not reason and entry is not None and ours[name] in corrected:
+            reason = _why_outdated(entry, folder / name)
+        return reason
 
     # Threads, since these are hashes of large files.
     with ThreadPoolExecutor(cpu_count()) as pool:
         reasons = list(pool.map(judge, ours))
     judged = zip(ours.values(), reasons, strict=True)
     return {file: reason for file, reason in judged if reason}
+
+
+def _why_outdated(entry: Entry, result: Path) -> str:
+    """Why the correction of a result is of another scan than the result; empty where it is not."""
+    correction = correction_of(result)
+    if correction is None or correction.facts is None:
+        return ""
+    digest = correction.facts.scan_sha256
+    if not digest or not entry.input_sha256 or digest == entry.input_sha256:
+        return ""
+    return "is a correction of what the scan was before: correct it again, or give --uncorrected"
 
 
 def _why_unfit(entry: Entry | None, name: str, digest: str, folder: Path) -> str:

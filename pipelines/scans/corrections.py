@@ -269,7 +269,8 @@ def save_correction(
         changed = corrected.data != original.data
         if before is not None:
             sessions = before.sessions
-            if before.result_sha256 != result_sha256:
+            is_ours = earlier is not None and earlier.facts is not None
+            if before.result_sha256 != result_sha256 and is_ours:
                 # The result was replaced since: the mask alone knows what was changed in it.
                 changed = Volume.read(mask_path(result), labels=True).data > 0
                 changed = changed | (corrected.data != shown.data)

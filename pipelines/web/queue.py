@@ -441,7 +441,8 @@ def _read_record(folder: Path) -> Submission:
             id=folder.name,
             state="failed",
             reason="its record is damaged",
-            ended=1,
+            # Kept as long as one that ends now: its scan and correction may be whole.
+            ended=time.time(),
         )
 
 

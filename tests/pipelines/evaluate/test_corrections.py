@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +12,17 @@ from helpers.studies import write_study
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.evaluate import cohort, evaluation
+from trinat.pipelines.learn.order import find_corrected
+from trinat.pipelines.predict.ledger import read_entries, unfit_results
 from trinat.pipelines.scans.corrections import (
     Session,
     corrected_path,
     find_corrections,
     save_correction,
+    sidecar_path,
 )
 from trinat.pipelines.scans.files import corrected_among, find_files
+from trinat.pipelines.web.study import Study
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
 
@@ -149,6 +154,28 @@ def test_a_correction_of_a_scan_that_has_changed_since_is_not_measured(
     said: list[str] = []
     cohort.report_cohort(settings, say=said.append)
     assert any("c: is an old result" in line for line in said)
+
+
+def test_a_correction_of_what_a_scan_was_before_is_not_measured(study: Path) -> None:
+    out = study / "out"
+    entry = read_entries([out / "run.jsonl"])["c"]
+    # Another scan, and its result, in the place of that which was corrected.
+    facts = sidecar_path(out / "c_dseg.nii.gz")
+    said_of_it = json.loads(facts.read_text())
+    facts.write_text(json.dumps({**said_of_it, "ScanSHA256": "another"}))
+    assert entry.input_sha256
+    found = find_files(out)
+    results = [file.result for file in found]
+    corrected = [file.corrects for file in found if file.corrects]
+    reasons = unfit_results(out, results, corrected)
+    assert list(reasons) == [out / "c_dseg.nii.gz"]
+    assert "is a correction of what the scan was before" in reasons[results[2]]
+    assert unfit_results(out, results) == {}
+    found_to_learn, failures = find_corrected(Study(out, rater=""))
+    assert (found_to_learn, failures) == (
+        [],
+        ["c: its scan was replaced since it was corrected"],
+    )
 
 
 def test_a_correction_of_a_part_of_the_grid_is_not_measured(tmp_path: Path) -> None:

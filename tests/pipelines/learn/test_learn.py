@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.miniatures import head_image, head_labels, write_nifti
-from helpers.overfitted import shy_model
+from helpers.overfitted import overfitted_model, shy_model
 from helpers.small_model import save_parcels
 from scipy import ndimage
 from typer.testing import CliRunner
@@ -145,6 +145,36 @@ def test_sessions_are_of_one_person_and_folders_tell_persons_apart() -> None:
     names = ("a/sub-01_T1w", "b/sub-01_T1w")
     items = [Item(name, Path(), Entry(name, "done"), None) for name in names]
     assert persons_of(items) == ["a/sub-01", "b/sub-01"]
+
+
+def test_sessions_that_were_segmented_together_are_of_one_person() -> None:
+    together = {"longitudinal": {"person": "anna"}}
+    entries = (
+        Entry("visit-a", "done", result=together),
+        Entry("visit-b", "done", result=together),
+        Entry("other", "done"),
+    )
+    items = [Item(entry.case, Path(), entry, None) for entry in entries]
+    assert persons_of(items) == ["anna", "anna", "other"]
+
+
+def test_a_correction_that_was_taken_back_teaches_nothing(
+    results: Path, tmp_path: Path
+) -> None:
+    path = correct(results, "sub-01", CORTEX, WHITE_MATTER)
+    result = results / "sub-01_T1w_dseg.nii.gz"
+    save_correction(
+        result,
+        Volume.read(result, labels=True),
+        Session(by="anna", at="2026-11-28T00:00:00+00:00", minutes=1),
+        builds_on=sha256_of(path),
+        names={},
+        lock=results / "lock",
+    )
+    own = tmp_path / "own"
+    with pytest.raises(EvaluationError, match="correction changes nothing"):
+        learn(LearnSettings(results, own, model=str(overfitted_model()), device="cpu"))
+    assert not own.exists()
 
 
 def test_corrected_structures_have_both_sides_and_a_whole_map_has_all(

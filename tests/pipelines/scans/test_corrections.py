@@ -171,6 +171,22 @@ def test_what_was_changed_stays_known_when_the_result_is_replaced(result: Path) 
     assert changed == [(0, 0, 0), (0, 0, 1)]
 
 
+def test_what_another_program_changed_is_known_when_the_result_is_replaced(
+    result: Path,
+) -> None:
+    save(result, painted(result, (0, 0, 0)), ANNA, result)
+    path = corrected_path(result)
+    painted(path, (0, 0, 1)).write(path, labels=True)
+    again = Volume.read(result, labels=True)
+    again.data[7, 7, 7] = 49
+    again.write(result, labels=True)
+    save(result, painted(path, (0, 0, 2)), BERTA, path)
+    found = correction_of(result)
+    assert found
+    changed = {tuple(voxel) for voxel in np.argwhere(found.changed())}
+    assert changed >= {(0, 0, 0), (0, 0, 1), (0, 0, 2)}
+
+
 def test_a_saving_that_was_cut_short_comes_again(result: Path) -> None:
     save(result, painted(result, (0, 0, 0)), ANNA, result)
     path = corrected_path(result)

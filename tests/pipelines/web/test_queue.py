@@ -174,7 +174,11 @@ def test_the_token_is_the_queues_and_for_its_owner_alone(tmp_path: Path) -> None
 def test_a_damaged_record_is_a_failed_scan(tmp_path: Path) -> None:
     job = accepted(Queue(tmp_path))
     (tmp_path / "jobs" / job.id / "job.json").write_text("{")
-    assert Queue(tmp_path).submissions[job.id].state == "failed"
+    again = Queue(tmp_path)
+    assert again.submissions[job.id].state == "failed"
+    # What can still be used of it is kept as long as any other.
+    again.sweep()
+    assert (tmp_path / "jobs" / job.id).is_dir()
 
 
 def full(path: Path) -> None:
