@@ -18,6 +18,7 @@ from helpers.serial import QUICK, run_serially
 
 from trinat.pipelines.predict import changes
 from trinat.pipelines.predict.entry import Entry, digest_of
+from trinat.pipelines.predict.ledger import Ledger
 from trinat.pipelines.predict.persons import Person
 from trinat.pipelines.predict.run import merge
 from trinat.pipelines.predict.settings import CaseNames, RunSettings, Shard
@@ -267,3 +268,28 @@ def test_after_a_kill_between_two_files_no_table_has_old_and_new(
         assert tables(study / there) == after
         files += 1
     assert files > 1
+
+
+def test_scans_by_two_models_are_not_compared(tmp_path: Path) -> None:
+    def entry(case: str, year: float, model: str, volume: float) -> Entry:
+        together = {
+            "person": "anna",
+            "group": "",
+            "year": year,
+            "scans": {"a": "digest of a", "b": "digest of b"},
+            "volumes_mm3": {"Brain-Stem": volume},
+        }
+        result = {"model": model, "grade": "pass", "longitudinal": together}
+        return Entry(case, "done", case, model=model, result=result)
+
+    shard = tmp_path / "run.shard-1-of-1.jsonl"
+    with Ledger(shard) as ledger:
+        ledger.add(entry("a", 2020, "one", 1000))
+        ledger.add(entry("b", 2021, "one", 1000))
+    merge(tmp_path)
+    assert len((tmp_path / "changes.tsv").read_text().splitlines()) == 2
+    # A run with another model ended between the two.
+    with Ledger.resume(shard, []) as ledger:
+        ledger.add(entry("a", 2020, "other", 2000))
+    merge(tmp_path)
+    assert not (tmp_path / "changes.tsv").exists()
