@@ -134,6 +134,7 @@ class Corrections:
         path.parent.mkdir(parents=True, exist_ok=True)
         head = json.dumps(asdict(known)).encode()
         write_whole(path, head + b"\n" + painted.content)
+        self._study.drafted(item)
         if painted.takes and painted.takes != painted.tab:
             self._draft(item, painted.takes).unlink(missing_ok=True)
 

@@ -54,6 +54,10 @@ class QueueStudy(Study):
         """Beside the scan: they are deleted with it."""
         return self.queue.drafts(self._submission(item))
 
+    def drafted(self, item: Item) -> None:
+        """Keep the scan as if it had ended now: somebody is at work on it."""
+        self.queue.renew(self._submission(item))
+
     def corrected(self, item: Item, correction: Correction, lock: Path) -> None:
         """Keep the scan as if it had ended now."""
         self.queue.renew(self._submission(item))

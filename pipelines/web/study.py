@@ -136,6 +136,9 @@ class Study:
         """The folder with the drafts of a scan's correction, among those of others."""
         return self.folder / WORK / "drafts"
 
+    def drafted(self, item: Item) -> None:
+        """Note that a draft was kept; a folder of results has nothing to note."""
+
     def corrected(self, item: Item, correction: Correction, lock: Path) -> None:
         """Note that a correction was saved."""
         list_correction(self.folder / CORRECTIONS, item.name, correction, lock=lock)

@@ -298,9 +298,13 @@ def test_a_result_is_corrected_and_taken(service: Service, scan: Path) -> None:
     painted = np.uint32(0).tobytes() + bytes([1])
     facts = {"builds_on": ask(path).json()["sha256"], "minutes": "1", "tab": "0" * 16}
     draft = f"{path}/drafts/{'0' * 16}"
+    record = service.queue / "jobs" / id / "job.json"
+    ended = json.loads(record.read_text())["ended"]
     kept = service.client.put(draft, params=facts, content=painted)
     assert kept.status_code == 204
     assert list((service.queue / "jobs" / id / "drafts").iterdir())
+    # It is kept from then on: somebody is at work on it.
+    assert json.loads(record.read_text())["ended"] > ended
     saved = service.client.put(f"{path}/correction", params=facts, content=painted)
     assert saved.json()["correction"]["voxels"] == 1
     assert not list((service.queue / "jobs" / id / "drafts").iterdir())
