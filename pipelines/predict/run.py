@@ -94,12 +94,13 @@ def predict(request: PredictRequest, heard: Listener | None = None) -> Outcome:
                 suffix=request.suffix,
                 any_contrast=is_for_any_contrast(model),
             )
-        if not found.cases and not found.refusals:
-            raise InputError(
-                "nothing to segment", remedy="name scans, or folders that hold some"
-            )
+    # Also where nothing is left: they say what was not taken, and why.
     for remark in found.remarks:
         heard.on_remark(remark)
+    if not found.cases and not found.refusals:
+        raise InputError(
+            "nothing to segment", remedy="name scans, or folders that hold some"
+        )
     if isinstance(request.output.reference, Norms):
         found = replace(found, cases=_with_facts(request, found, heard.on_remark))
     if request.output.fmriprep:

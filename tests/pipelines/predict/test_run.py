@@ -27,8 +27,8 @@ from helpers.serial import (
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.predict.ledger import read_entries
-from trinat.pipelines.predict.run import merge
-from trinat.pipelines.predict.settings import Shard
+from trinat.pipelines.predict.run import Listener, merge, predict
+from trinat.pipelines.predict.settings import PredictRequest, Shard
 from trinat.segmentation.errors import ConfigError, InputError
 from trinat.segmentation.io.files import sha256_of
 
@@ -331,3 +331,14 @@ def test_timings_name_the_stages_and_add_up_to_the_run(tmp_path: Path) -> None:
     assert -0.05 * whole < rest < 0.2 * whole
     for entry in read_entries([tmp_path / "out/run.jsonl"]).values():
         assert {"read", "conform", "coronal", "write"} <= entry.timings_s.keys()
+
+
+def test_what_was_not_taken_is_said_also_where_nothing_is_left(tmp_path: Path) -> None:
+    template = tmp_path / "subjects/fsaverage/mri/orig.mgz"
+    template.parent.mkdir(parents=True)
+    template.touch()
+    request = PredictRequest(inputs=(str(tmp_path / "subjects"),), out=tmp_path / "out")
+    said: list[str] = []
+    with pytest.raises(InputError, match="nothing to segment"):
+        predict(request, Listener(on_remark=said.append))
+    assert said == ["fsaverage: not segmented, since it is a template, not a person"]
