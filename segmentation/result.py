@@ -30,9 +30,8 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.measures import INTRACRANIAL, BrainVolumes
 from trinat.segmentation.labels.scheme import Label
 from trinat.segmentation.models.checkpoint import Model
-from trinat.segmentation.report.mesh import Surface, surface_net
-from trinat.segmentation.report.page import data_uri
-from trinat.segmentation.report.pictures import draw_mosaic, encoded
+from trinat.segmentation.rendering.mesh import Surface, surface_net
+from trinat.segmentation.rendering.pictures import data_uri, draw_mosaic, encoded
 from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import reoriented
 

@@ -65,7 +65,7 @@ def without_pages() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def without_figures() -> Iterator[None]:
     """Pages in the test's process have empty figures: most of their time is to draw them."""
-    drawing = "trinat.segmentation.report.drawing"
+    drawing = "trinat.pipelines.report.drawing"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(f"{drawing}._lay_out", lambda *_: None)
         patch.setattr(f"{drawing}._narrowed", lambda figure, _: figure)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trinat.segmentation.io.volume import Volume
     from trinat.segmentation.metrics.pair import evaluate
     from trinat.segmentation.models.checkpoint import load_model
-    from trinat.segmentation.report.mesh import Surface
+    from trinat.segmentation.rendering.mesh import Surface
     from trinat.segmentation.result import Result
     from trinat.segmentation.segmenter import Segmenter, segment
     from trinat.segmentation.space.views import View
@@ -64,7 +64,7 @@ _MODULES = {
     "OpenedStore": "trinat.segmentation.data.open_store",
     "Result": "trinat.segmentation.result",
     "Segmenter": "trinat.segmentation.segmenter",
-    "Surface": "trinat.segmentation.report.mesh",
+    "Surface": "trinat.segmentation.rendering.mesh",
     "TrainedRun": "trinat.pipelines.train.from_python",
     "TrinatError": "trinat.segmentation.errors",
     "View": "trinat.segmentation.space.views",

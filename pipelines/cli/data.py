@@ -321,7 +321,7 @@ def split(
 
     Example: trinat split store --ratios 8 1 1 --seed 0
     """
-    from trinat.pipelines.scans.people import say_of_table
+    from trinat.pipelines.study.people import say_of_table
     from trinat.segmentation.data.splits import read_exclusions
     from trinat.segmentation.data.splitting import split_store
     from trinat.segmentation.data.store import Store

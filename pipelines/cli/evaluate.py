@@ -175,7 +175,7 @@ def people(
 
     Example: trinat people participants.tsv out/
     """
-    from trinat.pipelines.scans.people import show_people
+    from trinat.pipelines.study.people import show_people
 
     show_people(table, results, typer.echo, strict=strict)
 

@@ -12,7 +12,7 @@ from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import with_fields
 from trinat.pipelines.jobs.process import prepare_process
 from trinat.pipelines.predict.settings import PredictRequest
-from trinat.pipelines.scans.naming import T1W
+from trinat.pipelines.study.naming import T1W
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.timing import as_table, stage, time_process
 

@@ -16,7 +16,8 @@ from trinat.pipelines.cli.fields import Only, with_fields
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.common.extras import require_extra
 from trinat.pipelines.predict.settings import PredictRequest
-from trinat.pipelines.web.settings import SITE_POLICY, ServiceSettings
+from trinat.pipelines.serve.settings import ServiceSettings
+from trinat.pipelines.view.guard import SITE_POLICY
 from trinat.segmentation.labels import DEFAULT_SCHEME
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ def serve_(
     Example: trinat serve --model fast
     """
     require_extra("serve", "fastapi", "uvicorn")
-    from trinat.pipelines.web.guard import is_loopback
-    from trinat.pipelines.web.service import run_service
+    from trinat.pipelines.serve.service import run_service
+    from trinat.pipelines.view.guard import is_loopback
     from trinat.segmentation.models.zoo import default_model
 
     request = cluster.give(asked(inputs=(), out=settings.folder))
@@ -101,9 +102,9 @@ def view(
     Example: trinat view out/ --against manual/
     """
     require_extra("serve", "fastapi", "uvicorn")
-    from trinat.pipelines.web.correcting import MAX_CHANGES
-    from trinat.pipelines.web.study import Study
-    from trinat.pipelines.web.viewer import make_app
+    from trinat.pipelines.view.correcting import MAX_CHANGES
+    from trinat.pipelines.view.study import Study
+    from trinat.pipelines.view.viewer import make_app
 
     if not rater:
         try:
@@ -127,7 +128,7 @@ def web(
     Example: trinat web site/
     """
     require_extra("serve", "fastapi", "uvicorn")
-    from trinat.pipelines.web.start import make_site_app
+    from trinat.pipelines.view.start import make_site_app
 
     _open(make_site_app(site), port, no_browser=no_browser, policy=SITE_POLICY)
     return Exit.OK
@@ -148,8 +149,8 @@ def _open(
     """
     import webbrowser
 
-    from trinat.pipelines.web.guard import MAX_BODY, POLICY, new_token
-    from trinat.pipelines.web.start import answer
+    from trinat.pipelines.view.guard import MAX_BODY, POLICY, new_token
+    from trinat.pipelines.view.start import answer
 
     def say(address: str) -> None:
         typer.echo(address)

@@ -16,7 +16,7 @@ from trinat.pipelines.cli.fields import Only, with_fields
 from trinat.pipelines.cli.options import say_next, say_nothing
 from trinat.pipelines.jobs.process import prepare_process
 from trinat.pipelines.learn.settings import LearnSettings, NextSettings
-from trinat.pipelines.scans.naming import FOLD
+from trinat.pipelines.study.naming import FOLD
 from trinat.pipelines.train.progress import training_progress
 from trinat.pipelines.train.settings import TrainSettings
 from trinat.segmentation.errors import ConfigError

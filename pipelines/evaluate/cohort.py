@@ -35,16 +35,20 @@ from trinat.pipelines.predict.entry import (
     why_left_out,
 )
 from trinat.pipelines.predict.ledger import entries_for, unfit_results
-from trinat.pipelines.scans.discovery import absolute
-from trinat.pipelines.scans.files import (
+from trinat.pipelines.report.cohort import Cohort, Range, Scan, cohort_of
+from trinat.pipelines.report.cohort_page import cohort_drawings, cohort_page
+from trinat.pipelines.report.measurements import write_table
+from trinat.pipelines.report.page import provenance
+from trinat.pipelines.study.discovery import absolute
+from trinat.pipelines.study.files import (
     ScanFile,
     corrected_among,
     find_files,
     persons_in_folders,
     two_maps_of_a_scan,
 )
-from trinat.pipelines.scans.people import refuse_strangers, say_of_table
-from trinat.pipelines.scans.ratings import (
+from trinat.pipelines.study.people import refuse_strangers, say_of_table
+from trinat.pipelines.study.ratings import (
     Rating,
     agreement_table,
     read_given,
@@ -61,10 +65,6 @@ from trinat.segmentation.labels.scheme import Label, LabelScheme, load_scheme
 from trinat.segmentation.metrics.counted import made_by
 from trinat.segmentation.metrics.definitions import NOT_PREDICTED
 from trinat.segmentation.metrics.norms import Norms
-from trinat.segmentation.report.cohort import Cohort, Range, Scan, cohort_of
-from trinat.segmentation.report.cohort_page import cohort_drawings, cohort_page
-from trinat.segmentation.report.measurements import write_table
-from trinat.segmentation.report.page import provenance
 
 _TABLES = (
     "volumes.csv",

@@ -22,16 +22,16 @@ from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.evaluate.shown_scans import lowest_scans
 from trinat.pipelines.jobs.lock import claimed, keep_only, refuse_foreign
 from trinat.pipelines.jobs.process import cpu_count
-from trinat.pipelines.scans.files import ScanFile, corrected_among
-from trinat.pipelines.scans.ratings import agreement_table, use_of_ratings
+from trinat.pipelines.report.evaluation import latex, printed
+from trinat.pipelines.report.measurements import metrics_frame, write_table
+from trinat.pipelines.report.page import provenance
+from trinat.pipelines.study.files import ScanFile, corrected_among
+from trinat.pipelines.study.ratings import agreement_table, use_of_ratings
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.io.files import sha256_of, write_whole
-from trinat.segmentation.report.evaluation import latex, printed
-from trinat.segmentation.report.measurements import metrics_frame, write_table
-from trinat.segmentation.report.page import provenance
 
 if TYPE_CHECKING:
-    from trinat.segmentation.report.summary import Evaluation
+    from trinat.pipelines.report.summary import Evaluation
 
 __all__ = ["EvaluationSettings", "evaluate_predictions", "named_models"]
 
@@ -103,7 +103,7 @@ def _publish(
 
     Where nothing was measured there is pairs.csv alone, and an EvaluationError.
     """
-    from trinat.segmentation.report.summary import evaluate_frame
+    from trinat.pipelines.report.summary import evaluate_frame
 
     settings = inputs.settings
     out = settings.out
@@ -255,7 +255,7 @@ def _write_page(
     notices: Sequence[str],
 ) -> None:
     """Write report.html and the figures beside it."""
-    from trinat.segmentation.report.evaluation import (
+    from trinat.pipelines.report.evaluation import (
         drawings,
         evaluation_page,
         heat_maps,

@@ -17,8 +17,8 @@ from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.evaluate.user_tables import Mappings, read_mapping
 from trinat.pipelines.predict.entry import measured_in, taught_by_models
 from trinat.pipelines.predict.ledger import entries_for, unfit_results
-from trinat.pipelines.scans.discovery import absolute
-from trinat.pipelines.scans.files import (
+from trinat.pipelines.study.discovery import absolute
+from trinat.pipelines.study.files import (
     ScanFile,
     as_scan,
     find_files,
@@ -27,7 +27,7 @@ from trinat.pipelines.scans.files import (
     stored_files,
     two_maps_of_a_scan,
 )
-from trinat.pipelines.scans.ratings import (
+from trinat.pipelines.study.ratings import (
     Rating,
     read_given,
     rejected_structures,

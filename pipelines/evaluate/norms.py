@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 from scipy import interpolate, optimize
 
 from trinat.pipelines.common.exits import Exit, batch_exit
+from trinat.pipelines.common.text import count
 from trinat.pipelines.evaluate.cohort import MeasuredGroup, measure_group
 from trinat.pipelines.evaluate.measuring import MapVolumes
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.evaluate.user_tables import is_of_norms
+from trinat.pipelines.report.cohort import cohort_of
 from trinat.segmentation.errors import ConfigError, EvaluationError, OutputError
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.metrics.norms import (
@@ -32,8 +34,6 @@ from trinat.segmentation.metrics.norms import (
     Norms,
     rows_of,
 )
-from trinat.segmentation.report.cohort import cohort_of
-from trinat.segmentation.report.page import count
 
 Values = NDArray[np.float64]
 

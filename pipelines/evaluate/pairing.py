@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trinat.pipelines.scans.files import ScanFile
+from trinat.pipelines.study.files import ScanFile
 from trinat.segmentation.data.sources.base import natural_order, safe_component
 
 # So many files or pairs are named in a message; of the others it has the number.

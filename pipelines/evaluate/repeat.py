@@ -34,8 +34,17 @@ from trinat.pipelines.jobs.lock import claimed, keep_only, refuse_foreign
 from trinat.pipelines.jobs.pool import isolated
 from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.predict.persons import persons_of
-from trinat.pipelines.scans.cases import Case
-from trinat.pipelines.scans.files import (
+from trinat.pipelines.report.measurements import write_table
+from trinat.pipelines.report.page import provenance
+from trinat.pipelines.report.repeat import (
+    LABELS,
+    OTHER_LABELS,
+    PREDICTIONS,
+    over_persons,
+    repeat_page,
+)
+from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.files import (
     ScanFile,
     corrected_among,
     find_files,
@@ -50,15 +59,6 @@ from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.counted import Made
-from trinat.segmentation.report.measurements import write_table
-from trinat.segmentation.report.page import provenance
-from trinat.segmentation.report.repeat import (
-    LABELS,
-    OTHER_LABELS,
-    PREDICTIONS,
-    over_persons,
-    repeat_page,
-)
 
 if TYPE_CHECKING:
     from trinat.segmentation.metrics.repeat import LaidMap, TwoScans

@@ -12,7 +12,7 @@ import pandas as pd
 from trinat.pipelines.evaluate.measuring import AlignedPair, Done, read_pair, scan_of
 from trinat.pipelines.evaluate.pairing import pair_files
 from trinat.pipelines.evaluate.settings import EvaluationSettings
-from trinat.pipelines.scans.files import ScanFile, find_images
+from trinat.pipelines.study.files import ScanFile, find_images
 from trinat.segmentation.errors import TrinatError, some
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume
@@ -20,8 +20,8 @@ from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.common_grid import on_grid_of
 
 if TYPE_CHECKING:
-    from trinat.segmentation.report.cohort import Cohort, Scan
-    from trinat.segmentation.report.evaluation import WorstScan
+    from trinat.pipelines.report.cohort import Cohort, Scan
+    from trinat.pipelines.report.evaluation import WorstScan
 
 _MOST_PICTURES = 12
 # Scans are shown by grade first; those that passed or have no grade come last.
@@ -41,7 +41,7 @@ def lowest_scans(
     `frame` has the values of all pairs. A scan whose image is missing or unfit is shown without
     it, and a notice says so.
     """
-    from trinat.segmentation.report.summary import worst_scans
+    from trinat.pipelines.report.summary import worst_scans
 
     tasks = {}
     truths = {}
@@ -94,9 +94,9 @@ def _worst_scan(
 
     Structures that are `left_out` are not compared.
     """
-    from trinat.segmentation.report.case_view import view_case
-    from trinat.segmentation.report.evaluation import WorstScan
-    from trinat.segmentation.report.page import short_name
+    from trinat.pipelines.report.case_view import view_case
+    from trinat.pipelines.report.evaluation import WorstScan
+    from trinat.pipelines.report.page import short_name
 
     scan = f"{row['subject']} {row['session']}".strip()
     structure = row["worst_structure"]
@@ -179,8 +179,8 @@ def _mosaic(
     trust_affine: TrustAffine | None,
 ) -> bytes | None:
     """Draw a mosaic on the working grid, black away from the brain; None if the scan is unfit."""
-    from trinat.segmentation.report.case_view import far_from_brain
-    from trinat.segmentation.report.pictures import draw_mosaic, encoded
+    from trinat.pipelines.report.case_view import far_from_brain
+    from trinat.segmentation.rendering.pictures import draw_mosaic, encoded
     from trinat.segmentation.space.conform import conform
 
     try:

@@ -24,7 +24,7 @@ from trinat.segmentation.metrics.norms import COLUMNS, SEXES, Norms
 
 # Who measures label maps has no need of the report, which takes half a second to import.
 if TYPE_CHECKING:
-    from trinat.segmentation.report.cohort import Range
+    from trinat.pipelines.report.cohort import Range
 
 # The first row of a table is on this line of its file.
 _FIRST_LINE = 2
@@ -99,7 +99,7 @@ def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
     includes that year's last day, unless another range begins with that year. ConfigError with its
     row for an unknown structure or sex, and for limits that are no numbers or the wrong way round.
     """
-    from trinat.segmentation.report.cohort import Range
+    from trinat.pipelines.report.cohort import Range
 
     by_number = {str(label.fs_id): label.name for label in scheme.labels}
     rows = read_rows(path, required=("structure", "low_mm3", "high_mm3"))

@@ -17,7 +17,7 @@ from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.base import Network
-from trinat.segmentation.report.pictures import brain_window, png_bytes
+from trinat.segmentation.rendering.pictures import brain_window, png_bytes
 from trinat.segmentation.space.views import View, to_slices
 from trinat.segmentation.timing import stage
 

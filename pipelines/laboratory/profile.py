@@ -24,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trinat.pipelines.jobs.lock import claimed
 from trinat.pipelines.jobs.process import prepare_training
+from trinat.pipelines.report.page import Column, Columns, Table, render, table
 from trinat.pipelines.train.data import open_data
 from trinat.pipelines.train.run import find_device, on_store, read_recipe
 from trinat.segmentation import timing
@@ -34,7 +35,6 @@ from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.base import Network, NetworkConfig
 from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.models.zoo import find_model
-from trinat.segmentation.report.page import Column, Columns, Table, render, table
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.config import StageConfig, SyntheticConfig
 from trinat.segmentation.training.loop import Trainer

@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 
 from trinat.pipelines.jobs.lock import claimed
+from trinat.pipelines.report.page import Column, Columns, render, table
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.inference.network import ViewNetwork
@@ -18,8 +19,7 @@ from trinat.segmentation.io.files import atomic_text, write_tsv, write_whole
 from trinat.segmentation.labels.scheme import IGNORE
 from trinat.segmentation.models.checkpoint import Model, load_model
 from trinat.segmentation.models.hardware import choose_device
-from trinat.segmentation.report.page import Column, Columns, render, table
-from trinat.segmentation.report.pictures import (
+from trinat.segmentation.rendering.pictures import (
     brain_window,
     draw_rows,
     encoded,

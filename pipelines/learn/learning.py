@@ -19,6 +19,7 @@ from pydantic import JsonValue
 
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.models import check_out, description_of
+from trinat.pipelines.common.text import count
 from trinat.pipelines.evaluate.pairing import Pair
 from trinat.pipelines.evaluate.user_tables import Mappings
 from trinat.pipelines.learn.order import Corrected, find_corrected
@@ -34,7 +35,7 @@ from trinat.pipelines.models.fit_odds import (
 )
 from trinat.pipelines.models.scans_with_truth import dice_lines, require_scans
 from trinat.pipelines.train.provenance import write_card, write_provenance
-from trinat.pipelines.web.study import Study
+from trinat.pipelines.view.study import Study
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.labels.folding import load_folding
@@ -42,7 +43,6 @@ from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.statistics import mean_interval
 from trinat.segmentation.models.checkpoint import Model, load_model, save_changed
 from trinat.segmentation.models.zoo import MODEL_FILE, shipped_models
-from trinat.segmentation.report.page import count
 from trinat.segmentation.training.odds_fit import (
     DoubtfulVoxels,
     fit_odds,

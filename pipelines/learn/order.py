@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from trinat.pipelines.evaluate.pairing import Pair
 from trinat.pipelines.learn.settings import NextSettings
 from trinat.pipelines.predict.entry import doubt_of, grade_of
-from trinat.pipelines.scans.corrections import correction_of, mask_path
-from trinat.pipelines.scans.files import ScanFile, find_files
-from trinat.pipelines.web.study import Item, Study, digest
+from trinat.pipelines.study.corrections import correction_of, mask_path
+from trinat.pipelines.study.files import ScanFile, find_files
+from trinat.pipelines.view.study import Item, Study, digest
 from trinat.segmentation.data.identity import Identity, identity_of, told_apart
 from trinat.segmentation.errors import EvaluationError
 

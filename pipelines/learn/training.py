@@ -23,7 +23,7 @@ from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.prepare.making import PrepareConfig, prepare_store
 from trinat.pipelines.train.from_python import train
 from trinat.pipelines.train.result import CONFIG
-from trinat.pipelines.web.study import Structure
+from trinat.pipelines.view.study import Structure
 from trinat.segmentation.data.sources.base import safe_component
 from trinat.segmentation.data.splitting import split_store
 from trinat.segmentation.data.store import Store

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from trinat.pipelines.jobs.lock import claimed
-from trinat.pipelines.models.site import export_site, write_onnx
+from trinat.pipelines.site.export import export_site, write_onnx
 from trinat.segmentation.errors import ConfigError, ModelError
 from trinat.segmentation.io.files import atomic_path, new_folder, read_text
 from trinat.segmentation.models.base import Network

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trinat.pipelines.evaluate.pairing import Pair, Pairing, pair_files
 from trinat.pipelines.evaluate.user_tables import Mappings
-from trinat.pipelines.scans.files import ScanFile, find_files
+from trinat.pipelines.study.files import ScanFile, find_files
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.orientation import TrustAffine

@@ -23,7 +23,7 @@ from trinat.pipelines.predict.case_in_progress import (
 )
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.settings import RunSettings
-from trinat.pipelines.scans.cases import Case
+from trinat.pipelines.study.cases import Case
 from trinat.segmentation.errors import is_disk_full, reason_of
 from trinat.segmentation.inference import quality
 from trinat.segmentation.inference.measuring import measure_parcels

@@ -24,8 +24,11 @@ from trinat.pipelines.predict.settings import (
     slices_of,
 )
 from trinat.pipelines.predict.tables import write_label_table
-from trinat.pipelines.scans.cases import Case
-from trinat.pipelines.scans.naming import Product
+from trinat.pipelines.report.case_view import view_result
+from trinat.pipelines.report.page import short_name
+from trinat.pipelines.report.scan_page import scan_page
+from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.naming import Product
 from trinat.segmentation.inference import quality
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.checks.limits import Limits
@@ -36,10 +39,7 @@ from trinat.segmentation.io.volume import Volume, write_maps
 from trinat.segmentation.labels.measures import MEASURES, BrainVolumes
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.checkpoint import Model
-from trinat.segmentation.report.case_view import view_result
-from trinat.segmentation.report.page import short_name
-from trinat.segmentation.report.pictures import draw_mosaic, encoded
-from trinat.segmentation.report.scan_page import scan_page
+from trinat.segmentation.rendering.pictures import draw_mosaic, encoded
 from trinat.segmentation.space.views import reoriented
 from trinat.segmentation.timing import stage
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.persons import Person
 from trinat.pipelines.predict.settings import RunSettings
-from trinat.pipelines.scans.cases import Case
-from trinat.pipelines.scans.files import refuse_changed
+from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.files import refuse_changed
 from trinat.segmentation.errors import reason_of
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.timing import Clock, stage, timed

@@ -11,15 +11,15 @@ from natsort import natsorted
 from trinat.pipelines.predict.entry import Entry, structures_left_out, why_left_out
 from trinat.pipelines.predict.ledger import Ledger
 from trinat.pipelines.predict.settings import CHANGES, EXCLUDED_GRADES
-from trinat.segmentation.io.files import sha256_of, write_tsv, write_whole
-from trinat.segmentation.models.zoo import MODEL_FILE, shipped_models
-from trinat.segmentation.report.changes import (
+from trinat.pipelines.report.changes import (
     Change,
     Course,
     change_of,
     changes_page,
     retest_of,
 )
+from trinat.segmentation.io.files import sha256_of, write_tsv, write_whole
+from trinat.segmentation.models.zoo import MODEL_FILE, shipped_models
 
 # What scans were segmented by and with: the hash of the model; each scan, and what it held.
 _Segmentation = tuple[str, frozenset[Any]]

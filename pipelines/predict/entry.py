@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import ConfigDict
 
 from trinat.pipelines.predict.settings import EXCLUDED_GRADES, MOST_SHOWN, RunSettings
-from trinat.pipelines.scans.cases import Case
-from trinat.pipelines.scans.naming import LEFT_OUT
+from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.naming import LEFT_OUT
 from trinat.segmentation.data.sources.base import natural_order
 from trinat.segmentation.errors import InputError
 from trinat.segmentation.io.files import sha256_of

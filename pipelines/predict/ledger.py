@@ -26,9 +26,9 @@ from pydantic import BaseModel, FiniteFloat, TypeAdapter
 
 from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.predict.entry import Entry, digest_of, digests_of
-from trinat.pipelines.scans.corrections import correction_of
-from trinat.pipelines.scans.discovery import absolute, walk
-from trinat.pipelines.scans.naming import ASIDE, FOLD
+from trinat.pipelines.study.corrections import correction_of
+from trinat.pipelines.study.discovery import absolute, walk
+from trinat.pipelines.study.naming import ASIDE, FOLD
 from trinat.segmentation.errors import IntegrityError, OutputError
 from trinat.segmentation.io.files import (
     append_whole,

@@ -19,9 +19,9 @@ from trinat.pipelines.predict.ledger import ledgers_in, read_entries
 from trinat.pipelines.predict.progress import listener
 from trinat.pipelines.predict.run import Listener, predict
 from trinat.pipelines.predict.settings import OutputSettings, PredictRequest
-from trinat.pipelines.scans.cases import Case, Found
-from trinat.pipelines.scans.discovery import find_cases
-from trinat.pipelines.scans.naming import Product
+from trinat.pipelines.study.cases import Case, Found
+from trinat.pipelines.study.discovery import find_cases
+from trinat.pipelines.study.naming import Product
 from trinat.segmentation.errors import reason_of
 from trinat.segmentation.io.foreign_images import is_foreign_image, is_subject
 from trinat.segmentation.io.volume import ScanLike, Volume

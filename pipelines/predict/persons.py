@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime
 from pathlib import Path
 
-from trinat.pipelines.scans.cases import Case
-from trinat.pipelines.scans.people import match_people, say_of_table
+from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.people import match_people, say_of_table
 from trinat.segmentation.data.identity import Identity, identity_of, told_apart
 from trinat.segmentation.data.people_table import (
     may_be_thousands,

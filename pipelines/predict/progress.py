@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trinat.pipelines.common.models import say_licences
+from trinat.pipelines.common.text import count
 from trinat.pipelines.jobs.process import GRACE_S
 from trinat.pipelines.jobs.progress import STAGE_S, Progress, progress
 from trinat.pipelines.predict.entry import Entry
@@ -19,7 +20,6 @@ from trinat.pipelines.predict.recorder import Outcome, sum_of
 from trinat.pipelines.predict.run import Listener, predict
 from trinat.pipelines.predict.settings import PredictRequest
 from trinat.segmentation.errors import one_line
-from trinat.segmentation.report.page import count
 
 # Stages of a case, as a person reads them; what waits for its turn is not told.
 _STAGES = {"reading": "reading", "networks": "segmenting", "writing": "writing"}

@@ -19,7 +19,7 @@ from trinat.pipelines.predict.entry import (
 from trinat.pipelines.predict.ledger import ChangedError, Ledger
 from trinat.pipelines.predict.persons import Person
 from trinat.pipelines.predict.settings import CaseNames, RunSettings, slices_of
-from trinat.pipelines.scans.cases import Case, Refusal
+from trinat.pipelines.study.cases import Case, Refusal
 from trinat.segmentation.errors import (
     DiskFullError,
     OutputError,

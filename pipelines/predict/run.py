@@ -38,9 +38,9 @@ from trinat.pipelines.predict.settings import (
     slices_of,
 )
 from trinat.pipelines.predict.tables import write_bids_files, write_tables
-from trinat.pipelines.scans.cases import Case, Found, Refusal
-from trinat.pipelines.scans.discovery import find_cases, suffix_of_results
-from trinat.pipelines.scans.naming import T1W
+from trinat.pipelines.study.cases import Case, Found, Refusal
+from trinat.pipelines.study.discovery import find_cases, suffix_of_results
+from trinat.pipelines.study.naming import T1W
 from trinat.segmentation.errors import ConfigError, InputError, OutputError, some
 from trinat.segmentation.metrics.norms import Norms
 from trinat.segmentation.models.zoo import find_model, is_for_any_contrast

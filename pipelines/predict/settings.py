@@ -21,9 +21,9 @@ from natsort import natsorted
 
 from trinat.pipelines.common.option import Option, as_tuple, split_devices
 from trinat.pipelines.jobs.process import cpu_count
-from trinat.pipelines.scans.cases import Case, Found
-from trinat.pipelines.scans.naming import ASIDE, CORRECTIONS, T1W, Product, bids_name
-from trinat.pipelines.scans.ratings import RATINGS
+from trinat.pipelines.study.cases import Case, Found
+from trinat.pipelines.study.naming import ASIDE, CORRECTIONS, T1W, Product, bids_name
+from trinat.pipelines.study.ratings import RATINGS
 from trinat.segmentation.data.sources.base import safe_component
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import sha256_of

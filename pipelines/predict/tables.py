@@ -20,6 +20,7 @@ from urllib.parse import quote
 from natsort import natsorted
 from pydantic import BaseModel, Field
 
+from trinat.pipelines.common.text import count
 from trinat.pipelines.predict.entry import (
     GRADES,
     Entry,
@@ -31,22 +32,21 @@ from trinat.pipelines.predict.entry import (
     why_of,
 )
 from trinat.pipelines.predict.settings import BIDSIGNORE, slices_of
-from trinat.pipelines.scans.naming import Product
-from trinat.segmentation.io.files import write_tsv, write_whole
-from trinat.segmentation.labels.measures import INTRACRANIAL
-from trinat.segmentation.report.doubts import doubt_about
-from trinat.segmentation.report.page import (
+from trinat.pipelines.report.doubts import doubt_about
+from trinat.pipelines.report.page import (
     UNDEFINED,
     Cell,
     Column,
     Columns,
     Table,
-    count,
     number,
     render,
     short_name,
     table,
 )
+from trinat.pipelines.study.naming import Product
+from trinat.segmentation.io.files import write_tsv, write_whole
+from trinat.segmentation.labels.measures import INTRACRANIAL
 
 if TYPE_CHECKING:
     from trinat.segmentation.labels.scheme import LabelScheme

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trinat.pipelines.common.config import check, read_yaml
 from trinat.pipelines.common.exits import Exit, batch_exit
+from trinat.pipelines.common.text import count
 from trinat.pipelines.jobs.lock import claimed
 from trinat.pipelines.jobs.pool import isolated
 from trinat.pipelines.prepare.labelling import add_csf_of_model, label_with_model
@@ -31,7 +32,7 @@ from trinat.pipelines.prepare.subject_job import (
     make_subject,
 )
 from trinat.pipelines.prepare.unpack import unpack_archives
-from trinat.pipelines.scans.people import match_people, say_of_table
+from trinat.pipelines.study.people import match_people, say_of_table
 from trinat.segmentation.data.people import Matched
 from trinat.segmentation.data.preparing import Cut
 from trinat.segmentation.data.slices import scheme_table
@@ -58,7 +59,6 @@ from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.labels import DEFAULT_SCHEME, Csf
 from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
-from trinat.segmentation.report.page import count
 from trinat.segmentation.space.views import View
 
 # Networks halve a slice four times.

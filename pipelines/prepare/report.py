@@ -14,13 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trinat.segmentation.data.slices import Statistics
-from trinat.segmentation.data.store import Store
-from trinat.segmentation.io.files import write_whole
-from trinat.segmentation.metrics.statistics import robust_z
-from trinat.segmentation.report import drawing
-from trinat.segmentation.report.drawing import INK, MODEL_COLORS, Drawing, canvas
-from trinat.segmentation.report.page import (
+from trinat.pipelines.report import drawing
+from trinat.pipelines.report.drawing import INK, MODEL_COLORS, Drawing, canvas
+from trinat.pipelines.report.page import (
     Column,
     Columns,
     Table,
@@ -28,6 +24,10 @@ from trinat.segmentation.report.page import (
     short_name,
     table,
 )
+from trinat.segmentation.data.slices import Statistics
+from trinat.segmentation.data.store import Store
+from trinat.segmentation.io.files import write_whole
+from trinat.segmentation.metrics.statistics import robust_z
 
 # Robust standard deviations from the median, and the least number of subjects.
 _FAR = 3.5

@@ -24,6 +24,7 @@ from torch import Tensor
 from trinat.pipelines.common.config import check, read_yaml
 from trinat.pipelines.jobs.lock import claimed, refuse_others
 from trinat.pipelines.prepare.options import ExportSettings
+from trinat.pipelines.report.measurements import write_table
 from trinat.segmentation.data.augmentation import AugmentationConfig, Augmenter
 from trinat.segmentation.data.dataset import SliceDataset
 from trinat.segmentation.data.open_store import stored_image, stored_labels, whole_view
@@ -34,9 +35,8 @@ from trinat.segmentation.errors import DatasetError, InputError, reason_of
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.report import pictures
-from trinat.segmentation.report.measurements import write_table
-from trinat.segmentation.report.pictures import draw_rows, encoded, label_colors
+from trinat.segmentation.rendering import pictures
+from trinat.segmentation.rendering.pictures import draw_rows, encoded, label_colors
 from trinat.segmentation.space.views import View, chosen_views, to_slices
 
 Picture = NDArray[np.float32]

@@ -15,6 +15,15 @@ import numpy as np
 from natsort import natsorted
 
 from trinat.pipelines.common.config import read_yaml
+from trinat.pipelines.report.drawing import Drawing, Narrow, canvas, model_color
+from trinat.pipelines.report.page import (
+    Column,
+    Columns,
+    Table,
+    render,
+    short_name,
+    table,
+)
 from trinat.pipelines.train.log import (
     METRICS_FILE,
     VALIDATIONS_FILE,
@@ -26,16 +35,7 @@ from trinat.pipelines.train.result import CONFIG, DONE
 from trinat.segmentation.errors import TrainingError
 from trinat.segmentation.io.files import atomic_write, write_whole
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.report.drawing import Drawing, Narrow, canvas, model_color
-from trinat.segmentation.report.page import (
-    Column,
-    Columns,
-    Table,
-    render,
-    short_name,
-    table,
-)
-from trinat.segmentation.report.pictures import brain_window, label_colors, overlay
+from trinat.segmentation.rendering.pictures import brain_window, label_colors, overlay
 from trinat.segmentation.training.state import Counters, differences, read_latest
 from trinat.segmentation.training.validation import Examples
 

@@ -19,7 +19,7 @@ from attacks.workshop import (
     unchanged,
 )
 from trinat.pipelines.evaluate.pairing import pair_files
-from trinat.pipelines.scans.files import find_files
+from trinat.pipelines.study.files import find_files
 from trinat.segmentation.io.files import read_rows
 from trinat.segmentation.io.volume import Volume
 

@@ -61,11 +61,11 @@ _PRELOADED = (
     "trinat.pipelines.prepare.report",
     "trinat.pipelines.prepare.store_pictures",
     "trinat.pipelines.models.bundle",
-    "trinat.pipelines.web.service",
-    "trinat.pipelines.web.start",
+    "trinat.pipelines.serve.service",
+    "trinat.pipelines.view.start",
     "trinat.pipelines.train.launch",
     "trinat.pipelines.train.pages",
-    "trinat.segmentation.report.evaluation",
+    "trinat.pipelines.report.evaluation",
     "helpers.serial",
 )
 

@@ -24,7 +24,7 @@ from attacks.workshop import (
     tiny_scan,
     unchanged,
 )
-from trinat.pipelines.scans.naming import RESULT_ENDINGS
+from trinat.pipelines.study.naming import RESULT_ENDINGS
 from trinat.segmentation.io.volume import Volume
 
 _PARTS = (

@@ -55,9 +55,9 @@ def http_requests(attempt: Try) -> None:
 def _server(sound: Path) -> str:
     """Where this process listens; what is accepted stays in the queue."""
     from trinat.pipelines.predict.settings import PredictRequest
-    from trinat.pipelines.web import guard, start
-    from trinat.pipelines.web.queue import EngineThread, Queue
-    from trinat.pipelines.web.service import make_app
+    from trinat.pipelines.serve.queue import EngineThread, Queue
+    from trinat.pipelines.serve.service import make_app
+    from trinat.pipelines.view import guard, start
     from trinat.segmentation.models.zoo import read_scheme
 
     logging.getLogger("python_multipart").disabled = True

@@ -24,8 +24,8 @@ from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.models.fit_odds import segment_all
 from trinat.pipelines.models.scans_with_truth import without_odds
 from trinat.pipelines.predict.settings import WORK
-from trinat.pipelines.scans.corrections import Session, save_correction
-from trinat.pipelines.web.study import Study
+from trinat.pipelines.study.corrections import Session, save_correction
+from trinat.pipelines.view.study import Study
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume

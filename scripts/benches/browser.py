@@ -28,8 +28,8 @@ from helpers.browser import Browser, find_chromium
 from helpers.viewer import answered
 from scipy.spatial.transform import Rotation
 
-from trinat.pipelines.web.settings import SITE_POLICY
-from trinat.pipelines.web.start import make_site_app
+from trinat.pipelines.view.guard import SITE_POLICY
+from trinat.pipelines.view.start import make_site_app
 from trinat.segmentation.grid import Grid, to_shape
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.measuring import measure

@@ -43,7 +43,7 @@ from trinat.pipelines.learn.order import (
 from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.models.fit_odds import segment_all
 from trinat.pipelines.models.scans_with_truth import without_odds
-from trinat.pipelines.web.study import Study
+from trinat.pipelines.view.study import Study
 from trinat.segmentation.io.files import atomic_write, write_whole
 from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.models.checkpoint import Model, load_model

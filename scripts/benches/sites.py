@@ -13,7 +13,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from trinat.segmentation.report.harmonised import FEWEST_AT_SITE, site_effects
+from trinat.pipelines.report.harmonised import FEWEST_AT_SITE, site_effects
 
 __all__ = ["Study", "run"]
 

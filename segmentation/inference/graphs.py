@@ -1,7 +1,7 @@
 """A view's network with its part of the fusion as one module: what runs outside of Python.
 
 The modules are made of what `Predictor` runs, so that there is one definition of both. They are
-exported as ONNX (`pipelines/models/site.py`), for a browser.
+exported as ONNX (`pipelines/site/export.py`), for a browser.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from helpers.small_store import all_train, small_store
 from helpers.visits import head_of, pose_of, visit_of
 from helpers.warm import Warm
 
-from trinat.pipelines.scans.ratings import Rating, save_rating
+from trinat.pipelines.study.ratings import Rating, save_rating
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.checkpoint import load_model, save_model
 from trinat.segmentation.models.model_info import Description

@@ -22,8 +22,8 @@ import trinat
 from trinat.pipelines.cli import app
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.tables import write_tables
+from trinat.pipelines.report.measurements import METRICS_COLUMNS
 from trinat.segmentation.labels.scheme import load_scheme
-from trinat.segmentation.report.measurements import METRICS_COLUMNS
 from trinat.segmentation.training.config import Recipe
 
 ROOT = Path(__file__).parents[2]

@@ -25,7 +25,7 @@ from trinat.pipelines.predict.engine import DaskEngine
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.settings import PredictRequest, RunSettings
-from trinat.pipelines.scans.cases import Case
+from trinat.pipelines.study.cases import Case
 from trinat.segmentation.errors import ConfigError, InterruptedRunError
 from trinat.segmentation.io.files import sha256_of
 

@@ -27,7 +27,7 @@ from trinat.pipelines.predict.settings import (
     PredictRequest,
     RunSettings,
 )
-from trinat.pipelines.scans.cases import Case
+from trinat.pipelines.study.cases import Case
 from trinat.segmentation.errors import DeviceError, LockedError
 from trinat.segmentation.io.files import sha256_of
 

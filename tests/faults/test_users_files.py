@@ -15,8 +15,8 @@ from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger, read_entries
 from trinat.pipelines.predict.run import merge
 from trinat.pipelines.predict.settings import WORK, Shard
-from trinat.pipelines.scans.cases import Case
-from trinat.pipelines.scans.corrections import (
+from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.corrections import (
     corrected_path,
     mask_path,
     sidecar_path,

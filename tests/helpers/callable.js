@@ -1,28 +1,28 @@
 // Functions of the page's modules in a form in which tests can call them.
-import { shareLikeCortex } from "../../pipelines/web/browser/anatomy.js";
+import { shareLikeCortex } from "../../pipelines/site/browser/anatomy.js";
 import {
   bandShare,
   edgeSharpness,
   noiseShare,
   saturatedShare,
   tissueContrast,
-} from "../../pipelines/web/browser/brightness.js";
-import { restore, restoreMask } from "../../pipelines/web/browser/conform.js";
-import { Evidence } from "../../pipelines/web/browser/evidence.js";
-import { findCut } from "../../pipelines/web/browser/field.js";
-import { compare } from "../../pipelines/web/browser/graphics.js";
-import { findPlaces } from "../../pipelines/web/browser/lesions.js";
+} from "../../pipelines/site/browser/brightness.js";
+import { restore, restoreMask } from "../../pipelines/site/browser/conform.js";
+import { Evidence } from "../../pipelines/site/browser/evidence.js";
+import { findCut } from "../../pipelines/site/browser/field.js";
+import { compare } from "../../pipelines/site/browser/graphics.js";
+import { findPlaces } from "../../pipelines/site/browser/lesions.js";
 import {
   evennessOf,
   findInside,
   measure,
   skullShares,
-} from "../../pipelines/web/browser/measuring.js";
-import { Template } from "../../pipelines/web/browser/prior.js";
-import { CHECKS, gradeBy } from "../../pipelines/web/browser/quality.js";
-import { Order } from "../../pipelines/web/browser/reversal.js";
-import { Site } from "../../pipelines/web/browser/site.js";
-import { NUMBERS, toBits } from "../../pipelines/web/browser/half.js";
+} from "../../pipelines/site/browser/measuring.js";
+import { Template } from "../../pipelines/site/browser/prior.js";
+import { CHECKS, gradeBy } from "../../pipelines/site/browser/quality.js";
+import { Order } from "../../pipelines/site/browser/reversal.js";
+import { Site } from "../../pipelines/site/browser/site.js";
+import { NUMBERS, toBits } from "../../pipelines/site/browser/half.js";
 
 /** `restore` of values in one array, the classes of a voxel side by side. */
 export function restoreValues(classes, working, scan, count, values) {

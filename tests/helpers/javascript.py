@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-MODULES = Path(__file__).parents[2] / "pipelines" / "web" / "browser"
+MODULES = Path(__file__).parents[2] / "pipelines" / "site" / "browser"
 _RUNNER = Path(__file__).with_suffix(".js")
 _LIMIT_S = 120
 

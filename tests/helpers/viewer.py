@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from trinat.pipelines.web import start
-from trinat.pipelines.web.study import Study
-from trinat.pipelines.web.viewer import make_app
+from trinat.pipelines.view import start
+from trinat.pipelines.view.study import Study
+from trinat.pipelines.view.viewer import make_app
 
 
 @contextmanager

@@ -20,12 +20,12 @@ from typer.testing import CliRunner
 import trinat
 from trinat.pipelines.cli import app
 from trinat.pipelines.predict.settings import OutputSettings
+from trinat.pipelines.report.page import short_name
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.metrics.definitions import METRICS
-from trinat.segmentation.report.page import short_name
-from trinat.segmentation.report.pictures import draw_mosaic
+from trinat.segmentation.rendering.pictures import draw_mosaic
 from trinat.segmentation.space.conform import conform
 
 SCHEME = load_scheme("quicknat33")

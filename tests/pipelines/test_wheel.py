@@ -34,10 +34,10 @@ def test_the_wheel_holds_the_shipped_weights_their_card_and_the_notices(
     shipped = ROOT / "segmentation" / "models" / "zoo"
     wanted = {in_wheel(path) for path in shipped.rglob("*.*") if path.suffix != ".pyc"}
     assert len(wanted) > 5
-    for part in ("page", "browser"):
-        files = (ROOT / "pipelines" / "web" / part).rglob("*.*")
+    for part in ("view/page", "site/browser"):
+        files = (ROOT / "pipelines" / part).rglob("*.*")
         wanted |= {in_wheel(path) for path in files}
-    assert "trinat/pipelines/web/page/niivue/LICENSE.txt" in wanted
+    assert "trinat/pipelines/view/page/niivue/LICENSE.txt" in wanted
     assert not wanted - held
     assert {"trinat/__init__.py", "trinat/py.typed"} <= held
     assert "trinat/segmentation/synthetic/anatomy.npz" in held

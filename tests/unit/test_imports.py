@@ -29,7 +29,7 @@ STAGES = (
     ("longitudinal",),
     ("metrics",),
     ("training",),
-    ("report",),
+    ("rendering",),
     ("result", "segmenter"),
 )
 
@@ -134,7 +134,7 @@ def test_one_module_knows_which_networks_there_are() -> None:
     }
 
 
-SHARED = ("common", "scans", "jobs")
+SHARED = ("common", "study", "jobs")
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,15 @@ from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.evaluate import cohort, evaluation
 from trinat.pipelines.learn.order import find_corrected
 from trinat.pipelines.predict.ledger import read_entries, unfit_results
-from trinat.pipelines.scans.corrections import (
+from trinat.pipelines.study.corrections import (
     Session,
     corrected_path,
     find_corrections,
     save_correction,
     sidecar_path,
 )
-from trinat.pipelines.scans.files import corrected_among, find_files
-from trinat.pipelines.web.study import Study
+from trinat.pipelines.study.files import corrected_among, find_files
+from trinat.pipelines.view.study import Study
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
 

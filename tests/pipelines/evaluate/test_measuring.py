@@ -8,7 +8,7 @@ from pathlib import Path
 from trinat.pipelines.evaluate.measuring import Task, measure_all
 from trinat.pipelines.evaluate.pairing import Pair
 from trinat.pipelines.evaluate.user_tables import Mappings
-from trinat.pipelines.scans.files import ScanFile
+from trinat.pipelines.study.files import ScanFile
 
 
 class Deadly(str):

@@ -8,7 +8,7 @@ import pytest
 from helpers.files import touch
 
 from trinat.pipelines.evaluate.pairing import Pairing, pair_files
-from trinat.pipelines.scans.files import find_files, find_images
+from trinat.pipelines.study.files import find_files, find_images
 from trinat.segmentation.errors import ConfigError, EvaluationError
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from trinat.pipelines.evaluate.user_tables import read_ranges
+from trinat.pipelines.report.cohort import Range, Scan
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels.scheme import load_scheme
-from trinat.segmentation.report.cohort import Range, Scan
 
 
 def ranges(tmp_path: Path, text: str) -> list[Range]:

@@ -11,7 +11,7 @@ from helpers.studies import write_study
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.evaluate import cohort, evaluation
-from trinat.pipelines.scans.ratings import Rating, save_rating
+from trinat.pipelines.study.ratings import Rating, save_rating
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import sha256_of
 

@@ -16,9 +16,9 @@ from helpers.visits import head_of, pose_of, visit_of
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.evaluate.repeat import evaluate_repeat
 from trinat.pipelines.evaluate.settings import EvaluationSettings
+from trinat.pipelines.report.repeat import LABELS, OTHER_LABELS, PREDICTIONS
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.volume import Volume
-from trinat.segmentation.report.repeat import LABELS, OTHER_LABELS, PREDICTIONS
 
 POSE = pose_of(4.0, 5.0)
 WHITE = "Left-Cerebral-White-Matter"

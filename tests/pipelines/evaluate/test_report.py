@@ -19,7 +19,7 @@ from trinat.pipelines.evaluate.evaluation import (
     evaluate_predictions,
     named_models,
 )
-from trinat.segmentation.report.evaluation import code_of
+from trinat.pipelines.report.evaluation import code_of
 
 
 def test_the_summary_is_strict_json_with_all_tables(report: Path) -> None:

@@ -28,8 +28,8 @@ from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.learn.training import counted_voxels
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger
-from trinat.pipelines.scans.corrections import Session, save_correction
-from trinat.pipelines.web.study import Item, Structure, Study
+from trinat.pipelines.study.corrections import Session, save_correction
+from trinat.pipelines.view.study import Item, Structure, Study
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume

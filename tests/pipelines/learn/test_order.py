@@ -13,7 +13,7 @@ from helpers.studies import write_study
 
 from trinat.pipelines.learn.order import features_of, likeness, propose
 from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.web.study import Item
+from trinat.pipelines.view.study import Item
 from trinat.segmentation.errors import EvaluationError
 
 # Three scans that are alike, and two others, of which nobody is like them or each other.

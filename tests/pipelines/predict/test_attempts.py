@@ -24,7 +24,7 @@ from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import Ledger, read_entries
 from trinat.pipelines.predict.run import merge
 from trinat.pipelines.predict.settings import SLICES, WORK, Shard
-from trinat.pipelines.scans.naming import ASIDE
+from trinat.pipelines.study.naming import ASIDE
 from trinat.segmentation.errors import EvaluationError, LockedError
 from trinat.segmentation.io.files import read_rows, sha256_of
 

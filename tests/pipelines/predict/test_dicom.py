@@ -24,7 +24,7 @@ from trinat.pipelines.predict.engine import SerialEngine
 from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.progress import listener
 from trinat.pipelines.predict.settings import RunSettings
-from trinat.pipelines.scans.cases import Case
+from trinat.pipelines.study.cases import Case
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.checkpoint import load_model, save_model
 from trinat.segmentation.models.model_info import Description

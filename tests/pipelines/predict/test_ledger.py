@@ -17,8 +17,8 @@ from trinat.pipelines.predict.ledger import (
 )
 from trinat.pipelines.predict.run import held
 from trinat.pipelines.predict.settings import OutputSettings, RunSettings
-from trinat.pipelines.scans.cases import Case
-from trinat.pipelines.scans.naming import LEFT_OUT
+from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.naming import LEFT_OUT
 from trinat.segmentation.errors import DiskFullError, IntegrityError, OutputError
 from trinat.segmentation.io.files import sha256_of
 

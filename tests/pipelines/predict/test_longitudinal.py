@@ -18,7 +18,7 @@ from helpers.visits import head_of, pose_of, visit_of
 from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.settings import RunSettings
-from trinat.pipelines.scans.cases import Case
+from trinat.pipelines.study.cases import Case
 from trinat.segmentation.io.files import sha256_of
 
 TOGETHER = replace(QUICK, longitudinal=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from trinat.pipelines.predict.persons import Person, persons_of, with_facts
-from trinat.pipelines.scans.cases import Case
-from trinat.pipelines.scans.discovery import find_cases
+from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.discovery import find_cases
 from trinat.segmentation.errors import ConfigError, DatasetError
 
 

@@ -22,7 +22,7 @@ from trinat.pipelines.predict.ledger import Ledger
 from trinat.pipelines.predict.persons import Person
 from trinat.pipelines.predict.run import merge
 from trinat.pipelines.predict.settings import CaseNames, RunSettings, Shard
-from trinat.pipelines.scans.cases import Case
+from trinat.pipelines.study.cases import Case
 from trinat.segmentation.io.files import sha256_of
 
 pytestmark = pytest.mark.usefixtures("without_figures")

@@ -11,7 +11,7 @@ from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.predict.recorder import Outcome, sum_of
 from trinat.pipelines.predict.settings import OutputSettings, PredictRequest
 from trinat.pipelines.predict.stored_scans import StoredScans
-from trinat.pipelines.scans.cases import Case, Found
+from trinat.pipelines.study.cases import Case, Found
 from trinat.segmentation.errors import ModelError
 from trinat.segmentation.models.checkpoint import save_model
 from trinat.segmentation.models.model_info import Description

@@ -27,7 +27,7 @@ from trinat.pipelines.predict.engine import SerialEngine
 from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.run import Listener, predict
 from trinat.pipelines.predict.settings import PredictRequest
-from trinat.pipelines.scans.files import find_files
+from trinat.pipelines.study.files import find_files
 from trinat.segmentation.errors import ConfigError, ModelError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.models import zoo

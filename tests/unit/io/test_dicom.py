@@ -30,7 +30,7 @@ from pydicom.uid import (
     RLELossless,
 )
 
-from trinat.pipelines.scans.discovery import find_cases
+from trinat.pipelines.study.discovery import find_cases
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
 

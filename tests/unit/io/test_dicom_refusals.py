@@ -35,7 +35,7 @@ from pydicom.uid import (
     JPEGLosslessSV1,
 )
 
-from trinat.pipelines.scans.discovery import find_cases
+from trinat.pipelines.study.discovery import find_cases
 from trinat.segmentation.errors import InputError, reason_of
 from trinat.segmentation.io.volume import Volume
 

@@ -20,7 +20,7 @@ from helpers.dicom import (
     write_classic,
 )
 
-from trinat.pipelines.scans.discovery import find_cases
+from trinat.pipelines.study.discovery import find_cases
 from trinat.segmentation.io.dicom.series import find_series
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume

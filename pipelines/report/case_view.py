@@ -1,0 +1,283 @@
+"""A case for the page's slice viewer: a scan, its label maps, and where to look first.
+
+The page unpacks the viewer's pictures into volumes and cuts any plane from them. A grey volume of
+a head is 250 kB as WebP and a label map 60 kB as PNG; a general viewer brings 2.3 MB of script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import ndimage
+
+from trinat.segmentation.grid import Shape, to_shape
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.rendering.pictures import (
+    box_around,
+    data_uri,
+    encoded,
+    label_colors,
+    overlay,
+)
+from trinat.segmentation.space.views import View, reoriented, to_slices
+
+# Missed, invented, and taken for another structure.
+ERROR_COLORS = ((51, 136, 255), (255, 145, 0), (230, 60, 150))
+
+_MARGIN_MM = 8.0
+# Farther than this from any structure the picture is black: no face, no skull's outline.
+_SHOWN_MM = 6.0
+_STEP_MM = 1.0
+_MAX_EXTENT = 320
+
+
+@dataclass(frozen=True)
+class CaseView:
+    """What the viewer shows.
+
+    `gray`, `prediction` and `truth` are data URIs of axial slices, tiled in a number of `columns`;
+    `shape` is the grid they came from, `start` the voxel to look at first. `still_png` is a file
+    for print, empty where there is none. Classes that are `not_compared` make no error.
+    """
+
+    shape: tuple[int, int, int]
+    columns: int
+    gray: str
+    prediction: str
+    start: tuple[int, int, int]
+    truth: str = ""
+    still_png: bytes = b""
+    not_compared: tuple[int, ...] = ()
+
+    @property
+    def still(self) -> str:
+        """The picture for print, as a data URI."""
+        return data_uri("png", self.still_png)
+
+
+def view_case(
+    truth: Volume,
+    prediction: Volume,
+    scheme: LabelScheme,
+    *,
+    image: Volume | None = None,
+    focus: int = 0,
+    show_head: bool = False,
+    not_compared: Collection[int] = (),
+) -> CaseView:
+    """Maps of class indices on one grid, and the scan on that grid where there is one.
+
+    The first slices shown pass through the largest error in class `focus`, else of all. A scan is
+    blackened away from the brain unless `show_head`. Classes that are `not_compared` count as
+    background where errors are shown.
+    """
+    # Slightly oblique scans stay so.
+    truth = reoriented(truth, "RAS")
+    prediction = reoriented(prediction, "RAS")
+    box = truth.grid.box
+    if not show_head or image is None:
+        occupied = (truth.data > 0) | (prediction.data > 0)
+        box = box_around(occupied, _margins(truth))
+    box_shape = tuple(side.stop - side.start for side in box)
+    # Steps of 1 mm, coarser where the picture would grow too large.
+    extent_mm = np.array(box_shape) * np.array(truth.spacing_mm)
+    step_mm = max(_STEP_MM, float(extent_mm.max()) / _MAX_EXTENT)
+    zoom = np.maximum(1, np.round(extent_mm / step_mm)) / box_shape
+    true = _scaled(truth.data[box], zoom, order=0)
+    predicted = _scaled(prediction.data[box], zoom, order=0)
+    gray = None
+    if image is not None:
+        shown = reoriented(image, "RAS").data[box].astype(np.float32)
+        gray = _scaled(shown, zoom, order=1)
+    shades = _shades(gray, true)
+    if not show_head:
+        # By the truth alone: a prediction that leaks into the face must not uncover it.
+        shades[far_from_brain(true > 0)] = 0
+    errors = _errors(true, predicted, not_compared)
+    start = _worst_place(errors, (true == focus) | (predicted == focus), focus)
+    view = _packed(shades, predicted, start, quality=70, method=4)
+    still = _still(shades, true, predicted, errors, scheme, start)
+    return replace(
+        view,
+        truth=data_uri("png", encoded(_tiled(true, view.columns), "PNG")),
+        still_png=encoded(still, "PNG"),
+        not_compared=tuple(sorted(not_compared)),
+    )
+
+
+def view_result(image: Volume, labels: Volume, *, focus: int = 0) -> CaseView:
+    """A scan on the working grid and its class indices; first shown is where most of `focus` is.
+
+    Both volumes are on one grid. Grey values more than 6 mm from the brain are 0, so that no face
+    is shown. `focus` is a class index; with 0, or where that class has no voxel, all classes count.
+    """
+    box = box_around(labels.data > 0, _margins(labels))
+    gray = image.data[box]
+    found = labels.data[box]
+    shades = _shades(gray, found)
+    shades[far_from_brain(found > 0)] = 0
+    start = _worst_place(found, found == focus, focus)
+    return _packed(shades, found, start, quality=45, method=0)
+
+
+def _packed(
+    shades: NDArray[np.uint8],
+    prediction: NDArray[Any],
+    start: Shape,
+    **webp: int,
+) -> CaseView:
+    """Grey values and classes (X, Y, Z) as the viewer reads them; `webp`: options of packing."""
+    columns = int(np.ceil(np.sqrt(shades.shape[2])))
+    gray = encoded(_tiled(shades, columns), "WEBP", **webp)
+    labels = encoded(_tiled(prediction, columns), "PNG")
+    return CaseView(
+        shape=to_shape(shades.shape),
+        columns=columns,
+        gray=data_uri("webp", gray),
+        prediction=data_uri("png", labels),
+        start=start,
+    )
+
+
+def _margins(volume: Volume) -> NDArray[np.int_]:
+    """Of the picture around all structures, in voxels along each axis, (3,)."""
+    return np.ceil(_MARGIN_MM / np.array(volume.spacing_mm)).astype(int)
+
+
+def _scaled(
+    data: NDArray[Any],
+    zoom: NDArray[np.float64],
+    *,
+    order: int,
+) -> NDArray[Any]:
+    """Resampled by spline interpolation of an order: 0 for classes, 1 for grey values."""
+    scaled: NDArray[Any] = ndimage.zoom(
+        data,
+        zoom,
+        order=order,
+        mode="nearest",
+        grid_mode=True,
+    )
+    return scaled
+
+
+def _shades(gray: NDArray[Any] | None, true: NDArray[Any]) -> NDArray[np.uint8]:
+    """Grey 0 to 255, the brain's bright end near white; without a scan, dark."""
+    if gray is None:
+        return np.where(true > 0, 60, 0).astype(np.uint8)
+    brain = gray[true > 0]
+    brightest = float(gray.max())
+    if brain.size:
+        brightest = float(np.percentile(brain, 99.5))
+    shades = gray / max(brightest, 1e-6) * 235
+    return np.asarray(np.clip(shades, 0, 255), np.uint8)
+
+
+def far_from_brain(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """More than 6 mm away, on a grid of 1 mm: what no picture shows, as it could be a face.
+
+    `brain` (X, Y, Z) is True within the brain; the result has its shape. Edges are exact to 2 mm.
+    """
+    # Of every second voxel: the distances of all take half a second.
+    distance = ndimage.distance_transform_edt(
+        ~brain[::2, ::2, ::2], sampling=2 * _STEP_MM
+    )
+    far = np.asarray(distance > _SHOWN_MM)
+    for axis in range(3):
+        far = far.repeat(2, axis)
+    x, y, z = brain.shape
+    return far[:x, :y, :z]
+
+
+def _errors(
+    true: NDArray[Any], predicted: NDArray[Any], not_compared: Collection[int]
+) -> NDArray[np.uint8]:
+    """0 where both are the same, else one more than the place in `ERROR_COLORS`."""
+    ignored = list(not_compared)
+    true = np.where(np.isin(true, ignored), 0, true)
+    predicted = np.where(np.isin(predicted, ignored), 0, predicted)
+    errors = np.full(true.shape, 3, np.uint8)  # taken for another structure
+    errors[true == 0] = 2  # invented
+    errors[predicted == 0] = 1  # missed
+    errors[true == predicted] = 0
+    return errors
+
+
+def _worst_place(
+    marked: NDArray[Any], is_of_focus: NDArray[np.bool_], focus: int
+) -> tuple[int, int, int]:
+    """The slices with most marked voxels of one class, else of all, else the middle.
+
+    `marked` (X, Y, Z) is above 0 in the voxels that count; with a `focus` of 0 all classes do.
+    """
+    errors = marked > 0
+    of_focus = errors & is_of_focus
+    if focus and of_focus.any():
+        errors = of_focus
+    if not errors.any():
+        x, y, z = marked.shape
+        return x // 2, y // 2, z // 2
+    return (
+        int(np.argmax(errors.sum(axis=(1, 2)))),
+        int(np.argmax(errors.sum(axis=(0, 2)))),
+        int(np.argmax(errors.sum(axis=(0, 1)))),
+    )
+
+
+def _still(
+    shades: NDArray[np.uint8],
+    true: NDArray[Any],
+    predicted: NDArray[Any],
+    errors: NDArray[np.uint8],
+    scheme: LabelScheme,
+    start: tuple[int, int, int],
+) -> NDArray[np.uint8]:
+    """Truth, prediction and errors (rows) in three planes (columns), for print and for files."""
+    colors = label_colors(scheme)
+    error_colors = np.array([(0, 0, 0), *ERROR_COLORS], np.float32)
+    error_colors /= np.float32(255)
+    rows = [
+        _planes_side_by_side(shades, true, colors, start),
+        _planes_side_by_side(shades, predicted, colors, start),
+        _planes_side_by_side(shades, errors, error_colors, start),
+    ]
+    drawn = np.concatenate(rows)
+    return np.repeat(np.repeat(drawn, 2, 0), 2, 1)
+
+
+def _planes_side_by_side(
+    shades: NDArray[np.uint8],
+    classes: NDArray[Any],
+    colors: NDArray[np.float32],
+    place: tuple[int, int, int],
+) -> NDArray[np.uint8]:
+    """Classes over grey values in the three planes through a voxel, filled up to one height."""
+    planes = []
+    views = (View.SAGITTAL, View.CORONAL, View.AXIAL)
+    for view, position in zip(views, place, strict=True):
+        gray = to_slices(shades, view)[position] / np.float32(255)
+        plane = overlay(gray, to_slices(classes, view)[position], colors)
+        top_first = plane[::-1]
+        planes.append((top_first * 255).astype(np.uint8))
+    height = max(len(plane) for plane in planes)
+    padded = []
+    for drawn in planes:
+        below = (0, height - len(drawn))
+        left_and_right = (2, 2)
+        padded.append(np.pad(drawn, (below, left_and_right, (0, 0))))
+    return np.concatenate(padded, axis=1)
+
+
+def _tiled(volume: NDArray[Any], columns: int) -> NDArray[np.uint8]:
+    """Axial slices side by side, row by row, (X, Y, Z) to one picture; x runs right, y down."""
+    x, y, z = volume.shape
+    rows = -(-z // columns)
+    slices = np.zeros((rows * columns, y, x), np.uint8)
+    slices[:z] = to_slices(volume, View.AXIAL)
+    tiles = slices.reshape(rows, columns, y, x)
+    return tiles.swapaxes(1, 2).reshape(rows * y, columns * x)

@@ -1,0 +1,462 @@
+"""Changes of volumes in time, beside what two scans differ by anyway, and the page of them.
+
+Changes are in per cent of the person's mean volume, so that neither scan is the one that counts:
+from 100 to 90 is -10.53 %, and back is +10.53 % (symmetrised per cent change). Times are in years.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from natsort import natsorted
+from numpy.typing import NDArray
+from scipy import special
+
+from trinat.pipelines.common.text import count
+from trinat.pipelines.report.drawing import (
+    INK,
+    Drawing,
+    add_legend,
+    model_color,
+    panels,
+)
+from trinat.pipelines.report.page import (
+    Cell,
+    Column,
+    Columns,
+    Table,
+    interval,
+    number,
+    render,
+    short_name,
+    table,
+)
+from trinat.segmentation.errors import some
+
+__all__ = ["Change", "Course", "change_of", "changes_page", "retest_of"]
+
+Values = NDArray[np.float64]
+
+# Beyond this many persons a table shows the largest changes alone.
+_MOST_ROWS = 1000
+# In years, a little less than a day, so that rounded days are one.
+_ONE_DAY = 1 / 366
+
+
+@dataclass(frozen=True)
+class Change:
+    """How the volume of one structure of one person changes.
+
+    - `percent` is the change from the first to the last scan.
+    - `percent_per_year` is the slope; None where times are not known, or all are one.
+    - `low` and `high` are the 95 % interval of the slope, with three or more scans.
+    - `noise` is what `percent_per_year` (without times: `percent`) stays within in 95 of 100
+      persons that do not change; None where that was not measured.
+    """
+
+    scans: int
+    years: float | None
+    percent: float
+    percent_per_year: float | None
+    low: float | None
+    high: float | None
+    noise: float | None
+
+    @property
+    def is_beyond_noise(self) -> bool | None:
+        """Whether it is larger than what unchanged persons show; None where that is not known."""
+        if self.noise is None:
+            return None
+        value = self.percent_per_year
+        if value is None:
+            value = self.percent
+        return abs(value) > self.noise
+
+
+def change_of(
+    volumes: Sequence[float],
+    years: Sequence[float | None],
+    retest_percent: float | None = None,
+) -> Change | None:
+    """The change over two or more volumes in the order of time; None where all are 0.
+
+    Of scans of one day it has no change a year: their noise would be thousands of per cent.
+
+    `retest_percent` is what two scans of a person who has not changed differ by at most, in 95 of
+    100 cases.
+    """
+    values = np.asarray(volumes, float)
+    mean = values.mean()
+    if mean <= 0:
+        return None
+    percents = 100 * (values / mean - 1)
+    # Over the mean of these two, as is usual, and not of all.
+    both = (values[0] + values[-1]) / 2
+    percent = 0.0
+    if both > 0:
+        percent = float(100 * (values[-1] - values[0]) / both)
+    times = None
+    if all(year is not None for year in years):
+        times = np.asarray(years, float)
+    if times is None or np.ptp(times) < _ONE_DAY:
+        return Change(len(values), None, percent, None, None, None, retest_percent)
+    from_mean = times - times.mean()
+    spread = float(np.sqrt((from_mean**2).sum()))
+    slope, half = _slope(percents, from_mean)
+    low = None
+    high = None
+    if half is not None:
+        low = slope - half
+        high = slope + half
+    noise = None
+    if retest_percent is not None:
+        # A difference of two has the noise of both scans.
+        of_one_scan = retest_percent / np.sqrt(2)
+        noise = float(of_one_scan / spread)
+    return Change(
+        scans=len(values),
+        years=float(np.ptp(times)),
+        percent=percent,
+        percent_per_year=slope,
+        low=low,
+        high=high,
+        noise=noise,
+    )
+
+
+def _slope(percents: Values, from_mean: Values) -> tuple[float, float | None]:
+    """Slope of the line of least squares, and half its 95 % interval with three or more scans.
+
+    `from_mean` are the times, counted from their mean.
+    """
+    squares = (from_mean**2).sum()
+    slope = float((from_mean * percents).sum() / squares)
+    freedom = len(percents) - 2
+    if not freedom:
+        return slope, None
+    off = percents - percents.mean() - slope * from_mean
+    error = np.sqrt((off**2).sum() / freedom / squares)
+    # The quantile of Student's t; `scipy.stats` takes half a second to import.
+    return slope, float(special.stdtrit(freedom, 0.975) * error)
+
+
+@cache
+def retest_of(model: str) -> dict[str, float]:
+    """Say by structure what two scans of an unchanged person differ by, in per cent.
+
+    In 95 of 100 cases they differ by less. It is that of scans segmented together. Of few
+    measurements (`freedom` in the table) the standard deviation is not well known: Student's t
+    makes up for that. Empty for a model for which nobody has measured it. docs/reliability.md says
+    how it was measured.
+    """
+    table = files("trinat.configs") / "retest" / f"{model}.tsv"
+    if not table.is_file():
+        return {}
+    with table.open(encoding="utf-8") as file:
+        frame = pd.read_csv(file, sep="\t", comment="#")
+    within = frame["sd_percent"] * special.stdtrit(frame["freedom"], 0.975)
+    return dict(zip(frame["structure"], within.astype(float), strict=True))
+
+
+@dataclass(frozen=True)
+class Course:
+    """The volumes of one structure of one person, in the order of time.
+
+    `years` are None where times are not known; `retest_percent` is as for `change_of`.
+    """
+
+    person: str
+    group: str
+    structure: str
+    cases: Sequence[str]
+    years: Sequence[float | None]
+    volumes_mm3: Sequence[float]
+    change: Change
+    retest_percent: float | None
+
+    @property
+    def times(self) -> list[float]:
+        """Years since the first scan, or without times the numbers of the scans from 0."""
+        if not self.has_times:
+            return [float(number) for number in range(len(self.years))]
+        known = [year for year in self.years if year is not None]
+        return [year - known[0] for year in known]
+
+    @property
+    def has_times(self) -> bool:
+        """Whether it is known how much time is between the scans."""
+        return self.change.years is not None
+
+    @property
+    def percents(self) -> list[float]:
+        """Each volume in per cent of their mean, from it."""
+        mean = float(np.mean(self.volumes_mm3))
+        return [100 * (volume / mean - 1) for volume in self.volumes_mm3]
+
+
+def changes_page(
+    courses: Sequence[Course], left_out: Sequence[tuple[str, str, str]] = ()
+) -> str:
+    """The HTML file: what stands out, a panel of courses for each structure, all changes.
+
+    `left_out` is what no course has: the scan, the structure ("" is all of the scan), and why.
+    """
+    persons = {course.person for course in courses}
+    beyond = [course for course in courses if course.change.is_beyond_noise]
+    structures = _structures_of(courses)
+    # Changes a year and changes over any time are not drawn together, and have no common mean.
+    timed = [course for course in courses if course.has_times]
+    untimed = [course for course in courses if not course.has_times]
+    comparable = timed or courses
+    cards = [
+        ("Persons", f"{len(persons):,}", "with two or more scans that count"),
+        ("Beyond noise", f"{len(beyond):,}", f"of {len(courses):,} changes"),
+    ]
+    rows_left_out = []
+    for scan, structure, why in left_out:
+        what = short_name(structure) if structure else "all of it"
+        rows_left_out.append([scan, what, why])
+    return render(
+        "changes.html",
+        title="Changes between scans",
+        lead=f"{count(len(persons), 'person')}, {len(structures)} structures.",
+        notices=_notices(courses, left_out),
+        cards=cards,
+        plot=courses_plot(comparable) if comparable else None,
+        groups=_groups(comparable),
+        changes=[_changes(group) for group in (timed, untimed) if group],
+        looked_at=len(courses),
+        left_out=table(
+            "left-out-table",
+            "Left out of every change",
+            ["Scan", "What", "Why"],
+            rows_left_out,
+        ),
+    )
+
+
+def _notices(
+    courses: Sequence[Course], left_out: Sequence[tuple[str, str, str]]
+) -> list[str]:
+    """What a reader must know before believing a number."""
+    notices = []
+    scans = [scan for scan, structure, _ in left_out if not structure]
+    if scans:
+        notices.append(
+            f"{count(len(scans), 'scan')} left out of every change: {some(scans)}. "
+            "The table at the end says why."
+        )
+    if not courses:
+        notices.append("No person has two scans that count: there is no change.")
+        return notices
+    undated = {course.person for course in courses if not course.has_times}
+    dated = {course.person for course in courses if course.has_times}
+    if undated:
+        notice = (
+            f"{count(len(undated), 'person')} without dates, or with scans of one day: changes "
+            "are in per cent, not per year; without dates, in the order of the scans' names."
+        )
+        if dated:
+            notice += " They have a table of their own, and no curves."
+        notices.append(notice)
+    if all(course.retest_percent is None for course in courses):
+        notices.append(
+            "For this model nobody has measured by how much two scans of an unchanged person "
+            "differ: no change can be called larger than noise."
+        )
+    return notices
+
+
+def courses_plot(courses: Sequence[Course]) -> Drawing:
+    """Small multiples, a panel a structure and a line a person, coloured by group.
+
+    All courses have times, or none has. 95 of 100 scans of an unchanged person are in the band,
+    where persons have as few scans as those with the fewest.
+    """
+    groups = natsorted({course.group for course in courses})
+    structures = _structures_of(courses)
+    marks: dict[str, list[str]] = {}
+    with panels(structures, 1.9, 0.4) as (figure, axes):
+        for number, structure in enumerate(structures):
+            of_structure = [one for one in courses if one.structure == structure]
+            gid = f"scans-{number}"
+            marks[gid] = _draw_panel(axes[number], of_structure, groups, gid)
+        has_times = any(course.has_times for course in courses)
+        along = "years since the first scan" if has_times else "scan"
+        figure.supxlabel(along)
+        figure.supylabel("% from the mean")
+        if len(groups) > 1:
+            add_legend(figure, [group or "no group" for group in groups])
+    label = f"Volumes of {len(structures)} structures over time, a line a person"
+    return Drawing(
+        "courses",
+        figure,
+        label,
+        marks,
+        caption=f"The band holds 95 of 100 scans of a person with {_fewest_scans(courses)} scans "
+        "who does not change.",
+    )
+
+
+def _fewest_scans(courses: Sequence[Course]) -> int:
+    """How many scans the course with the fewest has."""
+    return min(len(course.cases) for course in courses)
+
+
+def _structures_of(courses: Sequence[Course]) -> list[str]:
+    """The structures of courses, each once, in their order."""
+    return list(dict.fromkeys(course.structure for course in courses))
+
+
+def _draw_panel(
+    axis: Any,
+    courses: Sequence[Course],
+    groups: Sequence[str],
+    gid: str,
+) -> list[str]:
+    """Draw the courses of one structure; what its dots are."""
+    retest = courses[0].retest_percent
+    half = 0.0
+    if retest is not None:
+        # Of one scan: a difference of two has the noise of both. Their mean moves with each.
+        scans = _fewest_scans(courses)
+        half = float(retest / np.sqrt(2) * np.sqrt((scans - 1) / scans))
+        axis.axhspan(-half, half, color=INK, alpha=0.12, lw=0)
+    x: list[float] = []
+    y: list[float] = []
+    colors: list[str] = []
+    names: list[str] = []
+    for course in courses:
+        color = model_color(groups.index(course.group))
+        axis.plot(course.times, course.percents, color=color, lw=1.0, alpha=0.7)
+        x += course.times
+        y += course.percents
+        colors += [color] * len(course.cases)
+        for case, volume in zip(course.cases, course.volumes_mm3, strict=True):
+            names.append(f"{case}: {volume:,.0f} mm³")
+    axis.scatter(x, y, s=10, c=colors, gid=gid)
+    largest_change = max(abs(value) for value in y)
+    farthest = max(half, largest_change, 0.1)
+    axis.set_ylim(-1.2 * farthest, 1.2 * farthest)
+    axis.axhline(0, color=INK, lw=0.5)
+    if not courses[0].has_times:
+        longest = max(len(course.cases) for course in courses)
+        numbers = [str(place + 1) for place in range(longest)]
+        axis.set_xticks(range(longest), numbers)
+    return names
+
+
+def _groups(courses: Sequence[Course]) -> Table | None:
+    """Mean and SD of the change of each structure by group; None for a single person.
+
+    All courses have times, or none has.
+    """
+    if len({course.person for course in courses}) < 2:
+        return None
+    groups = natsorted({course.group for course in courses})
+    unit = _unit(courses)
+    columns: Columns = ["Structure"]
+    for group in groups:
+        title = group or ("No group" if len(groups) > 1 else "All")
+        columns.append(Column(f"{title}: mean ± SD ({unit})", 2, sign=True))
+    hint = "Median over persons: a person who does not change is within this in 95 of 100 cases"
+    columns.append(Column(f"Noise of a person ({unit})", 2, hint))
+    rows: list[list[Any]] = []
+    for place, structure in enumerate(_structures_of(courses)):
+        of_structure = [one for one in courses if one.structure == structure]
+        cells: list[Any] = [Cell(short_name(structure), place)]
+        for group in groups:
+            values = [_value(one) for one in of_structure if one.group == group]
+            if not values:
+                cells.append(Cell(""))
+                continue
+            mean = float(np.mean(values))
+            text = number(mean, 2, sign=True).text
+            if len(values) > 1:
+                text += f" ± {np.std(values, ddof=1):.2f}"
+            else:
+                text += " (1 person)"
+            cells.append(Cell(text, mean, hint=count(len(values), "person")))
+        noises = [one.change.noise for one in of_structure if one.change.noise]
+        cells.append(float(np.median(noises)) if noises else None)
+        rows.append(cells)
+    caption = "By group: change from the first to the last scan"
+    if courses[0].has_times:
+        caption = "By group: change a year"
+    return table("group-table", caption, columns, rows)
+
+
+def _value(course: Course) -> float:
+    """The change a year, or where times are not known from first to last, in per cent."""
+    if course.change.percent_per_year is None:
+        return course.change.percent
+    return course.change.percent_per_year
+
+
+def _changes(courses: Sequence[Course]) -> Table:
+    """A row for each structure of each person, the largest beside its noise first.
+
+    All courses have times, or none has: then there is nothing to say of a year.
+    """
+    ranked = sorted(courses, key=_beside_noise, reverse=True)
+    has_times = courses[0].has_times
+    columns: Columns = [
+        "Person",
+        "Structure",
+        Column("Scans", 0),
+        Column("Change (%)", 2, "From the first to the last scan", sign=True),
+    ]
+    if has_times:
+        columns += [
+            Column("Years", 1),
+            Column("Change a year (% a year)", 2, sign=True),
+            "95 % interval (% a year)",
+        ]
+    hint = "95 of 100 unchanged persons are within this"
+    columns += [Column(f"Noise ({_unit(courses)})", 2, hint), "Beyond noise"]
+    rows = []
+    for course in ranked[:_MOST_ROWS]:
+        change = course.change
+        of_slope = Cell("")
+        if change.low is not None and change.high is not None:
+            of_slope = interval(change.low, change.high, 2)
+        beyond = {None: "", True: "yes", False: "no"}[change.is_beyond_noise]
+        row: list[Any] = [
+            course.person,
+            short_name(course.structure),
+            change.scans,
+            change.percent,
+        ]
+        if has_times:
+            row += [change.years, change.percent_per_year, of_slope]
+        rows.append([*row, change.noise, beyond])
+    note = ""
+    if len(ranked) > _MOST_ROWS:
+        note = f"The first {_MOST_ROWS}; changes.tsv has all."
+    identity = "change-table"
+    caption = "Persons with dates: the largest change a year beside its noise first"
+    if not has_times:
+        identity = "undated-table"
+        caption = "Persons without dates: the largest change beside its noise first"
+    return table(identity, caption, columns, rows, note=note)
+
+
+def _unit(courses: Sequence[Course]) -> str:
+    """The unit of changes and of their noise; all courses have times, or none has."""
+    if courses[0].has_times:
+        return "% a year"
+    return "%"
+
+
+def _beside_noise(course: Course) -> float:
+    """How many times the noise a change is; where that is not known, the change itself."""
+    value = abs(_value(course))
+    if not course.change.noise:
+        return value
+    return value / course.change.noise

@@ -1,0 +1,421 @@
+"""The page of a group of segmentations without a truth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from trinat.pipelines.common.text import count
+from trinat.pipelines.report.cohort import (
+    ADJUSTED,
+    HARMONISED,
+    OUTLIER_Z,
+    Cohort,
+    differing_persons,
+)
+from trinat.pipelines.report.drawing import Drawing
+from trinat.pipelines.report.figures import Z_SCORES, z_score_plot
+from trinat.pipelines.report.page import (
+    Cell,
+    Column,
+    Columns,
+    Table,
+    asset,
+    number,
+    render,
+    short_name,
+    table,
+)
+from trinat.pipelines.report.people import (
+    DIGITS,
+    SITES,
+    adjustment_table,
+    effect_tables,
+    people_plot,
+    site_plot,
+    site_tables,
+    trend_table,
+)
+from trinat.segmentation.errors import some
+from trinat.segmentation.metrics.definitions import METRICS
+
+_GROUPS = {"sex": "sex", "group": "group", "age_band": "age (years)", "site": "site"}
+_MOST_SCANS = 500
+# The figure of parcels.
+_PARCEL_Z_SCORES = f"parcel-{Z_SCORES}"
+
+
+def cohort_drawings(cohort: Cohort, parcels: Cohort | None = None) -> list[Drawing]:
+    """The figures of the page: z-scores, people, sites; each where something is known of it.
+
+    `parcels` are the same scans with the volumes of their parcels.
+    """
+    drawings = []
+    if cohort.is_tested:
+        drawings.append(z_score_plot(cohort.frame, cohort.structures, OUTLIER_Z))
+    people = people_plot(cohort)
+    if people is not None:
+        drawings.append(people)
+    if cohort.harmonisation is not None:
+        drawings.append(site_plot(cohort.harmonisation))
+    if parcels is not None and parcels.is_tested:
+        of_parcels = z_score_plot(parcels.frame, parcels.structures, OUTLIER_Z)
+        drawings.append(replace(of_parcels, name=_PARCEL_Z_SCORES))
+    return drawings
+
+
+def cohort_page(
+    cohort: Cohort,
+    drawings: Sequence[Drawing],
+    pictures: Sequence[tuple[str, str, bytes]],
+    provenance: Mapping[str, str],
+    *,
+    failures: Sequence[tuple[str, str]] = (),
+    remarks: Sequence[tuple[str, str]] = (),
+    parcels: Cohort | None = None,
+) -> str:
+    """The HTML file; `pictures`: title, text, PNG; `failures`: scans without volumes and why.
+
+    `parcels` are the scans with the volumes of their parcels, and have a part of their own.
+    `remarks` are tables of persons, and what is to be said of how they were read.
+
+    The page is one file: figures and pictures are inside. `provenance` is shown at its end, as
+    `page.provenance` gives it.
+    """
+    people = len({scan.subject for scan in cohort.scans})
+    noun = "person" if people == 1 else "people"
+    lead = (
+        f"{count(len(cohort.scans), 'scan')} of {people:,} {noun}, "
+        f"{len(cohort.structures)} structures; there is no truth to compare with."
+    )
+    by_facts = [_by_group(cohort, key) for key in _GROUPS]
+    return render(
+        "cohort.html",
+        title="Segmented scans",
+        lead=lead,
+        notices=_notices(cohort, failures),
+        cards=_cards(cohort, failures),
+        outliers=_outliers(cohort),
+        is_tested=cohort.is_tested,
+        plots=[drawing for drawing in drawings if drawing.name == Z_SCORES],
+        people_plots=[
+            drawing
+            for drawing in drawings
+            if drawing.name not in (Z_SCORES, SITES, _PARCEL_Z_SCORES)
+        ],
+        parcels=None if parcels is None else _of_parcels(parcels, drawings),
+        site_plots=[drawing for drawing in drawings if drawing.name == SITES],
+        limit=OUTLIER_Z,
+        has_norms="percentile" in cohort.frame,
+        volumes=_described(cohort, "volume"),
+        asymmetry=_described(cohort, "asymmetry_index"),
+        groups=[found for found in by_facts if found is not None],
+        effects=effect_tables(cohort),
+        trends=trend_table(cohort),
+        adjustment=cohort.adjustment,
+        adjusted=_described(cohort, ADJUSTED) if cohort.adjustment else None,
+        coefficients=adjustment_table(cohort.adjustment),
+        harmonisation=cohort.harmonisation,
+        harmonised=_described(cohort, HARMONISED) if cohort.harmonisation else None,
+        sites=site_tables(cohort.harmonisation) if cohort.harmonisation else [],
+        uncertainty=_uncertainty(cohort),
+        pictures=pictures,
+        scans=_scans(cohort),
+        left_out=_left_out(cohort),
+        failures=table(
+            "failure-table", "Scans without a result", ["Scan", "Reason"], failures
+        ),
+        remarks=table(
+            "remark-table",
+            "How tables of persons were read",
+            ["Table", "Remark"],
+            remarks,
+        ),
+        volume_definition=METRICS["volume"].definition,
+        again=asset("cohort-again.txt"),
+        provenance=provenance,
+    )
+
+
+def _of_parcels(parcels: Cohort, drawings: Sequence[Drawing]) -> dict[str, object]:
+    """What the part on parcels shows."""
+    tables = {
+        "outliers": _outliers(parcels),
+        "volumes": _described(parcels, "volume"),
+        "asymmetry": _described(parcels, "asymmetry_index"),
+    }
+    shown: dict[str, object] = {
+        name: replace(each, id=f"parcel-{each.id}") for name, each in tables.items()
+    }
+    shown["scans"] = len(parcels.scans)
+    shown["is_tested"] = parcels.is_tested
+    shown["plots"] = [each for each in drawings if each.name == _PARCEL_Z_SCORES]
+    return shown
+
+
+def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
+    """What a reader must know before believing a number."""
+    notices = []
+    if failures:
+        tried = len(cohort.scans) + len(cohort.left_out) + len(failures)
+        notices.append(f"{len(failures)} of {tried} scans have failed.")
+    if cohort.left_out:
+        names = [scan.name for scan in cohort.left_out]
+        notices.append(
+            f"{count(len(names), 'scan')} left out of every number: {some(names)}. "
+            "The table at the end says why."
+        )
+    if not cohort.is_tested:
+        notices.append(
+            "Too few scans to find outliers: eight are needed for robust z-scores."
+        )
+    for fact in ("group", "site"):
+        differing = differing_persons(cohort.frame, fact)
+        if differing:
+            notices.append(
+                f"{count(len(differing), 'person')} with scans of more than one {fact}, in no "
+                f"comparison of {fact}s: {some(differing)}."
+            )
+    if cohort.adjustment is not None and cohort.adjustment.without:
+        lacking = count(cohort.adjustment.without, "scan")
+        notices.append(
+            f"{lacking} without an intracranial volume, and so without adjusted volumes."
+        )
+    if cohort.harmonisation is not None and cohort.harmonisation.without:
+        lacking = count(cohort.harmonisation.without, "scan")
+        facts = ", ".join(("site", *cohort.harmonisation.kept))
+        notices.append(
+            f"{lacking} without a harmonised volume: not all is known of {facts}."
+        )
+    if "percentile" in cohort.frame:
+        of_scans = cohort.frame.groupby("scan")["percentile"].count()
+        lacking_norms = int((of_scans == 0).sum())
+        if lacking_norms:
+            scans = count(lacking_norms, "scan")
+            notices.append(
+                f"{scans} without percentiles: age, sex or intracranial volume are not known, or "
+                "not among those of the norms."
+            )
+    grades = [scan.grade for scan in cohort.scans]
+    texts = {
+        "reject": "rejected by quality control, and in the numbers all the same",
+        "look": "should be looked at by a person",
+    }
+    for grade, text in texts.items():
+        if grade in grades:
+            notices.append(f"{count(grades.count(grade), 'scan')} {text}.")
+    return notices
+
+
+def _cards(
+    cohort: Cohort, failures: Sequence[tuple[str, str]]
+) -> list[tuple[str, str, str]]:
+    """What, its value, and more of it."""
+    far = cohort.outliers()
+    others = [f"{len(failures)} failed"]
+    if cohort.left_out:
+        others.append(f"{len(cohort.left_out)} left out")
+    stand_out = ("Stand out", "–", "not tested: too few scans")
+    if cohort.is_tested or len(far):
+        found = f"in {len(far):,} volumes or asymmetries"
+        stand_out = ("Stand out", f"{far['scan'].nunique():,}", found)
+    cards = [
+        ("Scans", f"{len(cohort.scans):,}", ", ".join(others)),
+        stand_out,
+    ]
+    graded = (*cohort.scans, *cohort.left_out)
+    grades = [scan.grade for scan in graded if scan.grade]
+    if grades:
+        share = f"{grades.count('pass') / len(grades):.0%}"
+        cards.append(("Pass quality control", share, f"of {len(grades):,} graded"))
+    return cards
+
+
+def _outliers(cohort: Cohort) -> Table:
+    """Volumes and asymmetries that stand out, the farthest first."""
+    columns: Columns = [
+        "Scan",
+        "Structure",
+        "What",
+        Column("Value", 0),
+        Column(
+            "Robust z", 1, "Distance from the group's median in robust SDs", sign=True
+        ),
+        "Reference range",
+    ]
+    rows = []
+    outliers = cohort.outliers()
+    farthest_first = outliers.sort_values("z", key=lambda z: -z.abs())
+    for row in farthest_first.to_dict("records"):
+        if row["metric"] == "volume":
+            what = "volume"
+            value = number(row["value"], 0, unit=" mm³")
+        elif row["metric"] == ADJUSTED:
+            what = "adjusted volume"
+            value = number(row["value"], DIGITS[cohort.unit], unit=f" {cohort.unit}")
+        elif row["metric"] == HARMONISED:
+            what = "harmonised volume"
+            value = number(row["value"], DIGITS[cohort.unit], unit=f" {cohort.unit}")
+        else:
+            what = "asymmetry"
+            value = number(row["value"], 1, unit=" %")
+        scan = cohort.scans[row["scan"]]
+        structure = short_name(row["structure"])
+        rows.append([scan.name, structure, what, value, row["z"], row["note"]])
+    return table("outlier-table", "Far from the group, or out of range", columns, rows)
+
+
+def _described(cohort: Cohort, metric: str) -> Table:
+    """Mean, spread and range of each structure's volume, or of each pair's asymmetry."""
+    if metric == "volume":
+        caption = "Volumes (mm³)"
+        title = "Structure"
+        digits = 0
+        is_signed = False
+    elif metric in (ADJUSTED, HARMONISED):
+        kind = "Adjusted" if metric == ADJUSTED else "Harmonised"
+        caption = f"{kind} volumes ({cohort.unit})"
+        title = "Structure"
+        digits = DIGITS[cohort.unit]
+        is_signed = False
+    else:
+        caption = "Asymmetry index (%): positive where left is larger"
+        title = "Pair"
+        digits = 2
+        is_signed = True
+    columns: Columns = [
+        title,
+        Column("Scans", 0),
+        Column("Mean", digits, sign=is_signed),
+        Column("Median", digits, sign=is_signed),
+        Column("SD", digits),
+        Column("Smallest", digits, sign=is_signed),
+        Column("Largest", digits, sign=is_signed),
+    ]
+    of_metric = cohort.frame[cohort.frame["metric"] == metric]
+    known = of_metric.groupby("structure", sort=False)["value"]
+    described = known.agg(["count", "mean", "median", "std", "min", "max"])
+    rows = []
+    for place, (structure, *numbers) in enumerate(described.itertuples(name=None)):
+        name = short_name(structure)
+        if metric == "asymmetry_index":
+            name = name.removeprefix("L ")
+        rows.append([Cell(name, place), *numbers])
+    return table(f"{metric}-table", caption, columns, rows)
+
+
+def _by_group(cohort: Cohort, key: str) -> Table | None:
+    """Mean and SD of each structure's volume by sex, age or site; None for a single group.
+
+    Of the volumes that are compared: adjusted or harmonised ones, if they were.
+    """
+    is_volume = cohort.frame["metric"] == cohort.compared
+    digits = DIGITS[cohort.unit]
+    is_known = cohort.frame[key] != ""
+    volumes = cohort.frame[is_volume & is_known]
+    groups = sorted(volumes[key].unique())
+    if len(groups) < 2:
+        return None
+    by_group = volumes.groupby(["structure", key])
+    found = by_group["value"].agg(["count", "mean", "std"])
+    # A scan counts where any of its structures does.
+    scans_of = volumes.dropna(subset="value").groupby(key)["scan"].nunique()
+    rows = []
+    for place, structure in enumerate(cohort.structures):
+        cells = []
+        for group in groups:
+            scans, mean, sd = found.loc[(structure, group)]
+            text = number(mean, digits).text
+            if not np.isnan(sd):
+                text += f" ± {sd:,.{digits}f}"
+            elif scans == 1:
+                text += " (1 scan)"
+            cells.append(Cell(text, mean, hint=count(int(scans), "scan")))
+        rows.append([Cell(short_name(structure), place), *cells])
+    columns: Columns = ["Structure"]
+    counts = []
+    for group in groups:
+        columns.append(Column(f"{group} ({cohort.unit})", digits, "Mean ± SD"))
+        counts.append(f"{group}: {scans_of.get(group, 0)}")
+    return table(
+        f"{key}-table",
+        f"By {_GROUPS[key]}: mean ± SD",
+        columns,
+        rows,
+        note=f"Scans: {', '.join(counts)}.",
+    )
+
+
+def _uncertainty(cohort: Cohort) -> Table | None:
+    """How uncertain the volumes of each structure are; None where no scan says it."""
+    columns: Columns = [
+        "Structure",
+        Column("Scans", 0),
+        Column("Median CV of the volume", 3, "Over samples with dropout"),
+        Column("Largest", 3),
+        "Scan with the largest",
+    ]
+    doubts = pd.DataFrame(
+        [scan.uncertainty or {} for scan in cohort.scans], dtype=float
+    )
+    rows = []
+    for place, structure in enumerate(cohort.structures):
+        if structure not in doubts:
+            continue
+        known = doubts[structure].dropna()
+        worst = cohort.scans[int(doubts[structure].argmax())]
+        name = Cell(short_name(structure), place)
+        rows.append([name, len(known), known.median(), known.max(), worst.name])
+    if not rows:
+        return None
+    return table("doubt-table", "Uncertainty of volumes", columns, rows)
+
+
+def _scans(cohort: Cohort) -> Table:
+    """The scans, the farthest from the group first; those without a z last."""
+    largest = cohort.largest_z()
+    order = np.argsort(-np.nan_to_num(largest), kind="stable")
+    rows = []
+    for place in order[:_MOST_SCANS]:
+        scan = cohort.scans[place]
+        rows.append(
+            [
+                scan.name,
+                scan.grade,
+                scan.sex,
+                scan.age,
+                scan.site,
+                largest[place],
+                scan.notes,
+            ]
+        )
+    note = ""
+    if len(order) > _MOST_SCANS:
+        note = f"The {_MOST_SCANS} farthest from the group; volumes.csv has all."
+    columns: Columns = [
+        "Scan",
+        "Grade",
+        "Sex",
+        Column("Age", 0),
+        "Site",
+        Column("Largest |z|", 1),
+        "Notes",
+    ]
+    return table(
+        "scan-table", "Every scan, the most unusual first", columns, rows, note=note
+    )
+
+
+def _left_out(cohort: Cohort) -> Table:
+    """What is in no number, scan by scan: all of it, or some of its structures."""
+    rows = [[scan.name, "all of it", scan.left_out] for scan in cohort.left_out]
+    for scan in cohort.scans:
+        rows += [
+            [scan.name, short_name(structure), why]
+            for structure, why in scan.structures_left_out.items()
+        ]
+    columns: Columns = ["Scan", "What", "Why"]
+    return table("left-out-table", "Left out of every number", columns, rows)

@@ -1,0 +1,448 @@
+"""What every figure of a report is made with: its sheet, its marks, and how it is written.
+
+As SVG it is plain in a file, or inline in a page whose style sheet colours it. matplotlib writes
+colours into style attributes, which a page's strict policy refuses, and fixes ink and paper.
+Inline, styles become plain attributes, ink and grid lines become classes that the page's style
+sheet colours, and marks get titles that a pointer or a screen reader finds.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import re
+import textwrap
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pandas as pd
+
+from trinat.pipelines.report.page import short_name
+from trinat.segmentation.io.files import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Told apart by people with any colour vision, on light and on dark ground (after Okabe and Ito).
+MODEL_COLORS = ("#2f7fc1", "#e0851b", "#12a07a", "#c2609a", "#8a8d1e", "#d1502f")
+WARNING_COLOR = MODEL_COLORS[5]
+_MOST_PANELS_ABREAST = 4
+# A phone shows this at its own size, so that 8 points can be read.
+NARROW_IN = 3.4
+_NARROW_LETTERS = 38  # in a line across the figure
+_BETWEEN_PANELS = 0.12  # of a panel's height
+# Drawn with these, a line or a letter takes the page's colour.
+INK = "#1f2730"
+GRID = "#d5dae1"
+_CLASSES = {INK: "ink", GRID: "grid"}
+
+_SVG = "http://www.w3.org/2000/svg"
+_XLINK = "http://www.w3.org/1999/xlink"
+_DEFS = f"{{{_SVG}}}defs"
+_METADATA = f"{{{_SVG}}}metadata"
+_PATH = f"{{{_SVG}}}path"
+_STYLE_TAG = f"{{{_SVG}}}style"
+_TEXT = f"{{{_SVG}}}text"
+_TITLE = f"{{{_SVG}}}title"
+_USE = f"{{{_SVG}}}use"
+_HREF = f"{{{_XLINK}}}href"
+_ID = re.compile(r"#([A-Za-z0-9_.:-]+)")
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """How the panels of a figure stand on a phone: how many abreast, and a row's height."""
+
+    abreast: int = 2
+    row_in: float = 1.8
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure, what it shows in words, and the names of its marks by artist.
+
+    - `name` is the name of its file without an ending.
+    - `label` is the text for readers who cannot see it.
+    - `marks` has a name for each mark of an artist, by the artist's gid: the page shows it at the
+      pointer.
+    - `narrow` is how its panels stand on a phone, or the figure that a phone shows in its place.
+    """
+
+    name: str
+    figure: Figure
+    label: str
+    marks: dict[str, list[str]] = field(default_factory=dict)
+    title: str = ""
+    caption: str = ""
+    narrow: Narrow | Figure = field(default_factory=Narrow)
+
+    def save(self, folder: Path) -> None:
+        """As PNG and as SVG, in a folder that is made for it."""
+        folder.mkdir(exist_ok=True)
+        write_whole(folder / f"{self.name}.png", self.png)
+        write_whole(folder / f"{self.name}.svg", self.svg)
+
+    @cached_property
+    def svg(self) -> bytes:
+        """The figure as a file, drawn once."""
+        return plain_svg(self.figure)
+
+    @property
+    def png(self) -> bytes:
+        """The bytes of a file that shows the figure on white, at 150 dpi.
+
+        The figure is transparent again afterwards, as its SVG needs it.
+        """
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+        buffer = io.BytesIO()
+        self.figure.set(dpi=150, facecolor="white")
+        # `savefig` would draw all of it twice, first to look at its layout.
+        with _any_letters():
+            FigureCanvasAgg(self.figure).print_png(buffer)
+        self.figure.set(facecolor="none")
+        return buffer.getvalue()
+
+    def inline(self) -> str:
+        """For a page: in the page's colours, with names that a pointer finds."""
+        return inline_svg(self.svg, self.name, self.label, self.marks)
+
+    def inline_narrow(self) -> str:
+        """The same for a phone."""
+        if isinstance(self.narrow, Narrow):
+            figure = _narrowed(self.figure, self.narrow)
+        else:
+            figure = self.narrow
+        return inline_svg(
+            plain_svg(figure), f"{self.name}-narrow", self.label, self.marks
+        )
+
+
+def _narrowed(figure: Figure, form: Narrow) -> Figure:
+    """A copy of a figure, laid out again at the width of a phone."""
+    import matplotlib as mpl
+
+    narrow = copy.deepcopy(figure)
+    height_in = narrow.get_figheight()
+    rows = 1
+    shown = [axis for axis in narrow.axes if axis.get_visible()]
+    if len(shown) > 1:
+        rows = math.ceil(len(shown) / form.abreast)
+        height_in = rows * form.row_in
+        letters = _NARROW_LETTERS // form.abreast
+        grid = narrow.add_gridspec(rows, form.abreast)
+        for place, axis in enumerate(shown):
+            row, column = divmod(place, form.abreast)
+            axis.set_subplotspec(grid[row, column])
+            axis.title.set_text(textwrap.fill(axis.get_title(), letters))
+    # Legend and title of the axis below in lines that a narrow figure has room for.
+    along = narrow.get_supxlabel()
+    names = []
+    for legend in narrow.legends:
+        names += [text.get_text() for text in legend.get_texts()]
+    narrow.legends.clear()
+    wrapped = [textwrap.fill(name, _NARROW_LETTERS) for name in names]
+    with mpl.rc_context(_STYLE):
+        if along:
+            narrow.supxlabel(textwrap.fill(along, _NARROW_LETTERS))
+        add_legend(narrow, wrapped, columns=1)
+    narrow.set_size_inches(NARROW_IN, height_in)
+    narrow.set_layout_engine("constrained")
+    _lay_out(narrow, rows)
+    return narrow
+
+
+@contextmanager
+def _any_letters() -> Iterator[None]:
+    """Letters that the font lacks are boxes in a picture, and text in a page: nobody is warned."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from font")
+        yield
+
+
+def _lay_out(figure: Figure, rows: int) -> None:
+    """Place all of a figure once; otherwise every file that is written does it twice more.
+
+    The figure has the constrained layout, and panels in `rows`.
+    """
+    engine: Any = figure.get_layout_engine()
+    if rows > 1:
+        # The title of a panel is nearer to it than to the row above.
+        engine.set(hspace=_BETWEEN_PANELS)
+    with _any_letters():
+        engine.execute(figure)
+    figure.set_layout_engine("none")
+
+
+_STYLE: dict[str, Any] = {
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.7,
+    "grid.linewidth": 0.7,
+    "grid.color": GRID,
+    "font.family": "sans-serif",
+    "font.size": 8.5,
+    "figure.labelsize": 9,
+}
+
+
+@contextmanager
+def canvas(
+    width: float,
+    height: float,
+    rows: int = 1,
+    columns: int = 1,
+) -> Iterator[Any]:
+    """A figure without pyplot, in the report's style: (figure, axis or axes).
+
+    Sizes in inches. With several rows or columns the axes come as an array, as from matplotlib's
+    `subplots`. All must be drawn when the context ends: the figure is laid out then.
+    """
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure, figure.subplots(rows, columns)
+        _lay_out(figure, rows)
+
+
+@contextmanager
+def panels(
+    structures: Sequence[str], height_in: float, more_in: float = 0.0
+) -> Iterator[tuple[Any, list[Any]]]:
+    """Small multiples in a `canvas`: a figure, and an axis with a title for each structure.
+
+    Up to four are abreast. A row is `height_in` high, and the figure has `more_in` besides. Without
+    structures the figure is empty.
+    """
+    count = len(structures)
+    columns = max(1, min(_MOST_PANELS_ABREAST, count))
+    rows = max(1, math.ceil(count / columns))
+    total_in = height_in * rows + more_in
+    with canvas(8.6, total_in, rows, columns) as (figure, axes):
+        every = list(np.ravel(axes))
+        used = every[:count]
+        for axis, structure in zip(used, structures, strict=True):
+            axis.set_title(as_text(short_name(structure)), fontsize=8, color=INK)
+        for axis in every[count:]:
+            axis.set_visible(False)
+        yield figure, used
+
+
+def draw_boxes(
+    axis: Any,
+    rows: Sequence[tuple[float, Any]],
+    band: float,
+    color: str,
+) -> None:
+    """Quartiles and median of each (height, values), in the colour of a model.
+
+    Whiskers end at the last value within 1.5 quartile ranges. All boxes are three artists: each
+    one more costs time in every layout.
+    """
+    from matplotlib.cbook import boxplot_stats
+    from matplotlib.collections import PolyCollection
+
+    if not rows:
+        return
+    half = band * 0.38
+    places = np.array([height for height, _ in rows])
+    values_of_rows = [values for _, values in rows]
+    boxes = pd.DataFrame(boxplot_stats(values_of_rows))
+    ends = boxes[["whislo", "q1", "med", "q3", "whishi"]]
+    least, low, median, high, most = ends.to_numpy(float).T
+    axis.hlines(places, least, low, color=color, lw=0.9)
+    axis.hlines(places, high, most, color=color, lw=0.9)
+    axis.vlines(median, places - half, places + half, color=color, lw=1.8)
+    corners = [
+        np.stack([low, places - half], axis=1),
+        np.stack([high, places - half], axis=1),
+        np.stack([high, places + half], axis=1),
+        np.stack([low, places + half], axis=1),
+    ]
+    outlines = np.stack(corners, axis=1)  # (boxes, 4, x and y)
+    filled = PolyCollection(list(outlines), fc=color, alpha=0.22, lw=0)
+    axis.add_collection(filled)
+
+
+def draw_dots(
+    axis: Any,
+    rows: Sequence[tuple[float, Any]],
+    band: float,
+    color: Any,
+    gid: str,
+) -> None:
+    """A dot for each of the values of each (height, values).
+
+    `band` is the height that the dots of one row may take, in the axis's units. All dots are one
+    artist with the name `gid`, in the order of the rows. `rows` may not be empty; values may be.
+    """
+    places = []
+    for height, values in rows:
+        # Offsets keep dots apart, the same every time: the golden ratio's low discrepancy.
+        steps = np.arange(len(values)) * 0.618034
+        offsets = (steps + 0.5) % 1 - 0.5
+        places.append(height + offsets * band * 0.7)
+    x = np.concatenate([values for _, values in rows])
+    y = np.concatenate(places)
+    axis.scatter(x, y, s=9, color=color, lw=0, zorder=3, gid=gid)
+
+
+def as_text(name: str) -> str:
+    """A name as figures show it: two dollars in it would begin and end mathematics."""
+    return re.sub(r"(?<!\\)\$", r"\\$", name)
+
+
+def name_rows(axis: Any, structures: Iterable[str]) -> None:
+    """Structures down the axis, the first at the top.
+
+    Row n is at height n. Names are shortened by `short_name`.
+    """
+    names = [as_text(short_name(structure)) for structure in structures]
+    axis.set_yticks(range(len(names)), names)
+    axis.set_ylim(len(names) - 0.4, -0.6)
+    axis.tick_params(axis="y", length=0, labelsize=8)
+    axis.grid(axis="x")
+    axis.set_axisbelow(True)
+    axis.spines["left"].set_visible(False)
+
+
+def name_cells(axis: Any, columns: Sequence[str], rows: Sequence[str]) -> None:
+    """Names of a map's columns below it, upright, and of its rows beside it."""
+    axis.set_xticks(range(len(columns)), map(as_text, columns), rotation=90)
+    axis.set_yticks(range(len(rows)), map(as_text, rows))
+    axis.tick_params(labelsize=6.5)
+
+
+def model_color(number: int) -> str:
+    """The colour of a model by its place in the report; after the last, they begin again."""
+    return MODEL_COLORS[number % len(MODEL_COLORS)]
+
+
+def add_legend(figure: Figure, models: Sequence[str], columns: int = 4) -> None:
+    """The models' colours above the figure; of a single model, nothing.
+
+    `columns` names stand side by side. The colour of a model is that of its place in `models`.
+    """
+    if len(models) < 2:
+        return
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=model_color(number), lw=4, label=as_text(model))
+        for number, model in enumerate(models)
+    ]
+    figure.legend(
+        handles=handles,
+        loc="outside upper left",
+        ncols=columns,
+        frameon=False,
+    )
+
+
+def plain_svg(figure: Figure) -> bytes:
+    """The figure as an SVG file, the same bytes every time.
+
+    Fonts are those of the reader's machine. No date is written.
+    """
+    import matplotlib as mpl
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    buffer = io.BytesIO()
+    # Text stays text: it can be read aloud, searched and copied, and takes a tenth of the bytes.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "trinat"}):
+        figure.set_dpi(100)  # of pictures within; lines and letters have no resolution
+        # `savefig` would draw all of it twice, first to look at its layout.
+        with _any_letters():
+            FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
+    return buffer.getvalue()
+
+
+def inline_svg(
+    plain: bytes,
+    prefix: str,
+    label: str,
+    titles: Mapping[str, Sequence[str]] | None = None,
+) -> str:
+    """`plain_svg` for a page; `prefix` keeps its ids apart from other figures'.
+
+    `titles[gid]` names, in order, the marks of the artist with that gid.
+    """
+    root = ElementTree.fromstring(plain)
+    root.attrib.pop("width", None)
+    root.attrib.pop("height", None)
+    root.set("role", "img")
+    root.set("aria-label", label)
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag in (_METADATA, _STYLE_TAG):
+                parent.remove(child)
+    for gid, names in (titles or {}).items():
+        group = root.find(f".//*[@id='{gid}']")
+        if group is None:
+            continue
+        # Shapes that are only defined are no marks.
+        defined: set[int] = set()
+        for definitions in group.iter(_DEFS):
+            defined.update(id(element) for element in definitions.iter())
+        shapes = [element for element in group.iter() if element.tag in (_USE, _PATH)]
+        marks = [shape for shape in shapes if id(shape) not in defined]
+        for mark, name in zip(marks, names, strict=True):
+            title = ElementTree.SubElement(mark, _TITLE)
+            title.text = name
+    for element in root.iter():
+        _restyle(element)
+        # The element's id, and those that it refers to.
+        if "id" in element.attrib:
+            element.set("id", f"{prefix}-{element.attrib['id']}")
+        for key, value in element.attrib.items():
+            if key == _HREF or value.startswith("url(#"):
+                renamed = _ID.sub(lambda found: f"#{prefix}-{found[1]}", value)
+                element.set(key, renamed)
+    ElementTree.register_namespace("", _SVG)
+    ElementTree.register_namespace("xlink", _XLINK)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _restyle(element: ElementTree.Element) -> None:
+    """Style declarations to attributes; ink and grid colours to classes."""
+    for declaration in element.attrib.pop("style", "").split(";"):
+        key, _, value = declaration.partition(":")
+        key = key.strip()
+        value = value.strip()
+        if key == "font":  # up to matplotlib 3.10, one shorthand for all of a font
+            size = re.search(r"([\d.]+)px", value)
+            if size:
+                element.set("font-size", size[1])
+            if re.match(r"(\w+ )*(bold|[6-9]00) ", value):
+                element.set("font-weight", "bold")
+        # The family is the page's; a length as an attribute has no unit.
+        elif value and key != "font-family":
+            element.set(key, value.removesuffix("px"))
+    classes = []
+    for key in ("fill", "stroke"):
+        color = element.attrib.get(key, "")
+        if color in _CLASSES:
+            classes.append(f"{key}-{_CLASSES[color]}")
+    if element.tag == _TEXT and "fill" not in element.attrib:
+        classes.append("fill-ink")
+    if classes:
+        element.set("class", " ".join(classes))

@@ -1,0 +1,418 @@
+"""The evaluation report: what its page says of measurements, and what a paper prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trinat.pipelines.common.text import count
+from trinat.pipelines.report import figures, measurements, summary, tables
+from trinat.pipelines.report.case_view import ERROR_COLORS, CaseView
+from trinat.pipelines.report.drawing import Drawing
+from trinat.pipelines.report.page import (
+    asset,
+    render,
+    short_name,
+)
+from trinat.pipelines.report.summary import Evaluation
+from trinat.pipelines.report.tables import digits_of
+from trinat.segmentation.io.files import spreadsheet_safe
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.metrics.definitions import HEADLINE, METRICS, PLOTTED, PRINTED
+from trinat.segmentation.metrics.statistics import FEWEST_PERSONS, fewest_persons_for
+
+# Signs that LaTeX reads as commands.
+_LATEX = str.maketrans(
+    {
+        "&": r"\&",
+        "%": r"\%",
+        "$": r"\$",
+        "#": r"\#",
+        "_": r"\_",
+        "{": r"\{",
+        "}": r"\}",
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+    }
+)
+
+
+@dataclass(frozen=True)
+class WorstScan:
+    """One of the worst scans, ready to be shown.
+
+    `title` names the scan, `text` says what is wrong with it, `alt` describes the picture for
+    readers who cannot see it.
+    """
+
+    title: str
+    text: str
+    alt: str
+    view: CaseView
+    palette: None = None  # one for all
+
+    @property
+    def still(self) -> str:
+        """The picture for print, as a data URI."""
+        return self.view.still
+
+
+def drawings(evaluation: Evaluation, scheme: LabelScheme) -> dict[str, list[Drawing]]:
+    """The report's figures, by section.
+
+    Metrics that were not measured have no figure. Comparisons are there for two models or more.
+    Structures that are absent everywhere have no place in them.
+    """
+    evaluation = evaluation.without_absent()
+    frame = evaluation.frame
+    models = evaluation.models
+    measured = set(frame["metric"].unique())
+    structures = measurements.structures_of(frame)
+    boxes = [
+        figures.box_plot(frame, metric) for metric in PLOTTED if metric in measured
+    ]
+    volumes = [figures.bland_altman_plot(frame, model, structures) for model in models]
+    confusions = [figures.confusion_plot(frame, model, scheme) for model in models]
+    # Every two models that are compared, in overlap and in distance.
+    compared = []
+    table = evaluation.comparisons
+    if not table.empty:
+        pairs: Any = table.groupby(["first", "second"], sort=False).groups
+        for first, second in pairs:
+            compared.append(figures.comparison_plot(table, "dice", first, second))
+            compared.append(figures.comparison_plot(table, "hd95", first, second))
+    return {
+        "structures": boxes,
+        "models": _numbered(compared),
+        "volumes": _numbered(volumes),
+        "confusions": _numbered(confusions),
+    }
+
+
+def heat_maps(evaluation: Evaluation) -> list[Drawing]:
+    """Scan x structure, a figure for each metric and model; the page has them as tables.
+
+    They are written as files beside the page.
+    """
+    evaluation = evaluation.without_absent()
+    found = []
+    for metric in PRINTED:
+        maps = [
+            figures.heat_map(evaluation.frame, model, metric)
+            for model in evaluation.models
+        ]
+        found += _numbered(maps)
+    return found
+
+
+def evaluation_page(
+    evaluation: Evaluation,
+    plots: Mapping[str, Sequence[Drawing]],
+    worst: Sequence[WorstScan],
+    scheme: LabelScheme,
+    provenance: Mapping[str, str],
+    *,
+    faces: str = "",
+    notices: Sequence[str] = (),
+) -> str:
+    """The HTML file.
+
+    `plots` are `drawings`, by section; `faces` says whether pictures show faces; `notices` come
+    before those that follow from the numbers.
+    """
+    first_model = evaluation.models[0]
+    every_notice = [*notices, *_notices(evaluation)]
+    evaluation = evaluation.without_absent()
+    frame = evaluation.frame
+    scans = len(frame[["subject", "session"]].drop_duplicates())
+    persons = frame["subject"].nunique()
+    structures = len(measurements.structures_of(frame))
+    lead = (
+        f"{' and '.join(evaluation.models)} against the truth: {count(scans, 'scan')} of "
+        f"{count(persons, 'person')}, {structures} structures ({scheme.name})."
+    )
+    # By the metric's title, a table a model.
+    heat = {}
+    for metric in PRINTED:
+        heat[METRICS[metric].title] = [
+            tables.heat(evaluation, model, metric, scheme)
+            for model in evaluation.models
+        ]
+    # What the page's slice viewer draws classes and errors with.
+    palette = {
+        "colors": [list(label.color) for label in scheme.labels],
+        "names": [short_name(label.name) for label in scheme.labels],
+        "errors": ERROR_COLORS,
+    }
+    return render(
+        "evaluation.html",
+        title="Segmentation evaluation",
+        lead=lead,
+        provenance=provenance,
+        notices=every_notice,
+        cards=_cards(evaluation),
+        headline=tables.headline(evaluation),
+        groups=tables.groups(evaluation),
+        plots=plots,
+        structures=tables.structures(evaluation),
+        heat=heat,
+        not_predicted=tables.not_predicted(evaluation),
+        comparison_notices=_comparison_notices(evaluation.comparisons),
+        comparison=tables.comparison(evaluation),
+        agreement=tables.agreement(evaluation),
+        retest=tables.retest(evaluation),
+        confusions=tables.confusions(frame),
+        cases=worst,
+        faces=faces,
+        palette=palette,
+        pairs=tables.pairs(evaluation.pairs),
+        definitions=tables.definitions(),
+        again=code_of(first_model),
+    )
+
+
+def _comparison_notices(compared: pd.DataFrame) -> list[str]:
+    """Why models that are compared are not tested, or why no test of a structure can succeed."""
+    if compared.empty:
+        return []
+    if compared["p"].isna().all():
+        return [
+            f"Fewer than {FEWEST_PERSONS} persons have both: differences are shown, but not tested."
+        ]
+    structures = compared[~measurements.is_group(compared) & compared["p"].notna()]
+    if structures.empty:
+        return []
+    tests = structures["structure"].nunique()
+    persons = int(structures["persons"].max())
+    needed = fewest_persons_for(tests)
+    if persons >= needed:
+        return []
+    least = min(1.0, tests * 2 / 2**persons)
+    return [
+        f"With {persons} persons and {tests} structures no single structure can be significant: "
+        f"p after Holm is at least {least:.2f}. With {needed} persons one could be."
+    ]
+
+
+def code_of(model: str) -> str:
+    """Python that computes the statistics of a model's structures again, from metrics.csv."""
+    # Written apart from `summary.py`, and a test compares.
+    return asset("evaluation-again.txt").replace("MODEL", repr(spreadsheet_safe(model)))
+
+
+def _notices(evaluation: Evaluation) -> list[str]:
+    """What a reader must know before believing a number."""
+    # How many files are in no number, and why.
+    texts = {
+        "failed": ("pair", "could not be measured; the reasons are below."),
+        "no prediction": ("true label map", "without a prediction."),
+        "no truth": ("prediction", "without a truth, not counted."),
+    }
+    notices = []
+    for status, number in evaluation.pairs["status"].value_counts().items():
+        if status in texts:
+            noun, text = texts[status]
+            notices.append(f"{count(number, noun)} {text}")
+    for row in summary.swapped(evaluation.frame).to_dict("records"):
+        scan = f"{row['subject']} {row['session']}".strip()
+        notices.append(
+            f"{scan}: {row['model']} has left and right exchanged "
+            f"({row['value']:.0%} of the paired overlap is on the wrong side)."
+        )
+    notices += _absent_structures(evaluation)
+    notices += _different_means(evaluation)
+    persons = evaluation.frame["subject"].nunique()
+    if persons < FEWEST_PERSONS:
+        notices.append(
+            f"Only {count(persons, 'person')}: intervals are rough, and a test needs at least "
+            f"{FEWEST_PERSONS}."
+        )
+    # What was done so that files could be compared.
+    pairs = evaluation.pairs
+    if pairs["paired_by"].str.startswith("natural order").any():
+        notices.append(
+            "Files were paired by their order, because no names match: check the table."
+        )
+    measured = pairs[pairs["status"] == "measured"]
+    notes = measured["note"].replace("", pd.NA)
+    for note, number in notes.value_counts().items():
+        notices.append(f"{count(int(number), 'prediction')}: {note}.")
+    return notices
+
+
+def _absent_structures(evaluation: Evaluation) -> list[str]:
+    """Structures that are missed, invented or not known to a model."""
+    notices = []
+    absences = summary.absences(evaluation.frame)
+    sums = absences.groupby(["model", "absence"])["count"].sum().reset_index()
+    for model, absence, number in sums.itertuples(index=False):
+        if absence != "absent from both":
+            notices.append(
+                f"{model}: {count(number, 'structure')} {absence} over all scans."
+            )
+    absent = summary.absent_everywhere(evaluation.frame)
+    if absent:
+        # Both sides of a pair are absent: it is named once.
+        pairs = dict.fromkeys(
+            short_name(measurements.without_side(name)) for name in absent
+        )
+        notices.append(
+            f"{count(len(absent), 'structure')} in no label map, true or predicted, and not "
+            f"shown: {', '.join(pairs)}."
+        )
+    for row in evaluation.not_predicted.to_dict("records"):
+        name = short_name(row["structure"])
+        notices.append(f"{name} is not predicted by {row['model']}: it is in no mean.")
+    for row in evaluation.other_csf.to_dict("records"):
+        name = short_name(row["structure"])
+        notices.append(
+            f"{name} of {row['model']} is not compared: it is something else than that of the "
+            "truth. One is all fluid inside the skull, the other a small region."
+        )
+    return notices
+
+
+def _different_means(evaluation: Evaluation) -> list[str]:
+    """Models whose means over all structures must not be compared, and in which metrics."""
+    table = evaluation.comparisons
+    if table.empty:
+        return []
+    table = table[(table["structure"] == "group:all") & (table["left_out"] > 0)]
+    notices = []
+    for (first, second), rows in table.groupby(["first", "second"], sort=False):
+        metrics = [
+            f"{METRICS[metric].title} ({number})"
+            for metric, number in zip(rows["metric"], rows["left_out"], strict=True)
+        ]
+        notices.append(
+            f"The means of {first} and {second} are not over the same scans and structures. "
+            f"Values that only one of the two has: {', '.join(metrics)}. “Models compared” leaves "
+            "them out."
+        )
+    return notices
+
+
+def _cards(evaluation: Evaluation) -> list[tuple[str, str, str]]:
+    """What, its value, and more of it; of several models a row of cards for each.
+
+    The table below the cards has all metrics of all models.
+    """
+    if len(evaluation.models) == 1:
+        return _cards_of(evaluation, evaluation.models[0], HEADLINE)
+    cards = []
+    for model in evaluation.models:
+        cards += _cards_of(evaluation, model, PRINTED)
+    return cards
+
+
+def _cards_of(
+    evaluation: Evaluation, model: str, metrics: Sequence[str]
+) -> list[tuple[str, str, str]]:
+    """The cards of one model; metrics that have no value are left out."""
+    cards = []
+    for metric in metrics:
+        found = evaluation.statistic(model, metric, "group:all")
+        if not found or np.isnan(found["mean"]):
+            continue
+        definition = METRICS[metric]
+        title = definition.title
+        if len(evaluation.models) > 1:
+            title += f", {model}"
+        digits = digits_of(metric)
+        value = f"{found['mean']:.{digits}f}"
+        if definition.unit:
+            value += f" {definition.unit}"
+        more = "one person: no interval"
+        if not np.isnan(found["low"]):
+            low = f"{found['low']:.{digits}f}"
+            high = f"{found['high']:.{digits}f}"
+            more = f"95 % interval {low} to {high}"
+        cards.append((title, value, more))
+    return cards
+
+
+def _numbered(drawings: Iterable[Drawing]) -> list[Drawing]:
+    """Names of their own for figures of several models: they become files in one folder."""
+    numbered = []
+    for number, drawing in enumerate(drawings, start=1):
+        numbered.append(replace(drawing, name=f"{drawing.name}-{number}"))
+    return numbered
+
+
+def printed(evaluation: Evaluation) -> pd.DataFrame:
+    """What a paper says of each model and structure: mean, SD and 95 % interval, rounded.
+
+    All cells are text; one is empty where a number is undefined. Structures without a Dice value,
+    as those that a model does not predict, have no row. An evaluation without any gives an empty
+    table.
+    """
+    names = [
+        *measurements.structures_of(evaluation.frame),
+        *measurements.groups_of(evaluation.frame),
+    ]
+    rows = []
+    for model in evaluation.models:
+        for structure in names:
+            dice = evaluation.statistic(model, "dice", structure)
+            if not dice:
+                continue
+            row = {
+                "model": model,
+                "structure": short_name(structure),
+                "persons": str(dice["persons"]),
+            }
+            for metric in PRINTED:
+                statistic = evaluation.statistic(model, metric, structure)
+                for key in ("mean", "sd", "low", "high"):
+                    value = statistic.get(key, np.nan)
+                    text = ""
+                    if not np.isnan(value):
+                        text = f"{value:.{digits_of(metric)}f}"
+                    row[f"{metric}_{key}"] = text
+                undefined = str(statistic["undefined"]) if statistic else ""
+                row[f"{metric}_undefined"] = undefined
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def latex(table: pd.DataFrame) -> str:
+    """`printed` as tables for LaTeX's booktabs, one a model.
+
+    Signs that LaTeX reads as commands are escaped. The first line, a comment, names the package
+    that it needs.
+    """
+    texts = []
+    for model, rows in table.groupby("model", sort=False):
+        names = [name.translate(_LATEX) for name in rows["structure"]]
+        shown = pd.DataFrame(
+            {"Structure": names, "Persons": rows["persons"].to_numpy()}
+        )
+        for metric in PRINTED:
+            title = METRICS[metric].title_with_unit.translate(_LATEX)
+            cells = []
+            for mean, sd in zip(
+                rows[f"{metric}_mean"], rows[f"{metric}_sd"], strict=True
+            ):
+                cells.append(rf"{mean} $\pm$ {sd}" if sd else mean)
+            shown[title] = cells
+        caption = rf"{str(model).translate(_LATEX)}: mean $\pm$ SD over persons."
+        # How many values of single structures are undefined, by metric.
+        of_all = rows[rows["structure"] == short_name("group:all")]
+        undefined = []
+        for metric in PRINTED:
+            number = "".join(of_all[f"{metric}_undefined"])
+            if number not in ("", "0"):
+                undefined.append(f"{METRICS[metric].title} {number}")
+        if undefined:
+            listed = ", ".join(undefined).translate(_LATEX)
+            caption += f" Undefined values are left out: {listed}."
+        columns = "lr" + len(PRINTED) * "l"
+        texts.append(
+            shown.to_latex(index=False, column_format=columns, caption=caption)
+        )
+    return "% needs \\usepackage{booktabs}\n" + "\n".join(texts)

@@ -1,0 +1,308 @@
+"""The figures of the reports, each drawn from the tables that `summary` and `cohort` make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trinat.pipelines.report.drawing import (
+    GRID,
+    INK,
+    MODEL_COLORS,
+    NARROW_IN,
+    WARNING_COLOR,
+    Drawing,
+    add_legend,
+    as_text,
+    canvas,
+    draw_boxes,
+    draw_dots,
+    model_color,
+    name_cells,
+    name_rows,
+    panels,
+)
+from trinat.pipelines.report.measurements import (
+    by_person,
+    by_scan,
+    models_of,
+    structures_of,
+    volumes_by_person,
+    where,
+)
+from trinat.pipelines.report.page import short_name
+from trinat.pipelines.report.summary import confusion
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.metrics.definitions import METRICS
+from trinat.segmentation.metrics.statistics import bland_altman
+
+# Of fewer persons, the dots say more than a box.
+_FEWEST_FOR_BOX = 5
+_MOST_SCANS_OF_HEAT_MAP = 100
+_SIGNIFICANT = 0.05
+_FARTHEST_Z = 12.0
+_DASHES = (0, (4, 3))
+_MARGIN = 0.12  # beside the marks of a panel, of their extent
+_LEAST_ML = 0.01  # the extent of volumes that do not differ
+_SHARE = "share of the true structure"
+_NARROW_MAP_IN = 5.2  # high, with a scale of colours below
+# The name of the figure of robust z-scores.
+Z_SCORES = "z-scores"
+
+
+def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:
+    """Boxes over persons, a row a structure, every person a dot.
+
+    `frame` is that of metrics.csv. Several models stand side by side in a row, each with its
+    colour. Structures that no model has a value of are left out; few persons have dots and no box.
+    """
+    definition = METRICS[metric]
+    tables = {model: by_person(frame, model, metric) for model in models_of(frame)}
+    measured: set[str] = set()
+    for table in tables.values():
+        measured.update(table.columns)
+    structures = [name for name in structures_of(frame) if name in measured]
+    marks: dict[str, list[str]] = {}
+    missing = pd.Series(dtype=float)
+    band = 0.8 / len(tables)  # of a row's height, for each model
+    height = len(structures) * max(0.24, 0.17 * len(tables)) + 0.9
+    with canvas(8.6, height) as (figure, axis):
+        for number, (model, table) in enumerate(tables.items()):
+            middle_band = (len(tables) - 1) / 2
+            from_middle_of_row = (number - middle_band) * band
+            places = np.arange(len(structures)) + from_middle_of_row
+            rows = []
+            # What each dot is, in the order in which they are drawn.
+            names = []
+            for place, structure in zip(places, structures, strict=True):
+                # None of a structure that the table lacks.
+                persons = table.get(structure, missing).dropna()
+                rows.append((place, persons.to_numpy()))
+                shown = short_name(structure)
+                for person, value in persons.items():
+                    names.append(f"{person}, {shown}, {model}: {value:.3g}")
+            boxed = [row for row in rows if len(row[1]) >= _FEWEST_FOR_BOX]
+            gid = f"dots-{number}"
+            draw_boxes(axis, boxed, band, model_color(number))
+            draw_dots(axis, rows, band, model_color(number), gid)
+            marks[gid] = names
+        name_rows(axis, structures)
+        axis.set_xlabel(definition.title_with_unit)
+        add_legend(figure, list(tables))
+    return Drawing(
+        f"boxes-{metric}",
+        figure,
+        f"{definition.title} of {len(structures)} structures, a box over persons and a dot a "
+        "person",
+        marks,
+        definition.title,
+        definition.definition,
+    )
+
+
+def bland_altman_plot(
+    frame: pd.DataFrame, model: str, structures: Sequence[str]
+) -> Drawing:
+    """Small multiples: difference of volumes over their mean, with bias and limits.
+
+    `frame` is that of metrics.csv; volumes are shown in ml. A panel for each of `structures` that
+    the model predicted. Persons without one of the two volumes are left out.
+    """
+    predicted, true = volumes_by_person(frame, model)
+    structures = [name for name in structures if name in predicted.columns]
+    marks: dict[str, list[str]] = {}
+    with panels(structures, 2.2) as (figure, axes):
+        for number, structure in enumerate(structures):
+            gid = f"persons-{number}"
+            # To a thousandth of a mm³: means over persons end in digits that say nothing.
+            true_ml = true[structure].round(3) / 1000
+            predicted_ml = predicted[structure].round(3) / 1000
+            marks[gid] = _bland_altman_panel(axes[number], true_ml, predicted_ml, gid)
+        figure.supxlabel("mean of true and predicted volume (ml)")
+        figure.supylabel("predicted − true (ml)")
+    label = f"Bland-Altman plots of the volumes of {len(structures)} structures, model {model}"
+    return Drawing("bland-altman", figure, label, marks, model)
+
+
+def _bland_altman_panel(
+    axis: Any,
+    true: pd.Series,
+    predicted: pd.Series,
+    gid: str,
+) -> list[str]:
+    """Draw one structure's volumes (ml, by person); what its dots are."""
+    true_ml = true.to_numpy()
+    predicted_ml = predicted.to_numpy()
+    limits = bland_altman(true_ml, predicted_ml)
+    color = MODEL_COLORS[0]
+    mean = (true_ml + predicted_ml) / 2
+    difference = predicted_ml - true_ml
+    axis.scatter(mean, difference, s=10, color=color, lw=0, zorder=3, gid=gid)
+    axis.axhline(0, color=GRID, lw=1)
+    if np.isfinite(limits.bias):
+        axis.axhline(limits.bias, color=color, lw=1.2)
+    if np.isfinite(limits.sd):
+        axis.axhline(limits.lower, color=color, lw=0.9, ls=_DASHES)
+        axis.axhline(limits.upper, color=color, lw=0.9, ls=_DASHES)
+    axis.tick_params(labelsize=7)
+    axis.locator_params(nbins=4)
+    axis.margins(x=_MARGIN)
+    drawn = np.array([0, limits.lower, limits.upper, *difference])
+    low = np.nanmin(drawn)
+    high = np.nanmax(drawn)
+    # Equal volumes have an axis too, and not one of rounding errors.
+    margin = _MARGIN * max(high - low, _LEAST_ML)
+    axis.set_ylim(low - margin, high + margin)
+    names = []
+    for person, x, y in zip(true.index, true_ml, predicted_ml, strict=True):
+        # Only what is drawn has a name.
+        if np.isfinite(x + y):
+            names.append(f"{person}: {x:.3g} ml true, {y:.3g} ml predicted")
+    return names
+
+
+def comparison_plot(
+    table: pd.DataFrame,
+    metric: str,
+    first: str,
+    second: str,
+) -> Drawing:
+    """Mean paired difference with its 95 % interval; filled where significant after Holm.
+
+    `table` is that of `comparisons`. The difference is `second` minus `first`, in the unit
+    of the metric. Structures without a difference are left out; those without an interval have a
+    dot alone.
+    """
+    rows = where(table, metric=metric, first=first, second=second)
+    rows = rows.dropna(subset="mean_difference")
+    gid = "differences"
+    title = METRICS[metric].title
+    color = MODEL_COLORS[1]
+    with canvas(8.6, len(rows) * 0.24 + 0.9) as (figure, axis):
+        axis.axvline(0, color=INK, lw=0.8)
+        places = np.arange(len(rows))
+        known = rows["low"].notna().to_numpy()
+        low, high = rows.loc[known, ["low", "high"]].T.to_numpy(float)
+        axis.hlines(places[known], low, high, color=color, lw=1.6)
+        faces = [color if p < _SIGNIFICANT else "none" for p in rows["p_holm"]]
+        axis.scatter(
+            rows["mean_difference"],
+            places,
+            s=26,
+            fc=faces,
+            ec=color,
+            zorder=3,
+            gid=gid,
+        )
+        name_rows(axis, rows["structure"])
+        # Below the names of the structures too: names of models are long.
+        figure.supxlabel(as_text(f"{title}: {second} − {first}"))
+    names = []
+    for row in rows.to_dict("records"):
+        p = row["p_holm"]
+        test = "no test" if np.isnan(p) else f"p = {p:.2g} after Holm"
+        names.append(
+            f"{short_name(row['structure'])}: {row['mean_difference']:+.3g}, {test}"
+        )
+    label = f"Difference in {title}, {second} minus {first}, by structure"
+    return Drawing(f"comparison-{metric}", figure, label, {gid: names})
+
+
+def heat_map(frame: pd.DataFrame, model: str, metric: str) -> Drawing:
+    """Scans x structures, the worst first, for a paper; the report has it as a table.
+
+    `frame` is that of metrics.csv. Of many scans only the worst by the mean over all structures are
+    drawn. Undefined values are blank.
+    """
+    definition = METRICS[metric]
+    higher_is_better = definition.better == "higher"
+    table = by_scan(frame, model, metric)
+    table = table.sort_values("group:all", ascending=higher_is_better)
+    table = table.head(_MOST_SCANS_OF_HEAT_MAP)
+    table = table[[name for name in structures_of(frame) if name in table.columns]]
+    if higher_is_better:
+        colors: Any = {"cmap": "viridis", "vmax": 1}
+    else:
+        colors = {"cmap": "viridis_r"}
+    with canvas(9.5, 0.2 * len(table) + 2.2) as (figure, axis):
+        image = axis.imshow(table.to_numpy(float), vmin=0, aspect="auto", **colors)
+        scans = [f"{subject} {session}".strip() for subject, session in table.index]
+        name_cells(axis, [short_name(name) for name in table.columns], scans)
+        label = as_text(f"{definition.title_with_unit}, {model}")
+        figure.colorbar(image, ax=axis, shrink=0.7, label=label)
+    name = "heat-map" if metric == "dice" else f"heat-map-{metric}"
+    return Drawing(
+        name, figure, f"{definition.title}, {model} of every scan and structure"
+    )
+
+
+def confusion_plot(frame: pd.DataFrame, model: str, scheme: LabelScheme) -> Drawing:
+    """Share of each true structure by predicted structure, on a logarithmic scale.
+
+    `frame` is that of metrics.csv. Rows are true structures, columns predicted ones; shares of 0
+    are blank. A phone has room for the abbreviations of `scheme`.
+    """
+    table = confusion(frame, model)
+    names = [short_name(name) for name in table.columns]
+    with canvas(7.6, 6.8) as (figure, axis):
+        image = _draw_confusion(axis, table, names)
+        axis.set_xlabel("predicted")
+        axis.set_ylabel("true")
+        figure.colorbar(image, ax=axis, shrink=0.7, label=_SHARE)
+    abbreviations = {label.name: label.abbreviation for label in scheme.labels}
+    short = [abbreviations[name] for name in table.columns]
+    with canvas(NARROW_IN, _NARROW_MAP_IN) as (narrow, axis):
+        image = _draw_confusion(axis, table, short)
+        # Rows higher than wide, and no words beside them: names are not on each other.
+        axis.set_aspect("auto")
+        axis.tick_params(length=0, pad=1)
+        axis.set_title("rows: true, columns: predicted", fontsize=8)
+        narrow.colorbar(image, ax=axis, location="bottom", label=_SHARE)
+    label = f"Confusion between structures, model {model}"
+    title = f"All confusions of {model}"
+    return Drawing("confusion", figure, label, title=title, narrow=narrow)
+
+
+def _draw_confusion(axis: Any, table: pd.DataFrame, names: Sequence[str]) -> Any:
+    """The map of shares, with the names of its rows and columns; the image that it drew."""
+    from matplotlib.colors import LogNorm
+
+    shares = table.where(table > 0).to_numpy(float)
+    name_cells(axis, names, names)
+    return axis.imshow(shares, cmap="viridis", norm=LogNorm(1e-4, 1))
+
+
+def z_score_plot(
+    frame: pd.DataFrame, structures: Sequence[str], limit: float
+) -> Drawing:
+    """Robust z of every volume, a row a structure, a dot a scan; far ones stand out.
+
+    `frame` is that of a `Cohort`. Scans beyond `limit` have another colour; those beyond the edge
+    of the figure are drawn on it, with their true z in their name.
+    """
+    volumes = frame[(frame["metric"] != "asymmetry_index") & frame["z"].notna()]
+    rows = []
+    names = []
+    for place, structure in enumerate(structures):
+        scans = where(volumes, structure=structure)
+        rows.append((place, scans["z"].to_numpy(float)))
+        for scan in scans.to_dict("records"):
+            who = f"{scan['subject']} {scan['session']}"
+            unit = scan["unit"].replace("mm3", "mm³")
+            names.append(f"{who}: {scan['value']:,.6g} {unit}, z {scan['z']:+.1f}")
+    every = np.concatenate([z for _, z in rows])
+    colors = np.where(np.abs(every) > limit, WARNING_COLOR, MODEL_COLORS[0])
+    shown = [(place, np.clip(z, -_FARTHEST_Z, _FARTHEST_Z)) for place, z in rows]
+    with canvas(8.6, len(structures) * 0.24 + 0.9) as (figure, axis):
+        axis.axvline(-limit, color=WARNING_COLOR, lw=0.9, ls=_DASHES)
+        axis.axvline(limit, color=WARNING_COLOR, lw=0.9, ls=_DASHES)
+        draw_dots(axis, shown, 0.8, colors, "scans")
+        name_rows(axis, structures)
+        figure.supxlabel(f"robust z of the volume (shown up to ±{_FARTHEST_Z:g})")
+    label = (
+        f"Robust z-scores of the volumes of {len(structures)} structures, a dot a scan"
+    )
+    return Drawing(Z_SCORES, figure, label, {"scans": names})

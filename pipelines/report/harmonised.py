@@ -1,0 +1,313 @@
+"""Takes the effects of sites away from a group's volumes by ComBat, and measures them.
+
+Johnson, Li and Rabinovic, Biostatistics 8, 118 (2007); Fortin et al., NeuroImage 167, 104 (2018). A
+measurement is a mean, what is explained by age, sex and group, and a residual; a site shifts and
+stretches residuals. How much is estimated of each structure, and drawn towards what the site does
+to all structures (empirical Bayes, with normal and inverse gamma priors).
+
+Own code, as the packages that have it fail where a volume is not known, which here is usual: of
+neuroCombat 0.2.12 one missing value makes every result undefined. On complete data the results are
+equal (docs/notes/harmonisation.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from trinat.pipelines.common.text import count
+from trinat.segmentation.errors import EvaluationError
+
+Values = NDArray[np.float64]
+Sites = NDArray[np.int64]
+
+# A site's shift is known to 2 / sqrt(persons) standard deviations: of fewer persons, to no use.
+FEWEST_AT_SITE = 10
+# Where the iteration of shift and scale ends: in standard deviations, far below any rounding.
+_SETTLED = 1e-10
+_MOST_STEPS = 10_000
+
+# What is kept, if persons differ by it.
+_KEPT_FACTS = ("age", "sex", "group")
+
+
+@dataclass(frozen=True)
+class Harmonisation:
+    """Says how the effects of sites were taken away from the values of a `metric`.
+
+    `kept` are the facts of persons whose effects are kept, `persons` the number at each site, and
+    `without` the number of scans that lack a site or one of these facts: they have no harmonised
+    volume.
+
+    `effects` has a row for each structure and site: `persons`, and their `mean_before` and
+    `mean_after`; how far the site is from all sites where the kept facts are equal, in percent of
+    the structure's mean (`percent_before` and `percent_after`); and what ComBat took away, `shift`
+    in standard deviations and the factor `scale`. NaN where a structure was not harmonised.
+    """
+
+    metric: str
+    kept: tuple[str, ...]
+    persons: Mapping[str, int]
+    without: int
+    effects: pd.DataFrame
+
+
+def harmonise(
+    frame: pd.DataFrame, metric: str
+) -> tuple[dict[str, Values], Harmonisation]:
+    """Take the effects of sites away from one metric: values (N,) by structure, and how.
+
+    `frame` is that of a `Cohort`. Effects are estimated of persons, who count once at a site, and
+    taken away from each scan. EvaluationError with fewer than two sites, with too few persons at a
+    site, and where the sites' effects cannot be told from what is to be kept.
+    """
+    rows = frame[frame["metric"] == metric]
+    values = rows.pivot(index="scan", columns="structure", values="value")
+    values = values[rows["structure"].unique()]
+    facts = rows.groupby("scan")[["subject", "site", *_KEPT_FACTS]].first()
+    kept, of_scans = _kept_facts(facts)
+    is_known = (facts["site"] != "") & of_scans.notna().all(axis=1)
+    known = facts[is_known]
+
+    of_persons = [known["subject"], known["site"]]
+    means = values[is_known].groupby(of_persons).mean()
+    facts_of_persons = of_scans[is_known].groupby(of_persons).mean().to_numpy(float)
+    numbers, names = pd.factorize(means.index.get_level_values("site"), sort=True)
+    at_site = dict(zip(names, np.bincount(numbers), strict=True))
+    _check_sites(at_site, facts["site"], kept)
+    for place, name in enumerate(of_scans.columns, start=1):
+        if not tells_apart(numbers, facts_of_persons[:, :place]):
+            raise EvaluationError(
+                f"the effect of {name} cannot be told from those of sites",
+                remedy="harmonise sites that each have persons of several kinds",
+            )
+
+    before = means.to_numpy(float)
+    effects = site_effects(before, numbers, facts_of_persons)
+    after = effects.taken_away(before, numbers, facts_of_persons)
+    remaining = site_effects(after, numbers, facts_of_persons)
+    sites_of_scans = pd.Index(names).get_indexer(known["site"])
+    harmonised = np.full(values.shape, np.nan)
+    harmonised[is_known.to_numpy()] = effects.taken_away(
+        values[is_known].to_numpy(float),
+        sites_of_scans,
+        of_scans[is_known].to_numpy(float),
+    )
+
+    # Of what these persons have: `mean` alone is of the age 0.
+    percent = 100 * effects.sd / effects.expected(facts_of_persons).mean(0)
+    percent_remaining = (
+        100 * remaining.sd / remaining.expected(facts_of_persons).mean(0)
+    )
+    table = []
+    for place, structure in enumerate(values.columns):
+        for site, name in enumerate(names):
+            here = numbers == site
+            table.append(
+                {
+                    "structure": structure,
+                    "site": name,
+                    "persons": int(np.isfinite(before[here, place]).sum()),
+                    "mean_before": _mean(before[here, place]),
+                    "mean_after": _mean(after[here, place]),
+                    "percent_before": effects.shift_alone[site, place] * percent[place],
+                    "percent_after": remaining.shift_alone[site, place]
+                    * percent_remaining[place],
+                    "shift": effects.shift[site, place],
+                    "scale": effects.scale[site, place],
+                }
+            )
+    by_structure = {
+        str(structure): harmonised[:, place]
+        for place, structure in enumerate(values.columns)
+    }
+    without = int((~is_known).sum())
+    done = Harmonisation(metric, kept, at_site, without, pd.DataFrame(table))
+    return by_structure, done
+
+
+def _kept_facts(facts: pd.DataFrame) -> tuple[tuple[str, ...], pd.DataFrame]:
+    """Choose the facts of scans to keep, and write them as numbers, (N, P); NaN if not known.
+
+    A fact that is the same for all who have it has no effect to keep. Of words there is a column of
+    0 and 1 for each but the first. EvaluationError where some have a group and others none.
+    """
+    kept = []
+    columns = {}
+    for fact in _KEPT_FACTS:
+        of_fact = facts[fact].replace("", np.nan)
+        found = sorted(of_fact.dropna().unique())
+        if fact == "group" and len(found) == 1 and of_fact.isna().any():
+            raise EvaluationError(
+                f"{count(int(of_fact.notna().sum()), 'scan')} with the group {found[0]}, and "
+                f"{int(of_fact.isna().sum())} without a group",
+                remedy="name the group of all, so that what they differ by can be kept",
+            )
+        if len(found) < 2:
+            continue
+        kept.append(fact)
+        if fact == "age":
+            columns[fact] = of_fact
+            continue
+        for word in found[1:]:
+            columns[f"{fact} {word}"] = (of_fact == word).where(of_fact.notna())
+    return tuple(kept), pd.DataFrame(columns, index=facts.index, dtype=float)
+
+
+def _check_sites(
+    persons: Mapping[str, int], sites: pd.Series, kept: Sequence[str]
+) -> None:
+    """Raise EvaluationError unless there are two sites or more, each with persons enough."""
+    names = sorted(set(sites) - {""})
+    if len(names) < 2:
+        raise EvaluationError(
+            f"{count(len(names), 'site')} in the table of participants, and two are needed to "
+            "harmonise",
+            remedy="give --participants with a column site, or leave --harmonise out",
+        )
+    with_facts = ""
+    if kept:
+        with_facts = f" of known {' and '.join(kept)}"
+    for name in names:
+        number = persons.get(name, 0)
+        if number < FEWEST_AT_SITE:
+            raise EvaluationError(
+                f"site {name} has {count(number, 'person')}{with_facts}, and {FEWEST_AT_SITE} are "
+                "needed to harmonise",
+                remedy="leave the site's scans out, or join sites with one scanner and protocol",
+            )
+
+
+def _mean(values: Values) -> float:
+    """Average those that are known; NaN of none."""
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+@dataclass(frozen=True)
+class SiteEffects:
+    """Holds what S sites do to K structures, and what persons without site effects have.
+
+    `shift` and `scale` (S, K) are of residuals: the mean in standard deviations, and the factor of
+    the standard deviation. `shift_alone` (S, K) is the shift without empirical Bayes. `mean` (K,),
+    `slopes` (P, K) and `sd` (K,) say what is expected of P facts. What cannot be known is NaN.
+    """
+
+    shift: Values
+    scale: Values
+    shift_alone: Values
+    mean: Values
+    slopes: Values
+    sd: Values
+
+    def expected(self, facts: Values) -> Values:
+        """What persons with these facts (N, P) have on average where sites do nothing: (N, K)."""
+        return np.asarray(self.mean + facts @ self.slopes)
+
+    def taken_away(self, values: Values, sites: Sites, facts: Values) -> Values:
+        """The measurements (N, K) of persons at `sites` (N,), as they are without the sites."""
+        expected = self.expected(facts)
+        residuals = (values - expected) / self.sd
+        restored = (residuals - self.shift[sites]) / self.scale[sites]
+        return np.asarray(expected + self.sd * restored)
+
+
+def site_effects(values: Values, sites: Sites, facts: Values) -> SiteEffects:
+    """Estimate what each site does to measurements (N, K) of N persons.
+
+    `sites` (N,) counts from 0, and `facts` (N, P) are kept: numbers, and 0 or 1 for what is either.
+    Values may be NaN. Facts may not, and must not follow from sites (see `tells_apart`). Effects on
+    a structure are not known if a site has fewer than `FEWEST_AT_SITE` values of it, or if nobody
+    differs. EvaluationError where those on fewer than two structures are known.
+    """
+    count = int(sites.max()) + 1
+    at_site = np.eye(count)[sites]
+    design = np.hstack([at_site, facts])
+    structures = values.shape[1]
+    mean = np.full(structures, np.nan)
+    slopes = np.full((facts.shape[1], structures), np.nan)
+    sd = np.full(structures, np.nan)
+    for place in range(structures):
+        known = np.isfinite(values[:, place])
+        of_sites = at_site[known].sum(0)
+        if of_sites.min() < FEWEST_AT_SITE or not tells_apart(
+            sites[known], facts[known]
+        ):
+            continue
+        found, *_ = np.linalg.lstsq(design[known], values[known, place], rcond=None)
+        residuals = values[known, place] - design[known] @ found
+        # The sites' means count by the persons that they are of.
+        mean[place] = of_sites @ found[:count] / of_sites.sum()
+        slopes[:, place] = found[count:]
+        spread = float(np.sqrt((residuals**2).mean()))
+        if spread > 1e-9 * abs(mean[place]):
+            sd[place] = spread
+
+    standard = (values - mean - facts @ slopes) / sd
+    shift = np.full((count, structures), np.nan)
+    variance = np.full((count, structures), np.nan)
+    shift_alone = np.full((count, structures), np.nan)
+    usable = np.isfinite(sd)
+    if usable.sum() < 2:
+        raise EvaluationError(
+            f"fewer than two structures have {FEWEST_AT_SITE} volumes at each site, and what a "
+            "site does to one is learnt from the others",
+            remedy="leave out sites with few persons, or do not harmonise",
+        )
+    for site in range(count):
+        alone, drawn, squared = _drawn_together(standard[sites == site][:, usable])
+        shift_alone[site, usable] = alone
+        shift[site, usable] = drawn
+        variance[site, usable] = squared
+    return SiteEffects(shift, np.sqrt(variance), shift_alone, mean, slopes, sd)
+
+
+def tells_apart(sites: Sites, facts: Values) -> bool:
+    """Whether effects of sites (N,) and of facts (N, P) can be told apart.
+
+    They cannot if a fact follows from the site and the other facts: if all patients are of one site
+    that has nobody else.
+    """
+    design = np.hstack([np.eye(int(sites.max()) + 1)[sites], facts])
+    return bool(np.linalg.matrix_rank(design) == design.shape[1])
+
+
+def _drawn_together(residuals: Values) -> tuple[Values, Values, Values]:
+    """Estimate means, posterior means and posterior variances, (K,) each, of a site's residuals.
+
+    The residuals are (N, K). The priors are those of the site's K means and variances, by their
+    moments.
+    """
+    known = np.isfinite(residuals).sum(0)
+    means = np.nanmean(residuals, axis=0)
+    variances = np.nanvar(residuals, axis=0, ddof=1)
+
+    common_mean = means.mean()
+    spread = means.var(ddof=1)
+    middle = variances.mean()
+    spread_of_variances = variances.var(ddof=1)
+    # The inverse gamma distribution with these moments; multiplied by the second, which may be 0.
+    certainty = middle**2 + spread_of_variances
+    prior = middle * certainty
+
+    # Each of the two depends on the other.
+    drawn_mean = means
+    drawn_variance = variances
+    for _ in range(_MOST_STEPS):
+        before = drawn_mean, drawn_variance
+        weight = known * spread
+        drawn_mean = (weight * means + drawn_variance * common_mean) / (
+            weight + drawn_variance
+        )
+        squares = np.nansum((residuals - drawn_mean) ** 2, axis=0)
+        drawn_variance = (prior + spread_of_variances * squares / 2) / (
+            certainty + spread_of_variances * known / 2
+        )
+        moved = np.abs(np.subtract((drawn_mean, drawn_variance), before))
+        if moved.max() < _SETTLED:
+            break
+    return means, drawn_mean, drawn_variance

@@ -1,0 +1,290 @@
+"""Pages as one HTML file each: no network, all escaped, a policy that names style and script."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache, partial
+from importlib import resources
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from trinat.segmentation.rendering.pictures import data_uri
+
+if TYPE_CHECKING:
+    import jinja2
+
+
+# Controls but for tab and line break; marks of direction, of no width, and of the order of bytes.
+# Joiners are letters' own in some scripts.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
+)
+# How names of one side begin, and what is shown in place of that.
+_SIDES = (("Left-", "L "), ("Right-", "R "), ("ctx-lh-", "L "), ("ctx-rh-", "R "))
+# What the page's script sorts last in either direction.
+UNDEFINED = "none"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a table.
+
+    `order` sorts where the text does not; `shade` is a background from 0 (low) to 20. `hint` is
+    shown to a pointer.
+
+    `kind` is a class of the style sheet. `link` is where the text leads. `place` draws where a
+    value is among others: the quartiles of these and the value, in percent of their range.
+    """
+
+    text: str
+    order: float | str | None = None
+    shade: int | None = None
+    hint: str = ""
+    kind: str = ""
+    link: str = ""
+    place: tuple[float, float, float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Column:
+    """Numbers have `digits`; `pick` offers the values as a choice; `hint` explains the title.
+
+    `digits` None is a column of text. `sign` writes a plus before positive numbers.
+    """
+
+    title: str
+    digits: int | None = None
+    hint: str = ""
+    pick: bool = False
+    sign: bool = False
+
+    @property
+    def numeric(self) -> bool:
+        """Whether the values are numbers, which are set to the right."""
+        return self.digits is not None
+
+    def cell(self, value: Cell | str | float | None) -> Cell:
+        """A plain value as a cell; None is an undefined number.
+
+        Cells and texts stay as they are; numbers get the digits and the sign of the column.
+        """
+        if isinstance(value, Cell):
+            return value
+        if isinstance(value, str):
+            return Cell(value)
+        return number(value, self.digits or 0, sign=self.sign)
+
+
+# Columns of a table; one of plain text is its title.
+Columns = list[Column | str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a page; `note` stands below it.
+
+    `kind` is a class of the style sheet: "heat" has narrow cells and upright titles, "intervals"
+    has these on a line of their own.
+    """
+
+    id: str
+    caption: str
+    columns: list[Column]
+    rows: list[list[Cell]]
+    note: str = ""
+    kind: str = ""
+
+    @property
+    def long(self) -> bool:
+        """Whether the page lets readers filter the rows."""
+        return len(self.rows) > 12
+
+    def choices(self, column: int) -> list[str]:
+        """The different texts of a column, in their order."""
+        texts = [row[column].text for row in self.rows]
+        return list(dict.fromkeys(texts))
+
+
+def table(
+    id: str,
+    caption: str,
+    columns: Columns,
+    rows: Iterable[Sequence[Any]],
+    *,
+    note: str = "",
+    kind: str = "",
+) -> Table:
+    """A table of plain values, formatted by their columns.
+
+    `id` is the element's name in the page. A row has a value for each column, in their order.
+    `note` stands below the table; `kind` is a class of the style sheet.
+    """
+    known = [
+        Column(column) if isinstance(column, str) else column for column in columns
+    ]
+    formatted = []
+    for row in rows:
+        pairs = zip(known, row, strict=True)
+        formatted.append([column.cell(value) for column, value in pairs])
+    return Table(id, caption, known, formatted, note, kind)
+
+
+def number(
+    value: float | None,
+    digits: int = 3,
+    *,
+    unit: str = "",
+    sign: bool = False,
+    hint: str = "",
+) -> Cell:
+    """A number for people, and its full value for sorting; undefined ones say so.
+
+    None and NaN are shown as a dash and sorted together. `hint` is shown at the pointer.
+    """
+    if value is None or math.isnan(value):
+        return Cell("–", UNDEFINED, hint=hint or "undefined")
+    # Without a sign of what is rounded to zero.
+    text = f"{value:z,.{digits}f}"
+    if sign:
+        text = f"{value:+z,.{digits}f}"
+    text = text.replace("-", "−")
+    return Cell(text + unit, float(value), hint=hint)
+
+
+def interval(low: float, high: float, digits: int) -> Cell:
+    """An interval as people write it, sorted by its lower end."""
+    lower = number(low, digits, sign=True)
+    if math.isnan(low) or math.isnan(high):
+        return lower
+    return Cell(f"{lower.text} to {number(high, digits, sign=True).text}", low)
+
+
+def short_name(structure: str) -> str:
+    """Left-Cerebral-White-Matter to L Cerebral White Matter; group:cortical to Cortical, all.
+
+    A parcel's ctx-lh-insula becomes L insula. Other names keep their words, with spaces in place
+    of hyphens.
+    """
+    if structure.startswith("group:"):
+        group = structure.removeprefix("group:").replace("-", " ")
+        if group == "all":
+            return "All structures"
+        return f"{group.capitalize()}, all"
+    for side, letter in _SIDES:
+        if structure.startswith(side):
+            return letter + structure.removeprefix(side).replace("-", " ")
+    return structure.replace("-", " ")
+
+
+def provenance(started: datetime, command: str, labels: str) -> dict[str, str]:
+    """How a page was made, to be shown at its end.
+
+    `started` is shown to the second; `labels` is the name of the label scheme.
+    """
+    return {
+        "trinat": version("trinat"),
+        "date": started.isoformat(timespec="seconds"),
+        "command": command,
+        "labels": labels,
+    }
+
+
+def render(
+    template: str,
+    *,
+    style: str = "page.css",
+    script: str = "page.js",
+    images: str = "data:",
+    **context: Any,
+) -> str:
+    """The page as text; its policy allows this style sheet, this script and these images only.
+
+    `template`, `style` and `script` are files of `templates`; an empty `script` is none. `images`
+    is a source of the policy. `context` is what the template shows.
+    """
+    style_text = asset(style)
+    script_text = ""
+    if script:
+        script_text = asset(script)
+    sources = [
+        "default-src 'none'",
+        f"img-src {images}",
+        f"style-src {_digest(style_text)}",
+    ]
+    if script:
+        sources.append(f"script-src {_digest(script_text)}")
+    sources += ["base-uri 'none'", "form-action 'none'"]
+    found = _environment().get_template(template)
+    return found.render(
+        **context,
+        style=style_text,
+        script=script_text,
+        policy="; ".join(sources),
+        version=version("trinat"),
+    )
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    """Templates that escape all values, and refuse those that are not there."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("trinat.pipelines.report", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_visible,
+    )
+    environment.filters["data"] = _data
+    environment.filters["contents"] = _contents
+    environment.filters["png"] = partial(data_uri, "png")
+    return environment
+
+
+def _visible(value: Any) -> Any:
+    """Text whose characters that no one sees, or that turn what follows around, are escaped.
+
+    A file name may have them: the numbers behind it would be shown backwards.
+    """
+    if not isinstance(value, str) or not _UNSEEN.search(value):
+        return value
+    # Markup stays markup.
+    return type(value)(_UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", value))
+
+
+def _data(value: Any) -> Any:
+    """JSON for a data block: no sequence of it can end the block."""
+    import markupsafe
+
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
+    return markupsafe.Markup(text)
+
+
+def _contents(sections: str) -> list[tuple[str, str]]:
+    """Id and title of each section of a page; `data-contents` is a shorter title."""
+    found = re.findall(
+        r'<section id="([^"]+)"(?: data-contents="([^"]+)")?>\s*<h2>(.*?)</h2>',
+        sections,
+    )
+    return [(id, short or title) for id, short, title in found]
+
+
+def asset(name: str) -> str:
+    """A file of `templates`, as it is."""
+    folder = resources.files("trinat.pipelines.report") / "templates"
+    return (folder / name).read_text("utf-8")
+
+
+def _digest(text: str) -> str:
+    """How a content policy names this style sheet or script."""
+    found = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(found).decode('ascii')}'"

@@ -1,0 +1,313 @@
+"""What a group's page shows of its people: effects of sex, group and site, trends over age."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trinat.pipelines.report.cohort import Adjustment, Cohort, groups_of
+from trinat.pipelines.report.drawing import (
+    INK,
+    MODEL_COLORS,
+    Drawing,
+    add_legend,
+    as_text,
+    canvas,
+    model_color,
+    name_rows,
+    panels,
+)
+from trinat.pipelines.report.harmonised import Harmonisation
+from trinat.pipelines.report.page import (
+    Cell,
+    Column,
+    Columns,
+    Table,
+    interval,
+    short_name,
+    table,
+)
+from trinat.segmentation.metrics.statistics import trend
+
+# The name of the figure of sites.
+SITES = "sites"
+# Digits of a value, by its unit.
+DIGITS = {"mm³": 0, "%": 3}
+_TICK = 7
+_NOT_KNOWN = "not known"
+
+
+def effect_tables(cohort: Cohort) -> list[Table]:
+    """A table for each pair of groups: differences and Hedges' g, by structure."""
+    if cohort.effects.empty:
+        return []
+    digits = DIGITS[cohort.unit]
+    columns: Columns = [
+        "Structure",
+        Column("Persons", 0),
+        Column(f"Difference ({cohort.unit})", digits, "Of means", sign=True),
+        "95 % interval",
+        Column("Hedges' g", 2, "Difference in standard deviations", sign=True),
+        "95 % interval of g",
+        Column("p", 3, "Welch's test, after Holm over structures"),
+    ]
+    tables = []
+    pairs = cohort.effects.groupby(["fact", "first_group", "second_group"], sort=False)
+    for number, ((fact, first, second), rows) in enumerate(pairs):
+        cells = []
+        for place, row in enumerate(rows.to_dict("records")):
+            persons = f"{row['first']} + {row['second']}"
+            cells.append(
+                [
+                    Cell(short_name(row["structure"]), place),
+                    Cell(persons, row["first"] + row["second"]),
+                    row["difference"],
+                    interval(row["low"], row["high"], digits),
+                    row["g"],
+                    interval(row["g_low"], row["g_high"], 2),
+                    row["p_holm"],
+                ]
+            )
+        caption = f"{first} − {second}, by {fact}"
+        identity = f"effect-table-{number}"
+        tables.append(table(identity, caption, columns, cells, kind="intervals"))
+    return tables
+
+
+def trend_table(cohort: Cohort) -> Table | None:
+    """How each structure's volume goes with age; None where ages are not known."""
+    if cohort.trends.empty:
+        return None
+    digits = DIGITS[cohort.unit] + 1
+    columns: Columns = [
+        "Structure",
+        Column("Persons", 0),
+        Column(f"Slope ({cohort.unit} a year)", digits, sign=True),
+        "95 % interval",
+        Column("% a year", 2, "Slope in percent of the mean volume", sign=True),
+        Column("Pearson's r", 2, sign=True),
+        "95 % interval of r",
+        Column("p", 3, "Of the slope, after Holm over structures"),
+    ]
+    rows = []
+    for place, row in enumerate(cohort.trends.to_dict("records")):
+        share = 100 * row["slope"] / row["mean"] if row["mean"] else np.nan
+        rows.append(
+            [
+                Cell(short_name(row["structure"]), place),
+                row["persons"],
+                row["slope"],
+                interval(row["low"], row["high"], digits),
+                share,
+                row["r"],
+                interval(row["r_low"], row["r_high"], 2),
+                row["p_holm"],
+            ]
+        )
+    caption = "Volume over age: a straight line through all persons"
+    return table("trend-table", caption, columns, rows, kind="intervals")
+
+
+def adjustment_table(adjustment: Adjustment | None) -> Table | None:
+    """The lines that volumes were adjusted by; None where there are none."""
+    if adjustment is None or adjustment.coefficients.empty:
+        return None
+    columns: Columns = [
+        "Structure",
+        Column("Scans", 0),
+        Column("Slope (mm³ per ml)", 3, "Per ml of intracranial volume", sign=True),
+        Column("Intercept (mm³)", 0, sign=True),
+        Column("R²", 2, "Share of the variance that the line explains"),
+    ]
+    rows = []
+    lines = adjustment.coefficients.to_dict("index")
+    for place, (structure, line) in enumerate(lines.items()):
+        name = Cell(short_name(str(structure)), place)
+        slope = 1000 * line["slope"]
+        rows.append([name, line["scans"], slope, line["intercept"], line["r2"]])
+    caption = "Coefficients: volume over intracranial volume"
+    return table("adjustment-table", caption, columns, rows)
+
+
+def site_tables(harmonisation: Harmonisation) -> list[Table]:
+    """What was taken away: of each site over structures, and of each structure over sites."""
+    effects = harmonisation.effects
+    sizes = effects[["percent_before", "percent_after"]].abs()
+    effects = effects.assign(
+        before=sizes["percent_before"], after=sizes["percent_after"]
+    )
+    columns: Columns = [
+        Column(
+            "Before (%)", 1, "Mean distance from all sites, in percent of the volume"
+        ),
+        Column("After (%)", 1, "The same of harmonised volumes"),
+        Column("Largest before (%)", 1),
+        Column("Largest after (%)", 1),
+    ]
+    rows_of_sites = []
+    for site, rows in effects.groupby("site", sort=False):
+        cells = _before_and_after(rows)
+        scale = rows["scale"].median()
+        rows_of_sites.append([site, harmonisation.persons[str(site)], *cells, scale])
+    rows_of_structures = []
+    by_structure = effects.groupby("structure", sort=False)
+    for place, (structure, rows) in enumerate(by_structure):
+        name = Cell(short_name(str(structure)), place)
+        rows_of_structures.append([name, *_before_and_after(rows)])
+    of_sites = table(
+        "site-effect-table",
+        "Sites before and after: mean over structures",
+        [
+            "Site",
+            Column("Persons", 0),
+            *columns,
+            Column("Scale", 2, "Of the spread, before: 1 is that of all sites"),
+        ],
+        rows_of_sites,
+    )
+    of_structures = table(
+        "structure-effect-table",
+        "Structures before and after: mean over sites",
+        ["Structure", *columns],
+        rows_of_structures,
+    )
+    return [of_sites, of_structures]
+
+
+def _before_and_after(rows: pd.DataFrame) -> list[float]:
+    """Mean and largest size of effects before and after."""
+    return [
+        rows["before"].mean(),
+        rows["after"].mean(),
+        rows["before"].max(),
+        rows["after"].max(),
+    ]
+
+
+def site_plot(harmonisation: Harmonisation) -> Drawing:
+    """Effects of sites, a row a structure: a ring for each site before, a dot after."""
+    effects = harmonisation.effects.dropna(subset="percent_before")
+    structures = list(effects["structure"].unique())
+    sites = list(harmonisation.persons)
+    rows = effects["structure"].map(structures.index)
+    marks: dict[str, list[str]] = {}
+    with canvas(8.6, len(structures) * 0.24 + 1.2) as (figure, axis):
+        axis.axvline(0, color=INK, lw=0.7)
+        for color, site in enumerate(sites):
+            of_site = effects[effects["site"] == site]
+            for when, face in (("before", "none"), ("after", model_color(color))):
+                percent = of_site[f"percent_{when}"]
+                gid = f"sites-{when}-{color}"
+                axis.scatter(
+                    percent,
+                    rows[of_site.index],
+                    s=16,
+                    edgecolors=model_color(color),
+                    facecolors=face,
+                    lw=0.9,
+                    zorder=3,
+                    gid=gid,
+                )
+                marks[gid] = [f"{site}, {when}: {value:+.2f} %" for value in percent]
+        name_rows(axis, structures)
+        figure.supxlabel(
+            "site − all sites (% of the volume), persons being equal; ring: before, dot: after"
+        )
+        add_legend(figure, sites)
+    label = (
+        f"Effects of {len(sites)} sites on the volumes of {len(structures)} structures, before and "
+        "after harmonisation"
+    )
+    return Drawing(SITES, figure, label, marks)
+
+
+def people_plot(cohort: Cohort) -> Drawing | None:
+    """A panel a structure, a dot a person: volume over age, else by group; None without either.
+
+    Colours are groups, else sexes, where there are no more than colours. Over age each colour with
+    four persons has a line.
+    """
+    persons = cohort.persons
+    fact, groups = _fact_to_draw(persons)
+    over_age = bool(persons["age"].notna().any())
+    if not over_age and not fact:
+        return None
+    names = [group or _NOT_KNOWN for group in groups]
+    marks: dict[str, list[str]] = {}
+    with panels(cohort.structures, 1.9, 0.5) as (figure, axes):
+        for place, structure in enumerate(cohort.structures):
+            of_structure = persons[persons["structure"] == structure]
+            for color, group in enumerate(groups):
+                chosen = of_structure
+                if fact:
+                    chosen = of_structure[of_structure[fact] == group]
+                gid = f"people-{place}-{color}"
+                marks[gid] = _draw_persons(
+                    axes[place], chosen, color, gid, over_age, cohort.unit
+                )
+            axes[place].tick_params(labelsize=_TICK)
+            if not over_age:
+                axes[place].set_xticks(range(len(names)), map(as_text, names))
+                axes[place].set_xlim(-0.6, len(names) - 0.4)
+        figure.supxlabel("age (years)" if over_age else fact)
+        title = "% of intracranial volume"
+        if cohort.unit != "%":
+            title = "volume (ml)"
+            if cohort.adjustment is not None:
+                title = "adjusted volume (ml)"
+        if cohort.harmonisation is not None:
+            title = f"{title}, harmonised"
+        figure.supylabel(title)
+        add_legend(figure, names)
+    label = (
+        f"Volumes of {len(cohort.structures)} structures, a panel each, a dot a person"
+    )
+    return Drawing("people", figure, label, marks)
+
+
+def _fact_to_draw(persons: pd.DataFrame) -> tuple[str, list[str]]:
+    """The fact that colours are, and its groups; "" and one group where none has a few of them.
+
+    Persons of whom the fact is not known are a group of their own.
+    """
+    for fact in ("group", "sex"):
+        groups = groups_of(persons, fact)
+        if len(groups) < 2:
+            continue
+        if (persons[fact] == "").any():
+            groups = [*groups, ""]
+        if len(groups) <= len(MODEL_COLORS):
+            return fact, groups
+    return "", [""]
+
+
+def _draw_persons(
+    axis: Any,
+    persons: pd.DataFrame,
+    color: int,
+    gid: str,
+    over_age: bool,
+    unit: str,
+) -> list[str]:
+    """Draw the persons of one group in a panel; what its dots are."""
+    x = persons["age"].to_numpy(float)
+    if not over_age:
+        x = np.full(len(persons), float(color))
+    y = persons["value"].to_numpy(float)
+    if unit == "mm³":
+        y = y / 1000
+    axis.scatter(x, y, s=10, color=model_color(color), lw=0, zorder=3, gid=gid)
+    line = trend(x, y)
+    if over_age and np.isfinite(line.slope):
+        ends = np.array([np.nanmin(x), np.nanmax(x)])
+        line_at_ends = line.intercept + line.slope * ends
+        axis.plot(ends, line_at_ends, color=model_color(color), lw=1)
+    names = []
+    for person, age, value in zip(persons["subject"], x, y, strict=True):
+        # Only what is drawn has a name.
+        if np.isfinite(age + value):
+            shown_unit = "ml" if unit == "mm³" else unit
+            names.append(f"{person}: {value:.4g} {shown_unit}")
+    return names

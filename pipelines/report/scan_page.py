@@ -1,0 +1,362 @@
+"""The page of one scan, for the person who asked: views, grade, volumes, sides, normal ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trinat.pipelines.common.text import count
+from trinat.pipelines.report.case_view import far_from_brain
+from trinat.pipelines.report.doubts import DOUBTFUL, doubt_about
+from trinat.pipelines.report.page import (
+    Cell,
+    Column,
+    Columns,
+    Table,
+    number,
+    render,
+    short_name,
+    table,
+)
+from trinat.segmentation.data.people import Facts
+from trinat.segmentation.inference.prediction import Prediction
+from trinat.segmentation.labels.measures import INTRACRANIAL
+from trinat.segmentation.metrics.norms import NormError, Norms, Place
+from trinat.segmentation.rendering.pictures import (
+    EDGES,
+    brain_window,
+    data_uri,
+    encoded,
+    label_colors,
+    outlines,
+    overlay,
+    top_first,
+)
+from trinat.segmentation.space.views import View, to_slices
+
+# A normal range of volumes: structure, lowest and highest volume in mm³.
+NormalRange = tuple[str, float, float]
+
+_GRADES = {
+    "pass": "no check of the whole scan found anything to doubt",
+    "look": "look at the picture before you use the numbers",
+    "reject": "do not use the numbers",
+}
+_VIEWS = (View.AXIAL, View.CORONAL, View.SAGITTAL)  # from left to right
+_ZOOM = 3
+# The drawn strip of a normal range reaches beyond it by its own length at both ends.
+_LOW, _HIGH = 100 / 3, 200 / 3
+
+
+def scan_page(
+    found: Prediction,
+    result: Mapping[str, Any],
+    facts: Mapping[str, str],
+    *,
+    title: str,
+    reference: Sequence[NormalRange] | Norms = (),
+    person: Facts | None = None,
+) -> str:
+    """The page as HTML, which prints on two A4 pages.
+
+    `result` is the scan's line of the ledger: grades, reasons, notes and volumes. `facts` say how
+    the result was made. Volumes are compared with `reference`, and with norms by what is known of
+    the `person`; without any they are shown alone.
+    """
+    compared = _compared(result, reference, person or Facts())
+    return render(
+        "scan.html",
+        script="",
+        title=title,
+        grade=result["grade"],
+        meaning=_GRADES.get(result["grade"], ""),
+        reasons=[*result.get("reasons", ()), *result.get("notes", ())],
+        cards=_cards(result),
+        pictures=_pictures(found),
+        volumes=_volumes(found, result, compared),
+        comparison=compared.note,
+        has_all_fluid=result.get("csf") == "intracranial",
+        not_predicted=[short_name(name) for name in found.not_predicted],
+        facts=facts,
+    )
+
+
+def _cards(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """The grade, each volume of the whole head that was measured, and the views' agreement."""
+    grade = result["grade"]
+    meaning = _GRADES.get(grade, "")
+    grades = result.get("structure_grades", {}).values()
+    doubtful = sum(of_structure in DOUBTFUL for of_structure in grades)
+    if grade == "pass" and doubtful:
+        meaning += f"; look at {count(doubtful, 'structure')}, in the table below"
+    cards = [("Grade", str(grade), meaning)]
+    whole = {
+        "Total brain": result.get("total_brain_mm3"),
+        "Intracranial volume": result.get("measures_mm3", {}).get(INTRACRANIAL.column),
+    }
+    for name, mm3 in whole.items():
+        if mm3 is not None:
+            cards.append((name, f"{mm3 / 1000:,.0f} ml", f"{mm3:,.0f} mm³"))
+    agreement = result.get("mean_agreement")
+    if agreement is not None:
+        cards.append(("Agreement of views", f"{agreement:.2f}", "mean Dice, 1 at best"))
+    return cards
+
+
+def _pictures(found: Prediction) -> list[tuple[str, str, tuple[str, str]]]:
+    """Each view's name, picture and sides: the slice with most structures in it, with outlines."""
+    scheme = found.scheme
+    colors = label_colors(scheme)
+    indices = np.asarray(found.working.data)
+    brightest = 0.0
+    if indices.any():
+        brightest = float(np.percentile(found.image.data[indices > 0], 99.5))
+    if brightest == 0:
+        # Nothing is labelled, or air alone.
+        brightest = 1.0
+    # No face is shown: what is away from the brain is black.
+    shades = np.where(far_from_brain(indices > 0), 0, found.image.data / brightest)
+    pictures = []
+    for view in _VIEWS:
+        classes = to_slices(indices, view)
+        window = brain_window(classes)
+        gray = to_slices(shades, view)
+        chosen = _fullest(classes, len(scheme))
+        # Enlarged before outlines are drawn: these are thin then.
+        enlarged = _enlarged(classes[chosen][window])
+        values = _enlarged(gray[chosen][window])
+        drawn = overlay(values, outlines(enlarged), colors, opacity=1)
+        png = encoded(top_first(drawn), "PNG")
+        picture = data_uri("png", png)
+        pictures.append((view.value.capitalize(), picture, EDGES[view]))
+    return pictures
+
+
+def _enlarged(pixels: np.ndarray) -> np.ndarray:
+    """A picture (H, W), each pixel a square of `_ZOOM`."""
+    return pixels.repeat(_ZOOM, 0).repeat(_ZOOM, 1)
+
+
+def _fullest(classes: np.ndarray, count: int) -> int:
+    """Of slices (N, H, W), the one that shows most of the `count` classes, of these the largest."""
+    best = (0, 0)
+    chosen = len(classes) // 2
+    for place, of_slice in enumerate(classes):
+        voxels = np.bincount(of_slice.ravel(), minlength=count)[1:]
+        structures = int((voxels > 0).sum())
+        shown = (structures, int(voxels.sum()))
+        if shown > best:
+            best = shown
+            chosen = place
+    return chosen
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """Where volumes lie, a cell a structure, below `title`; `note` says what that means."""
+
+    title: str = ""
+    note: str = ""
+    cells: Mapping[str, Cell] = field(default_factory=dict)
+
+
+def _compared(
+    result: Mapping[str, Any],
+    reference: Sequence[NormalRange] | Norms,
+    person: Facts,
+) -> _Compared:
+    """Hold the volumes against ranges or norms."""
+    volumes_mm3: Mapping[str, float] = result["volumes_mm3"]
+    if not isinstance(reference, Norms):
+        if not reference:
+            return _Compared()
+        return _Compared(
+            "Normal",
+            "Normal: the range of the table that was given, for the left side or the only one, "
+            "then for the right side; the bar is the range, the dot this scan.",
+            {
+                name: _in_range(volumes_mm3[name], low, high)
+                for name, low, high in reference
+                if name in volumes_mm3
+            },
+        )
+    intracranial_mm3 = result.get("measures_mm3", {}).get(INTRACRANIAL.column)
+    if intracranial_mm3 is None:
+        intracranial_mm3 = person.intracranial_mm3
+    cells = {}
+    persons = []
+    why = ""
+    for name, volume_mm3 in volumes_mm3.items():
+        try:
+            place = reference.place(
+                name, volume_mm3, person.sex, person.age, intracranial_mm3
+            )
+        except NormError as error:
+            why = why or str(error)
+            continue
+        cells[name] = _among_equals(volume_mm3, place)
+        persons.append(place.persons)
+    if not cells:
+        return _Compared(note=f"No percentiles: {why}.")
+    of_persons = f"{min(persons)}"
+    if max(persons) > min(persons):
+        of_persons += f" to {max(persons)}"
+    note = (
+        "Percentile: how many in a hundred healthy persons of this sex, age and intracranial "
+        "volume have less, and z, for the left side or the only one, then for the right side; by "
+        f"the norms that were given, of {of_persons} persons. The bar reaches from the 5th "
+        "percentile to the 95th, the dot is this scan."
+    )
+    return _Compared("Percentile", note, cells)
+
+
+def _volumes(
+    found: Prediction,
+    result: Mapping[str, Any],
+    compared: _Compared,
+) -> Table:
+    """A row a structure, with both its sides in it; what has no side is in the middle column."""
+    volumes_mm3: Mapping[str, float] = result["volumes_mm3"]
+    labels = {label.name: label for label in found.scheme.labels}
+    names_of_rows = []
+    rows = []
+    for name in volumes_mm3:
+        label = labels.get(name)
+        # The same structure on the other side.
+        other = ""
+        if label is not None and label.side is not None and label.partner is not None:
+            other = found.scheme.labels[label.partner].name
+        if other in volumes_mm3 and label is not None and label.side == "right":
+            continue  # in the row of the left side
+        names = [name]
+        if other in volumes_mm3:
+            names.append(other)
+        names_of_rows.append(names)
+        rows.append(_row(names, result, compared))
+    columns: Columns = [
+        "Structure",
+        "Grade",
+        Column("Left (mm³)", 0),
+        Column("Right (mm³)", 0),
+        Column("Together (mm³)", 0),
+        Column("Asymmetry (%)", 1, "100 (left - right) / mean of both", sign=True),
+    ]
+    if any(doubt_about(name, result) for name in volumes_mm3):
+        columns.append("Why")
+        for names, row in zip(names_of_rows, rows, strict=True):
+            row.insert(len(columns) - 1, _why(names, result))
+    if compared.title:
+        columns += [compared.title, f"{compared.title}, right"]
+    return table("volume-table", "Volumes", columns, rows)
+
+
+def _row(
+    names: Sequence[str],
+    result: Mapping[str, Any],
+    compared: _Compared,
+) -> list[Any]:
+    """One structure: of its left and right name, or of the one name that it has."""
+    volumes_mm3 = [float(result["volumes_mm3"][name]) for name in names]
+    title = short_name(names[0])
+    left: float | None = None
+    right: float | None = None
+    asymmetry: float | None = None
+    if len(names) == 2:
+        title = title.removeprefix("L ")
+        left, right = volumes_mm3
+        if sum(volumes_mm3):
+            asymmetry = 200 * (left - right) / sum(volumes_mm3)
+    row: list[Any] = [
+        title,
+        _grade(names, result),
+        _measured(left),
+        _measured(right),
+        sum(volumes_mm3),
+        _measured(asymmetry, 1, sign=True),
+    ]
+    if compared.title:
+        row += [compared.cells.get(name, Cell("")) for name in names]
+        if len(names) == 1:
+            row.append(Cell(""))
+    return row
+
+
+def _measured(value: float | None, digits: int = 0, *, sign: bool = False) -> Cell:
+    """A number, or an empty cell where a structure has no such number."""
+    if value is None:
+        return Cell("")
+    return number(value, digits, sign=sign)
+
+
+def _grade(names: Sequence[str], result: Mapping[str, Any]) -> Cell:
+    """The worse grade of the sides, which is named where they differ."""
+    known = result.get("structure_grades", {})
+    grades = [known.get(name, "") for name in names]
+    for grade in ("reject", "look"):
+        sides = [
+            name.partition("-")[0].lower()
+            for name, found in zip(names, grades, strict=True)
+            if found == grade
+        ]
+        if sides:
+            shown = grade
+            if len(sides) < len(names):
+                shown = f"{grade} ({sides[0]})"
+            return Cell(shown, kind=grade)
+    return Cell(grades[0], kind=grades[0])
+
+
+def _why(names: Sequence[str], result: Mapping[str, Any]) -> str:
+    """Why a structure is doubtful, of both its sides; a side is named where the two differ."""
+    doubts = {name: doubt_about(name, result) for name in names}
+    if len(set(doubts.values())) == 1:
+        return doubts[names[0]]
+    return "; ".join(
+        f"{name.partition('-')[0].lower()}: {doubt}"
+        for name, doubt in doubts.items()
+        if doubt
+    )
+
+
+def _in_range(volume_mm3: float, low: float, high: float) -> Cell:
+    """Where a volume lies with respect to its normal range."""
+    words = "within"
+    if volume_mm3 < low:
+        words = "below"
+    elif volume_mm3 > high:
+        words = "above"
+    text = f"{words} {low:,.0f}–{high:,.0f}"
+    return Cell(text, place=_strip(volume_mm3, low, (low + high) / 2, high))
+
+
+def _among_equals(volume_mm3: float, place: Place) -> Cell:
+    """Where a volume lies among those of a person's equals."""
+    shown = f"{place.percentile:.0f}"
+    if place.percentile < 1:
+        shown = "<1"
+    elif place.percentile > 99:
+        shown = ">99"
+    return Cell(
+        f"{shown} (z {number(place.z, 1, sign=True).text})",
+        place.z,
+        hint=f"5th to 95th percentile: {place.low_mm3:,.0f} to {place.high_mm3:,.0f} mm³; "
+        f"{place.persons} persons",
+        place=_strip(volume_mm3, place.low_mm3, place.median_mm3, place.high_mm3),
+    )
+
+
+def _strip(
+    volume_mm3: float, low: float, middle: float, high: float
+) -> tuple[float, float, float, float]:
+    """The places of a range and a volume on a strip, of which the range is the middle third."""
+    length = max(high - low, 1e-9)
+
+    def at(mm3: float) -> float:
+        place = _LOW + (_HIGH - _LOW) * (mm3 - low) / length
+        # Not beyond the ends of the scale.
+        return min(max(round(place, 1), 0), 100)
+
+    return (_LOW, at(middle), _HIGH, at(volume_mm3))

@@ -1,0 +1,428 @@
+"""From metrics.csv to the numbers of a report; nothing here looks at a voxel.
+
+The unit is the person: `measurements.by_person` averages a person's scans first. Everything else is
+a reduction of its tables, so the whole report can be recomputed from metrics.csv.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from natsort import index_natsorted
+
+from trinat.pipelines.report.measurements import (
+    by_person,
+    by_scan,
+    groups_of,
+    is_group,
+    models_of,
+    structures_of,
+    volumes_by_person,
+    where,
+    without_side,
+)
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.metrics.counted import members_of_groups
+from trinat.segmentation.metrics.definitions import (
+    HEADLINE,
+    METRICS,
+    NOT_PREDICTED,
+    OTHER_CSF,
+)
+from trinat.segmentation.metrics.statistics import (
+    bland_altman,
+    holm,
+    icc_2_1,
+    mean_interval,
+    paired_test,
+    within_subject_cv_percent,
+)
+
+# The structures of each group, by its name in the tables.
+Members = Mapping[str, Sequence[str]]
+# Columns of `structure_statistics`.
+_STATISTICS = ["persons", "undefined", "mean", "median", "sd", "low", "high"]
+
+
+def structure_statistics(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
+    """A row for each model, metric and structure or group.
+
+    Mean, median, SD and 95 % interval of the mean over persons, in the metric's unit; over how
+    many persons; and how many values are undefined.
+    """
+    metrics = [metric for metric in frame["metric"].unique() if metric in METRICS]
+    tables = []
+    for model in models_of(frame):
+        tables += [_statistics(frame, model, metric, members) for metric in metrics]
+    columns = ["model", "metric", "structure", *_STATISTICS]
+    if not tables:
+        return pd.DataFrame(columns=columns)
+    return pd.concat(tables, ignore_index=True)[columns]
+
+
+def _statistics(
+    frame: pd.DataFrame,
+    model: str,
+    metric: str,
+    members: Members,
+) -> pd.DataFrame:
+    """The rows of one model and metric; intervals end where the metric's values do."""
+    persons = by_person(frame, model, metric)
+    definition = METRICS[metric]
+    interval = mean_interval(persons.to_numpy(float))
+    low, high = np.clip(interval, definition.least, definition.most)
+    # How many values are undefined, one a structure and scan; a group's are its structures'.
+    of_each = by_scan(frame, model, metric).isna().sum()
+    undefined = []
+    for name in persons.columns:
+        parts = [part for part in members.get(name, ()) if part in of_each]
+        if not parts:  # a structure, or a number of the whole scan
+            parts = [name]
+        undefined.append(int(of_each[parts].sum()))
+    return pd.DataFrame(
+        {
+            "model": model,
+            "metric": metric,
+            "structure": persons.columns,
+            "persons": persons.notna().sum().to_numpy(),
+            "undefined": undefined,
+            "mean": persons.mean().to_numpy(),
+            "median": persons.median().to_numpy(),
+            "sd": persons.std(ddof=1).to_numpy(),
+            "low": low,
+            "high": high,
+        }
+    )
+
+
+def comparisons(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
+    """Every two models on the persons that both have; Holm within metric and pair of models.
+
+    Only values that both models have, for one structure in one scan, are compared: a structure
+    that one misses has no distance, and must not make its mean the better one. `left_out` says
+    how many values only one of the two has. Groups are corrected among themselves: they are made
+    of structures, not more of them.
+    """
+    tables = []
+    for first, second in combinations(models_of(frame), 2):
+        for metric in HEADLINE:
+            table = _comparison(frame, first, second, metric, members)
+            if not table.empty:
+                tables.append(table.assign(first=first, second=second, metric=metric))
+    if not tables:
+        return pd.DataFrame()
+    table = pd.concat(tables, ignore_index=True).astype({"p": float})
+    table["p_holm"] = np.nan
+    families = table.groupby(["first", "second", "metric", is_group(table)])
+    for index in families.groups.values():
+        p_values = table.loc[index, "p"].to_numpy(float)
+        table.loc[index, "p_holm"] = holm(p_values)
+    return table
+
+
+def _comparison(
+    frame: pd.DataFrame,
+    first: str,
+    second: str,
+    metric: str,
+    members: Members,
+) -> pd.DataFrame:
+    """Two models by one metric: a row for each structure that both know, then for each group."""
+    of_first = by_scan(frame, first, metric)
+    of_second = by_scan(frame, second, metric)
+    known_to_both = set(of_first.columns) & set(of_second.columns)
+    names = [name for name in structures_of(frame) if name in known_to_both]
+    # What only one of the two has is left out.
+    scans = of_first.index.union(of_second.index)
+    measured = of_first.columns.union(of_second.columns, sort=False)
+    of_first = of_first.reindex(index=scans, columns=measured)
+    of_second = of_second.reindex(index=scans, columns=measured)
+    in_both = of_first.notna() & of_second.notna()
+    left_out = (of_first.notna() ^ of_second.notna()).sum()
+    of_first = of_first.where(in_both)
+    of_second = of_second.where(in_both)
+    # A group's mean is computed again: over the values that both models have.
+    structures = [name for name in structures_of(frame) if name in measured]
+    for group in groups_of(frame):
+        parts = [name for name in structures if name in members.get(group, ())]
+        if not parts:
+            continue
+        of_first[group] = of_first[parts].mean(axis=1)
+        of_second[group] = of_second[parts].mean(axis=1)
+        left_out[group] = left_out[parts].sum()
+        names.append(group)
+    persons_of_first = of_first[names].groupby(level="subject").mean()
+    persons_of_second = of_second[names].groupby(level="subject").mean()
+    return _test_each(persons_of_first, persons_of_second, left_out)
+
+
+def _test_each(
+    first: pd.DataFrame, second: pd.DataFrame, left_out: pd.Series
+) -> pd.DataFrame:
+    """Each column of two models' tables (persons x structures and groups) compared, a row each.
+
+    A row has the fields of `PairedTest`, `left_out` as given for the column, and the 95 % interval
+    of the mean difference (`low`, `high`).
+    """
+    low, high = mean_interval((second - first).to_numpy(float))
+    rows = []
+    for place, name in enumerate(first.columns):
+        test = paired_test(first[name].to_numpy(), second[name].to_numpy())
+        row: dict[str, Any] = {"structure": name}
+        row |= asdict(test)
+        row["left_out"] = int(left_out[name])
+        row["low"] = low[place]
+        row["high"] = high[place]
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def agreement(frame: pd.DataFrame) -> pd.DataFrame:
+    """Predicted against true volumes: Bland-Altman in mm3 and ICC(2,1), a structure a row.
+
+    Persons with several scans count once, with their mean. ICC is the two-way, single-measure one
+    for absolute agreement. Empty without predicted volumes.
+    """
+    rows = []
+    for model in models_of(frame):
+        predicted, true = volumes_by_person(frame, model)
+        for structure in predicted.columns:
+            true_mm3 = true[structure].to_numpy()
+            predicted_mm3 = predicted[structure].to_numpy()
+            limits = bland_altman(true_mm3, predicted_mm3)
+            icc = icc_2_1(np.stack((true_mm3, predicted_mm3), axis=1))
+            rows.append(
+                {"model": model, "structure": structure, **asdict(limits), "icc": icc}
+            )
+    return pd.DataFrame(rows)
+
+
+def retest(frame: pd.DataFrame) -> pd.DataFrame:
+    """Two scans of a person: within-subject CV and ICC(2,1) of predicted and of true volumes.
+
+    A real difference between the scans counts too; the truth's own row shows how large it is.
+    """
+    rows = []
+    for model in models_of(frame):
+        for metric in ("volume", "truth_volume"):
+            scans = by_scan(frame, model, metric)
+            # The second visit before the tenth.
+            visits = scans.index.get_level_values("session")
+            scans = scans.iloc[index_natsorted(visits)]
+            for structure in scans.columns:
+                persons = scans[structure].dropna().groupby(level="subject")
+                first_two = [
+                    values.to_numpy()[:2] for _, values in persons if len(values) > 1
+                ]
+                pairs = np.array(first_two)
+                if not len(pairs):
+                    continue
+                cv = within_subject_cv_percent(pairs[:, 0], pairs[:, 1])
+                rows.append((model, metric, structure, len(pairs), cv, icc_2_1(pairs)))
+    columns = ["model", "metric", "structure", "persons", "cv_percent", "icc"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def confusion(frame: pd.DataFrame, model: str) -> pd.DataFrame:
+    """What each true structure was labelled as, share of its true volume over all scans.
+
+    A square table: a row for each true, a column for each predicted structure, background first.
+    What is not compared, as the CSF of many pairs, comes last, with an empty row: other structures
+    may have been labelled as that.
+    """
+    rows = where(frame, model=model)
+    rows = rows[rows["metric"].str.startswith("labelled_as:")]
+    predicted = rows["metric"].str.removeprefix("labelled_as:")
+    table = rows.assign(predicted=predicted).pivot_table(
+        index="structure",
+        columns="predicted",
+        values="value",
+        aggfunc="sum",
+        fill_value=0.0,
+    )
+    compared = ["background", *structures_of(frame)]
+    order = [*compared, *table.columns.difference(compared)]
+    table = table.reindex(index=order, columns=order, fill_value=0.0)
+    sums = table.sum(axis=1).replace(0, np.nan)
+    return table.div(sums, axis=0)
+
+
+def swapped(frame: pd.DataFrame) -> pd.DataFrame:
+    """Scans whose left and right are exchanged: most of the paired overlap is on the wrong side."""
+    swap = where(frame, metric="side_swap", structure="group:all")
+    is_swapped = swap["value"] > 0.5
+    return swap.loc[is_swapped, ["subject", "session", "model", "value"]]
+
+
+def absences(frame: pd.DataFrame) -> pd.DataFrame:
+    """How often each structure is missed, invented or absent from both.
+
+    The columns are model, structure, absence and count. What never happened has no row.
+    """
+    is_dice = frame["metric"] == "dice"
+    has_note = frame["note"] != ""
+    rows = frame[is_dice & has_note & ~is_group(frame)]
+    counts = rows.groupby(["model", "structure", "note"]).size()
+    return counts.rename("count").reset_index().rename(columns={"note": "absence"})
+
+
+def absent_everywhere(frame: pd.DataFrame) -> list[str]:
+    """Structures that no label map has, true or predicted, neither on the left nor on the right.
+
+    Those of tissue schemes without some structures, or of parts of a head: nothing is measured of
+    them.
+    """
+    rows = frame[(frame["metric"] == "dice") & ~is_group(frame)]
+    present = rows.loc[rows["note"] != "absent from both", "structure"].unique()
+    pairs_present = {without_side(name) for name in present}
+    names = structures_of(frame)
+    return [name for name in names if without_side(name) not in pairs_present]
+
+
+def worst_scans(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
+    """Scans with the lowest mean Dice over all structures, and each one's worst structure.
+
+    At most `count` rows for all models together, the worst first.
+    """
+    scan = ["subject", "session", "model"]
+    dice = where(frame, metric="dice").dropna(subset="value")
+    worst = where(dice, structure="group:all").nsmallest(count, "value")
+    worst = worst[[*scan, "value"]]
+    single = dice[~is_group(dice)]
+    row_of_lowest = single.groupby(scan)["value"].idxmin()
+    lowest = single.loc[row_of_lowest, [*scan, "structure", "value"]]
+    lowest = lowest.rename(
+        columns={"structure": "worst_structure", "value": "worst_value"}
+    )
+    return worst.merge(lowest, on=scan, how="left")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Everything that a report says, computed once from the table of measurements.
+
+    `not_predicted` and `other_csf` have a model and a structure in each row: these are not in
+    `frame`, since the model does not know them, or the truth's CSF is something else. The other
+    tables are those of the functions with their names.
+    """
+
+    frame: pd.DataFrame
+    pairs: pd.DataFrame
+    statistics: pd.DataFrame
+    comparisons: pd.DataFrame
+    agreement: pd.DataFrame
+    retest: pd.DataFrame
+    not_predicted: pd.DataFrame
+    other_csf: pd.DataFrame
+
+    @property
+    def models(self) -> list[str]:
+        """The models that are evaluated, in the order of the command line."""
+        return models_of(self.frame)
+
+    def without_absent(self) -> Evaluation:
+        """The same without structures that are absent everywhere, and groups of such alone.
+
+        Where there is no other structure nothing is taken out.
+        """
+        absent = set(absent_everywhere(self.frame))
+        if len(absent) == len(structures_of(self.frame)):
+            return self
+        dice = where(self.statistics, metric="dice")
+        measured = dice.loc[dice["persons"] > 0, "structure"].unique()
+        absent.update(set(groups_of(self.frame)) - set(measured))
+
+        def present(table: pd.DataFrame) -> pd.DataFrame:
+            """The rows of structures and groups that are left; an empty table has no columns."""
+            if table.empty:
+                return table
+            return table[~table["structure"].isin(absent)]
+
+        return replace(
+            self,
+            frame=present(self.frame),
+            statistics=present(self.statistics),
+            comparisons=present(self.comparisons),
+            agreement=present(self.agreement),
+            retest=present(self.retest),
+        )
+
+    def statistic(self, model: str, metric: str, structure: str) -> Mapping[str, Any]:
+        """One row of `statistics` by column; empty where there is none."""
+        found = where(self.statistics, model=model, metric=metric, structure=structure)
+        if found.empty:
+            return {}
+        return dict(found.iloc[0])
+
+    def to_json(self) -> dict[str, Any]:
+        """The tables of the report as records; undefined numbers are null.
+
+        Numbers are not rounded.
+        """
+        pairs = {
+            str(status): int(number)
+            for status, number in self.pairs["status"].value_counts().items()
+        }
+        return {
+            "statistics": _records(self.statistics),
+            "comparisons": _records(self.comparisons),
+            "agreement": _records(self.agreement),
+            "retest": _records(self.retest),
+            "not_predicted": _records(self.not_predicted),
+            "other_csf": _records(self.other_csf),
+            "side_swapped": _records(swapped(self.frame)),
+            "absences": _records(absences(self.frame)),
+            "pairs": pairs,
+        }
+
+
+def evaluate_frame(
+    frame: pd.DataFrame, pairs: pd.DataFrame, scheme: LabelScheme
+) -> Evaluation:
+    """All statistics of a metrics.csv, whose structures are those of `scheme`.
+
+    Structures that a model does not predict, and CSF that is not compared, are taken out first:
+    they count in no mean and no test.
+    `pairs` is the table of pairs.csv.
+    """
+    members: dict[str, list[str]] = {}
+    for group, labels in members_of_groups(scheme).items():
+        members[f"group:{group}"] = [label.name for label in labels]
+    not_predicted = _noted(frame, NOT_PREDICTED)
+    other_csf = _noted(frame, OTHER_CSF)
+    keys = pd.MultiIndex.from_frame(frame[["model", "structure"]])
+    left_out = pd.concat([not_predicted, other_csf])
+    frame = frame[~keys.isin(pd.MultiIndex.from_frame(left_out))]
+    return Evaluation(
+        frame=frame,
+        pairs=pairs,
+        statistics=structure_statistics(frame, members),
+        comparisons=comparisons(frame, members),
+        agreement=agreement(frame),
+        retest=retest(frame),
+        not_predicted=not_predicted,
+        other_csf=other_csf,
+    )
+
+
+def _noted(frame: pd.DataFrame, note: str) -> pd.DataFrame:
+    """The models and structures with a note, each once."""
+    found = frame.loc[frame["note"] == note, ["model", "structure"]]
+    return found.drop_duplicates(ignore_index=True)
+
+
+def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows as JSON has them: a number that is not finite is null."""
+    records = []
+    for row in table.to_dict("records"):
+        record = {}
+        for key, value in row.items():
+            is_undefined = isinstance(value, float) and not np.isfinite(value)
+            record[str(key)] = None if is_undefined else value
+        records.append(record)
+    return records

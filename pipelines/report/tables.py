@@ -1,0 +1,428 @@
+"""The tables of an evaluation's page, and their cells: numbers, intervals, shades, p values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from trinat.pipelines.report import measurements, summary
+from trinat.pipelines.report.page import (
+    Cell,
+    Column,
+    Columns,
+    Table,
+    number,
+    short_name,
+    table,
+)
+from trinat.pipelines.report.summary import Evaluation
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.metrics.definitions import DIGITS, HEADLINE, METRICS, Metric
+
+_MOST_SCANS = 200  # in the tables by scan; metrics.csv has them all
+_MOST_CONFUSIONS = 25
+# The shade is full where the value is perfect; a distance of this has none.
+_FAR_MM = 10.0
+
+_UNDEFINED = (
+    "Values that do not exist, one a structure and scan: of what is missed, invented, rejected or "
+    "in neither map"
+)
+_LEFT_OUT = (
+    "Values that only one of the two models has, one a structure and scan: not compared"
+)
+
+_HEADLINE_COLUMNS: Columns = [
+    Column(METRICS[metric].title_with_unit, 0, METRICS[metric].definition)
+    for metric in HEADLINE
+]
+
+
+def headline(evaluation: Evaluation) -> Table:
+    """Means over all structures, a row a model.
+
+    Each cell has the mean and its interval, in the metric's unit.
+    """
+    rows = []
+    for model in evaluation.models:
+        persons = evaluation.statistic(model, "dice", "group:all").get("persons")
+        intervals = [
+            _mean_with_interval(evaluation, model, metric) for metric in HEADLINE
+        ]
+        rows.append([model, persons, *intervals])
+    columns: Columns = ["Model", Column("Persons", 0), *_HEADLINE_COLUMNS]
+    caption = "All structures: mean over persons, with its 95 % interval"
+    return table("headline", caption, columns, rows, kind="intervals")
+
+
+def not_predicted(evaluation: Evaluation) -> Table | None:
+    """The structures that a model does not know; None where all know all.
+
+    A row for each structure and model.
+    """
+    if evaluation.not_predicted.empty:
+        return None
+    note = "The model does not know these structures: they are in no mean and in no worst case."
+    columns = {"structure": Column("Structure"), "model": Column("Model")}
+    caption = "Not predicted by this model"
+    return _records(
+        "unknown-table", caption, columns, evaluation.not_predicted, note=note
+    )
+
+
+def groups(evaluation: Evaluation) -> Table:
+    """Means over the structures of each group, a row a model and group.
+
+    Groups that the label scheme lacks have no row; that of all structures is in `headline`.
+    """
+    known = set(evaluation.statistics["structure"])
+    shown = [
+        group
+        for group in measurements.groups_of(evaluation.frame)
+        if group != "group:all" and group in known
+    ]
+    rows = []
+    for model in evaluation.models:
+        for group in shown:
+            intervals = [
+                _mean_with_interval(evaluation, model, metric, group)
+                for metric in HEADLINE
+            ]
+            rows.append([short_name(group), model, *intervals])
+    columns: Columns = ["Group", Column("Model", pick=True), *_HEADLINE_COLUMNS]
+    caption = "Groups of structures: mean over persons, with its 95 % interval"
+    return table("groups", caption, columns, rows, kind="intervals")
+
+
+def structures(evaluation: Evaluation) -> Table:
+    """All statistics: a row for each structure or group, metric and model.
+
+    Sorted by metric, then by structure as the label scheme has them. Readers filter it by metric.
+    """
+    interval = "Interval of the mean over persons"
+    columns: Columns = [
+        "Structure",
+        Column("Metric", pick=True),
+        "Model",
+        Column("Persons", 0, "Persons with a value"),
+        Column("Undefined", 0, _UNDEFINED),
+        Column("Mean", 0),
+        Column("95 % low", 0, interval),
+        Column("95 % high", 0, interval),
+        Column("Median", 0),
+        Column("SD", 0),
+    ]
+    place = _places_of_structures(evaluation)
+    metrics = list(METRICS)
+
+    def metric_then_structure(row: Mapping[Any, Any]) -> tuple[int, int]:
+        return metrics.index(row["metric"]), place[row["structure"]]
+
+    records = evaluation.statistics.to_dict("records")
+    rows = []
+    for row in sorted(records, key=metric_then_structure):
+        cells = [
+            Cell(short_name(row["structure"]), place[row["structure"]]),
+            METRICS[row["metric"]].title_with_unit,
+            row["model"],
+            row["persons"],
+            row["undefined"],
+        ]
+        cells += _numbers_of(row, "mean", "low", "high", "median", "sd")
+        rows.append(cells)
+    return table("structure-table", "Every structure, group and metric", columns, rows)
+
+
+def _places_of_structures(evaluation: Evaluation) -> dict[str, int]:
+    """Places in the order of tables: single structures, then groups and all else."""
+    names = [
+        *measurements.structures_of(evaluation.frame),
+        *evaluation.frame["structure"].unique(),
+    ]
+    places: dict[str, int] = {}
+    for name in names:
+        places.setdefault(name, len(places))
+    return places
+
+
+def heat(evaluation: Evaluation, model: str, metric: str, scheme: LabelScheme) -> Table:
+    """Every scan in one metric, the worst first.
+
+    A column for each structure, under its abbreviation. Of many scans the worst are shown, by the
+    mean over all structures; a note says so. Cells are shaded by how good the value is.
+    """
+    definition = METRICS[metric]
+    scans = measurements.by_scan(evaluation.frame, model, metric)
+    scans = scans.sort_values("group:all", ascending=definition.better == "higher")
+    abbreviations = {label.name: label.abbreviation for label in scheme.labels}
+    singles = [name for name in scans.columns if name in abbreviations]
+    columns: Columns = ["Scan", Column("All", 2, "Mean over all structures")]
+    for name in singles:
+        columns.append(Column(abbreviations[name], 2, short_name(name)))
+    shown_names = ["group:all", *singles]
+    shown = scans.head(_MOST_SCANS)
+    rows = []
+    for (subject, session), values in zip(
+        shown.index, shown.to_dict("records"), strict=True
+    ):
+        cells = [_shaded(definition, name, values[name]) for name in shown_names]
+        rows.append([f"{subject} {session}".strip(), *cells])
+    note = ""
+    if len(scans) > len(rows):
+        note = f"The {_MOST_SCANS} worst of {len(scans)}; metrics.csv has all."
+    return table(
+        f"heat-{metric}-{evaluation.models.index(model)}",
+        f"{definition.title_with_unit} of every scan and structure, {model}; the worst first",
+        columns,
+        rows,
+        note=note,
+        kind="heat",
+    )
+
+
+def comparison(evaluation: Evaluation) -> Table:
+    """The tests of every two models: a row for each structure or group and metric.
+
+    Differences are in the metric's unit. Where a test was not possible, the note says why.
+    """
+    columns: Columns = [
+        "Structure",
+        Column("Metric", pick=True),
+        Column("Models", pick=True),
+        Column("Persons", 0),
+        Column("Difference", 0, "Mean of second minus first over persons"),
+        Column("95 % low", 0),
+        Column("95 % high", 0),
+        Column("Effect", 2, "Matched-pairs rank-biserial correlation", sign=True),
+        Column("Left out", 0, _LEFT_OUT),
+        Column("p", 3, "Wilcoxon's signed-rank test, uncorrected"),
+        Column(
+            "p (Holm)", 3, "Corrected by Holm's method over structures within a metric"
+        ),
+        "Note",
+    ]
+    rows = []
+    for row in evaluation.comparisons.to_dict("records"):
+        cells = [
+            short_name(row["structure"]),
+            METRICS[row["metric"]].title,
+            f"{row['second']} − {row['first']}",
+            row["persons"],
+            *_numbers_of(row, "mean_difference", "low", "high", sign=True),
+            row["effect"],
+            row["left_out"],
+            _p_value(row["p"]),
+            _p_value(row["p_holm"]),
+            row["note"],
+        ]
+        rows.append(cells)
+    return table("comparison-table", "Paired differences", columns, rows)
+
+
+def agreement(evaluation: Evaluation) -> Table:
+    """Bland-Altman and ICC of the volumes, a row a structure and model.
+
+    Limits are those of agreement, at 1.96 standard deviations of the difference.
+    """
+    columns = {
+        "structure": Column("Structure"),
+        "model": Column("Model", pick=True),
+        "persons": Column("Persons", 0),
+        "bias": Column("Bias (mm³)", 0, "Mean of predicted minus true", sign=True),
+        "sd": Column("SD (mm³)", 0),
+        "lower": Column("Lower limit", 0, "Bias − 1.96 SD", sign=True),
+        "upper": Column("Upper limit", 0, "Bias + 1.96 SD", sign=True),
+        "icc": Column("ICC(2,1)", 3),
+    }
+    caption = "Predicted against true volumes"
+    return _records("agreement-table", caption, columns, evaluation.agreement)
+
+
+def retest(evaluation: Evaluation) -> Table | None:
+    """How volumes of two scans of a person agree; None where nobody has two.
+
+    Predicted and true volumes have a row each, so that one sees what the network adds to the
+    difference between scans.
+    """
+    if evaluation.retest.empty:
+        return None
+    columns = {
+        "structure": Column("Structure"),
+        "metric": Column("Volume", pick=True),
+        "model": Column("Model", pick=True),
+        "persons": Column("Persons", 0),
+        "cv_percent": Column("Within-subject CV (%)", 2),
+        "icc": Column("ICC(2,1)", 3),
+    }
+    titles = {"volume": "predicted", "truth_volume": "true"}
+    shown = evaluation.retest.assign(metric=evaluation.retest["metric"].map(titles))
+    return _records("retest-table", "Volumes of two scans of a person", columns, shown)
+
+
+def confusions(frame: pd.DataFrame) -> Table:
+    """The largest shares of each true structure that a model labelled as another.
+
+    The share is of the true structure's voxels. Voxels that were labelled as
+    background are among them.
+    """
+    rows = []
+    for model in measurements.models_of(frame):
+        for true, predicted, share in _largest_confusions(frame, model):
+            percent = 100 * share
+            rows.append([short_name(true), short_name(predicted), model, percent])
+    columns: Columns = [
+        "True structure",
+        "Labelled as",
+        Column("Model", pick=True),
+        Column("Share of the truth (%)", 2),
+    ]
+    return table(
+        "confusion-table",
+        "Structures labelled as another",
+        columns,
+        rows,
+        note=f"The {_MOST_CONFUSIONS} largest of each model; the plots below show all.",
+    )
+
+
+def _largest_confusions(
+    frame: pd.DataFrame, model: str
+) -> list[tuple[str, str, float]]:
+    """True structure, what it was labelled as, and its share that was; the largest first."""
+    shares = summary.confusion(frame, model).drop(index="background")
+    values = np.nan_to_num(shares.to_numpy(float, copy=True))
+    true_names = np.array(shares.index)
+    predicted_names = np.array(shares.columns)
+    is_right = true_names[:, None] == predicted_names
+    values[is_right] = 0
+    largest = np.argsort(-values, axis=None)[:_MOST_CONFUSIONS]
+    true_places, predicted_places = np.unravel_index(largest, values.shape)
+    found = []
+    for true, predicted in zip(true_places, predicted_places, strict=True):
+        share = float(values[true, predicted])
+        if share > 0:
+            found.append((shares.index[true], shares.columns[predicted], share))
+    return found
+
+
+def pairs(pairs: pd.DataFrame) -> Table:
+    """Every file of both sides, as in pairs.csv, with its grid in words.
+
+    Files without a partner are listed too, with the reason in the note.
+    """
+    columns = {
+        "subject": Column("Subject"),
+        "session": Column("Session"),
+        "model": Column("Model"),
+        "status": Column("Status"),
+        "note": Column("Note"),
+        "paired_by": Column("Paired by"),
+        "truth": Column("Truth"),
+        "prediction": Column("Prediction"),
+        "grid": Column("Grid"),
+    }
+    grid = pairs["shape"] + ", " + pairs["spacing_mm"] + " mm"
+    shown = pairs.assign(grid=grid.where(pairs["shape"] != "", ""))
+    note = "Checksums (SHA-256) of all files are in pairs.csv."
+    return _records("pair-table", "Every file of both sides", columns, shown, note=note)
+
+
+def definitions() -> Table:
+    """What each metric is, and its value where a structure is absent.
+
+    The same for each page: nothing in it is measured.
+    """
+    columns: Columns = [
+        "Metric",
+        "Unit",
+        "Better",
+        "Definition",
+        "Absent from both",
+        "Missed",
+        "Invented",
+    ]
+    better = {"higher": "higher", "lower": "lower", "zero": "near 0", "none": ""}
+    rows = []
+    for metric in METRICS.values():
+        row = [
+            metric.title,
+            metric.shown_unit,
+            better[metric.better],
+            metric.definition,
+            metric.if_absent_from_both,
+            metric.if_missed,
+            metric.if_invented,
+        ]
+        rows.append(row)
+    return table("definition-table", "T is the truth, P the prediction", columns, rows)
+
+
+def _records(
+    id: str,
+    caption: str,
+    columns: Mapping[str, Column],
+    records: pd.DataFrame,
+    *,
+    note: str = "",
+) -> Table:
+    """A table of records, its columns by their keys; structures have their short names."""
+    shown = records.copy()
+    if "structure" in shown:
+        shown["structure"] = [short_name(name) for name in shown["structure"]]
+    rows = [[row[key] for key in columns] for row in shown.to_dict("records")]
+    return table(id, caption, list(columns.values()), rows, note=note)
+
+
+def digits_of(metric: str) -> int:
+    """Digits after the point that a metric's unit has use for."""
+    return DIGITS[METRICS[metric].unit]
+
+
+def _numbers_of(row: Mapping[Any, Any], *keys: str, sign: bool = False) -> list[Cell]:
+    """Numbers of a metric, with as many digits as its unit has use for."""
+    return [number(row[key], digits_of(row["metric"]), sign=sign) for key in keys]
+
+
+def _mean_with_interval(
+    evaluation: Evaluation,
+    model: str,
+    metric: str,
+    structure: str = "group:all",
+) -> Cell:
+    """A mean with its 95 % interval; a dash where there is none."""
+    found = evaluation.statistic(model, metric, structure)
+    if not found or np.isnan(found["mean"]):
+        return number(None)
+    mean, low, high = _numbers_of(found, "mean", "low", "high")
+    # A line breaks before the interval, never within it.
+    text = f"{mean.text} [{low.text},\N{NO-BREAK SPACE}{high.text}]"
+    hint = ""
+    if found["undefined"]:
+        hint = f"undefined values: {int(found['undefined'])}"
+    return Cell(text, float(found["mean"]), hint=hint)
+
+
+def _shaded(metric: Metric, structure: str, value: float) -> Cell:
+    """A number on a ground that says how good it is."""
+    cell = number(value, 2)
+    shade = None
+    if not np.isnan(value):
+        goodness = 1 - value / _FAR_MM
+        if metric.better == "higher":
+            goodness = value
+        shade = round(20 * float(np.clip(goodness, 0, 1)))
+    hint = f"{short_name(structure)}: {cell.hint or cell.text}"
+    return Cell(cell.text, cell.order, shade, hint)
+
+
+def _p_value(value: float) -> Cell:
+    """A p value; the smallest ones by their limit."""
+    if np.isnan(value):
+        return number(None, hint="no test")
+    text = f"{value:.3f}"
+    if value < 0.001:
+        text = "< 0.001"
+    return Cell(text, float(value))

@@ -1,0 +1,264 @@
+"""`trinat learn` as a job of the queue: what was corrected in its scans becomes a model.
+
+The folder `learning` of the queue has the record of the last job, job.json, and the model that it
+has made. A job waits for the scans that were accepted before it, and then works beside later ones,
+in a process of its own with a low priority. After a restart it goes on. What a training has
+prepared of the scans is deleted when the job ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import shutil
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from pydantic import BaseModel, Field
+
+from trinat.pipelines.jobs.pool import follow_parent
+from trinat.pipelines.jobs.process import prepare_process
+from trinat.pipelines.learn.settings import LearnSettings
+from trinat.pipelines.serve.queue import FullError, State
+from trinat.pipelines.serve.queue_study import QueueStudy
+from trinat.pipelines.serve.settings import MAX_STARTS
+from trinat.pipelines.study.corrections import correction_of
+from trinat.pipelines.view.study import Item, Study
+from trinat.segmentation.errors import DiskFullError, InputError, reason_of
+from trinat.segmentation.io.files import atomic_text, read_text
+
+_log = logging.getLogger("trinat.serve")
+_POLL_S = 0.2
+_RECORD_FILE = "job.json"
+_MODEL = "own"
+
+
+class Learning(BaseModel):
+    """What a client gets to know of a job."""
+
+    state: State = "queued"
+    scans: int = Field(description="corrected when it was asked for")
+    said: str = Field(default="", description="of a running one: what was done last")
+    lines: list[str] = Field(
+        default=[], description="what was made, why, and its Dice before and after"
+    )
+    reason: str = Field(default="", description="why there is no model")
+
+
+class _Record(Learning):
+    """A job as its record on the disk has it."""
+
+    after: int = 0  # the number of the last scan that was accepted before it
+    begun: int = 0  # how often work on it was begun
+
+
+class Learner:
+    """The job of learning of a queue: there is one at a time, and the last one is kept.
+
+    `job` is that one. Model and threads are those of the service.
+    """
+
+    def __init__(
+        self, study: QueueStudy, model: str, device: str, threads: int | None
+    ) -> None:
+        """Take up the job that an earlier server left."""
+        self._study = study
+        self._folder = study.folder / "learning"
+        self._settings = LearnSettings(
+            results=study.folder,
+            out=self._folder / _MODEL,
+            model=model,
+            device=device,
+            threads=threads,
+            overwrite=True,
+        )
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread()
+        self.job: _Record | None = None
+        record = self._folder / _RECORD_FILE
+        if record.is_file():
+            self.job = _Record.model_validate_json(read_text(record))
+
+    @property
+    def model(self) -> Path:
+        """The model of the job as a zip; it is there once the job is done."""
+        return self._folder / f"{_MODEL}.zip"
+
+    @property
+    def corrected(self) -> list[Item]:
+        """The corrected scans; a DICOM series has no scan that could be read again."""
+        return [
+            item
+            for item in self._study.items
+            if item.labels is not None
+            and self._study.image(item) is not None
+            and correction_of(item.labels) is not None
+        ]
+
+    def start(self) -> None:
+        """Go on with the job that an earlier server left, if it has not ended."""
+        with self._lock:
+            if self.job is not None and self.job.state in ("queued", "running"):
+                self._begin()
+
+    def ask(self) -> Learning:
+        """Have a model learnt of what is corrected now.
+
+        FullError while another job has not ended, InputError where nothing is corrected.
+        """
+        with self._lock:
+            if self._thread.is_alive():
+                raise FullError("a model is being learnt")
+            corrected = self.corrected
+            if not corrected:
+                raise InputError("nothing is corrected here: correct a result first")
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.mkdir()
+            numbers = [each.number for each in self._study.submissions]
+            self.job = _Record(scans=len(corrected), after=max(numbers))
+            self._note()
+            self._begin()
+            return self.job
+
+    def delete(self) -> None:
+        """Stop the job, and delete it with its model."""
+        self.stop()
+        with self._lock:
+            self.job = None
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def stop(self) -> None:
+        """Leave the job to the next start."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _begin(self) -> None:
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._run, name="learner", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        """What the thread does: wait for its turn, work, note what came of it."""
+        job = self.job
+        assert job is not None
+        # Its turn comes when all scans that were accepted before it have ended.
+        while any(
+            not each.ended and each.number <= job.after
+            for each in self._study.submissions
+        ):
+            if self._stopping.wait(_POLL_S):
+                return
+        if job.begun >= MAX_STARTS:
+            what = f"the server ended {job.begun} times while it was at work"
+            self._end(job, "failed", what)
+            return
+        job.state = "running"
+        job.begun += 1
+        try:
+            self._note()
+            self._work(job)
+        except Exception as error:
+            self._end(job, "failed", reason_of(error, where=False))
+
+    def _work(self, job: _Record) -> None:
+        """Learn in a process; with the server it ends, and is begun again."""
+        scans = _GivenScans(self._study.folder, rater="", given=self.corrected)
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        # Not by fork: threads are at work here.
+        process = multiprocessing.get_context("spawn").Process(
+            target=_learn, args=(sender, scans, self._settings)
+        )
+        process.start()
+        sender.close()
+        ended = _Answer("failed", reason="its process ended, perhaps out of memory")
+        try:
+            while not self._stopping.is_set():
+                if not receiver.poll(_POLL_S):
+                    continue
+                try:
+                    answer = receiver.recv()
+                except EOFError:
+                    break
+                if answer.state == "running":
+                    job.said = answer.said
+                else:
+                    ended = answer
+        finally:
+            if self._stopping.is_set():
+                process.kill()
+            process.join()
+            receiver.close()
+        if self._stopping.is_set():
+            return
+        job.lines = list(ended.lines)
+        self._end(job, ended.state, ended.reason)
+
+    def _end(self, job: _Record, state: State, reason: str) -> None:
+        shutil.rmtree(self._folder / f"{_MODEL}-training", ignore_errors=True)
+        job.state = state
+        job.reason = reason
+        job.said = ""
+        self._note()
+        _log.info("learning %s", state)
+
+    def _note(self) -> None:
+        """Bring the record on the disk up to date; where the disk is full it stays as it is."""
+        assert self.job is not None
+        try:
+            with atomic_text(self._folder / _RECORD_FILE) as file:
+                file.write(self.job.model_dump_json())
+        except DiskFullError as error:
+            _log.error("learning: %s", reason_of(error, where=False))
+
+
+@dataclass(frozen=True)
+class _GivenScans(Study):
+    """Scans that were listed before, for another process."""
+
+    given: Sequence[Item] = field(kw_only=True)
+
+    @property
+    def items(self) -> list[Item]:
+        return list(self.given)
+
+    def image(self, item: Item) -> Path | None:
+        path = Path(item.entry.scan)
+        return path if path.is_file() else None
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What the process says: of what it does while it is running, at last what came of it."""
+
+    state: State
+    said: str = ""
+    lines: Sequence[str] = ()
+    reason: str = ""
+
+
+def _learn(connection: Connection, study: Study, settings: LearnSettings) -> None:
+    """What the process does: make the model, and pack it."""
+    follow_parent()
+    os.nice(10)
+    from trinat.pipelines.learn.learning import learn
+
+    prepare_process(settings.threads)
+    try:
+        learnt = learn(
+            settings,
+            lambda line: connection.send(_Answer("running", said=line)),
+            study=study,
+        )
+        shutil.make_archive(
+            str(settings.out), "zip", settings.out.parent, settings.out.name
+        )
+        answer = _Answer("done", lines=learnt.lines)
+    except Exception as error:
+        answer = _Answer("failed", reason=reason_of(error, where=False))
+    connection.send(answer)

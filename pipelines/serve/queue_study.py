@@ -1,0 +1,146 @@
+"""The queue as the page of results lists it.
+
+The page is that of `trinat view`. Its study is made of the queue as it is at each request, not of a
+folder's ledger. It takes corrections, and no ratings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.predict.settings import PLAIN_LABEL_TABLE, PLAIN_PARCEL_TABLE
+from trinat.pipelines.predict.tables import write_label_table
+from trinat.pipelines.serve.queue import Queue, Submission
+from trinat.pipelines.study.corrections import Correction
+from trinat.pipelines.study.naming import Product
+from trinat.pipelines.view.study import Item, Study
+from trinat.segmentation.errors import InputError
+from trinat.segmentation.labels.scheme import LabelScheme
+
+
+def study_of(
+    queue: Queue, scheme: LabelScheme, parcels: LabelScheme | None = None
+) -> QueueStudy:
+    """The study that the page shows; writes the tables of its labels into the queue's folder.
+
+    `parcels` is the scheme of maps of parcels, where the service makes them.
+    """
+    write_label_table(queue.folder / PLAIN_LABEL_TABLE, scheme, by_index=False)
+    table = queue.folder / PLAIN_PARCEL_TABLE
+    table.unlink(missing_ok=True)
+    if parcels is not None:
+        write_label_table(table, parcels, by_index=False)
+    return QueueStudy(queue.folder, rater="", queue=queue)
+
+
+@dataclass(frozen=True)
+class QueueStudy(Study):
+    """The scans of a queue as a study: the last first, and not to be rated.
+
+    Scans have the numbers with which they were accepted: those of a list would change.
+    """
+
+    queue: Queue = field(kw_only=True)
+
+    @property
+    def corrector(self) -> str:
+        """A service does not know who asks: whoever has the token may correct."""
+        return "service"
+
+    def drafts(self, item: Item) -> Path:
+        """Beside the scan: they are deleted with it."""
+        return self.queue.drafts(self._submission(item))
+
+    def drafted(self, item: Item) -> None:
+        """Keep the scan as if it had ended now: somebody is at work on it."""
+        self.queue.renew(self._submission(item))
+
+    def corrected(self, item: Item, correction: Correction, lock: Path) -> None:
+        """Keep the scan as if it had ended now."""
+        self.queue.renew(self._submission(item))
+
+    @property
+    def submissions(self) -> list[Submission]:
+        """Those of the queue as it is now, the last one first."""
+        return list(self.queue.submissions.values())[::-1]
+
+    @property
+    def items(self) -> list[Item]:
+        """Every scan of the queue, whatever its state."""
+        return [self._item(submission) for submission in self.submissions]
+
+    def __getitem__(self, number: int) -> Item:
+        """The scan that was accepted as this number; InputError if it is not there."""
+        for submission in self.submissions:
+            if submission.number == number:
+                return self._item(submission)
+        raise InputError("no such scan: deleted, or never there")
+
+    def image(self, item: Item) -> Path | None:
+        """The scan that was sent, from the start; None of DICOM, whose scan is a zip.
+
+        A scan that failed may not be readable: it is not shown.
+        """
+        scan = Path(item.entry.scan)
+        if scan.suffix == ".zip" or item.entry.status == "failed":
+            return None
+        return scan
+
+    def mask(self, item: Item) -> Path | None:
+        """The brain mask of a scan that is done."""
+        if item.labels is None:
+            return None
+        path = self.queue.file(self._submission(item), Product.BRAIN_MASK)
+        return path if path.is_file() else None
+
+    def overview(self) -> dict[str, Any]:
+        """With what a page needs to send a scan, to follow it and to take its results."""
+        submissions = {submission.id: submission for submission in self.submissions}
+        overview = super().overview()
+        scans = []
+        for scan in overview["scans"]:
+            submission = submissions.get(scan["name"])
+            if submission is None:
+                continue  # accepted since, or deleted
+            seen = self.queue.seen(submission).model_dump(exclude={"grade"})
+            scans.append({**scan, "number": submission.number, **seen})
+        overview["title"] = "Scans sent to this service"
+        overview["service"] = True
+        overview["norms"] = self.queue.has_norms
+        overview["scans"] = scans
+        return overview
+
+    def rate(self, *_: object, **__: object) -> None:
+        """Refuse every rating."""
+        raise InputError(
+            "results of a service are not rated: they are deleted after a while"
+        )
+
+    def _submission(self, item: Item) -> Submission:
+        """What was accepted as a scan; InputError if it was deleted meanwhile."""
+        submission = self.queue.submissions.get(item.name)
+        if submission is None:
+            raise InputError("no such scan: deleted, or never there")
+        return submission
+
+    def _item(self, submission: Submission) -> Item:
+        """A scan as the page lists it: with its label map once it is done."""
+        labels = None
+        parcels = None
+        if submission.state == "done":
+            labels = self.queue.file(submission, Product.LABELS)
+            if "parcels" in submission.result:
+                parcels = self.queue.file(submission, Product.PARCELS)
+        # States of a queue that no ledger has, as queued, are grades to the page.
+        state: Any = submission.state
+        entry = Entry(
+            submission.id,
+            state,
+            scan=str(self.queue.scan(submission)),
+            reason=submission.reason,
+            result=submission.result,
+        )
+        return Item(submission.id, self.folder, entry, labels, parcels)

@@ -1,0 +1,549 @@
+"""The service: what it answers under each address, as docs/service.md has them, and its run.
+
+An id is looked up in the queue, and no path on the disk has a part that a client has chosen. The
+page and what it asks for are in `viewer.py`; `guard.py` stands before all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import nibabel as nib
+import numpy as np
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
+from fastapi import Path as InPath
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import (
+    FileResponse,
+    JSONResponse,
+    PlainTextResponse,
+    StreamingResponse,
+)
+from fastapi.security import HTTPBearer
+from starlette.exceptions import HTTPException as AnyHTTPException
+from starlette.requests import ClientDisconnect
+
+from trinat.pipelines.common.models import say_licences
+from trinat.pipelines.jobs.lock import run_lock
+from trinat.pipelines.predict.settings import PredictRequest
+from trinat.pipelines.serve.learner import Learner, Learning
+from trinat.pipelines.serve.queue import (
+    OUTPUTS,
+    EngineThread,
+    FullError,
+    Queue,
+    Segmentation,
+    State,
+    Submission,
+)
+from trinat.pipelines.serve.queue_study import study_of
+from trinat.pipelines.serve.settings import ServiceSettings
+from trinat.pipelines.serve.uploads import FORM, receive
+from trinat.pipelines.study.corrections import OvertakenError, corrected_path
+from trinat.pipelines.study.naming import Product
+from trinat.pipelines.view.start import answer
+from trinat.pipelines.view.viewer import routes_of
+from trinat.pipelines.view.voxels import Voxels
+from trinat.segmentation.errors import InputError, OutputError, TrinatError, reason_of
+from trinat.segmentation.io.files import read_text
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.parcels import Parcellation
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.metrics.norms import Norms
+from trinat.segmentation.models.zoo import (
+    find_model,
+    find_parcels_folder,
+    read_model_file,
+    read_scheme,
+    shipped_models,
+)
+
+_DESCRIPTION = (
+    "Segments the human brain in T1-weighted MRI. For research, not for diagnosis."
+)
+_ANSWERED_ERRORS = (
+    AnyHTTPException,
+    RequestValidationError,
+    TrinatError,
+    FileNotFoundError,
+    Exception,
+)
+
+
+# When a client that was sent away may ask again, in seconds.
+_RETRY_S = "10"
+_POLL_S = 0.2
+# After this many polls without news an event is sent all the same, so that the line stays open.
+_SILENT_POLLS = 75
+
+router = APIRouter()
+
+
+@dataclass(frozen=True)
+class _ResultFile:
+    """A file that a client may ask for.
+
+    `product` is the output of the engine that it is; None for a file that is called as clients
+    call it. `output` is the word by which a client has to have asked for it; "" if it is always
+    made.
+    """
+
+    product: Product | None
+    output: str
+    media_type: str
+
+
+def _word_for(product: Product) -> str:
+    """The word by which a client asks for a product; "" where it is always made."""
+    words = (word for word, setting in OUTPUTS.items() if setting == product.setting)
+    return next(words, "")
+
+
+_RESULTS = {
+    product.download: _ResultFile(product, _word_for(product), product.media_type)
+    for product in Product
+    if product.download
+} | {
+    "labels.mgz": _ResultFile(None, "mgz", "application/gzip"),
+    "volumes.tsv": _ResultFile(None, "", "text/tab-separated-values"),
+    "corrected.nii.gz": _ResultFile(None, "", "application/gzip"),
+    "parcels.tsv": _ResultFile(None, "", "text/tab-separated-values"),
+}
+# Made by a service with --parcels alone.
+_OF_PARCELS = ("parcels.nii.gz", "parcels.tsv")
+
+
+class Results:
+    """Finds the files of finished scans; what is missing is a refusal for the client.
+
+    The engine leaves its usual outputs in the folder result/ of a scan. Label maps in MGZ and the
+    probabilities of one structure are made of these when they are first asked for, beside them, and
+    deleted with them.
+    """
+
+    def __init__(self, queue: Queue, scheme: LabelScheme) -> None:
+        """Finds those of the scans in `queue`, whose label maps follow `scheme`."""
+        self._queue = queue
+        self._labels = {label.name: label for label in scheme.labels}
+        # Files are made one at a time: each takes memory.
+        self._making = threading.Lock()
+
+    def file(self, submission: Submission, name: str) -> Path:
+        """A result by its name, one of _RESULTS; labels.mgz is made when it is first asked for."""
+        if name not in _RESULTS:
+            raise HTTPException(404, f"no such result: there are {', '.join(_RESULTS)}")
+        result = _RESULTS[name]
+        _refuse_unless_asked(submission, result.output)
+        if name in _OF_PARCELS and "parcels" not in submission.result:
+            raise HTTPException(404, "not made: this service has no --parcels")
+        if result.product:
+            return self._queue.file(submission, result.product)
+        path = self._queue.result(submission) / name
+        if name == "corrected.nii.gz":
+            path = corrected_path(self._queue.file(submission, Product.LABELS))
+            if not path.is_file():
+                raise HTTPException(404, "not corrected: its page has a brush")
+        if name == "labels.mgz":
+            nifti = self._queue.file(submission, Product.LABELS)
+            with self._making:
+                if not path.exists():
+                    Volume.read(nifti, labels=True).write(path, labels=True)
+        return path
+
+    def probability(self, submission: Submission, structure: str) -> Path:
+        """The map of one structure, by its name in the scheme, as a file of its own.
+
+        It is taken out of the 4D file of all maps, in the order that the JSON beside that says.
+        """
+        _refuse_unless_asked(submission, "probabilities")
+        maps = self._queue.file(submission, Product.PROBABILITIES)
+        sidecar = self._queue.file(submission, Product.PROBABILITIES, ".json")
+        abbreviations = json.loads(read_text(sidecar))["LabelMap"]
+        label = self._labels.get(structure)
+        if label is None or label.abbreviation not in abbreviations:
+            raise HTTPException(404, "no such structure: see /v1/labels")
+        name = f"probabilities-{label.index}.nii.gz"
+        path = self._queue.result(submission) / name
+        with self._making:
+            if not path.exists():
+                # The other maps of the file are not read into memory.
+                image = nib.load(maps)
+                number = abbreviations.index(label.abbreviation)
+                values = np.asarray(image.dataobj[..., number], np.float32)
+                Volume(values, image.affine).write(path)
+        return path
+
+
+def _refuse_unless_asked(submission: Submission, output: str) -> None:
+    """Refuse a result that is made on demand alone, where the client did not ask for it."""
+    if output and output not in submission.outputs:
+        raise HTTPException(404, f"not made: ask for it with outputs={output}")
+
+
+@dataclass(frozen=True)
+class Service:
+    """What routes work with; `make_app` puts it into the application's state."""
+
+    queue: Queue
+    engine: EngineThread
+    model: str  # its name, or its folder
+    scheme: LabelScheme
+    results: Results
+    learner: Learner
+
+
+async def _service(request: Request) -> Service:
+    """The service that `make_app` has put into the application, for FastAPI's `Depends`."""
+    service: Service = request.app.state.service
+    return service
+
+
+AtService = Annotated[Service, Depends(_service)]
+
+
+def _known(
+    id: Annotated[str, InPath(pattern="^[0-9a-f]{32}$")], service: AtService
+) -> Submission:
+    """The scan with this id, or a refusal."""
+    submission = service.queue.submissions.get(id)
+    if submission is None:
+        raise HTTPException(404, "no such segmentation: deleted, or never there")
+    return submission
+
+
+Known = Annotated[Submission, Depends(_known)]
+
+
+def _done(submission: Known) -> Submission:
+    """The scan with this id if it has results, or a refusal."""
+    if submission.state != "done":
+        raise HTTPException(409, f"no result: it is {submission.state}")
+    return submission
+
+
+Done = Annotated[Submission, Depends(_done)]
+
+
+@router.post(
+    "/v1/segmentations",
+    status_code=202,
+    openapi_extra={
+        "requestBody": {"content": {"multipart/form-data": {"schema": FORM}}}
+    },
+)
+async def accept(
+    request: Request, response: Response, service: AtService
+) -> Segmentation:
+    """Put a scan into the queue: form field `file`, and what is wanted as well in `outputs`.
+
+    For the page of a service with norms, `age` and `sex` of the person.
+    """
+    content_type = request.headers.get("content-type", "")
+    if not content_type.startswith("multipart/form-data"):
+        raise HTTPException(
+            415, "not multipart/form-data: send the scan as its field `file`"
+        )
+    client = ""
+    if request.client:
+        client = request.client.host
+    try:
+        accepted = await receive(request, service.queue, client)
+    except FullError as error:
+        raise HTTPException(429, str(error), {"Retry-After": _RETRY_S}) from None
+    except InputError as error:
+        raise HTTPException(422, reason_of(error, where=False)) from None
+    except OSError as error:
+        raise HTTPException(507, f"it could not be stored: {error.strerror}") from None
+    except ClientDisconnect:
+        raise HTTPException(400, "the upload was cut short") from None
+    response.headers["Location"] = f"/v1/segmentations/{accepted.id}"
+    return accepted
+
+
+@router.get("/v1/segmentations/{id}")
+def state(submission: Known, service: AtService) -> Segmentation:
+    """Say how far the scan is."""
+    return service.queue.seen(submission)
+
+
+@router.get("/v1/segmentations/{id}/events", response_class=StreamingResponse)
+async def events(submission: Known, service: AtService) -> StreamingResponse:
+    """The same as server-sent events, until it has ended."""
+    lines = _events(service.queue, submission)
+    return StreamingResponse(lines, media_type="text/event-stream")
+
+
+@router.delete("/v1/segmentations/{id}", status_code=204)
+def delete(submission: Known, service: AtService) -> None:
+    """Delete the scan and its results, whatever its state."""
+    service.queue.delete(submission)
+
+
+@router.get("/v1/segmentations/{id}/{name}", response_class=FileResponse)
+def result(
+    name: Annotated[str, InPath(examples=list(_RESULTS))],
+    submission: Done,
+    service: AtService,
+) -> FileResponse:
+    """Send a file of the results by its name."""
+    path = service.results.file(submission, name)
+    return FileResponse(path, media_type=_RESULTS[name].media_type, filename=name)
+
+
+@router.get(
+    "/v1/segmentations/{id}/probabilities/{structure}", response_class=FileResponse
+)
+def probabilities(structure: str, submission: Done, service: AtService) -> FileResponse:
+    """The probability of a structure, by its name in /v1/labels, as .nii.gz."""
+    path = service.results.probability(submission, structure)
+    return FileResponse(
+        path, media_type="application/gzip", filename=f"{structure}.nii.gz"
+    )
+
+
+@router.post("/v1/learning", status_code=202)
+def ask_to_learn(service: AtService) -> Learning:
+    """Make a model of what is corrected, once the scans before it have ended."""
+    try:
+        return service.learner.ask()
+    except FullError as error:
+        raise HTTPException(409, str(error)) from None
+
+
+@router.get("/v1/learning")
+def learning(service: AtService) -> Learning | None:
+    """How far it is, and what came of it; null where none was asked for."""
+    return service.learner.job
+
+
+@router.get("/v1/learning/own.zip", response_class=FileResponse)
+def learnt(service: AtService) -> FileResponse:
+    """The model, a folder in a zip."""
+    job = service.learner.job
+    if job is None or job.state != "done":
+        raise HTTPException(409, "no model: none was learnt, or it has not ended")
+    model = service.learner.model
+    return FileResponse(model, media_type="application/zip", filename=model.name)
+
+
+@router.delete("/v1/learning", status_code=204)
+def forget_learning(service: AtService) -> None:
+    """Stop it, whatever its state, and delete its model."""
+    service.learner.delete()
+
+
+@router.get("/v1/models")
+def models(service: AtService) -> list[dict[str, Any]]:
+    """The shipped models, and which one is at work here."""
+    descriptions = []
+    for name, folder in shipped_models().items():
+        info = read_model_file(folder)
+        descriptions.append(
+            {
+                "name": name,
+                "in_use": name == service.model,
+                "labels": info["labels"],
+                "metrics": info.get("metrics"),
+            }
+        )
+    return descriptions
+
+
+@router.get("/v1/labels")
+def labels(service: AtService) -> list[dict[str, Any]]:
+    """Numbers, names and colours in label maps."""
+    return [
+        {
+            "number": label.fs_id,
+            "name": label.name,
+            "abbreviation": label.abbreviation,
+            "color": label.color,
+        }
+        for label in service.scheme.labels
+    ]
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    """Whether the server answers; needs no token."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+async def readyz(service: AtService) -> dict[str, str]:
+    """Whether the model is loaded and scans are begun."""
+    if not service.engine.ready:
+        raise HTTPException(
+            503, "the model is not loaded yet", {"Retry-After": _RETRY_S}
+        )
+    return {"status": "ready"}
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+def metrics(service: AtService) -> str:
+    """Count scans and their time, in the format of Prometheus."""
+    queue = service.queue
+    counts = Counter(each.state for each in list(queue.submissions.values()))
+    scans = [
+        f'trinat_scans{{state="{name}"}} {counts[name]}' for name in get_args(State)
+    ]
+    ended = [
+        f'trinat_scans_ended_total{{state="{name}"}} {count}'
+        for name, count in queue.ended.items()
+    ]
+    lines = [
+        "# TYPE trinat_scans gauge",
+        *scans,
+        "# TYPE trinat_scans_ended_total counter",
+        *ended,
+        "# TYPE trinat_work_seconds_total counter",
+        f"trinat_work_seconds_total {queue.busy_s:.3f}",
+        "# TYPE trinat_ready gauge",
+        f"trinat_ready {int(service.engine.ready)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+async def _events(queue: Queue, submission: Submission) -> AsyncIterator[str]:
+    """A line whenever something about a scan has changed, until it has ended or is deleted."""
+    sent = ""
+    silent_polls = 0
+    while submission.id in queue.submissions:
+        now = queue.seen(submission).model_dump_json()
+        if now != sent or silent_polls > _SILENT_POLLS:
+            yield f"data: {now}\n\n"
+            sent = now
+            silent_polls = 0
+        if submission.ended:
+            return
+        silent_polls += 1
+        await asyncio.sleep(_POLL_S)
+
+
+def make_app(
+    queue: Queue,
+    engine: EngineThread,
+    model: str,
+    scheme: LabelScheme,
+    *,
+    parcels: LabelScheme | None = None,
+    device: str = "auto",
+    threads: int | None = None,
+) -> FastAPI:
+    """The service over a queue: its routes and its page.
+
+    `engine` is asked whether it is ready, and not started. `model` is the name or the folder of the
+    model at work, `scheme` its labels, and `parcels` those of its maps of parcels, if any. With
+    `device` and `threads` a model is learnt. The queue is made to drop what the page holds in
+    memory of a scan that is deleted.
+    """
+    app = FastAPI(
+        title="trinat",
+        version=version("trinat"),
+        description=_DESCRIPTION,
+        docs_url=None,  # their pages would come from elsewhere
+        redoc_url=None,
+        # For the document alone: the guard has let in who comes so far.
+        dependencies=[Depends(HTTPBearer(auto_error=False))],
+        exception_handlers=dict.fromkeys(_ANSWERED_ERRORS, _answer_error),
+    )
+    results = Results(queue, scheme)
+    study = study_of(queue, scheme, parcels)
+    learner = Learner(study, model, device, threads)
+    app.state.service = Service(queue, engine, model, scheme, results, learner)
+    app.include_router(router)
+    voxels = Voxels(study)
+    queue.forget = voxels.forget
+    app.router.routes += routes_of(study, voxels)
+    return app
+
+
+async def _answer_error(_: Request, error: Exception) -> Response:
+    """What is wrong, in one line; never what was sent."""
+    if isinstance(error, AnyHTTPException):
+        return JSONResponse({"reason": error.detail}, error.status_code, error.headers)
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        return JSONResponse({"reason": f"{first['loc'][-1]}: {first['msg']}"}, 422)
+    if isinstance(error, OvertakenError):
+        return JSONResponse({"reason": str(error)}, 409)
+    if isinstance(error, OutputError):
+        # The scan is not to blame.
+        return JSONResponse({"reason": reason_of(error, where=False)}, 507)
+    if isinstance(error, TrinatError):
+        return JSONResponse({"reason": reason_of(error, where=False)}, 422)
+    if isinstance(error, FileNotFoundError):
+        return JSONResponse({"reason": "deleted meanwhile"}, 404)
+    return JSONResponse({"reason": "a fault of trinat: see its log"}, 500)
+
+
+def run_service(
+    request: PredictRequest, settings: ServiceSettings, say: Callable[[str], object]
+) -> None:
+    """Answer requests until a signal, and segment what they bring as `request` says.
+
+    `say` gets the address once the service listens. Raises what has ended the engine.
+    """
+    model = find_model(request.model)
+    say_licences([request.model])
+    folder = settings.folder
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if settings.queue is None:
+        folder.chmod(0o700)
+    # What this process and those that it starts write is for the user alone: scans of patients.
+    mask = os.umask(0o077)
+    try:
+        with run_lock(folder / "lock"):
+            queue = Queue(
+                folder,
+                queued=settings.max_waiting,
+                per_client=settings.max_of_client,
+                keep_s=settings.keep_hours * 3600,
+                has_norms=isinstance(request.output.reference, Norms),
+            )
+            engine = EngineThread(queue, request, model)
+            scheme = read_scheme(model)
+            parcels = None
+            if request.output.parcels:
+                networks = read_scheme(find_parcels_folder(model))
+                parcels = Parcellation(scheme, networks).whole
+            app = make_app(
+                queue,
+                engine,
+                request.model,
+                scheme,
+                parcels=parcels,
+                device=request.devices[0],
+                threads=request.threads,
+            )
+            learner = app.state.service.learner
+
+            def begin(address: str) -> None:
+                engine.start()
+                learner.start()
+                say(address)
+
+            answer(
+                app,
+                queue.token(),
+                host=settings.host,
+                port=settings.port,
+                names=settings.names,
+                max_body=settings.max_upload_bytes,
+                say=begin,
+            )
+            learner.stop()
+            engine.stop()
+    finally:
+        os.umask(mask)
+    if engine.error is not None:
+        raise engine.error

@@ -1,0 +1,91 @@
+"""The settings of `trinat serve`: where it listens, what it takes and keeps at most.
+
+And the content policy of a site that segments in the browser.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from trinat.pipelines.common.option import Option, as_tuple
+
+# A disk with less free space has no room for results, so no upload is taken.
+MIN_FREE_BYTES = 1 << 30
+# Fields of an upload's form beside its file, and the bytes of one.
+MAX_FORM_FIELDS = 9
+MAX_FIELD_BYTES = 200
+# A scan is not tried again after the whole server ended this often while it was at work on it.
+MAX_STARTS = 5
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """Where a service listens, where its queue is, and what it takes at most.
+
+    Without `queue` it has the user's own folder. `names` are those of proxies before it.
+    """
+
+    queue: Annotated[
+        Path | None,
+        Option(
+            "Folder of the waiting scans, their results and the token. Default: trinat/queue in "
+            "$XDG_STATE_HOME or ~/.local/state."
+        ),
+    ] = None
+    host: Annotated[str, Option("Address to listen on.")] = "127.0.0.1"
+    port: Annotated[
+        int, Option("Port to listen on; 0: any free one.", min=0, max=65535)
+    ] = 8765
+    names: Annotated[
+        tuple[str, ...],
+        Option(
+            "Host name of a proxy in front of this server; repeatable.",
+            names=("--name",),
+            typed=list[str] | None,
+            parse=as_tuple,
+        ),
+    ] = ()
+    keep_hours: Annotated[
+        float,
+        Option(
+            "Hours after which a finished scan is deleted with its results.",
+            names=("--keep",),
+            min=0,
+        ),
+    ] = 24
+    # Of 10^6 bytes. `guard.Guard` stops a request as soon as more bytes of it have come.
+    max_upload_mb: Annotated[
+        float, Option("Largest upload, in MB.", names=("--max-upload",), min=1)
+    ] = 1000
+    # Uploads that are under way are among them.
+    max_waiting: Annotated[
+        int, Option("Number of scans that may wait.", names=("--max-queue",), min=1)
+    ] = 200
+    # Of those that have not ended.
+    max_of_client: Annotated[
+        int,
+        Option(
+            "Number of scans that one address may have.",
+            names=("--max-client",),
+            min=1,
+        ),
+    ] = 50
+
+    @property
+    def folder(self) -> Path:
+        """Of the queue; by default the user's, where programs keep what lasts, as XDG says."""
+        if self.queue is not None:
+            return self.queue
+        state = Path(os.environ.get("XDG_STATE_HOME", ""))
+        # A relative path is to be ignored.
+        if not state.is_absolute():
+            state = Path.home() / ".local/state"
+        return state / "trinat" / "queue"
+
+    @property
+    def max_upload_bytes(self) -> int:
+        """Of the largest upload; fractions of a byte are dropped."""
+        return int(self.max_upload_mb * 1e6)

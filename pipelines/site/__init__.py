@@ -1,0 +1,1 @@
+"""The site: a static page that segments in the browser."""

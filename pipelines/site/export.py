@@ -1,0 +1,370 @@
+"""trinat export --format web: a site that segments in the browser, with a model as ONNX graphs.
+
+The site is a folder of plain files, for any web server. Nothing that a visitor opens there is
+uploaded.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import math
+import shutil
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib import resources
+from importlib.metadata import version
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trinat.pipelines.common.extras import require_extra
+from trinat.pipelines.view.guard import SITE_POLICY
+from trinat.segmentation.errors import ModelError
+from trinat.segmentation.inference.fusion import ViewAggregator
+from trinat.segmentation.inference.graphs import (
+    FusionGraph,
+    PriorGraph,
+    ViewGraph,
+    fusion_of,
+)
+from trinat.segmentation.inference.network import suitable_batch
+from trinat.segmentation.inference.quality import limits_of
+from trinat.segmentation.io.files import new_folder
+from trinat.segmentation.labels.measures import parts_of_sums
+from trinat.segmentation.models.checkpoint import Model
+from trinat.segmentation.models.model_info import Prior, Template
+from trinat.segmentation.space.views import View
+
+# Values of an exported graph differ by no more from those of torch.
+_SAME = 1e-3
+_OPSET = 20
+# What writing and checking a graph needs.
+_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+_SIDE = 64  # of the slices that the exported graph is traced and checked with
+_PIPELINES = resources.files("trinat.pipelines")
+# What of the viewer's page is other in a site: its first script, and where its files are.
+_PAGE_CHANGES = {
+    '<meta charset="utf-8">': (
+        '<meta charset="utf-8">\n    '
+        f'<meta http-equiv="Content-Security-Policy" content="{SITE_POLICY}">'
+    ),
+    'href="view.css"': 'href="view/page/view.css"',
+    'src="niivue.js"': 'src="view/page/niivue/niivue.umd.js"',
+    'src="view.js"': 'src="site/browser/main.js"',
+}
+
+
+def export_site(models: Sequence[Model], out: Path) -> list[Path]:
+    """Write a site, whole or not at all; return the files in it.
+
+    The page begins with the first model, and lets choose among several. Raises OutputError where
+    `out` holds anything already, and ModelError for a model that does what the site cannot do.
+    """
+    first, *others = models
+    for model in models:
+        _require_able(model)
+    names = [model.name for model in models]
+    for model in others:
+        if model.scheme.names != first.scheme.names:
+            raise ModelError(
+                f"has other structures than {first.name}, and a site has those of one",
+                where=model.folder,
+                remedy="write a site for each",
+            )
+        if names.count(model.name) > 1:
+            raise ModelError(
+                f"is one of two models that are named {model.name}",
+                where=model.folder,
+                remedy="give each once",
+            )
+    with new_folder(out) as new:
+        _write_site(models, new)
+    return sorted(path for path in out.rglob("*") if path.is_file())
+
+
+def _require_able(model: Model) -> None:
+    """Refuse a model with a step that the site does not have."""
+    info = model.info
+    missing = {
+        "odds of structures beside a prior": bool(
+            info.prior and info.fusion.class_odds
+        ),
+        "axes other than RAS": info.preprocessing.axes != "RAS",
+        "intensities scaled otherwise": info.preprocessing.scaling != "trinat",
+        "another model that strips whole heads": info.stripped_by is not None,
+        "sagittal slices alone": tuple(model.networks) == (View.SAGITTAL,),
+    }
+    for what, is_needed in missing.items():
+        if is_needed:
+            raise ModelError(
+                f"needs {what}, which a site does not have yet",
+                where=model.folder,
+                remedy="use a model as `fast` is",
+            )
+
+
+def _write_site(models: Sequence[Model], folder: Path) -> None:
+    """Write all files of a site into an empty folder."""
+    # The folders as in the source, so that scripts find each other by the same relative paths.
+    for name in ("view/page", "site/browser"):
+        _copy_tree(_PIPELINES / name, folder / name)
+    page = (folder / "view" / "page" / "index.html").read_text(encoding="utf-8")
+    for before, after in _PAGE_CHANGES.items():
+        assert page.count(before) == 1, before
+        page = page.replace(before, after)
+    (folder / "index.html").write_text(page, encoding="utf-8")
+    (folder / "view" / "page" / "index.html").unlink()
+    names = json.dumps([model.name for model in models])
+    (folder / "models.json").write_text(names + "\n", encoding="utf-8")
+    (folder / "models").mkdir()
+    for model in models:
+        own = folder / "models" / model.name
+        write_graphs(model, own)
+        for name in ("MODEL_CARD.md", "LICENSE.txt"):
+            if (model.folder / name).is_file():
+                shutil.copyfile(model.folder / name, own / name)
+
+
+def _copy_tree(source: Traversable, target: Path) -> None:
+    """Copy a folder of the installed package, which need not be a folder on the disk."""
+    target.mkdir(parents=True)
+    for entry in source.iterdir():
+        if entry.is_dir():
+            _copy_tree(entry, target / entry.name)
+        elif not entry.name.endswith((".py", ".pyc")):
+            (target / entry.name).write_bytes(entry.read_bytes())
+
+
+def write_graphs(model: Model, folder: Path) -> None:
+    """Write settings.json, <view>.onnx of each view and fusion.onnx below a new folder.
+
+    For a model with a prior what `write_prior` writes, too. Raises ModelError where ONNX Runtime
+    gives other values than torch.
+    """
+    folder.mkdir()
+    fusion = fusion_of(model)
+    settings = settings_of(model, fusion)
+    for view, of_view in zip(fusion.views, settings["views"], strict=True):
+        path = folder / f"{view.value}.onnx"
+        _export_view(model, view, fusion, path)
+        of_view["processor_nodes"] = _nodes_of_halves(path)
+    end_of_fusion = FusionGraph(model, fusion)
+    _export_of_voxels(model, end_of_fusion, folder / "fusion.onnx", ("added",))
+    prior, template = model.info.prior, model.template
+    if prior is not None and template is not None:
+        write_prior(model, prior, template, folder)
+    text = json.dumps(settings, indent=1)
+    (folder / "settings.json").write_text(text + "\n", encoding="utf-8")
+
+
+def settings_of(model: Model, fusion: ViewAggregator) -> dict[str, Any]:
+    """What the site has to know of a model beside its graphs.
+
+    `classes` begin with background. `views` are in the order in which they are fused. Limits that
+    are never reached are null. `measures` are the sums of structures that tables have, by column.
+    """
+    merged = model.scheme.merged
+    classes = [
+        {
+            "name": label.name,
+            "abbreviation": label.abbreviation,
+            "number": label.fs_id,
+            "color": label.hex_color,
+            "group": label.group,
+            "partner": label.partner,
+            "side": label.side,
+            "predicted": label.name not in model.info.not_predicted,
+            "merged": int(merged.to_merged[label.index]),
+        }
+        for label in model.scheme.labels
+    ]
+    limits = {}
+    for name, value in asdict(limits_of(model.info)).items():
+        if isinstance(value, tuple):
+            value = [None if math.isinf(limit) else limit for limit in value]
+        limits[name] = value
+    known = set(model.scheme.names[1:]) - set(model.info.not_predicted)
+    return {
+        "model": model.name,
+        "trinat": version("trinat"),
+        "licence": model.info.training.licence,
+        "contrast": model.info.contrast,
+        "csf": model.info.csf,
+        "classes": classes,
+        "views": [_settings_of_view(model, view, fusion) for view in fusion.views],
+        "limits": limits,
+        "reverse_contrast": model.info.reverse_contrast,
+        "prior": _settings_of_prior(model),
+        "measures": parts_of_sums(model.scheme, known),
+    }
+
+
+def _settings_of_prior(model: Model) -> dict[str, Any] | None:
+    """Where the voxels of a model's template are, and when it counts; None without a prior."""
+    prior, template = model.info.prior, model.template
+    if prior is None or template is None:
+        return None
+    centroids = [
+        point.tolist() if np.isfinite(point).all() else None
+        for point in template.centroids
+    ]
+    return {
+        "certain": prior.certain,
+        "shape": list(template.shares.shape[:3]),
+        "affine": template.affine.ravel().tolist(),
+        "centroids": centroids,
+    }
+
+
+def _settings_of_view(
+    model: Model, view: View, fusion: ViewAggregator
+) -> dict[str, Any]:
+    """How a view's slices are cut and computed, and what its background adds elsewhere."""
+    network = model.networks[view]
+    axes = model.info.preprocessing.slice_axes(view)
+    return {
+        "name": view.value,
+        "along": axes.along,
+        "rows": axes.rows,
+        "columns": axes.columns,
+        "channels": network.config.channels,
+        "multiple": network.config.multiple,
+        "batch": suitable_batch(network, torch.device("cpu")),
+        "merged": model.is_merged(view),
+        "background": fusion.background_weight(view),
+    }
+
+
+def _export_view(model: Model, view: View, fusion: ViewAggregator, path: Path) -> None:
+    """Write a view's graph: `slices`, `before` to the results of `ViewGraph`."""
+    graph = ViewGraph(model, view, fusion)
+    config = model.networks[view].config
+    # Sizes are counted in what the network halves, so that the graph holds for any allowed one.
+    number = torch.export.Dim("n")
+    rows = config.multiple * torch.export.Dim("rows", min=1)
+    columns = config.multiple * torch.export.Dim("columns", min=1)
+    generator = torch.Generator().manual_seed(0)
+    classes = len(model.scheme)
+
+    def inputs(count: int, height: int, width: int) -> tuple[Tensor, ...]:
+        slices = torch.rand(count, config.channels, height, width, generator=generator)
+        before = torch.rand(count, height, width, classes, generator=generator)
+        return slices, before
+
+    write_onnx(
+        graph,
+        inputs(2, _SIDE, _SIDE),
+        path,
+        names=("slices", "before"),
+        results=("after", "classes", "background", "likelihood"),
+        sizes=({0: number, 2: rows, 3: columns}, {0: number, 1: rows, 2: columns}),
+    )
+    # Of another number and size than it was traced with.
+    _check(graph, inputs(3, 2 * _SIDE, _SIDE), path, ("slices", "before"))
+
+
+def write_prior(model: Model, prior: Prior, template: Template, folder: Path) -> None:
+    """Write prior.onnx, `shares` and `before` to `probabilities`, all (V, K), and template.gz.
+
+    That has the shares of the template: bytes (X, Y, Z, K), of 255.
+    """
+    graph = PriorGraph(model, prior)
+    _export_of_voxels(model, graph, folder / "prior.onnx", ("shares", "before"))
+    shares = gzip.compress(template.shares.tobytes(), mtime=0)
+    (folder / "template.gz").write_bytes(shares)
+
+
+def _export_of_voxels(
+    model: Model, graph: nn.Module, path: Path, names: tuple[str, ...]
+) -> None:
+    """Write a graph of voxels' values, (V, K) each, to their `probabilities`."""
+    generator = torch.Generator().manual_seed(0)
+    size = (2 * _SIDE, len(model.scheme))
+    values = tuple(torch.rand(size, generator=generator) for _ in names)
+    voxels = torch.export.Dim("voxels")
+    write_onnx(
+        graph,
+        tuple(value[:_SIDE] for value in values),
+        path,
+        names=names,
+        results=("probabilities",),
+        sizes=tuple({0: voxels} for _ in names),
+    )
+    _check(graph, values, path, names)
+
+
+def write_onnx(
+    graph: nn.Module,
+    inputs: tuple[Tensor, ...],
+    path: Path,
+    *,
+    names: tuple[str, ...],
+    results: tuple[str, ...],
+    sizes: tuple[Mapping[int, Any], ...],
+    facts: Mapping[str, str] | None = None,
+) -> None:
+    """Write a module as ONNX with its weights inside, and `facts` as the file's metadata.
+
+    `names` and `results` are those of inputs and outputs, `sizes` those that may change. Packages
+    that are not installed are a ConfigError.
+    """
+    require_extra("export", *_PACKAGES)
+    # The exporter reports on itself at length; what matters is checked afterwards.
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            graph,
+            inputs,
+            dynamo=True,
+            input_names=list(names),
+            output_names=list(results),
+            dynamic_shapes=sizes,
+            opset_version=_OPSET,
+            verbose=False,
+        )
+    assert program is not None
+    program.model.metadata_props.update(facts or {})
+    program.save(path, external_data=False)
+
+
+def _nodes_of_halves(path: Path) -> list[str]:
+    """The nodes of a graph that have to do with numbers of half precision."""
+    import onnx
+
+    graph = onnx.shape_inference.infer_shapes(onnx.load(path)).graph
+    halves = set()
+    for value in graph.value_info:
+        if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16:
+            halves.add(value.name)
+    return [node.name for node in graph.node if halves & {*node.input, *node.output}]
+
+
+def _check(
+    graph: nn.Module, inputs: tuple[Tensor, ...], path: Path, names: tuple[str, ...]
+) -> None:
+    """Refuse a file that gives other values than the module that it was made from."""
+    import onnxruntime
+
+    with torch.inference_mode():
+        expected = graph(*inputs)
+    if isinstance(expected, Tensor):
+        expected = (expected,)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    given = {name: value.numpy() for name, value in zip(names, inputs, strict=True)}
+    for one, other in zip(session.run(None, given), expected, strict=True):
+        close = np.isclose(np.asarray(one, float), other.numpy(), atol=_SAME)
+        # Classes that are as probable as each other may change places.
+        if close.mean() < 1 - _SAME:
+            raise ModelError(
+                f"ONNX Runtime gives the same value as torch at only {close.mean():.2%} of places",
+                where=path,
+                remedy="use other versions of torch and onnxruntime",
+            )

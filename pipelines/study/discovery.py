@@ -1,0 +1,539 @@
+"""Where scans to segment are: a file, a folder, a glob, a list, a BIDS dataset, a SUBJECTS_DIR.
+
+Nothing given is lost: what cannot become a case is returned with the reason. Walks through folders,
+and what kind a file is by its name, are here too, for whoever looks for label maps.
+
+`os.path` instead of `Path` in places: its functions answer False where those of `Path` raise, for
+want of permission or because a name is too long.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from natsort import natsorted
+
+from trinat.pipelines.study.cases import Case, Found, Refusal
+from trinat.pipelines.study.naming import LEFT_OUT, RESULT_ENDINGS, T1W
+from trinat.segmentation.data.sources.base import safe_component, without_suffix
+from trinat.segmentation.data.sources.bids import anat_files, entities, misnamed
+from trinat.segmentation.data.sources.freesurfer import find_image, why_no_scan
+from trinat.segmentation.errors import ConfigError, InputError, reason_of, some
+from trinat.segmentation.io.dicom.series import find_series, is_dicom
+from trinat.segmentation.io.files import read_text
+from trinat.segmentation.io.streams import SCAN_SUFFIXES, what_to_give
+
+_LISTS = (".txt", ".list")
+# Images of other programs, which somebody may expect to be segmented.
+_NOT_READ = (".nrrd", ".nhdr", ".mha", ".mhd", ".mnc", ".mif", ".mif.gz")
+# The space of their results; that of others is called by their suffix.
+_SPACE_OF_T1W = "orig"
+# Where BIDS has folders; one that cannot be read may hide scans.
+_BIDS_FOLDERS = ("sub-*", "sub-*/anat", "sub-*/ses-*", "sub-*/ses-*/anat")
+
+
+def _ends_with(file: Path, *endings: str) -> bool:
+    """Whether a file's name ends so, in whatever letters."""
+    return file.name.lower().endswith(endings)
+
+
+def is_dir(path: Path) -> bool:
+    """Whether it is a folder; False where that cannot be known."""
+    return os.path.isdir(path)  # noqa: PTH112 - see above
+
+
+def is_file(path: Path) -> bool:
+    """Whether it is a regular file; False where that cannot be known."""
+    return os.path.isfile(path)  # noqa: PTH113 - see above
+
+
+def is_closed(folder: Path) -> bool:
+    """Whether it is a folder that may not be listed or entered."""
+    return not os.access(folder, os.R_OK | os.X_OK) and is_dir(folder)
+
+
+def is_scan(path: Path) -> bool:
+    """Whether it is called as a scan is, in any format but DICOM."""
+    if path.name.startswith("."):
+        return False
+    return path.name.lower().endswith(SCAN_SUFFIXES)
+
+
+def is_dicom_or_zip(path: Path) -> bool:
+    """Whether it is a file in which DICOM images may be."""
+    return is_file(path) and (path.suffix.lower() == ".zip" or is_dicom(path))
+
+
+def is_result(path: Path) -> bool:
+    """Whether it is called as a result of `trinat predict` is."""
+    return is_scan(path) and stem_ends(path, *RESULT_ENDINGS)
+
+
+def stem_ends(path: Path, *endings: str) -> bool:
+    """Whether the name, in small letters and without .nii.gz or the like, has one of the ends."""
+    return without_suffix(path).lower().endswith(endings)
+
+
+def absolute(path: str | Path) -> Path:
+    """Absolute, without `..`, links kept."""
+    return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
+
+
+def _fail(error: OSError) -> None:
+    raise error
+
+
+def walk(
+    root: Path,
+    exclude: Path | None = None,
+    on_closed: Callable[[OSError], None] = _fail,
+    wanted: Callable[[Path], bool] = is_scan,
+) -> Iterator[Path]:
+    """The files below a folder that are `wanted`, through links to folders, never twice round.
+
+    `exclude` is not searched; `on_closed` is called for each folder that cannot be read.
+    """
+    seen: set[Path] = set()
+    if exclude:
+        seen.add(exclude.resolve())
+    for folder, subfolders, names in os.walk(root, onerror=on_closed, followlinks=True):
+        here = Path(folder)
+        real = here.resolve()
+        if real in seen:
+            subfolders.clear()
+            continue
+        seen.add(real)
+        # In place: os.walk enters those that are left in this list.
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        for name in names:
+            if wanted(here / name):
+                yield here / name
+
+
+def find_cases(
+    inputs: Sequence[str | Path],
+    *,
+    exclude: Path | None = None,
+    participants: Collection[str] = (),
+    sessions: Collection[str] = (),
+    suffix: str = T1W,
+    any_contrast: bool = False,
+) -> Found:
+    """Every scan that `inputs` name, in natural order; `exclude` is never searched (the output).
+
+    Participants and sessions, if given, say which scans of a BIDS dataset are meant, and `suffix`
+    of which kind they are. Of DICOM series, those that are T1-weighted are taken, or with
+    `any_contrast` all anatomical ones. Raises ConfigError for a dataset among other inputs, for a
+    suffix without one, or for an input that is the output folder.
+    """
+    if not suffix.isalnum():
+        raise ConfigError(
+            f"--suffix {suffix}: no suffix of BIDS", remedy="give a word, such as T2w"
+        )
+    if len(inputs) == 1 and is_bids(Path(inputs[0]), suffix):
+        root = absolute(Path(inputs[0]))
+        return find_bids(root, participants, sessions, suffix)
+    if suffix != T1W:
+        raise ConfigError(
+            f"--suffix {suffix}: not one BIDS dataset with such scans",
+            remedy="give the folder of one, or other scans without --suffix",
+        )
+    if len(inputs) == 1:
+        root = Path(inputs[0])
+        if is_subjects_dir(root):
+            return find_subjects(absolute(root))
+    else:
+        # In a dataset the layout says whose a scan is; a walk through all files does not know that.
+        for given in map(Path, inputs):
+            if is_bids(given) or is_subjects_dir(given):
+                what = "a BIDS dataset or SUBJECTS_DIR is given alone"
+                remedy = "run once for each, with an --out of its own"
+                raise ConfigError(what, where=given, remedy=remedy)
+    refusals: list[Refusal] = []
+    remarks: list[str] = []
+    root, paths = _expand_all(inputs, exclude, refusals, remarks)
+    paths = _without_results(inputs, paths, refusals)
+    dicom: dict[Path, None] = {}  # as a set in order
+    for path in paths:
+        if not is_scan(path) and is_dicom_or_zip(path):
+            dicom[path] = None
+    others = [path for path in paths if path not in dicom]
+    cases = list(_name_cases(root, others, refusals))
+    cases += _name_series(root, list(dicom), refusals, any_contrast)
+    return Found.of(cases, refusals, remarks=remarks)
+
+
+def _expand_all(
+    inputs: Sequence[str | Path],
+    exclude: Path | None,
+    refusals: list[Refusal],
+    remarks: list[str],
+) -> tuple[Path, list[Path]]:
+    """(the folder that output paths mirror from, scans) of all inputs together.
+
+    An input that has no scan becomes a refusal; other files beside DICOM become a remark.
+    """
+    roots: list[Path] = []
+    paths: list[Path] = []
+    for given in inputs:
+        text = str(given)
+        path = absolute(text)
+        try:
+            if is_dir(path):
+                root, scans = _expand_folder(path, exclude, refusals, remarks)
+            elif path.suffix.lower() in _LISTS and is_file(path):
+                root, scans = _read_list(path)
+            elif glob.has_magic(text) and not is_file(path):
+                root, scans = _expand_glob(text, exclude)
+            else:
+                root, scans = path.parent, [path]
+        except InputError as error:
+            refusals.append(Refusal(text, error.what))
+        else:
+            roots.append(root)
+            paths += scans
+    if not roots:
+        return Path.cwd(), paths
+    return absolute(os.path.commonpath(roots)), paths
+
+
+def _without_results(
+    inputs: Sequence[str | Path],
+    paths: list[Path],
+    refusals: list[Refusal],
+) -> list[Path]:
+    """Scans alone, unless results are all there is or were named one by one."""
+    named = {absolute(given) for given in inputs}
+    results = {path for path in paths if path not in named and is_result(path)}
+    if len(results) == len(set(paths)):
+        return paths
+    scans = []
+    for path in paths:
+        if path in results:
+            reason = "a result by its name, not a scan"
+            refusals.append(Refusal(path.name, reason, harmless=True))
+        else:
+            scans.append(path)
+    return scans
+
+
+def _expand_folder(
+    folder: Path, exclude: Path | None, refusals: list[Refusal], remarks: list[str]
+) -> tuple[Path, list[Path]]:
+    """As `_expand_all`, of a folder: the scans and DICOM files anywhere below it."""
+    if exclude and folder.resolve() == exclude.resolve():
+        what = "is the output folder, too"
+        raise ConfigError(what, where=folder, remedy="choose another --out")
+    image = find_image(folder)
+    if image:
+        # A subject of FreeSurfer's: its other images are results.
+        return folder.parent, [image]
+
+    def note_closed(error: OSError) -> None:
+        refusals.append(_closed_folder(os.path.relpath(error.filename, folder)))
+
+    def is_visible(file: Path) -> bool:
+        return not file.name.startswith(".")
+
+    # A header stands for its pair.
+    every = list(walk(folder, exclude, note_closed, is_visible))
+    headers = {file.with_suffix("") for file in every if _ends_with(file, ".hdr")}
+    files = [
+        file
+        for file in every
+        if not (_ends_with(file, ".img") and file.with_suffix("") in headers)
+    ]
+    dicom = {file for file in files if not is_scan(file) and is_dicom(file)}
+    scans = natsorted(
+        (file for file in files if file in dicom or is_scan(file)), key=str
+    )
+    unread = [file for file in files if file not in dicom and not is_scan(file)]
+    zips = [file for file in unread if file.suffix.lower() == ".zip"]
+    others = [file for file in unread if file not in zips]
+    if zips:
+        remarks.append(
+            f"{folder.name}/: zips in a folder are not opened: {len(zips)}; give them by name, "
+            f"such as {folder.name}/*.zip"
+        )
+    if dicom and others:
+        kinds = natsorted({file.suffix.lower() or "without suffix" for file in others})
+        remarks.append(
+            f"{folder.name}/: files that are neither DICOM nor scans are not read: "
+            f"{len(others)} ({', '.join(kinds)})"
+        )
+    images = [file.name for file in others if _ends_with(file, *_NOT_READ)]
+    if scans and images and not dicom:
+        remarks.append(
+            f"{folder.name}/: images of kinds that are not read: {some(images)}"
+        )
+    if not scans:
+        known = f"{', '.join(SCAN_SUFFIXES[:4])}, DICOM"
+        raise InputError(f"no scan in this folder ({known})", where=folder)
+    return folder, scans
+
+
+def _read_list(path: Path) -> tuple[Path, list[Path]]:
+    """One path a line, relative to the list; empty lines and # comments are passed over."""
+    scans = []
+    for line in read_text(path, "utf-8-sig", "surrogateescape").splitlines():
+        name = line.strip()
+        if name and not line.startswith("#"):
+            scans.append(absolute(path.parent / name))
+    if not scans:
+        raise InputError("the list names no scan", where=path)
+    folders = [scan.parent for scan in scans]
+    return absolute(os.path.commonpath(folders)), scans
+
+
+def _expand_glob(pattern: str, exclude: Path | None) -> tuple[Path, list[Path]]:
+    """As `_expand_all`, of a pattern; the root is its parts before the first wildcard."""
+    scans = []
+    # Not Path.glob: patterns are relative to the current folder or absolute, as in a shell.
+    for match in natsorted(glob.glob(pattern, recursive=True)):  # noqa: PTH207
+        path = absolute(match)
+        if is_file(path) and (is_scan(path) or is_dicom_or_zip(path)):
+            scans.append(path)
+    if exclude:
+        output = absolute(exclude)
+        outside = [path for path in scans if not path.is_relative_to(output)]
+        # Unless all of it is there: then names tell scans from results.
+        if outside:
+            scans = outside
+    if not scans:
+        raise InputError("no scan matches this pattern", where=pattern)
+    fixed: list[str] = []
+    for part in Path(pattern).parts:
+        if glob.has_magic(part):
+            break
+        fixed.append(part)
+    return absolute(Path(*fixed)), scans
+
+
+def _name_cases(
+    root: Path, paths: Iterable[Path], refusals: list[Refusal]
+) -> Iterator[Case]:
+    """Cases that mirror the tree below `root`."""
+    seen: set[Path] = set()
+    for path in paths:
+        relative = path.relative_to(root)
+        parts = (*relative.parts[:-1], without_suffix(path))
+        name = "/".join(safe_component(part) for part in parts)
+        # Not resolved: in some archives equal scans of two sessions are links to one file.
+        same = path
+        if path.suffix == ".img":
+            same = path.with_suffix(".hdr")
+        if same in seen:
+            refusals.append(Refusal(str(relative), "given twice", harmless=True))
+        elif not is_file(path):
+            reason = "no such file"
+            if os.path.exists(path):  # noqa: PTH110 - as is_file asks
+                reason = "not a regular file"
+            refusals.append(Refusal(str(relative), reason, case=name))
+        elif not is_scan(path):
+            reason = f"not a known kind of scan: {what_to_give(path)}"
+            refusals.append(Refusal(str(relative), reason))
+        else:
+            yield Case(name, path, str(relative))
+        seen.add(same)
+
+
+def _name_series(
+    root: Path,
+    paths: Sequence[Path],
+    refusals: list[Refusal],
+    any_contrast: bool,
+) -> Iterator[Case]:
+    """A case for each series in zips and DICOM files below `root` that is a scan.
+
+    The other series become refusals.
+    """
+    loose: list[str] = []
+    for path in paths:
+        if path.suffix.lower() == ".zip":
+            yield from _series_in(path, None, refusals, any_contrast)
+        else:
+            loose.append(str(path.relative_to(root)))
+    if loose:
+        yield from _series_in(root, loose, refusals, any_contrast)
+
+
+def _series_in(
+    place: Path,
+    names: list[str] | None,
+    refusals: list[Refusal],
+    any_contrast: bool,
+) -> Iterator[Case]:
+    """As `_name_series`, of one zip, or of these files of a folder."""
+    try:
+        found = find_series(place, names, any_contrast=any_contrast)
+    except (InputError, OSError) as error:
+        refusals.append(Refusal(place.name, reason_of(error, where=False)))
+        return
+    if not found:
+        remedy = "of a DICOMDIR give the folder; unpack a zip of NIfTI files"
+        reason = f"no DICOM image in it ({remedy})"
+        refusals.append(Refusal(place.name, reason))
+    has_scan = any(not series.reason for series in found)
+    for series in found:
+        folder = Path(without_suffix(place))
+        if names:
+            folders = [Path(file).parent for file in series.files]
+            folder = Path(os.path.commonpath(folders))
+        parts = (*folder.parts, series.name)
+        name = "/".join(safe_component(part) for part in parts)
+        if not series.reason:
+            yield Case(name, place, name, series=series.files)
+        elif has_scan and not series.damaged:
+            # No scan, and beside one; a damaged file may be a part of it.
+            reason = f"{LEFT_OUT}{series.reason}"
+            refusals.append(Refusal(name, reason, harmless=True, case=name))
+        else:
+            refusals.append(Refusal(name, series.reason, case=name))
+
+
+def is_bids(root: Path, suffix: str = T1W) -> bool:
+    """Whether it is a BIDS dataset: one that says so, or a folder with such scans as BIDS has it.
+
+    `suffix` is BIDS's word for them.
+    """
+    if not is_dir(root):
+        return False
+    is_described = (root / "dataset_description.json").is_file()
+    return is_described or any(anat_files(root, suffix))
+
+
+def find_bids(
+    root: Path,
+    participants: Collection[str],
+    sessions: Collection[str],
+    suffix: str = T1W,
+) -> Found:
+    """The scans of a BIDS dataset that have a suffix; participants and sessions say which of them.
+
+    Labels may have their prefix or not (01, sub-01). Refused are folders that may not be read,
+    images whose names say another person than their folders, and participants without such a scan.
+    InputError where the whole dataset has none. Results of other scans than T1w have the suffix in
+    their names, as BIDS has it.
+    """
+    wanted = {label.removeprefix("sub-") for label in participants}
+    visits = {label.removeprefix("ses-") for label in sessions}
+    refusals: list[Refusal] = []
+    for pattern in _BIDS_FOLDERS:
+        closed = filter(is_closed, root.glob(pattern))
+        refusals += [_closed_folder(folder.relative_to(root)) for folder in closed]
+    cases: list[Case] = []
+    present: set[str] = set()
+    images = natsorted(anat_files(root, suffix), key=str)
+    for path in images:
+        place = path.relative_to(root)
+        if reason := misnamed(path, root):
+            refusals.append(Refusal(str(place), reason))
+            continue
+        stem = without_suffix(path).removesuffix(f"_{suffix}")
+        facts = entities(stem)
+        present.add(facts["sub"])
+        if wanted and facts["sub"] not in wanted:
+            continue
+        if visits and facts.get("ses") not in visits:
+            continue
+        # Results have these two of their own.
+        for added in ("space", "desc"):
+            facts.pop(added, None)
+        if suffix != T1W:
+            facts["space"] = suffix
+            stem = f"{stem}_space-{suffix}"
+        cases.append(Case(f"{place.parent}/{stem}", path, str(place), facts))
+    refusals += [
+        Refusal(f"sub-{label}", f"no such participant with a {suffix} scan")
+        for label in natsorted(wanted - present)
+    ]
+    if not cases and not refusals and not visits:
+        raise InputError(
+            f"no sub-*/[ses-*/]anat/*_{suffix}.nii[.gz] in this BIDS dataset",
+            where=root,
+        )
+    return Found.of(cases, refusals, root, _misplaced(root, suffix, images))
+
+
+def _misplaced(root: Path, suffix: str, images: Collection[Path]) -> Iterator[str]:
+    """A remark on files of a suffix that are none of its images: not quite as BIDS has them."""
+    taken = set(images)
+    others = []
+    for pattern in _BIDS_FOLDERS:
+        for path in root.glob(f"{pattern}/*"):
+            stem = without_suffix(path).lower()
+            if (
+                is_scan(path)
+                and stem.endswith(f"_{suffix.lower()}")
+                and path not in taken
+            ):
+                others.append(str(path.relative_to(root)))
+    if others:
+        yield (
+            f"not read, since BIDS has [ses-*/]anat/*_{suffix}.nii[.gz]: {some(natsorted(others))}"
+        )
+
+
+def suffix_of_results(outputs: Iterable[str]) -> str | None:
+    """The suffix of the scan of a BIDS dataset that has these results; None of other scans."""
+    for output in outputs:
+        space = entities(Path(output).name.partition(".")[0]).get("space")
+        if space == _SPACE_OF_T1W:
+            return T1W
+        if space is not None:
+            return space
+    return None
+
+
+def is_subjects_dir(root: Path) -> bool:
+    """Whether it is a SUBJECTS_DIR of FreeSurfer's: a folder of subjects with images."""
+    return is_dir(root) and any(find_image(folder) for folder in root.iterdir())
+
+
+def find_subjects(root: Path) -> Found:
+    """The image of each subject in a SUBJECTS_DIR.
+
+    Folders without `mri/`, templates, longitudinal bases and scans that are there twice are passed
+    over. A folder that may not be read, or whose `mri/` has no image, is refused.
+    """
+    cases: list[Case] = []
+    refusals: list[Refusal] = []
+    beside: list[str] = []
+    remarks: list[str] = []
+    for folder in natsorted(root.iterdir(), key=str):
+        if is_closed(folder) or is_closed(folder / "mri"):
+            refusals.append(_closed_folder(folder.name))
+            continue
+        if folder.name.startswith("."):
+            continue
+        if not is_dir(folder / "mri"):
+            files = folder.iterdir() if is_dir(folder) else (folder,)
+            beside += [file.name for file in files if is_scan(file)]
+            continue
+        reason = why_no_scan(folder)
+        if reason:
+            remarks.append(f"{folder.name}: not segmented, since it is {reason}")
+            continue
+        name = safe_component(folder.name)
+        case = f"{name}/{name}"
+        image = find_image(folder)
+        if image:
+            cases.append(Case(case, image, f"{folder.name}/mri/{image.name}"))
+        else:
+            refusals.append(
+                Refusal(folder.name, "mri/ has no image to segment", case=case)
+            )
+    if beside:
+        remarks.append(
+            f"{root.name}/: a SUBJECTS_DIR, in which scans beside the subjects are not read: "
+            f"{some(natsorted(beside))}"
+        )
+    return Found.of(cases, refusals, remarks=remarks)
+
+
+def _closed_folder(folder: object) -> Refusal:
+    """The refusal of a folder (its name or path, for people) that may not be read."""
+    return Refusal(str(folder), "this folder cannot be read: check its permissions")

@@ -1,0 +1,528 @@
+"""Label maps and images that are compared or measured, and whose they are by their names.
+
+Which file belongs to which is decided elsewhere (`pipelines/evaluate/pairing.py`), by the subject,
+the session and the BIDS entities that are found here.
+
+Here are also the files that a store was made from: scans to segment, label maps to compare with. A
+store knows where they were and what they were, by their SHA-256: whoever reads them can say that a
+file is gone, or has changed since.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trinat.pipelines.study.cases import Case, Found, Refusal
+from trinat.pipelines.study.corrections import (
+    corrected_path,
+    has_parcels_from_before,
+    is_correction,
+    result_of,
+    structures_beside,
+)
+from trinat.pipelines.study.discovery import is_result, stem_ends, walk
+from trinat.pipelines.study.naming import Product
+from trinat.segmentation.data.identity import Identity, identity_of, told_apart
+from trinat.segmentation.data.sources.base import natural_order, without_suffix
+from trinat.segmentation.data.sources.bids import (
+    OWN_SPACES,
+    anat_files,
+    entities,
+    is_of_other_things,
+    kind_of_labels,
+)
+from trinat.segmentation.data.sources.freesurfer import (
+    find_image,
+    find_labels,
+    find_parcels,
+    person_and_session,
+    why_no_subject,
+)
+from trinat.segmentation.data.sources.pairs import image_files
+from trinat.segmentation.errors import (
+    ConfigError,
+    DatasetError,
+    EvaluationError,
+    InputError,
+)
+from trinat.segmentation.io.streams import SCAN_SUFFIXES, is_archive, what_to_give
+from trinat.segmentation.labels.folding import FoldingTable
+
+if TYPE_CHECKING:
+    from trinat.segmentation.data.store import Original, Store
+
+# All that can be read; a header stands for its pair.
+_READ = tuple(suffix for suffix in SCAN_SUFFIXES if suffix != ".img")
+# How BIDS ends the names of scans.
+_SCANS = ("_t1w", "_t2w", "_pdw", "_flair")
+# What a file is, not whose: these may differ between the two files of a pair.
+_NOT_IDENTITY = ("space", "desc", "label", "res", "den", "seg", "atlas")
+_AGAIN = "put it back, or run `trinat prepare` again with its new place"
+
+
+@dataclass(frozen=True)
+class ScanFile:
+    """A label map or image, and whose it is by its name.
+
+    `subject` and `session` are what pairs of files are found by; `person` and `visit` whom tables
+    count, and which of the person's scans it is.
+    """
+
+    name: str
+    path: Path
+    subject: str
+    session: str = ""
+    # BIDS entities, sorted; empty for other names.
+    identity: tuple[tuple[str, str], ...] = ()
+    # Below the folder that was searched, where they say whose the file is; empty of BIDS.
+    folders: tuple[str, ...] = ()
+    is_given: bool = False  # by itself, not as one of a folder
+    # The label map that it is a correction of, under whose name it stands.
+    corrects: Path | None = None
+    # Of a store's: as of a Case, and the dataset's own label numbers -> FreeSurfer numbers, before
+    # those of its folding table.
+    axes: str | None = None
+    sha256: str = ""
+    numbers: Mapping[int, int] = field(default_factory=dict)
+    fold: FoldingTable | None = None
+    person: str = ""
+    visit: str = ""
+
+    @property
+    def result(self) -> Path:
+        """The label map that a ledger knows: of a correction, the one that it is of."""
+        return self.corrects or self.path
+
+    @property
+    def shown(self) -> str:
+        """What people are told of the file: its folders and its name."""
+        return "/".join((*self.folders, self.path.name))
+
+    @property
+    def scan(self) -> str:
+        """Which of the person's scans it is, "ses-1_run-2"; empty where the name does not say.
+
+        Two scans of one person are told apart by it.
+        """
+        rest = dict(self.identity)
+        rest.pop("sub", None)
+        session = rest.pop("ses", None)
+        words = [f"{entity}-{value}" for entity, value in rest.items()]
+        if session is not None:
+            words.insert(0, f"ses-{session}")
+        return "_".join(words) or self.session
+
+
+def find_files(
+    place: Path,
+    *,
+    suffix: str = Product.LABELS.suffix,
+    parcels: bool = False,
+    corrected: bool = True,
+) -> list[ScanFile]:
+    """Label maps (or with suffix "T1w" images) under a folder, in natural order.
+
+    Understood: one file; a BIDS dataset or derivative; a FreeSurfer SUBJECTS_DIR; folders of
+    files called *_dseg, and what is neither such a file's scan nor a result; a folder of files.
+    With `parcels`, maps of parcels where there are any.
+
+    In a folder, a correction stands in the place of the label map that it is of, under its name;
+    unless they are to be taken as they were before they were `corrected`.
+    """
+    if place.is_file():
+        if is_archive(place):
+            raise EvaluationError(
+                "not a known kind of scan", where=place, remedy=what_to_give(place)
+            )
+        return _with_persons([replace(_named(place), is_given=True)], place.parent)
+    if not place.is_dir():
+        remedy = "check the path; a relative one starts at the current folder"
+        raise ConfigError("no such file or folder", where=place, remedy=remedy)
+    found = _with_corrections(
+        _files_below(place, suffix, parcels=parcels), corrected=corrected
+    )
+    if found:
+        files = _apart(_with_persons(found, place))
+        return sorted(
+            files, key=lambda file: (natural_order(file.name), str(file.path))
+        )
+    what = "no image here"
+    if suffix == Product.LABELS.suffix:
+        what = "no label map here"
+    remedy = (
+        "give a BIDS folder, a SUBJECTS_DIR, or a folder of .nii.gz, .nii or .mgz files"
+    )
+    raise EvaluationError(what, where=place, remedy=remedy)
+
+
+def find_images(place: Path, label_maps: Iterable[Path]) -> list[ScanFile]:
+    """The scans under a folder that label maps are of.
+
+    In a BIDS dataset these are T1w scans, or those whose suffix all the maps have as their space.
+    """
+    spaces = {entities(without_suffix(path)).get("space", "") for path in label_maps}
+    suffix = "T1w"
+    if len(spaces) == 1:
+        (space,) = spaces
+        if space and any(anat_files(place, space)):
+            suffix = space
+    return find_files(place, suffix=suffix)
+
+
+def _files_below(place: Path, suffix: str, *, parcels: bool) -> list[ScanFile]:
+    """The files of a folder, by the first of the known layouts in which there are any."""
+    of_labels = suffix == Product.LABELS.suffix
+    bids = [_named(path) for path in anat_files(place, suffix)]
+    if bids:
+        if not of_labels:
+            return bids
+        if parcels:
+            return _of_one_kind(bids, ("parcels", "", "tissues"))
+        return _of_one_kind(bids, ("", "tissues", "parcels"))
+    find_in_subject: Callable[[Path], Path | None] = find_image
+    if of_labels:
+        find_in_subject = find_parcels if parcels else find_labels
+    subjects = _of_subjects_dir(place, find_in_subject)
+    if subjects:
+        return subjects
+    if of_labels:
+        marked = _marked_label_maps(place, Product.LABELS.suffix)
+        if parcels:
+            marked = _with_parcels(place, marked)
+        if marked:
+            files = []
+            for path in marked:
+                file = _named(path)
+                # Folders say whose it is as long as BIDS entities do not.
+                if not file.identity:
+                    folders = path.parent.relative_to(place).parts
+                    file = replace(file, folders=folders)
+                files.append(file)
+            return files
+    paths = image_files(place, _READ).values()
+    # A result beside the scans is no scan.
+    files = [_named(path) for path in paths if of_labels or not is_result(path)]
+    if files or of_labels:
+        return files
+    # Scans are found in folders as `trinat predict` finds them.
+    for path in walk(place):
+        if path.name.lower().endswith(_READ) and not is_result(path):
+            folders = path.parent.relative_to(place).parts
+            files.append(replace(_named(path), folders=folders))
+    return files
+
+
+def _with_corrections(files: Sequence[ScanFile], *, corrected: bool) -> list[ScanFile]:
+    """The files, each label map with the path of its correction where it has one.
+
+    Corrections whose label map is there are no files of their own.
+    """
+    there = {file.path for file in files}
+    kept = []
+    for file in files:
+        if is_correction(file.path) and result_of(file.path) in there:
+            continue
+        path = corrected_path(file.path)
+        if corrected and path in there:
+            file = replace(file, path=path, corrects=file.path)
+        kept.append(file)
+    return kept
+
+
+def _of_one_kind(files: Sequence[ScanFile], kinds: Sequence[str]) -> list[ScanFile]:
+    """Label maps of a BIDS dataset: of each scan those of the first of these kinds that it has.
+
+    Those of a scan are in one folder and have the same identity.
+    """
+    of_scan: dict[object, list[ScanFile]] = defaultdict(list)
+    for file in files:
+        of_scan[file.path.parent, file.identity].append(file)
+    kept = []
+    for same in of_scan.values():
+        for kind in kinds:
+            wanted = [file for file in same if kind_of_labels(file.path) == kind]
+            if wanted:
+                kept += [file for file in wanted if _is_plain(file.path)] or wanted
+                break
+    return kept
+
+
+def _is_plain(labels: Path) -> bool:
+    """Whether a label map of a BIDS dataset lies on its scan, in no template's space.
+
+    Nor is it of the same structures once more, with parcels.
+    """
+    space = entities(without_suffix(labels)).get("space")
+    is_on_scan = space in OWN_SPACES or f"_{space}".lower() in _SCANS
+    return is_on_scan and not is_of_other_things(labels)
+
+
+def _of_subjects_dir(root: Path, find: Callable[[Path], Path | None]) -> list[ScanFile]:
+    """What `find` gives of each subject in a SUBJECTS_DIR; empty where it is none.
+
+    Templates and longitudinal bases are no subjects.
+    """
+    files = []
+    for folder in root.iterdir():
+        if not folder.is_dir() or why_no_subject(folder):
+            continue
+        path = find(folder)
+        if path is None:
+            continue
+        person, session = person_and_session(folder.name)
+        facts: dict[str, str] = {}
+        if folder.name.startswith("sub-"):
+            facts = entities(folder.name)
+        identity = tuple(sorted(facts.items()))
+        file = ScanFile(folder.name, path, person, session or "", identity)
+        files.append(replace(file, person=person, visit=file.scan))
+    return files
+
+
+def _marked_label_maps(place: Path, word: str) -> list[Path]:
+    """Files called *_dseg (or another word) below; if there are any, other label maps, too."""
+    ending = f"_{word}"
+    marked = [path for path in walk(place) if stem_ends(path, ending)]
+    if not marked:
+        return []
+    # Beside label maps are the scans that they are of, and a run's entropies and probabilities.
+    scans = {without_suffix(path).lower().removesuffix(ending) for path in marked}
+    others = []
+    for path in image_files(place, _READ).values():
+        name = without_suffix(path).lower()
+        is_scan = name in scans or name.endswith(_SCANS)
+        if not is_scan and not is_result(path):
+            others.append(path)
+    return marked + others
+
+
+def _with_parcels(place: Path, structures: Sequence[Path]) -> list[Path]:
+    """Maps of parcels below, and of scans without one the map of structures, which is named."""
+    parcels = _marked_label_maps(place, Product.PARCELS.plain)
+    has_parcels = {structures_beside(path) for path in parcels}
+    kept = list(parcels)
+    for path in structures:
+        result = result_of(path) if is_correction(path) else path
+        if path not in parcels and result not in has_parcels:
+            kept.append(path)
+    return kept
+
+
+def _apart(files: Sequence[ScanFile]) -> Iterator[ScanFile]:
+    """Files of one name get the names of their folders, too: a/T1 and b/T1 are of two persons.
+
+    Their names become a_T1 and b_T1; where two would become one (a_b/c and a/b_c), a_b/c and a/b_c.
+    """
+    times = Counter(file.name for file in files)
+    names = []
+    for file in files:
+        if times[file.name] > 1 and not file.identity:
+            names.append("_".join((*file.folders, file.name)))
+        else:
+            names.append(file.name)
+    times = Counter(names)
+    for file, name in zip(files, names, strict=True):
+        if name == file.name:
+            yield file
+            continue
+        distinct = name
+        if times[name] > 1:
+            distinct = "/".join((*file.folders, file.name))
+        person = distinct if file.person == file.subject else file.person
+        yield replace(file, name=distinct, subject=distinct, person=person)
+
+
+def _with_persons(files: Sequence[ScanFile], place: Path) -> list[ScanFile]:
+    """The files with their persons and visits; a name that says no person is one by itself.
+
+    Files of BIDS names, of which several folders have the same, get the names of their folders.
+    """
+    identities = []
+    for file in files:
+        folders = file.path.parent.relative_to(place).parts
+        identity = identity_of(file.name, folders)
+        if file.person:
+            identity = Identity(file.person, scan=file.visit)
+        elif file.identity:
+            # Only entities tell scans of BIDS apart: not the suffix, nor what the file is.
+            assert identity is not None
+            identity = replace(identity, scan=file.scan)
+        elif identity is None:
+            identity = Identity(file.subject, scan=file.session)
+        identities.append(identity)
+    named = []
+    for file, identity in zip(files, told_apart(identities), strict=True):
+        folders = file.folders
+        if file.identity and identity.person != file.subject:
+            folders = identity.site
+        named.append(
+            replace(file, person=identity.person, visit=identity.scan, folders=folders)
+        )
+    return named
+
+
+def corrected_among(files: Sequence[ScanFile]) -> str:
+    """A sentence on label maps that people have corrected; empty where there are none.
+
+    Maps of parcels are never corrected: those of a scan whose structures are do not fit these.
+    """
+    corrected = sum(file.corrects is not None for file in files)
+    if corrected:
+        return (
+            f"{corrected} of {len(files)} label maps are corrected by hand; --uncorrected takes "
+            "them as they were predicted"
+        )
+    before = sum(has_parcels_from_before(file.path) for file in files)
+    if before:
+        return (
+            f"the structures of {before} of {len(files)} scans are corrected by hand; their maps "
+            "of parcels are as they were predicted"
+        )
+    return ""
+
+
+def persons_in_folders(files: Sequence[ScanFile]) -> str:
+    """A sentence on persons who are told apart by their folders; empty where there are none."""
+    apart = {file.person for file in files if "/" in file.person}
+    if not apart:
+        return ""
+    named = ", ".join(sorted(apart, key=natural_order)[:2])
+    return f"persons of one name in several folders are taken as several: {named}, ..."
+
+
+def two_maps_of_a_scan(files: Iterable[ScanFile]) -> str:
+    """A sentence on two label maps of one scan, which count as two scans; empty if none are."""
+    seen: dict[tuple[str, str], ScanFile] = {}
+    for file in files:
+        other = seen.setdefault((file.person, file.visit), file)
+        if other is not file:
+            both = f"{other.shown} and {file.shown}"
+            if other.shown == file.shown:
+                # In a SUBJECTS_DIR all have one name.
+                both = f"{other.name} and {file.name}"
+            return f"{both} are both of {file.person} {file.visit}".strip()
+    return ""
+
+
+def _named(path: Path) -> ScanFile:
+    """A file and whose it is by its name alone: by the entities of BIDS, or the name itself."""
+    name = without_suffix(path)
+    facts: dict[str, str] = {}
+    if name.startswith("sub-"):
+        facts = entities(name)
+    # What looks like an entity and is none, as in sub-01_ses-2.auto, may tell scans apart.
+    with_dash = [part.split("-")[0] for part in name.split("_") if "-" in part]
+    if "sub" not in facts or not facts.keys() >= set(with_dash):
+        name = name.removesuffix(f"_{Product.LABELS.suffix}")
+        name = name.removesuffix(f"_{Product.PARCELS.plain}")
+        return ScanFile(name, path, name)
+    known = {
+        entity: value for entity, value in facts.items() if entity not in _NOT_IDENTITY
+    }
+    identity = tuple(sorted(known.items()))
+    session = ""
+    if "ses" in facts:
+        session = f"ses-{facts['ses']}"
+    return ScanFile(name, path, f"sub-{facts['sub']}", session, identity)
+
+
+def as_scan(file: ScanFile, scan: Path) -> ScanFile:
+    """A label map under the name of the scan that it is of.
+
+    The path stays that of the label map.
+    """
+    named = _named(scan)
+    person = file.person
+    if person == file.subject:
+        identity = identity_of(named.name)
+        person = named.subject if identity is None else identity.person
+    return replace(
+        file,
+        name=named.name,
+        subject=named.subject,
+        session=named.session,
+        identity=named.identity,
+        person=person,
+    )
+
+
+def refuse_changed(known: str, digest: str | None, where: Path) -> None:
+    """Raise if a file is not what a store was made from (`known`, empty for other files).
+
+    `digest` is the SHA-256 of the file as it was read. InputError with the file in `where`.
+    """
+    if known and digest != known:
+        remedy = "run `trinat prepare` again"
+        raise InputError(
+            "was changed since the store was made", where=where, remedy=remedy
+        )
+
+
+def stored_cases(store: Store, subjects: Iterable[str]) -> Found:
+    """The scans of subjects, called as their subjects are; those that are gone are refused.
+
+    Raises DatasetError if all are gone, or the store knows no scan of a subject.
+    """
+    cases: list[Case] = []
+    refusals: list[Refusal] = []
+    for name in subjects:
+        scan = _original(store, name, "image")
+        if scan.path.is_file():
+            case = Case(name, scan.path, name, axes=scan.axes, sha256=scan.sha256)
+            cases.append(case)
+        else:
+            refusals.append(Refusal(name, f"{scan.path} is no longer there: {_AGAIN}"))
+    if not cases:
+        what = "none of the scans is where it was"
+        raise DatasetError(what, where=store.root, remedy=_AGAIN)
+    return Found.of(cases, refusals)
+
+
+def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanFile]:
+    """The label maps of subjects (or kind "image" their scans), with whose they are.
+
+    In the order of `subjects`. They have the store's own label numbers and axes, so that they are
+    read as `trinat prepare` read them. No map is opened.
+    """
+    people = {
+        participant.subject: participant.person for participant in store.participants
+    }
+    files = []
+    for name in subjects:
+        original = _original(store, name, kind)
+        entry = store.info.subjects[name]
+        numbers = dict(entry.extra)
+        numbers.update(dict.fromkeys(entry.ignore, 0))
+        file = ScanFile(
+            name=name,
+            path=original.path,
+            subject=name,
+            axes=original.axes,
+            sha256=original.sha256,
+            numbers=numbers,
+            fold=store.info.fold,
+        )
+        # Named as what trinat predicts of it.
+        file = as_scan(file, Path(f"{name}_dseg.nii.gz"))
+        if not file.identity:
+            session = name.removeprefix(people[name]).strip("_-")
+            file = replace(file, subject=people[name], session=session)
+        files.append(replace(file, person=file.subject, visit=file.scan))
+    return files
+
+
+def _original(store: Store, subject: str, kind: str) -> Original:
+    """The file that a subject's slices were made from; DatasetError where the store has none."""
+    entry = store.info.subjects[subject]
+    original = entry.labels
+    if kind == "image":
+        original = entry.image
+    if original is None:
+        what = f"no {kind} of {subject} is known but its slices"
+        remedy = "give files, not --store"
+        raise DatasetError(what, where=store.root, remedy=remedy)
+    return original

@@ -1,0 +1,196 @@
+"""What people say of results: ratings.tsv, a line for each result or structure that one judged.
+
+A rating is of the bytes of a label map, by their SHA-256: once they change it is stale.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import astuple, dataclass, fields
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trinat.pipelines.common.text import count
+from trinat.pipelines.jobs.lock import run_lock
+from trinat.segmentation.errors import ConfigError, DatasetError
+from trinat.segmentation.io.files import read_text, write_tsv
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RATINGS = "ratings.tsv"
+VERDICTS = ("pass", "look", "reject")
+_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Rating:
+    """A rater's verdict on a scan or on a structure of it.
+
+    `structure` is empty for the whole scan, `rating` for a judgement that is taken back.
+    """
+
+    scan: str
+    structure: str
+    rating: str
+    remark: str
+    rater: str
+    rated: str  # when, ISO 8601
+    sha256: str  # of the label map that was judged
+
+
+_COLUMNS = tuple(field.name for field in fields(Rating))
+_JUDGED = ("scan", "structure", "sha256")
+
+
+def read_ratings(path: Path) -> list[Rating]:
+    """All lines; none where there is no such file.
+
+    Raises DatasetError for a file without one of the columns, or with a verdict that is none.
+    """
+    if not path.exists():
+        return []
+    text = io.StringIO(read_text(path, "utf-8-sig"))
+    reader = csv.DictReader(text, delimiter="\t", restval="")
+    for name in _COLUMNS:
+        if name not in (reader.fieldnames or ()):
+            raise DatasetError(f"has no column {name!r}", where=path)
+    ratings = []
+    for row in reader:
+        cells = {name: _plain(row[name]) for name in _COLUMNS}
+        ratings.append(Rating(**cells))
+    for rating in ratings:
+        if rating.rating and rating.rating not in VERDICTS:
+            what = f"has a rating {rating.rating!r}"
+            remedy = f"use {', '.join(VERDICTS)}"
+            raise DatasetError(what, where=path, remedy=remedy)
+    return ratings
+
+
+def save_rating(path: Path, rating: Rating, *, lock: Path) -> None:
+    """Put a rating in the place of the same rater's one before; all others stay.
+
+    The file is written whole while `lock` is held, which another process may have for a moment.
+    """
+    with run_lock(lock, patience_s=_PATIENCE_S):
+        kept = [other for other in read_ratings(path) if _key(other) != _key(rating)]
+        if rating.rating:
+            kept.append(rating)
+        # What is empty becomes n/a in the table.
+        lines = [[value or None for value in astuple(line)] for line in kept]
+        write_tsv(path, _COLUMNS, lines)
+
+
+def rejections(ratings: Iterable[Rating]) -> dict[str, dict[str, str]]:
+    """By the SHA-256 of a label map: what of it was rejected ("" is all of it), and by whom.
+
+    Maps of which nothing was rejected are not in it.
+    """
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for rating in ratings:
+        if rating.rating != "reject":
+            continue
+        raters_of = found[rating.sha256]
+        before = raters_of.get(rating.structure)
+        raters = [name for name in (before, rating.rater) if name]
+        raters_of[rating.structure] = ", ".join(raters)
+    return dict(found)
+
+
+def rejected_structures(ratings: Iterable[Rating]) -> set[str]:
+    """Names of all structures that someone rejected in some scan."""
+    rejected = {rating.structure for rating in ratings if rating.rating == "reject"}
+    return rejected - {""}
+
+
+def read_given(path: Path | None) -> list[Rating]:
+    """The ratings of a file that a user named; none where none was.
+
+    ConfigError if it is missing: a name with a typing error must not count as no ratings.
+    """
+    if path is None:
+        return []
+    if not path.is_file():
+        remedy = "rate results with `trinat view`"
+        raise ConfigError("no such file", where=path, remedy=remedy)
+    return read_ratings(path)
+
+
+def use_of_ratings(
+    ratings: Collection[Rating],
+    seen: Collection[str],
+    in_part: Collection[tuple[str, str]],
+) -> str:
+    """What became of ratings, given the SHA-256 of the label maps that were looked at.
+
+    `in_part`: rejected structures (SHA-256, name) that the label scheme has no structure for, or
+    only one with other parts, so that they were measured.
+    """
+    fresh = [rating for rating in ratings if rating.sha256 in seen]
+    rejected = {
+        (rating.sha256, rating.structure)
+        for rating in fresh
+        if rating.rating == "reject"
+    }
+    scans = sum(structure == "" for _, structure in rejected)
+    measured = len(rejected & set(in_part))
+    structures = len(rejected) - scans - measured
+    text = (
+        f"Left out by ratings: {count(scans, 'scan')}, {count(structures, 'structure')}."
+        f" Of other or changed label maps: {count(len(ratings) - len(fresh), 'rating')}."
+    )
+    if measured:
+        text += (
+            f" Rejected but measured, as a part of a larger structure of this label scheme: "
+            f"{count(measured, 'structure')}."
+        )
+    return text
+
+
+def agreement_table(ratings: Iterable[Rating]) -> pd.DataFrame:
+    """Each two raters on what both judged: share of equal ratings in percent, and Cohen's kappa.
+
+    Scans and structures are judged apart: `of` says which. If a rater judged one thing twice, the
+    last time counts. Empty if no two raters judged the same.
+    """
+    import pandas as pd  # with SciPy too slow for the start of the page
+
+    from trinat.segmentation.metrics.statistics import cohen_kappa
+
+    given = pd.DataFrame([astuple(rating) for rating in ratings], columns=_COLUMNS)
+    given = given.drop_duplicates([*_JUDGED, "rater"], keep="last")
+    # A row for each scan or structure, a column for each rater.
+    table = given.pivot(index=list(_JUDGED), columns="rater", values="rating")
+    of_structures = table.index.get_level_values("structure") != ""
+    rows = []
+    for one, two in combinations(table.columns, 2):
+        pair = table[[one, two]]
+        kinds = {"scans": pair[~of_structures], "structures": pair[of_structures]}
+        for kind, judged in kinds.items():
+            both = judged.dropna()
+            if both.empty:
+                continue
+            equal = (both[one] == both[two]).sum()
+            same = 100 * equal / len(both)
+            kappa = cohen_kappa(both[one].tolist(), both[two].tolist())
+            rows.append((kind, one, two, len(both), same, kappa))
+    columns = ["of", "rater", "other_rater", "rated_by_both", "same_percent", "kappa"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _key(rating: Rating) -> tuple[str, str, str]:
+    """What a file has one line of: a rater's last word on a scan or structure."""
+    return rating.scan, rating.structure, rating.rater
+
+
+def _plain(cell: str) -> str:
+    """A cell as it was before `write_tsv` made it safe for spreadsheets."""
+    if cell == "n/a":
+        return ""
+    if cell.startswith(("'=", "'+", "'-", "'@")):
+        return cell[1:]
+    return cell

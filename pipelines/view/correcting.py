@@ -1,0 +1,244 @@
+"""Corrections as the page sends them: changed voxels, drafts that outlive their tab, savings.
+
+Changes are relative to the map that was shown: the indices of voxels, first axis first on RAS axes,
+as n uint32, and then the place of each one's new structure in the study's table, as n uint8; all
+little-endian. So a voxel that nobody touched keeps its number, whatever that is.
+
+Drafts are kept here, and not by the browser. A browser keeps what it stores by the address of the
+page, whose port is another one after each start of `trinat view`. Each tab has a draft of its own,
+so that no tab replaces what is painted in another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trinat.pipelines.predict.settings import WORK
+from trinat.pipelines.study.corrections import (
+    Session,
+    correction_of,
+    save_correction,
+)
+from trinat.pipelines.view.study import Item, Study, digest, structures_in
+from trinat.pipelines.view.voxels import Voxels
+from trinat.segmentation.errors import GeometryError, InputError
+from trinat.segmentation.io.files import read_bytes, write_whole
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.metrics.common_grid import on_grid_of
+from trinat.segmentation.space.views import reoriented
+
+# The bytes of a request: of 13 million changed voxels.
+MAX_CHANGES = 1 << 26
+_BYTES_A_VOXEL = 5
+
+
+@dataclass(frozen=True)
+class Painted:
+    """Changes as they come from a tab.
+
+    `builds_on` is the SHA-256 of the map that they are relative to, `minutes` how long they took,
+    `tab` where they are from. `takes` is another tab, whose draft is in them ("" for none).
+    """
+
+    content: bytes
+    builds_on: str
+    minutes: float
+    tab: str
+    takes: str = ""
+
+
+@dataclass(frozen=True)
+class _DraftFacts:
+    """What is said before the changes in the file of a draft."""
+
+    scan: str
+    rater: str
+    builds_on: str
+    minutes: float
+    at: str
+
+
+class Corrections:
+    """What the page asks of corrections and drafts of a study, by the numbers of its scans."""
+
+    def __init__(self, study: Study, voxels: Voxels) -> None:
+        self._study = study
+        self._voxels = voxels
+
+    def facts(self, item: Item) -> dict[str, Any]:
+        """What the page is told of a scan: its correction, and the rater's drafts, the last first.
+
+        `correction` is None where there is none. Of a label map from elsewhere nothing is known.
+        """
+        drafts = []
+        of_rater = f"{self._key(item)}-*.draft"
+        for path in sorted(self._study.drafts(item).glob(of_rater)):
+            tab = path.stem.rpartition("-")[2]
+            known, changes = _read_draft(path)
+            voxels = len(changes) // _BYTES_A_VOXEL
+            drafts.append({"tab": tab, "voxels": voxels, **asdict(known)})
+        drafts.sort(key=lambda draft: draft["at"], reverse=True)
+        return {"correction": self._said_of(item), "drafts": drafts}
+
+    def _said_of(self, item: Item) -> dict[str, Any] | None:
+        """What the page is told of the correction of a scan."""
+        if item.labels is None:
+            return None
+        correction = correction_of(item.labels)
+        if correction is None:
+            return None
+        said: dict[str, Any] = {
+            "file": correction.path.name,
+            "by": "",
+            "at": "",
+            "minutes": None,
+            "voxels": None,
+            "stale": False,
+        }
+        if correction.facts is not None:
+            last = correction.facts.sessions[-1]
+            said["by"] = last.by
+            said["at"] = last.at
+            said["minutes"] = correction.facts.minutes
+            said["voxels"] = correction.facts.changed_voxels
+            said["stale"] = correction.facts.result_sha256 != digest(item.labels)
+        return said
+
+    def draft(self, number: int, tab: str) -> bytes:
+        """The changes of a draft; InputError where it is not there."""
+        path = self._draft(self._study[number], tab)
+        if not path.is_file():
+            raise InputError("no such draft: saved or dropped meanwhile")
+        return _read_draft(path)[1]
+
+    def keep(self, number: int, painted: Painted) -> None:
+        """Keep changes as the draft of their tab."""
+        item = self._study[number]
+        _unpacked(painted.content)
+        known = _DraftFacts(
+            item.name,
+            self._study.corrector,
+            painted.builds_on,
+            painted.minutes,
+            _now(),
+        )
+        path = self._draft(item, painted.tab)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        head = json.dumps(asdict(known)).encode()
+        write_whole(path, head + b"\n" + painted.content)
+        self._study.drafted(item)
+        if painted.takes and painted.takes != painted.tab:
+            self._draft(item, painted.takes).unlink(missing_ok=True)
+
+    def drop(self, number: int, tab: str) -> None:
+        """Delete the draft of a tab, if there is one."""
+        self._draft(self._study[number], tab).unlink(missing_ok=True)
+
+    def save(self, number: int, painted: Painted) -> None:
+        """Write the corrected label map beside the result; the drafts in it go.
+
+        InputError where nothing was changed or the map cannot be corrected here, OvertakenError
+        where the map that the changes build on is not the last one.
+        """
+        item = self._study[number]
+        if item.labels is None:
+            raise InputError("has no label map", where=item.name)
+        indices, places = _unpacked(painted.content)
+        if not len(indices):
+            raise InputError("nothing was changed", where=item.name)
+        numbers = self._numbers(item)
+        names = dict(zip(numbers.tolist(), ["", *self._names()], strict=True))
+        del names[0]
+        lock = self._study.folder / WORK / "lock.corrections"
+        correction = save_correction(
+            item.labels,
+            self._changed(number, indices, places, numbers),
+            Session(by=self._study.corrector, at=_now(), minutes=painted.minutes),
+            builds_on=painted.builds_on,
+            names=names,
+            scan_sha256=item.entry.input_sha256,
+            lock=lock,
+        )
+        for tab in (painted.tab, painted.takes):
+            if tab:
+                self._draft(item, tab).unlink(missing_ok=True)
+        self._study.corrected(item, correction, lock)
+
+    def _changed(
+        self,
+        number: int,
+        indices: NDArray[np.uint32],
+        places: NDArray[np.uint8],
+        numbers: NDArray[np.int32],
+    ) -> Volume:
+        """The map that the page shows of a scan, in its own axes, with some voxels changed."""
+        item = self._study[number]
+        assert item.shown is not None
+        shown = Volume.read(item.shown, labels=True)
+        ras = reoriented(shown, "RAS")
+        try:
+            on_grid_of(ras, self._voxels.scan(number))
+        except GeometryError:
+            what = "its label map is on another grid than its scan"
+            remedy = "correct it in the scan's own space"
+            raise GeometryError(what, where=item.name, remedy=remedy) from None
+        if indices.max() >= ras.data.size or places.max() >= len(numbers):
+            raise InputError("changes are not of this map: reload", where=item.name)
+        data = np.array(ras.data, np.int32, order="F")
+        # A view, the first axis first.
+        data.reshape(-1, order="F")[indices] = numbers[places]
+        return reoriented(replace(ras, data=data), shown.axcodes)
+
+    def _names(self) -> list[str]:
+        """The structures of the study's table, in its order."""
+        return [structure.name for structure in self._study.structures]
+
+    def _numbers(self, item: Item) -> NDArray[np.int32]:
+        """The number of each place of the study's table in the label map of a scan; of 0, 0.
+
+        InputError where the scan's own folder does not have a structure of the study.
+        """
+        structures = structures_in(item.folder) or self._study.structures
+        number_of = {structure.name: structure.number for structure in structures}
+        for name in self._names():
+            if name not in number_of:
+                raise InputError(f"no structure {name!r} in its label table")
+        return np.array([0, *(number_of[name] for name in self._names())], np.int32)
+
+    def _draft(self, item: Item, tab: str) -> Path:
+        return self._study.drafts(item) / f"{self._key(item)}-{tab}.draft"
+
+    def _key(self, item: Item) -> str:
+        """What the names of a rater's drafts of a scan begin with.
+
+        The scan's own name may have slashes.
+        """
+        whose = f"{self._study.corrector}\n{item.name}"
+        return hashlib.sha256(whose.encode("utf-8", "surrogateescape")).hexdigest()[:24]
+
+
+def _unpacked(content: bytes) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
+    """Indices (n,) and places (n,) of changed voxels."""
+    count, rest = divmod(len(content), _BYTES_A_VOXEL)
+    if rest:
+        raise InputError("not changes: send n uint32 and then n uint8")
+    indices = np.frombuffer(content, "<u4", count)
+    return indices, np.frombuffer(content, np.uint8, count, offset=4 * count)
+
+
+def _read_draft(path: Path) -> tuple[_DraftFacts, bytes]:
+    """What is said of a draft, and its changes."""
+    head, _, changes = read_bytes(path).partition(b"\n")
+    return _DraftFacts(**json.loads(head)), changes
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,438 @@
+"""What the page shows of a folder of results: its scans and their files, from ledgers and tables.
+
+No voxel is read here: a study of 100,000 scans is listed by its ledgers. Label maps are hashed one
+by one, when a scan is looked at or a rating of it is listed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trinat.pipelines.predict.entry import (
+    GRADES,
+    Entry,
+    counted_volumes,
+    doubt_of,
+    grade_of,
+    why_of,
+)
+from trinat.pipelines.predict.ledger import entries_in
+from trinat.pipelines.predict.settings import (
+    LABEL_TABLE,
+    PARCEL_TABLE,
+    PLAIN_LABEL_TABLE,
+    PLAIN_PARCEL_TABLE,
+    WORK,
+)
+from trinat.pipelines.study.corrections import (
+    Correction,
+    corrected_path,
+    list_correction,
+)
+from trinat.pipelines.study.files import ScanFile, as_scan, find_files, find_images
+from trinat.pipelines.study.naming import CORRECTIONS, FOLD, Product
+from trinat.pipelines.study.ratings import (
+    RATINGS,
+    VERDICTS,
+    Rating,
+    agreement_table,
+    read_ratings,
+    save_rating,
+)
+from trinat.segmentation.data.sources.base import (
+    natural_order,
+    safe_component,
+    without_suffix,
+)
+from trinat.segmentation.errors import ConfigError, InputError
+from trinat.segmentation.io.files import read_rows, sha256_of
+from trinat.segmentation.labels import DEFAULT_SCHEME
+from trinat.segmentation.labels.scheme import load_scheme
+
+# Of a structure's volumes at most this many are sent, so that the page of 100,000 scans is small.
+_QUANTILES = 101
+_COLOR = re.compile(r"#[0-9A-Fa-f]{6}")
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A row of a label table."""
+
+    number: int  # in label maps
+    name: str
+    abbreviation: str
+    color: str  # as #RRGGBB
+
+
+@dataclass(frozen=True)
+class Item:
+    """One scan of the list: what the ledger says of it, its label map and its map of parcels.
+
+    `folder` is the output folder of its ledger: the study's own, or that of a fold.
+    """
+
+    name: str
+    folder: Path
+    entry: Entry
+    labels: Path | None
+    parcels: Path | None = None
+
+    @property
+    def shown(self) -> Path | None:
+        """The label map that the page shows and people judge: a correction before its result."""
+        if self.labels is None:
+            return None
+        corrected = corrected_path(self.labels)
+        return corrected if corrected.is_file() else self.labels
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the list says of it; without a grade its status, as "failed"."""
+        return {
+            "name": self.name,
+            "grade": grade_of(self.entry),
+            "why": why_of(self.entry),
+        }
+
+    @property
+    def agreement(self) -> float | None:
+        """Mean agreement of the views; None where it was not measured."""
+        value = self.entry.result.get("mean_agreement")
+        if isinstance(value, float):
+            return value
+        return None
+
+
+@dataclass(frozen=True)
+class Study:
+    """A folder of results, and what to compare them with.
+
+    `rater` is the name under which ratings and corrections are saved. `images` has the scans where
+    they are not where they were read; `against` has other label maps. `labels` names the scheme of
+    label maps whose folder has no label table.
+    """
+
+    folder: Path
+    rater: str
+    images: Path | None = None
+    against: Path | None = None
+    labels: str = DEFAULT_SCHEME
+
+    @property
+    def corrector(self) -> str:
+        """The name under which corrections are saved."""
+        return self.rater
+
+    def drafts(self, item: Item) -> Path:
+        """The folder with the drafts of a scan's correction, among those of others."""
+        return self.folder / WORK / "drafts"
+
+    def drafted(self, item: Item) -> None:
+        """Note that a draft was kept; a folder of results has nothing to note."""
+
+    def corrected(self, item: Item, correction: Correction, lock: Path) -> None:
+        """Note that a correction was saved."""
+        list_correction(self.folder / CORRECTIONS, item.name, correction, lock=lock)
+
+    @cached_property
+    def items(self) -> list[Item]:
+        """Scans in the order to look at them: the doubtful first."""
+        if not self.folder.is_dir():
+            remedy = "give the --out of trinat predict"
+            raise ConfigError("no such folder", where=self.folder, remedy=remedy)
+        items: list[Item] = []
+        for folder, entry in entries_in(self.folder):
+            if entry.status == "skipped" and not entry.is_kept:
+                continue
+            name = (folder / entry.case).relative_to(self.folder).as_posix()
+            labels = _output(folder, entry, Product.LABELS)
+            parcels = _output(folder, entry, Product.PARCELS)
+            items.append(Item(name, folder, entry, labels, parcels))
+        if not items:
+            # Label maps of another origin.
+            for file in find_files(self.folder, corrected=False):
+                entry = Entry(file.name, "done")
+                items.append(Item(file.name, self.folder, entry, file.path))
+        return sorted(
+            items, key=lambda item: (doubt_of(item.entry), natural_order(item.name))
+        )
+
+    @cached_property
+    def structures(self) -> list[Structure]:
+        """What the numbers in the label maps mean, without background."""
+        structures = structures_in(self.folder)
+        if not structures:
+            # By the FreeSurfer numbers that are on disk.
+            for label in load_scheme(self.labels).labels[1:]:
+                structures.append(
+                    Structure(
+                        label.fs_id, label.name, label.abbreviation, label.hex_color
+                    )
+                )
+        return structures
+
+    @cached_property
+    def parcels(self) -> list[Structure]:
+        """What the numbers in maps of parcels mean; none where the folder has no such maps."""
+        return structures_in(self.folder, parcels=True)
+
+    def __getitem__(self, number: int) -> Item:
+        """A scan by its place in the list; InputError where there is none."""
+        if not 0 <= number < len(self.items):
+            raise InputError("no such scan in this study")
+        return self.items[number]
+
+    def image(self, item: Item) -> Path | None:
+        """Its scan: where `trinat predict` read it, or among `images`; None if it is not there."""
+        if self.images is None:
+            path = item.folder / item.entry.scan
+        elif item.entry.input:
+            path = self.images / item.entry.input
+        else:
+            # A label map of another origin: no ledger says where its scan was.
+            return self._images.get(item.name)
+        if path.is_file():
+            return path
+        return self._images.get(item.name)
+
+    def other(self, item: Item) -> Path | None:
+        """The label map of the same scan in the folder to compare with."""
+        return self._others.get(item.name)
+
+    def entropy(self, item: Item) -> Path | None:
+        """Its map of voxel entropy, if one was asked for."""
+        return _output(item.folder, item.entry, Product.ENTROPY)
+
+    def mask(self, item: Item) -> Path | None:
+        """Its brain mask, if one was written."""
+        return _output(item.folder, item.entry, Product.BRAIN_MASK)
+
+    def overview(self) -> dict[str, Any]:
+        """The list of scans and the distribution of each structure's volumes.
+
+        `parcels` has the same of what maps of parcels have.
+        """
+        ratings = self.ratings()
+        against = ""
+        if self.against:
+            against = self.against.resolve().name
+
+        # Each scan with the rater's own rating of the whole of it.
+        own_ratings = {}
+        for rating in ratings:
+            if rating["mine"] and not rating["structure"]:
+                own_ratings[rating["scan"]] = rating
+        scans = []
+        for number, item in enumerate(self.items):
+            row: dict[str, Any] = {"number": number}
+            row |= item.facts
+            row["agreement"] = item.agreement
+            row["there"] = item.labels is not None
+            row["parcels"] = item.parcels is not None
+            row["rating"] = own_ratings.get(item.name)
+            scans.append(row)
+
+        return {
+            "title": self.folder.resolve().name,
+            "grades": GRADES,
+            "rater": self.rater,
+            "corrector": self.corrector,
+            "raters": len({rating["rater"] for rating in ratings}),
+            "against": against,
+            "verdicts": VERDICTS,
+            "structures": self._structure_rows(self.structures),
+            "parcels": self._structure_rows(self.parcels),
+            "scans": scans,
+        }
+
+    def _structure_rows(self, structures: Sequence[Structure]) -> list[dict[str, Any]]:
+        """Structures or parcels, each with the distribution of its volumes over the study.
+
+        Those of rejected scans and structures are not in it.
+        """
+        volumes: dict[str, list[float]] = defaultdict(list)
+        for item in self.items:
+            counted = counted_volumes(item.entry.result, parcels=True)
+            for name, volume in counted.items():
+                volumes[name].append(volume)
+        rows = []
+        for structure in structures:
+            row = asdict(structure)
+            of_study = sorted(volumes[structure.name])
+            row["count"] = len(of_study)
+            if len(of_study) > _QUANTILES:
+                of_study = np.quantile(of_study, np.linspace(0, 1, _QUANTILES)).tolist()
+            row["volumes"] = of_study
+            rows.append(row)
+        return rows
+
+    def detail(self, item: Item) -> dict[str, Any]:
+        """All that is known of one scan."""
+        ratings = [rating for rating in self.ratings() if rating["scan"] == item.name]
+        return {
+            **item.facts,
+            "result": item.entry.result,
+            "sha256": digest(item.shown),
+            "scan": self.image(item) is not None,
+            "entropy": self.entropy(item) is not None,
+            "mask": self.mask(item) is not None,
+            "against": self.other(item) is not None,
+            "ratings": ratings,
+            "counted": list(counted_volumes(item.entry.result, parcels=True)),
+        }
+
+    def rate(
+        self,
+        item: Item,
+        structure: str,
+        rating: str,
+        remark: str,
+        sha256: str,
+    ) -> None:
+        """Keep the rater's judgement of a label map with this digest.
+
+        InputError if the label map has changed since, or the study has no such structure.
+        """
+        if not sha256 or digest(item.shown) != sha256:
+            what = "has changed since it was shown"
+            raise InputError(what, where=item.name, remedy="reload")
+        known = [each.name for each in self.structures]
+        if structure and structure not in known:
+            raise InputError(f"no structure {structure!r} in this study")
+        saved = Rating(
+            scan=item.name,
+            structure=structure,
+            rating=rating,
+            remark=" ".join(remark.split()),
+            rater=self.rater,
+            rated=datetime.now(UTC).isoformat(timespec="seconds"),
+            sha256=sha256,
+        )
+        lock = self.folder / WORK / "lock.ratings"
+        save_rating(self.folder / RATINGS, saved, lock=lock)
+
+    def ratings(self) -> list[dict[str, Any]]:
+        """Every rating, whether it is the rater's own, and whether its result has changed."""
+        label_maps = {item.name: item.shown for item in self.items}
+        rows = []
+        for rating in read_ratings(self.folder / RATINGS):
+            row = asdict(rating)
+            row["mine"] = rating.rater == self.rater
+            row["stale"] = digest(label_maps.get(rating.scan)) != rating.sha256
+            rows.append(row)
+        return rows
+
+    def raters(self) -> list[dict[str, Any]]:
+        """How far each two raters agree; None for a kappa that is not defined."""
+        table = agreement_table(read_ratings(self.folder / RATINGS)).astype(object)
+        known = table.where(table.notna(), None)
+        rows = known.values.tolist()
+        return [dict(zip(known.columns, row, strict=True)) for row in rows]
+
+    @cached_property
+    def _images(self) -> Mapping[str, Path]:
+        """The scans among `images`, by name."""
+        if self.images is None:
+            return {}
+        label_maps = [item.labels for item in self.items if item.labels is not None]
+        return _files_of_items(self.items, find_images(self.images, label_maps))
+
+    @cached_property
+    def _others(self) -> Mapping[str, Path]:
+        """The label maps among `against`, by the name of their scan."""
+        if self.against is None:
+            return {}
+        return _files_of_items(self.items, find_files(self.against))
+
+
+def _output(folder: Path, entry: Entry, product: Product) -> Path | None:
+    """One of a scan's output files, by the ledger; None where it has none.
+
+    A path that leads out of the folder is none of its files, whatever the ledger says.
+    """
+    name = product.among(entry.outputs)
+    if name is None or not (folder / name).resolve().is_relative_to(folder.resolve()):
+        return None
+    return folder / name
+
+
+def _files_of_items(
+    items: Sequence[Item], files: Sequence[ScanFile]
+) -> dict[str, Path]:
+    """Which of these files is of which item, by the item's name.
+
+    Files are paired with the items' label maps as `trinat evaluate` pairs predictions with truths.
+    """
+    from trinat.pipelines.evaluate.pairing import pair_files
+
+    label_maps: list[ScanFile] = []
+    # By the id() of a label map's ScanFile, the name of its item.
+    item_of: dict[int, str] = {}
+    for item in items:
+        if item.labels is None:
+            continue
+        (label_map,) = find_files(item.labels)
+        # A label map is called as its scan where the name of that had to be made safe.
+        scan = Path(item.entry.input)
+        if safe_component(without_suffix(scan)) == label_map.name:
+            label_map = as_scan(label_map, scan)
+        label_maps.append(label_map)
+        item_of[id(label_map)] = item.name
+    found = {}
+    for pair in pair_files(label_maps, files).pairs:
+        found[item_of[id(pair.truth)]] = pair.prediction.path
+    return found
+
+
+def digest(path: Path | None) -> str:
+    """SHA-256 of a label map as it is now; "" of one that is gone.
+
+    A file is read again only where its time, size or inode has changed.
+    """
+    if path is None or not path.is_file():
+        return ""
+    status = path.stat()
+    return _digest_of(path, status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+@cache
+def _digest_of(path: Path, *_: int) -> str:
+    """Kept as long as the facts of the file, which come behind its path, stay the same."""
+    return sha256_of(path)
+
+
+def structures_in(folder: Path, *, parcels: bool = False) -> list[Structure]:
+    """The structures of a folder's label table, or of its first fold's; none without a table.
+
+    With `parcels` the table is that of maps of parcels.
+
+    Rows whose number or colour cannot be used are left out, and so is background.
+    """
+    plain, in_bids = PLAIN_LABEL_TABLE, LABEL_TABLE
+    if parcels:
+        plain, in_bids = PLAIN_PARCEL_TABLE, PARCEL_TABLE
+    of_folds = sorted(folder.glob(FOLD.format(f"*/{plain}")))
+    tables = [folder / plain, folder / in_bids, *of_folds]
+    table = next((path for path in tables if path.is_file()), None)
+    if table is None:
+        return []
+    structures = []
+    for row in read_rows(table, required=("index", "name", "color")):
+        number = row["index"]
+        color = row["color"]
+        if not number.isdecimal() or number == "0":
+            continue
+        if not _COLOR.fullmatch(color):
+            continue
+        abbreviation = row.get("abbreviation", "")
+        structures.append(Structure(int(number), row["name"], abbreviation, color))
+    return structures

@@ -1,0 +1,212 @@
+"""The routes of the page: scans are called by their number in the list, never by a path."""
+
+from __future__ import annotations
+
+import math
+import re
+from contextlib import suppress
+from http import HTTPStatus
+from importlib import resources
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, StringConstraints, ValidationError
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from trinat.pipelines.learn.order import next_of
+from trinat.pipelines.study.corrections import OvertakenError
+from trinat.pipelines.view.correcting import Corrections, Painted
+from trinat.pipelines.view.study import Study
+from trinat.pipelines.view.voxels import Voxels
+from trinat.segmentation.errors import InputError, TrinatError
+
+_PAGE = resources.files("trinat.pipelines.view") / "page"
+_MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+# What answers under each path: the page, its styles and scripts, and NiiVue.
+_FILES = {"/": "index.html", "/niivue.js": "niivue/niivue.umd.js"}
+for _file in _PAGE.iterdir():
+    if _file.name.endswith((".css", ".js")):
+        _FILES[f"/{_file.name}"] = _file.name
+
+# What there is of a scan beside its facts.
+_KINDS = (
+    *("scan", "labels", "predicted", "against", "entropy", "mask", "surfaces"),
+    *("parcels", "parcel-surfaces"),
+)
+
+_TAB = re.compile("[0-9a-f]{16}")
+# So many scans are listed to be corrected next.
+_MOST_NEXT = 50
+
+
+class _Judgement(BaseModel):
+    """A rating as the page sends it.
+
+    `structure` is empty for the whole scan, `rating` to take one back.
+    """
+
+    structure: str
+    sha256: str
+    rating: Literal["pass", "look", "reject", ""]
+    remark: Annotated[str, StringConstraints(max_length=2000)]
+
+
+def make_app(study: Study) -> Starlette:
+    """The page of a folder of results, as an application that knows nothing of who may ask."""
+    refused = dict.fromkeys((TrinatError, OSError), _refuse)
+    return Starlette(routes=routes_of(study, Voxels(study)), exception_handlers=refused)
+
+
+def routes_of(study: Study, voxels: Voxels) -> list[BaseRoute]:
+    """The page and what it asks for."""
+    answers = _Answers(study, voxels)
+    return [
+        *(Route(path, answers.file) for path in _FILES),
+        Route("/v1/study", answers.overview),
+        Route("/v1/raters", answers.raters),
+        Route("/v1/next", answers.next),
+        Route("/v1/scans/{number:int}", answers.detail),
+        Route("/v1/scans/{number:int}/ratings", answers.rate, methods=["PUT"]),
+        Route("/v1/scans/{number:int}/value", answers.value),
+        Route("/v1/scans/{number:int}/correction", answers.correct, methods=["PUT"]),
+        Route("/v1/scans/{number:int}/drafts/{tab}", answers.draft),
+        Route("/v1/scans/{number:int}/drafts/{tab}", answers.keep, methods=["PUT"]),
+        Route("/v1/scans/{number:int}/drafts/{tab}", answers.drop, methods=["DELETE"]),
+        Route("/v1/scans/{number:int}/{kind}", answers.content),
+    ]
+
+
+class _Answers:
+    """What the page gets about a study, one method a route."""
+
+    def __init__(self, study: Study, voxels: Voxels) -> None:
+        self._study = study
+        self._voxels = voxels
+        self._corrections = Corrections(study, voxels)
+
+    def file(self, request: Request) -> Response:
+        """A file of the page."""
+        name = _FILES[request.url.path]
+        content = _PAGE.joinpath(*name.split("/")).read_bytes()
+        media_type = _MEDIA_TYPES[name.rpartition(".")[2]]
+        return Response(content, media_type=media_type)
+
+    def overview(self, _: Request) -> Response:
+        """The list of scans and structures."""
+        return JSONResponse(self._study.overview())
+
+    def raters(self, _: Request) -> Response:
+        """How far raters agree."""
+        return JSONResponse(self._study.raters())
+
+    def next(self, _: Request) -> Response:
+        """The names of the scans to correct next, the first first."""
+        scans, _corrected = next_of(self._study, _MOST_NEXT)
+        return JSONResponse([each.scan for each in scans])
+
+    def detail(self, request: Request) -> Response:
+        """All that is known of one scan."""
+        return JSONResponse(self._detail(request.path_params["number"]))
+
+    def _detail(self, number: int) -> dict[str, Any]:
+        item = self._study[number]
+        return self._study.detail(item) | self._corrections.facts(item)
+
+    def content(self, request: Request) -> Response:
+        """Voxels or surfaces of one scan; with ?step=2 every second voxel of each axis."""
+        number = request.path_params["number"]
+        kind = request.path_params["kind"]
+        if kind not in _KINDS:
+            raise InputError(f"no {kind} of scans")
+        step = 1
+        if request.query_params.get("step") == "2":
+            step = 2
+        content = self._voxels.content(number, kind, step)
+        return Response(content, media_type="application/octet-stream")
+
+    def value(self, request: Request) -> Response:
+        """The scan's own value at ?mm=x,y,z; null outside of it."""
+        words = request.query_params.get("mm", "").split(",")
+        try:
+            place_mm = [float(word) for word in words]
+        except ValueError:
+            place_mm = []
+        if len(place_mm) != 3 or not all(map(math.isfinite, place_mm)):
+            raise InputError("not a place: give mm=x,y,z")
+        value = self._voxels.value(request.path_params["number"], place_mm)
+        return JSONResponse({"value": value})
+
+    async def rate(self, request: Request) -> Response:
+        """Keep a rating; the answer is the scan with it."""
+        number = request.path_params["number"]
+        item = self._study[number]
+        body = await request.body()
+        try:
+            judgement = _Judgement.model_validate_json(body)
+        except ValidationError:
+            raise InputError(
+                "not a rating: give structure, rating, remark and sha256"
+            ) from None
+        await run_in_threadpool(self._study.rate, item, **judgement.model_dump())
+        return JSONResponse(await run_in_threadpool(self._detail, number))
+
+    async def correct(self, request: Request) -> Response:
+        """Save a correction of the changes in the body; the answer is the scan with it."""
+        number = request.path_params["number"]
+        painted = await _painted(request)
+        await run_in_threadpool(self._corrections.save, number, painted)
+        return JSONResponse(await run_in_threadpool(self._detail, number))
+
+    def draft(self, request: Request) -> Response:
+        """The changes of a draft."""
+        number = request.path_params["number"]
+        content = self._corrections.draft(number, _tab(request.path_params["tab"]))
+        return Response(content, media_type="application/octet-stream")
+
+    async def keep(self, request: Request) -> Response:
+        """Keep the changes in the body as the draft of a tab."""
+        number = request.path_params["number"]
+        painted = await _painted(request)
+        await run_in_threadpool(self._corrections.keep, number, painted)
+        return Response(status_code=204)
+
+    def drop(self, request: Request) -> Response:
+        """Delete a draft."""
+        number = request.path_params["number"]
+        self._corrections.drop(number, _tab(request.path_params["tab"]))
+        return Response(status_code=204)
+
+
+async def _painted(request: Request) -> Painted:
+    """The changes in the body of a request, and what its address says of them."""
+    given = request.query_params
+    minutes = -1.0
+    with suppress(ValueError):
+        minutes = float(given.get("minutes", ""))
+    if not 0 <= minutes < math.inf:
+        raise InputError("give the minutes that it took, as minutes=1.5")
+    takes = given.get("takes", "")
+    return Painted(
+        content=await request.body(),
+        builds_on=given.get("builds_on", ""),
+        minutes=minutes,
+        tab=_tab(request.path_params.get("tab") or given.get("tab", "")),
+        takes=_tab(takes) if takes else "",
+    )
+
+
+def _tab(name: str) -> str:
+    """The name of a tab, which becomes a part of a file's name."""
+    if not _TAB.fullmatch(name):
+        raise InputError("not the name of a tab: give 16 hexadecimal digits")
+    return name
+
+
+def _refuse(_: Request, error: Exception) -> Response:
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+    if isinstance(error, OvertakenError):
+        status = HTTPStatus.CONFLICT
+    return JSONResponse({"reason": str(error)}, status_code=status)

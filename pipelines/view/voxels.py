@@ -1,0 +1,240 @@
+"""Voxels as the page gets them: all of one scan on one grid, with axes that run as RAS.
+
+The page lays arrays over one another without a look at their affines. So every array is turned to
+RAS axes here, whatever axes its file has, and label maps on another grid are resampled to the
+scan's.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+
+import nibabel as nib
+import numpy as np
+from numpy.typing import NDArray
+from scipy import ndimage
+
+from trinat.pipelines.view.study import Item, Study, digest, structures_in
+from trinat.segmentation.errors import InputError
+from trinat.segmentation.grid import Box, grown
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.metrics.common_grid import on_grid_of
+from trinat.segmentation.rendering.mesh import Surface, surface_net
+from trinat.segmentation.space.views import reoriented
+
+_BRIGHTEST_PERCENT = 99.8
+_BRIGHTEST_NATS = 2 * np.log(2)  # four structures as likely as one another
+_LABELS = ("labels", "predicted", "against", "parcels")
+# Surfaces, and the labels that they are of.
+_SURFACES = {"surfaces": "labels", "parcel-surfaces": "parcels"}
+# Surfaces of larger boxes are of every other voxel: what a page can turn round smoothly.
+_LARGE_BOX = 60**3
+
+
+class Voxels:
+    """Reads what the page asks for; the maps that were looked at last are kept."""
+
+    def __init__(self, study: Study) -> None:
+        """Of the scans of a study, by their numbers in its list."""
+        self._study = study
+        self._lock = Lock()
+        self._read_once = lru_cache(maxsize=4)(self._read)
+        # With the scan's own values, for what is under the cross-hair.
+        self._whole = lru_cache(maxsize=1)(_read_whole)
+
+    def forget(self) -> None:
+        """Drop all voxels that are kept."""
+        self._read_once.cache_clear()
+        self._whole.cache_clear()
+
+    def scan(self, number: int) -> Volume:
+        """What the page shows of a scan, by its number: as uint8 on RAS axes."""
+        return self._volume(number, "scan")
+
+    def value(self, number: int, place_mm: Sequence[float]) -> float | None:
+        """The scan's own value in the voxel at a place (3,) in RAS mm; None outside of the scan.
+
+        InputError where the study does not have the scan.
+        """
+        item = self._study[number]
+        path = _existing(self._study.image(item), "scan", item)
+        with self._lock:
+            volume = self._whole(path, path.stat().st_mtime_ns)
+        to_voxels = np.linalg.inv(volume.affine)
+        place = to_voxels[:3, :3] @ place_mm + to_voxels[:3, 3]
+        voxel = np.rint(place).astype(int)
+        is_before = (voxel < 0).any()
+        is_behind = (voxel >= volume.shape).any()
+        if is_before or is_behind:
+            return None
+        return float(volume.data[tuple(voxel)])
+
+    def content(self, number: int, kind: str, step: int) -> bytes:
+        """What the page gets of a scan, by its number, with every `step`-th voxel of each axis.
+
+        - "scan", "entropy" and "mask" (its outline): a NIfTI file with 8 bits a voxel.
+        - "labels", "predicted" (before its correction) and "against" (the label map to compare
+          with): a byte a voxel, the first axis first; it is the place of its structure in the
+          study's table, 0 for none. So are "parcels", by the study's table of parcels.
+        - "surfaces" and "parcel-surfaces": those of all structures or parcels, whatever the step.
+
+        InputError if there is no such scan, or nothing of this kind of it.
+        """
+        if kind in _SURFACES:
+            return _surfaces(self._volume(number, _SURFACES[kind]))
+        volume = self._volume(number, kind)
+        data = volume.data[::step, ::step, ::step]
+        if kind in _LABELS:
+            return data.tobytes("F")
+        affine = volume.affine @ np.diag([step, step, step, 1.0])
+        return bytes(nib.Nifti1Image(data, affine).to_bytes())
+
+    def _volume(self, number: int, kind: str) -> Volume:
+        """All voxels of one kind, as uint8 on RAS axes.
+
+        What is kept is read again once the label map has changed.
+        """
+        # One at a time: the page asks for a scan and its labels at once, which need each other.
+        with self._lock:
+            item = self._study[number]
+            shown = item.parcels if kind == "parcels" else item.shown
+            return self._read_once(number, kind, digest(shown))
+
+    def _read(self, number: int, kind: str, version: str) -> Volume:
+        """As `_volume`; `version` is the digest of the label map, for what is kept of it."""
+        item = self._study[number]
+        if kind == "scan":
+            image = self._study.image(item)
+            if image is None:
+                # Black, on the grid of the label map.
+                path = _existing(item.labels, kind, item)
+                return _to_bytes(_read_ras(path, labels=True), np.inf)
+            volume = self._whole(image, image.stat().st_mtime_ns)
+            thinned = volume.data[::3, ::3, ::3]
+            brightest = float(np.percentile(thinned, _BRIGHTEST_PERCENT))
+            return _to_bytes(volume, brightest or np.inf)
+        if kind == "entropy":
+            path = _existing(self._study.entropy(item), kind, item)
+            return _to_bytes(_read_ras(path), _BRIGHTEST_NATS)
+        if kind == "mask":
+            mask = _read_ras(_existing(self._study.mask(item), kind, item), labels=True)
+            # The voxels that share a face with what is outside.
+            inside = mask.data > 0
+            core = ndimage.binary_erosion(inside, border_value=1)
+            outline = np.where(inside & ~core, 255, 0).astype(np.uint8)
+            return replace(mask, data=outline)
+        folder: Path | None = item.folder
+        has_grid_of_another = self._study.image(item) is not None
+        maps = {
+            "labels": item.shown,
+            "predicted": item.labels,
+            "parcels": item.parcels,
+            "against": self._study.other(item),
+        }
+        if kind == "against":
+            folder = self._study.against
+            has_grid_of_another = True
+        labels = _read_ras(_existing(maps[kind], kind, item), labels=True)
+        if has_grid_of_another:
+            scan = self._read_once(number, "scan", version)
+            labels, _ = on_grid_of(labels, scan, resample=True)
+        places = self._places_in_table(labels, folder, parcels=kind == "parcels")
+        return replace(labels, data=places)
+
+    def _places_in_table(
+        self, labels: Volume, folder: Path | None, *, parcels: bool
+    ) -> NDArray[np.uint8]:
+        """Each voxel's place in the study's table of structures, from 1; 0 where it has none.
+
+        With `parcels` in its table of parcels.
+
+        The numbers of a label map are those of its folder's own label table, or else those of
+        FreeSurfer. Structures are the same where their names are.
+        """
+        known = self._study.parcels if parcels else self._study.structures
+        structures = [] if folder is None else structures_in(folder, parcels=parcels)
+        if structures:
+            numbers = labels.data
+            name_of = {structure.number: structure.name for structure in structures}
+        else:
+            scheme = load_scheme(self._study.labels)
+            numbers = scheme.from_freesurfer(labels.data, spacing_mm=labels.spacing_mm)
+            name_of = dict(enumerate(scheme.names))
+        place_of = {}
+        for place, structure in enumerate(known, start=1):
+            place_of[structure.name] = place
+
+        largest = max(int(numbers.max()), *name_of)
+        place_of_number = np.zeros(largest + 1, np.uint8)
+        for number, name in name_of.items():
+            place_of_number[number] = place_of.get(name, 0)
+        # A number below 0 is of no structure.
+        return np.asarray(place_of_number[np.maximum(numbers, 0)])
+
+
+def _surfaces(labels: Volume) -> bytes:
+    """For each structure its number and counts (3 uint32), vertices and faces.
+
+    Structures without a surface are left out. Vertices are float32 in RAS mm, faces three uint32
+    each; all are little-endian.
+    """
+    parts: list[bytes] = []
+    for number, box in enumerate(ndimage.find_objects(labels.data), start=1):
+        if box is None:
+            continue
+        surface = _surface_of(labels, number, grown(box, labels.shape, 2))
+        if not len(surface.faces):
+            continue
+        head = struct.pack("<3I", number, len(surface.vertices), len(surface.faces))
+        parts.append(head)
+        parts.append(surface.vertices.astype("<f4").tobytes())
+        parts.append(surface.faces.astype("<u4").tobytes())
+    return b"".join(parts)
+
+
+def _surface_of(labels: Volume, number: int, box: Box) -> Surface:
+    """The surface of one structure in a box around it, smoothed; coarser in a large box.
+
+    Of a structure of a voxel or two, which smoothing would take away, it is that of the voxels.
+    """
+    mask = (labels.data[box] == number).astype(np.float32)
+    step = 1
+    if mask.size > _LARGE_BOX:
+        step = 2
+    smooth = ndimage.gaussian_filter(mask, 0.5 * step)
+    share = smooth[::step, ::step, ::step]
+    if share.max() <= 0.5:
+        step = 1
+        share = mask
+    to_voxels = np.diag([step, step, step, 1.0])
+    to_voxels[:3, 3] = [along.start for along in box]
+    return surface_net(share - 0.5, labels.affine @ to_voxels)
+
+
+def _existing(path: Path | None, kind: str, item: Item) -> Path:
+    """A file of a scan; InputError if there is none."""
+    if path is None:
+        raise InputError(f"has no {kind}", where=item.name)
+    return path
+
+
+def _read_ras(path: Path, *, labels: bool = False) -> Volume:
+    return reoriented(Volume.read(path, labels=labels), "RAS")
+
+
+def _read_whole(path: Path, _: int) -> Volume:
+    """A scan on RAS axes with its own values; kept until the time of its last change differs."""
+    return _read_ras(path)
+
+
+def _to_bytes(volume: Volume, brightest: float) -> Volume:
+    """Voxels from 0 to `brightest` as 0 to 255."""
+    data = volume.data.astype(np.float32) * (255 / brightest)
+    np.clip(data, 0, 255, out=data)
+    return replace(volume, data=data.astype(np.uint8))

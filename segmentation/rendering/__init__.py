@@ -1,0 +1,1 @@
+"""Pictures of slices and surfaces of structures."""

@@ -1,0 +1,269 @@
+"""Pictures of a scan and its labels: classes over grey values, rows of them, and files."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import io
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trinat.segmentation.errors import GeometryError
+from trinat.segmentation.grid import Box, grown, is_empty, whole
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.space.resample import occupied_box
+from trinat.segmentation.space.views import View, to_slices
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from PIL.Image import Image
+    from PIL.ImageDraw import ImageDraw
+
+
+Picture = NDArray[np.float32]
+
+_INK = "#d8d8d8"
+_PAPER = "#101010"
+_GAP = 14  # pixels between pictures
+_LETTER = 11  # pixels
+_LEAST_SIDE = 110  # pixels of the longest side at least, where voxels are few
+_MARGIN = 10  # of slices, in voxels
+# What lies at the left and the right edge of a slice whose columns grow with the axis.
+EDGES = {View.CORONAL: ("L", "R"), View.AXIAL: ("L", "R"), View.SAGITTAL: ("P", "A")}
+
+
+def label_colors(scheme: LabelScheme) -> NDArray[np.float32]:
+    """Colour of each class, (K, 3), 0 to 1."""
+    colors = np.array([label.color for label in scheme.labels], np.float32)
+    return colors / np.float32(255)
+
+
+def overlay(
+    gray: NDArray[Any],
+    indices: NDArray[Any],
+    colors: NDArray[np.float32],
+    opacity: float = 0.55,
+) -> NDArray[np.float32]:
+    """Grey values 0 to 1 (H, W) with the classes' colours over them, (H, W, 3); 0 stays grey.
+
+    `colors` (K, 3) are from 0 to 1, a row a class. Grey values beyond 0 to 1 are cut. With the
+    opacity 1 nothing is seen through a class. Inputs are not changed.
+    """
+    clipped = np.clip(gray, 0, 1).astype(np.float32)
+    picture = np.repeat(clipped[..., None], 3, axis=-1)
+    inside = indices > 0
+    own_colors = colors[indices[inside]]
+    picture[inside] = (1 - opacity) * picture[inside] + opacity * own_colors
+    return picture
+
+
+def outlines(indices: NDArray[Any]) -> NDArray[Any]:
+    """Classes (H, W), but for pixels whose four neighbours are of their own class: these are 0.
+
+    The edge of the picture is no border: a class that reaches it is open there.
+    """
+    framed = np.pad(indices, 1, mode="edge")
+    same_above = framed[:-2, 1:-1] == indices
+    same_below = framed[2:, 1:-1] == indices
+    same_left = framed[1:-1, :-2] == indices
+    same_right = framed[1:-1, 2:] == indices
+    is_inside = same_above & same_below & same_left & same_right
+    return np.where(is_inside, 0, indices)
+
+
+def three_pictures(
+    gray: NDArray[Any], indices: NDArray[Any], colors: Picture
+) -> list[Picture]:
+    """The image, its labels, and their outlines over it.
+
+    `gray` (H, W) from 0 to 1, `indices` (H, W), `colors` (K, 3); each picture is (H, W, 3).
+    """
+    return [
+        overlay(gray, np.zeros_like(indices), colors),
+        overlay(np.zeros_like(gray), indices, colors, opacity=1),
+        overlay(gray, outlines(indices), colors, opacity=1),
+    ]
+
+
+def draw_mosaic(
+    image: Volume,
+    labels: Volume,
+    scheme: LabelScheme,
+    *,
+    title: str = "",
+    slices_per_view: int = 3,
+) -> NDArray[np.uint8]:
+    """Image, labels and outlines in each view, a pixel a voxel or more, (H, W, 3).
+
+    Both volumes are on the working grid (RAS axes). Not by matplotlib, which takes a second.
+    """
+    if image.axcodes != "RAS" or image.shape != labels.shape:
+        raise GeometryError(
+            "a mosaic needs image and class indices on one grid with RAS axes"
+        )
+    indices = np.asarray(labels.data)
+    colors = label_colors(scheme)
+    brightest = 1.0
+    if indices.any():
+        brightest = float(np.percentile(image.data[indices > 0], 99.5))
+    rows: dict[str, list[Picture]] = {}
+    for view in View:
+        gray = to_slices(image.data, view)
+        classes = to_slices(indices, view)
+        window = brain_window(classes)
+        rows[view.value] = []
+        for position in _positions(classes, slices_per_view):
+            shades = gray[position][window] / brightest
+            seen = classes[position][window]
+            rows[view.value] += three_pictures(shades, seen, colors)
+    edges = {view.value: letters for view, letters in EDGES.items()}
+    return draw_rows(rows, title, edges)
+
+
+def draw_rows(
+    rows: Mapping[str, Sequence[Picture]],
+    title: str,
+    edges: Mapping[str, tuple[str, str]] | None = None,
+) -> NDArray[np.uint8]:
+    """Pictures in named rows, their row 0 at the bottom; `edges` are letters for a row's sides.
+
+    Small pictures are enlarged by a whole number. Returns RGB, (H, W, 3), 0 to 255. `title` may be
+    empty; rows may have different numbers of pictures.
+    """
+    from PIL import Image, ImageDraw, ImageFont
+
+    pictures: list[Picture] = []
+    for row in rows.values():
+        pictures += row
+    edges = edges or {}
+    longest_side = max(max(picture.shape[:2]) for picture in pictures)
+    zoom = max(1, _LEAST_SIDE // longest_side)
+    widest = max(picture.shape[1] for picture in pictures)
+    width = zoom * widest + _GAP
+    heights = []
+    for row in rows.values():
+        tallest = max(len(picture) for picture in row)
+        heights.append(zoom * tallest + _GAP)
+    most_in_a_row = max(len(row) for row in rows.values())
+    bottom = 2 * _GAP if title else 0
+    size = (_GAP + width * most_in_a_row, bottom + sum(heights))
+    page = Image.new("RGB", size, _PAPER)
+    pen = ImageDraw.Draw(page)
+    font = ImageFont.load_default(_LETTER)
+    pen.text((page.width / 2, _GAP), title, _INK, font, "mm")
+    for height, (name, row) in zip(heights, rows.items(), strict=True):
+        bottom += height
+        label = _upright_label(name, height - _GAP, font)
+        page.paste(label, (0, bottom - label.height))
+        first, last = edges.get(name, ("", ""))
+        for column, picture in enumerate(row):
+            # Row 0 of a picture is at the bottom, and each pixel is a square of `zoom`.
+            pixels = top_first(picture)
+            drawn = Image.fromarray(pixels.repeat(zoom, 0).repeat(zoom, 1))
+            beside = (width - drawn.width) // 2
+            left = _GAP + column * width + beside
+            page.paste(drawn, (left, bottom - drawn.height))
+            right = left + drawn.width
+            _write_letter(pen, font, (left + 3, bottom - 3), first, "ls")
+            _write_letter(pen, font, (right - 3, bottom - 3), last, "rs")
+    return np.asarray(page)
+
+
+def _upright_label(name: str, length: int, font: Any) -> Image:
+    """A row's name, to be read from below."""
+    from PIL import Image, ImageDraw
+
+    label = Image.new("RGB", (length, _GAP), _PAPER)
+    pen = ImageDraw.Draw(label)
+    pen.text((length / 2, _GAP / 2), name, _INK, font, "mm")
+    return label.transpose(Image.Transpose.ROTATE_90)
+
+
+def top_first(picture: Picture) -> NDArray[np.uint8]:
+    """A picture whose row 0 is at the bottom as files have it: row 0 at the top, 0 to 255."""
+    turned = np.clip(picture[::-1], 0, 1)
+    return np.rint(turned * 255).astype(np.uint8)
+
+
+def _write_letter(
+    pen: ImageDraw,
+    font: Any,
+    place: tuple[int, int],
+    letter: str,
+    anchor: str,
+) -> None:
+    """An outline keeps the letter readable on bright tissue."""
+    pen.text(
+        place,
+        letter,
+        fill=_INK,
+        font=font,
+        anchor=anchor,
+        stroke_width=1,
+        stroke_fill=_PAPER,
+    )
+
+
+def png_bytes(figure: Figure, dpi: int, **options: Any) -> bytes:
+    """A matplotlib figure as a PNG file; `options` are those of `savefig`."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi, **options)
+    return buffer.getvalue()
+
+
+def brain_window(truth: NDArray[Any]) -> tuple[slice, slice]:
+    """Rows and columns of all slices that hold a structure, with a margin: the face stays out."""
+    _, rows, columns = box_around(truth > 0, _MARGIN)
+    return rows, columns
+
+
+def box_around(occupied: NDArray[np.bool_], margin: int | NDArray[np.int_]) -> Box:
+    """What is set, and a margin; all, if nothing is."""
+    box = occupied_box(occupied)
+    if is_empty(box):
+        return whole(occupied.shape)
+    return grown(box, occupied.shape, margin)
+
+
+def _positions(truth: NDArray[Any], count: int) -> Sequence[int]:
+    """Slices spread evenly over those that hold a structure, ends left out."""
+    low = 0
+    high = truth.shape[0] - 1
+    occupied = np.flatnonzero(truth.any((1, 2)))
+    if occupied.size:
+        low = int(occupied[0])
+        high = int(occupied[-1])
+    parts = count + 1
+    length = high - low
+    return [round(low + length * part / parts) for part in range(1, parts)]
+
+
+def encoded(
+    picture: NDArray[np.uint8] | NDArray[np.uint16],
+    kind: str,
+    **options: Any,
+) -> bytes:
+    """A picture (H, W) or (H, W, 3) as a file of a `kind` that Pillow knows ("PNG", "WEBP").
+
+    Grey values (H, W) may have 16 bits. `options` are those of Pillow for that kind, such as the
+    quality.
+    """
+    from PIL import Image
+
+    if kind == "WEBP":
+        # Pillow goes on without a library that cannot be loaded, and then knows no such kind.
+        # Asked for by name, it says why: mostly want of memory.
+        importlib.import_module("PIL._webp")
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(picture)).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def data_uri(kind: str, picture: bytes) -> str:
+    """Return a picture as a data URI; `kind` is "png" or "webp"."""
+    encoded = base64.b64encode(picture).decode("ascii")
+    return f"data:image/{kind};base64,{encoded}"

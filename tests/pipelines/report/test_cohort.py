@@ -1,0 +1,199 @@
+"""Volumes adjusted for the intracranial volume, and what a page says of persons."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers.pages import rows_of
+
+from trinat.pipelines.report.cohort import Range, Scan, adjust, cohort_of
+from trinat.pipelines.report.cohort_page import cohort_drawings, cohort_page
+from trinat.pipelines.report.people import people_plot
+from trinat.segmentation.errors import EvaluationError
+from trinat.segmentation.labels.scheme import load_scheme
+
+SCHEME = load_scheme("quicknat33")
+STEM = "Brain-Stem"
+
+
+def scan(number: int, volume: float, intracranial: float | None) -> Scan:
+    return Scan(
+        f"sub-{number}",
+        "",
+        {STEM: volume},
+        age=20.0 + number,
+        intracranial_mm3=intracranial,
+    )
+
+
+# Twice the intracranial volume and 10, but for the last two, which lie 3 above and below.
+LINE = [
+    scan(0, 210.0, 100.0),
+    scan(1, 410.0, 200.0),
+    scan(2, 313.0, 150.0),
+    scan(3, 307.0, 150.0),
+]
+
+
+def arrays(scans: list[Scan]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Volumes by structure and intracranial volumes, NaN where one is not known."""
+    volumes = {STEM: np.array([scan.volumes_mm3[STEM] for scan in scans])}
+    return volumes, np.array([scan.intracranial_mm3 for scan in scans], float)
+
+
+def test_residuals_are_what_a_line_through_the_group_leaves_at_its_mean() -> None:
+    adjusted, done = adjust(*arrays(LINE), "residual")
+    # Slope 2 at the mean of 150: 210 + 100, 410 - 100 and the two as they are.
+    assert adjusted[STEM] == pytest.approx([310, 310, 313, 307])
+    line = done.coefficients.loc[STEM]
+    assert (line["slope"], line["intercept"], line["scans"]) == (
+        pytest.approx(2),
+        pytest.approx(10),
+        4,
+    )
+    # 20,000 of 20,018 are explained.
+    assert line["r2"] == pytest.approx(20000 / 20018)
+    assert (done.mean_mm3, done.unit) == (150, "mm3")
+
+
+def test_proportions_are_percent_and_need_no_line() -> None:
+    adjusted, done = adjust(*arrays(LINE), "proportion")
+    assert adjusted[STEM][:2] == pytest.approx([210, 205])
+    assert done.coefficients.empty
+    assert done.unit == "%"
+
+
+def test_a_scan_without_an_intracranial_volume_has_no_adjusted_volume() -> None:
+    scans = [*LINE, scan(4, 500.0, None)]
+    adjusted, done = adjust(*arrays(scans), "residual")
+    assert np.isnan(adjusted[STEM][4])
+    assert adjusted[STEM][0] == pytest.approx(310)
+    assert (done.scans, done.without) == (4, 1)
+
+
+def test_too_few_intracranial_volumes_are_refused() -> None:
+    scans = [*LINE[:3], scan(3, 1.0, None)]
+    with pytest.raises(EvaluationError, match="3 of 4 scans have an intracranial"):
+        adjust(*arrays(scans), "proportion")
+
+
+def test_the_frame_has_both_and_ranges_are_of_what_was_measured() -> None:
+    cohort = cohort_of(LINE, SCHEME, [Range(STEM, 0, 400)], "residual")
+    assert cohort.compared == "adjusted_volume"
+    by = cohort.frame.set_index(["metric", "subject"])
+    assert by.loc[("volume", "sub-1"), "value"] == 410
+    assert by.loc[("volume", "sub-1"), "note"] == "above 400 mm³"
+    assert by.loc[("adjusted_volume", "sub-1"), "value"] == pytest.approx(310)
+    assert by.loc[("adjusted_volume", "sub-1"), "note"] == ""
+    assert cohort.frame["metric"].tolist()[:2] == ["volume", "adjusted_volume"]
+
+
+def test_z_scores_are_of_the_adjusted_volumes_alone() -> None:
+    rng = np.random.default_rng(0)
+    scans = [scan(n, 1000 + rng.normal(), 1e6 + 1e4 * rng.normal()) for n in range(9)]
+    z = cohort_of(scans, SCHEME, (), "proportion").frame.groupby("metric")["z"].count()
+    assert (z["volume"], z["adjusted_volume"]) == (0, 9)
+
+
+def test_a_persons_value_is_the_mean_over_their_scans() -> None:
+    twice = [replace(LINE[0], session="ses-1"), replace(LINE[0], session="ses-2")]
+    scans = [twice[0], replace(twice[1], volumes_mm3={STEM: 230.0}), *LINE[1:]]
+    persons = cohort_of(scans, SCHEME).persons
+    assert len(persons) == 4
+    assert persons.loc[persons["subject"] == "sub-0", "value"].item() == 220
+
+
+def test_groups_are_compared_in_pairs_and_ages_by_a_line() -> None:
+    groups = ["control", "control", "patient", "patient"]
+    scans = [replace(s, group=g) for s, g in zip(LINE, groups, strict=True)]
+    cohort = cohort_of(scans, SCHEME)
+    (row,) = cohort.effects.to_dict("records")
+    assert (row["fact"], row["first_group"], row["second_group"]) == (
+        "group",
+        "control",
+        "patient",
+    )
+    assert row["difference"] == pytest.approx(310 - 310)
+    (line,) = cohort.trends.to_dict("records")
+    assert line["persons"] == 4
+    assert cohort_of(LINE, SCHEME).effects.empty
+
+
+def test_a_single_group_leaves_the_colours_to_the_sexes() -> None:
+    facts = zip(LINE, ["patient", "patient", "", ""], "FMFM", strict=True)
+    scans = [replace(one, group=group, sex=sex) for one, group, sex in facts]
+    drawing = people_plot(cohort_of(scans, SCHEME))
+    assert drawing is not None
+    assert [len(names) for names in drawing.marks.values()] == [2, 2]
+
+
+@pytest.mark.parametrize("is_aged", [True, False])
+def test_persons_without_a_group_are_drawn_by_themselves(is_aged: bool) -> None:
+    groups = ["a", "a", "a", "b", "b", "b", "", "", ""]
+    scans = [
+        replace(
+            scan(n, 100.0 + n, None), group=group, age=20.0 + n if is_aged else None
+        )
+        for n, group in enumerate(groups)
+    ]
+    drawing = people_plot(cohort_of(scans, SCHEME))
+    assert drawing is not None
+    assert [len(names) for names in drawing.marks.values()] == [3, 3, 3]
+    assert "not known" in drawing.inline()
+
+
+def test_every_person_is_drawn_however_many_groups_there_are() -> None:
+    scans = [replace(scan(n, 100.0 + n, None), group=f"g{n}") for n in range(9)]
+    drawing = people_plot(cohort_of(scans, SCHEME))
+    assert drawing is not None
+    assert sum(len(names) for names in drawing.marks.values()) == 9
+
+
+def test_the_page_shows_coefficients_effects_and_a_panel_for_each_structure() -> None:
+    groups = ["control", "control", "patient", "patient"]
+    scans = [replace(s, group=g) for s, g in zip(LINE, groups, strict=True)]
+    cohort = cohort_of(scans, SCHEME, (), "residual")
+    drawings = cohort_drawings(cohort)
+    page = cohort_page(cohort, drawings, [], {})
+    assert [drawing.name for drawing in drawings] == ["people"]
+    # Slope (per ml) and intercept, as of LINE.
+    assert rows_of(page, "adjustment-table") == [
+        ["Brain Stem", "4", "+2,000.000", "+10", "1.00"]
+    ]
+    # 310 and 310 against 313 and 307.
+    (effect,) = rows_of(page, "effect-table-0")
+    assert effect[:3] == ["Brain Stem", "2 + 2", "+0"]
+    # Over the ages 20 to 23: -3 / 5 a year, of 310; r = -3 / sqrt(5 * 18).
+    (trend,) = rows_of(page, "trend-table")
+    assert [trend[place] for place in (0, 1, 2, 4, 5)] == [
+        *("Brain Stem", "4", "−0.6", "−0.19", "−0.32")
+    ]
+    shown = [name for names in drawings[0].marks.values() for name in names]
+    assert [name.partition(":")[0] for name in shown] == [s.subject for s in scans]
+    assert all(f"<title>{name}</title>" in page for name in shown)
+    assert "Volumes here are adjusted" in page
+    plain = cohort_page(cohort_of(scans, SCHEME), [], [], {})
+    assert "adjustment-table" not in plain
+    assert "Volumes are not adjusted" in plain
+
+
+def test_a_person_with_scans_at_two_sites_is_in_no_comparison_of_sites() -> None:
+    """Scanned at A and then at B: the mean of both would count for A."""
+    scans = []
+    for number in range(4):
+        at_b = scan(number, 4400.0 + number, None)
+        scans.append(replace(at_b, session="2", site="B"))
+        scans.append(replace(at_b, session="1", site="A", volumes_mm3={STEM: 4000.0}))
+    for number in range(4, 8):
+        scans.append(replace(scan(number, 4000.0 + number, None), site="A"))
+        scans.append(replace(scan(number + 10, 4400.0 + number, None), site="B"))
+    cohort = cohort_of(scans, SCHEME)
+    row = cohort.effects.iloc[0]
+    assert (row["first"], row["second"]) == (4, 4)
+    assert row["difference"] == pytest.approx(-400)
+    page = cohort_page(cohort, [], [], {})
+    named = "sub-0, sub-1, sub-2 and 1 more"
+    notice = "4 persons with scans of more than one site, in no comparison of sites: "
+    assert notice + named in page

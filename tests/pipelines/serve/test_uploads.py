@@ -1,0 +1,77 @@
+"""Uploads by themselves: where they are put as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import httpx
+import nibabel as nib
+import numpy as np
+import pytest
+
+from trinat.pipelines.serve.queue import Queue
+from trinat.pipelines.serve.service import make_app
+from trinat.segmentation.labels.scheme import load_scheme
+
+
+class Engine:
+    ready = False
+
+
+async def send(queue: Queue, scan: bytes, **fields: str) -> httpx.Response:
+    """What a service with this queue answers to a form."""
+    engine: Any = Engine()
+    app = make_app(queue, engine, "fast", load_scheme("quicknat33"))
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://service"
+    ) as client:
+        files = {"file": ("scan.nii", scan)}
+        return await client.post("/v1/segmentations", files=files, data=fields)
+
+
+def test_a_large_upload_is_kept_below_the_queue_while_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # More than what a form's parser has in memory; the system's place for files is not there.
+    image = nib.Nifti1Image(np.zeros((100, 100, 200), np.uint8), np.eye(4))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    queue = Queue(tmp_path)
+    answer = asyncio.run(send(queue, image.to_bytes()))
+    assert tempfile.tempdir == str(tmp_path / "nowhere")
+    assert answer.status_code == 202, answer.text
+    submission = queue.submissions[answer.json()["id"]]
+    assert queue.scan(submission).read_bytes() == image.to_bytes()
+    assert not list((tmp_path / "incoming").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("fields", "has_norms", "said"),
+    [
+        ({"outputs": "page", "age": "70", "sex": "f"}, True, ""),
+        ({"outputs": "page", "age": "", "sex": ""}, False, ""),
+        ({"outputs": "page", "age": "old"}, True, "age is no number"),
+        ({"outputs": "page", "sex": "x"}, True, "sex is not understood as a sex"),
+        ({"outputs": "page", "age": "70"}, False, "age and sex are for norms"),
+        ({"age": "70"}, True, "age and sex are for norms"),
+    ],
+)
+def test_age_and_sex_are_taken_for_the_page_of_a_service_with_norms(
+    fields: dict[str, str], has_norms: bool, said: str, tmp_path: Path
+) -> None:
+    image = nib.Nifti1Image(np.zeros((40, 40, 40), np.uint8), np.eye(4))
+    queue = Queue(tmp_path, has_norms=has_norms)
+    answer = asyncio.run(send(queue, image.to_bytes(), **fields))
+    if said:
+        assert answer.status_code == 422
+        assert said in answer.json()["reason"]
+        assert not queue.submissions
+        return
+    assert answer.status_code == 202, answer.text
+    assert not {"age", "sex"} & answer.json().keys()
+    submission = queue.submissions[answer.json()["id"]]
+    known = (70, "F") if has_norms else (None, None)
+    assert (submission.age, submission.sex) == known

@@ -1,0 +1,263 @@
+"""Corrections of results: their names, what is said of them, and that none is lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trinat.pipelines.study.corrections import (
+    OvertakenError,
+    Session,
+    corrected_path,
+    correction_of,
+    find_corrections,
+    is_correction,
+    mask_path,
+    result_of,
+    save_correction,
+    sidecar_path,
+)
+from trinat.segmentation.errors import GeometryError, IntegrityError, OutputError
+from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.space.views import reoriented
+
+# Oblique, anisotropic, axes in no usual order.
+COS, SIN = np.cos(0.1), np.sin(0.1)
+AFFINE = np.array(
+    [
+        [0, -1.2, 0, 5],
+        [-0.9 * SIN, 0, 1.5 * COS, -3],
+        [-0.9 * COS, 0, -1.5 * SIN, 7],
+        [0, 0, 0, 1],
+    ]
+)
+NAMES = {10: "Left-Thalamus", 49: "Right-Thalamus"}
+ANNA = Session(by="anna", at="2026-01-01T00:00:00+00:00", minutes=2)
+BERTA = Session(by="berta", at="2026-01-02T00:00:00+00:00", minutes=1.5)
+
+
+def write_result(path: Path) -> Path:
+    """Two thalami of eight voxels each."""
+    labels = np.zeros((16, 17, 18), np.uint8)
+    labels[1:3, 1:3, 1:3] = 10
+    labels[3:5, 1:3, 1:3] = 49
+    Volume(labels, AFFINE).write(path, labels=True)
+    return path
+
+
+def painted(path: Path, *places: tuple[int, int, int], number: int = 49) -> Volume:
+    """The label map of a file with some voxels of another number."""
+    volume = Volume.read(path, labels=True)
+    data = volume.data.copy()
+    for place in places:
+        data[place] = number
+    return Volume(data, volume.affine)
+
+
+@pytest.fixture
+def result(tmp_path: Path) -> Path:
+    return write_result(tmp_path / "a_dseg.nii.gz")
+
+
+def save(result: Path, corrected: Volume, session: Session, builds_on: Path) -> None:
+    save_correction(
+        result,
+        corrected,
+        session,
+        builds_on=sha256_of(builds_on),
+        names=NAMES,
+        lock=result.parent / "lock",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a_dseg.nii.gz", "a_desc-corrected_dseg.nii.gz"),
+        ("a_dseg.mgz", "a_desc-corrected_dseg.mgz"),
+        ("a.nii", "a_desc-corrected_dseg.nii"),
+        (
+            "sub-1_space-orig_desc-trinat_dseg.nii.gz",
+            "sub-1_space-orig_desc-corrected_dseg.nii.gz",
+        ),
+    ],
+)
+def test_a_correction_is_called_after_its_result_and_finds_it(
+    tmp_path: Path, name: str, expected: str
+) -> None:
+    result = tmp_path / name
+    result.touch()
+    assert corrected_path(result) == tmp_path / expected
+    assert is_correction(tmp_path / expected)
+    assert not is_correction(result)
+    assert result_of(tmp_path / expected) == result
+
+
+def test_a_correction_is_saved_beside_its_result_with_what_was_changed(
+    result: Path,
+) -> None:
+    before = sha256_of(result)
+    # One voxel of the left thalamus and one of background become right thalamus.
+    corrected = painted(result, (2, 1, 1), (5, 1, 1))
+    save(result, corrected, ANNA, result)
+
+    assert sha256_of(result) == before
+    (found,) = find_corrections(result.parent)
+    assert found == correction_of(result)
+    assert found.path == corrected_path(result)
+    np.testing.assert_array_equal(found.read().data, corrected.data)
+    np.testing.assert_array_equal(found.read().affine, Volume.read(result).affine)
+    assert [tuple(voxel) for voxel in np.argwhere(found.changed())] == [
+        (2, 1, 1),
+        (5, 1, 1),
+    ]
+    assert json.loads(sidecar_path(result).read_text()) == {
+        "SHA256": sha256_of(found.path),
+        "ResultSHA256": before,
+        "ScanSHA256": "",
+        "ChangedVoxels": 2,
+        "Structures": {"Left-Thalamus": 1, "Right-Thalamus": 2},
+        "Sessions": [{"By": "anna", "At": ANNA.at, "Minutes": 2.0}],
+    }
+    assert not list(result.parent.glob(".trinat-*"))
+
+
+def test_the_second_who_builds_on_the_same_map_is_refused(result: Path) -> None:
+    save(result, painted(result, (0, 0, 0)), ANNA, result)
+    there = {path: path.read_bytes() for path in result.parent.iterdir()}
+    with pytest.raises(OvertakenError, match=r"by anna at 2026-01-01") as refused:
+        save(result, painted(result, (0, 0, 1)), BERTA, result)
+    assert "\n" not in str(refused.value)
+    assert {path: path.read_bytes() for path in result.parent.iterdir()} == there
+
+
+def test_a_correction_that_builds_on_the_last_adds_its_session(result: Path) -> None:
+    save(result, painted(result, (0, 0, 0)), ANNA, result)
+    path = corrected_path(result)
+    save(result, painted(path, (0, 0, 1)), BERTA, path)
+    found = correction_of(result)
+    assert found
+    assert found.facts
+    assert found.facts.sessions == (ANNA, BERTA)
+    assert found.facts.minutes == 3.5
+    assert found.facts.changed_voxels == 2
+
+
+def test_a_voxel_that_is_put_back_is_not_changed(result: Path) -> None:
+    save(result, painted(result, (0, 0, 0), (0, 0, 1)), ANNA, result)
+    path = corrected_path(result)
+    save(result, painted(path, (0, 0, 0), number=0), ANNA, path)
+    found = correction_of(result)
+    assert found
+    assert [tuple(voxel) for voxel in np.argwhere(found.changed())] == [(0, 0, 1)]
+
+
+def test_what_was_changed_stays_known_when_the_result_is_replaced(result: Path) -> None:
+    save(result, painted(result, (0, 0, 0)), ANNA, result)
+    first = sha256_of(result)
+    # Another model finds other voxels.
+    painted(result, (5, 6, 7), (5, 6, 6)).write(result, labels=True)
+    path = corrected_path(result)
+    save(result, painted(path, (0, 0, 1)), BERTA, path)
+    found = correction_of(result)
+    assert found
+    assert found.facts
+    assert found.facts.result_sha256 == first
+    changed = [tuple(voxel) for voxel in np.argwhere(found.changed())]
+    assert changed == [(0, 0, 0), (0, 0, 1)]
+
+
+def test_what_another_program_changed_is_known_when_the_result_is_replaced(
+    result: Path,
+) -> None:
+    save(result, painted(result, (0, 0, 0)), ANNA, result)
+    path = corrected_path(result)
+    painted(path, (0, 0, 1)).write(path, labels=True)
+    again = Volume.read(result, labels=True)
+    again.data[7, 7, 7] = 49
+    again.write(result, labels=True)
+    save(result, painted(path, (0, 0, 2)), BERTA, path)
+    found = correction_of(result)
+    assert found
+    changed = {tuple(voxel) for voxel in np.argwhere(found.changed())}
+    assert changed >= {(0, 0, 0), (0, 0, 1), (0, 0, 2)}
+
+
+def test_a_saving_that_was_cut_short_comes_again(result: Path) -> None:
+    save(result, painted(result, (0, 0, 0)), ANNA, result)
+    path = corrected_path(result)
+    builds_on = sha256_of(path)
+    second = painted(path, (0, 0, 1))
+    # Killed after the map was in its place, before its JSON.
+    second.write(path, labels=True)
+    found = correction_of(result)
+    assert found
+    assert found.facts is None
+    save_correction(
+        result,
+        second,
+        BERTA,
+        builds_on=builds_on,
+        names=NAMES,
+        lock=result.parent / "lock",
+    )
+    found = correction_of(result)
+    assert found
+    assert found.facts
+    assert found.facts.sessions == (ANNA, BERTA)
+
+
+def test_a_label_map_from_elsewhere_is_a_correction_by_its_name(result: Path) -> None:
+    corrected = painted(result, (0, 0, 0))
+    turned = reoriented(corrected, "RAS")
+    turned.write(corrected_path(result), labels=True)
+    (found,) = find_corrections(result.parent)
+    assert found.facts is None
+    np.testing.assert_array_equal(found.read().data, corrected.data)
+    assert [tuple(voxel) for voxel in np.argwhere(found.changed())] == [(0, 0, 0)]
+
+
+def test_another_grid_is_refused(result: Path) -> None:
+    other = Volume(np.zeros((16, 17, 19), np.uint8), AFFINE)
+    with pytest.raises(GeometryError, match="another grid"):
+        save(result, other, ANNA, result)
+    assert not find_corrections(result.parent)
+
+
+def test_a_sidecar_that_is_none_is_named(result: Path) -> None:
+    save(result, painted(result, (0, 0, 0)), ANNA, result)
+    sidecar_path(result).write_text("{}")
+    with pytest.raises(IntegrityError, match=r"_desc-corrected_dseg\.json"):
+        correction_of(result)
+
+
+def test_a_full_disk_leaves_the_correction_before(
+    result: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(result, painted(result, (0, 0, 0)), ANNA, result)
+    path = corrected_path(result)
+    there = {path: path.read_bytes() for path in result.parent.iterdir()}
+
+    def no_room(*_: object) -> None:
+        raise OSError(28, "No space left on device", None)
+
+    monkeypatch.setattr("trinat.pipelines.study.corrections.write_whole", no_room)
+    with pytest.raises(OutputError, match="No space left") as refused:
+        save(result, painted(path, (0, 0, 1)), BERTA, path)
+    assert refused.value.where == str(path)
+    assert {path: path.read_bytes() for path in result.parent.iterdir()} == there
+
+
+def test_in_bids_it_says_what_the_result_says_of_its_origin(tmp_path: Path) -> None:
+    result = write_result(tmp_path / "sub-1_space-orig_desc-trinat_dseg.nii.gz")
+    origin = {"SpatialReference": "bids:raw:a", "Sources": ["bids:raw:a"]}
+    beside = tmp_path / "sub-1_space-orig_desc-trinat_dseg.json"
+    beside.write_text(json.dumps({**origin, "Model": "fast"}))
+    save(result, painted(result, (0, 0, 0)), ANNA, result)
+    said = json.loads(sidecar_path(result).read_text())
+    assert {key: said[key] for key in origin} == origin
+    assert mask_path(result).name == "sub-1_space-orig_desc-corrected_mask.nii.gz"

@@ -1,0 +1,74 @@
+"""trinat people: a table as it is understood."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trinat.pipelines.study.people import show_people
+from trinat.segmentation.errors import DatasetError
+
+
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "people.tsv"
+    path.write_text(
+        "participant_id\tage (months)\tsex\teTIV\n1\t240\tman\t1344\n9\tx\tf\t1500\n"
+    )
+    return path
+
+
+def test_rows_columns_units_and_doubts_are_shown(tmp_path: Path) -> None:
+    said: list[str] = []
+    show_people(table(tmp_path), None, said.append)
+    assert said == [
+        "# person: the column 'participant_id'",
+        "# age: the column 'age (months)'",
+        "# sex: the column 'sex'",
+        "# intracranial_mm3: the column 'eTIV'",
+        "# eTIV is read as cm³, by its size",
+        "person\tage\tsex\tfamily\tsite\tgroup\tintracranial_cm3",
+        "1\t20\tM\t\t\t\t1344",
+        "9\t\tF\t\t\t\t1500",
+        "# not understood: row 3, age (months): 'x' is no number",
+    ]
+    with pytest.raises(
+        DatasetError, match=r"not understood: row 3, age \(months\): 'x'"
+    ):
+        show_people(table(tmp_path), None, said.append, strict=True)
+
+
+def test_each_scan_is_shown_with_its_row(tmp_path: Path) -> None:
+    for name in ("sub-01_ses-a", "sub-01_ses-b", "sub-02"):
+        (tmp_path / f"maps/{name}_dseg.nii.gz").parent.mkdir(exist_ok=True)
+        (tmp_path / f"maps/{name}_dseg.nii.gz").touch()
+    said: list[str] = []
+    show_people(table(tmp_path), tmp_path / "maps", said.append)
+    assert said[5:] == [
+        "scan\tperson\tvisit\trow\tage\tsex\tfamily\tsite\tgroup\tintracranial_cm3",
+        "sub-01_ses-a_dseg\tsub-01\tses-a\t1\t20\tM\t\t\t\t1344",
+        "sub-01_ses-b_dseg\tsub-01\tses-b\t1\t20\tM\t\t\t\t1344",
+        "sub-02_dseg\tsub-02\t\t\t\t\t\t\t\t",
+        "# rows without a scan: 9",
+        "# not understood: row 3, age (months): 'x' is no number",
+        "# not understood: 1 of 2 persons are not in the table: sub-02",
+    ]
+
+
+def test_a_line_within_a_name_stays_in_its_cell(tmp_path: Path) -> None:
+    (tmp_path / "maps").mkdir()
+    (tmp_path / "maps/new\nline_dseg.nii.gz").touch()
+    (tmp_path / "maps/sub-1_dseg.nii.gz").touch()
+    said: list[str] = []
+    show_people(table(tmp_path), tmp_path / "maps", said.append)
+    assert not any("\n" in line for line in said)
+    assert any(line.startswith("new\\nline\t") for line in said)
+
+
+def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "maps").mkdir()
+    (tmp_path / "maps/sub-1_dseg.nii.gz").touch()
+    path = tmp_path / "empty.tsv"
+    path.write_text("participant_id\tage\n")
+    with pytest.raises(DatasetError, match=r"0 of 1 persons .* it has no rows"):
+        show_people(path, tmp_path / "maps", lambda line: None)

@@ -1,0 +1,156 @@
+"""What a store knows of the files that it was made from, whatever source they came from."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.overfitted import random_model
+from helpers.prepared import build, prepare
+
+from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.evaluate.evaluation import (
+    EvaluationSettings,
+    evaluate_predictions,
+)
+from trinat.pipelines.predict.case import CaseWorker
+from trinat.pipelines.predict.case_in_progress import read
+from trinat.pipelines.predict.settings import RunSettings
+from trinat.pipelines.study.cases import Case, Found
+from trinat.pipelines.study.files import stored_cases, stored_files
+from trinat.segmentation.data.splits import Split
+from trinat.segmentation.data.store import SPLIT, Store
+from trinat.segmentation.errors import DatasetError, TrinatError
+from trinat.segmentation.io.volume import Volume
+
+SOURCES = [
+    *("oasis1", "oasis1-freesurfer", "neurite", "ixi", "malc", "malc-flat"),
+    *("freesurfer", "bids", "pairs"),
+]
+
+
+def store_of(source: str, folder: Path) -> Store:
+    """One miniature subject of a source, prepared; it is for testing."""
+    subject, scheme, settings = build(source, folder / "in")
+    _, store = prepare(
+        source.partition("-")[0],
+        folder / "in",
+        folder / "store",
+        labels=scheme,
+        **settings,
+    )
+    write_split(store, subject)
+    return store
+
+
+def write_split(store: Store, *test: str) -> None:
+    split = Split(store=store.fingerprint, seed=0, train=(), test=test)
+    split.write(store.root / SPLIT)
+
+
+def cases_of(store: Store) -> Found:
+    return stored_cases(store, store.part("test"))
+
+
+def measured(store: Store, out: Path) -> Exit:
+    """Of what is in `found` beside it."""
+    models = {"m": out.with_name("found")}
+    return evaluate_predictions(
+        EvaluationSettings(
+            store.root, models, out, part="test", jobs=1, tables_only=True
+        )
+    )
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_predictions_of_a_stores_scans_are_measured_by_its_label_maps(
+    source: str, tmp_path: Path
+) -> None:
+    store = store_of(source, tmp_path)
+    (case,) = cases_of(store).cases
+    (truth,) = stored_files(store, store.part("test"), "labels")
+    scan = Volume.read(case.path, axes=case.axes)
+    read = Volume.read(truth.path, labels=True, axes=truth.axes)
+    # A prediction without a fault, in FreeSurfer's numbers, on the scan's own grid.
+    indices = store.scheme.from_freesurfer(
+        read.data, extra=truth.numbers, fold=truth.fold
+    )
+    assert len(np.unique(indices)) > 3
+    (tmp_path / "found").mkdir()
+    perfect = Volume(store.scheme.to_freesurfer(indices), scan.affine)
+    perfect.write(tmp_path / "found" / f"{case.stem}_dseg.nii.gz", labels=True)
+    assert measured(store, tmp_path / "report") == Exit.OK
+    with (tmp_path / "report/metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["metric"] == "dice"]
+    assert {row["subject"] for row in rows} == {store.participants[0].person}
+    assert {float(row["value"]) for row in rows if row["value"]} == {1.0}
+
+
+def test_an_original_that_is_gone_is_told_with_its_place(tmp_path: Path) -> None:
+    store = store_of("pairs", tmp_path)
+    image = tmp_path / "in/images/a.nii.gz"
+    image.rename(tmp_path / "elsewhere.nii.gz")
+    with pytest.raises(DatasetError, match="none of the scans is where it was"):
+        cases_of(store)
+    # With another one still there it is that one's own matter.
+    for kind in ("images", "labels"):
+        shutil.copy(tmp_path / "in/labels/a.nii.gz", tmp_path / f"in/{kind}/b.nii.gz")
+    (tmp_path / "elsewhere.nii.gz").rename(image)
+    _, store = prepare("pairs", tmp_path / "in", tmp_path / "store")
+    write_split(store, "a", "b")
+    image.unlink()
+    found = cases_of(store)
+    assert [case.id for case in found.cases] == ["b"]
+    assert [(r.shown, str(image) in r.reason) for r in found.refusals] == [("a", True)]
+
+
+def test_numbers_that_the_store_was_told_of_are_folded_alike(tmp_path: Path) -> None:
+    build("pairs", tmp_path / "in")
+    told = {"extra": {17: 18}, "ignore": (53,)}
+    _, store = prepare("pairs", tmp_path / "in", tmp_path / "store", **told)
+    (truth,) = stored_files(store, store.subjects, "labels")
+    assert truth.numbers == {17: 18, 53: 0}
+
+
+def test_a_label_map_that_was_changed_is_not_measured(tmp_path: Path) -> None:
+    store = store_of("pairs", tmp_path)
+    labels = tmp_path / "in/labels/a.nii.gz"
+    shutil.copytree(tmp_path / "in/labels", tmp_path / "found")
+    changed = Volume.read(labels, labels=True)
+    changed.data[10, 10, 10] = 17
+    changed.write(labels, labels=True)
+    with pytest.raises(
+        TrinatError, match=r"a\.nii\.gz: was changed since the store was made"
+    ):
+        measured(store, tmp_path / "report")
+
+
+def test_a_scan_that_was_changed_fails_and_says_so(tmp_path: Path) -> None:
+    store = store_of("pairs", tmp_path)
+    (case,) = cases_of(store).cases
+    settings = RunSettings(
+        tmp_path / "out", random_model(), "", tmp_path / "out/staging"
+    )
+    assert read(case, settings).digest == case.sha256
+    image = Volume.read(case.path)
+    image.data[10, 10, 10] += 1
+    image.write(case.path)
+    entry = CaseWorker(settings, "cpu").do(case)
+    assert entry.status == "failed"
+    assert entry.reason.startswith("was changed since the store was made")
+    # A scan that no store speaks of is what it is.
+    read(Case("a", case.path, "a"), settings)
+
+
+def test_a_store_that_names_no_scan_of_a_subject_is_refused(tmp_path: Path) -> None:
+    store = store_of("pairs", tmp_path)
+    path = store.root / "store.json"
+    content = json.loads(path.read_text())
+    content["subjects"]["a"]["image"] = None
+    path.write_text(json.dumps(content))
+    with pytest.raises(DatasetError, match="no image of a is known but its slices"):
+        cases_of(Store(store.root))

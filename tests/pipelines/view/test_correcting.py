@@ -1,0 +1,271 @@
+"""Corrections by the routes of the page: saved beside the result, drafts kept, none lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from helpers.studies import AFFINE, write_study
+
+from trinat.pipelines.study.corrections import (
+    corrected_path,
+    correction_of,
+    sidecar_path,
+)
+from trinat.pipelines.study.naming import CORRECTIONS
+from trinat.pipelines.view.study import Study
+from trinat.pipelines.view.viewer import make_app
+from trinat.segmentation.io.files import sha256_of
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.space.views import reoriented
+
+SHAPE = (20, 24, 18)
+TAB, OTHER_TAB = "0" * 16, "1" * 16
+# Places in the table of structures, which background is not in.
+NAMES = load_scheme("quicknat33").names
+LEFT_THALAMUS = NAMES.index("Left-Thalamus")
+RIGHT_THALAMUS = NAMES.index("Right-Thalamus")
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return write_study(tmp_path / "out", ["a", "b"])
+
+
+class Page:
+    """A tab of a rater, which asks the application itself."""
+
+    def __init__(self, out: Path, rater: str = "anna", tab: str = TAB) -> None:
+        self._app = make_app(Study(out, rater))
+        self.tab = tab
+
+    def ask(self, method: str, path: str, **content: object) -> httpx.Response:
+        async def asking() -> httpx.Response:
+            transport = httpx.ASGITransport(self._app)
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://page"
+            ) as client:
+                return await client.request(method, path, **content)
+
+        return asyncio.run(asking())
+
+    def detail(self) -> dict:
+        return self.ask("GET", "/v1/scans/0").json()
+
+    def save(self, changes: bytes, builds_on: str = "", **more: str) -> httpx.Response:
+        query = {
+            "builds_on": builds_on or self.detail()["sha256"],
+            "minutes": "2.5",
+            "tab": self.tab,
+            **more,
+        }
+        path = "/v1/scans/0/correction"
+        return self.ask("PUT", path, params=query, content=changes)
+
+    def keep(self, changes: bytes, **more: str) -> httpx.Response:
+        query = {"builds_on": self.detail()["sha256"], "minutes": "1", **more}
+        path = f"/v1/scans/0/drafts/{self.tab}"
+        return self.ask("PUT", path, params=query, content=changes)
+
+
+def changes(place: int, *voxels: tuple[int, int, int]) -> bytes:
+    """Voxels on RAS axes that get the structure at a place of the table."""
+    i, j, k = np.array(voxels).T
+    indices = i + SHAPE[0] * (j + SHAPE[1] * k)
+    return indices.astype("<u4").tobytes() + bytes([place] * len(voxels))
+
+
+def result(page: Page, out: Path) -> Path:
+    """The label map of the scan with the number 0."""
+    name = page.detail()["name"]
+    return out / f"{name}_dseg.nii.gz"
+
+
+def test_changes_are_saved_beside_the_result_in_its_own_space(out: Path) -> None:
+    page = Page(out)
+    path = result(page, out)
+    # Axes in another order, and a number that no structure of the table has.
+    labels = Volume.read(path, labels=True)
+    labels.data[0, 0, 0] = 85
+    turned = reoriented(labels, "PIR")
+    turned.write(path, labels=True)
+    before = sha256_of(path)
+
+    answer = page.save(changes(RIGHT_THALAMUS, (2, 3, 4), (6, 8, 6)))
+    assert answer.status_code == 200, answer.text
+    said = answer.json()["correction"]
+    assert (said["by"], said["minutes"], said["voxels"]) == ("anna", 2.5, 2)
+    assert not said["stale"]
+
+    assert sha256_of(path) == before
+    corrected = Volume.read(corrected_path(path), labels=True)
+    assert corrected.axcodes == "PIR"
+    np.testing.assert_allclose(corrected.affine, turned.affine)
+    expected = labels.data.copy()
+    expected[2, 3, 4] = expected[6, 8, 6] = 49
+    np.testing.assert_array_equal(reoriented(corrected, "RAS").data, expected)
+    facts = json.loads(sidecar_path(path).read_text())
+    assert facts["Structures"] == {"Left-Thalamus": 1, "Right-Thalamus": 2}
+    assert facts["ScanSHA256"] == sha256_of(out.parent / "scans/scan1.nii.gz")
+    assert (answer.json()["sha256"]) == facts["SHA256"]
+
+
+def test_the_page_shows_the_corrected_map_and_what_was_predicted(out: Path) -> None:
+    page = Page(out)
+    page.save(changes(RIGHT_THALAMUS, (2, 3, 4)))
+    at = 2 + SHAPE[0] * (3 + SHAPE[1] * 4)
+    assert page.ask("GET", "/v1/scans/0/labels").content[at] == RIGHT_THALAMUS
+    assert page.ask("GET", "/v1/scans/0/predicted").content[at] == 0
+
+
+def test_the_second_of_two_persons_is_refused_and_loses_nothing(out: Path) -> None:
+    anna, berta = Page(out), Page(out, "berta", OTHER_TAB)
+    shown = berta.detail()["sha256"]
+    painted = changes(LEFT_THALAMUS, (1, 1, 1))
+    assert berta.keep(painted).status_code == 204
+    assert anna.save(changes(RIGHT_THALAMUS, (2, 3, 4))).status_code == 200
+    saved = corrected_path(result(anna, out)).read_bytes()
+
+    refused = berta.save(painted, builds_on=shown)
+    assert refused.status_code == 409
+    reason = refused.json()["reason"]
+    assert "another correction was saved meanwhile, by anna" in reason
+    assert "\n" not in reason
+    assert corrected_path(result(anna, out)).read_bytes() == saved
+
+    # The draft is still there: on what anna saved it is taken.
+    (draft,) = berta.detail()["drafts"]
+    assert draft["builds_on"] == shown
+    kept = berta.ask("GET", f"/v1/scans/0/drafts/{draft['tab']}").content
+    assert berta.save(kept).status_code == 200
+    found = correction_of(result(anna, out))
+    assert found
+    assert found.facts
+    assert [session.by for session in found.facts.sessions] == ["anna", "berta"]
+    assert [tuple(voxel) for voxel in np.argwhere(found.changed())] == [
+        (1, 1, 1),
+        (2, 3, 4),
+    ]
+    assert not berta.detail()["drafts"]
+
+
+def test_a_draft_outlives_its_tab_and_its_server(out: Path) -> None:
+    painted = changes(RIGHT_THALAMUS, (2, 3, 4))
+    Page(out).keep(painted)
+    later = Page(out, tab=OTHER_TAB)
+    (draft,) = later.detail()["drafts"]
+    assert (draft["tab"], draft["voxels"], draft["minutes"]) == (TAB, 1, 1)
+    assert draft["builds_on"] == later.detail()["sha256"]
+    assert later.ask("GET", f"/v1/scans/0/drafts/{TAB}").content == painted
+    # Another person does not see it.
+    assert not Page(out, "berta").detail()["drafts"]
+    # What the tab goes on painting takes its place; and is dropped if one does not want it.
+    later.keep(changes(RIGHT_THALAMUS, (2, 3, 4), (2, 3, 5)), takes=TAB)
+    assert [each["tab"] for each in later.detail()["drafts"]] == [OTHER_TAB]
+    later.ask("DELETE", f"/v1/scans/0/drafts/{OTHER_TAB}")
+    assert not later.detail()["drafts"]
+
+
+def test_two_tabs_of_one_person_have_a_draft_each(out: Path) -> None:
+    one, two = Page(out), Page(out, tab=OTHER_TAB)
+    one.keep(changes(RIGHT_THALAMUS, (2, 3, 4)))
+    two.keep(changes(LEFT_THALAMUS, (1, 1, 1)))
+    assert {each["tab"] for each in one.detail()["drafts"]} == {TAB, OTHER_TAB}
+
+
+def test_the_table_of_a_folder_has_a_row_for_each_corrected_scan(out: Path) -> None:
+    page = Page(out)
+    name = page.detail()["name"]
+    page.save(changes(RIGHT_THALAMUS, (2, 3, 4)))
+    page.save(changes(RIGHT_THALAMUS, (2, 3, 5)))
+    header, row = (out / CORRECTIONS).read_text().splitlines()
+    assert header.split("\t")[:7] == [
+        "scan",
+        "corrected",
+        "changed_voxels",
+        "minutes",
+        "sessions",
+        "by",
+        "at",
+    ]
+    corrected = f"{name}_desc-corrected_dseg.nii.gz"
+    assert row.split("\t")[:6] == [name, corrected, "2", "5.0", "2", "anna"]
+
+
+def test_a_rating_is_of_the_corrected_map(out: Path) -> None:
+    page = Page(out)
+    body = {"structure": "", "rating": "look", "remark": ""}
+    first = {**body, "sha256": page.detail()["sha256"]}
+    page.ask("PUT", "/v1/scans/0/ratings", json=first)
+    page.save(changes(RIGHT_THALAMUS, (2, 3, 4)))
+    (rating,) = page.detail()["ratings"]
+    assert rating["stale"]
+    second = {**body, "sha256": page.detail()["sha256"]}
+    page.ask("PUT", "/v1/scans/0/ratings", json=second)
+    (rating,) = page.detail()["ratings"]
+    assert not rating["stale"]
+
+
+def test_a_map_on_another_grid_than_its_scan_is_not_corrected(out: Path) -> None:
+    page = Page(out)
+    path = result(page, out)
+    Volume(np.zeros(SHAPE, np.uint8), 2 * AFFINE).write(path, labels=True)
+    answer = page.save(changes(RIGHT_THALAMUS, (2, 3, 4)))
+    assert "on another grid than its scan" in answer.json()["reason"]
+    assert not corrected_path(path).exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "nothing was changed"),
+        (b"abcd", "not changes"),
+        (changes(RIGHT_THALAMUS, (0, 0, 18)), "not of this map"),
+        (changes(200, (0, 0, 0)), "not of this map"),
+    ],
+)
+def test_what_is_no_change_of_the_map_is_refused(
+    out: Path, content: bytes, reason: str
+) -> None:
+    answer = Page(out).save(content)
+    assert answer.status_code == 422
+    assert reason in answer.json()["reason"]
+
+
+@pytest.mark.parametrize("minutes", ["", "x", "nan", "inf", "-1"])
+def test_minutes_are_a_number(out: Path, minutes: str) -> None:
+    painted = changes(RIGHT_THALAMUS, (2, 3, 4))
+    answer = Page(out).save(painted, minutes=minutes)
+    assert "minutes" in answer.json()["reason"]
+
+
+@pytest.mark.parametrize("tab", ["..", "0", "g" * 16, "0" * 17])
+def test_a_tab_is_no_path(out: Path, tab: str) -> None:
+    painted = changes(RIGHT_THALAMUS, (2, 3, 4))
+    assert Page(out).save(painted, tab=tab).status_code == 422
+    assert Page(out).save(painted, takes=tab).status_code == 422
+
+
+def test_a_full_disk_is_told_in_one_line_and_the_draft_stays(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Page(out)
+    painted = changes(RIGHT_THALAMUS, (2, 3, 4))
+    page.keep(painted)
+
+    def no_room(*_: object) -> None:
+        raise OSError(28, "No space left on device", None)
+
+    with monkeypatch.context() as full:
+        full.setattr("trinat.pipelines.study.corrections.write_whole", no_room)
+        answer = page.save(painted)
+    assert "No space left on device" in answer.json()["reason"]
+    assert "\n" not in answer.json()["reason"]
+    assert not corrected_path(result(page, out)).exists()
+    assert len(page.detail()["drafts"]) == 1
+    assert page.save(painted).status_code == 200

@@ -1,0 +1,231 @@
+"""A folder of results as the page lists it: the doubtful first, files of the folder alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from helpers.studies import write_study
+
+from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.predict.ledger import Ledger, entries_in
+from trinat.pipelines.predict.tables import write_tables
+from trinat.pipelines.view.study import Study
+from trinat.pipelines.view.voxels import Voxels
+from trinat.segmentation.errors import ConfigError, InputError, IntegrityError
+from trinat.segmentation.io.volume import Volume
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return write_study(tmp_path / "out", ["a", "b", "c", "d"])
+
+
+def test_the_doubtful_come_first_and_among_equals_those_whose_views_agree_least(
+    out: Path,
+) -> None:
+    # Grades go pass, look, reject, pass; agreement falls from a to d.
+    assert [item.name for item in Study(out, "anna").items] == ["c", "b", "d", "a"]
+
+
+def test_the_page_of_a_batch_and_the_viewer_have_one_order_of_doubt(
+    tmp_path: Path,
+) -> None:
+    entries = [
+        Entry("passes", "done", result={"grade": "pass", "mean_agreement": 0.1}),
+        Entry("without-grade", "done"),
+        Entry("look-10", "done", result={"grade": "look"}),
+        Entry("look-9", "done", result={"grade": "look"}),
+        Entry("look-apart", "done", result={"grade": "look", "mean_agreement": 0.7}),
+        Entry("rejected", "done", result={"grade": "reject"}),
+        Entry("failed", "failed", reason="no head"),
+    ]
+    names = [
+        "failed",
+        "rejected",
+        "look-apart",
+        "look-9",
+        "look-10",
+        "without-grade",
+        "passes",
+    ]
+    with Ledger(tmp_path / "run.jsonl") as ledger:
+        for entry in entries:
+            ledger.add(entry)
+    assert [item.name for item in Study(tmp_path, "anna").items] == names
+    write_tables(tmp_path, entries)
+    page = (tmp_path / "report.html").read_text()
+    rows = page[page.index('id="scan-table"') :]
+    assert sorted(names, key=rows.index) == names
+
+
+def test_the_overview_has_each_structures_volumes_in_order(out: Path) -> None:
+    structures = {x["name"]: x for x in Study(out, "anna").overview()["structures"]}
+    # 64, 65, 66 and 67 voxels of 64 mm³; the third scan is rejected, and is no norm of others.
+    assert structures["Left-Thalamus"]["volumes"] == [4096, 4160, 4288]
+    assert structures["Left-Thalamus"]["count"] == 3
+    assert structures["Left-Caudate"]["volumes"] == []
+
+
+def test_the_scan_is_found_where_predict_read_it_or_among_the_images_named(
+    out: Path, tmp_path: Path
+) -> None:
+    study = Study(out, "anna")
+    (item,) = [item for item in study.items if item.name == "c"]
+    there = study.image(item)
+    assert there is not None
+    assert there.resolve() == tmp_path / "scans" / "scan2.nii.gz"
+    (tmp_path / "scans").rename(tmp_path / "moved")
+    assert study.image(item) is None
+    moved = Study(out, "anna", images=tmp_path / "moved")
+    assert moved.image(item) == tmp_path / "moved" / "scan2.nii.gz"
+
+
+def test_a_ledger_that_names_a_file_outside_the_folder_is_refused(out: Path) -> None:
+    (out.parent / "secret_dseg.nii.gz").write_bytes(b"secret")
+    ledger = out / "run.jsonl"
+    line = json.loads(ledger.read_text().splitlines()[-1])
+    line["outputs"] = {"../secret_dseg.nii.gz": "0"}
+    ledger.write_text(ledger.read_text() + json.dumps(line) + "\n")
+    with pytest.raises(IntegrityError, match="no entry of a ledger"):
+        _ = Study(out, "anna").items
+
+
+def test_label_maps_without_a_ledger_are_listed_too(out: Path) -> None:
+    (out / "run.jsonl").unlink()
+    study = Study(out, "anna")
+    assert sorted(item.name for item in study.items) == ["a", "b", "c", "d"]
+
+
+def test_a_folder_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such folder"):
+        _ = Study(tmp_path / "nowhere", "anna").items
+
+
+def test_labels_come_as_places_in_the_table_on_axes_that_run_as_ras(out: Path) -> None:
+    study = Study(out, "anna")
+    number = [item.name for item in study.items].index("a")
+    place = [x.name for x in study.structures].index("Left-Thalamus") + 1
+    data = np.frombuffer(Voxels(study).content(number, "labels", 1), np.uint8)
+    data = data.reshape((20, 24, 18), order="F")
+    assert data[4, 9, 7] == place
+    assert (data == place).sum() == 64
+    assert (
+        np.frombuffer(Voxels(study).content(number, "labels", 2), np.uint8) == place
+    ).sum() == 8
+
+
+def test_another_label_map_comes_on_the_grid_of_the_scan(
+    out: Path, tmp_path: Path
+) -> None:
+    truth = np.zeros((24, 20, 18), np.int16)
+    truth[9, 4, 7] = 10  # at (16, 36, 28) mm, as the scan's voxel 4, 9, 7
+    axes = np.array([[0.0, 4, 0, 0], [4, 0, 0, 0], [0, 0, 4, 0], [0, 0, 0, 1]])
+    (tmp_path / "truth").mkdir()
+    Volume(truth, axes).write(tmp_path / "truth" / "a_dseg.nii.gz", labels=True)
+    study = Study(out, "anna", against=tmp_path / "truth")
+    number = [item.name for item in study.items].index("a")
+    data = np.frombuffer(Voxels(study).content(number, "against", 1), np.uint8)
+    data = data.reshape((20, 24, 18), order="F")
+    assert (
+        data[4, 9, 7] == [x.name for x in study.structures].index("Left-Thalamus") + 1
+    )
+    assert np.count_nonzero(data) == 1
+    others = [item for item in study.items if study.other(item)]
+    assert [item.name for item in others] == ["a"]
+
+
+def test_surfaces_lie_around_their_structures(out: Path) -> None:
+    study = Study(out, "anna")
+    number = [item.name for item in study.items].index("a")
+    content = Voxels(study).content(number, "surfaces", 1)
+    place, points, _ = np.frombuffer(content, "<u4", 3)
+    assert study.structures[place - 1].name == "Left-Thalamus"
+    vertices = np.frombuffer(content, "<f4", 3 * points, 12).reshape(-1, 3)
+    # Voxels 3 to 6 of 4 mm: their faces are at 10 and 26 mm.
+    assert vertices[:, 0].min() == pytest.approx(10, abs=1)
+    assert vertices[:, 0].max() == pytest.approx(26, abs=1)
+
+
+def test_of_the_brain_mask_there_is_the_outline(out: Path) -> None:
+    study = Study(out, "anna")
+    assert study.detail(study[0])["mask"]
+    content = Voxels(study).content(0, "mask", 1)
+    outline = np.asarray(nib.Nifti1Image.from_bytes(content).dataobj)
+    # The shell of 16 x 20 x 14 voxels.
+    assert (outline == 255).sum() == 16 * 20 * 14 - 14 * 18 * 12
+    assert outline[2, 10, 8] == 255
+    assert outline[10, 10, 8] == 0
+
+
+def test_a_scan_without_entropy_says_so(out: Path) -> None:
+    study = Study(out, "anna")
+    for _, entry in list(entries_in(out)):
+        kept = {k: v for k, v in entry.outputs.items() if "entropy" not in k}
+        with Ledger(out / "run.jsonl") as ledger:
+            ledger.add(replace(entry, outputs=kept))
+    with pytest.raises(InputError, match="has no entropy"):
+        Voxels(study).content(0, "entropy", 1)
+
+
+def test_a_thousand_scans_are_listed_without_reading_one(tmp_path: Path) -> None:
+    out = write_study(tmp_path / "out", ["a"])
+    (line,) = (out / "run.jsonl").read_text().splitlines()
+    entry = json.loads(line)
+    lines = [json.dumps({**entry, "case": f"s{n}", "outputs": {}}) for n in range(1000)]
+    (out / "run.jsonl").write_text("\n".join(lines) + "\n")
+    overview = Study(out, "anna").overview()
+    assert len(overview["scans"]) == 1000
+    assert len(overview["structures"][0]["volumes"]) <= 101
+    assert len(json.dumps(overview)) < 400_000
+
+
+def test_parcels_of_scans_that_have_a_map_of_them_are_listed(tmp_path: Path) -> None:
+    out = write_study(tmp_path / "out", ["a", "b", "d"], with_parcels=["a", "b"])
+    overview = Study(out, "anna").overview()
+    assert {scan["name"]: scan["parcels"] for scan in overview["scans"]} == {
+        "a": True,
+        "b": True,
+        "d": False,
+    }
+    parcels = {row["name"]: row for row in overview["parcels"]}
+    assert parcels["ctx-lh-insula"]["number"] == 1035
+    # Those of both scans; the structures beside the cortex are in the same map.
+    assert parcels["ctx-lh-insula"]["volumes"] == [32 * 64.0] * 2
+    assert parcels["Right-Thalamus"]["count"] == 2
+    assert "Left-Cerebral-Cortex" not in parcels
+    assert "ctx-lh-insula" not in {row["name"] for row in overview["structures"]}
+
+
+def test_without_maps_of_parcels_none_are_listed(out: Path) -> None:
+    assert Study(out, "anna").overview()["parcels"] == []
+
+
+def test_a_map_of_parcels_is_shown_by_the_places_of_its_own_table(
+    tmp_path: Path,
+) -> None:
+    out = write_study(tmp_path / "out", ["a"], with_parcels=["a"])
+    study = Study(out, "anna")
+    voxels = Voxels(study)
+    content = voxels.content(0, "parcels", 1)
+    places = np.frombuffer(content, np.uint8).reshape((20, 24, 18), order="F")
+    names = [parcel.name for parcel in study.parcels]
+    assert (places == names.index("ctx-lh-insula") + 1).sum() == 32
+    assert (places == names.index("ctx-lh-cuneus") + 1).sum() == 16
+    assert (places == names.index("Right-Thalamus") + 1).sum() == 27
+    # The map of structures has the cortex there, and nothing of a parcel.
+    own = np.frombuffer(voxels.content(0, "labels", 1), np.uint8)
+    cortex = [structure.name for structure in study.structures].index(
+        "Left-Cerebral-Cortex"
+    )
+    assert (own == cortex + 1).sum() == 48
+    assert voxels.content(0, "parcel-surfaces", 1) != voxels.content(0, "surfaces", 1)
+
+
+def test_a_scan_without_a_map_of_parcels_has_none_to_show(out: Path) -> None:
+    with pytest.raises(InputError, match="has no parcels"):
+        Voxels(Study(out, "anna")).content(0, "parcels", 1)
