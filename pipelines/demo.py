@@ -69,9 +69,9 @@ def run_demo(
         evaluate_predictions,
     )
     from trinat.pipelines.predict.engine import SerialEngine
-    from trinat.pipelines.predict.entry import Entry
     from trinat.pipelines.predict.run import Listener, predict
     from trinat.pipelines.predict.settings import PredictRequest
+    from trinat.pipelines.study.entry import Entry
 
     scans = out / "scans"
     truth = out / "truth"
@@ -92,8 +92,7 @@ def run_demo(
     say(f"segmenting {len(geometries)} scans with {model}")
 
     def say_entry(entry: Entry) -> None:
-        grade = entry.result.get("grade", entry.reason)
-        say(f"{entry.case}: {entry.status}, {grade}")
+        say(f"{entry.case}: {entry.status}, {entry.result.grade or entry.reason}")
 
     engine = partial(SerialEngine, device="auto")
     request = PredictRequest([str(scans)], labels, model, engine=engine)

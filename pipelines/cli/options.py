@@ -120,7 +120,7 @@ class LeftOut:
 
     def grades(self) -> tuple[str, ...]:
         """The grades that are left out; ConfigError where both options are given."""
-        from trinat.pipelines.predict.settings import EXCLUDED_GRADES
+        from trinat.pipelines.study.record import EXCLUDED_GRADES
 
         if self.include_rejected and self.exclude is not None:
             raise ConfigError(

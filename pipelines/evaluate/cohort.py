@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -27,19 +26,12 @@ from trinat.pipelines.evaluate.user_tables import (
     refuse_other_model,
 )
 from trinat.pipelines.jobs.lock import claimed, keep_only, refuse_foreign
-from trinat.pipelines.predict.entry import (
-    Entry,
-    measured_in,
-    structures_left_out,
-    taught_by_models,
-    why_left_out,
-)
-from trinat.pipelines.predict.ledger import entries_for, unfit_results
 from trinat.pipelines.report.cohort import Cohort, Range, Scan, cohort_of
 from trinat.pipelines.report.cohort_page import cohort_drawings, cohort_page
 from trinat.pipelines.report.measurements import write_table
 from trinat.pipelines.report.page import provenance
 from trinat.pipelines.study.discovery import absolute
+from trinat.pipelines.study.entry import Entry, taught_by_models
 from trinat.pipelines.study.files import (
     ScanFile,
     corrected_among,
@@ -47,6 +39,7 @@ from trinat.pipelines.study.files import (
     persons_in_folders,
     two_maps_of_a_scan,
 )
+from trinat.pipelines.study.ledger import entries_for, unfit_results
 from trinat.pipelines.study.people import refuse_strangers, say_of_table
 from trinat.pipelines.study.ratings import (
     Rating,
@@ -56,11 +49,11 @@ from trinat.pipelines.study.ratings import (
     rejections,
     use_of_ratings,
 )
+from trinat.pipelines.study.record import ParcelResult, ScanResult, measured_in
 from trinat.segmentation.data.people import Facts, Matched, People
 from trinat.segmentation.data.people_table import read_people
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import write_whole
-from trinat.segmentation.labels.measures import INTRACRANIAL
 from trinat.segmentation.labels.scheme import Label, LabelScheme, load_scheme
 from trinat.segmentation.metrics.counted import made_by
 from trinat.segmentation.metrics.definitions import NOT_PREDICTED
@@ -76,13 +69,6 @@ _TABLES = (
     "trends.csv",
     "raters.csv",
 )
-# What is said of a corrected result, in the place of what its ledger says.
-_CORRECTED: Mapping[str, Any] = {
-    "grade": "",
-    "reasons": [],
-    "structure_grades": {},
-    "notes": ["corrected by hand"],
-}
 # By whom a scan or structure of an excluded grade is rejected.
 _QUALITY_CONTROL = {
     "reject": "quality control",
@@ -116,11 +102,11 @@ class Ledgers:
     """What the ledgers beside the label maps say: all entries, and the result of each map."""
 
     entries: list[Entry]
-    results: dict[Path, Mapping[str, Any]]
+    results: dict[Path, ScanResult]
 
-    def of(self, file: ScanFile) -> Mapping[str, Any]:
-        """The result of a label map; nothing where no ledger has it."""
-        return self.results.get(absolute(file.result), {})
+    def of(self, file: ScanFile) -> ScanResult:
+        """Return the result of a label map; an empty one if no ledger has it."""
+        return self.results.get(absolute(file.result), ScanResult())
 
     @property
     def models(self) -> set[str]:
@@ -350,14 +336,12 @@ def _choose(
         facts = ledger.of(result.file)
         if result.file.corrects is not None:
             # The grades are of what a person has corrected since.
-            facts = {**facts, **_CORRECTED}
-        names = measured_in(
-            scheme, facts.get("volumes_mm3", ()), facts.get("parcels", ())
-        )
+            facts = facts.corrected()
+        names = measured_in(scheme, facts.volumes_mm3, facts.parcels)
         made = made_by(names, rated, scheme)
         graded = {
             name: _QUALITY_CONTROL[grade]
-            for name, grade in structures_left_out(facts, excluded).items()
+            for name, grade in facts.structures_left_out(excluded).items()
         }
         structures = made.left_out(scheme, {**graded, **rejected_here})
         person = known.matched.of(result.file.name, result.file.person)
@@ -373,7 +357,7 @@ def _choose(
             for structure, why in structures.items()
             if why != NOT_PREDICTED
         }
-        why_scan = why_left_out(facts, excluded)
+        why_scan = facts.why_left_out(excluded)
         if "" in rejected_here:
             why_scan = f"rejected by {rejected_here['']}"
         scan = replace(
@@ -403,7 +387,7 @@ def _two_kinds_of_heads(chosen: Chosen, ledger: Ledgers) -> str:
     for file, scan in zip(chosen.files, chosen.scans, strict=True):
         if scan.intracranial_mm3 is None or scan.left_out:
             continue
-        if _measured_head(ledger.of(file)) is None:
+        if ledger.of(file).intracranial_mm3 is None:
             of_table += 1
         else:
             measured += 1
@@ -415,12 +399,6 @@ def _two_kinds_of_heads(chosen: Chosen, ledger: Ledgers) -> str:
     )
 
 
-def _measured_head(facts: Mapping[str, Any]) -> float | None:
-    """The intracranial volume that a ledger has of a scan."""
-    mm3: float | None = facts.get("measures_mm3", {}).get(INTRACRANIAL.column)
-    return mm3
-
-
 def _with_parcels(
     chosen: Chosen, ledger: Ledgers, excluded: Collection[str]
 ) -> Cohort | None:
@@ -429,16 +407,16 @@ def _with_parcels(
     Parcels of the `excluded` grades have no volume. Scans that were corrected are not among them.
     """
     scans = []
-    facts_of: dict[str, Mapping[str, Any]] = {}
+    facts_of: dict[str, ParcelResult] = {}
     for file, scan in zip(chosen.files, chosen.scans, strict=True):
         result = ledger.of(file)
-        measured = result.get("parcels", {})
+        measured = result.parcels
         if not measured or file.corrects is not None or scan.left_out:
             continue
         facts_of.update(measured)
-        left_out = structures_left_out(result, excluded)
+        left_out = result.structures_left_out(excluded)
         volumes_mm3 = {
-            name: parcel["mm3"]
+            name: parcel.mm3
             for name, parcel in measured.items()
             if name not in left_out
         }
@@ -460,12 +438,12 @@ def _with_parcels(
     return cohort_of(scans, _scheme_of_parcels(facts_of))
 
 
-def _scheme_of_parcels(measured: Mapping[str, Mapping[str, Any]]) -> LabelScheme:
+def _scheme_of_parcels(measured: Mapping[str, ParcelResult]) -> LabelScheme:
     """The parcels as classes with their partners on the other side, by what a ledger says of each.
 
     So parcels of any table can be compared, also of one that is no longer there.
     """
-    names = sorted(measured, key=lambda name: measured[name]["freesurfer"])
+    names = sorted(measured, key=lambda name: measured[name].freesurfer)
     grey = (128, 128, 128)
     labels = [Label(0, "background", 0, None, grey, "BG", "background")]
     for index, name in enumerate(names, start=1):
@@ -477,12 +455,22 @@ def _scheme_of_parcels(measured: Mapping[str, Mapping[str, Any]]) -> LabelScheme
         if other_name in measured:
             partner = names.index(other_name) + 1
         facts = measured[name]
-        number, side, lobe = facts["freesurfer"], facts["side"], facts["lobe"]
-        labels.append(Label(index, name, number, partner, grey, name, lobe, side))
+        labels.append(
+            Label(
+                index,
+                name,
+                facts.freesurfer,
+                partner,
+                grey,
+                name,
+                facts.lobe,
+                facts.side,
+            )
+        )
     return LabelScheme("parcels", tuple(labels))
 
 
-def _scan(result: MapVolumes, person: Facts, facts: Mapping[str, Any]) -> Scan:
+def _scan(result: MapVolumes, person: Facts, facts: ScanResult) -> Scan:
     """Describe the scan of a label map.
 
     `person` is what the table says of the person, `facts` are those of the ledger.
@@ -490,12 +478,11 @@ def _scan(result: MapVolumes, person: Facts, facts: Mapping[str, Any]) -> Scan:
     file = result.file
     uncertainty = {
         structure: variation
-        for structure, variation in facts.get("volume_cv", {}).items()
+        for structure, variation in facts.volume_cv.items()
         if variation is not None
     }
-    remarks = [*facts.get("reasons", ()), *facts.get("notes", ())]
     # A scan's own, as the ledger has it, else that of the person's row in the table.
-    intracranial_mm3 = _measured_head(facts)
+    intracranial_mm3 = facts.intracranial_mm3
     if intracranial_mm3 is None:
         intracranial_mm3 = person.intracranial_mm3
     return Scan(
@@ -505,8 +492,8 @@ def _scan(result: MapVolumes, person: Facts, facts: Mapping[str, Any]) -> Scan:
         sex=person.sex or "",
         age=person.age,
         site=person.site,
-        grade=facts.get("grade", ""),
-        notes="; ".join(remarks),
+        grade=facts.grade,
+        notes="; ".join(facts.remarks),
         uncertainty=uncertainty or None,
         group=person.group,
         intracranial_mm3=intracranial_mm3,

@@ -15,9 +15,8 @@ from trinat.pipelines.evaluate.measuring import Task
 from trinat.pipelines.evaluate.pairing import Pairing, pair_files
 from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.evaluate.user_tables import Mappings, read_mapping
-from trinat.pipelines.predict.entry import measured_in, taught_by_models
-from trinat.pipelines.predict.ledger import entries_for, unfit_results
 from trinat.pipelines.study.discovery import absolute
+from trinat.pipelines.study.entry import taught_by_models
 from trinat.pipelines.study.files import (
     ScanFile,
     as_scan,
@@ -27,12 +26,14 @@ from trinat.pipelines.study.files import (
     stored_files,
     two_maps_of_a_scan,
 )
+from trinat.pipelines.study.ledger import entries_for, unfit_results
 from trinat.pipelines.study.ratings import (
     Rating,
     read_given,
     rejected_structures,
     rejections,
 )
+from trinat.pipelines.study.record import measured_in
 from trinat.segmentation.data.sources.base import safe_component, without_suffix
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, EvaluationError
@@ -309,14 +310,14 @@ def read_notes(predictions: Path) -> LedgerNotes:
         if entry.status == "failed":
             notes.failed[entry.case] = entry.reason
         if entry.outputs:
-            notes.models.add(entry.result.get("model", ""))
-        notes.structures.update(entry.result.get("volumes_mm3", ()))
-        notes.parcels.update(entry.result.get("parcels", ()))
+            notes.models.add(entry.result.model)
+        notes.structures.update(entry.result.volumes_mm3)
+        notes.parcels.update(entry.result.parcels)
         for output in entry.outputs:
             notes.scans[absolute(place / output)] = Path(entry.input)
         notes.taught.update(taught_by_models([entry]))
-        if "csf" in entry.result:
-            notes.csf.add(entry.result["csf"])
+        if entry.result.csf is not None:
+            notes.csf.add(entry.result.csf)
     return notes
 
 

@@ -416,7 +416,7 @@ def _made_by(corrected: Sequence[Corrected]) -> str:
     for name, folder in shipped_models().items():
         if hashes == {sha256_of(folder / MODEL_FILE)}:
             return name
-    names = {str(each.item.entry.result.get("model", "")) for each in corrected}
+    names = {each.item.entry.result.model for each in corrected}
     made_by = ", ".join(sorted(names - {""})) or "an unknown model"
     raise ConfigError(
         f"made by {made_by}, which is not one that comes with trinat",

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from trinat.pipelines.evaluate.pairing import Pair
 from trinat.pipelines.learn.settings import NextSettings
-from trinat.pipelines.predict.entry import doubt_of, grade_of
 from trinat.pipelines.study.corrections import correction_of, mask_path
 from trinat.pipelines.study.files import ScanFile, find_files
 from trinat.pipelines.view.study import Item, Study, digest
@@ -69,8 +68,8 @@ def persons_of(items: Sequence[Item]) -> list[str]:
         identities.append(identity_of(name, folders) or Identity(item.name))
     persons = []
     for item, identity in zip(items, told_apart(identities), strict=True):
-        together = item.entry.result.get("longitudinal", {})
-        persons.append(together.get("person", identity.person))
+        together = item.entry.result.longitudinal
+        persons.append(identity.person if together is None else together.person)
     return persons
 
 
@@ -182,7 +181,7 @@ def next_of(
             was_corrected.add(item.name)
     rest = [item for item in items if item.name not in was_corrected]
     compared = [item for item in items if item.name in was_corrected]
-    compared += nsmallest(_MOST_COMPARED, rest, key=lambda item: doubt_of(item.entry))
+    compared += nsmallest(_MOST_COMPARED, rest, key=lambda item: item.entry.doubt)
 
     proposals = propose(
         likeness(features_of(compared)),
@@ -198,7 +197,7 @@ def next_of(
             Next(
                 scan=item.name,
                 person=persons[item.name],
-                grade=grade_of(item.entry),
+                grade=item.entry.grade,
                 agreement=item.agreement,
                 share=round(proposal.share, 4),
             )
@@ -212,8 +211,8 @@ def features_of(items: Sequence[Item]) -> Values:
     NaN where a structure was not found or not measured.
     """
     results = [item.entry.result for item in items]
-    volumes = [result.get("volumes_mm3", {}) for result in results]
-    agreements = [result.get("agreement", {}) for result in results]
+    volumes = [result.volumes_mm3 for result in results]
+    agreements = [result.agreement for result in results]
     structures = sorted({name for named in volumes for name in named})
     compared = sorted({name for named in agreements for name in named})
     rows = []

@@ -21,9 +21,10 @@ from trinat.pipelines.predict.case_in_progress import (
     PersonInProgress,
     read,
 )
-from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.study.record import TimePoint
 from trinat.segmentation.errors import is_disk_full, reason_of
 from trinat.segmentation.inference import quality
 from trinat.segmentation.inference.measuring import measure_parcels
@@ -156,7 +157,8 @@ class CaseWorker:
                 entries.append(self.write(one))
                 # It is as large as all that the others have in common.
                 one.found = None
-            return Entry.of(scan.case, self.settings, "done", of_scans=tuple(entries))
+            person = Entry.of(scan.case, self.settings, "done")
+            return replace(person, of_scans=tuple(entries))
         try:
             return self._write(scan)
         except Exception as error:
@@ -180,7 +182,7 @@ class CaseWorker:
                 )
                 if found.parcel_map is not None:
                     parcels = measure_parcels(found, self._parcel_limits.agreement)
-                    result["parcels"] = by_name(parcels)
+                    result.parcels = by_name(parcels)
             # A name of its own: on a cluster a worker given up for dead may still be at it.
             staging = self.settings.staging / secrets.token_hex(8)
             with stage("write"):
@@ -198,22 +200,19 @@ class CaseWorker:
                     scan.digest, result, label_table=not self._has_label_table
                 )
                 self._has_label_table = True
-        result["picture"] = files.picture
+        result.picture = files.picture
         if scan.longitudinal is not None:
-            result["longitudinal"] = scan.longitudinal
-            # Not there where it is usual: ledgers from before it keep their bytes.
+            result.longitudinal = scan.longitudinal
             if self.settings.output.views:
-                result["longitudinal"]["views"] = self.settings.output.views
+                result.longitudinal.views = self.settings.output.views
         elif self.settings.output.longitudinal:
-            result["notes"].append(_ONLY_SCAN)
+            result.notes.append(_ONLY_SCAN)
         timings_s = {}
         for name, (wall_s, _) in scan.clock.take().items():
             if name:
                 timings_s[name] = round(wall_s, 4)
-        return Entry.of(
-            scan.case,
-            self.settings,
-            "done",
+        return replace(
+            Entry.of(scan.case, self.settings, "done"),
             input_sha256=scan.digest,
             outputs=outputs,
             result=result,
@@ -320,13 +319,13 @@ def _take_result(person: PersonInProgress, number: int) -> None:
     years = dict(zip(cases, person.case.years, strict=True))
     digests = {other.case.id: other.digest for other in person.scans}
     volumes = {name: round(mm3, 3) for name, mm3 in point.volumes_mm3.items()}
-    scan.longitudinal = {
-        "person": person.case.name,
-        "group": person.case.group,
-        "year": years[scan.case.id],
-        "scans": dict(sorted(digests.items())),
-        "volumes_mm3": volumes,
-    }
+    scan.longitudinal = TimePoint(
+        person=person.case.name,
+        group=person.case.group,
+        year=years[scan.case.id],
+        scans=dict(sorted(digests.items())),
+        volumes_mm3=volumes,
+    )
     stretch = person.stretches_percent[number]
     if stretch:
-        scan.longitudinal["stretch_percent"] = round(stretch, 2)
+        scan.longitudinal.stretch_percent = round(stretch, 2)

@@ -29,6 +29,7 @@ from trinat.pipelines.report.page import short_name
 from trinat.pipelines.report.scan_page import scan_page
 from trinat.pipelines.study.cases import Case
 from trinat.pipelines.study.naming import Product
+from trinat.pipelines.study.record import ParcelResult, ScanResult
 from trinat.segmentation.inference import quality
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.checks.limits import Limits
@@ -53,8 +54,8 @@ def judge(
     changes: dict[str, float],
     model: Model,
     limits: Limits,
-) -> tuple[dict[str, Any], BrainVolumes]:
-    """All numbers of a segmentation, as an entry's `result`: grades, volumes, doubts, notes.
+) -> tuple[ScanResult, BrainVolumes]:
+    """Compute the result of a scan from its segmentation: grades, volumes, doubts, notes.
 
     `changes` is the share of each structure that clean-up has changed; `limits` are the model's
     limits of quality. Returns the volumes of the brain as a whole, too.
@@ -64,42 +65,42 @@ def judge(
     measured = measure(found, evidence, limits)
     verdict = quality.grade_by(evidence, limits)
     total_brain_mm3 = quality.total_brain_mm3(found.scheme, volumes_mm3)
-    result: dict[str, Any] = {
-        "model": model.name,
-        "grade": verdict.name,
-        "reasons": list(verdict.reasons),
-        "structure_grades": dict(verdict.structures),
-        "notes": list(found.notes),
-        "total_brain_mm3": round(total_brain_mm3, 3),
-        "volumes_mm3": {name: round(mm3, 3) for name, mm3 in volumes_mm3.items()},
-        "measures_mm3": {
+    result = ScanResult(
+        model=model.name,
+        grade=verdict.name,
+        reasons=list(verdict.reasons),
+        structure_grades=dict(verdict.structures),
+        notes=list(found.notes),
+        total_brain_mm3=round(total_brain_mm3, 3),
+        volumes_mm3={name: round(mm3, 3) for name, mm3 in volumes_mm3.items()},
+        measures_mm3={
             name: None if mm3 is None else round(mm3, 3)
             for name, mm3 in measured.mm3.items()
         },
-        "csf": found.csf,
-        "tissue_contrast": _rounded(quality.tissue_contrast(evidence)),
-    }
+        csf=found.csf,
+        tissue_contrast=_rounded(quality.tissue_contrast(evidence)),
+    )
     if measured.note:
-        result["notes"].append(measured.note)
-    pseudo_labels = model.info.training.pseudo_labels
-    if pseudo_labels:
-        result["pseudo_labels"] = pseudo_labels
+        result.notes.append(measured.note)
+    if model.info.training.pseudo_labels:
+        result.pseudo_labels = model.info.training.pseudo_labels
     if found.agreement is not None:
-        result["mean_agreement"] = _rounded(quality.mean_agreement(found))
-        result["agreement"] = _by_structure(found, volumes_mm3, found.agreement)
-    if found.uncertainty is not None:
-        for name in ("iou", "pairwise_dice", "volume_cv"):
-            values = getattr(found.uncertainty, name)
-            result[name] = _by_structure(found, volumes_mm3, values)
+        result.mean_agreement = _rounded(quality.mean_agreement(found))
+        result.agreement = _by_structure(found, volumes_mm3, found.agreement)
+    doubt = found.uncertainty
+    if doubt is not None:
+        result.iou = _by_structure(found, volumes_mm3, doubt.iou)
+        result.pairwise_dice = _by_structure(found, volumes_mm3, doubt.pairwise_dice)
+        result.volume_cv = _by_structure(found, volumes_mm3, doubt.volume_cv)
     cleaned = {
         name: round(share, 4)
         for name, share in changes.items()
         if share > _REPORTED_CHANGE
     }
     if cleaned:
-        result["cleaned"] = cleaned
+        result.cleaned = cleaned
         shares = [f"{name} {share:.0%}" for name, share in cleaned.items()]
-        result["notes"].append(f"clean-up changed {', '.join(shares)}")
+        result.notes.append(f"clean-up changed {', '.join(shares)}")
     return result, measured
 
 
@@ -117,21 +118,21 @@ def _by_structure(
     return by_name
 
 
-def by_name(parcels: Iterable[ParcelMeasure]) -> dict[str, dict[str, Any]]:
-    """What is measured of parcels, by their names, as an entry's `result` has it."""
-    measured = {}
-    for parcel in parcels:
-        measured[parcel.name] = {
-            "freesurfer": parcel.freesurfer,
-            "side": parcel.side,
-            "lobe": parcel.lobe,
-            "mm3": round(parcel.mm3, 3),
-            "share": _rounded(parcel.share),
-            "asymmetry": _rounded(parcel.asymmetry),
-            "agreement": _rounded(parcel.agreement),
-            "grade": parcel.grade,
-        }
-    return measured
+def by_name(parcels: Iterable[ParcelMeasure]) -> dict[str, ParcelResult]:
+    """Return the results of parcels by name."""
+    return {
+        parcel.name: ParcelResult(
+            freesurfer=parcel.freesurfer,
+            side=parcel.side,
+            lobe=parcel.lobe,
+            mm3=round(parcel.mm3, 3),
+            share=_rounded(parcel.share),
+            asymmetry=_rounded(parcel.asymmetry),
+            agreement=_rounded(parcel.agreement),
+            grade=parcel.grade,
+        )
+        for parcel in parcels
+    }
 
 
 def _raw(case: Case) -> str:
@@ -198,7 +199,7 @@ class CaseFiles:
         return self._output.wants(product)
 
     def write_all(
-        self, digest: str, result: Mapping[str, Any], *, label_table: bool
+        self, digest: str, result: ScanResult, *, label_table: bool
     ) -> dict[str, str]:
         """Write every product that is wanted; returns the outputs of the case (path -> SHA-256).
 
@@ -353,7 +354,7 @@ class CaseFiles:
             left_out=self.found.not_predicted,
         )
 
-    def _write_page(self, digest: str, result: Mapping[str, Any]) -> None:
+    def _write_page(self, digest: str, result: ScanResult) -> None:
         """The page of the scan alone."""
         facts = {
             "trinat": version("trinat"),

@@ -6,13 +6,14 @@ Imports no torch: the first scan is read while that loads.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.persons import Person
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.files import refuse_changed
+from trinat.pipelines.study.record import TimePoint
 from trinat.segmentation.errors import reason_of
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.timing import Clock, stage, timed
@@ -41,7 +42,7 @@ class CaseInProgress:
     clock: Clock = field(default_factory=Clock)
     # Of one of several scans of a person: what the tables of changes are made of, and the cases
     # of all scans that it was segmented with.
-    longitudinal: dict[str, Any] | None = None
+    longitudinal: TimePoint | None = None
     together: tuple[Case, ...] = ()
 
 

@@ -8,9 +8,7 @@ from typing import Any
 
 from natsort import natsorted
 
-from trinat.pipelines.predict.entry import Entry, structures_left_out, why_left_out
-from trinat.pipelines.predict.ledger import Ledger
-from trinat.pipelines.predict.settings import CHANGES, EXCLUDED_GRADES
+from trinat.pipelines.predict.settings import CHANGES
 from trinat.pipelines.report.changes import (
     Change,
     Course,
@@ -18,6 +16,9 @@ from trinat.pipelines.report.changes import (
     changes_page,
     retest_of,
 )
+from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.study.ledger import Ledger
+from trinat.pipelines.study.record import EXCLUDED_GRADES, TimePoint
 from trinat.segmentation.io.files import sha256_of, write_tsv, write_whole
 from trinat.segmentation.models.zoo import MODEL_FILE, shipped_models
 
@@ -90,11 +91,11 @@ def _left_out(
     rows = []
     first_with: dict[str, str] = {}
     for entry in scans:
-        why = why_left_out(entry.result, excluded) or _why_unfit(entry, first_with)
+        why = entry.result.why_left_out(excluded) or _why_unfit(entry, first_with)
         if why:
             rows.append((entry.case, "", why))
             continue
-        for structure, grade in structures_left_out(entry.result, excluded).items():
+        for structure, grade in entry.result.structures_left_out(excluded).items():
             rows.append((entry.case, structure, f"graded {grade}"))
     return rows
 
@@ -107,7 +108,7 @@ def _why_unfit(entry: Entry, first_with: dict[str, str]) -> str:
     digest = entry.input_sha256
     if digest and first_with.setdefault(digest, entry.case) != entry.case:
         return f"byte for byte the same as {first_with[digest]}"
-    stretch = entry.result["longitudinal"].get("stretch_percent", 0)
+    stretch = _time_point(entry).stretch_percent
     if not stretch:
         return ""
     larger = "larger" if stretch > 0 else "smaller"
@@ -129,9 +130,9 @@ def _persons_in(entries: Iterable[Entry], results: Path) -> dict[str, list[Entry
     # Of each person, those that were segmented together: the scans in it and what they hold.
     found: dict[str, dict[_Segmentation, list[Entry]]] = {}
     for entry in known.values():
-        if entry.status == "done" and "longitudinal" in entry.result:
-            person = entry.result["longitudinal"]["person"]
-            groups = found.setdefault(person, {})
+        time_point = entry.result.longitudinal
+        if entry.status == "done" and time_point is not None:
+            groups = found.setdefault(time_point.person, {})
             groups.setdefault(_together(entry), []).append(entry)
     ordered = {}
     for person, groups in found.items():
@@ -151,8 +152,10 @@ def _persons_in(entries: Iterable[Entry], results: Path) -> dict[str, list[Entry
 def _in_time(scans: Iterable[Entry]) -> list[Entry]:
     """Scans in the order of time; in that of names where a time is not known."""
     ordered: list[Entry] = natsorted(scans, key=lambda entry: entry.case)
-    if all(_year(entry) is not None for entry in ordered):
-        ordered.sort(key=lambda entry: entry.result["longitudinal"]["year"])
+    years = {entry.case: _time_point(entry).year for entry in ordered}
+    known = {case: year for case, year in years.items() if year is not None}
+    if len(known) == len(years):
+        ordered.sort(key=lambda entry: known[entry.case])
     return ordered
 
 
@@ -193,14 +196,16 @@ def _is_whole(
 
 def _together(entry: Entry) -> _Segmentation:
     """The model that segmented a scan, the scans with it, itself too, and what each held then."""
-    scans = entry.result.get("longitudinal", {}).get("scans", {})
+    time_point = entry.result.longitudinal
+    scans = {} if time_point is None else time_point.scans
     return entry.model, frozenset(scans.items())
 
 
-def _year(entry: Entry) -> float | None:
-    """When a scan was taken, in years from any start; None where that is not known."""
-    year: float | None = entry.result["longitudinal"].get("year")
-    return year
+def _time_point(entry: Entry) -> TimePoint:
+    """Return the part of a scan in the segmentation of its person's scans."""
+    time_point = entry.result.longitudinal
+    assert time_point is not None
+    return time_point
 
 
 def _courses(scans: Sequence[Entry], excluded: Collection[str]) -> list[Course]:
@@ -208,32 +213,30 @@ def _courses(scans: Sequence[Entry], excluded: Collection[str]) -> list[Course]:
 
     A structure with fewer than two scans that are not left out has none.
     """
-    first = scans[0].result["longitudinal"]
+    first = _time_point(scans[0])
     retest = _retest_of(scans[0])
-    person = first["person"]
-    group = first.get("group") or ""
     whole = {case for case, structure, _ in _left_out(scans, excluded) if not structure}
     taken = [entry for entry in scans if entry.case not in whole]
     courses = []
-    for name in first["volumes_mm3"]:
+    for name in first.volumes_mm3:
         # Their times may be known where that of a scan that is left out is not.
         of_structure = _in_time(
             entry
             for entry in taken
-            if name not in structures_left_out(entry.result, excluded)
+            if name not in entry.result.structures_left_out(excluded)
         )
         if len(of_structure) < 2:
             continue
         cases = [entry.case for entry in of_structure]
-        years = [_year(entry) for entry in of_structure]
-        facts = [entry.result["longitudinal"] for entry in of_structure]
-        volumes = [float(fact["volumes_mm3"].get(name, 0)) for fact in facts]
+        time_points = [_time_point(entry) for entry in of_structure]
+        years = [time_point.year for time_point in time_points]
+        volumes = [time_point.volumes_mm3.get(name, 0.0) for time_point in time_points]
         change = change_of(volumes, years, retest.get(name))
         if change is None:
             continue
         course = Course(
-            person,
-            group,
+            first.person,
+            first.group,
             name,
             cases,
             years,
@@ -251,11 +254,11 @@ def _retest_of(entry: Entry) -> Mapping[str, float]:
     It was measured for shipped models, with all their views. A model of one's own may have their
     name: it has none.
     """
-    name = entry.result["model"]
+    name = entry.result.model
     shipped = shipped_models().get(name)
     if shipped is None or sha256_of(shipped / MODEL_FILE) != entry.model:
         return {}
-    if entry.result["longitudinal"].get("views"):
+    if _time_point(entry).views:
         return {}
     return retest_of(name)
 
@@ -296,21 +299,21 @@ def _write_time_points(
     names: dict[str, None] = {}
     for scans in persons.values():
         for entry in scans:
-            names.update(dict.fromkeys(entry.result["longitudinal"]["volumes_mm3"]))
+            names.update(dict.fromkeys(_time_point(entry).volumes_mm3))
     rows = []
     for person in natsorted(persons):
         left_out_here = _left_out(persons[person], excluded)
         for entry in persons[person]:
-            fact = entry.result["longitudinal"]
-            volumes = [fact["volumes_mm3"].get(name) for name in names]
-            year = _rounded(_year(entry), 4)
+            time_point = _time_point(entry)
+            volumes = [time_point.volumes_mm3.get(name) for name in names]
+            year = _rounded(time_point.year, 4)
             remarks = [
                 f"{structure}: {why}" if structure else why
                 for case, structure, why in left_out_here
                 if case == entry.case
             ]
             left_out = "; ".join(remarks) or None
-            group = fact.get("group") or None
+            group = time_point.group or None
             row = [person, group, entry.case, year, left_out, *volumes]
             rows.append(row)
     columns = [f"{name}_mm3" for name in names]

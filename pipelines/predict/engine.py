@@ -24,9 +24,9 @@ from trinat.pipelines.predict.case_in_progress import (
     PersonInProgress,
     read,
 )
-from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.entry import Entry
 from trinat.segmentation.errors import DeviceError, TrinatError, reason_of
 from trinat.segmentation.timing import stage, time_process
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from natsort import natsorted
 
 from trinat.pipelines.predict.engine import SerialEngine
-from trinat.pipelines.predict.entry import Entry, why_of
-from trinat.pipelines.predict.ledger import ledgers_in, read_entries
 from trinat.pipelines.predict.progress import listener
 from trinat.pipelines.predict.run import Listener, predict
 from trinat.pipelines.predict.settings import OutputSettings, PredictRequest
 from trinat.pipelines.study.cases import Case, Found
 from trinat.pipelines.study.discovery import find_cases
+from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.study.ledger import ledgers_in, read_entries
 from trinat.pipelines.study.naming import Product
 from trinat.segmentation.errors import reason_of
 from trinat.segmentation.io.foreign_images import is_foreign_image, is_subject
@@ -176,14 +176,14 @@ def _table(entries: Iterable[Entry], out: Path | None) -> pd.DataFrame:
         row: dict[str, Any] = {
             "scan": entry.input,
             "status": entry.status,
-            "grade": result.get("grade"),
-            "reason": why_of(entry),
+            "grade": result.grade or None,
+            "reason": entry.why,
         }
         if out is not None:
             labels = Product.LABELS.among(entry.outputs)
             row["labels"] = str(out / labels) if labels else None
-        row["total_brain_mm3"] = result.get("total_brain_mm3")
-        row.update(result.get("measures_mm3", {}))
-        row.update(result.get("volumes_mm3", {}))
+        row["total_brain_mm3"] = result.total_brain_mm3
+        row.update(result.measures_mm3)
+        row.update(result.volumes_mm3)
         rows.append(row)
     return pd.DataFrame(rows)

@@ -15,10 +15,10 @@ from trinat.pipelines.common.models import say_licences
 from trinat.pipelines.common.text import count
 from trinat.pipelines.jobs.process import GRACE_S
 from trinat.pipelines.jobs.progress import STAGE_S, Progress, progress
-from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.recorder import Outcome, sum_of
 from trinat.pipelines.predict.run import Listener, predict
 from trinat.pipelines.predict.settings import PredictRequest
+from trinat.pipelines.study.entry import Entry
 from trinat.segmentation.errors import one_line
 
 # Stages of a case, as a person reads them; what waits for its turn is not told.
@@ -184,7 +184,7 @@ def _say_entry_as_json(entry: Entry) -> None:
         case=entry.case,
         status=entry.status,
         reason=entry.reason,
-        grade=entry.result.get("grade"),
+        grade=entry.result.grade or None,
     )
 
 

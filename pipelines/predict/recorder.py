@@ -6,20 +6,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from trinat.pipelines.common.exits import Exit, batch_exit
-from trinat.pipelines.predict.entry import (
+from trinat.pipelines.predict.persons import Person
+from trinat.pipelines.predict.settings import CaseNames, RunSettings, slices_of
+from trinat.pipelines.study.cases import Case, Refusal
+from trinat.pipelines.study.entry import (
     Entry,
     Status,
     digest_of,
     digests_of,
     most_doubtful,
 )
-from trinat.pipelines.predict.ledger import ChangedError, Ledger
-from trinat.pipelines.predict.persons import Person
-from trinat.pipelines.predict.settings import CaseNames, RunSettings, slices_of
-from trinat.pipelines.study.cases import Case, Refusal
+from trinat.pipelines.study.ledger import ChangedError, Ledger
+from trinat.pipelines.study.record import ScanResult, TimePoint
 from trinat.segmentation.errors import (
     DiskFullError,
     OutputError,
@@ -124,9 +124,8 @@ class Recorder:
         self.counts[entry.status] += 1
         if entry.is_kept:
             self.kept += 1
-        grade = entry.result.get("grade")
-        if grade:
-            self.grades[grade] += 1
+        if entry.result.grade:
+            self.grades[entry.result.grade] += 1
         if entry.spent:
             self.spent.append(entry.spent)
             self.workers.add(entry.worker)
@@ -241,7 +240,7 @@ class Recorder:
                 self.note(Entry.failed(case, self.settings, reason))
                 continue
             known = self.ledger.entries.get(case.id)
-            is_alone = known is not None and "longitudinal" not in known.result
+            is_alone = known is not None and known.result.longitudinal is None
             if known is not None and is_alone and known.is_current(case, self.settings):
                 self._note_current(case)
                 continue
@@ -274,7 +273,7 @@ class Recorder:
         changed stays, and does not count; where the person is done again it is kept, too.
         """
         kept = {}
-        known: dict[str, Mapping[str, Any]] = {}
+        known: dict[str, TimePoint | None] = {}
         for case in person.scans:
             obstructed = self._entry_if_obstructed(case)
             if obstructed is not None:
@@ -283,21 +282,17 @@ class Recorder:
             entry = self.ledger.entries.get(case.id)
             if entry is None or not entry.is_current(case, self.settings):
                 return False
-            known[case.id] = entry.result.get("longitudinal", {})
+            known[case.id] = entry.result.longitudinal
         digests = {case.id: digest_of(*case.files) for case in person.scans}
         for case, year in zip(person.scans, person.years, strict=True):
             if case.id in kept:
                 continue
             noted = known[case.id]
-            facts = {
-                "person": person.name,
-                "group": person.group,
-                "year": year,
-                "scans": digests,
-            }
-            for name, value in facts.items():
-                if noted.get(name) != value:
-                    return False
+            if noted is None or noted.scans != digests:
+                return False
+            whose = (noted.person, noted.group, noted.year)
+            if whose != (person.name, person.group, year):
+                return False
         for case in person.scans:
             if case.id in kept:
                 self.note(kept[case.id])
@@ -361,5 +356,5 @@ def _not_placed(entry: Entry, error: Exception) -> Entry:
         reason=reason_of(error, where=False),
         no_room=is_disk_full(error),
         outputs={},
-        result={},
+        result=ScanResult(),
     )

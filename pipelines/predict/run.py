@@ -19,13 +19,10 @@ from trinat.pipelines.jobs.lock import refuse_held, run_lock
 from trinat.pipelines.jobs.process import stop_on_signal
 from trinat.pipelines.predict.changes import renew_changes
 from trinat.pipelines.predict.engine import Engine, local_engine
-from trinat.pipelines.predict.entry import Entry, most_doubtful
-from trinat.pipelines.predict.ledger import Ledger, LedgerContents, ledgers_in
 from trinat.pipelines.predict.persons import Person, persons_of, with_facts
 from trinat.pipelines.predict.recorder import Outcome, Recorder
 from trinat.pipelines.predict.settings import (
     CHANGES,
-    EXCLUDED_GRADES,
     LABEL_TABLE,
     PARCEL_TABLE,
     PLAIN_LABEL_TABLE,
@@ -40,7 +37,10 @@ from trinat.pipelines.predict.settings import (
 from trinat.pipelines.predict.tables import write_bids_files, write_tables
 from trinat.pipelines.study.cases import Case, Found, Refusal
 from trinat.pipelines.study.discovery import find_cases, suffix_of_results
+from trinat.pipelines.study.entry import Entry, most_doubtful
+from trinat.pipelines.study.ledger import Ledger, LedgerContents, ledgers_in
 from trinat.pipelines.study.naming import T1W
+from trinat.pipelines.study.record import EXCLUDED_GRADES
 from trinat.segmentation.errors import ConfigError, InputError, OutputError, some
 from trinat.segmentation.metrics.norms import Norms
 from trinat.segmentation.models.zoo import find_model, is_for_any_contrast

@@ -24,6 +24,7 @@ from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.study.cases import Case, Found
 from trinat.pipelines.study.naming import ASIDE, CORRECTIONS, T1W, Product, bids_name
 from trinat.pipelines.study.ratings import RATINGS
+from trinat.pipelines.study.record import EXCLUDED_GRADES
 from trinat.segmentation.data.sources.base import safe_component
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import sha256_of
@@ -35,8 +36,6 @@ SEGMENTATION = "Segmentation"
 FILES = "Output files"
 MACHINE = "Machine"
 
-# Results of these grades are in no mean, test, norm, adjustment or change of a group.
-EXCLUDED_GRADES = ("reject",)
 # In the order in which they are computed.
 _VIEWS = ("coronal", "axial", "sagittal")
 # What is not finished yet, and locks; in the output folder.
@@ -44,8 +43,7 @@ WORK = ".trinat-work"
 TABLES = ("summary.tsv", "volumes.tsv", "qc.tsv", "report.html", "parcels.tsv")
 # Of a run with --longitudinal: changes of persons, the volumes that they are of, their page.
 CHANGES = ("changes.tsv", "timepoints.tsv", "changes.html")
-# The page shows slices of this many scans, the most doubtful; they are kept beside it.
-MOST_SHOWN = 5
+# The page shows slices of the most doubtful scans; they are kept beside it.
 SLICES = ".trinat-page"
 # What the numbers in all label maps mean: of a BIDS dataset, and elsewhere.
 LABEL_TABLE = "desc-trinat_dseg.tsv"

@@ -12,6 +12,8 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from statistics import quantiles
 from typing import TYPE_CHECKING, Any
@@ -21,18 +23,7 @@ from natsort import natsorted
 from pydantic import BaseModel, Field
 
 from trinat.pipelines.common.text import count
-from trinat.pipelines.predict.entry import (
-    GRADES,
-    Entry,
-    counted_volumes,
-    doubt_of,
-    grade_of,
-    most_doubtful,
-    taught_by_models,
-    why_of,
-)
 from trinat.pipelines.predict.settings import BIDSIGNORE, slices_of
-from trinat.pipelines.report.doubts import doubt_about
 from trinat.pipelines.report.page import (
     UNDEFINED,
     Cell,
@@ -44,9 +35,10 @@ from trinat.pipelines.report.page import (
     short_name,
     table,
 )
+from trinat.pipelines.study.entry import Entry, most_doubtful, taught_by_models
 from trinat.pipelines.study.naming import Product
+from trinat.pipelines.study.record import GRADES, ParcelResult, ScanResult
 from trinat.segmentation.io.files import write_tsv, write_whole
-from trinat.segmentation.labels.measures import INTRACRANIAL
 
 if TYPE_CHECKING:
     from trinat.segmentation.labels.scheme import LabelScheme
@@ -82,8 +74,6 @@ _README = """\
 Grades: *pass*, *look* (check the picture first), *reject* (do not use the result).
 For research, not for diagnosis.
 """
-# What is known of each structure: always the first, the others with dropout samples.
-_DOUBTS = ("agreement", "iou", "pairwise_dice", "volume_cv")
 
 
 class _Slices(BaseModel):
@@ -115,7 +105,7 @@ def write_tables(
     _write_summary(out / "summary.tsv", ordered, folder)
     write_volumes(out / "volumes.tsv", measured)
     _write_quality(out / "qc.tsv", measured)
-    if any("parcels" in entry.result for entry in measured):
+    if any(entry.result.parcels for entry in measured):
         write_parcels(out / "parcels.tsv", measured)
     _write_page(out / "report.html", ordered, folder)
 
@@ -130,7 +120,7 @@ def _write_summary(path: Path, entries: Sequence[Entry], folder: Path) -> None:
         seconds = None
         if entry.timings_s:
             seconds = round(sum(entry.timings_s.values()), 3)
-        grade = entry.result.get("grade", "")
+        grade = entry.result.grade
         reason = entry.reason
         if not reason and entry.scan and not (folder / entry.scan).exists():
             reason = _SCAN_GONE
@@ -144,14 +134,14 @@ def write_volumes(path: Path, entries: Sequence[Entry]) -> None:
     Cells of scans without that structure or measure, as of failed ones, are empty (n/a). The order
     is that of `entries`.
     """
-    measures = _keys_in(entries, "measures_mm3")
-    names = _keys_in(entries, "volumes_mm3")
+    measures = _keys_in(entry.result.measures_mm3 for entry in entries)
+    names = _keys_in(entry.result.volumes_mm3 for entry in entries)
     key_names, keys = _keys(entries)
     rows = []
     for key, entry in zip(keys, entries, strict=True):
-        volumes = entry.result.get("volumes_mm3", {})
-        total = entry.result.get("total_brain_mm3")
-        measured = entry.result.get("measures_mm3", {})
+        volumes = entry.result.volumes_mm3
+        total = entry.result.total_brain_mm3
+        measured = entry.result.measures_mm3
         row: list[Any] = [*key, total]
         row += [measured.get(name) for name in measures]
         row += [volumes.get(name) for name in names]
@@ -169,28 +159,24 @@ def write_volumes(path: Path, entries: Sequence[Entry]) -> None:
 
 def _write_quality(path: Path, entries: Sequence[Entry]) -> None:
     """A row a scan: its grade and why, the grade of each structure, and what that rests on."""
-    names = _keys_in(entries, "structure_grades")
+    names = _keys_in(entry.result.structure_grades for entry in entries)
     # Each measure of a structure once, in the order in which they come first.
     measures: dict[tuple[str, str], None] = {}
     for entry in entries:
-        for measure in _DOUBTS:
-            for name in entry.result.get(measure, ()):
+        for measure, by_structure in entry.result.structure_measures().items():
+            for name in by_structure:
                 measures[measure, name] = None
-    facts = ("grade", "mean_agreement", "tissue_contrast", "total_brain_mm3")
     key_names, keys = _keys(entries)
     rows = []
     for key, entry in zip(keys, entries, strict=True):
         result = entry.result
-        row: list[Any] = [*key]
-        row += [result.get(name) for name in facts]
-        row.append(why_of(entry))
-        row.append("; ".join(result.get("notes", ())))
-        grades = result.get("structure_grades", {})
-        row += [grades.get(name) for name in names]
-        for measure, name in measures:
-            by_structure = result.get(measure, {})
-            row.append(by_structure.get(name))
+        row: list[Any] = [*key, *result.quality_columns().values()]
+        row += [entry.why, "; ".join(result.notes)]
+        row += [result.structure_grades.get(name) for name in names]
+        measured = result.structure_measures()
+        row += [measured[measure].get(name) for measure, name in measures]
         rows.append(row)
+    facts = ScanResult().quality_columns()
     columns = [f"{name}_{measure}" for measure, name in measures]
     header = (*key_names, *facts, "reasons", "notes", *names, *columns)
     write_tsv(path, header, rows)
@@ -199,23 +185,16 @@ def _write_quality(path: Path, entries: Sequence[Entry]) -> None:
 def write_parcels(path: Path, entries: Sequence[Entry]) -> None:
     """A row a scan and parcel; scans without parcels have none."""
     key_names, keys = _keys(entries)
-    columns = (
-        *("freesurfer", "side", "lobe"),
-        *("mm3", "share", "asymmetry", "agreement", "grade"),
-    )
     rows = []
     for key, entry in zip(keys, entries, strict=True):
-        for name, measured in entry.result.get("parcels", {}).items():
-            rows.append((*key, name, *(measured[column] for column in columns)))
-    write_tsv(path, (*key_names, "parcel", *columns), rows)
+        for name, parcel in entry.result.parcels.items():
+            rows.append((*key, name, *parcel.cells()))
+    write_tsv(path, (*key_names, "parcel", *ParcelResult.model_fields), rows)
 
 
-def _keys_in(entries: Iterable[Entry], field: str) -> list[str]:
-    """The keys of a mapping in the results, each once, in the order in which they come first."""
-    keys: dict[str, None] = {}
-    for entry in entries:
-        keys.update(dict.fromkeys(entry.result.get(field, ())))
-    return list(keys)
+def _keys_in(mappings: Iterable[Iterable[str]]) -> list[str]:
+    """Return the keys of mappings, each once, in the order in which they come first."""
+    return list(dict.fromkeys(chain.from_iterable(mappings)))
 
 
 def _keys(entries: Sequence[Entry]) -> tuple[list[str], list[list[str | None]]]:
@@ -237,22 +216,20 @@ def _write_page(path: Path, entries: Sequence[Entry], results: Path) -> None:
     Pictures are linked, not included, so that pages of many scans stay small. An existing page is
     replaced.
     """
-    ranked = sorted(entries, key=doubt_of)
-    counts = Counter(grade_of(entry) for entry in entries)
+    ranked = sorted(entries, key=attrgetter("doubt"))
+    counts = Counter(entry.grade for entry in entries)
     # Volumes of each structure in all scans, from the smallest. Those of rejected scans and
     # structures are not what others are held against.
     volumes: dict[str, list[float]] = defaultdict(list)
     for entry in entries:
-        for name, volume_mm3 in counted_volumes(entry.result).items():
+        for name, volume_mm3 in entry.result.counted_volumes().items():
             volumes[name].append(volume_mm3)
     for values in volumes.values():
         values.sort()
     doubtful = [_case(entry, results, volumes) for entry in most_doubtful(entries)]
-    pictures = []
-    for entry in ranked:
-        picture = entry.result.get("picture")
-        if picture:
-            pictures.append((entry.case, picture))
+    pictures = [
+        (entry.case, entry.result.picture) for entry in ranked if entry.result.picture
+    ]
     page = render(
         "scans.html",
         images="'self' data:",
@@ -272,15 +249,14 @@ def _scans(ranked: Iterable[Entry]) -> Table:
     """A row for each scan; sorted by its grade it has the order of `ranked`."""
     rows: list[list[Any]] = []
     for rank, entry in enumerate(ranked):
-        grade = grade_of(entry)
+        grade = entry.grade
         graded = Cell(grade, rank, kind=grade)
         # A scan without a result has no volume to show.
-        brain = _ml(entry.result.get("total_brain_mm3"))
-        measures_mm3 = entry.result.get("measures_mm3", {})
-        intracranial = _ml(measures_mm3.get(INTRACRANIAL.column))
+        brain = _ml(entry.result.total_brain_mm3)
+        intracranial = _ml(entry.result.intracranial_mm3)
         page = Product.PAGE.among(entry.outputs)
         name = Cell(entry.case, link=quote(page) if page else "")
-        rows.append([name, graded, brain, intracranial, why_of(entry)])
+        rows.append([name, graded, brain, intracranial, entry.why])
     titles: Columns = [
         "Scan",
         "Grade",
@@ -301,7 +277,7 @@ def _facts(entries: Iterable[Entry]) -> dict[str, str]:
     models: dict[str, None] = {}
     days = set()
     for entry in entries:
-        name = entry.result.get("model")
+        name = entry.result.model
         if name:
             models[f"{name} (SHA-256 {entry.model})" if entry.model else name] = None
             days.add(entry.finished[:10])
@@ -324,12 +300,10 @@ def _case(
     except (OSError, ValueError):
         # Missing or damaged.
         slices = None
-    picture = result.get("picture")
-    remarks = [*result.get("reasons", ()), *result.get("notes", ())]
     return {
-        "title": f"{entry.case}: {grade_of(entry)}",
-        "text": "; ".join(remarks),
-        "still": quote(picture) if picture else "",
+        "title": f"{entry.case}: {entry.grade}",
+        "text": "; ".join(result.remarks),
+        "still": quote(result.picture),
         "alt": f"Three views of {entry.case} with its labels",
         "view": slices,
         "palette": None if slices is None else slices.palette,
@@ -340,12 +314,12 @@ def _case(
 def _structures(entry: Entry, volumes: Mapping[str, Sequence[float]]) -> Table:
     """The structures of a scan, with their volumes among those of the batch."""
     result = entry.result
-    counted = counted_volumes(result)
+    counted = result.counted_volumes()
     rows: list[list[Any]] = []
-    for name, volume_mm3 in result.get("volumes_mm3", {}).items():
-        grade = result.get("structure_grades", {}).get(name, "")
+    for name, volume_mm3 in result.volumes_mm3.items():
+        grade = result.structure_grades.get(name, "")
         urgency = GRADES.index(grade) if grade in GRADES else UNDEFINED
-        agreement = result.get("agreement", {}).get(name)
+        agreement = result.agreement.get(name)
         rows.append(
             [
                 Cell(short_name(name), len(rows)),
@@ -356,7 +330,7 @@ def _structures(entry: Entry, volumes: Mapping[str, Sequence[float]]) -> Table:
                     volume_mm3, volumes.get(name, ()), is_one=name in counted
                 ),
                 agreement,
-                doubt_about(name, result),
+                result.doubt_about(name),
             ]
         )
     place_hint = (

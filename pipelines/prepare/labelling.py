@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.predict.ledger import ledgers_in, read_entries
 from trinat.pipelines.predict.run import Listener, predict
 from trinat.pipelines.predict.settings import CaseNames, OutputSettings, PredictRequest
 from trinat.pipelines.study.cases import Case, Found
+from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.study.ledger import ledgers_in, read_entries
 from trinat.segmentation.data.preparing import Cut
 from trinat.segmentation.data.sources.base import Exclusion, Listing, Subject
 from trinat.segmentation.data.store import Pseudo

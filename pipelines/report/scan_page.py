@@ -10,7 +10,6 @@ import numpy as np
 
 from trinat.pipelines.common.text import count
 from trinat.pipelines.report.case_view import far_from_brain
-from trinat.pipelines.report.doubts import DOUBTFUL, doubt_about
 from trinat.pipelines.report.page import (
     Cell,
     Column,
@@ -21,9 +20,9 @@ from trinat.pipelines.report.page import (
     short_name,
     table,
 )
+from trinat.pipelines.study.record import DOUBTFUL, ScanResult
 from trinat.segmentation.data.people import Facts
 from trinat.segmentation.inference.prediction import Prediction
-from trinat.segmentation.labels.measures import INTRACRANIAL
 from trinat.segmentation.metrics.norms import NormError, Norms, Place
 from trinat.segmentation.rendering.pictures import (
     EDGES,
@@ -53,7 +52,7 @@ _LOW, _HIGH = 100 / 3, 200 / 3
 
 def scan_page(
     found: Prediction,
-    result: Mapping[str, Any],
+    result: ScanResult,
     facts: Mapping[str, str],
     *,
     title: str,
@@ -62,7 +61,7 @@ def scan_page(
 ) -> str:
     """The page as HTML, which prints on two A4 pages.
 
-    `result` is the scan's line of the ledger: grades, reasons, notes and volumes. `facts` say how
+    `facts` say how
     the result was made. Volumes are compared with `reference`, and with norms by what is known of
     the `person`; without any they are shown alone.
     """
@@ -71,36 +70,36 @@ def scan_page(
         "scan.html",
         script="",
         title=title,
-        grade=result["grade"],
-        meaning=_GRADES.get(result["grade"], ""),
-        reasons=[*result.get("reasons", ()), *result.get("notes", ())],
+        grade=result.grade,
+        meaning=_GRADES.get(result.grade, ""),
+        reasons=result.remarks,
         cards=_cards(result),
         pictures=_pictures(found),
         volumes=_volumes(found, result, compared),
         comparison=compared.note,
-        has_all_fluid=result.get("csf") == "intracranial",
+        has_all_fluid=result.csf == "intracranial",
         not_predicted=[short_name(name) for name in found.not_predicted],
         facts=facts,
     )
 
 
-def _cards(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def _cards(result: ScanResult) -> list[tuple[str, str, str]]:
     """The grade, each volume of the whole head that was measured, and the views' agreement."""
-    grade = result["grade"]
+    grade = result.grade
     meaning = _GRADES.get(grade, "")
-    grades = result.get("structure_grades", {}).values()
+    grades = result.structure_grades.values()
     doubtful = sum(of_structure in DOUBTFUL for of_structure in grades)
     if grade == "pass" and doubtful:
         meaning += f"; look at {count(doubtful, 'structure')}, in the table below"
-    cards = [("Grade", str(grade), meaning)]
+    cards = [("Grade", grade, meaning)]
     whole = {
-        "Total brain": result.get("total_brain_mm3"),
-        "Intracranial volume": result.get("measures_mm3", {}).get(INTRACRANIAL.column),
+        "Total brain": result.total_brain_mm3,
+        "Intracranial volume": result.intracranial_mm3,
     }
     for name, mm3 in whole.items():
         if mm3 is not None:
             cards.append((name, f"{mm3 / 1000:,.0f} ml", f"{mm3:,.0f} mm³"))
-    agreement = result.get("mean_agreement")
+    agreement = result.mean_agreement
     if agreement is not None:
         cards.append(("Agreement of views", f"{agreement:.2f}", "mean Dice, 1 at best"))
     return cards
@@ -164,12 +163,12 @@ class _Compared:
 
 
 def _compared(
-    result: Mapping[str, Any],
+    result: ScanResult,
     reference: Sequence[NormalRange] | Norms,
     person: Facts,
 ) -> _Compared:
     """Hold the volumes against ranges or norms."""
-    volumes_mm3: Mapping[str, float] = result["volumes_mm3"]
+    volumes_mm3 = result.volumes_mm3
     if not isinstance(reference, Norms):
         if not reference:
             return _Compared()
@@ -183,7 +182,7 @@ def _compared(
                 if name in volumes_mm3
             },
         )
-    intracranial_mm3 = result.get("measures_mm3", {}).get(INTRACRANIAL.column)
+    intracranial_mm3 = result.intracranial_mm3
     if intracranial_mm3 is None:
         intracranial_mm3 = person.intracranial_mm3
     cells = {}
@@ -215,11 +214,11 @@ def _compared(
 
 def _volumes(
     found: Prediction,
-    result: Mapping[str, Any],
+    result: ScanResult,
     compared: _Compared,
 ) -> Table:
     """A row a structure, with both its sides in it; what has no side is in the middle column."""
-    volumes_mm3: Mapping[str, float] = result["volumes_mm3"]
+    volumes_mm3 = result.volumes_mm3
     labels = {label.name: label for label in found.scheme.labels}
     names_of_rows = []
     rows = []
@@ -244,7 +243,7 @@ def _volumes(
         Column("Together (mm³)", 0),
         Column("Asymmetry (%)", 1, "100 (left - right) / mean of both", sign=True),
     ]
-    if any(doubt_about(name, result) for name in volumes_mm3):
+    if any(result.doubt_about(name) for name in volumes_mm3):
         columns.append("Why")
         for names, row in zip(names_of_rows, rows, strict=True):
             row.insert(len(columns) - 1, _why(names, result))
@@ -255,11 +254,11 @@ def _volumes(
 
 def _row(
     names: Sequence[str],
-    result: Mapping[str, Any],
+    result: ScanResult,
     compared: _Compared,
 ) -> list[Any]:
     """One structure: of its left and right name, or of the one name that it has."""
-    volumes_mm3 = [float(result["volumes_mm3"][name]) for name in names]
+    volumes_mm3 = [result.volumes_mm3[name] for name in names]
     title = short_name(names[0])
     left: float | None = None
     right: float | None = None
@@ -291,9 +290,9 @@ def _measured(value: float | None, digits: int = 0, *, sign: bool = False) -> Ce
     return number(value, digits, sign=sign)
 
 
-def _grade(names: Sequence[str], result: Mapping[str, Any]) -> Cell:
+def _grade(names: Sequence[str], result: ScanResult) -> Cell:
     """The worse grade of the sides, which is named where they differ."""
-    known = result.get("structure_grades", {})
+    known = result.structure_grades
     grades = [known.get(name, "") for name in names]
     for grade in ("reject", "look"):
         sides = [
@@ -309,9 +308,9 @@ def _grade(names: Sequence[str], result: Mapping[str, Any]) -> Cell:
     return Cell(grades[0], kind=grades[0])
 
 
-def _why(names: Sequence[str], result: Mapping[str, Any]) -> str:
+def _why(names: Sequence[str], result: ScanResult) -> str:
     """Why a structure is doubtful, of both its sides; a side is named where the two differ."""
-    doubts = {name: doubt_about(name, result) for name in names}
+    doubts = {name: result.doubt_about(name) for name in names}
     if len(set(doubts.values())) == 1:
         return doubts[names[0]]
     return "; ".join(

@@ -19,17 +19,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from trinat.pipelines.predict.engine import Engine, local_engine
-from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.settings import CaseNames, PredictRequest
 from trinat.pipelines.predict.tables import write_parcels, write_volumes
 from trinat.pipelines.serve.settings import MAX_STARTS, ServiceSettings
 from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.naming import Product
+from trinat.pipelines.study.record import ScanResult
 from trinat.pipelines.view.guard import new_token
 from trinat.segmentation.data.people import Facts
 from trinat.segmentation.errors import DeviceError, DiskFullError, reason_of
@@ -106,7 +107,7 @@ class Submission(Segmentation):
     accepted: float = Field(default_factory=time.time)
     ended: float = 0.0
     begun: int = 0  # how often work on it was begun
-    result: dict[str, Any] = {}  # as in a ledger
+    result: ScanResult = ScanResult()
     client: str = Field(default="", exclude=True)
     given: bool = Field(default=False, exclude=True)  # to the engine
     running_since: float = Field(default=0.0, exclude=True)  # by the monotonic clock
@@ -298,7 +299,7 @@ class Queue:
             if submission and staged:
                 try:
                     write_volumes(staged / "volumes.tsv", [entry])
-                    if "parcels" in entry.result:
+                    if entry.result.parcels:
                         write_parcels(staged / "parcels.tsv", [entry])
                     shutil.rmtree(self.result(submission), ignore_errors=True)
                     staged.rename(self.result(submission))
@@ -312,11 +313,9 @@ class Queue:
             if submission is None:
                 return None
             if staged and is_done:
-                reasons = entry.result.get("reasons", ())
-                notes = entry.result.get("notes", ())
-                submission.grade = entry.result.get("grade", "")
-                submission.result = dict(entry.result)
-                submission.notes = [*reasons, *notes]
+                submission.grade = entry.result.grade
+                submission.result = entry.result
+                submission.notes = entry.result.remarks
             self._end(submission, "done" if is_done else "failed", entry.reason)
             self.ended[submission.state] += 1
             if entry.timings_s:

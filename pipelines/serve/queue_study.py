@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.settings import PLAIN_LABEL_TABLE, PLAIN_PARCEL_TABLE
 from trinat.pipelines.predict.tables import write_label_table
 from trinat.pipelines.serve.queue import Queue, Submission
 from trinat.pipelines.study.corrections import Correction
+from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.naming import Product
 from trinat.pipelines.view.study import Item, Study
 from trinat.segmentation.errors import InputError
@@ -132,7 +132,7 @@ class QueueStudy(Study):
         parcels = None
         if submission.state == "done":
             labels = self.queue.file(submission, Product.LABELS)
-            if "parcels" in submission.result:
+            if submission.result.parcels:
                 parcels = self.queue.file(submission, Product.PARCELS)
         # States of a queue that no ledger has, as queued, are grades to the page.
         state: Any = submission.state

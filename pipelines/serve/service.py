@@ -143,7 +143,7 @@ class Results:
             raise HTTPException(404, f"no such result: there are {', '.join(_RESULTS)}")
         result = _RESULTS[name]
         _refuse_unless_asked(submission, result.output)
-        if name in _OF_PARCELS and "parcels" not in submission.result:
+        if name in _OF_PARCELS and not submission.result.parcels:
             raise HTTPException(404, "not made: this service has no --parcels")
         if result.product:
             return self._queue.file(submission, result.product)

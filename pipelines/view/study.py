@@ -17,15 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from trinat.pipelines.predict.entry import (
-    GRADES,
-    Entry,
-    counted_volumes,
-    doubt_of,
-    grade_of,
-    why_of,
-)
-from trinat.pipelines.predict.ledger import entries_in
 from trinat.pipelines.predict.settings import (
     LABEL_TABLE,
     PARCEL_TABLE,
@@ -38,7 +29,9 @@ from trinat.pipelines.study.corrections import (
     corrected_path,
     list_correction,
 )
+from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.files import ScanFile, as_scan, find_files, find_images
+from trinat.pipelines.study.ledger import entries_in
 from trinat.pipelines.study.naming import CORRECTIONS, FOLD, Product
 from trinat.pipelines.study.ratings import (
     RATINGS,
@@ -48,6 +41,7 @@ from trinat.pipelines.study.ratings import (
     read_ratings,
     save_rating,
 )
+from trinat.pipelines.study.record import GRADES
 from trinat.segmentation.data.sources.base import (
     natural_order,
     safe_component,
@@ -99,17 +93,14 @@ class Item:
         """What the list says of it; without a grade its status, as "failed"."""
         return {
             "name": self.name,
-            "grade": grade_of(self.entry),
-            "why": why_of(self.entry),
+            "grade": self.entry.grade,
+            "why": self.entry.why,
         }
 
     @property
     def agreement(self) -> float | None:
-        """Mean agreement of the views; None where it was not measured."""
-        value = self.entry.result.get("mean_agreement")
-        if isinstance(value, float):
-            return value
-        return None
+        """Mean agreement of the views; None if it was not measured."""
+        return self.entry.result.mean_agreement
 
 
 @dataclass(frozen=True)
@@ -163,7 +154,7 @@ class Study:
                 entry = Entry(file.name, "done")
                 items.append(Item(file.name, self.folder, entry, file.path))
         return sorted(
-            items, key=lambda item: (doubt_of(item.entry), natural_order(item.name))
+            items, key=lambda item: (item.entry.doubt, natural_order(item.name))
         )
 
     @cached_property
@@ -261,7 +252,7 @@ class Study:
         """
         volumes: dict[str, list[float]] = defaultdict(list)
         for item in self.items:
-            counted = counted_volumes(item.entry.result, parcels=True)
+            counted = item.entry.result.counted_volumes(parcels=True)
             for name, volume in counted.items():
                 volumes[name].append(volume)
         rows = []
@@ -280,14 +271,14 @@ class Study:
         ratings = [rating for rating in self.ratings() if rating["scan"] == item.name]
         return {
             **item.facts,
-            "result": item.entry.result,
+            "result": item.entry.result.as_json(),
             "sha256": digest(item.shown),
             "scan": self.image(item) is not None,
             "entropy": self.entropy(item) is not None,
             "mask": self.mask(item) is not None,
             "against": self.other(item) is not None,
             "ratings": ratings,
-            "counted": list(counted_volumes(item.entry.result, parcels=True)),
+            "counted": list(item.entry.result.counted_volumes(parcels=True)),
         }
 
     def rate(

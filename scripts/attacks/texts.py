@@ -10,7 +10,7 @@ from pathlib import Path
 from faults.test_not_regular import READERS
 
 from attacks.workshop import READ_S, Try, time_limit
-from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.study.entry import Entry
 from trinat.segmentation.labels.scheme import load_scheme
 
 

@@ -21,9 +21,9 @@ from statistics import mean, median
 from trinat.pipelines.predict.case import CaseWorker
 from trinat.pipelines.predict.case_in_progress import CaseInProgress
 from trinat.pipelines.predict.engine import Engine, do_cases, local_engine
-from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.run import Listener, predict
 from trinat.pipelines.predict.settings import PredictRequest, RunSettings
+from trinat.pipelines.study.entry import Entry
 from trinat.segmentation.inference.prediction import Prediction
 
 _READING = ("read", "checksum", "conform")

@@ -20,9 +20,10 @@ from typer.testing import CliRunner
 
 import trinat
 from trinat.pipelines.cli import app
-from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.tables import write_tables
 from trinat.pipelines.report.measurements import METRICS_COLUMNS
+from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.study.record import ScanResult
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.training.config import Recipe
 
@@ -113,7 +114,7 @@ def test_every_column_of_the_tables_is_described(tmp_path: Path) -> None:
     }
     result |= dict.fromkeys(("agreement", "iou", "pairwise_dice", "volume_cv"), stem)
     case = "sub-01/anat/sub-01"
-    write_tables(tmp_path, [Entry(case, "done", result=result)])
+    write_tables(tmp_path, [Entry(case, "done", result=ScanResult(**result))])
     page = (DOCS / "files.md").read_text()
     described = set(re.findall(r"`(\w+)`", page))
     columns = set(METRICS_COLUMNS)

@@ -22,10 +22,10 @@ from helpers.serial import SerialEngine, run_serially, write_heads
 from trinat.pipelines.cli.options import OnCluster
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.predict.engine import DaskEngine
-from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.settings import PredictRequest, RunSettings
 from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.study.ledger import read_entries
 from trinat.segmentation.errors import ConfigError, InterruptedRunError
 from trinat.segmentation.io.files import sha256_of
 

@@ -14,9 +14,9 @@ from helpers.serial import run_serially, write_scans
 
 from trinat.pipelines.common.config import read_yaml, with_settings
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.study.discovery import find_cases
 from trinat.pipelines.study.files import find_files
+from trinat.pipelines.study.ledger import read_entries
 from trinat.segmentation.errors import ConfigError, IntegrityError
 from trinat.segmentation.io.files import remove_leftovers
 

@@ -16,9 +16,9 @@ import pytest
 from helpers.miniatures import write_analyze
 
 from trinat.pipelines.common.config import read_yaml
-from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.prepare.catalogue import ArchiveLimits
 from trinat.pipelines.prepare.unpack import extract
+from trinat.pipelines.study.ledger import read_entries
 from trinat.segmentation.data.slices import SubjectFile
 from trinat.segmentation.data.splits import read_split
 from trinat.segmentation.data.store import Store

@@ -20,7 +20,6 @@ from helpers.warm import Started, Warm
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.jobs.lock import run_lock
 from trinat.pipelines.predict.engine import local_engine
-from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.settings import (
     WORK,
     OutputSettings,
@@ -28,6 +27,7 @@ from trinat.pipelines.predict.settings import (
     RunSettings,
 )
 from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.ledger import read_entries
 from trinat.segmentation.errors import DeviceError, LockedError
 from trinat.segmentation.io.files import sha256_of
 

@@ -11,8 +11,6 @@ import pytest
 from helpers.serial import QUICK, SerialEngine, run_serially, write_scans
 
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.predict.ledger import Ledger, read_entries
 from trinat.pipelines.predict.run import merge
 from trinat.pipelines.predict.settings import WORK, Shard
 from trinat.pipelines.study.cases import Case
@@ -21,6 +19,8 @@ from trinat.pipelines.study.corrections import (
     mask_path,
     sidecar_path,
 )
+from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.study.ledger import Ledger, read_entries
 from trinat.segmentation.errors import ConfigError, OutputError
 from trinat.segmentation.io.files import read_rows, sha256_of
 

@@ -8,9 +8,9 @@ import time
 from multiprocessing.connection import Connection
 
 from trinat.pipelines.predict.engine import do_cases
-from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.entry import Entry
 
 IN_HAND = "in-hand"  # a file that says so
 

@@ -15,8 +15,8 @@ import pytest
 from helpers.overfitted import random_model
 from helpers.serial import write_heads
 
-from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.run import merge
+from trinat.pipelines.study.ledger import read_entries
 from trinat.segmentation.io.files import sha256_of
 
 ARRAY = Path(__file__).parents[2] / "scripts/slurm/array.sh"

@@ -19,8 +19,9 @@ from helpers.studies import write_study
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.evaluate.cohort import report_cohort
 from trinat.pipelines.evaluate.settings import CohortSettings
-from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.predict.ledger import Ledger, read_entries
+from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.study.ledger import Ledger, read_entries
+from trinat.pipelines.study.record import ScanResult
 from trinat.segmentation.errors import DatasetError, EvaluationError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
@@ -58,7 +59,12 @@ def predictions(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "volume_cv": {"Left-Hippocampus": 0.01 * n, "Brain-Stem": None},
         }
         entries.append(
-            Entry(f"sub-{n:02d}", "done", outputs={name: "0"}, result=result)
+            Entry(
+                f"sub-{n:02d}",
+                "done",
+                outputs={name: "0"},
+                result=ScanResult(**result),
+            )
         )
     entries.append(Entry("sub-10", "failed", reason="FormatError: not a head"))
     with Ledger(root / "run.jsonl") as ledger:
@@ -81,7 +87,14 @@ def test_scans_count_where_any_of_their_structures_does(tmp_path: Path) -> None:
         result = {"grade": "reject" if n == 4 else "pass", "reasons": ["cut"]}
         if n == 1:
             result["structure_grades"] = {"Left-Hippocampus": "reject"}
-        entries.append(Entry(f"sub-{n}", "done", outputs={name: "0"}, result=result))
+        entries.append(
+            Entry(
+                f"sub-{n}",
+                "done",
+                outputs={name: "0"},
+                result=ScanResult(**result),
+            )
+        )
     with Ledger(tmp_path / "run.jsonl") as ledger:
         for entry in entries:
             ledger.add(entry)
@@ -101,7 +114,14 @@ def test_what_the_ledgers_of_folds_say_is_in_the_report(tmp_path: Path) -> None:
         Volume(labels(1), AFFINE).write(place / name, labels=True)
         result = {"grade": "look", "reasons": [f"reason {n}"]}
         with Ledger(place / "run.jsonl") as ledger:
-            ledger.add(Entry("same", "done", outputs={name: "0"}, result=result))
+            ledger.add(
+                Entry(
+                    "same",
+                    "done",
+                    outputs={name: "0"},
+                    result=ScanResult(**result),
+                )
+            )
             ledger.add(Entry(f"bad {n}", "failed", reason=f"failure {n}"))
     assert (
         report_cohort(CohortSettings(tmp_path / "found", tmp_path / "out", jobs=1))
@@ -282,7 +302,14 @@ def write_graded(folder: Path, grades: list[str]) -> None:
             Volume(scan, AFFINE).write(folder / name, labels=True)
             result = {"grade": grade, "reasons": [f"reason {n}"]}
             result["measures_mm3"] = {"EstimatedTotalIntraCranialVol": 1e6 * n}
-            ledger.add(Entry(f"s{n}", "done", outputs={name: "0"}, result=result))
+            ledger.add(
+                Entry(
+                    f"s{n}",
+                    "done",
+                    outputs={name: "0"},
+                    result=ScanResult(**result),
+                )
+            )
 
 
 @pytest.mark.parametrize(
@@ -333,7 +360,14 @@ def test_a_rejected_structure_is_in_no_number_of_the_group(tmp_path: Path) -> No
     Volume(labels(SCANS), AFFINE).write(tmp_path / name, labels=True)
     result = {"grade": "look", "structure_grades": {"Left-Hippocampus": "reject"}}
     with Ledger(tmp_path / "run-3.jsonl") as ledger:
-        ledger.add(Entry("s3", "done", outputs={name: "0"}, result=result))
+        ledger.add(
+            Entry(
+                "s3",
+                "done",
+                outputs={name: "0"},
+                result=ScanResult(**result),
+            )
+        )
     report_cohort(CohortSettings(tmp_path, tmp_path / "out", jobs=1))
     table = pd.read_csv(tmp_path / "out/volumes.csv")
     assert set(rows(table, "Left-Hippocampus")["value"].dropna()) == {128}
@@ -377,7 +411,12 @@ def test_pictures_of_the_run_are_shown_worst_first(
         with Ledger(tmp_path / "in" / f"run-{n}.jsonl") as ledger:
             result = {"grade": grade, "reasons": [], "notes": []}
             ledger.add(
-                Entry(f"sub-{n:02d}", "done", outputs={name: "0"}, result=result)
+                Entry(
+                    f"sub-{n:02d}",
+                    "done",
+                    outputs={name: "0"},
+                    result=ScanResult(**result),
+                )
             )
     report_cohort(CohortSettings(tmp_path / "in", tmp_path / "out", jobs=1))
     page = (tmp_path / "out" / "report.html").read_text()
@@ -396,7 +435,12 @@ def test_what_the_model_does_not_know_has_no_volume(tmp_path: Path) -> None:
         with Ledger(tmp_path / "run.jsonl") as ledger:
             for result in entries:
                 ledger.add(
-                    Entry("a", "done", outputs={"a_dseg.nii.gz": "0"}, result=result)
+                    Entry(
+                        "a",
+                        "done",
+                        outputs={"a_dseg.nii.gz": "0"},
+                        result=ScanResult(**result),
+                    )
                 )
         assert (
             report_cohort(CohortSettings(tmp_path, tmp_path / "report", jobs=1))
@@ -460,7 +504,9 @@ def test_volumes_are_adjusted_by_the_ledger_else_by_the_table(
 def test_intracranial_volumes_of_two_kinds_are_named(tmp_path: Path) -> None:
     out = write_study(tmp_path / "out", ["a", "b"])
     entry = read_entries([out / "run.jsonl"])["a"]
-    measured = {**entry.result, "measures_mm3": {INTRACRANIAL.column: 1.4e6}}
+    measured = entry.result.model_copy(
+        update={"measures_mm3": {INTRACRANIAL.column: 1.4e6}}
+    )
     with Ledger(out / "run.jsonl") as ledger:
         ledger.add(replace(entry, result=measured))
     people = tmp_path / "people.tsv"

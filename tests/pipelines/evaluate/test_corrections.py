@@ -13,7 +13,6 @@ from helpers.studies import write_study
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.evaluate import cohort, evaluation
 from trinat.pipelines.learn.order import find_corrected
-from trinat.pipelines.predict.ledger import read_entries, unfit_results
 from trinat.pipelines.study.corrections import (
     Session,
     corrected_path,
@@ -22,6 +21,7 @@ from trinat.pipelines.study.corrections import (
     sidecar_path,
 )
 from trinat.pipelines.study.files import corrected_among, find_files
+from trinat.pipelines.study.ledger import read_entries, unfit_results
 from trinat.pipelines.view.study import Study
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume

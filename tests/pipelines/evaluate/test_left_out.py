@@ -16,8 +16,9 @@ from trinat.pipelines.evaluate.evaluation import (
     evaluate_predictions,
     named_models,
 )
-from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.predict.ledger import Ledger
+from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.study.ledger import Ledger
+from trinat.pipelines.study.record import ScanResult
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.metrics.pair import evaluate as measure
@@ -41,7 +42,9 @@ def test_what_a_model_cannot_predict_is_listed_apart(
         with Ledger(tmp_path / "pred/run.jsonl") as ledger:
             ledger.add(
                 Entry(
-                    "sub-01", "done", result={"volumes_mm3": dict.fromkeys(known, 1.0)}
+                    "sub-01",
+                    "done",
+                    result=ScanResult(volumes_mm3=dict.fromkeys(known, 1.0)),
                 )
             )
     assert evaluate_predictions(settings) == Exit.OK
@@ -70,7 +73,7 @@ def test_csf_of_a_model_that_finds_all_fluid_is_not_compared_with_a_region(
     names = load_scheme("quicknat33").names[1:]
     found = {"volumes_mm3": dict.fromkeys(names, 1.0), "csf": "intracranial"}
     with Ledger(tmp_path / "pred/run.jsonl") as ledger:
-        ledger.add(Entry("sub-01", "done", result=found))
+        ledger.add(Entry("sub-01", "done", result=ScanResult(**found)))
     models = {"fast": tmp_path / "pred"}
     settings = EvaluationSettings(tmp_path / "truth", models, tmp_path / "out", jobs=1)
     assert evaluate_predictions(settings) == Exit.OK
@@ -119,7 +122,11 @@ def test_coarser_schemes_are_measured_as_in_python(tmp_path: Path) -> None:
     known = [name for name in load_scheme("quicknat33").names[1:] if name != "CSF"]
     with Ledger(tmp_path / "pred/run.jsonl") as ledger:
         ledger.add(
-            Entry("sub-01", "done", result={"volumes_mm3": dict.fromkeys(known, 1.0)})
+            Entry(
+                "sub-01",
+                "done",
+                result=ScanResult(volumes_mm3=dict.fromkeys(known, 1.0)),
+            )
         )
     models = {"fast": tmp_path / "pred"}
     settings = EvaluationSettings(

@@ -21,8 +21,8 @@ from trinat.pipelines.evaluate.norms import (
 )
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.evaluate.user_tables import is_of_norms, read_norms
-from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.predict.ledger import Ledger
+from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.study.ledger import Ledger
 from trinat.segmentation.errors import ConfigError, EvaluationError, OutputError
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme

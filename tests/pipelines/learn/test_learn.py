@@ -26,9 +26,10 @@ from trinat.pipelines.learn.learning import (
 from trinat.pipelines.learn.order import find_corrected, persons_of
 from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.learn.training import counted_voxels
-from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.predict.ledger import Ledger
 from trinat.pipelines.study.corrections import Session, save_correction
+from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.study.ledger import Ledger
+from trinat.pipelines.study.record import ScanResult
 from trinat.pipelines.view.study import Item, Structure, Study
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import sha256_of
@@ -62,7 +63,7 @@ def results_of(folder: Path, names: tuple[str, ...]) -> Path:
                 scan=os.path.relpath(scan, results.resolve()),
                 model="m",
                 outputs={path.name: sha256_of(path)},
-                result={"model": "known"},
+                result=ScanResult(model="known"),
             )
             ledger.add(entry)
     return results

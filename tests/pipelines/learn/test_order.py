@@ -12,7 +12,8 @@ from helpers.commands import trinat
 from helpers.studies import write_study
 
 from trinat.pipelines.learn.order import features_of, likeness, propose
-from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.study.record import ScanResult
 from trinat.pipelines.view.study import Item
 from trinat.segmentation.errors import EvaluationError
 
@@ -24,7 +25,12 @@ PERSONS = ("a", "b", "c", "d", "e")
 
 def item(volumes: dict[str, float], agreement: dict[str, float | None]) -> Item:
     result = {"volumes_mm3": volumes, "agreement": agreement}
-    return Item("scan", Path(), Entry("scan", "done", result=result), None)
+    return Item(
+        "scan",
+        Path(),
+        Entry("scan", "done", result=ScanResult(**result)),
+        None,
+    )
 
 
 def test_scans_are_compared_by_logarithms_of_volumes_and_by_agreements() -> None:

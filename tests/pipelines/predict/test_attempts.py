@@ -20,10 +20,10 @@ from trinat.pipelines.evaluate.evaluation import (
 )
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.jobs.lock import run_lock
-from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.predict.ledger import Ledger, read_entries
 from trinat.pipelines.predict.run import merge
 from trinat.pipelines.predict.settings import SLICES, WORK, Shard
+from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.study.ledger import Ledger, read_entries
 from trinat.pipelines.study.naming import ASIDE
 from trinat.segmentation.errors import EvaluationError, LockedError
 from trinat.segmentation.io.files import read_rows, sha256_of
@@ -68,7 +68,7 @@ def test_a_clock_that_ran_ahead_keeps_no_old_volumes_through_shards(
 ) -> None:
     scans, out = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz"), tmp_path / "out"
     with monkeypatch.context() as ahead:
-        ahead.setattr("trinat.pipelines.predict.entry.datetime", In2039)
+        ahead.setattr("trinat.pipelines.study.entry.datetime", In2039)
         run_serially(scans, out)
     assert held(out)["a"].finished.startswith("2039")
     (scans / "a.nii.gz").write_bytes(b"damaged")

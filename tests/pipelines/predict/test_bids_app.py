@@ -16,8 +16,8 @@ from helpers.serial import run_serially, write_heads, write_scans
 from trinat.pipelines.cli import bids, main
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.jobs.lock import run_lock
-from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.settings import WORK
+from trinat.pipelines.study.ledger import read_entries
 from trinat.segmentation.errors import LockedError
 from trinat.segmentation.models import zoo
 
@@ -88,7 +88,7 @@ def test_sessions_and_further_outputs_are_chosen(
     assert run(monkeypatch, raw, out, "participant", *options) == Exit.OK
     (entry,) = read_entries([out / "run.ses-b.jsonl"]).values()
     assert entry.case == "sub-01/ses-b/anat/sub-01_ses-b"
-    assert len(entry.result["iou"]) > 0
+    assert len(entry.result.iou) > 0
     endings = {
         Path(name).name.partition("space-orig_desc-")[2] for name in entry.outputs
     }

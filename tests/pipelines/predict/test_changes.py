@@ -9,7 +9,8 @@ import pytest
 from helpers.serial import table
 
 from trinat.pipelines.predict.changes import write_changes
-from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.study.record import ScanResult
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.models.zoo import MODEL_FILE, find_model
 
@@ -35,7 +36,7 @@ def scan(
         "volumes_mm3": {"Brain-Stem": mm3},
     }
     facts = {"model": "own", "longitudinal": fact, **result}
-    return Entry(case, "done", result=facts, finished=finished)
+    return Entry(case, "done", result=ScanResult(**facts), finished=finished)
 
 
 def volumes(folder: Path, *scans: Entry) -> tuple[str, str]:
@@ -145,7 +146,11 @@ def visit(
     }
     result = {"model": "fast", "longitudinal": fact}
     return Entry(
-        case, "done", input_sha256=digest or case, model=OF_FAST, result=result
+        case,
+        "done",
+        input_sha256=digest or case,
+        model=OF_FAST,
+        result=ScanResult(**result),
     )
 
 
@@ -160,7 +165,7 @@ def test_noise_is_that_of_the_model_as_it_was_measured(
     names = ("a", "b")
     scans = [visit("a", 100, 1, names), visit("b", 200, 2, names)]
     for entry in scans:
-        entry.result["longitudinal"]["views"] = views
+        entry.result.longitudinal.views = views
     assert write_changes(tmp_path, [replace(entry, model=model) for entry in scans])
     (row,) = table(tmp_path / "changes.tsv")
     assert (row["noise"] != "n/a") == noise_is_known
@@ -179,7 +184,7 @@ def test_a_scan_that_was_renamed_is_no_time_point_more(tmp_path: Path) -> None:
 def test_a_scan_that_is_no_longer_given_takes_no_part(tmp_path: Path) -> None:
     scans = [visit("a", 1, 1, ("a", "b"))]
     # Alone now, it was segmented by itself.
-    scans.append(Entry("b", "done", result={"model": "fast"}))
+    scans.append(Entry("b", "done", result=ScanResult(model="fast")))
     assert not write_changes(tmp_path, scans)
 
 
@@ -223,7 +228,7 @@ def test_a_person_who_is_half_replaced_has_no_changes_until_all_is(
     """A run that stopped between two files of a person, and the last of two that was removed."""
     old = scan("b", 2.0, 2021, "a b c"), scan("c", 3.0, 2022, "a b c")
     assert not write_changes(tmp_path, [scan("a", 1.0, 2020, "a b", "2"), *old])
-    alone = Entry("a", "done", result={"model": "own"})
+    alone = Entry("a", "done", result=ScanResult(model="own"))
     assert not write_changes(tmp_path, [alone, old[0], scan("c", 3.0, 2022, "a c")])
 
 

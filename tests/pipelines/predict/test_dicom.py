@@ -21,10 +21,10 @@ from helpers.serial import QUICK, run_serially
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.predict.engine import SerialEngine
-from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.progress import listener
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.ledger import read_entries
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.checkpoint import load_model, save_model
 from trinat.segmentation.models.model_info import Description

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from trinat.pipelines.predict import settings as settings_module
-from trinat.pipelines.predict.entry import Entry, Status
-from trinat.pipelines.predict.ledger import (
+from trinat.pipelines.predict.run import held
+from trinat.pipelines.predict.settings import OutputSettings, RunSettings
+from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.entry import Entry, Status
+from trinat.pipelines.study.ledger import (
     Ledger,
     ledgers_in,
     read_entries,
     read_ledgers,
 )
-from trinat.pipelines.predict.run import held
-from trinat.pipelines.predict.settings import OutputSettings, RunSettings
-from trinat.pipelines.study.cases import Case
 from trinat.pipelines.study.naming import LEFT_OUT
 from trinat.segmentation.errors import DiskFullError, IntegrityError, OutputError
 from trinat.segmentation.io.files import sha256_of
@@ -75,7 +75,9 @@ def run(tmp_path: Path) -> tuple[Case, RunSettings, Entry]:
     case = Case("a", tmp_path / "scan", "scan")
     settings = RunSettings(tmp_path, Path("model"), "m", tmp_path / "staging")
     digest = sha256_of(tmp_path / "o")
-    entry = Entry.of(case, settings, "done", input_sha256=digest, outputs={"o": digest})
+    entry = replace(
+        Entry.of(case, settings, "done"), input_sha256=digest, outputs={"o": digest}
+    )
     return case, settings, entry
 
 

@@ -15,10 +15,10 @@ from helpers.overfitted import with_parcels
 from helpers.serial import QUICK, run_serially, table, write_scans
 from helpers.visits import head_of, pose_of, visit_of
 
-from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.study.ledger import read_entries
 from trinat.segmentation.io.files import sha256_of
 
 TOGETHER = replace(QUICK, longitudinal=True)
@@ -57,15 +57,15 @@ def test_a_broken_time_point_does_not_take_the_others(study) -> None:
     assert found["P0_MR3"].reason.startswith("not gzip")
     for case in ("P0_MR1", "P0_MR2"):
         assert found[case].status == "done"
-        assert list(found[case].result["longitudinal"]["scans"]) == ["P0_MR1", "P0_MR2"]
+        assert list(found[case].result.longitudinal.scans) == ["P0_MR1", "P0_MR2"]
 
 
 @pytest.mark.slow
 @pytest.mark.important
 def test_a_single_scan_is_segmented_by_itself_and_says_so(study) -> None:
     result = entries(study[1])["P1_MR1"].result
-    assert "longitudinal" not in result
-    assert result["notes"][-1].startswith("no other scan of this person")
+    assert result.longitudinal is None
+    assert result.notes[-1].startswith("no other scan of this person")
 
 
 @pytest.mark.slow

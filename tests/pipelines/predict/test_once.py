@@ -15,7 +15,7 @@ from helpers.serial import run_serially, write_scans
 
 from trinat.pipelines.predict.case import CaseWorker
 from trinat.pipelines.predict.case_in_progress import CaseInProgress
-from trinat.pipelines.predict.entry import Entry
+from trinat.pipelines.study.entry import Entry
 
 _opened: list[str] | None = None
 

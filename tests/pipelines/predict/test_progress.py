@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.predict.progress import listener
 from trinat.pipelines.predict.recorder import Outcome
+from trinat.pipelines.study.entry import Entry
 
 BROKEN = Entry("b", "failed", "in/b\n.nii.gz", "cut short: copy it again")
 

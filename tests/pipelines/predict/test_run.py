@@ -26,9 +26,9 @@ from helpers.serial import (
 )
 
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.run import Listener, merge, predict
 from trinat.pipelines.predict.settings import PredictRequest, Shard
+from trinat.pipelines.study.ledger import read_entries
 from trinat.segmentation.errors import ConfigError, InputError
 from trinat.segmentation.io.files import sha256_of
 
@@ -141,7 +141,7 @@ def test_a_wrong_clock_keeps_no_old_result(again, monkeypatch) -> None:
             return datetime(2099, 1, 1, tzinfo=tz)
 
     with monkeypatch.context() as ahead:
-        ahead.setattr("trinat.pipelines.predict.entry.datetime", In2099)
+        ahead.setattr("trinat.pipelines.study.entry.datetime", In2099)
         run_serially(scans, out)
     assert read_entries([out / "run.jsonl"])["a"].finished.startswith("2099")
     small_scan(9).write(scans / "a.nii.gz")

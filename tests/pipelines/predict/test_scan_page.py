@@ -13,8 +13,8 @@ from helpers.serial import run_serially, write_scans
 from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app, bids
-from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.settings import OutputSettings
+from trinat.pipelines.study.ledger import read_entries
 from trinat.segmentation.errors import ConfigError
 
 
@@ -27,7 +27,7 @@ def test_a_page_is_written_beside_each_label_map(tmp_path: Path) -> None:
     entry = read_entries([tmp_path / "out/run.jsonl"])["a"]
     assert "a_page.html" in entry.outputs
     page = (tmp_path / "out/a_page.html").read_text()
-    volume_mm3 = entry.result["volumes_mm3"]["Left-Hippocampus"]
+    volume_mm3 = entry.result.volumes_mm3["Left-Hippocampus"]
     assert f"{volume_mm3:,.0f}" in page
     assert "3,000–4,000" in page
     assert entry.input_sha256 in page
@@ -76,7 +76,7 @@ def run_with_norms(tmp_path: Path, people: str) -> dict[str, Any]:
 def test_norms_go_by_the_age_and_sex_of_each_person(tmp_path: Path) -> None:
     write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz")
     before = run_with_norms(tmp_path, "participant_id\tage\tsex\na\t30\tF\nb\t60\tF\n")
-    volume_mm3 = max(before["a"].result["volumes_mm3"].values())
+    volume_mm3 = max(before["a"].result.volumes_mm3.values())
     z = (volume_mm3 / 3000 - 1) / 0.1
     page = (tmp_path / "out/a_page.html").read_text()
     assert f"(z {z:+.1f})".replace("-", "−") in page

@@ -17,12 +17,13 @@ import pytest
 from helpers.serial import QUICK, run_serially
 
 from trinat.pipelines.predict import changes
-from trinat.pipelines.predict.entry import Entry, digest_of
-from trinat.pipelines.predict.ledger import Ledger
 from trinat.pipelines.predict.persons import Person
 from trinat.pipelines.predict.run import merge
 from trinat.pipelines.predict.settings import CaseNames, RunSettings, Shard
 from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.entry import Entry, digest_of
+from trinat.pipelines.study.ledger import Ledger
+from trinat.pipelines.study.record import ScanResult
 from trinat.segmentation.io.files import sha256_of
 
 pytestmark = pytest.mark.usefixtures("without_figures")
@@ -61,7 +62,8 @@ class EngineByContent:
                     }
                 parts.append(self._entry(scan, digests, facts))
             if isinstance(case, Person):
-                yield Entry.of(case, self.settings, "done", of_scans=tuple(parts))
+                person = Entry.of(case, self.settings, "done")
+                yield replace(person, of_scans=tuple(parts))
             else:
                 yield parts[0]
 
@@ -79,13 +81,11 @@ class EngineByContent:
         )
         path.parent.mkdir(parents=True)
         path.write_bytes(content)
-        return Entry.of(
-            scan,
-            self.settings,
-            "done",
+        return replace(
+            Entry.of(scan, self.settings, "done"),
             input_sha256=digests[scan.id],
             outputs={path.relative_to(staged).as_posix(): sha256_of(path)},
-            result=result,
+            result=ScanResult(**result),
             staged=str(staged),
         )
 
@@ -280,7 +280,7 @@ def test_scans_by_two_models_are_not_compared(tmp_path: Path) -> None:
             "volumes_mm3": {"Brain-Stem": volume},
         }
         result = {"model": model, "grade": "pass", "longitudinal": together}
-        return Entry(case, "done", case, model=model, result=result)
+        return Entry(case, "done", case, model=model, result=ScanResult(**result))
 
     shard = tmp_path / "run.shard-1-of-1.jsonl"
     with Ledger(shard) as ledger:

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from helpers.browser import Browser, find_chromium
 
-from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.predict.ledger import Ledger
 from trinat.pipelines.predict.recorder import Recorder
-from trinat.pipelines.predict.settings import MOST_SHOWN, RunSettings, slices_of
+from trinat.pipelines.predict.settings import RunSettings, slices_of
 from trinat.pipelines.predict.tables import write_tables
+from trinat.pipelines.study.entry import MOST_SHOWN, Entry
+from trinat.pipelines.study.ledger import Ledger
+from trinat.pipelines.study.record import ScanResult
 
 EVIL = "<script>document.title='broken'</script>"
 SEEN = {
@@ -172,7 +173,12 @@ def test_slices_of_the_most_doubtful_are_kept_in_whatever_order_scans_come(
                     seen = SEEN | {"mean_agreement": n / 10}
                     staged = str(tmp_path / f"{name}-{n}")
                     recorder.note(
-                        Entry(f"scan/{n}", "done", result=seen, staged=staged)
+                        Entry(
+                            f"scan/{n}",
+                            "done",
+                            result=ScanResult(**seen),
+                            staged=staged,
+                        )
                     )
                 known = ledger.entries
         kept = {path.relative_to(out).as_posix() for path in out.glob(".trinat-page/*")}
@@ -210,7 +216,7 @@ def test_a_rejected_volume_is_no_norm_of_the_others(tmp_path: Path) -> None:
         ("c", "pass", 300.0),
     ):
         result = {"grade": grade, "volumes_mm3": {"Brain-Stem": mm3}}
-        entries.append(Entry(case, "done", result=result))
+        entries.append(Entry(case, "done", result=ScanResult(**result)))
     write_tables(tmp_path, entries)
     page = (tmp_path / "report.html").read_text()
     assert "2 of 2 smaller" in page
@@ -230,7 +236,7 @@ def test_the_page_says_how_it_was_made_and_leads_to_the_page_of_each_scan(
             f"sub {n}",
             "done",
             model="abc",
-            result=result,
+            result=ScanResult(**result),
             outputs={f"sub {n}_page.html": "0", f"sub {n}_dseg.nii.gz": "0"},
             finished=f"2026-11-0{n}T10:00:00.000+00:00",
         )

@@ -24,10 +24,10 @@ from helpers.serial import QUICK, run_serially, table, write_heads, write_scans
 from helpers.small_model import edit, set_key
 
 from trinat.pipelines.predict.engine import SerialEngine
-from trinat.pipelines.predict.ledger import read_entries
 from trinat.pipelines.predict.run import Listener, predict
 from trinat.pipelines.predict.settings import PredictRequest
 from trinat.pipelines.study.files import find_files
+from trinat.pipelines.study.ledger import read_entries
 from trinat.segmentation.errors import ConfigError, ModelError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.models import zoo
@@ -102,7 +102,7 @@ def test_clean_up_uncertainty_entropy_and_probabilities_are_written(
     )
     run_serially(scans, tmp_path / "out", output=output, model=str(overfitted_model()))
     entry = read_entries([tmp_path / "out/run.jsonl"])["a"]
-    assert 0 <= entry.result["iou"]["Left-Cerebral-Cortex"] <= 1
+    assert 0 <= entry.result.iou["Left-Cerebral-Cortex"] <= 1
     names = set(entry.outputs)
     assert {
         "a_dseg.nii.gz",

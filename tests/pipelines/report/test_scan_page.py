@@ -17,6 +17,7 @@ from helpers.browser import (
 from helpers.pages import rows_of
 
 from trinat.pipelines.report.scan_page import scan_page
+from trinat.pipelines.study.record import ScanResult
 from trinat.segmentation.data.people import Facts
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.io.volume import Volume
@@ -74,7 +75,7 @@ def found() -> Prediction:
 
 
 def test_the_sides_of_each_view_are_named(found: Prediction) -> None:
-    page = scan_page(found, RESULT, {}, title="sub-1")
+    page = scan_page(found, ScanResult(**RESULT), {}, title="sub-1")
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", page)
     named = [re.sub(r"<[^>]+>", " ", caption).split() for caption in captions]
     assert named == [["L", "Axial", "R"], ["L", "Coronal", "R"], ["P", "Sagittal", "A"]]
@@ -82,7 +83,7 @@ def test_the_sides_of_each_view_are_named(found: Prediction) -> None:
 
 def test_both_sides_are_in_a_row_with_their_asymmetry(found: Prediction) -> None:
     """Hippocampus: 100 (3300 - 2700) / 3000 = 20 %."""
-    page = scan_page(found, RESULT, {"trinat": "1"}, title="sub-1")
+    page = scan_page(found, ScanResult(**RESULT), {"trinat": "1"}, title="sub-1")
     assert rows_of(page) == [
         [
             *("Hippocampus", "look (right)", "3,300", "2,700", "6,000", "+20.0"),
@@ -100,7 +101,7 @@ def test_normal_ranges_say_where_each_side_is(found: Prediction) -> None:
         ("Right-Hippocampus", 3000, 4000),
         ("Brain-Stem", 10000, 15000),
     ]
-    page = scan_page(found, RESULT, {}, title="sub-1", reference=ranges)
+    page = scan_page(found, ScanResult(**RESULT), {}, title="sub-1", reference=ranges)
     assert [row[7:9] for row in rows_of(page)] == [
         ["within 3,000–4,000", "below 3,000–4,000"],
         ["above 10,000–15,000", ""],
@@ -122,7 +123,12 @@ def test_norms_say_a_percentile_and_a_z_of_each_side(found: Prediction) -> None:
     reference = norms_of("Left-Hippocampus", "Right-Hippocampus")
     person = Facts(age=30.0, sex="F", intracranial_mm3=1.5e6)
     page = scan_page(
-        found, RESULT, {}, title="sub-1", reference=reference, person=person
+        found,
+        ScanResult(**RESULT),
+        {},
+        title="sub-1",
+        reference=reference,
+        person=person,
     )
     assert [row[7:9] for row in rows_of(page)] == [
         ["84 (z +1.0)", "16 (z −1.0)"],
@@ -136,14 +142,21 @@ def test_the_measured_head_goes_before_the_one_of_the_table(found: Prediction) -
     person = Facts(age=30.0, sex="F", intracranial_mm3=1.5e6)
     reference = norms_of("Left-Hippocampus")
     page = scan_page(
-        found, result, {}, title="sub-1", reference=reference, person=person
+        found,
+        ScanResult(**result),
+        {},
+        title="sub-1",
+        reference=reference,
+        person=person,
     )
     assert rows_of(page)[0][7] == "50 (z +0.0)"
 
 
 def test_why_there_are_no_percentiles_is_said(found: Prediction) -> None:
     reference = norms_of("Left-Hippocampus")
-    page = scan_page(found, RESULT, {}, title="sub-1", reference=reference)
+    page = scan_page(
+        found, ScanResult(**RESULT), {}, title="sub-1", reference=reference
+    )
     assert "No percentiles: age and sex are not known." in page
     assert all(len(row) == 7 for row in rows_of(page))
 
@@ -151,7 +164,7 @@ def test_why_there_are_no_percentiles_is_said(found: Prediction) -> None:
 def test_a_structure_that_is_new_is_shown_too(found: Prediction) -> None:
     volumes = {**RESULT["volumes_mm3"], "Vermis": 5000.0}
     result = {**RESULT, "volumes_mm3": volumes}
-    page = scan_page(found, result, {}, title="sub-1")
+    page = scan_page(found, ScanResult(**result), {}, title="sub-1")
     assert ["Vermis", "", "", "", "5,000", "", ""] in rows_of(page)
 
 
@@ -169,7 +182,7 @@ def test_a_scan_that_passes_names_its_structures_that_do_not(
         "agreement": {"Left-Hippocampus": 0.614},
         "csf": "intracranial",
     }
-    page = scan_page(found, result, {}, title="sub-1")
+    page = scan_page(found, ScanResult(**result), {}, title="sub-1")
     assert "look at 2 structures, in the table below" in page
     assert [row[6] for row in rows_of(page)] == [
         "left: views agree by 0.61 only",
@@ -177,7 +190,7 @@ def test_a_scan_that_passes_names_its_structures_that_do_not(
     ]
     assert "CSF: all fluid inside the skull" in page
     well = {**result, "structure_grades": {}, "csf": "region"}
-    page = scan_page(found, well, {}, title="sub-1")
+    page = scan_page(found, ScanResult(**well), {}, title="sub-1")
     assert "no check of the whole scan found anything to doubt<" in page
     assert "CSF: all fluid" not in page
 
@@ -188,13 +201,13 @@ def test_the_intracranial_volume_is_shown_where_it_is_known(
 ) -> None:
     measures = {"EstimatedTotalIntraCranialVol": mm3}
     result = {**RESULT, "measures_mm3": measures}
-    page = scan_page(found, result, {}, title="sub-1")
+    page = scan_page(found, ScanResult(**result), {}, title="sub-1")
     assert ("1,500 ml" in page) == shown
     assert ("Intracranial volume" in page) == shown
 
 
 def test_a_page_is_self_contained_and_escapes_names(found: Prediction) -> None:
-    page = scan_page(found, RESULT, {}, title="<script>alert(1)</script>")
+    page = scan_page(found, ScanResult(**RESULT), {}, title="<script>alert(1)</script>")
     assert "<script" not in page
     assert "&lt;views&gt;" in page
     assert "default-src &#39;none&#39;" in page
@@ -219,7 +232,15 @@ def test_a_page_prints_on_two_sheets_and_fits_a_phone(
     ranges = [(name, 100_000, 200_000) for name in names]
     facts = {"scan": f"sub-1 (SHA-256 {'0' * 64})", "model": f"fast ({'0' * 64})"}
     page = tmp_path / "sub-1_page.html"
-    page.write_text(scan_page(found, result, facts, title="sub-1", reference=ranges))
+    page.write_text(
+        scan_page(
+            found,
+            ScanResult(**result),
+            facts,
+            title="sub-1",
+            reference=ranges,
+        )
+    )
     sheets = re.findall(rb"/Type\s*/Page[^s]", print_to_pdf(page).read_bytes())
     assert len(sheets) == 2
     assert_fits_desk_and_phone(chromium, page)

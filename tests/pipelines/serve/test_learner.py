@@ -12,12 +12,13 @@ import pytest
 from helpers.miniatures import head_image, head_labels, write_nifti
 from helpers.overfitted import shy_model
 
-from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.serve.learner import Learner, Learning
 from trinat.pipelines.serve.queue import FullError, Queue, Submission
 from trinat.pipelines.serve.queue_study import study_of
 from trinat.pipelines.study.corrections import Session, save_correction
+from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.naming import Product
+from trinat.pipelines.study.record import ScanResult
 from trinat.segmentation.errors import EvaluationError, InputError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
@@ -39,7 +40,9 @@ def done(queue: Queue, job: Submission, seed: int) -> None:
     staged = queue.folder / "staging" / job.id
     labels = staged / queue.file(job, Product.LABELS).name
     write_nifti(labels, head_labels(seed), "LIA")
-    queue.finish(Entry(job.id, "done", result={"grade": "pass"}, staged=str(staged)))
+    queue.finish(
+        Entry(job.id, "done", result=ScanResult(grade="pass"), staged=str(staged))
+    )
 
 
 def correct(queue: Queue, job: Submission) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.predict.entry import Entry
 from trinat.pipelines.serve.queue import FullError, Queue, Submission
 from trinat.pipelines.serve.queue_study import study_of
 from trinat.pipelines.serve.settings import ServiceSettings
+from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.study.record import ScanResult
 from trinat.segmentation.data.people import Facts
 from trinat.segmentation.errors import DiskFullError
 from trinat.segmentation.labels.scheme import load_scheme
@@ -34,7 +35,9 @@ def ended(queue: Queue, job: Submission, status: str = "done") -> None:
     (staged / "labels").write_bytes(b"labels")
     where = str(staged) if status == "done" else ""
     queue.finish(
-        Entry(job.id, status, reason="why", result={"grade": "pass"}, staged=where)
+        Entry(
+            job.id, status, reason="why", result=ScanResult(grade="pass"), staged=where
+        )
     )  # type: ignore[arg-type]
 
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from helpers.studies import write_study
 
-from trinat.pipelines.predict.entry import Entry
-from trinat.pipelines.predict.ledger import Ledger, entries_in
 from trinat.pipelines.predict.tables import write_tables
+from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.study.ledger import Ledger, entries_in
+from trinat.pipelines.study.record import ScanResult
 from trinat.pipelines.view.study import Study
 from trinat.pipelines.view.voxels import Voxels
 from trinat.segmentation.errors import ConfigError, InputError, IntegrityError
@@ -36,12 +37,14 @@ def test_the_page_of_a_batch_and_the_viewer_have_one_order_of_doubt(
     tmp_path: Path,
 ) -> None:
     entries = [
-        Entry("passes", "done", result={"grade": "pass", "mean_agreement": 0.1}),
+        Entry("passes", "done", result=ScanResult(grade="pass", mean_agreement=0.1)),
         Entry("without-grade", "done"),
-        Entry("look-10", "done", result={"grade": "look"}),
-        Entry("look-9", "done", result={"grade": "look"}),
-        Entry("look-apart", "done", result={"grade": "look", "mean_agreement": 0.7}),
-        Entry("rejected", "done", result={"grade": "reject"}),
+        Entry("look-10", "done", result=ScanResult(grade="look")),
+        Entry("look-9", "done", result=ScanResult(grade="look")),
+        Entry(
+            "look-apart", "done", result=ScanResult(grade="look", mean_agreement=0.7)
+        ),
+        Entry("rejected", "done", result=ScanResult(grade="reject")),
         Entry("failed", "failed", reason="no head"),
     ]
     names = [

@@ -1,40 +1,49 @@
-"""An entry: what became of one input of one run. A line of the ledger, and a worker's answer.
-
-Here is also which results to doubt: how urgently a scan needs a look, and what is in no number of a
-group.
-"""
+"""Entry: the outcome of one input of one run. A line of the ledger, and a worker's answer."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from heapq import nsmallest
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 from pydantic import ConfigDict
 
-from trinat.pipelines.predict.settings import EXCLUDED_GRADES, MOST_SHOWN, RunSettings
 from trinat.pipelines.study.cases import Case
 from trinat.pipelines.study.naming import LEFT_OUT
+from trinat.pipelines.study.record import GRADES, ScanResult
 from trinat.segmentation.data.sources.base import natural_order
 from trinat.segmentation.errors import InputError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.timing import Spent
 
-if TYPE_CHECKING:
-    from trinat.segmentation.labels.scheme import LabelScheme
-
 Status = Literal["done", "failed", "skipped", "writing"]
-# The most urgent first. A result without a grade is looked at before those that pass.
-GRADES = ("failed", "reject", "look", "ungraded", "pass")
+# The page of a run shows slices of this many scans, the most doubtful.
+MOST_SHOWN = 5
+
+
+class Run(Protocol):
+    """The facts of a run that its entries record; `digest` is a hash of what results depend on."""
+
+    @property
+    def out(self) -> Path:
+        """The output folder."""
+
+    @property
+    def model_sha256(self) -> str:
+        """The hash of the model."""
+
+    def digest(self, case: Case) -> str:
+        """Return a hash of what the result of a case depends on, besides scan and model."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What became of one input of one run.
+    """Outcome of one input of one run.
 
     Paths are relative: `input` to the root of the inputs, all others to the output folder.
 
@@ -42,7 +51,7 @@ class Entry:
     - `model` is a hash. It is empty where an input was refused before any model was loaded.
     - `outputs` maps each path to its SHA-256. `aside` maps what earlier attempts had written,
       and this one has not, to where it was moved.
-    - `result` holds everything that tables are made of: volumes, quality, notes.
+    - `result` is what tables and pages are made of; empty if there is none.
     - `attempt` numbers the attempts at this case over all ledgers of the folder. It is 0 in
       ledgers from before attempts were numbered.
 
@@ -63,7 +72,7 @@ class Entry:
     settings: str = ""
     outputs: Mapping[str, str] = field(default_factory=dict)
     aside: Mapping[str, str] = field(default_factory=dict)
-    result: Mapping[str, Any] = field(default_factory=dict)
+    result: ScanResult = field(default_factory=ScanResult)
     timings_s: Mapping[str, float] = field(default_factory=dict)
     worker: str = ""
     attempt: int = 0
@@ -73,36 +82,51 @@ class Entry:
     staged: str = ""
     spent: Spent = field(default_factory=dict)
     no_room: bool = False
-    of_scans: tuple[Any, ...] = ()
+    of_scans: tuple[Entry, ...] = ()
 
     @classmethod
-    def of(
-        cls,
-        case: Case,
-        settings: RunSettings,
-        status: Status,
-        **fields: Any,
-    ) -> Entry:
-        """What a run with these settings made of a case; `fields` are further fields.
+    def of(cls, case: Case, run: Run, status: Status, reason: str = "") -> Entry:
+        """Return the entry of a case in a run.
 
         The path of the scan is relative to the output folder.
         """
         # As seen from the output, so that no path of this machine gets into the ledger.
-        scan = os.path.relpath(case.path, settings.out.resolve())
+        scan = os.path.relpath(case.path, run.out.resolve())
         return cls(
             case.id,
             status,
             case.shown,
+            reason,
             scan=scan,
-            model=settings.model_sha256,
-            settings=settings.digest(case),
-            **fields,
+            model=run.model_sha256,
+            settings=run.digest(case),
         )
 
     @classmethod
-    def failed(cls, case: Case, settings: RunSettings, reason: str) -> Entry:
-        """The entry of a case that gave no result, for this reason."""
-        return cls.of(case, settings, "failed", reason=reason)
+    def failed(cls, case: Case, run: Run, reason: str) -> Entry:
+        """Return the entry of a case that gave no result, for this reason."""
+        return cls.of(case, run, "failed", reason)
+
+    @property
+    def grade(self) -> str:
+        """The grade of the scan; without one, the status."""
+        return self.result.grade or self.status
+
+    @property
+    def why(self) -> str:
+        """The reasons for the grade; without any, the reason for the status."""
+        return "; ".join(self.result.reasons) or self.reason
+
+    @property
+    def doubt(self) -> tuple[int, float, object]:
+        """A key to sort scans by, the most doubtful first: grade, agreement of views, name."""
+        urgency = GRADES.index(self.grade if self.grade in GRADES else "ungraded")
+        agreement = self.result.mean_agreement
+        return (
+            urgency,
+            1.0 if agreement is None else agreement,
+            natural_order(self.case),
+        )
 
     @property
     def is_refusal(self) -> bool:
@@ -124,18 +148,18 @@ class Entry:
         """Whether it was refused once and is no longer given: no table shows it."""
         return self.status == "skipped" and self.is_refusal and not self.is_left_out
 
-    def is_current(self, case: Case, settings: RunSettings) -> bool:
-        """Whether its result needs no new run.
+    def is_current(self, case: Case, run: Run) -> bool:
+        """Return True if its result needs no new run.
 
         It was done from the same input, with the same model and settings, and its outputs are
         still as they were written.
         """
-        if self.status != "done" or self.model != settings.model_sha256:
+        if self.status != "done" or self.model != run.model_sha256:
             return False
-        if self.settings != settings.digest(case):
+        if self.settings != run.digest(case):
             return False
         # The scan comes last: where anything else has changed it is not read.
-        if not self.is_written(settings.out):
+        if not self.is_written(run.out):
             return False
         return digest_of(*case.files) == self.input_sha256
 
@@ -174,99 +198,19 @@ def digests_of(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
 
 
 def taught_by_models(entries: Iterable[Entry]) -> list[str]:
-    """A sentence on each model that was trained with labels which other models had made.
+    """Return a sentence for each model that was trained with labels made by other models.
 
     Every report shows these.
     """
     sentences = set()
     for entry in entries:
-        pseudo_labels = entry.result.get("pseudo_labels")
+        pseudo_labels = entry.result.pseudo_labels
         if pseudo_labels:
-            sentences.add(f"{entry.result['model']} was trained with {pseudo_labels}.")
+            sentences.add(f"{entry.result.model} was trained with {pseudo_labels}.")
     return sorted(sentences)
 
 
-def measured_in(
-    scheme: LabelScheme, structures: Iterable[str], parcels: Iterable[str]
-) -> set[str]:
-    """The names of what results have volumes of, as a scheme has them.
-
-    `structures` and `parcels` are those of the results. Of a scheme with parcels, they stand in
-    place of the cortex.
-    """
-    if scheme.has_parcels and parcels:
-        return (set(structures) & set(scheme.names)) | set(parcels)
-    return set(structures)
-
-
-def grade_of(entry: Entry) -> str:
-    """The grade of a scan; where it has none, the status of its entry."""
-    return entry.result.get("grade") or entry.status
-
-
-def why_of(entry: Entry) -> str:
-    """The reasons for a scan's grade; where there are none, for the status of its entry."""
-    return "; ".join(entry.result.get("reasons", ())) or entry.reason
-
-
-def doubt_of(entry: Entry) -> tuple[int, float, Any]:
-    """A key to sort scans by, the most doubtful first, in tables, pages and `trinat view`.
-
-    In the order of grades, then of agreement between views, then of names.
-    """
-    grade = grade_of(entry)
-    if grade not in GRADES:
-        grade = "ungraded"
-    urgency = GRADES.index(grade)
-    agreement = entry.result.get("mean_agreement")
-    if agreement is None:
-        agreement = 1.0
-    return urgency, agreement, natural_order(entry.case)
-
-
 def most_doubtful(entries: Iterable[Entry]) -> list[Entry]:
-    """The scans of which the page has slices, the most doubtful first."""
+    """Return the scans of which the page has slices, the most doubtful first."""
     done = (entry for entry in entries if entry.status == "done")
-    return nsmallest(MOST_SHOWN, done, key=doubt_of)
-
-
-def why_left_out(result: Mapping[str, Any], excluded: Collection[str]) -> str:
-    """Why a scan is in no number of its group; "" where it is in them.
-
-    `result` is that of its entry, `excluded` the grades that are left out.
-    """
-    grade = result.get("grade", "")
-    if grade not in excluded:
-        return ""
-    reasons = "; ".join(result.get("reasons", ()))
-    return f"graded {grade}: {reasons}" if reasons else f"graded {grade}"
-
-
-def structures_left_out(
-    result: Mapping[str, Any], excluded: Collection[str]
-) -> dict[str, str]:
-    """Structures and parcels of a scan that are in no number of its group, by their own grades.
-
-    `result` is that of the scan's entry, `excluded` the grades that are left out.
-    """
-    grades = dict(result.get("structure_grades", {}))
-    for name, parcel in result.get("parcels", {}).items():
-        grades[name] = parcel["grade"]
-    return {name: grade for name, grade in grades.items() if grade in excluded}
-
-
-def counted_volumes(
-    result: Mapping[str, Any], *, parcels: bool = False
-) -> dict[str, float]:
-    """The volumes of a scan in mm³ that others are held against: none of what is left out.
-
-    With `parcels` those of parcels too.
-    """
-    if why_left_out(result, EXCLUDED_GRADES):
-        return {}
-    left_out = structures_left_out(result, EXCLUDED_GRADES)
-    volumes_mm3 = dict(result.get("volumes_mm3", {}))
-    if parcels:
-        for name, parcel in result.get("parcels", {}).items():
-            volumes_mm3[name] = parcel["mm3"]
-    return {name: mm3 for name, mm3 in volumes_mm3.items() if name not in left_out}
+    return nsmallest(MOST_SHOWN, done, key=attrgetter("doubt"))

@@ -17,17 +17,17 @@ import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from io import FileIO
 from pathlib import Path, PurePosixPath
 from typing import Self
 
-from pydantic import BaseModel, FiniteFloat, TypeAdapter
+from pydantic import TypeAdapter
 
 from trinat.pipelines.jobs.process import cpu_count
-from trinat.pipelines.predict.entry import Entry, digest_of, digests_of
 from trinat.pipelines.study.corrections import correction_of
 from trinat.pipelines.study.discovery import absolute, walk
+from trinat.pipelines.study.entry import Entry, digest_of, digests_of
 from trinat.pipelines.study.naming import ASIDE, FOLD
 from trinat.segmentation.errors import IntegrityError, OutputError
 from trinat.segmentation.io.files import (
@@ -36,7 +36,6 @@ from trinat.segmentation.io.files import (
     open_to_append,
     sha256_of,
 )
-from trinat.segmentation.labels import Csf
 
 _LEDGERS = "run*.jsonl"
 # How many folders above a file are searched for the ledger of its result.
@@ -117,10 +116,13 @@ class Ledger:
                 if file.read(1) != b"\n":
                     append_whole(file, b"\n", self._path)
             self._file = file
-        fields = asdict(entry)
-        for name in _NOT_IN_FILE:
-            del fields[name]
-        line = json.dumps(fields, ensure_ascii=True, separators=(",", ":"))
+        content = {
+            each.name: getattr(entry, each.name)
+            for each in fields(entry)
+            if each.name not in _NOT_IN_FILE
+        }
+        content["result"] = entry.result.as_json()
+        line = json.dumps(content, ensure_ascii=True, separators=(",", ":"))
         append_whole(self._file, line.encode() + b"\n", self._path)
         if entry.status != "writing":
             self.entries[entry.case] = entry
@@ -375,37 +377,6 @@ def read_entries(paths: Iterable[Path]) -> dict[str, Entry]:
     return read_ledgers(paths).entries
 
 
-class _LongitudinalFields(BaseModel):
-    """What the tables of changes take from an entry's `result`."""
-
-    person: str
-    group: str = ""
-    year: FiniteFloat | None = None
-    scans: dict[str, str] = {}
-    volumes_mm3: dict[str, FiniteFloat]
-    stretch_percent: FiniteFloat = 0
-
-
-class _TableFields(BaseModel):
-    """What the tables take from an entry's `result`, where it is there: checked when it is read."""
-
-    grade: str = ""
-    reasons: list[str] = []
-    notes: list[str] = []
-    structure_grades: dict[str, str] = {}
-    total_brain_mm3: FiniteFloat = 0
-    mean_agreement: FiniteFloat | None = None
-    volumes_mm3: dict[str, FiniteFloat] = {}
-    measures_mm3: dict[str, FiniteFloat | None] = {}
-    csf: Csf = "region"
-    agreement: dict[str, float | None] = {}
-    iou: dict[str, float | None] = {}
-    pairwise_dice: dict[str, float | None] = {}
-    volume_cv: dict[str, float | None] = {}
-    picture: str = ""
-    longitudinal: _LongitudinalFields | None = None
-
-
 _ENTRY = TypeAdapter(Entry)
 
 
@@ -421,7 +392,6 @@ def _lines_of(path: Path) -> Iterator[Entry]:
                 continue
             try:
                 entry: Entry = _ENTRY.validate_python(json.loads(line))
-                _TableFields.model_validate(entry.result)
                 # A ledger may come from elsewhere, and what it lists is moved, replaced, deleted.
                 for name in (*entry.outputs, *entry.aside.values()):
                     listed = PurePosixPath(name)

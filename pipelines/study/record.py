@@ -1,0 +1,227 @@
+"""The result of a scan: grade, volumes, notes and doubts, as the ledger, tables and pages have it.
+
+A new measure is a field of `ScanResult` (or of `ParcelResult`), set in
+`pipelines/predict/case_files.py`. If it is a column of qc.tsv it is named in `quality_columns`, or
+in `structure_measures` if there is a value for each structure. The ledger and the JSON for the
+pages have every field by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    FiniteFloat,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
+
+from trinat.segmentation.labels import Csf
+from trinat.segmentation.labels.label import Side
+from trinat.segmentation.labels.measures import INTRACRANIAL
+
+if TYPE_CHECKING:
+    from trinat.segmentation.labels.scheme import LabelScheme
+
+# The most urgent first. A result without a grade is looked at before those that pass.
+GRADES = ("failed", "reject", "look", "ungraded", "pass")
+# Grades of structures that need a reason.
+DOUBTFUL = ("reject", "look")
+# Results of these grades are in no mean, test, norm, adjustment or change of a group.
+EXCLUDED_GRADES = ("reject",)
+
+
+class _Record(BaseModel):
+    """A part of an entry's JSON: unknown keys and wrong types are refused.
+
+    Fields that were not set are not written.
+    """
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+    @model_serializer(mode="wrap")
+    def _only_set(
+        self, serialize: SerializerFunctionWrapHandler
+    ) -> dict[str, JsonValue]:
+        content: dict[str, JsonValue] = serialize(self)
+        return {
+            name: value
+            for name, value in content.items()
+            if name in self.model_fields_set
+        }
+
+
+class ParcelResult(_Record):
+    """Measurements of one parcel of the cortex; its fields are the columns of parcels.tsv."""
+
+    freesurfer: int
+    side: Side
+    lobe: str
+    mm3: FiniteFloat
+    share: FiniteFloat | None
+    asymmetry: FiniteFloat | None
+    agreement: FiniteFloat | None
+    grade: str | None
+
+    def cells(self) -> list[JsonValue]:
+        """Return the values of a row of parcels.tsv, in the order of the fields."""
+        return list(self.model_dump().values())
+
+
+class TimePoint(_Record):
+    """A scan's part in the segmentation of several scans of one person.
+
+    - `year` is the time of the scan in years from any start; None if it is not known.
+    - `scans` maps the cases that were segmented together to the SHA-256 of their scans.
+    - `volumes_mm3` are the volumes that changes are computed from.
+    - `stretch_percent` is how much larger the head is along one axis than in the first scan.
+    - `views` are those that were asked for; empty for all of the model.
+    """
+
+    person: str
+    group: str = ""
+    year: FiniteFloat | None = None
+    scans: dict[str, str] = {}
+    volumes_mm3: dict[str, FiniteFloat]
+    stretch_percent: FiniteFloat = 0
+    views: tuple[str, ...] = ()
+
+
+class ScanResult(_Record):
+    """The numbers of one segmentation.
+
+    Mappings are by the name of a structure, or of a parcel. `agreement` is the mean Dice between
+    the views; `iou`, `pairwise_dice` and `volume_cv` are the uncertainty by dropout samples.
+    `cleaned` is the share of a structure that clean-up changed. `picture` is the path of the
+    picture below the output folder. `pseudo_labels` names the labels by other models that the model
+    was trained with.
+    """
+
+    model: str = ""
+    grade: str = ""
+    reasons: list[str] = []
+    structure_grades: dict[str, str] = {}
+    notes: list[str] = []
+    total_brain_mm3: FiniteFloat | None = None
+    volumes_mm3: dict[str, FiniteFloat] = {}
+    measures_mm3: dict[str, FiniteFloat | None] = {}
+    csf: Csf | None = None
+    tissue_contrast: FiniteFloat | None = None
+    pseudo_labels: str = ""
+    mean_agreement: FiniteFloat | None = None
+    agreement: dict[str, FiniteFloat | None] = {}
+    iou: dict[str, FiniteFloat | None] = {}
+    pairwise_dice: dict[str, FiniteFloat | None] = {}
+    volume_cv: dict[str, FiniteFloat | None] = {}
+    cleaned: dict[str, FiniteFloat] = {}
+    parcels: dict[str, ParcelResult] = {}
+    picture: str = ""
+    longitudinal: TimePoint | None = None
+
+    def as_json(self) -> dict[str, JsonValue]:
+        """Return what the ledger and the pages have of it."""
+        return self.model_dump(mode="json")
+
+    def quality_columns(self) -> dict[str, str | float | None]:
+        """Return the columns of qc.tsv that have one value a scan."""
+        return {
+            "grade": self.grade or None,
+            "mean_agreement": self.mean_agreement,
+            "tissue_contrast": self.tissue_contrast,
+            "total_brain_mm3": self.total_brain_mm3,
+        }
+
+    def structure_measures(self) -> dict[str, Mapping[str, float | None]]:
+        """Return the measures of qc.tsv that have one value a structure."""
+        return {
+            "agreement": self.agreement,
+            "iou": self.iou,
+            "pairwise_dice": self.pairwise_dice,
+            "volume_cv": self.volume_cv,
+        }
+
+    @property
+    def intracranial_mm3(self) -> float | None:
+        """The volume inside the skull; None if it was not measured."""
+        return self.measures_mm3.get(INTRACRANIAL.column)
+
+    @property
+    def remarks(self) -> list[str]:
+        """The reasons for the grade, then the notes."""
+        return [*self.reasons, *self.notes]
+
+    def corrected(self) -> ScanResult:
+        """Return the result of a label map that was corrected by hand since: without grades."""
+        result = self.model_copy()
+        result.grade = ""
+        result.reasons = []
+        result.structure_grades = {}
+        result.notes = ["corrected by hand"]
+        return result
+
+    def why_left_out(self, excluded: Collection[str]) -> str:
+        """Return why the scan is in no number of its group; "" if it is in them.
+
+        `excluded` are the grades that are left out.
+        """
+        if self.grade not in excluded:
+            return ""
+        why = f"graded {self.grade}"
+        if self.reasons:
+            why += f": {'; '.join(self.reasons)}"
+        return why
+
+    def structures_left_out(self, excluded: Collection[str]) -> dict[str, str]:
+        """Return the grades of structures and parcels that are in no number of their group.
+
+        `excluded` are the grades that are left out.
+        """
+        grades = dict(self.structure_grades)
+        for name, parcel in self.parcels.items():
+            grades[name] = parcel.grade or ""
+        return {name: grade for name, grade in grades.items() if grade in excluded}
+
+    def counted_volumes(self, *, parcels: bool = False) -> dict[str, float]:
+        """Return the volumes in mm³ that other scans are compared with: none that is left out.
+
+        With `parcels` the volumes of parcels are among them.
+        """
+        if self.why_left_out(EXCLUDED_GRADES):
+            return {}
+        left_out = self.structures_left_out(EXCLUDED_GRADES)
+        volumes_mm3 = dict(self.volumes_mm3)
+        if parcels:
+            for name, parcel in self.parcels.items():
+                volumes_mm3[name] = parcel.mm3
+        return {name: mm3 for name, mm3 in volumes_mm3.items() if name not in left_out}
+
+    def doubt_about(self, structure: str) -> str:
+        """Return why a structure is graded look or reject; "" if it is not."""
+        if self.structure_grades.get(structure) not in DOUBTFUL:
+            return ""
+        if not self.volumes_mm3.get(structure):
+            return "not found"
+        naming = [reason for reason in self.reasons if structure in reason]
+        if naming:
+            return "; ".join(naming)
+        agreement = self.agreement.get(structure)
+        if agreement is None:
+            return "a reason above is about it"
+        return f"views agree by {agreement:.2f} only"
+
+
+def measured_in(
+    scheme: LabelScheme, structures: Iterable[str], parcels: Iterable[str]
+) -> set[str]:
+    """Return the names that results have volumes of, as a scheme has them.
+
+    `structures` and `parcels` are those of the results. In a scheme with parcels, these stand in
+    place of the cortex.
+    """
+    if scheme.has_parcels and parcels:
+        return (set(structures) & set(scheme.names)) | set(parcels)
+    return set(structures)
