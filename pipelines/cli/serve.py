@@ -102,8 +102,8 @@ def view(
     Example: trinat view out/ --against manual/
     """
     require_extra("serve", "fastapi", "uvicorn")
+    from trinat.pipelines.study.study import Study
     from trinat.pipelines.view.correcting import MAX_CHANGES
-    from trinat.pipelines.view.study import Study
     from trinat.pipelines.view.viewer import make_app
 
     if not rater:

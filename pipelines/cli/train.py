@@ -213,7 +213,7 @@ def next_(settings: NextSettings, json_: options.Json = False) -> None:
 
     Example: trinat next results
     """
-    from trinat.pipelines.learn.order import next_scans
+    from trinat.pipelines.learn.corrected import next_scans
 
     scans, corrected = next_scans(settings)
     if json_:

@@ -17,7 +17,6 @@ import pandas as pd
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.evaluate.gather import Inputs, gather, named_models, plan_tasks
 from trinat.pipelines.evaluate.measuring import Done, measure_all, rated_sha256, scan_of
-from trinat.pipelines.evaluate.pairing import Pairing
 from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.evaluate.shown_scans import lowest_scans
 from trinat.pipelines.jobs.lock import claimed, keep_only, refuse_foreign
@@ -26,6 +25,7 @@ from trinat.pipelines.report.evaluation import latex, printed
 from trinat.pipelines.report.measurements import metrics_frame, write_table
 from trinat.pipelines.report.page import provenance
 from trinat.pipelines.study.files import ScanFile, corrected_among
+from trinat.pipelines.study.pairing import Pairing
 from trinat.pipelines.study.ratings import agreement_table, use_of_ratings
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.io.files import sha256_of, write_whole

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from trinat.pipelines.evaluate.measuring import Task
-from trinat.pipelines.evaluate.pairing import Pairing, pair_files
 from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.evaluate.user_tables import Mappings, read_mapping
 from trinat.pipelines.study.discovery import absolute
@@ -27,6 +26,7 @@ from trinat.pipelines.study.files import (
     two_maps_of_a_scan,
 )
 from trinat.pipelines.study.ledger import entries_for, unfit_results
+from trinat.pipelines.study.pairing import Pairing, pair_files
 from trinat.pipelines.study.ratings import (
     Rating,
     read_given,

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from trinat.pipelines.evaluate.pairing import Pair
 from trinat.pipelines.evaluate.user_tables import Mappings
 from trinat.pipelines.jobs.pool import isolated
 from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.study.corrections import Correction, structures_beside
 from trinat.pipelines.study.files import ScanFile, refuse_changed
+from trinat.pipelines.study.pairing import Pair
 from trinat.segmentation.errors import EvaluationError, GeometryError, TrinatError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.orientation import TrustAffine

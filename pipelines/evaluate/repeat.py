@@ -27,7 +27,6 @@ from trinat.pipelines.evaluate.gather import (
     read_notes,
 )
 from trinat.pipelines.evaluate.measuring import KILLED, as_classes, read_labels
-from trinat.pipelines.evaluate.pairing import pair_files
 from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.evaluate.user_tables import Mappings
 from trinat.pipelines.jobs.lock import claimed, keep_only, refuse_foreign
@@ -50,6 +49,7 @@ from trinat.pipelines.study.files import (
     find_files,
     find_images,
 )
+from trinat.pipelines.study.pairing import pair_files
 from trinat.segmentation.data.sources.base import without_suffix
 from trinat.segmentation.errors import ConfigError, EvaluationError, TrinatError
 from trinat.segmentation.io.files import write_whole

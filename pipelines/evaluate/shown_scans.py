@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from trinat.pipelines.evaluate.measuring import AlignedPair, Done, read_pair, scan_of
-from trinat.pipelines.evaluate.pairing import pair_files
 from trinat.pipelines.evaluate.settings import EvaluationSettings
 from trinat.pipelines.study.files import ScanFile, find_images
+from trinat.pipelines.study.pairing import pair_files
 from trinat.segmentation.errors import TrinatError, some
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.io.volume import Volume

@@ -20,9 +20,8 @@ from pydantic import JsonValue
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.models import check_out, description_of
 from trinat.pipelines.common.text import count
-from trinat.pipelines.evaluate.pairing import Pair
 from trinat.pipelines.evaluate.user_tables import Mappings
-from trinat.pipelines.learn.order import Corrected, find_corrected
+from trinat.pipelines.learn.corrected import Corrected, find_corrected
 from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.learn.training import Trained, train_on
 from trinat.pipelines.models.fit_odds import (
@@ -34,8 +33,9 @@ from trinat.pipelines.models.fit_odds import (
     segment_all,
 )
 from trinat.pipelines.models.scans_with_truth import dice_lines, require_scans
+from trinat.pipelines.study.pairing import Pair
+from trinat.pipelines.study.study import Study
 from trinat.pipelines.train.provenance import write_card, write_provenance
-from trinat.pipelines.view.study import Study
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.labels.folding import load_folding

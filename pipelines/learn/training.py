@@ -18,12 +18,12 @@ import numpy as np
 from trinat.pipelines.common.config import check
 from trinat.pipelines.common.models import description_of
 from trinat.pipelines.laboratory.average import mean_of
-from trinat.pipelines.learn.order import Corrected
+from trinat.pipelines.learn.corrected import Corrected
 from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.prepare.making import PrepareConfig, prepare_store
+from trinat.pipelines.study.study import Structure
 from trinat.pipelines.train.from_python import train
 from trinat.pipelines.train.result import CONFIG
-from trinat.pipelines.view.study import Structure
 from trinat.segmentation.data.sources.base import safe_component
 from trinat.segmentation.data.splitting import split_store
 from trinat.segmentation.data.store import Store

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.models import check_out, description_of
-from trinat.pipelines.evaluate.pairing import Pair
 from trinat.pipelines.evaluate.user_tables import Mappings, read_mapping
 from trinat.pipelines.models.scans_with_truth import (
     dice_lines,
@@ -31,6 +30,7 @@ from trinat.pipelines.models.scans_with_truth import (
     without_partner,
 )
 from trinat.pipelines.models.settings import OddsSettings
+from trinat.pipelines.study.pairing import Pair
 from trinat.segmentation.errors import ConfigError, TrinatError
 from trinat.segmentation.grid import Box
 from trinat.segmentation.inference.fusion import Odds

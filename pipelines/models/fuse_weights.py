@@ -20,7 +20,6 @@ from pydantic import JsonValue
 
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.models import load_views
-from trinat.pipelines.evaluate.pairing import Pair
 from trinat.pipelines.evaluate.user_tables import Mappings, read_mapping
 from trinat.pipelines.models.scans_with_truth import (
     dice_lines,
@@ -34,6 +33,7 @@ from trinat.pipelines.models.scans_with_truth import (
     without_partner,
 )
 from trinat.pipelines.models.settings import FuseSettings
+from trinat.pipelines.study.pairing import Pair
 from trinat.segmentation.errors import ConfigError, TrinatError
 from trinat.segmentation.grid import around_both
 from trinat.segmentation.inference.fusion_fit import (

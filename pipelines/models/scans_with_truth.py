@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from trinat.pipelines.evaluate.pairing import Pair, Pairing, pair_files
 from trinat.pipelines.evaluate.user_tables import Mappings
 from trinat.pipelines.study.files import ScanFile, find_files
+from trinat.pipelines.study.pairing import Pair, Pairing, pair_files
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.orientation import TrustAffine

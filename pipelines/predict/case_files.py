@@ -14,10 +14,6 @@ from typing import Any
 import numpy as np
 
 from trinat.pipelines.predict.settings import (
-    LABEL_TABLE,
-    PARCEL_TABLE,
-    PLAIN_LABEL_TABLE,
-    PLAIN_PARCEL_TABLE,
     CaseNames,
     OutputSettings,
     RunSettings,
@@ -28,7 +24,13 @@ from trinat.pipelines.report.case_view import view_result
 from trinat.pipelines.report.page import short_name
 from trinat.pipelines.report.scan_page import scan_page
 from trinat.pipelines.study.cases import Case
-from trinat.pipelines.study.naming import Product
+from trinat.pipelines.study.naming import (
+    LABEL_TABLE,
+    PARCEL_TABLE,
+    PLAIN_LABEL_TABLE,
+    PLAIN_PARCEL_TABLE,
+    Product,
+)
 from trinat.pipelines.study.record import ParcelResult, ScanResult
 from trinat.segmentation.inference import quality
 from trinat.segmentation.inference.checks.evidence import Evidence

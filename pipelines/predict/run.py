@@ -23,12 +23,7 @@ from trinat.pipelines.predict.persons import Person, persons_of, with_facts
 from trinat.pipelines.predict.recorder import Outcome, Recorder
 from trinat.pipelines.predict.settings import (
     CHANGES,
-    LABEL_TABLE,
-    PARCEL_TABLE,
-    PLAIN_LABEL_TABLE,
-    PLAIN_PARCEL_TABLE,
     TABLES,
-    WORK,
     PredictRequest,
     RunSettings,
     Shard,
@@ -39,7 +34,14 @@ from trinat.pipelines.study.cases import Case, Found, Refusal
 from trinat.pipelines.study.discovery import find_cases, suffix_of_results
 from trinat.pipelines.study.entry import Entry, most_doubtful
 from trinat.pipelines.study.ledger import Ledger, LedgerContents, ledgers_in
-from trinat.pipelines.study.naming import T1W
+from trinat.pipelines.study.naming import (
+    LABEL_TABLE,
+    PARCEL_TABLE,
+    PLAIN_LABEL_TABLE,
+    PLAIN_PARCEL_TABLE,
+    T1W,
+    WORK,
+)
 from trinat.pipelines.study.record import EXCLUDED_GRADES
 from trinat.segmentation.errors import ConfigError, InputError, OutputError, some
 from trinat.segmentation.metrics.norms import Norms

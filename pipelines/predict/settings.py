@@ -22,7 +22,14 @@ from natsort import natsorted
 from trinat.pipelines.common.option import Option, as_tuple, split_devices
 from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.study.cases import Case, Found
-from trinat.pipelines.study.naming import ASIDE, CORRECTIONS, T1W, Product, bids_name
+from trinat.pipelines.study.naming import (
+    ASIDE,
+    CORRECTIONS,
+    T1W,
+    WORK,
+    Product,
+    bids_name,
+)
 from trinat.pipelines.study.ratings import RATINGS
 from trinat.pipelines.study.record import EXCLUDED_GRADES
 from trinat.segmentation.data.sources.base import safe_component
@@ -38,19 +45,11 @@ MACHINE = "Machine"
 
 # In the order in which they are computed.
 _VIEWS = ("coronal", "axial", "sagittal")
-# What is not finished yet, and locks; in the output folder.
-WORK = ".trinat-work"
 TABLES = ("summary.tsv", "volumes.tsv", "qc.tsv", "report.html", "parcels.tsv")
 # Of a run with --longitudinal: changes of persons, the volumes that they are of, their page.
 CHANGES = ("changes.tsv", "timepoints.tsv", "changes.html")
 # The page shows slices of the most doubtful scans; they are kept beside it.
 SLICES = ".trinat-page"
-# What the numbers in all label maps mean: of a BIDS dataset, and elsewhere.
-LABEL_TABLE = "desc-trinat_dseg.tsv"
-PLAIN_LABEL_TABLE = "labels.tsv"
-# The same of maps with parcels.
-PARCEL_TABLE = "seg-parcels_dseg.tsv"
-PLAIN_PARCEL_TABLE = "parcel_labels.tsv"
 _NOT_IN_BIDS = [product for product in Product if not product.is_in_bids]
 # What BIDS has no names for, and nothing else.
 BIDSIGNORE = (

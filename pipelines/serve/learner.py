@@ -27,7 +27,7 @@ from trinat.pipelines.serve.queue import FullError, State
 from trinat.pipelines.serve.queue_study import QueueStudy
 from trinat.pipelines.serve.settings import MAX_STARTS
 from trinat.pipelines.study.corrections import correction_of
-from trinat.pipelines.view.study import Item, Study
+from trinat.pipelines.study.study import Item, Study
 from trinat.segmentation.errors import DiskFullError, InputError, reason_of
 from trinat.segmentation.io.files import atomic_text, read_text
 

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trinat.pipelines.predict.settings import PLAIN_LABEL_TABLE, PLAIN_PARCEL_TABLE
 from trinat.pipelines.predict.tables import write_label_table
 from trinat.pipelines.serve.queue import Queue, Submission
 from trinat.pipelines.study.corrections import Correction
 from trinat.pipelines.study.entry import Entry
-from trinat.pipelines.study.naming import Product
-from trinat.pipelines.view.study import Item, Study
+from trinat.pipelines.study.naming import PLAIN_LABEL_TABLE, PLAIN_PARCEL_TABLE, Product
+from trinat.pipelines.study.study import Item, Study
 from trinat.segmentation.errors import InputError
 from trinat.segmentation.labels.scheme import LabelScheme
 

@@ -1,6 +1,6 @@
 """Label maps and images that are compared or measured, and whose they are by their names.
 
-Which file belongs to which is decided elsewhere (`pipelines/evaluate/pairing.py`), by the subject,
+Which file belongs to which is decided elsewhere (`pipelines/study/pairing.py`), by the subject,
 the session and the BIDS entities that are found here.
 
 Here are also the files that a store was made from: scans to segment, label maps to compare with. A

@@ -178,6 +178,14 @@ class Product(Enum):
 T1W = "T1w"
 # The folder of each part of a cross-validation, in that of all its models or all its results.
 FOLD = "fold-{}"
+# What is not finished yet, and locks; in the output folder.
+WORK = ".trinat-work"
+# What the numbers in all label maps mean: of a BIDS dataset, and elsewhere.
+LABEL_TABLE = "desc-trinat_dseg.tsv"
+PLAIN_LABEL_TABLE = "labels.tsv"
+# The same of maps with parcels.
+PARCEL_TABLE = "seg-parcels_dseg.tsv"
+PLAIN_PARCEL_TABLE = "parcel_labels.tsv"
 # Where outputs go that the last attempt at their scan has not made; in the output folder.
 ASIDE = ".trinat-stale"
 # What names of corrected label maps have, in BIDS in the place of `desc-trinat`.

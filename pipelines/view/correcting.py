@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trinat.pipelines.predict.settings import WORK
 from trinat.pipelines.study.corrections import (
     Session,
     correction_of,
     save_correction,
 )
-from trinat.pipelines.view.study import Item, Study, digest, structures_in
+from trinat.pipelines.study.naming import WORK
+from trinat.pipelines.study.study import Item, Study, digest, structures_in
 from trinat.pipelines.view.voxels import Voxels
 from trinat.segmentation.errors import GeometryError, InputError
 from trinat.segmentation.io.files import read_bytes, write_whole

@@ -16,10 +16,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from trinat.pipelines.learn.order import next_of
 from trinat.pipelines.study.corrections import OvertakenError
+from trinat.pipelines.study.next_scans import next_of
+from trinat.pipelines.study.study import Study
 from trinat.pipelines.view.correcting import Corrections, Painted
-from trinat.pipelines.view.study import Study
 from trinat.pipelines.view.voxels import Voxels
 from trinat.segmentation.errors import InputError, TrinatError
 

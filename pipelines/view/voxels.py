@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from trinat.pipelines.view.study import Item, Study, digest, structures_in
+from trinat.pipelines.study.study import Item, Study, digest, structures_in
 from trinat.segmentation.errors import InputError
 from trinat.segmentation.grid import Box, grown
 from trinat.segmentation.io.volume import Volume

@@ -45,9 +45,9 @@ MODULES = {
     "segmentation/inference/fusion.py": "tests/unit/inference/test_fusion.py",
     "segmentation/metrics/definitions.py": "tests/unit/metrics/test_definitions.py "
     "tests/unit/metrics/test_pair.py",
-    "pipelines/study/entry.py": "tests/pipelines/predict/test_ledger.py "
+    "pipelines/study/entry.py": "tests/pipelines/study/test_ledger.py "
     "tests/pipelines/predict/test_run.py tests/pipelines/predict/test_written.py",
-    "pipelines/study/ledger.py": "tests/pipelines/predict/test_ledger.py "
+    "pipelines/study/ledger.py": "tests/pipelines/study/test_ledger.py "
     "tests/faults/test_users_files.py tests/pipelines/predict/test_run.py",
 }
 _COMPARISONS = {

@@ -18,8 +18,8 @@ from attacks.workshop import (
     tiny_scan,
     unchanged,
 )
-from trinat.pipelines.evaluate.pairing import pair_files
 from trinat.pipelines.study.files import find_files
+from trinat.pipelines.study.pairing import pair_files
 from trinat.segmentation.io.files import read_rows
 from trinat.segmentation.io.volume import Volume
 

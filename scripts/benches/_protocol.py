@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from trinat.pipelines.evaluate.user_tables import Mappings
+from trinat.pipelines.learn.corrected import Corrected
 from trinat.pipelines.learn.learning import learn
-from trinat.pipelines.learn.order import Corrected
 from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.models.fit_odds import segment_all
 from trinat.pipelines.models.scans_with_truth import without_odds
-from trinat.pipelines.predict.settings import WORK
 from trinat.pipelines.study.corrections import Session, save_correction
-from trinat.pipelines.view.study import Study
+from trinat.pipelines.study.naming import WORK
+from trinat.pipelines.study.study import Study
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume

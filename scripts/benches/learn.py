@@ -31,19 +31,18 @@ import numpy as np
 
 from benches._protocol import measure_protocols
 from trinat.pipelines.evaluate.user_tables import Mappings
+from trinat.pipelines.learn.corrected import Corrected, find_corrected
 from trinat.pipelines.learn.learning import learn
-from trinat.pipelines.learn.order import (
-    Corrected,
-    doubts_of,
-    features_of,
-    find_corrected,
-    likeness,
-    propose,
-)
 from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.models.fit_odds import segment_all
 from trinat.pipelines.models.scans_with_truth import without_odds
-from trinat.pipelines.view.study import Study
+from trinat.pipelines.study.next_scans import (
+    doubts_of,
+    features_of,
+    likeness,
+    propose,
+)
+from trinat.pipelines.study.study import Study
 from trinat.segmentation.io.files import atomic_write, write_whole
 from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.models.checkpoint import Model, load_model

@@ -21,13 +21,13 @@ from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.jobs.lock import run_lock
 from trinat.pipelines.predict.engine import local_engine
 from trinat.pipelines.predict.settings import (
-    WORK,
     OutputSettings,
     PredictRequest,
     RunSettings,
 )
 from trinat.pipelines.study.cases import Case
 from trinat.pipelines.study.ledger import read_entries
+from trinat.pipelines.study.naming import WORK
 from trinat.segmentation.errors import DeviceError, LockedError
 from trinat.segmentation.io.files import sha256_of
 

@@ -12,7 +12,7 @@ from helpers.serial import QUICK, SerialEngine, run_serially, write_scans
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.predict.run import merge
-from trinat.pipelines.predict.settings import WORK, Shard
+from trinat.pipelines.predict.settings import Shard
 from trinat.pipelines.study.cases import Case
 from trinat.pipelines.study.corrections import (
     corrected_path,
@@ -21,6 +21,7 @@ from trinat.pipelines.study.corrections import (
 )
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger, read_entries
+from trinat.pipelines.study.naming import WORK
 from trinat.segmentation.errors import ConfigError, OutputError
 from trinat.segmentation.io.files import read_rows, sha256_of
 

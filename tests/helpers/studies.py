@@ -117,5 +117,5 @@ def _entry(
         scan=os.path.relpath(scan, out.resolve()),
         model="m",
         outputs={path: sha256_of(out / path) for path in outputs},
-        result=result,
+        result=ScanResult(**result),
     )

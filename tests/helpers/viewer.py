@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
+from trinat.pipelines.study.study import Study
 from trinat.pipelines.view import start
-from trinat.pipelines.view.study import Study
 from trinat.pipelines.view.viewer import make_app
 
 

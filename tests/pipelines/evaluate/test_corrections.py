@@ -12,7 +12,7 @@ from helpers.studies import write_study
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.evaluate import cohort, evaluation
-from trinat.pipelines.learn.order import find_corrected
+from trinat.pipelines.learn.corrected import find_corrected
 from trinat.pipelines.study.corrections import (
     Session,
     corrected_path,
@@ -22,7 +22,7 @@ from trinat.pipelines.study.corrections import (
 )
 from trinat.pipelines.study.files import corrected_among, find_files
 from trinat.pipelines.study.ledger import read_entries, unfit_results
-from trinat.pipelines.view.study import Study
+from trinat.pipelines.study.study import Study
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
 

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from trinat.pipelines.evaluate.measuring import Task, measure_all
-from trinat.pipelines.evaluate.pairing import Pair
 from trinat.pipelines.evaluate.user_tables import Mappings
 from trinat.pipelines.study.files import ScanFile
+from trinat.pipelines.study.pairing import Pair
 
 
 class Deadly(str):

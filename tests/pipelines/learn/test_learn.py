@@ -17,20 +17,21 @@ from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.common.exits import Exit, exit_code
+from trinat.pipelines.learn.corrected import find_corrected
 from trinat.pipelines.learn.learning import (
     Judged,
     choose,
     learn,
     structures_corrected,
 )
-from trinat.pipelines.learn.order import find_corrected, persons_of
 from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.learn.training import counted_voxels
 from trinat.pipelines.study.corrections import Session, save_correction
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger
-from trinat.pipelines.study.record import ScanResult
-from trinat.pipelines.view.study import Item, Structure, Study
+from trinat.pipelines.study.next_scans import persons_of
+from trinat.pipelines.study.record import ScanResult, TimePoint
+from trinat.pipelines.study.study import Item, Structure, Study
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
@@ -149,7 +150,7 @@ def test_sessions_are_of_one_person_and_folders_tell_persons_apart() -> None:
 
 
 def test_sessions_that_were_segmented_together_are_of_one_person() -> None:
-    together = {"longitudinal": {"person": "anna"}}
+    together = ScanResult(longitudinal=TimePoint(person="anna", volumes_mm3={}))
     entries = (
         Entry("visit-a", "done", result=together),
         Entry("visit-b", "done", result=together),

@@ -21,10 +21,10 @@ from trinat.pipelines.evaluate.evaluation import (
 from trinat.pipelines.evaluate.settings import CohortSettings
 from trinat.pipelines.jobs.lock import run_lock
 from trinat.pipelines.predict.run import merge
-from trinat.pipelines.predict.settings import SLICES, WORK, Shard
+from trinat.pipelines.predict.settings import SLICES, Shard
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger, read_entries
-from trinat.pipelines.study.naming import ASIDE
+from trinat.pipelines.study.naming import ASIDE, WORK
 from trinat.segmentation.errors import EvaluationError, LockedError
 from trinat.segmentation.io.files import read_rows, sha256_of
 

@@ -16,8 +16,8 @@ from helpers.serial import run_serially, write_heads, write_scans
 from trinat.pipelines.cli import bids, main
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.jobs.lock import run_lock
-from trinat.pipelines.predict.settings import WORK
 from trinat.pipelines.study.ledger import read_entries
+from trinat.pipelines.study.naming import WORK
 from trinat.segmentation.errors import LockedError
 from trinat.segmentation.models import zoo
 

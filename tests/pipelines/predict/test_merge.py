@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from trinat.pipelines.cli import app
 from trinat.pipelines.jobs.lock import run_lock
 from trinat.pipelines.predict.run import merge
-from trinat.pipelines.predict.settings import WORK
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger, read_entries
+from trinat.pipelines.study.naming import WORK
 from trinat.segmentation.errors import (
     InputError,
     IntegrityError,

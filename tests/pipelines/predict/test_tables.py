@@ -36,7 +36,10 @@ def out(tmp_path: Path) -> Path:
     plt.imsave(tmp_path / "a b_qc.png", np.zeros((4, 6)))
     write_tables(
         tmp_path,
-        [Entry(EVIL, "done", result=SEEN), Entry("z", "failed", reason="torn")],
+        [
+            Entry(EVIL, "done", result=ScanResult(**SEEN)),
+            Entry("z", "failed", reason="torn"),
+        ],
     )
     return tmp_path
 
@@ -60,8 +63,8 @@ def test_qc_has_the_doubts_of_each_structure_and_samples_only_where_drawn(
     }
     drawn = {"iou": {"Brain-Stem": 0.8}, "volume_cv": {"Brain-Stem": None}}
     entries = [
-        Entry("a", "done", result=SEEN | stem),
-        Entry("b", "done", result=SEEN | drawn),
+        Entry("a", "done", result=ScanResult(**SEEN | stem)),
+        Entry("b", "done", result=ScanResult(**SEEN | drawn)),
     ]
     write_tables(tmp_path, entries)
     header, *rows = (
@@ -77,7 +80,9 @@ def test_qc_has_the_doubts_of_each_structure_and_samples_only_where_drawn(
 
 def test_tables_of_a_bids_dataset_are_keyed_as_bids_has_it(tmp_path: Path) -> None:
     cases = ("sub-01/ses-a/anat/sub-01_ses-a_run-1", "sub-02/anat/sub-02")
-    write_tables(tmp_path, [Entry(case, "done", result=SEEN) for case in cases])
+    write_tables(
+        tmp_path, [Entry(case, "done", result=ScanResult(**SEEN)) for case in cases]
+    )
     for name in ("volumes.tsv", "qc.tsv"):
         rows = [
             line.split("\t")[:3] for line in (tmp_path / name).read_text().splitlines()
@@ -118,7 +123,7 @@ def test_the_most_doubtful_scans_have_slices_and_their_place_in_the_batch(
             "structure_grades": {"Brain-Stem": "look"},
             "agreement": {"Brain-Stem": 0.61},
         }
-        entries.append(Entry(name, "done", result=SEEN | seen))
+        entries.append(Entry(name, "done", result=ScanResult(**SEEN | seen)))
         write_slices(tmp_path, name, json.dumps(SLICES))
     write_tables(tmp_path, entries)
     page = (tmp_path / "report.html").read_text()
@@ -141,7 +146,7 @@ def test_slices_that_are_damaged_leave_the_picture(
     tmp_path: Path, content: str
 ) -> None:
     write_slices(tmp_path, "a", content)
-    write_tables(tmp_path, [Entry("a", "done", result=SEEN)])
+    write_tables(tmp_path, [Entry("a", "done", result=ScanResult(**SEEN))])
     page = (tmp_path / "report.html").read_text()
     assert 'class="viewer"' not in page
     assert 'class="still" src="a%20b_qc.png"' in page

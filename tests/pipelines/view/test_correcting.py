@@ -17,7 +17,7 @@ from trinat.pipelines.study.corrections import (
     sidecar_path,
 )
 from trinat.pipelines.study.naming import CORRECTIONS
-from trinat.pipelines.view.study import Study
+from trinat.pipelines.study.study import Study
 from trinat.pipelines.view.viewer import make_app
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume

@@ -17,7 +17,7 @@ from helpers.service import Service, tiny_scan
 from helpers.studies import write_study
 from helpers.viewer import served
 
-from trinat.pipelines.learn.order import next_scans
+from trinat.pipelines.learn.corrected import next_scans
 from trinat.pipelines.learn.settings import NextSettings
 from trinat.pipelines.study.corrections import (
     Session,

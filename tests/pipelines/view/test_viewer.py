@@ -10,11 +10,11 @@ import httpx
 import pytest
 from helpers.studies import write_study
 
-from trinat.pipelines.learn.order import next_scans
+from trinat.pipelines.learn.corrected import next_scans
 from trinat.pipelines.learn.settings import NextSettings
 from trinat.pipelines.study.corrections import corrected_path
 from trinat.pipelines.study.ratings import read_ratings
-from trinat.pipelines.view.study import Study
+from trinat.pipelines.study.study import Study
 from trinat.pipelines.view.viewer import make_app
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume

@@ -21,7 +21,7 @@ from trinat.pipelines.predict.settings import PredictRequest
 from trinat.pipelines.serve.queue import EngineThread, Queue
 from trinat.pipelines.serve.service import make_app
 from trinat.pipelines.study.ratings import read_ratings, save_rating
-from trinat.pipelines.view.study import Study
+from trinat.pipelines.study.study import Study
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.zoo import find_model

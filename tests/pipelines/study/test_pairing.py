@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from helpers.files import touch
 
-from trinat.pipelines.evaluate.pairing import Pairing, pair_files
 from trinat.pipelines.study.files import find_files, find_images
+from trinat.pipelines.study.pairing import Pairing, pair_files
 from trinat.segmentation.errors import ConfigError, EvaluationError
 
 

@@ -15,7 +15,7 @@ from trinat.pipelines.predict.tables import write_tables
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger, entries_in
 from trinat.pipelines.study.record import ScanResult
-from trinat.pipelines.view.study import Study
+from trinat.pipelines.study.study import Study
 from trinat.pipelines.view.voxels import Voxels
 from trinat.segmentation.errors import ConfigError, InputError, IntegrityError
 from trinat.segmentation.io.volume import Volume

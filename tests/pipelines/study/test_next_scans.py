@@ -11,10 +11,10 @@ import pytest
 from helpers.commands import trinat
 from helpers.studies import write_study
 
-from trinat.pipelines.learn.order import features_of, likeness, propose
 from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.study.next_scans import features_of, likeness, propose
 from trinat.pipelines.study.record import ScanResult
-from trinat.pipelines.view.study import Item
+from trinat.pipelines.study.study import Item
 from trinat.segmentation.errors import EvaluationError
 
 # Three scans that are alike, and two others, of which nobody is like them or each other.

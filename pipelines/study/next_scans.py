@@ -1,9 +1,9 @@
-"""Which scans of a folder of results were corrected, and which to correct next (trinat next).
+"""Which scans of a folder of results to correct next (trinat next, and the viewer).
 
-A correction teaches the scans that are like its own, each as far as it is in doubt. So the scan
-comes first that is like the most doubt, next the one that is like most of what is left. That is the
-greedy choice of facilities (Nemhauser et al. 1978): it is never far from the best choice. Of each
-scan the ledger alone is read: the agreement of the views and the volume of each structure.
+A correction teaches the scans that are like its own, each in proportion to its doubt. Scans are
+ranked greedily: each pick covers as much of the remaining doubt as possible (facility location,
+Nemhauser et al. 1978: the result is never far from the best choice). Only ledgers are read: the
+agreement of the views and the volume of each structure.
 """
 
 from __future__ import annotations
@@ -11,50 +11,20 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from heapq import nsmallest
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trinat.pipelines.evaluate.pairing import Pair
-from trinat.pipelines.learn.settings import NextSettings
-from trinat.pipelines.study.corrections import correction_of, mask_path
-from trinat.pipelines.study.files import ScanFile, find_files
-from trinat.pipelines.view.study import Item, Study, digest
+from trinat.pipelines.study.corrections import correction_of
+from trinat.pipelines.study.study import Item, Study
 from trinat.segmentation.data.identity import Identity, identity_of, told_apart
 from trinat.segmentation.errors import EvaluationError
 
 Values = NDArray[np.float64]
 
-_CORRECT = "correct one with `trinat view`, or give --labels"
 # So many scans are compared with each other, beside those that were corrected: the most doubtful.
 _MOST_COMPARED = 2000
-
-
-@dataclass(frozen=True)
-class Corrected:
-    """A scan of the list of results, and its corrected label map.
-
-    Of a correction that was painted here, `mask` says which voxels a person has changed, and
-    `structures` what these are or were. They are None of a label map from elsewhere, of which all
-    counts. `model` is the hash of the model that made the result.
-    """
-
-    item: Item
-    person: str
-    scan: Path
-    labels: Path
-    mask: Path | None
-    structures: frozenset[str] | None
-
-    @property
-    def pair(self) -> Pair:
-        """The label map as a truth, and the scan in the place of a prediction."""
-        name = self.item.name
-        truth = ScanFile(name, self.labels, name, person=self.person)
-        scan = ScanFile(name, self.scan, name, person=self.person)
-        return Pair(truth, scan, how="its name in the results")
 
 
 def persons_of(items: Sequence[Item]) -> list[str]:
@@ -71,66 +41,6 @@ def persons_of(items: Sequence[Item]) -> list[str]:
         together = item.entry.result.longitudinal
         persons.append(identity.person if together is None else together.person)
     return persons
-
-
-def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
-    """The corrected scans of a study, and a line for each label map that cannot be used.
-
-    Where the study is compared with other label maps (`against`), these are the corrected ones.
-    EvaluationError where nothing was corrected.
-    """
-    found = []
-    failures = []
-    used = set()
-    for item, person in zip(study.items, persons_of(study.items), strict=True):
-        labels = None
-        mask = None
-        structures = None
-        corrected_scan = ""
-        if study.against is not None:
-            labels = study.other(item)
-        elif item.labels is not None:
-            correction = correction_of(item.labels)
-            if correction is not None:
-                labels = correction.path
-            if correction is not None and correction.facts is not None:
-                mask = mask_path(item.labels)
-                structures = frozenset(correction.facts.structures)
-                corrected_scan = correction.facts.scan_sha256
-                if not correction.facts.changed_voxels:
-                    failures.append(f"{item.name}: its correction changes nothing")
-                    continue
-        elif item.entry.is_kept:
-            failures.append(f"{item.name}: its result was changed since it was written")
-        if labels is None:
-            continue
-        used.add(labels)
-        scan = study.image(item)
-        if scan is None:
-            failures.append(f"{item.name}: its scan is not where it was: give --images")
-            continue
-        segmented = item.entry.input_sha256
-        # Elsewhere it may be packed otherwise.
-        if study.images is None and segmented and digest(scan) != segmented:
-            failures.append(f"{item.name}: its scan was changed since it was segmented")
-            continue
-        if corrected_scan and segmented and corrected_scan != segmented:
-            failures.append(
-                f"{item.name}: its scan was replaced since it was corrected"
-            )
-            continue
-        found.append(Corrected(item, person, scan, labels, mask, structures))
-    if study.against is not None:
-        failures.extend(
-            f"{file.name}: no result is of its scan"
-            for file in find_files(study.against)
-            if file.path not in used
-        )
-    if not found and not failures:
-        raise EvaluationError(
-            "nothing is corrected here", where=study.folder, remedy=_CORRECT
-        )
-    return found, failures
 
 
 @dataclass(frozen=True)
@@ -157,20 +67,13 @@ class Next:
         return asdict(self)
 
 
-def next_scans(settings: NextSettings) -> tuple[list[Next], int]:
-    """The scans to correct next, and how many were corrected already.
-
-    EvaluationError where there is no scan with a result.
-    """
-    study = Study(settings.results, rater="", against=settings.labels)
-    elsewhere = {item.name for item in study.items if study.other(item) is not None}
-    return next_of(study, settings.most, elsewhere)
-
-
 def next_of(
     study: Study, most: int, elsewhere: Collection[str] = ()
 ) -> tuple[list[Next], int]:
-    """The same of a study, at most so many; scans of these names were corrected `elsewhere`."""
+    """Return the scans of a study to correct next, `most` at most, and how many were corrected.
+
+    Scans named in `elsewhere` were corrected, too. EvaluationError if there is no scan with a result.
+    """
     items = [item for item in study.items if item.entry.status == "done"]
     if not items:
         raise EvaluationError("no scan has a result here", where=study.folder)

@@ -17,13 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from trinat.pipelines.predict.settings import (
-    LABEL_TABLE,
-    PARCEL_TABLE,
-    PLAIN_LABEL_TABLE,
-    PLAIN_PARCEL_TABLE,
-    WORK,
-)
 from trinat.pipelines.study.corrections import (
     Correction,
     corrected_path,
@@ -32,7 +25,17 @@ from trinat.pipelines.study.corrections import (
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.files import ScanFile, as_scan, find_files, find_images
 from trinat.pipelines.study.ledger import entries_in
-from trinat.pipelines.study.naming import CORRECTIONS, FOLD, Product
+from trinat.pipelines.study.naming import (
+    CORRECTIONS,
+    FOLD,
+    LABEL_TABLE,
+    PARCEL_TABLE,
+    PLAIN_LABEL_TABLE,
+    PLAIN_PARCEL_TABLE,
+    WORK,
+    Product,
+)
+from trinat.pipelines.study.pairing import pair_files
 from trinat.pipelines.study.ratings import (
     RATINGS,
     VERDICTS,
@@ -363,8 +366,6 @@ def _files_of_items(
 
     Files are paired with the items' label maps as `trinat evaluate` pairs predictions with truths.
     """
-    from trinat.pipelines.evaluate.pairing import pair_files
-
     label_maps: list[ScanFile] = []
     # By the id() of a label map's ScanFile, the name of its item.
     item_of: dict[int, str] = {}

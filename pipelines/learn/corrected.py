@@ -1,0 +1,111 @@
+"""Corrected scans of a folder of results: which there are, and which to correct next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trinat.pipelines.learn.settings import NextSettings
+from trinat.pipelines.study.corrections import correction_of, mask_path
+from trinat.pipelines.study.files import ScanFile, find_files
+from trinat.pipelines.study.next_scans import Next, next_of, persons_of
+from trinat.pipelines.study.pairing import Pair
+from trinat.pipelines.study.study import Item, Study, digest
+from trinat.segmentation.errors import EvaluationError
+
+_CORRECT = "correct one with `trinat view`, or give --labels"
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """A scan of the list of results, and its corrected label map.
+
+    Of a correction that was painted here, `mask` says which voxels a person has changed, and
+    `structures` what these are or were. They are None of a label map from elsewhere, of which all
+    counts. `model` is the hash of the model that made the result.
+    """
+
+    item: Item
+    person: str
+    scan: Path
+    labels: Path
+    mask: Path | None
+    structures: frozenset[str] | None
+
+    @property
+    def pair(self) -> Pair:
+        """The label map as a truth, and the scan in the place of a prediction."""
+        name = self.item.name
+        truth = ScanFile(name, self.labels, name, person=self.person)
+        scan = ScanFile(name, self.scan, name, person=self.person)
+        return Pair(truth, scan, how="its name in the results")
+
+
+def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
+    """The corrected scans of a study, and a line for each label map that cannot be used.
+
+    Where the study is compared with other label maps (`against`), these are the corrected ones.
+    EvaluationError where nothing was corrected.
+    """
+    found = []
+    failures = []
+    used = set()
+    for item, person in zip(study.items, persons_of(study.items), strict=True):
+        labels = None
+        mask = None
+        structures = None
+        corrected_scan = ""
+        if study.against is not None:
+            labels = study.other(item)
+        elif item.labels is not None:
+            correction = correction_of(item.labels)
+            if correction is not None:
+                labels = correction.path
+            if correction is not None and correction.facts is not None:
+                mask = mask_path(item.labels)
+                structures = frozenset(correction.facts.structures)
+                corrected_scan = correction.facts.scan_sha256
+                if not correction.facts.changed_voxels:
+                    failures.append(f"{item.name}: its correction changes nothing")
+                    continue
+        elif item.entry.is_kept:
+            failures.append(f"{item.name}: its result was changed since it was written")
+        if labels is None:
+            continue
+        used.add(labels)
+        scan = study.image(item)
+        if scan is None:
+            failures.append(f"{item.name}: its scan is not where it was: give --images")
+            continue
+        segmented = item.entry.input_sha256
+        # Elsewhere it may be packed otherwise.
+        if study.images is None and segmented and digest(scan) != segmented:
+            failures.append(f"{item.name}: its scan was changed since it was segmented")
+            continue
+        if corrected_scan and segmented and corrected_scan != segmented:
+            failures.append(
+                f"{item.name}: its scan was replaced since it was corrected"
+            )
+            continue
+        found.append(Corrected(item, person, scan, labels, mask, structures))
+    if study.against is not None:
+        failures.extend(
+            f"{file.name}: no result is of its scan"
+            for file in find_files(study.against)
+            if file.path not in used
+        )
+    if not found and not failures:
+        raise EvaluationError(
+            "nothing is corrected here", where=study.folder, remedy=_CORRECT
+        )
+    return found, failures
+
+
+def next_scans(settings: NextSettings) -> tuple[list[Next], int]:
+    """The scans to correct next, and how many were corrected already.
+
+    EvaluationError where there is no scan with a result.
+    """
+    study = Study(settings.results, rater="", against=settings.labels)
+    elsewhere = {item.name for item in study.items if study.other(item) is not None}
+    return next_of(study, settings.most, elsewhere)
