@@ -72,7 +72,7 @@ def next_of(
 ) -> tuple[list[Next], int]:
     """Return the scans of a study to correct next, `most` at most, and how many were corrected.
 
-    Scans named in `elsewhere` were corrected, too. EvaluationError if there is no scan with a result.
+    Scans named in `elsewhere` were corrected, too. EvaluationError if no scan has a result.
     """
     items = [item for item in study.items if item.entry.status == "done"]
     if not items:

@@ -12,6 +12,7 @@ from trinat.pipelines.predict.settings import TABLES
 from trinat.pipelines.predict.tables import write_label_table, write_tables
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import Ledger
+from trinat.pipelines.study.record import ScanResult
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme

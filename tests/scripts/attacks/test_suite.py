@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attacks import mutate, scans, surroundings
+from attacks import scans, surroundings
 from attacks.suite import Suite, families
 from attacks.verdicts import Verdict, lost, raw_in, wrong
 from attacks.workshop import Done, Try, checked, time_limit
@@ -163,28 +163,3 @@ def test_a_name_that_is_drawn_twice_is_expected_once(tmp_path: Path) -> None:
     (tmp_path / "tries").mkdir()
     surroundings.names(OneScan(tmp_path / "tries", SameDraws(), 0, tmp_path / "sound"))
     assert [path.name for path in (tmp_path / "tries/in").iterdir()] == ["aaa.nii.gz"]
-
-
-def test_a_mutant_differs_in_one_place() -> None:
-    drawn = mutate.mutants()
-    assert len(drawn) > 600
-    first = next(m for m in drawn if m.module.endswith("views.py"))
-    source, shown = mutate.mutated(first)
-    assert "->" in shown
-    compile(source, first.module, "exec")
-
-
-def test_tests_of_a_copied_tree_import_what_is_changed_there(tmp_path: Path) -> None:
-    tree, folder = tmp_path / "tree", tmp_path / "copy"
-    (tree / "segmentation").mkdir(parents=True)
-    (tree / "trinat").mkdir()
-    (tree / "trinat/segmentation").symlink_to("../segmentation")
-    mutate.copy_tree(tree, folder)
-    assert (folder / "trinat/segmentation").resolve() == folder / "segmentation"
-
-
-def test_the_tests_that_must_notice_a_mutant_are_there() -> None:
-    """One that is missing fails, and so would count as having noticed."""
-    root = Path(__file__).parents[3]
-    tests = {path for paths in mutate.MODULES.values() for path in paths.split()}
-    assert [path for path in sorted(tests) if not (root / path).is_file()] == []
