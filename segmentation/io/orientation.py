@@ -21,6 +21,8 @@ MAX_SHEAR = 1e-3
 MAX_ORIGIN_MM = 1e5
 # Forms that differ by less are the same: the q-form's quaternion is rounded to float32.
 _SAME_MM = 0.1
+# Relative, of the voxel size in the header to that of its form.
+_SAME_SPACING = 0.01
 _TRUST = "decide with --trust-affine sform, qform or header"
 
 
@@ -106,7 +108,7 @@ def _place(header: Header, form: Form, name: str, where: Path) -> Place:
     affine = _sound(form, name, where)
     code = form.code or 1
     notes: tuple[str, ...] = ()
-    if not np.allclose(_spacing(affine), header.zooms, rtol=0.01):
+    if not np.allclose(_spacing(affine), header.zooms, rtol=_SAME_SPACING):
         sizes = " x ".join(f"{size:.3g}" for size in header.zooms)
         notes = (
             f"its header's voxel size of {sizes} mm is not that of the {name}, which is used",
