@@ -43,7 +43,7 @@ class Clock:
             return before
 
     def take(self) -> Spent:
-        """Return the seconds of each stage since the last call; "" is time outside of all stages."""
+        """Return the seconds of each stage since the last call; "" is time outside of stages."""
         with self._lock:
             self._add()
             spent = self._spent

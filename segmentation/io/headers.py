@@ -336,7 +336,7 @@ def _code(fields: Any, name: str, where: Path) -> int:
 
 
 def _qform(fields: Any, where: Path) -> Form:
-    """Read the q-form; its affine is None if the quaternion is no rotation or the sign is invalid."""
+    """Read the q-form; its affine is None if quaternion or sign are invalid."""
     code = _code(fields, "qform_code", where)
     # The standard reads a sign of 0 as 1; nibabel refuses it when its repairs are off.
     if fields["pixdim"][0] == 0:

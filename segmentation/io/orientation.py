@@ -118,7 +118,7 @@ def _place(header: Header, form: Form, name: str, where: Path) -> Place:
 
 
 def _sound(form: Form, name: str, where: Path) -> NDArray[np.float64]:
-    """Return the affine of a form; raise a GeometryError, naming the form, if no scan can have it."""
+    """Return the affine of a form; raise a GeometryError if no scan can have it."""
     if form.affine is None:
         raise GeometryError(f"its {name} is not a rotation", where=where, remedy=_TRUST)
     problem = _problem(form.affine)

@@ -84,7 +84,7 @@ class Background:
 
 
 def find_background(volume: Volume) -> Background:
-    """Estimate the background of a scan from its border, its fill value and the noise of its air."""
+    """Estimate the background of a scan from its border, fill value and noise."""
     box = _without_padding(volume.data)
     inside = volume.data[box]
     fill = _value_that_fills(inside)

@@ -189,7 +189,7 @@ def occupied_box(mask: NDArray[np.bool_] | Tensor) -> Box:
 
 
 def _box_between(lines: Sequence[Tensor]) -> Box:
-    """Return the box from the first to the last set index along each axis; empty if there is none."""
+    """Return the box from the first to the last set index along each axis."""
     sides = []
     for line in lines:
         occupied = line.nonzero().flatten()

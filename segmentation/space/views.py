@@ -94,7 +94,7 @@ def to_slices(array: _Array, view: View | SliceAxes, *, trailing: int = 0) -> _A
 
 
 def from_slices(slices: _Array, view: View | SliceAxes) -> _Array:
-    """Return slices (N, ..., H, W) as a volume (..., X, Y, Z), without a copy; inverts `to_slices`."""
+    """Return slices (N, ..., H, W) as a volume (..., X, Y, Z): the inverse of `to_slices`."""
     axes = _as_axes(view)
     leading: int = slices.ndim - 3
     # Position of each volume axis in the slices: N comes first, H and W last.
