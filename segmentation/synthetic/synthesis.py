@@ -269,7 +269,7 @@ def _make_patchy(draw: Draw, images: Tensor, entries: Tensor) -> Tensor:
 
 
 def _find_field_of_view(draw: Draw, head: Tensor, points: Tensor) -> Tensor:
-    """Return the voxels in the scanner's field of view, (B, C, H, W); it may end within the head."""
+    """Return the voxels in the scanner's field of view, (B, C, H, W), which may cut the head."""
     config = draw.config
     count = len(head)
     per_image = (count, 1, 1, 1)
