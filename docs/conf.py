@@ -23,6 +23,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "sphinx_design",
     "sphinx_gallery.gen_gallery",
 ]
 exclude_patterns = ["examples/*"]
@@ -71,7 +72,7 @@ sphinx_gallery_conf = {
     "within_subsection_order": "FileNameSortKey",
     "remove_config_comments": True,
     "write_computation_times": False,
-    "default_thumb_file": str(HERE / "images/demo.png"),
+    "default_thumb_file": str(HERE / "images/segmentation.jpg"),
     "show_memory": False,
     "download_all_examples": False,
     "plot_gallery": not tags.has("quick"),  # noqa: F821

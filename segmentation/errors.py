@@ -1,21 +1,21 @@
-"""Everything that trinat raises on purpose.
+"""Exception hierarchy of trinat.
 
-TrinatError              says where, what is wrong and what to do, in one line
+TrinatError              one line: where, what is wrong, what to do
 ├── ConfigError          a setting is unknown, of the wrong type or out of range
 ├── InputError           a file cannot be used
-│   ├── IntegrityError   it is damaged: empty, truncated, checksum failed, torn
-│   ├── FormatError      it is sound, but not a kind of image that we take
-│   └── GeometryError    its place in space is missing, impossible or contradictory
+│   ├── IntegrityError   it is damaged: empty, truncated, bad checksum
+│   ├── FormatError      it is sound, but not a supported kind of image
+│   └── GeometryError    its orientation is missing, impossible or contradictory
 ├── OutputError          a file could not be written
-│   └── DiskFullError    for want of room, or of a quota
-├── LabelError           a label map and a label scheme do not meet
-├── DatasetError         a source, a slice store or a split is not what it must be
-├── DownloadError        a file could not be fetched whole
+│   └── DiskFullError    because the disk or a quota is full
+├── LabelError           a label map does not match a label scheme
+├── DatasetError         a source, a slice store or a split is invalid
+├── DownloadError        a file could not be downloaded completely
 ├── ModelError           a model folder or its weights cannot be used
-├── TrainingError        a training run cannot go on
-├── EvaluationError      predictions and truths cannot be compared
-├── DeviceError          the device asked for is not there or too small
-├── LockedError          another run is at work in the same place
+├── TrainingError        a training run cannot continue
+├── EvaluationError      predictions and reference label maps cannot be compared
+├── DeviceError          the requested device is missing or too small
+├── LockedError          another run is using the same folder
 └── InterruptedRunError  stopped by a signal; the same command resumes it
 """
 
@@ -31,30 +31,30 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-# How many of some names a sentence has.
+# Number of names that a message lists before it abbreviates.
 _NAMED = 3
-# Of the disk itself, and of a user's share of it.
+# Full disk, and exceeded quota.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _OUT_OF_MEMORY = re.compile(
     # torch on a GPU and on a processor, and Python for a lock.
     "^OutOfMemoryError|can't allocate "
-    # Python: no room for a thread's stack, or for the error itself.
+    # Python: no memory for a thread's stack, or for the error itself.
     "|can't start new thread"
     "|^SystemError .* returned NULL without setting an exception"
     "|^SystemError error return without exception set"
-    # oneDNN, where it gets no memory for its kernels.
+    # oneDNN, when it gets no memory for its kernels.
     "|could not create a primitive"
     # Libraries in C++.
     "|std::bad_alloc"
     # HDF5.
     "|unable to allocate memory|memory allocation failed"
-    # The system's loader, where a library finds no room.
+    # The dynamic loader, when it gets no memory for a library.
     "|failed to map segment from shared object"
 )
 
 
 class TrinatError(Exception):
-    """`where: what: remedy`, each part one line; `where` is mostly a file."""
+    """Base class; prints as `where: what: remedy` in one line. `where` is usually a file."""
 
     def __init__(
         self,
@@ -85,11 +85,11 @@ class IntegrityError(InputError):
 
 
 class FormatError(InputError):
-    """A file is sound, but not a kind of image that we take."""
+    """A file is sound, but not a supported kind of image."""
 
 
 class GeometryError(InputError):
-    """A file's place in space is missing, impossible or contradictory."""
+    """The orientation of a file is missing, impossible or contradictory."""
 
 
 class OutputError(TrinatError):
@@ -97,19 +97,19 @@ class OutputError(TrinatError):
 
 
 class DiskFullError(OutputError):
-    """A file could not be written, for want of room or of a quota."""
+    """A file could not be written because the disk or a quota is full."""
 
 
 class LabelError(TrinatError):
-    """A label map and a label scheme do not meet."""
+    """A label map does not match a label scheme."""
 
 
 class DatasetError(TrinatError):
-    """A source, a slice store or a split is not what it must be."""
+    """A source, a slice store or a split is invalid."""
 
 
 class DownloadError(TrinatError):
-    """A file could not be fetched whole."""
+    """A file could not be downloaded completely."""
 
 
 class ModelError(TrinatError):
@@ -117,19 +117,19 @@ class ModelError(TrinatError):
 
 
 class TrainingError(TrinatError):
-    """A training run cannot go on."""
+    """A training run cannot continue."""
 
 
 class EvaluationError(TrinatError):
-    """Predictions and truths cannot be compared."""
+    """Predictions and reference label maps cannot be compared."""
 
 
 class DeviceError(TrinatError):
-    """The device asked for is not there or too small."""
+    """The requested device is missing or too small."""
 
 
 class LockedError(TrinatError):
-    """Another run is at work in the same place."""
+    """Another run is using the same folder."""
 
 
 class InterruptedRunError(TrinatError):
@@ -137,29 +137,29 @@ class InterruptedRunError(TrinatError):
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether a file could not be written for want of room, whoever raised the error."""
+    """Return True if an error was caused by a full disk, whichever library raised it."""
     if isinstance(error, DiskFullError):
         return True
     return isinstance(error, OSError) and error.errno in _NO_ROOM
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether there was too little memory, whoever raised the error."""
+    """Return True if an error was caused by too little memory, whichever library raised it."""
     if isinstance(error, MemoryError):
         return True
     if isinstance(error, OSError) and error.errno is not None:
-        # Its text has the name of a file, which may say anything.
+        # Its text contains a file name, which could match anything.
         return error.errno == errno.ENOMEM
     return bool(_OUT_OF_MEMORY.search(f"{type(error).__name__} {error}"))
 
 
 def one_line(text: str) -> str:
-    """The text with line breaks and control characters escaped, as file names may hold them."""
+    """Escape line breaks and control characters, which file names may contain."""
     return "".join(ch if ch.isprintable() else repr(ch)[1:-1] for ch in text)
 
 
 def first_mistake(error: ValidationError) -> tuple[str, str]:
-    """The first bad key, empty where it is the whole, and what is wrong there."""
+    """Return the first invalid key ("" for the whole) and what is wrong with it."""
     first = error.errors()[0]
     known = {"extra_forbidden": "there is no such setting", "missing": "is missing"}
     message = first["msg"].removeprefix("Value error, ")
@@ -168,16 +168,16 @@ def first_mistake(error: ValidationError) -> tuple[str, str]:
 
 
 def reason_of(error: BaseException, *, where: bool = True) -> str:
-    """What is wrong and what to do, in one line; without `where`, no folder is named.
+    """Return what is wrong and what to do, in one line; without `where`, no folder is named.
 
-    Tables are shared: the full path of an input is nobody else's business.
+    Tables are shared, so the full path of an input must not be in them.
     """
     parts = _parts_of(error, where)
     return ": ".join(one_line(part) for part in parts if part)
 
 
 def _parts_of(error: BaseException, where: bool) -> list[str | None]:
-    """Where, what and what to do, as far as each is known."""
+    """Return where, what and remedy of an error, as far as each is known."""
     if isinstance(error, TrinatError):
         return [error.where if where else None, error.what, error.remedy]
     if _is_out_of_memory(error):
@@ -197,7 +197,7 @@ def _parts_of(error: BaseException, where: bool) -> list[str | None]:
 
 
 def some(names: Collection[str]) -> str:
-    """The first of some names, and how many more there are."""
+    """Join the first few names, and say how many more there are."""
     text = ", ".join(list(names)[:_NAMED])
     more = len(names) - _NAMED
     if more > 0:

@@ -1,7 +1,7 @@
-"""Where an array's voxels are: its shape and its affine, with one way to compare them.
+"""Voxel grids: a shape and an affine, and one way to compare them.
 
-An affine is a 4×4 matrix. It takes the indices (i, j, k) of a voxel to the place of its centre in
-RAS millimetres, as in nibabel: x grows to the person's right, y to the front, z upwards.
+An affine is a 4×4 matrix that maps the indices (i, j, k) of a voxel to its centre in RAS
+millimetres, as in nibabel: x grows to the person's right, y to the front, z upwards.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 Shape = tuple[int, int, int]
 Box = tuple[slice, slice, slice]
-# Places or distances in space: three numbers each, (..., 3).
+# Positions or distances in space: three numbers each, (..., 3).
 Points = NDArray[np.float64]
 
-# The letter that an array axis grows to: its world axis (0, 1 or 2) and the direction on it.
+# World axis (0, 1 or 2) and direction for each letter of an orientation code.
 _DIRECTIONS = {
     "L": (0, -1),
     "R": (0, 1),
@@ -33,9 +33,10 @@ _DIRECTIONS = {
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """A regular grid of `shape` voxels, at the places that `affine` (4, 4) gives them.
+    """A regular grid of `shape` voxels, located in space by `affine` (4, 4).
 
-    The affine's first three columns are the steps in mm from a voxel to the next one along each
+    The first three columns of the affine are the steps in mm from a voxel to the next one along
+    each
     array axis. Its last column is the centre of voxel (0, 0, 0). The grid keeps a read-only copy.
     """
 
@@ -57,26 +58,26 @@ class Grid:
 
     @property
     def voxel_mm3(self) -> float:
-        """How much space a voxel takes."""
+        """Volume of a voxel."""
         steps = self.affine[:3, :3]
         return float(abs(np.linalg.det(steps)))
 
     @property
     def axcodes(self) -> str:
-        """Where each voxel axis grows to, as "RAS" or "LIA"."""
+        """Orientation code of the voxel axes, such as "RAS" or "LIA"."""
         return "".join(nib.aff2axcodes(self.affine))
 
     def places(self, indices: Any) -> Points:
-        """Where voxels (..., 3) are, in RAS mm."""
+        """Return the positions of voxels (..., 3), in RAS mm."""
         return moved(indices, self.affine)
 
     @property
     def box(self) -> Box:
-        """The box that holds all voxels."""
+        """The box of all voxels."""
         return whole(self.shape)
 
     def cut(self, box: Box) -> Grid:
-        """The grid of a part of the voxels."""
+        """Return the grid of a box of voxels."""
         affine = self.affine.copy()
         first_voxel = [side.start for side in box]
         affine[:3, 3] = self.places(first_voxel)
@@ -84,57 +85,57 @@ class Grid:
         return Grid(shape, affine)
 
     def beyond(self, other: Grid) -> NDArray[np.bool_]:
-        """Which voxels have their centre beyond the last voxels of another grid, (X, Y, Z)."""
+        """Mark voxels whose centre lies outside of another grid, (X, Y, Z)."""
         to_other = np.linalg.inv(other.affine) @ self.affine
         x, y, z = self.shape
         i, j, k = np.ogrid[:x, :y, :z]
         is_beyond = np.zeros(self.shape, bool)
         for axis, count in enumerate(other.shape):
             *along, start = to_other[axis]
-            # Grids that are not turned against each other need a line of places, not a volume.
+            # Grids that are not rotated against each other need a line of positions, not a volume.
             parts = zip(along, (i, j, k), strict=True)
             place = start + sum(step * index for step, index in parts if step)
-            # A voxel reaches half its size beyond its centre.
+            # A voxel extends half its size beyond its centre.
             is_beyond |= (place < -0.5) | (place > count - 0.5)
         return is_beyond
 
     def moved_by(self, matrix: NDArray[np.floating]) -> Grid:
-        """The grid where a matrix (4, 4) takes its places, RAS mm to RAS mm."""
+        """Return the grid transformed by a matrix (4, 4), RAS mm to RAS mm."""
         return Grid(self.shape, matrix @ self.affine)
 
     def extent_mm(self, box: Box) -> tuple[Points, Points]:
-        """Lowest and highest world coordinates of the outer faces of a box of voxels."""
-        # A voxel reaches half a voxel to either side of its centre.
+        """Return the lowest and highest world coordinates of the outer faces of a box of voxels."""
+        # A voxel extends half its size to either side of its centre.
         faces = [(side.start - 0.5, side.stop - 0.5) for side in box]
         face_corners = self.places(list(product(*faces)))
         return face_corners.min(axis=0), face_corners.max(axis=0)
 
     def apart_mm(self, other: Grid) -> float:
-        """The largest distance between the places of one voxel; infinite if shapes differ."""
+        """Return the largest distance between corresponding voxels; infinite if shapes differ."""
         if self.shape != other.shape:
             return float("inf")
-        # The difference of two affine maps is affine: its length is largest at a corner.
+        # The difference of two affine maps is affine, so its length is largest at a corner.
         indices = corners(self.box)
         offsets = self.places(indices) - other.places(indices)
         return float(np.linalg.norm(offsets, axis=1).max())
 
 
 def moved(points: Any, affine: NDArray[np.floating]) -> Points:
-    """Where an affine takes points (..., 3)."""
-    # Points are rows: p @ Aᵀ is what A @ p is for columns.
+    """Transform points (..., 3) by an affine."""
+    # Points are rows: p @ Aᵀ equals A @ p for columns.
     rows = np.asarray(points, np.float64)
     turned: Points = rows @ affine[:3, :3].T
     return turned + affine[:3, 3]
 
 
 def corners(box: Box) -> list[tuple[int, ...]]:
-    """The eight voxels at the corners of a box."""
+    """Return the eight corner voxels of a box."""
     ends = [(side.start, side.stop - 1) for side in box]
     return list(product(*ends))
 
 
 def whole(shape: Sequence[int]) -> Box:
-    """All voxels of an array."""
+    """Return the box of all voxels of an array."""
     return to_box(slice(0, length) for length in shape)
 
 
@@ -143,9 +144,9 @@ def grown(
     shape: Sequence[int],
     voxels: int | NDArray[np.int_] = 1,
 ) -> Box:
-    """The box with `voxels` more on each side, one number or one per axis.
+    """Return a box extended by `voxels` on each side, one number or one per axis.
 
-    At the edge of an array of this shape it ends.
+    The result is clipped to an array of this shape.
     """
     margins = np.broadcast_to(voxels, 3).tolist()
     sides = []
@@ -157,7 +158,7 @@ def grown(
 
 
 def around_both(first: Sequence[slice], second: Sequence[slice]) -> Box:
-    """The smallest box that holds two boxes."""
+    """Return the smallest box that contains two boxes."""
     sides = []
     for one, other in zip(first, second, strict=True):
         start = min(one.start, other.start)
@@ -167,26 +168,27 @@ def around_both(first: Sequence[slice], second: Sequence[slice]) -> Box:
 
 
 def is_empty(box: Box) -> bool:
-    """Whether a box holds no voxel."""
+    """Return True if a box holds no voxel."""
     return any(side.start >= side.stop for side in box)
 
 
 def to_box(sides: Iterable[slice]) -> Box:
-    """Three slices as a box."""
+    """Convert three slices to a box."""
     x, y, z = sides
     return x, y, z
 
 
 def to_shape(sides: Any) -> Shape:
-    """Three numbers as a shape."""
+    """Convert three numbers to a shape."""
     x, y, z = (int(side) for side in sides)
     return x, y, z
 
 
 def world_axes(codes: str) -> tuple[tuple[int, int], ...]:
-    """World axis (0, 1 or 2) and direction (1 or -1) of each array axis, of codes such as "LIA".
+    """Return world axis (0, 1 or 2) and direction (1 or -1) of each array axis.
 
-    Raises ValueError if the codes do not name each world axis once.
+    `codes` is an orientation code such as "LIA". Raises a ValueError if it does not name each world
+    axis once.
     """
     axes = [_DIRECTIONS[code] for code in codes if code in _DIRECTIONS]
     named = sorted(world for world, _ in axes)

@@ -1,4 +1,4 @@
-"""What users of `import trinat` get of a scan: its labels, volumes, surfaces and pictures."""
+"""Result of `trinat.segment`: labels, volumes, surfaces and pictures of a scan."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Of the table of volumes.
+# Columns of the table of volumes.
 _COLUMNS = ("structure", "freesurfer", "side", "mm3", "share", "grade")
-# Of the table of parcels.
+# Columns of the table of parcels.
 _PARCEL_COLUMNS = (
     *("parcel", "freesurfer", "side", "lobe"),
     *("mm3", "share", "asymmetry", "agreement", "grade"),
 )
 
-# Notebooks set tables smaller, to the right and in the middle: by rules for these elements, which
-# only an element's own style overrides.
+# Notebooks style tables by element (small, right-aligned, centred), which only inline styles
+# override.
 _TABLE = "font: inherit; margin: .3em 0; border-collapse: collapse; table-layout: auto"
 _CELL = "padding: .1em .6em; vertical-align: top"
 _TEXT = f"{_CELL}; text-align: left"
@@ -59,11 +59,12 @@ _NUMBER = f"{_CELL}; text-align: right; white-space: nowrap"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result(Prediction):
-    """One scan's segmentation, in the scan's own space.
+    """Segmentation of one scan, in the scan's own space.
 
-    A structure is named by its name ("Left-Hippocampus"), its abbreviation ("L-Hi") or its
-    FreeSurfer number (17). A map is a `Volume` (X, Y, Z): `.data` is the array, `.affine` takes
-    voxel indices to RAS mm, `.write(path)` saves.
+    A structure is given by its name ("Left-Hippocampus"), its abbreviation ("L-Hi") or its
+    FreeSurfer number (17). A map is a `Volume` (X, Y, Z): `.data` is the array, `.affine` maps
+    voxel
+    indices to RAS mm, `.write(path)` saves it.
 
     Attributes
     ----------
@@ -72,7 +73,7 @@ class Result(Prediction):
     parcel_labels : Volume
         The same with parcels in place of the cortex, if `segment` was called with `parcels=True`.
     entropy : Volume
-        Doubt of the networks in nats, float32; 0 is none.
+        Uncertainty of the networks in nats, float32; 0 is none.
     model : str
         Name of the model.
     """
@@ -85,9 +86,9 @@ class Result(Prediction):
     def of(
         cls, found: Prediction, model: Model, parcels_model: Model | None = None
     ) -> Self:
-        """The same segmentation, with the name and the limits of the model that made it.
+        """Return a result for a prediction, with the name and the quality limits of its model.
 
-        `parcels_model` has the limits of parcels, where these were asked for.
+        `parcels_model` has the limits of parcels, if these were predicted.
         """
         known = {field.name: getattr(found, field.name) for field in fields(found)}
         parcel_limits = LIMITS
@@ -111,17 +112,18 @@ class Result(Prediction):
 
     @cached_property
     def quality(self) -> Grade:
-        """The grade of the scan by the model's limits.
+        """Grade of the scan by the model's limits.
 
-        `name` (pass, look or reject), `reasons`, and the grade of each of `structures` that has
+        It has `name` (pass, look or reject), `reasons`, and the grade of each of `structures` that
+        has
         one.
         """
         return grade(self, self.limits)
 
     def brain_mask(self) -> Volume:
-        """What lies inside the skull: bool (X, Y, Z) in the scan's own space.
+        """Return the inside of the skull as a mask: bool (X, Y, Z) in the scan's own space.
 
-        Brain, ventricles, and the fluid around the brain if the model finds it.
+        It contains brain, ventricles, and the fluid around the brain if the model predicts it.
 
         Examples
         --------
@@ -133,11 +135,13 @@ class Result(Prediction):
 
     @property
     def intracranial_volume(self) -> float | None:
-        """Volume of what lies inside the skull, in mm³; None where it is not known.
+        """Volume of the inside of the skull in mm³; None if it is unknown.
 
-        It is that of `brain_mask()`. It is not known for models that do not find all fluid around
-        the brain, for scans that do not show the skull on all sides, and where the field of view
-        ends inside it: `measures_note` says which.
+        It is the volume of `brain_mask()`. It is unknown for models that do not predict all fluid
+        around
+        the brain, for scans that do not show the skull on all sides, and if the field of view ends
+        inside
+        it: `measures_note` says which.
 
         Examples
         --------
@@ -148,9 +152,9 @@ class Result(Prediction):
 
     @property
     def measures(self) -> dict[str, float | None]:
-        """Volumes of the brain as a whole in mm³, under FreeSurfer's names.
+        """Volumes of the whole brain in mm³, under FreeSurfer's names.
 
-        Those that need a structure which the model does not know are left out.
+        Volumes that need a structure which the model does not predict are left out.
 
         Examples
         --------
@@ -161,16 +165,16 @@ class Result(Prediction):
 
     @property
     def measures_note(self) -> str:
-        """Why there is no intracranial volume; empty where there is one."""
+        """Reason for a missing intracranial volume; "" if it is known."""
         return self._measured.note
 
     @cached_property
     def _measured(self) -> BrainVolumes:
-        """All volumes of the brain as a whole."""
+        """All volumes of the whole brain."""
         return measure(self, Evidence.of(self), self.limits)
 
     def volumes(self) -> pd.DataFrame:
-        """One row a structure that the model knows.
+        """Return a table of the structures that the model predicts.
 
         Returns
         -------
@@ -190,7 +194,7 @@ class Result(Prediction):
         grades = self.quality.structures
         brain_mm3 = total_brain_mm3(self.scheme, volumes)
         if not brain_mm3:
-            # Shares of nothing are undefined.
+            # Shares of an empty brain are undefined.
             brain_mm3 = np.nan
         rows = []
         for label in self.scheme.labels:
@@ -208,7 +212,9 @@ class Result(Prediction):
         return pd.DataFrame(rows, columns=list(_COLUMNS))
 
     def parcels(self) -> pd.DataFrame:
-        """One row a parcel of the cortex; needs `parcels=True` of `segment`, and a model with them.
+        """Return a table of the parcels of the cortex.
+
+        It needs `parcels=True` of `segment`, and a model with parcels.
 
         Returns
         -------
@@ -233,7 +239,7 @@ class Result(Prediction):
         return pd.DataFrame(rows, columns=list(_PARCEL_COLUMNS))
 
     def mask(self, structure: str | int) -> Volume:
-        """Where a structure is: bool (X, Y, Z) in the scan's own space.
+        """Return the mask of a structure: bool (X, Y, Z) in the scan's own space.
 
         Examples
         --------
@@ -245,7 +251,8 @@ class Result(Prediction):
         return Volume(inside, self.indices.affine, self.indices.codes)
 
     def probability(self, structure: str | int) -> Volume:
-        """Probability of a structure, float32 (X, Y, Z), 0 to 1, in the scan's own space.
+        """Return the probability of a structure, float32 (X, Y, Z), 0 to 1, in the scan's own
+        space.
 
         Examples
         --------
@@ -253,11 +260,11 @@ class Result(Prediction):
         True
         """
         found = self.probabilities(self._known(structure).name)
-        # Shares of float16 add up to 1 but for rounding.
+        # Sums of float16 shares may slightly exceed 1.
         return replace(found, data=np.minimum(found.data, 1))
 
     def surface(self, structure: str | int) -> Surface:
-        """The mesh around a structure, from the probabilities on the working grid of 1 mm.
+        """Return the surface of a structure, from the probabilities on the working grid of 1 mm.
 
         Returns
         -------
@@ -278,13 +285,13 @@ class Result(Prediction):
         own = probabilities[..., label.index].copy()
         probabilities[..., label.index] = -1
         largest_other = probabilities.max(-1)
-        # As far as the structure leads, or trails the next; a tie goes as in the label map.
+        # Margin to the next structure; a tie goes as in the label map.
         distance = np.maximum(np.abs(own - largest_other), 1e-3)
         lead = np.where(inside[box], distance, -distance)
         return surface_net(lead, self.plan.working.cut(box).affine)
 
     def to_nibabel(self) -> Any:
-        """The labels as a nibabel image, uint8 as in files (int16 for numbers above 255).
+        """Return the labels as a nibabel image, uint8 as in files (int16 for numbers above 255).
 
         Examples
         --------
@@ -294,7 +301,7 @@ class Result(Prediction):
         return self.labels.to_nibabel(labels=True)
 
     def to_torchio(self) -> Any:
-        """The labels as a torchio.LabelMap, int16 (1, X, Y, Z).
+        """Return the labels as a torchio.LabelMap, int16 (1, X, Y, Z).
 
         Examples
         --------
@@ -304,7 +311,7 @@ class Result(Prediction):
         return to_torchio(self.labels.data, self.labels.affine)
 
     def to_monai(self) -> Any:
-        """The labels as a monai.data.MetaTensor, int16 (1, X, Y, Z), in RAS mm.
+        """Return the labels as a monai.data.MetaTensor, int16 (1, X, Y, Z), in RAS mm.
 
         Examples
         --------
@@ -314,7 +321,7 @@ class Result(Prediction):
         return to_monai(self.labels.data, self.labels.affine)
 
     def to_simpleitk(self) -> Any:
-        """The labels as a SimpleITK.Image of int16, at the place where ITK has the scan.
+        """Return the labels as a SimpleITK.Image of int16, at the position of the scan in ITK.
 
         Examples
         --------
@@ -324,7 +331,7 @@ class Result(Prediction):
         return to_simpleitk(self.labels.data, self.labels.affine)
 
     def save(self, path: str | Path) -> None:
-        """Write the labels to .nii.gz, .nii or .mgz: the bytes that the command writes.
+        """Write the labels to .nii.gz, .nii or .mgz, byte-identical to `trinat predict`.
 
         Examples
         --------
@@ -333,7 +340,7 @@ class Result(Prediction):
         self.labels.write(path, labels=True)
 
     def plot(self) -> Figure:
-        """A slice of each view: the image, its labels, and these over it.
+        """Plot a slice of each view: the image, its labels, and both overlaid.
 
         The figure belongs to pyplot: notebooks show it, `.savefig("look.png")` saves it.
 
@@ -353,13 +360,13 @@ class Result(Prediction):
         return figure
 
     def _mosaic(self) -> NDArray[np.uint8]:
-        """A slice of each view, three times, (H, W, 3)."""
+        """Draw a slice of each view, three times, (H, W, 3)."""
         image = reoriented(self.image, "RAS")
         labels = reoriented(self.working, "RAS")
         return draw_mosaic(image, labels, self.scheme, slices_per_view=1)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: grade, a picture no wider than it, and volumes to unfold."""
+        """Return HTML for a notebook: grade, a picture, and volumes to unfold."""
         return notebook_html(
             repr(self),
             self.quality.reasons,
@@ -368,7 +375,9 @@ class Result(Prediction):
         )
 
     def _known(self, structure: str | int) -> Label:
-        """The label of a structure; LabelError for one that there is not or no prediction of."""
+        """Return the label of a structure; raise a LabelError if it does not exist or is not
+        predicted.
+        """
         label = self.scheme.find(structure)
         if label.name in self.not_predicted:
             raise LabelError(f"the model {self.model} does not predict {label.name}")
@@ -381,9 +390,9 @@ def notebook_html(
     picture: bytes,
     volumes: pd.DataFrame,
 ) -> str:
-    """What a notebook shows of a result, in the notebook's own font and without a style sheet.
+    """Return HTML for a notebook, in the notebook's own font and without a style sheet.
 
-    It is the title, reasons of the grade, a PNG no wider than the notebook, and volumes to unfold:
+    It has the title, reasons of the grade, a PNG no wider than the notebook, and volumes to unfold:
     name, volume, share and grade of each structure. `volumes` is the table of `Result.volumes`.
     """
     listed = ""

@@ -1,4 +1,4 @@
-"""What users of `import trinat` segment scans with: once by `segment`, or many by a `Segmenter`."""
+"""Python entry points: `segment` for one scan, `Segmenter` for many scans with one model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Scan = TypeVar("_Scan", bound=ScanLike)
 
 
 class ScanOptions(TypedDict, total=False):
-    """How a scan is read and segmented: the arguments of `Segmenter.segment`."""
+    """Arguments of `Segmenter.segment`: how a scan is read and segmented."""
 
     image: str | None
     mirror: bool
@@ -31,20 +31,20 @@ class ScanOptions(TypedDict, total=False):
 
 
 def _say_nothing(stage: str) -> None:
-    """What `progress` is where nobody wants to hear of it."""
+    """Default of `progress`: do nothing."""
 
 
 class Segmenter(Predictor):
-    """A model, loaded once, to segment many scans one after another.
+    """A model that is loaded once, to segment many scans one after another.
 
     Parameters
     ----------
     model, device, precision, views, parcels
-        As of `trinat.segment`; `model` has no default.
+        As in `trinat.segment`; `model` has no default.
     batch : int, optional
-        Slices that are computed at a time.
+        Number of slices in a batch.
     allow_cpu : bool
-        Continue on the processor where a GPU is out of memory.
+        Continue on the processor if a GPU is out of memory.
 
     Examples
     --------
@@ -53,7 +53,7 @@ class Segmenter(Predictor):
     'fast'
     """
 
-    # Not in the module of its parent: results draw pictures, which inference knows nothing of.
+    # Not in the parent's module, because results draw pictures, which inference does not depend on.
     def segment(
         self,
         volume: ScanLike,
@@ -123,24 +123,24 @@ def segment(
     progress: Callable[[str], object] = _say_nothing,
     **options: Unpack[ScanOptions],
 ) -> Result | list[Result]:
-    """Segment a T1-weighted scan of a head, or each of a list.
+    """Segment a T1-weighted scan of a head, or each scan of a list.
 
     Parameters
     ----------
     scan : path, (array, affine), Volume, or image of nibabel, torchio, MONAI or SimpleITK
-        3D with one channel. The array is (X, Y, Z), the affine (4, 4) takes voxel indices to
-        RAS mm. Or a list of any of them, whose results stay in memory: `segment_many` writes
-        files, and goes on after a scan that fails.
+        3D with one channel. The array is (X, Y, Z), the affine (4, 4) maps voxel indices to
+        RAS mm. Or a list of these, whose results stay in memory: `segment_many` writes files,
+        and continues after a scan that fails.
     model : str or path
         Name of a shipped model, or a model folder.
     device : str
         "auto", "cpu", "cuda" or "cuda:1".
     views : list of str, optional
-        Some of "coronal", "axial" and "sagittal"; without it all that the model has.
+        Some of "coronal", "axial" and "sagittal". Default: all views of the model.
     image : str, optional
-        Name of the scan in a torchio.Subject; needed if it has several.
+        Name of the scan in a torchio.Subject; required if it has several.
     precision : str
-        "auto", "float32", "bfloat16" or "float16": what the networks compute in.
+        Number type of the networks: "auto", "float32", "bfloat16" or "float16".
     parcels : bool
         Divide the cortex into parcels, for `result.parcels()` and `result.parcel_labels`.
     mirror : bool
@@ -150,12 +150,12 @@ def segment(
     clean : bool
         Keep the largest component of each structure and fill holes.
     trust_affine : str, optional
-        "sform", "qform" or "header": what to believe where a file's header has two affines.
+        Affine to use if a header has two: "sform", "qform" or "header".
     fill_nonfinite : bool
-        Take NaN and infinite voxels of a file as 0.
+        Replace NaN and infinite voxels of a file by 0.
     progress : callable, optional
-        Called with the name of each stage as it begins, such as "reading" and "coronal"; of a
-        list with "2/3: coronal". `progress=print` prints them. Without it nothing is said.
+        Called with the name of each stage as it begins, such as "reading" and "coronal"; for a
+        list with "2/3: coronal". `progress=print` prints them. Default: no output.
 
     Returns
     -------

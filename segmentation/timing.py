@@ -1,4 +1,4 @@
-"""Where time goes: work is done in named stages, and who wants to know has the seconds of each."""
+"""Wall and processor time by named stage."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Spent = Mapping[str, tuple[float, float]]
 
 
 class Clock:
-    """Seconds of each stage of one scan, or of a process with all its threads.
+    """Seconds spent in each stage, for one scan or for a process with all its threads.
 
-    What an inner stage takes does not count for the outer one. Stages of threads that work at the
-    same time share it equally: the seconds of all stages add up to those of the clock.
+    Time of an inner stage does not count for the outer one. Stages of threads that run at the same
+    time share it equally, so the seconds of all stages add up to those of the clock.
     """
 
     def __init__(self) -> None:
@@ -30,9 +30,9 @@ class Clock:
         self._lock = threading.Lock()
 
     def switch(self, to: str | None) -> str | None:
-        """From now on this thread is in another stage, or in none; returns the one before.
+        """Switch this thread to another stage, or to none, and return the previous one.
 
-        The time until now counts for the stage before.
+        The time until now counts for the previous stage.
         """
         thread = threading.get_ident()
         with self._lock:
@@ -43,7 +43,7 @@ class Clock:
             return before
 
     def take(self) -> Spent:
-        """Seconds of each stage since they were last taken; "" is the time when none was."""
+        """Return the seconds of each stage since the last call; "" is time outside of stages."""
         with self._lock:
             self._add()
             spent = self._spent
@@ -51,7 +51,7 @@ class Clock:
             return spent
 
     def _add(self) -> None:
-        """Share the time since the last call out among the stages at work."""
+        """Divide the time since the last call among the running stages."""
         wall_now = time.perf_counter()
         processor_now = time.process_time()
         stages = list(self._at_work.values()) or [""]
@@ -73,18 +73,18 @@ _wait: Callable[[], object] | None = None
 
 
 def wait_first(wait: Callable[[], object]) -> None:
-    """Call `wait` wherever a stage begins or ends on a clock, before its time is taken.
+    """Call `wait` before the time is taken wherever a stage begins or ends on a clock.
 
-    Of a GPU it waits for the work in hand: else that would count for a later stage, which waits.
+    On a GPU it waits for running kernels, which would otherwise count for a later stage.
     """
     global _wait
     _wait = wait
 
 
 def time_process() -> Clock:
-    """The clock of this process, on from now; what went before is its stage "start".
+    """Start and return the clock of this process; the time before counts as its stage "start".
 
-    Calling it again gives the same clock. Until the first call stages cost nothing.
+    Later calls return the same clock. Until the first call, stages cost nothing.
     """
     global _of_process
     if _of_process is None:
@@ -96,14 +96,15 @@ def time_process() -> Clock:
 
 
 def _age_s() -> float:
-    """Seconds since this process was created."""
+    """Return the seconds since this process was created."""
     try:
-        # psutil's is rounded to a second.
+        # psutil rounds this to a second.
         text = Path("/proc/self/stat").read_text()
     except OSError:
-        # Not on Linux: starting is mostly work.
+        # Not on Linux: start-up is mostly processor time.
         return time.process_time()
-    # Behind the program's name, which may hold spaces: field 22, when the process was started.
+    # Field 22 is the start time; it is counted from the end of the program's name, which may
+    # contain spaces.
     fields = text.rpartition(")")[2].split()
     started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
@@ -111,7 +112,7 @@ def _age_s() -> float:
 
 @contextmanager
 def timed(clock: Clock) -> Iterator[None]:
-    """Stages in this block are on a scan's clock, too."""
+    """Count stages in this block on the clock of a scan as well."""
     token = _of_scan.set(clock)
     try:
         yield
@@ -121,7 +122,7 @@ def timed(clock: Clock) -> Iterator[None]:
 
 @contextmanager
 def heard_by(listener: Callable[[str], object]) -> Iterator[None]:
-    """In this block `listener` is called with the name of each stage that begins after another."""
+    """Call `listener` with the name of each new stage in this block."""
     last = ""
 
     def hear(name: str) -> None:
@@ -139,10 +140,10 @@ def heard_by(listener: Callable[[str], object]) -> Iterator[None]:
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """The block is a stage, on every clock that is on; without any it costs nothing.
+    """Time the block as a stage on every active clock; without a clock it costs nothing.
 
-    Who listens (`heard_by`) hears its name. Stages may be nested: the inner one gets the time, and
-    the outer one goes on when it ends.
+    Listeners (`heard_by`) receive its name. Stages may be nested: the inner one gets the time, and
+    the outer one continues when it ends.
     """
     listener = _listener.get()
     if listener is not None:
@@ -162,10 +163,7 @@ def stage(name: str) -> Iterator[None]:
 
 
 def together(parts: Iterable[Spent], *, side_by_side: int = 1) -> Spent:
-    """The sum of parts; of what several processes spent side by side, wall time counts once.
-
-    `side_by_side` is how many processes there were.
-    """
+    """Sum times; wall time of `side_by_side` parallel processes counts once."""
     sums: dict[str, tuple[float, float]] = {}
     for part in parts:
         for name, (wall, processor) in part.items():
@@ -176,10 +174,11 @@ def together(parts: Iterable[Spent], *, side_by_side: int = 1) -> Spent:
 
 
 def as_table(*parts: Spent) -> str:
-    """Stages in the order in which they were begun, the rest, and this process's whole time.
+    """Format stages in their order of first use, the rest, and the total of this process.
 
-    Several parts, as those of worker processes, are added. Times are in seconds; processor time may
-    be more than wall time, since threads add up.
+    Several parts, such as those of worker processes, are added. Times are in seconds; processor
+    time
+    may exceed wall time, since threads add up.
     """
     spent = together(parts)
     total_wall = time.perf_counter() - time_process().began

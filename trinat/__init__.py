@@ -5,7 +5,7 @@
     result = trinat.segment("scan.nii.gz")
     result.save("labels.nii.gz")
 
-docs/python.md shows all of it. `python -m trinat` is the command line.
+See docs/python.md. `python -m trinat` is the command line.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ __all__ = [
 
 
 def _compute_in_one_thread() -> None:
-    """In a forked process torch waits for ever for the threads of its parent: do without them."""
+    """Use a single thread in a forked process, where torch would wait forever for its parent's
+    threads.
+    """
     if "torch" in sys.modules:
         import torch
 
@@ -59,7 +61,7 @@ def _compute_in_one_thread() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_compute_in_one_thread)
 
-# Imported when they are first used: torch takes seconds.
+# Imported on first use: torch takes seconds.
 _MODULES = {
     "OpenedStore": "trinat.segmentation.data.open_store",
     "Result": "trinat.segmentation.result",
@@ -78,18 +80,18 @@ _MODULES = {
     "train": "trinat.pipelines.train.from_python",
 }
 
-if not TYPE_CHECKING:  # or type checkers would take every name for one of ours
+if not TYPE_CHECKING:  # or type checkers would accept every name
 
     def __getattr__(name: str) -> Any:
-        """A name of `_MODULES`, whose module is imported now."""
+        """Import a name of `_MODULES` on first use."""
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        # As the command line does: on a busy machine, threads that spin while they wait make all
-        # others wait, many times longer than they work. libgomp reads it when torch is imported.
+        # As the command line does: on a busy machine, threads that spin while they wait slow all
+        # others down many times. libgomp reads it when torch is imported.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    """All names, with those that are not imported yet."""
+    """Return all names, including those that are not imported yet."""
     return sorted({*globals(), *__all__})

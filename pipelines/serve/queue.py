@@ -1,71 +1,108 @@
-"""What was accepted and what became of it, in a folder: however the server ends, none is lost.
+"""Persistent job queue of the service, stored on disk so that a crash loses no job.
 
-`incoming` has uploads that are not accepted yet, and `staging` what workers are writing: both are
-emptied at the start. An accepted one is jobs/ID: job.json, the scan, and at its end result/.
+`jobs.sqlite` in the queue's folder has one table with a row for each accepted scan. The scan, its
+results and the drafts of its correction are in `jobs/ID`. A row and its folder belong together: the
+start of a server removes what an earlier one left of uploads and deletions that were cut short.
 
-`EngineThread` has the engine of `trinat predict` do what is in the queue.
+`EngineThread` has the engine of `trinat predict` work on the queue.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
 import shutil
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from trinat.pipelines.predict.engine import Engine, local_engine
 from trinat.pipelines.predict.settings import CaseNames, PredictRequest
 from trinat.pipelines.predict.tables import write_parcels, write_volumes
-from trinat.pipelines.serve.settings import MAX_STARTS, ServiceSettings
+from trinat.pipelines.serve.settings import (
+    MAX_STARTS,
+    MIN_FREE_BYTES,
+    ServiceSettings,
+)
 from trinat.pipelines.study.cases import Case
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.naming import Product
 from trinat.pipelines.study.record import ScanResult
 from trinat.pipelines.view.guard import new_token
 from trinat.segmentation.data.people import Facts
-from trinat.segmentation.errors import DeviceError, DiskFullError, reason_of
+from trinat.segmentation.errors import (
+    DeviceError,
+    DiskFullError,
+    OutputError,
+    reason_of,
+)
 from trinat.segmentation.io.files import atomic_text, read_text, sync
 
-# How far a scan is when a stage of the engine begins.
-_PROGRESS = {"reading": 0.1, "networks": 0.3, "writing": 0.8}
 _log = logging.getLogger("trinat.serve")
 
 State = Literal["queued", "running", "done", "failed"]
 
-# What may be asked for besides labels and volumes, and the setting that makes a worker write it.
+# Outputs besides labels and volumes, and the setting that makes a worker write them.
 OUTPUTS = {
     "mgz": "",
     "dicom-seg": "dicom_seg",
     "probabilities": "probabilities",
     "page": "page",
 }
-# The record's file in the folder of its scan.
-_RECORD_FILE = "job.json"
-# A scan waits no longer than this for a worker that has nothing to do.
+# The progress of a scan when a stage of the engine begins.
+_PROGRESS = {"reading": 0.1, "networks": 0.3, "writing": 0.8}
+# The longest delay before an idle worker sees a new scan.
 _POLL_S = 0.05
-# Between two looks for what is kept no longer.
+# The interval between two deletions of expired scans.
 _SWEEP_S = 60.0
-# How long a stop waits for the engine.
+# The longest wait for the engine at shutdown.
 _STOP_S = 10
+
+# AUTOINCREMENT never reuses the number of a deleted scan. `age` (years), `sex` (M or F) and the
+# endings of file names are all that is kept of a person.
+_TABLE = """
+CREATE TABLE IF NOT EXISTS jobs (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    ending TEXT NOT NULL,
+    outputs TEXT NOT NULL,
+    age REAL,
+    sex TEXT,
+    accepted REAL NOT NULL,
+    state TEXT NOT NULL DEFAULT 'queued',
+    stage TEXT NOT NULL DEFAULT '',
+    starts INTEGER NOT NULL DEFAULT 0,
+    started REAL NOT NULL DEFAULT 0,
+    ended REAL NOT NULL DEFAULT 0,
+    reason TEXT NOT NULL DEFAULT '',
+    result TEXT NOT NULL DEFAULT '{}'
+)
+"""
+_SELECT = """
+SELECT * FROM (
+    SELECT *, (state = 'queued') * SUM(state = 'queued') OVER (ORDER BY number) AS place
+    FROM jobs
+)
+"""
 
 
 class Segmentation(BaseModel):
-    """What a client gets to know of its scan."""
+    """State of a scan, as clients see it."""
 
     id: str = Field(examples=["0f8c2d6a9b1e4c7d8a5f3e2b1c0d9e8f"])
     state: State = "queued"
     place: int = Field(
-        default=0, description="1 for the next that is begun, 0 for what is begun"
+        default=0, description="place among the waiting scans; 0 once it was begun"
     )
     progress: float = Field(default=0.0, ge=0, le=1)
     stage: str = Field(
@@ -93,37 +130,33 @@ class Segmentation(BaseModel):
 
 
 class Submission(Segmentation):
-    """A scan that was accepted, as its record on the disk has it.
+    """Snapshot of a row of the queue."""
 
-    `client`, `given` and `running_since` are of this run of the server alone and are not written:
-    after a restart every waiting scan is given to the engine again.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-    number: int = 0  # in the order in which they were accepted
-    ending: str = ""  # of the scan's file name, as .nii.gz
-    age: float | None = None  # of the person, in years, and sex (M or F): for norms
+    number: int  # in the order of acceptance
+    ending: str  # of the scan's file name, as .nii.gz
+    age: float | None = None
     sex: str | None = None
-    accepted: float = Field(default_factory=time.time)
+    accepted: float
+    starts: int = 0
     ended: float = 0.0
-    begun: int = 0  # how often work on it was begun
     result: ScanResult = ScanResult()
-    client: str = Field(default="", exclude=True)
-    given: bool = Field(default=False, exclude=True)  # to the engine
-    running_since: float = Field(default=0.0, exclude=True)  # by the monotonic clock
+
+    def seen(self) -> Segmentation:
+        """Return what a client may know."""
+        return Segmentation(**self.model_dump(include=set(Segmentation.model_fields)))
 
 
 class FullError(Exception):
-    """No more is accepted for now."""
+    """No more scans are accepted for now."""
 
 
 class Queue:
-    """The scans that were accepted; used by the server's threads and by that of the engine.
+    """Accepted scans in a table on disk; used by the server's threads and that of the engine.
 
-    `submissions` has them by their id, in the order of acceptance. `ended` and `busy_s` count
-    what has ended since the start and the seconds of work on it. `forget` is called after a scan
-    was deleted: whoever holds something of it in memory sets it. `has_norms` is whether pages are
-    compared with norms: age and sex of persons are taken for these alone.
+    `ended` counts the scans that have ended since the start, and `busy_s` the seconds of work on
+    those that are done. `forget` is called after a scan was deleted, for those who hold data of it
+    in memory. `has_norms` says whether pages are compared with norms: only then are age and sex
+    accepted.
     """
 
     def __init__(
@@ -135,48 +168,117 @@ class Queue:
         keep_s: float = ServiceSettings.keep_hours * 3600,
         has_norms: bool = False,
     ) -> None:
-        """Take up what an earlier server left in `folder`, which must be there.
+        """Open the queue in `folder`, which must exist, and resume what an earlier server left.
 
-        At most `queued` scans wait, and `per_client` of one client have not ended. `keep_s`
-        seconds after its end a scan is deleted.
+        At most `queued` scans wait, and `per_client` scans of one client have not ended. A scan is
+        deleted `keep_s` seconds after its end.
         """
         self.folder = folder
         self.keep_s = keep_s
         self.has_norms = has_norms
         self.ended = {"done": 0, "failed": 0}
         self.busy_s = 0.0
-        # Those that `busy_s` is of: a scan that failed says no seconds.
-        self._timed = 0
         self.forget: Callable[[], None] = lambda: None
         self._queued = queued
         self._per_client = per_client
-        # Ids whose record on the disk is out of date, because the disk was full.
-        self._outdated: set[str] = set()
-        self._uploading: list[str] = []  # their clients
+        # Ids that the engine has; after a restart it gets every scan that has not ended again.
+        self._given: set[str] = set()
+        self._uploading: set[str] = set()
+        # The client of each scan that is uploaded or has not ended. Addresses are not written.
+        self._clients: dict[str, str] = {}
         self._lock = threading.RLock()
 
-        for name in ("incoming", "staging"):
-            shutil.rmtree(folder / name, ignore_errors=True)
-        for name in ("incoming", "jobs", "staging"):
-            (folder / name).mkdir(exist_ok=True)
+        # For files of uploads and of the engine: nothing in it outlives the server.
+        self.staging = folder / "staging"
+        shutil.rmtree(self.staging, ignore_errors=True)
+        for path in (self.staging, folder / "jobs"):
+            path.mkdir(exist_ok=True)
+        self._file = folder / "jobs.sqlite"
+        # Each statement is a transaction of its own, and SQLite runs one at a time.
+        self._database = sqlite3.connect(
+            self._file, isolation_level=None, check_same_thread=False
+        )
+        self._database.row_factory = sqlite3.Row
+        # Overwrite what is deleted: age and sex must not outlive their scan.
+        self._execute("PRAGMA secure_delete = ON")
+        self._execute(_TABLE)
+        self._resume()
 
-        records = [_read_record(path) for path in (folder / "jobs").iterdir()]
-        records.sort(key=lambda record: record.number)
-        self.submissions = {record.id: record for record in records}
-        self._last_number = max((record.number for record in records), default=0)
+    def _resume(self) -> None:
+        """Queue or give up interrupted scans, and remove rows and folders without the other."""
+        self._execute("UPDATE jobs SET state = 'queued', stage = '' WHERE NOT ended")
+        self._execute(
+            "UPDATE jobs SET state = 'failed', ended = :now, reason = "
+            "'the server ended ' || starts || ' times while it was at work' "
+            "WHERE NOT ended AND starts >= :most",
+            now=time.time(),
+            most=MAX_STARTS,
+        )
+        listed = {submission.id for submission in self.submissions}
+        stored = {path.name for path in (self.folder / "jobs").iterdir()}
+        for id in listed - stored:
+            self._execute("DELETE FROM jobs WHERE id = :id", id=id)
+        for id in stored - listed:
+            shutil.rmtree(self._place(id), ignore_errors=True)
 
-        # What was running when the server ended is put back in line, or given up.
-        for record in records:
-            if record.state == "running":
-                record.state = "queued"
-                record.progress = 0
-                record.stage = ""
-            if record.state == "queued" and record.begun >= MAX_STARTS:
-                reason = f"the server ended {record.begun} times while it was at work"
-                self._end(record, "failed", reason)
+    def _execute(self, statement: str, **values: Any) -> sqlite3.Cursor:
+        try:
+            return self._database.execute(statement, values)
+        except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                raise DiskFullError(
+                    "no space left on its disk", where=self._file, remedy="free some"
+                ) from error
+            raise OutputError(
+                f"cannot be used as the queue's table ({error})",
+                where=self._file,
+                remedy="keep this folder for its scans, and give another --queue",
+            ) from error
+
+    def _update(self, statement: str, **values: Any) -> bool:
+        """Execute a statement; return False, with a line in the log, where the disk is full."""
+        try:
+            self._execute(statement, **values)
+        except DiskFullError as error:
+            _log.error("%s", reason_of(error))
+            return False
+        return True
+
+    def _select(self, where: str = "", **values: Any) -> list[Submission]:
+        rows = self._execute(f"{_SELECT} {where} ORDER BY number", **values).fetchall()
+        return [self._submission(row) for row in rows]
+
+    def _submission(self, row: sqlite3.Row) -> Submission:
+        columns = dict(row)
+        result = ScanResult.model_validate_json(columns["result"])
+        columns["result"] = result
+        columns["outputs"] = json.loads(columns["outputs"])
+        columns["grade"] = result.grade
+        columns["notes"] = result.remarks
+        columns["progress"] = _PROGRESS.get(row["stage"], 0.0)
+        if row["ended"]:
+            columns["progress"] = 1.0
+        if row["state"] == "running":
+            since = time.time() - row["started"]
+            columns["seconds"] = round(since)
+            # By the mean of the scans since the start; unknown before the first is done.
+            if self.ended["done"]:
+                left = self.busy_s / self.ended["done"] - since
+                columns["seconds_left"] = max(1, round(left))
+        return Submission(**columns)
+
+    @property
+    def submissions(self) -> list[Submission]:
+        """All scans, in the order of acceptance."""
+        return self._select()
+
+    def find(self, id: str = "", number: int = 0) -> Submission | None:
+        """Return the scan with this id or number, or None if there is none."""
+        found = self._select("WHERE id = :id OR number = :number", id=id, number=number)
+        return found[0] if found else None
 
     def token(self) -> str:
-        """The queue's own, made once: who waits for a result need not care for a restart."""
+        """Return the token of the queue; it is made once, so that links survive a restart."""
         path = self.folder / "token"
         if not path.exists():
             with atomic_text(path) as file:
@@ -186,263 +288,200 @@ class Queue:
 
     @contextmanager
     def upload(self, client: str) -> Iterator[Path]:
-        """A folder for an upload, gone after the block unless it was accepted.
+        """Yield a folder for an upload, which is removed after the block unless it was accepted.
 
         Raises FullError where the queue is full, or the client has as many scans as it may.
         """
+        id = secrets.token_hex(16)
         with self._lock:
-            if len(self.waiting) + len(self._uploading) >= self._queued:
+            (waiting,) = self._execute(
+                "SELECT COUNT(*) FROM jobs WHERE state = 'queued'"
+            ).fetchone()
+            if waiting + len(self._uploading) >= self._queued:
                 raise FullError("the queue is full")
-            of_client = self._uploading.count(client)
-            for submission in self.submissions.values():
-                if not submission.ended and submission.client == client:
-                    of_client += 1
-            if of_client >= self._per_client:
+            if list(self._clients.values()).count(client) >= self._per_client:
                 raise FullError("as many of your scans wait as may")
-            self._uploading.append(client)
-        folder = self._new_folder()
+            self._uploading.add(id)
+            self._clients[id] = client
         try:
-            folder.mkdir()
-            yield folder
+            self._place(id).mkdir()
+            yield self._place(id)
         finally:
-            self._uploading.remove(client)
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def _new_folder(self) -> Path:
-        """A path in `incoming` that is not there yet and that no one can guess."""
-        return self.folder / "incoming" / secrets.token_hex(16)
+            if id in self._uploading:
+                self._uploading.remove(id)
+                self._clients.pop(id)
+                shutil.rmtree(self._place(id), ignore_errors=True)
 
     def accept(
-        self,
-        scan: Path,
-        outputs: list[str],
-        client: str,
-        person: Facts | None = None,
-    ) -> Segmentation:
-        """Take a file scan.ENDING in the folder of an upload; from now on it is not lost.
+        self, scan: Path, outputs: list[str], person: Facts | None = None
+    ) -> Submission:
+        """Accept a file scan.ENDING in the folder of an upload; from now on it is not lost.
 
-        Of the `person` age and sex are kept.
+        Only the age and sex of the `person` are kept.
         """
         if person is None:
             person = Facts()
-        sync(scan)
-        uploaded = scan.parent
+        for path in (scan, scan.parent, scan.parent.parent):
+            sync(path)
+        id = scan.parent.name
         with self._lock:
-            self._last_number += 1
-            submission = Submission(
-                id=uploaded.name,
-                number=self._last_number,
+            self._execute(
+                "INSERT INTO jobs (id, ending, outputs, age, sex, accepted) "
+                "VALUES (:id, :ending, :outputs, :age, :sex, :now)",
+                id=id,
                 ending=scan.name.removeprefix("scan"),
-                outputs=outputs,
+                outputs=json.dumps(outputs),
                 age=person.age,
                 sex=person.sex,
-                client=client,
+                now=time.time(),
             )
-            _write_record(submission, uploaded)
-            uploaded.rename(self._place(submission))
-            sync(self.folder / "jobs")
-            self.submissions[submission.id] = submission
-            return self.seen(submission)
+            self._uploading.remove(id)
+        (submission,) = self._select("WHERE id = :id", id=id)
+        return submission
 
     def next(self) -> Case | None:
-        """The next scan for the engine; None while none waits.
+        """Return the next scan for the engine; None while none waits or the disk is full.
 
-        The paths of a case are below the queue and name no one.
+        The paths of a case are below the queue and name no person.
         """
-        with self._lock:
-            for submission in self.waiting:
-                if submission.given:
-                    continue
-                submission.given = True
-                settings = [OUTPUTS[name] for name in submission.outputs]
-                facts = None
-                if self.has_norms:
-                    facts = Facts(submission.age, submission.sex)
-                return Case(
-                    submission.id,
-                    self.scan(submission),
-                    submission.id,
-                    also=tuple(setting for setting in settings if setting),
-                    facts=facts,
-                )
+        if shutil.disk_usage(self.folder).free < MIN_FREE_BYTES:
+            return None
+        for submission in self._select("WHERE NOT ended"):
+            if submission.id in self._given:
+                continue
+            self._given.add(submission.id)
+            settings = [OUTPUTS[name] for name in submission.outputs]
+            facts = None
+            if self.has_norms:
+                facts = Facts(submission.age, submission.sex)
+            return Case(
+                submission.id,
+                self.scan(submission),
+                submission.id,
+                also=tuple(setting for setting in settings if setting),
+                facts=facts,
+            )
         return None
 
     def enter(self, id: str, stage: str) -> None:
-        """Note that a stage of the work on a scan begins.
+        """Note that a stage of the work on a scan begins; unknown stages change nothing.
 
-        Unknown stages change nothing. The first stage makes the scan a running one, which is
-        written to the disk, so that a restart knows how often work on it was begun.
+        The first stage counts as a start of the work, so that a restart knows how often it was
+        begun.
         """
-        with self._lock:
-            submission = self.submissions.get(id)
-            if submission is None or submission.ended or stage not in _PROGRESS:
-                return
-            submission.progress = _PROGRESS[stage]
-            submission.stage = stage
-            if submission.state == "queued":
-                submission.state = "running"
-                submission.running_since = time.monotonic()
-                submission.begun += 1
-                self._note(submission)
+        if stage not in _PROGRESS:
+            return
+        # SQLite evaluates all right-hand sides with the values before the update.
+        self._update(
+            "UPDATE jobs SET stage = :stage, state = 'running', "
+            "starts = starts + (state = 'queued'), "
+            "started = CASE state WHEN 'queued' THEN :now ELSE started END "
+            "WHERE id = :id AND NOT ended",
+            id=id,
+            stage=stage,
+            now=time.time(),
+        )
 
     def finish(self, entry: Entry) -> Submission | None:
-        """Note what became of a scan, and take its results, which `entry.staged` has.
+        """Note the outcome of a scan, and take its results from `entry.staged`.
 
-        Results that cannot be stored make it a failed scan. None if it was deleted meanwhile: its
-        results are deleted as well.
+        Results that cannot be stored make it a failed scan. None if it was deleted meanwhile, or
+        if the disk has no room for the outcome: then the engine gets the scan again.
         """
-        staged = None
-        if entry.staged:
-            staged = Path(entry.staged)
         with self._lock:
-            submission = self.submissions.get(entry.case)
-            if submission and staged:
+            self._given.discard(entry.case)
+            submission = self.find(entry.case)
+            if submission and entry.staged:
                 try:
-                    write_volumes(staged / "volumes.tsv", [entry])
-                    if entry.result.parcels:
-                        write_parcels(staged / "parcels.tsv", [entry])
-                    shutil.rmtree(self.result(submission), ignore_errors=True)
-                    staged.rename(self.result(submission))
-                    sync(self._place(submission))
+                    self._take_results(submission, entry)
                 except Exception as error:
                     reason = reason_of(error, where=False)
                     entry = replace(entry, status="failed", reason=reason)
-            is_done = entry.status == "done"
-            if staged and not (submission and is_done):
-                shutil.rmtree(staged, ignore_errors=True)
+            if entry.staged:
+                shutil.rmtree(entry.staged, ignore_errors=True)
             if submission is None:
                 return None
-            if staged and is_done:
-                submission.grade = entry.result.grade
-                submission.result = entry.result
-                submission.notes = entry.result.remarks
-            self._end(submission, "done" if is_done else "failed", entry.reason)
-            self.ended[submission.state] += 1
-            if entry.timings_s:
+            state = "failed"
+            result = ScanResult()
+            if entry.status == "done":
+                state = "done"
+                result = entry.result
+            is_noted = self._update(
+                "UPDATE jobs SET state = :state, stage = '', reason = :reason, "
+                "result = :result, ended = :now WHERE id = :id",
+                id=entry.case,
+                state=state,
+                reason=entry.reason,
+                result=result.model_dump_json(),
+                now=time.time(),
+            )
+            if not is_noted:
+                return None
+            self._clients.pop(entry.case, None)
+            self.ended[state] += 1
+            if state == "done":
                 self.busy_s += sum(entry.timings_s.values())
-                self._timed += 1
-            return submission
+            return self.find(id=entry.case)
 
-    def seen(self, submission: Submission) -> Segmentation:
-        """What the client may know of it, with its place among those that wait."""
-        with self._lock:
-            known = submission.model_dump(include=set(Segmentation.model_fields))
-            known["place"] = 0
-            if submission.state == "queued":
-                earlier = [
-                    other for other in self.waiting if other.number < submission.number
-                ]
-                known["place"] = 1 + len(earlier)
-            known["seconds"] = None
-            known["seconds_left"] = None
-            if submission.state == "running":
-                since = time.monotonic() - submission.running_since
-                known["seconds"] = round(since)
-                # By the mean of those that were segmented; None while none was.
-                if self._timed:
-                    left = self.busy_s / self._timed - since
-                    known["seconds_left"] = max(1, round(left))
-        return Segmentation(**known)
+    def _take_results(self, submission: Submission, entry: Entry) -> None:
+        """Complete the staged results of a scan with their tables, and move them to it."""
+        staged = Path(entry.staged)
+        write_volumes(staged / "volumes.tsv", [entry])
+        if entry.result.parcels:
+            write_parcels(staged / "parcels.tsv", [entry])
+        shutil.rmtree(self.result(submission), ignore_errors=True)
+        staged.rename(self.result(submission))
+        sync(self._place(submission.id))
 
     def renew(self, submission: Submission) -> None:
-        """Keep a scan that has ended as long as one that ends now: work was done on it."""
-        with self._lock:
-            if submission.id in self.submissions:
-                submission.ended = time.time()
-                self._note(submission)
+        """Keep a scan that has ended as long as one that ends now: it was worked on."""
+        self._update(
+            "UPDATE jobs SET ended = :now WHERE id = :id AND ended",
+            id=submission.id,
+            now=time.time(),
+        )
 
     def delete(self, submission: Submission) -> None:
         """Delete a scan and its results, whatever its state; a second time does nothing."""
+        # The folder disappears at once and whole. Its row goes last: on a full disk there is no
+        # room for the deletion before.
+        gone = self.staging / secrets.token_hex(16)
         with self._lock:
-            if self.submissions.pop(submission.id, None) is None:
+            try:
+                self._place(submission.id).rename(gone)
+            except FileNotFoundError:
                 return
-            self._outdated.discard(submission.id)
-            # Gone at once and whole; what a crash leaves of it is emptied at the start.
-            gone = self._new_folder()
-            self._place(submission).rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+            self._execute("DELETE FROM jobs WHERE id = :id", id=submission.id)
+            self._clients.pop(submission.id, None)
         self.forget()
-        shutil.rmtree(gone, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Delete what ended so long ago that it is not kept; bring records up to date."""
-        with self._lock:
-            for id in list(self._outdated):
-                self._note(self.submissions[id])
+        """Delete the scans that ended longer ago than scans are kept."""
         oldest_kept = time.time() - self.keep_s
-        for submission in list(self.submissions.values()):
-            if submission.ended and submission.ended <= oldest_kept:
+        for submission in self._select("WHERE ended"):
+            if submission.ended <= oldest_kept:
                 self.delete(submission)
 
-    @property
-    def waiting(self) -> list[Submission]:
-        """Those that work has not begun on, the next one first."""
-        with self._lock:
-            every = self.submissions.values()
-            return [submission for submission in every if submission.state == "queued"]
-
     def scan(self, submission: Submission) -> Path:
-        """The file that was sent."""
-        return self._place(submission) / f"scan{submission.ending}"
+        """Return the path of the uploaded file."""
+        return self._place(submission.id) / f"scan{submission.ending}"
 
     def result(self, submission: Submission) -> Path:
-        """The folder of its results; it is there once the state is done."""
-        return self._place(submission) / "result"
+        """Return the folder of the results; it exists once the state is done."""
+        return self._place(submission.id) / "result"
 
     def drafts(self, submission: Submission) -> Path:
-        """The folder with drafts of its correction."""
-        return self._place(submission) / "drafts"
+        """Return the folder for drafts of a correction."""
+        return self._place(submission.id) / "drafts"
 
     def file(self, submission: Submission, product: Product, ending: str = "") -> Path:
-        """The file of a product among its results; `ending` in place of the product's own."""
+        """Return the path of a result; `ending` replaces the usual ending of the product."""
         names = CaseNames(self.result(submission), submission.id, {}, bids=False)
         return names.path(product, ending)
 
-    def _place(self, submission: Submission) -> Path:
-        return self.folder / "jobs" / submission.id
-
-    def _end(self, submission: Submission, state: State, reason: str) -> None:
-        """Note that nothing more will be done for a scan."""
-        submission.state = state
-        submission.reason = reason
-        submission.ended = time.time()
-        submission.progress = 1.0
-        submission.stage = ""
-        self._note(submission)
-
-    def _note(self, submission: Submission) -> None:
-        """Bring the record on the disk up to date, or, where that is full, a while later.
-
-        Until then a restart finds the record before, and does again what that says is to be done.
-        """
-        try:
-            _write_record(submission, self._place(submission))
-        except DiskFullError as error:
-            if submission.id not in self._outdated:
-                reason = reason_of(error, where=False)
-                _log.error("%s: %s, %s", submission.id, submission.state, reason)
-            self._outdated.add(submission.id)
-        else:
-            self._outdated.discard(submission.id)
-
-
-def _write_record(submission: Submission, folder: Path) -> None:
-    with atomic_text(folder / _RECORD_FILE) as file:
-        file.write(submission.model_dump_json())
-
-
-def _read_record(folder: Path) -> Submission:
-    """The record in the folder of a scan; a damaged one becomes a scan that failed."""
-    try:
-        return Submission.model_validate_json(read_text(folder / _RECORD_FILE))
-    except (ValueError, OSError):
-        # Not damaged by us: our files appear whole.
-        return Submission(
-            id=folder.name,
-            state="failed",
-            reason="its record is damaged",
-            # Kept as long as one that ends now: its scan and correction may be whole.
-            ended=time.time(),
-        )
+    def _place(self, id: str) -> Path:
+        return self.folder / "jobs" / id
 
 
 class _StoppedError(Exception):
@@ -466,7 +505,7 @@ class EngineThread(threading.Thread):
         # An engine of the plan's own, on a cluster, says nothing of stages.
         self._silent = plan.engine is not None
         self.ready = self._silent
-        settings = plan.settings(model, queue.folder / "staging")
+        settings = plan.settings(model, queue.staging)
         self._engine: Engine
         if plan.engine:
             self._engine = plan.engine(settings)

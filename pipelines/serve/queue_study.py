@@ -64,7 +64,7 @@ class QueueStudy(Study):
     @property
     def submissions(self) -> list[Submission]:
         """Those of the queue as it is now, the last one first."""
-        return list(self.queue.submissions.values())[::-1]
+        return self.queue.submissions[::-1]
 
     @property
     def items(self) -> list[Item]:
@@ -73,10 +73,10 @@ class QueueStudy(Study):
 
     def __getitem__(self, number: int) -> Item:
         """The scan that was accepted as this number; InputError if it is not there."""
-        for submission in self.submissions:
-            if submission.number == number:
-                return self._item(submission)
-        raise InputError("no such scan: deleted, or never there")
+        submission = self.queue.find(number=number)
+        if submission is None:
+            raise InputError("no such scan: deleted, or never there")
+        return self._item(submission)
 
     def image(self, item: Item) -> Path | None:
         """The scan that was sent, from the start; None of DICOM, whose scan is a zip.
@@ -104,7 +104,7 @@ class QueueStudy(Study):
             submission = submissions.get(scan["name"])
             if submission is None:
                 continue  # accepted since, or deleted
-            seen = self.queue.seen(submission).model_dump(exclude={"grade"})
+            seen = submission.seen().model_dump(exclude={"grade"})
             scans.append({**scan, "number": submission.number, **seen})
         overview["title"] = "Scans sent to this service"
         overview["service"] = True
@@ -120,7 +120,7 @@ class QueueStudy(Study):
 
     def _submission(self, item: Item) -> Submission:
         """What was accepted as a scan; InputError if it was deleted meanwhile."""
-        submission = self.queue.submissions.get(item.name)
+        submission = self.queue.find(item.name)
         if submission is None:
             raise InputError("no such scan: deleted, or never there")
         return submission

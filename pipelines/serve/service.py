@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -214,7 +215,7 @@ def _known(
     id: Annotated[str, InPath(pattern="^[0-9a-f]{32}$")], service: AtService
 ) -> Submission:
     """The scan with this id, or a refusal."""
-    submission = service.queue.submissions.get(id)
+    submission = service.queue.find(id)
     if submission is None:
         raise HTTPException(404, "no such segmentation: deleted, or never there")
     return submission
@@ -270,9 +271,9 @@ async def accept(
 
 
 @router.get("/v1/segmentations/{id}")
-def state(submission: Known, service: AtService) -> Segmentation:
+def state(submission: Known) -> Segmentation:
     """Say how far the scan is."""
-    return service.queue.seen(submission)
+    return submission.seen()
 
 
 @router.get("/v1/segmentations/{id}/events", response_class=StreamingResponse)
@@ -392,7 +393,7 @@ async def readyz(service: AtService) -> dict[str, str]:
 def metrics(service: AtService) -> str:
     """Count scans and their time, in the format of Prometheus."""
     queue = service.queue
-    counts = Counter(each.state for each in list(queue.submissions.values()))
+    counts = Counter(submission.state for submission in queue.submissions)
     scans = [
         f'trinat_scans{{state="{name}"}} {counts[name]}' for name in get_args(State)
     ]
@@ -417,13 +418,13 @@ async def _events(queue: Queue, submission: Submission) -> AsyncIterator[str]:
     """A line whenever something about a scan has changed, until it has ended or is deleted."""
     sent = ""
     silent_polls = 0
-    while submission.id in queue.submissions:
-        now = queue.seen(submission).model_dump_json()
-        if now != sent or silent_polls > _SILENT_POLLS:
-            yield f"data: {now}\n\n"
-            sent = now
+    while now := queue.find(submission.id):
+        line = now.seen().model_dump_json()
+        if line != sent or silent_polls > _SILENT_POLLS:
+            yield f"data: {line}\n\n"
+            sent = line
             silent_polls = 0
-        if submission.ended:
+        if now.ended:
             return
         silent_polls += 1
         await asyncio.sleep(_POLL_S)
@@ -510,6 +511,9 @@ def run_service(
                 keep_s=settings.keep_hours * 3600,
                 has_norms=isinstance(request.output.reference, Norms),
             )
+            # Starlette keeps large uploads in temporary files: on the queue's disk, which is
+            # checked for room, and not in /tmp, which may be small.
+            tempfile.tempdir = str(queue.staging)
             engine = EngineThread(queue, request, model)
             scheme = read_scheme(model)
             parcels = None

@@ -8,16 +8,14 @@ upload may be is in `settings.py`; the guard cuts off what is larger, while it c
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import SpooledTemporaryFile
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from fastapi import HTTPException, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
 
 from trinat.pipelines.serve.queue import OUTPUTS, Queue, Segmentation
 from trinat.pipelines.serve.settings import (
@@ -58,89 +56,19 @@ FORM: dict[str, Any] = {
 async def receive(request: Request, queue: Queue, client: str) -> Segmentation:
     """Read the form of a request and take its scan into the queue.
 
-    What comes is written below the folder of the upload, which is gone afterwards if the scan was
-    not accepted. Raises HTTPException or InputError for what is no such form or no scan,
-    FullError where the queue is full, OSError where it cannot be stored, and ClientDisconnect.
+    Raises HTTPException or InputError for another form or a file that is no scan, FullError where
+    the queue is full, OSError where the scan cannot be stored, and ClientDisconnect.
     """
     with queue.upload(client) as folder:
         if shutil.disk_usage(folder).free < MIN_FREE_BYTES:
             raise HTTPException(507, "the server's disk is full")
-        form = await _read_form(request, folder)
-        try:
-            return await run_in_threadpool(_take, queue, form, folder, client)
-        finally:
-            await form.close()
+        async with request.form(
+            max_files=1, max_fields=MAX_FORM_FIELDS, max_part_size=MAX_FIELD_BYTES
+        ) as form:
+            return await run_in_threadpool(_take, queue, form, folder)
 
 
-class _FormParser(MultiPartParser):
-    """Starlette's parser of forms, which keeps large files in a folder of ours while they come.
-
-    Starlette itself has them in the system's folder for temporary files, which may be small, and
-    is not on the disk that the queue is on. `ended` says whether the form came to its end.
-    """
-
-    def __init__(
-        self,
-        request: Request,
-        body: AsyncGenerator[bytes],
-        folder: Path,
-    ) -> None:
-        super().__init__(
-            request.headers,
-            body,
-            max_files=1,
-            max_fields=MAX_FORM_FIELDS,
-            max_part_size=MAX_FIELD_BYTES,
-        )
-        self.ended = False
-        self._folder = folder
-        self._spooled: list[SpooledTemporaryFile[bytes]] = []
-
-    def on_headers_finished(self) -> None:
-        """A part begins: give it, if it is a file, one in our folder."""
-        super().on_headers_finished()
-        upload = self._current_part.file
-        if upload is None:
-            return
-        upload.file.close()  # still empty, and in memory
-        # Starlette closes it with the form, and `close` where there is no form.
-        spooled = SpooledTemporaryFile(  # noqa: SIM115
-            self.spool_max_size, dir=str(self._folder)
-        )
-        self._spooled.append(spooled)
-        upload.file = cast(BinaryIO, spooled)
-
-    def on_end(self) -> None:
-        """The last boundary was read."""
-        self.ended = True
-
-    def close(self) -> None:
-        """Close the files; for a form that was not read to its end."""
-        for spooled in self._spooled:
-            spooled.close()
-
-
-async def _read_form(request: Request, folder: Path) -> FormData:
-    """The fields of a form, its file below `folder`; one that ends early is an error."""
-
-    async def body() -> AsyncGenerator[bytes]:
-        async for chunk in request.stream():
-            yield chunk
-        if not parser.ended:
-            raise InputError("the form ends early")
-
-    parser = _FormParser(request, body(), folder)
-    try:
-        return await parser.parse()
-    except MultiPartException as error:
-        parser.close()
-        raise HTTPException(400, error.message) from None
-    except BaseException:
-        parser.close()
-        raise
-
-
-def _take(queue: Queue, form: FormData, folder: Path, client: str) -> Segmentation:
+def _take(queue: Queue, form: FormData, folder: Path) -> Segmentation:
     """Take the scan of a form into the queue, once its header is looked at."""
     upload, outputs, person = _fields(form)
     is_compared = queue.has_norms and "page" in outputs
@@ -162,7 +90,7 @@ def _take(queue: Queue, form: FormData, folder: Path, client: str) -> Segmentati
             raise InputError(
                 "DICOM needs more packages", remedy="pip install 'trinat[dicom]'"
             )
-        return queue.accept(scan, outputs, client, person)
+        return queue.accept(scan, outputs, person).seen()
     if "dicom-seg" in outputs:
         raise InputError("dicom-seg is made of DICOM files alone: send them as a zip")
     # A header that is broken, or announces too much, is refused at once.
@@ -171,7 +99,7 @@ def _take(queue: Queue, form: FormData, folder: Path, client: str) -> Segmentati
             read_mgh(source)
         else:
             read_nifti(source)
-    return queue.accept(scan, outputs, client, person)
+    return queue.accept(scan, outputs, person).seen()
 
 
 def _fields(form: FormData) -> tuple[UploadFile, list[str], Facts]:

@@ -1,4 +1,4 @@
-"""Fusion: the weighted mean of the views' probabilities in one buffer, and the odds of classes."""
+"""Fusion of views: weighted mean of their probabilities in one buffer, and odds of classes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.model_info import DEFAULT_WEIGHTS, Mean
 from trinat.segmentation.space.views import SliceAxes, View, slice_axes, to_slices
 
-# In a geometric mean a class has at least this probability in each view. On the two scans that
-# chose it, 0.01 and 0.001 did alike, and 0.1 a thousandth worse.
+# Lower limit of a class's probability in each view of a geometric mean. On the two scans that chose
+# it, 0.01 and 0.001 did alike, and 0.1 a thousandth worse.
 _LEAST = 1e-3
 _SPAN = -math.log(_LEAST)
-# Weights that differ by less between classes are the same.
+# Tolerance for equal weights of classes.
 _SAME_WEIGHT = 1e-6
-# Voxels whose classes a processor works on at a time: so many stay in its cache from one operation
-# to the next, which halves the time (docs/notes/speed.md).
+# Number of voxels whose classes stay in a processor's cache from one operation to the next, which
+# halves the time (docs/notes/speed.md).
 _VOXELS_IN_CACHE = 4096
 # Slices whose CSF is weighted at a time.
 _SLAB = 8
@@ -31,7 +31,7 @@ _SLAB = 8
 _VOXELS_AT_A_TIME = 1 << 18
 
 # Factors on the probabilities of classes by name, before the most probable one is taken: above 1 a
-# structure wins more of the voxels in doubt. `trinat fit-odds` fits them to scans with truth.
+# structure wins more of the uncertain voxels. They are fitted to labelled scans.
 Odds = Mapping[str, float]
 
 Weights = Mapping[View, float | NDArray[np.floating] | list[float]]
@@ -40,10 +40,11 @@ Weights = Mapping[View, float | NDArray[np.floating] | list[float]]
 def view_weights(
     scheme: LabelScheme, views: tuple[View, ...], weights: Weights
 ) -> dict[View, Tensor]:
-    """Weight of each class in each view, (K,), summing to 1 over the views for every class.
+    """Return the weight of each class in each view, (K,), summing to 1 over the views.
 
     `weights` has a number for each view, or one for each of its classes. Left and right of a
-    structure get the mean of theirs. Weights below 0, and classes without any, are refused.
+    structure
+    get their mean. Negative weights, and classes without any, are refused.
     """
     count = len(scheme)
     by_class = {}
@@ -55,7 +56,8 @@ def view_weights(
     if smallest < 0 or total.min() <= 0:
         raise ConfigError("view weights are negative, or 0 in all views for a class")
 
-    # A side that weighs more than its partner would move what the sagittal view divides.
+    # A side that weighs more than its partner would shift the border that the sagittal view
+    # divides.
     partner = scheme.partner_permutation
     total_of_both = total + total[partner]
     normalised = {}
@@ -66,24 +68,28 @@ def view_weights(
 
 
 class ViewAggregator:
-    """Adds slices' probabilities to a volume (X, Y, Z, K), float16; the sagittal view comes last.
+    """Accumulates slice probabilities in a volume (X, Y, Z, K), float16; the sagittal view comes
+    last.
 
     The volume is `fused`: incomplete while slices are added, the fused probabilities once `finish`
-    was called. Classes are innermost because networks give them so and every step but restoring
-    wants them so.
+    was
+    called. Classes are innermost because networks return them so and every step but restoring needs
+    them so.
 
     A sagittal slice shows no side: the probability of a merged structure is divided between left
-    and right in the ratio that the other views have given at that voxel, so that the sums of an
-    arithmetic mean stay 1.
+    and
+    right in the ratio of the other views at that voxel, so that the sums of an arithmetic mean stay
+    1.
 
-    For a geometric mean `fused` adds logarithms, from 0 for the least probability to 1 for
-    certainty: what no view has looked at is 0 there too. In half precision that tells
-    probabilities apart by a third of a percent; and a side that all other views give less than
-    the least probability cannot be distinguished from its partner.
+    For a geometric mean `fused` accumulates logarithms, from 0 for the lowest probability to 1 for
+    certainty, so that voxels that no view has segmented are 0 there, too. In half precision this
+    resolves a third of a percent; and a side that all other views give less than the lowest
+    probability cannot be distinguished from its partner.
 
     `views` are those that will be added, `weights` as for `view_weights`. The default weights are
-    for models that say nothing: what a model's model.yaml says wins (`Model.fusion_weights`). With
-    the sagittal view alone the classes are the merged ones: `scheme` says which the volume has.
+    for
+    models without any: those in a model's model.yaml take precedence (`Model.fusion_weights`). With
+    the sagittal view alone the classes are the merged ones: `scheme` has the classes of the volume.
     """
 
     def __init__(
@@ -101,7 +107,7 @@ class ViewAggregator:
         self.views = views
         self.is_geometric = mean == "geometric" and len(views) > 1
         self.axes = axes or {view: slice_axes(view) for view in views}
-        # Sagittal slices alone cannot name sides at all.
+        # Sagittal slices alone cannot distinguish sides at all.
         self.is_merged = views == (View.SAGITTAL,) and sagittal_is_merged
         if self.is_merged:
             self.scheme = scheme.merged.scheme
@@ -123,7 +129,7 @@ class ViewAggregator:
     def _prepare_division(
         self, scheme: LabelScheme, device: torch.device | str
     ) -> None:
-        """Matrices that divide merged probabilities between left and right.
+        """Prepare matrices that divide merged probabilities between left and right.
 
         Products with rows of ones and zeros are over twice as fast as selecting by index.
         """
@@ -134,11 +140,11 @@ class ViewAggregator:
         to_merged = torch.from_numpy(merged.to_merged.copy()).to(device)
         merged_identity = torch.eye(len(merged.scheme), device=device)
         self._expand = merged_identity[:, to_merged]
-        # What one side gets where the others know neither: half, or all of an unpaired class.
+        # Share of a side if the other views know neither: half, or all of an unpaired class.
         own = torch.arange(len(scheme), device=device)
         self._if_unknown = torch.where(partner == own, 1.0, 0.5)
         self._parts = 2 * self._if_unknown
-        # Logarithm of left to right, in the geometric mean of the views before: a difference.
+        # Logarithm of left to right, in the geometric mean of the previous views: a difference.
         left_to_right = identity - self._swap
         weight_before = 1 - self._weights[View.SAGITTAL]
         self._log_ratio = left_to_right * (_SPAN / weight_before.clamp(min=1e-6))
@@ -151,9 +157,9 @@ class ViewAggregator:
         rows: slice = slice(None),
         columns: slice = slice(None),
     ) -> None:
-        """Add slices start, start + 1, ... of one view, (N, H, W, K or merged K), each sum 1.
+        """Add slices start, start + 1, ... of one view, (N, H, W, K or merged K), each with sum 1.
 
-        Beyond the given rows and columns of these slices all is background.
+        Outside of the given rows and columns these slices are background.
         """
         if view is not View.SAGITTAL and View.SAGITTAL in self._added:
             raise ValueError(
@@ -175,14 +181,16 @@ class ViewAggregator:
             before += added.to(before.dtype)
 
     def background_weight(self, view: View) -> float:
-        """What a view adds to the background of a voxel that is nothing else."""
+        """Return what a view adds to the background of a voxel that is certainly background."""
         return float(self._weights[view][0])
 
     def weighted(self, view: View, before: Tensor, probabilities: Tensor) -> Tensor:
-        """What a view's probabilities (N, H, W, K or merged K) add, (N, H, W, K) float32.
+        """Return the contribution of a view's probabilities (N, H, W, K or merged K), (N, H, W, K)
+        float32.
 
-        `before` (N, H, W, K) is what the other views have added at these voxels. Nothing changes
-        in place, so that `graphs.py` exports just this.
+        `before` (N, H, W, K) is the sum of the other views at these voxels. Nothing changes in
+        place, so
+        that `graphs.py` can export this function.
         """
         weight = self._weights[view]
         if view is View.SAGITTAL and self._is_divided:
@@ -193,9 +201,9 @@ class ViewAggregator:
         return probabilities * weight
 
     def finish(self) -> Tensor:
-        """Make the fused probabilities, (X, Y, Z, K) float16, of what was added; sums are 1.
+        """Complete the fused probabilities, (X, Y, Z, K) float16, with sums of 1.
 
-        Returns `fused` itself, not a copy. Call it once: nothing may be added afterwards.
+        Returns `fused` itself, not a copy. Call it once, after all views were added.
         """
         if not self.is_geometric and not self._differ_by_class:
             return self.fused
@@ -205,22 +213,22 @@ class ViewAggregator:
         return self.fused
 
     def finished(self, added: Tensor) -> Tensor:
-        """The fused probabilities (..., K) of what all views have added, (..., K); sums are 1."""
+        """Return the fused probabilities (..., K) for the sum of all views (..., K); sums are 1."""
         if not self.is_geometric and not self._differ_by_class:
             return added
-        # Weights that differ between classes do not keep the sums, nor do geometric means.
+        # Neither weights that differ between classes nor geometric means preserve the sums.
         values = added
         if self.is_geometric:
             logarithms = added.float().sub(1).mul_(_SPAN)
-            # What no view takes for possible is left with nothing.
+            # A class that no view considers possible gets probability 0.
             values = logarithms.exp_().sub_(_LEAST).clamp_(min=0).to(added.dtype)
         sums = values.sum(-1, keepdim=True, dtype=torch.float32)
         return values / sums.clamp_(min=1e-6)
 
     def _divide(self, others: Tensor, merged: Tensor) -> Tensor:
-        """Merged probabilities (N, H, W, M) as sided ones (N, H, W, K).
+        """Divide merged probabilities (N, H, W, M) between sides, giving (N, H, W, K).
 
-        `others` is what the other views have added at these voxels, (N, H, W, K).
+        `others` is the sum of the other views at these voxels, (N, H, W, K).
         """
         own = others.float()
         if self.is_geometric:
@@ -234,9 +242,9 @@ class ViewAggregator:
 
 
 def _blocks(values: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Parts of the first two axes of values (N, H, W, K) that stay in a processor's cache.
+    """Yield parts of the first two axes of values (N, H, W, K) that fit in a processor's cache.
 
-    A slice at a time and some of its rows. A GPU takes all at once.
+    One slice at a time and some of its rows. A GPU takes all at once.
     """
     slices, rows, columns, _ = values.shape
     if values.device.type != "cpu":
@@ -249,7 +257,7 @@ def _blocks(values: Tensor) -> Iterator[tuple[slice, slice]]:
 
 
 def _differ_by_class(weights: Mapping[View, Tensor]) -> bool:
-    """Whether any view weighs one class more than another."""
+    """Return True if a view weighs classes differently."""
     for of_view in weights.values():
         differences = (of_view - of_view[0]).abs()
         if differences.max() > _SAME_WEIGHT:
@@ -260,8 +268,9 @@ def _differ_by_class(weights: Mapping[View, Tensor]) -> bool:
 def multiply_csf_odds(fused: Tensor, scheme: LabelScheme, odds: float) -> None:
     """Multiply the odds of CSF against background in probabilities (X, Y, Z, K), in place.
 
-    The sum of the two stays, and so do all other classes: only the border between CSF and
-    background moves.
+    The sum of the two and all other classes are preserved: only the border between CSF and
+    background
+    moves.
     """
     if odds == 1:
         return
@@ -275,7 +284,7 @@ def multiply_csf_odds(fused: Tensor, scheme: LabelScheme, odds: float) -> None:
 
 
 def weighted_csf(background: Tensor, csf: Tensor, odds: float) -> tuple[Tensor, Tensor]:
-    """Probabilities of background and of CSF with other odds, float32; their sum stays."""
+    """Return probabilities of background and of CSF with other odds, float32; their sum stays."""
     background = background.float()
     csf = csf.float()
     weighted = csf * odds
@@ -299,11 +308,11 @@ def multiply_odds(fused: Tensor, scheme: LabelScheme, odds: Odds) -> None:
 
 
 def odds_by_class(scheme: LabelScheme, odds: Odds) -> Tensor:
-    """The factor of each class, (K,): 1 for those without one."""
+    """Return the factor of each class, (K,): 1 for those without one."""
     return torch.tensor([odds.get(name, 1.0) for name in scheme.names])
 
 
 def weighted_classes(probabilities: Tensor, factors: Tensor) -> Tensor:
-    """Probabilities (..., K) multiplied by the factors of their classes, float32; sums are 1."""
+    """Multiply probabilities (..., K) by the factors of their classes, float32; sums are 1."""
     weighted = probabilities.float() * factors
     return weighted / weighted.sum(-1, keepdim=True).clamp_(min=1e-6)

@@ -1,11 +1,11 @@
-"""Localisation: where in a scan brain may be, from a few slices of it, and what is stripped off.
+"""Localisation of the brain from a few slices of a scan, and skull stripping.
 
-Networks then segment only that region, since most of a scan is no brain. `Predictor.find_brain`
-segments the few slices; here is what follows from them.
+Networks segment only this region, since most of a scan is no brain. `Predictor.find_brain`
+segments the few slices; this module evaluates them.
 
-Networks that learnt from stripped scans take parts of face and scalp for brain. Another model,
-which knows heads, says what is inside the skull (`Predictor.find_kept`); outside of that they see
-nothing, as in the scans that they learnt from. A scan that is stripped stays as it is.
+Networks trained on stripped scans mistake parts of face and scalp for brain. For these, another
+model, which knows heads, finds the inside of the skull (`Predictor.find_kept`), and everything
+outside is set to 0, as in their training scans. A stripped scan stays unchanged.
 
 Distances are in voxels of the working grid.
 """
@@ -26,35 +26,36 @@ from trinat.segmentation.space.background import TISSUE
 from trinat.segmentation.space.morphology import dilated, largest_part, without_holes
 from trinat.segmentation.space.resample import occupied_box
 
-# Voxels around what was found of a brain that belong to the region: half of the way from one of
-# the few slices to the next, and the error of that segmentation.
+# Margin of the region around the segmented brain: half of the distance between the few slices, and
+# the error of that segmentation.
 _MARGIN = 12
-# Brain that comes so near to the end of the region, in voxels, may go on beyond it ...
+# Brain within this distance of the end of the region may continue outside of it ...
 _NEAR_END = 3
-# ... if there is more of it than specks.
+# ... if there are more voxels of it than specks have.
 _MANY_VOXELS = 400
-# What a network takes for brain in the neck is left out: what is thinner than this, in voxels, as
-# the cord is by which necks hang on brains, and then parts below this share of the largest.
+# False detections in the neck are removed: parts thinner than this, as the cord that connects necks
+# with brains, and then parts below this share of the largest.
 _THIN = 7
 _SPECK = 0.05
 
-# The model that knows heads looks at every second slice.
+# The model that knows heads segments every second slice.
 LOOK_EVERY = 2
-# What is less likely to be background than this is inside the skull.
+# A voxel with a lower probability of background is inside the skull.
 INSIDE = 0.5
-# As much around that is kept: the error of the mask.
+# Margin around that mask, for its error.
 _KEPT_AROUND = 2
-# In a whole head more than this share of all tissue is beyond the region around the brain
+# In a whole head more than this share of all tissue is outside of the region around the brain
 # (docs/notes/manual.md).
 _WHOLE_HEAD = 0.01
 
 
 @dataclass(frozen=True, eq=False)
 class BrainRegion:
-    """A box of a volume and, within it, the voxels where brain may be.
+    """A box of a volume and, within it, the voxels that may be brain.
 
-    `mask` and `rim` have the shape of the box. Without a mask brain may be in all of the box. The
-    rim is where the mask ends and the scan goes on: brain there may go on too.
+    `mask` and `rim` have the shape of the box. Without a mask all of the box may be brain. The rim
+    is
+    where the mask ends within the scan, so that brain there may continue.
     """
 
     box: Box
@@ -63,11 +64,11 @@ class BrainRegion:
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> BrainRegion:
-        """Make the region that is all of a volume."""
+        """Return the region that covers a whole volume."""
         return cls(whole(shape))
 
     def is_too_small(self, probabilities: Tensor) -> bool:
-        """Whether brain comes up to an end of the region beyond which the scan goes on.
+        """Return True if brain reaches an end of the region inside the scan.
 
         `probabilities` are those of the box, (X, Y, Z, K).
         """
@@ -78,7 +79,7 @@ class BrainRegion:
         return brain_voxels > _MANY_VOXELS
 
     def is_too_small_for(self, brain: Tensor) -> bool:
-        """The same by a mask of the brain in the box, (X, Y, Z)."""
+        """Return the same for a mask of the brain in the box, (X, Y, Z)."""
         if self.rim is None:
             return False
         at_rim = brain & self.rim.to(brain.device)
@@ -88,13 +89,13 @@ class BrainRegion:
 def brain_region(
     seen: NDArray[np.bool_], slices: Sequence[int], axis: int
 ) -> BrainRegion:
-    """The region around the brain of which `seen` (X, Y, Z) shows some slices along an axis.
+    """Return the region around the brain, given a mask of it in some slices along an axis.
 
-    `slices` are the numbers of those slices; in all others `seen` is False. All of the volume
-    where no brain is seen.
+    `slices` are the indices of those slices; in all others `seen` (X, Y, Z) is False. The region is
+    the whole volume if there is no brain.
     """
     seen = np.moveaxis(seen, axis, 0)
-    # Slices that were not looked at are between these, and would keep all parts separate.
+    # Empty slices in between would separate all parts, so they are left out.
     looked = _large_parts(_thick_parts(seen[slices]))
     cleaned = np.zeros_like(seen)
     cleaned[slices] = looked
@@ -104,23 +105,23 @@ def brain_region(
     box = grown(occupied_box(found), found.shape, _MARGIN)
     found = found[box]
     mask = dilated(found, (_MARGIN, _MARGIN, _MARGIN))
-    # Where the scan itself ends both masks end alike, and nothing is rim.
+    # At the ends of the scan both masks end alike, so there is no rim.
     reach = _MARGIN - _NEAR_END
     rim = mask & ~dilated(found, (reach, reach, reach))
     return BrainRegion(box, torch.from_numpy(mask), torch.from_numpy(rim))
 
 
 def _thick_parts(slices: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Slices (N, H, W) without what is thinner than `_THIN` and no end of something thicker."""
+    """Remove parts of slices (N, H, W) thinner than `_THIN` that do not end a thicker part."""
     square = np.ones((1, _THIN, _THIN))
     thick = np.asarray(ndimage.binary_opening(slices, square))
-    # An end is rounded off, or all that the next slice shows.
+    # An end is rounded, or is all that the next slice shows.
     around = dilated(thick, (1, _THIN // 2, _THIN // 2))
     return around & slices
 
 
 def _large_parts(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """A mask without parts that are small beside the largest."""
+    """Remove parts of a mask that are small compared with the largest."""
     parts, count = ndimage.label(mask)
     if count < 2:
         return mask
@@ -131,9 +132,9 @@ def _large_parts(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def is_whole_head(image: Tensor, region: BrainRegion) -> bool:
-    """Whether an image (X, Y, Z) shows more than a brain, whose region is known.
+    """Return True if an image (X, Y, Z) shows more than the brain in the region.
 
-    A region without a mask is everywhere: no brain was found, and nothing is known.
+    A region without a mask means that no brain was found: the answer is False.
     """
     if region.mask is None:
         return False
@@ -145,7 +146,7 @@ def is_whole_head(image: Tensor, region: BrainRegion) -> bool:
 
 
 def kept_around(inside: NDArray[np.bool_], along: int) -> NDArray[np.bool_]:
-    """What is kept of a head whose inside is known in every second slice along an axis.
+    """Return the mask to keep of a head, from its inside in every second slice along an axis.
 
     `inside` (X, Y, Z) is empty in the other slices.
     """

@@ -1,7 +1,7 @@
-"""Measures of one segmentation: the brain as a whole, the space inside the skull, and parcels.
+"""Measurements of a segmentation: the whole brain, the intracranial volume, and parcels.
 
-The intracranial volume is known where the scan shows all of the space inside the skull, and all of
-it was found.
+The intracranial volume is known if the scan shows all of the inside of the skull, and all of it
+was found.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from trinat.segmentation.labels.measures import INTRACRANIAL, BrainVolumes, sums
 from trinat.segmentation.space.background import TISSUE
 from trinat.segmentation.space.morphology import dilated
 
-# Skull and scalp are between these distances from the space inside the skull, in voxels of 1 mm.
+# Distances of skull and scalp from the inside of the skull, in voxels of 1 mm.
 _SKULL_FROM = 3
 _SKULL_TO = 9
-# Skull is looked for on the sides above the middle, of which each is this wide, and at the top.
-# Below are face and neck, which may be defaced or cut.
+# Skull is searched on the sides above the middle, each of this width, and at the top. Face and neck
+# are below and may be defaced or cut.
 _AROUND = 8
 _STEEP = 0.5
 _TOP = 0.87
-# Where tissue ends around the brain is looked for in these directions, about 10° apart, up to so
-# far, at every second voxel.
+# Number of directions in which the end of tissue is searched, about 10° apart, the reach, and the
+# step in voxels.
 _DIRECTIONS = 400
 _REACH_MM = 25.0
 _STEP = 2
-# Tissue ends evenly where it ends within so many mm of the farthest end, specks left out.
+# Ends within this distance of the farthest end are even, specks left out.
 _EVEN_MM = 2.0
 _FARTHEST_PERCENTILE = 95
 
@@ -45,10 +45,11 @@ _FARTHEST_PERCENTILE = 95
 def measure(
     found: Prediction, evidence: Evidence, limits: Limits = LIMITS
 ) -> BrainVolumes:
-    """All measures of a segmentation, of which `evidence` was taken.
+    """Compute all measures of a segmentation, from which `evidence` was taken.
 
-    The intracranial volume is that of the brain mask in the scan's own voxels. It is never
-    guessed: where the scan or the model does not show it, it is None.
+    The intracranial volume is that of the brain mask in the scan's own voxels. It is None if the
+    scan
+    or the model does not show it; it is never estimated.
     """
     why_not = why_not_measured(evidence, found.inside, limits)
     mm3: dict[str, float | None] = {INTRACRANIAL.column: None}
@@ -64,9 +65,9 @@ def measure(
 def why_not_measured(
     evidence: Evidence, inside: NDArray[np.bool_], limits: Limits
 ) -> str:
-    """Why the intracranial volume is not known, in a few words; empty where it is.
+    """Return why the intracranial volume is unknown, or "" if it is known.
 
-    `inside` (X, Y, Z) is what is inside the skull, on the grid of the evidence.
+    `inside` (X, Y, Z) is the inside of the skull, on the grid of the evidence.
     """
     # The model's CSF must be all fluid inside the skull.
     fluids = [
@@ -91,10 +92,12 @@ def why_not_measured(
 
 
 def skull_shares(evidence: Evidence, inside: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """How much of the place of skull and scalp is tissue, 0 to 1, on each side above the middle.
+    """Return the share of tissue where skull and scalp should be, 0 to 1, on each side above the
+    middle.
 
-    Compact bone is as dark as air, but marrow and scalp are not. A side of which the scan shows
-    nothing has 0. What counts as dark is above any noise, so that noise is no skull.
+    Compact bone is as dark as air, but marrow and scalp are not. A side outside of the scan has 0.
+    The
+    threshold is above any noise, so that noise is no skull.
     """
     near = dilated(inside, (_SKULL_FROM,) * 3)
     layer = dilated(inside, (_SKULL_TO,) * 3) & ~near
@@ -107,10 +110,11 @@ def skull_shares(evidence: Evidence, inside: NDArray[np.bool_]) -> NDArray[np.fl
 
 
 def _evenness(evidence: Evidence, inside: NDArray[np.bool_]) -> float:
-    """In how many directions above the middle tissue ends at one distance from the brain, 0 to 1.
+    """Return the share of directions above the middle in which tissue ends at one distance, 0 to 1.
 
-    Scalp is thin here and thick there. A mask ends at one distance from what it was grown around:
-    the brain, or the space inside the skull. Tissue that goes on beyond the reach has no end.
+    The thickness of the scalp varies, while a mask ends at a constant distance from what it was
+    grown
+    around: the brain, or the inside of the skull. Tissue beyond the reach has no end.
     """
     every = (slice(None, None, _STEP),) * 3
     tissue = evidence.image.data[every] > TISSUE
@@ -133,9 +137,9 @@ def _ends_mm(
     affine: NDArray[np.float64],
     directions: NDArray[np.float32],
 ) -> NDArray[np.float64]:
-    """How far from a mask the last tissue is in each direction from its middle, (N,), in mm.
+    """Return the distance from a mask to the last tissue in each direction, (N,), in mm.
 
-    `affine` (3, 3) takes steps of voxels to mm.
+    `affine` (3, 3) maps steps of voxels to mm.
     """
     spacing_mm = np.linalg.norm(affine, axis=0)
     distances_mm = ndimage.distance_transform_edt(~mask, spacing_mm)
@@ -144,7 +148,7 @@ def _ends_mm(
     is_above = places[:, 2] > 0
     places = places[is_above].astype(np.float32)
     ends_mm = np.zeros(len(directions))
-    # Places are longer than unit vectors, which changes no order.
+    # Positions are longer than unit vectors, which does not change the order.
     nearest = (places @ directions.T).argmax(axis=1)
     np.maximum.at(ends_mm, nearest, distances_mm[outside][is_above])
     return ends_mm
@@ -153,9 +157,10 @@ def _ends_mm(
 def _sides(
     grid: Grid, inside: NDArray[np.intp], layer: NDArray[np.intp]
 ) -> tuple[NDArray[np.intp], int]:
-    """The side that each voxel of a layer (N, 3) is on, seen from the middle; how many there are.
+    """Return the side of each voxel of a layer (N, 3), seen from the middle, and the number of
+    sides.
 
-    Voxels below the middle have the number behind the last side.
+    Voxels below the middle have the number after the last side.
     """
     directions = grid.places(layer) - grid.places(inside).mean(axis=0)
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
@@ -171,11 +176,12 @@ def _sides(
 
 @dataclass(frozen=True)
 class ParcelMeasure:
-    """One parcel of one side.
+    """Measurement of one parcel of one side.
 
-    `share` is that of the cortex of its side. `asymmetry` is left less right, of their mean: 0
-    where both sides are alike, 2 where there is a left one alone. `agreement` is the mean Dice
-    between views, None with one view. What cannot be told is None.
+    `share` is that of the cortex of its side. `asymmetry` is left less right, of their mean: 0 if
+    both
+    sides are equal, 2 if only the left one exists. `agreement` is the mean Dice between views, None
+    with one view. Unknown values are None.
     """
 
     name: str
@@ -193,9 +199,9 @@ class ParcelMeasure:
 def measure_parcels(
     found: Prediction, limits: tuple[float, float]
 ) -> list[ParcelMeasure]:
-    """Measure all parcels, the left ones first.
+    """Measure all parcels, left ones first.
 
-    `limits` of the views' agreement grade them as they grade structures.
+    They are graded by `limits` of the views' agreement, like structures.
     """
     voxels = found.parcel_voxels
     assert found.parcel_map is not None

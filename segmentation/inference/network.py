@@ -1,4 +1,4 @@
-"""Networks on a device: slices of a volume in, probabilities out, as many as memory holds."""
+"""Networks on a device: batches of slices to probabilities, within the available memory."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-# A class that the model was never trained on must not win by chance.
+# Keeps a class that the model was never trained on from winning by chance.
 _NEVER = -1e4
-# Slices of the working grid at a time. More do not run faster on a processor, and fill its caches
-# and memory: networks with more filters than these get fewer.
+# Batch size for slices of the working grid. Larger ones are not faster on a processor, and fill its
+# caches and memory: networks with more filters than these get fewer.
 _BATCH = {"cpu": 4, GPU: 32}
 _FILTERS = {"cpu": 32, GPU: 64}
 
 
 def choose_precision(name: ComputePrecision, device: torch.device) -> torch.dtype:
-    """The type to compute in.
+    """Return the number type to compute in.
 
-    "auto" is bfloat16 where the device computes in it, else float32; float16 is for GPUs alone.
+    "auto" is bfloat16 if the device computes in it, else float32; float16 is for GPUs only.
     """
     if name == "float16" and device.type == "cpu":
         raise DeviceError(
@@ -74,16 +74,16 @@ class SliceProbabilities(NamedTuple):
 
     @property
     def slices(self) -> slice:
-        """Which slices of the view these are."""
+        """Indices of these slices in the view."""
         end = self.first + self.every * len(self.probabilities)
         return slice(self.first, end, self.every)
 
 
 class ViewNetwork:
-    """A view's network made ready: norms folded, channels last, in the device's best precision.
+    """The network of a view, optimised for inference: norms folded, channels last, best precision.
 
-    `never` are classes that must not win; `batch` slices are computed at a time, by default as
-    many as suit the device. The network given is not changed.
+    `never` are classes that must not win; `batch` is the number of slices in a batch, by default
+    what suits the device. The given network is not changed.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class ViewNetwork:
             bias = folded.classifier.by_class()["bias"]
             bias[torch.from_numpy(never)] = _NEVER
         for module in folded.modules():
-            # Norms that do not fold keep their statistics in full precision.
+            # Norms that are not folded keep their statistics in full precision.
             if isinstance(module, nn.Conv2d | nn.PReLU):
                 module.to(dtype)
         self.dtype = dtype
@@ -120,14 +120,15 @@ class ViewNetwork:
         every: int = 1,
         within: Tensor | None = None,
     ) -> Iterator[SliceProbabilities]:
-        """Yield the probabilities of a volume (X, Y, Z), some slices at a time.
+        """Yield the probabilities of a volume (X, Y, Z), batch by batch.
 
-        With `mirror`, the axis that runs from side to side and the classes' partners, the mean
-        with the mirrored slice. With `every`, only every n-th slice, on a processor one at a
-        time. With `within`, a mask (X, Y, Z) in the host's memory, only the rows and columns
-        around what it shows of a part.
+        With `mirror`, the axis from side to side and the classes' partners, the mean with the
+        mirrored
+        slice. With `every`, only every n-th slice, on a processor one at a time. With `within`, a
+        mask
+        (X, Y, Z) in host memory, only the rows and columns around its voxels in each batch.
 
-        On a GPU nothing here waits for it: one copy of the volume, and no value is read back.
+        Nothing here waits for a GPU: one copy of the volume, and no value is read back.
         """
         slices = thick(to_slices(volume.to(self.device), axes), self.channels)
         mask = None
@@ -145,7 +146,7 @@ class ViewNetwork:
                 rows = slice(0, 0)
                 columns = slice(0, 0)
                 if shown.any():
-                    # Grown where they can to what networks would pad.
+                    # Extended, where possible, to the sizes that networks would pad to.
                     rows = _grown(shown.any(1), self._multiple)
                     columns = _grown(shown.any(0), self._multiple)
             batch = slices[some, :, rows, columns].to(self.dtype)
@@ -158,19 +159,19 @@ class ViewNetwork:
         axes: SliceAxes,
         mirror: tuple[int, Tensor] | None,
     ) -> Tensor:
-        """Probabilities (N, H, W, K) of slices (N, C, H, W), which may have no pixel.
+        """Return probabilities (N, H, W, K) of slices (N, C, H, W), which may be empty.
 
-        `mirror` has the axis of the volume that runs from side to side, and the classes' partners.
+        `mirror` has the axis of the volume from side to side, and the classes' partners.
         """
         if not batch.numel():
             return torch.zeros(len(batch), 0, 0, self.classes, device=self.device)
         found = self._run(batch)
         if mirror is None:
             return found
-        # The same of the mirrored slices, turned back, with the classes' sides exchanged.
+        # The same for the mirrored slices, flipped back, with the classes' sides exchanged.
         side_axis, partners = mirror
-        # Axes of a batch: its neighbours as channels, its rows, its columns. From the other side,
-        # a thick slice's neighbours change places as its rows or columns do.
+        # Axes of a batch: neighbours as channels, rows, columns. In the mirrored view, the
+        # neighbours of a thick slice are exchanged like its rows or columns.
         axis = (axes.along, axes.rows, axes.columns).index(side_axis) + 1
         mirrored = self._run(batch.flip(axis))[..., partners]
         if axis > 1:
@@ -178,9 +179,9 @@ class ViewNetwork:
         return (found + mirrored) / 2
 
     def vary(self, sample: int | None) -> None:
-        """For a sample by number: an ensemble's next member, else dropout as in training.
+        """Prepare the next sample: another member of an ensemble, else dropout as in training.
 
-        None: all members and no dropout again.
+        None restores all members without dropout.
         """
         if isinstance(self.network, Ensemble):
             if sample is None:
@@ -193,20 +194,20 @@ class ViewNetwork:
                 module.train(sample is not None)
 
     def _run(self, batch: Tensor) -> Tensor:
-        """Slices (N, C, H, W) to probabilities (N, H, W, K) float32."""
+        """Convert slices (N, C, H, W) to probabilities (N, H, W, K) float32."""
         with torch.inference_mode():
             logits: Tensor = self.network(batch)
-            # Classes are innermost in channels-last logits: this is no copy.
+            # Classes are innermost in channels-last logits, so this does not copy.
             logits = logits.permute(0, 2, 3, 1).float()
             if logits.device.type != "cpu":
                 return logits.softmax(-1)
-            # With rows of 33 numbers torch's own takes three times as long on a processor.
+            # torch's softmax takes three times as long for rows of 33 numbers on a processor.
             logits = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
             return logits.div_(logits.sum(-1, keepdim=True))
 
 
 def suitable_batch(network: Network, device: torch.device) -> int:
-    """How many slices a network takes at a time on a device, at least one."""
+    """Return the number of slices in a batch for a network on a device, at least one."""
     kind = "cpu" if device.type == "cpu" else GPU
     most_filters = _BATCH[kind] * _FILTERS[kind] * network.config.pixels
     slices = max(most_filters // network.config.filters, 1)
@@ -214,9 +215,9 @@ def suitable_batch(network: Network, device: torch.device) -> int:
 
 
 def _grown(is_set: Tensor, multiple: int) -> slice:
-    """From the first to the last that is set, and as far to both sides as makes a multiple.
+    """Return the range of set elements, extended on both sides to a multiple.
 
-    `is_set` is a line of booleans of which one is True; where the line is too short, all of it.
+    `is_set` is a line of booleans of which one is True; if it is too short, all of it.
     """
     length = len(is_set)
     places = is_set.nonzero().flatten()
@@ -232,7 +233,7 @@ def _grown(is_set: Tensor, multiple: int) -> slice:
 
 
 def thick(slices: Tensor, channels: int) -> Tensor:
-    """Slices (N, H, W) with their neighbours as channels, (N, C, H, W); zeros beyond the ends."""
+    """Stack slices (N, H, W) with their neighbours as channels, (N, C, H, W); zeros at the ends."""
     if channels == 1:
         return slices[:, None]
     reach = channels // 2
@@ -242,10 +243,10 @@ def thick(slices: Tensor, channels: int) -> Tensor:
 
 
 class DeviceNetworks:
-    """A model's networks of some views, all on one device.
+    """A model's networks of some views, on one device.
 
-    `of_view` has the network of each view. `batch` slices are computed at a time. With `allow_cpu`
-    the processor takes over when a GPU is out of memory even for single slices.
+    `of_view` has the network of each view. `batch` is the number of slices in a batch. With
+    `allow_cpu` the processor takes over if a GPU is out of memory even for single slices.
     """
 
     def __init__(
@@ -267,12 +268,14 @@ class DeviceNetworks:
         self.of_view = self._build(device)
 
     def vary(self, sample: int | None) -> None:
-        """Let all networks give this sample of what they may predict; None for no sample."""
+        """Prepare all networks for this sample; None for no sampling."""
         for network in self.of_view.values():
             network.vary(sample)
 
     def with_less_memory(self, work: Callable[[], _T]) -> _T:
-        """Do GPU work; out of memory, in smaller batches, and at last on the processor."""
+        """Run GPU work; if out of memory, retry in smaller batches, and finally on the
+        processor.
+        """
         while True:
             try:
                 return work()
@@ -292,7 +295,7 @@ class DeviceNetworks:
                     ) from error
 
     def _build(self, device: torch.device) -> dict[View, ViewNetwork]:
-        """The networks of all views on a device."""
+        """Build the networks of all views on a device."""
         refuse_forked_gpu(device)
         dtype = choose_precision(self._precision, device)
         networks = {}

@@ -1,7 +1,7 @@
-"""Parcels of the cortex: what networks of a second model call the voxels that may be cortex.
+"""Parcels of the cortex, predicted by the networks of a second model.
 
-The first model's structures decide what is cortex and on which side; the second says which parcel.
-Only voxels that may be cortex are kept, so that all parcels take little memory and time.
+The first model decides which voxels are cortex and on which side; the second one names the parcel.
+Only voxels that may be cortex are kept, which saves memory and time.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from trinat.segmentation.labels.parcels import Parcellation
 from trinat.segmentation.space.conform import ConformPlan, restore
 from trinat.segmentation.space.views import SliceAxes, View, to_slices
 
-# A voxel of the working grid that is cortex with this probability may be cortex in the scan.
+# Least probability of cortex on the working grid for a voxel that may be cortex in the scan.
 _MAY_BE_CORTEX = 0.02
-# In the geometric mean of views a parcel has at least this probability in each.
+# Lower limit of a parcel's probability in each view of the geometric mean.
 _LEAST = 1e-3
-# How far a voxel of cortex follows the mean of those beside it, and how many times.
+# Weight of the neighbours' mean in a voxel of cortex, and number of iterations.
 _FOLLOWS = 0.7
 _TIMES = 2
 
@@ -35,8 +35,8 @@ _TIMES = 2
 class Parcels:
     """The parcel of each voxel of the working grid that may be cortex.
 
-    `places` (X, Y, Z) says which voxels these are, in C order; `classes` (N,) has their parcels,
-    of `parcellation.parcels`, and `by_view` what each view by itself takes them for.
+    `places` (X, Y, Z) marks these voxels, in C order; `classes` (N,) has their classes in
+    `parcellation.parcels`, and `by_view` those of each view by itself.
     """
 
     parcellation: Parcellation
@@ -45,9 +45,9 @@ class Parcels:
     by_view: Mapping[View, NDArray[np.uint8]]
 
     def agreement(self, structures: NDArray[np.uint8]) -> NDArray[np.float64]:
-        """Mean Dice of each parcel between two or more views, (names,); NaN where none has it.
+        """Return the mean Dice of each parcel between views, (names,); NaN if no view has it.
 
-        `structures` (X, Y, Z) are the classes of the working grid: what is cortex there counts.
+        `structures` (X, Y, Z) are the classes of the working grid, which decide what is cortex.
         """
         whole = self.parcellation.whole
         here = structures[self.places]
@@ -63,10 +63,11 @@ class Parcels:
         return np.array([mean[whole.names.index(name)] for name in names])
 
     def restored(self, structures: Volume, plan: ConformPlan) -> Volume:
-        """Classes of `parcellation.whole` in the scan's own space, uint8.
+        """Return the classes of `parcellation.whole` in the scan's own space, uint8.
 
-        `structures` are the classes of the scan's own voxels. All that is cortex there gets a
-        parcel: that of the nearest voxel where its own is not known.
+        `structures` are the classes of the scan's own voxels. Every voxel of cortex gets a parcel:
+        its
+        own, or that of the nearest voxel with one.
         """
         on_grid = np.zeros(self.places.shape, np.uint8)
         on_grid[self.places] = self.classes
@@ -79,13 +80,13 @@ class Parcels:
 
 
 def likely_cortex(probabilities: Tensor, parcellation: Parcellation) -> Tensor:
-    """How likely each voxel is cortex, (X, Y, Z), by probabilities of structures (X, Y, Z, K)."""
+    """Return the probability of cortex, (X, Y, Z), from class probabilities (X, Y, Z, K)."""
     left, right = (probabilities[..., label.index] for label in parcellation.cortex)
     return left + right
 
 
 def may_be_cortex(cortex: Tensor) -> Tensor:
-    """Where the likelihood of cortex (X, Y, Z) leaves room for it, bool (X, Y, Z)."""
+    """Mark voxels that may be cortex, given its probability (X, Y, Z)."""
     return cortex >= _MAY_BE_CORTEX
 
 
@@ -97,7 +98,7 @@ def join_views(
     odds: Tensor,
     parcellation: Parcellation,
 ) -> Parcels:
-    """The parcels of what may be cortex, by views, neighbours and the `odds` (K,) of each class.
+    """Combine views, neighbours and the `odds` (K,) of classes to the parcels of likely cortex.
 
     The other arguments are those of `mean_of_views`.
     """
@@ -119,12 +120,14 @@ def mean_of_views(
     weights: Mapping[View, Tensor],
     parcellation: Parcellation,
 ) -> tuple[Tensor, dict[View, Tensor]]:
-    """The weighted geometric mean of views and neighbours, and what each view says by itself.
+    """Return the weighted geometric mean of views and neighbours, and each view's own classes.
 
     The mean is the logarithms (N, K - 1) of parcels for the N voxels that may be cortex, in C
-    order; a view's are classes (N,). `parts` are the views' probabilities of slices along their
-    `axes`, on the device of `cortex`, which says how likely each voxel (X, Y, Z) is cortex;
-    `weights` are those of each class, (K,).
+    order;
+    a view's classes are (N,). `parts` are the views' probabilities of slices along their `axes`, on
+    the device of `cortex`, the probability of cortex of each voxel (X, Y, Z); `weights` are those
+    of
+    each class, (K,).
     """
     places = may_be_cortex(cortex)
     device = places.device
@@ -138,7 +141,7 @@ def mean_of_views(
         numbers_here = slices[part.slices, part.rows, part.columns]
         is_wanted = numbers_here >= 0
         wanted = numbers_here[is_wanted].long()
-        # What is no parcel is out of the question here.
+        # Classes that are no parcels are impossible here.
         own = part.probabilities[is_wanted][:, 1:]
         own = own / own.sum(1, keepdim=True).clamp(min=_LEAST)
         logarithms[wanted] += own.clamp(min=_LEAST).log() * weights[view][1:]
@@ -152,7 +155,7 @@ def mean_of_views(
 
 
 def _numbered(places: Tensor) -> Tensor:
-    """The number of each place (X, Y, Z) among those that are True, in C order; -1 elsewhere."""
+    """Number the set positions (X, Y, Z) in C order; -1 elsewhere."""
     count = int(places.sum())
     numbers = torch.full(places.shape, -1, dtype=torch.int32, device=places.device)
     numbers[places] = torch.arange(count, dtype=torch.int32, device=places.device)
@@ -160,9 +163,9 @@ def _numbered(places: Tensor) -> Tensor:
 
 
 def _follow_neighbours(values: Tensor, places: Tensor) -> Tensor:
-    """The values (N, K) of `places` (X, Y, Z), nearer to the mean of the up to six beside each.
+    """Move values (N, K) at `places` (X, Y, Z) towards the mean of up to six neighbours each.
 
-    Those of a place that has none beside it become smaller, and keep their order.
+    Values without neighbours become smaller, and keep their order.
     """
     count = len(values)
     numbers = _numbered(places)
@@ -175,7 +178,7 @@ def _follow_neighbours(values: Tensor, places: Tensor) -> Tensor:
     neighbours = torch.cat(pairs, 1)
     neighbours = torch.cat([neighbours, neighbours.flip(0)], 1)
     rows = neighbours[0]
-    # A row of this matrix, times the values, is the mean of those beside a place.
+    # A row of this matrix, times the values, is the mean of a position's neighbours.
     shares = 1 / rows.bincount(minlength=count).to(values)
     means = torch.sparse_coo_tensor(
         neighbours, shares[rows], (count, count), check_invariants=False
@@ -192,7 +195,7 @@ def _filled(
     is_cortex: NDArray[np.bool_],
     spacing_mm: tuple[float, float, float],
 ) -> NDArray[np.uint8]:
-    """Parcels (X, Y, Z), in cortex without one that of the nearest voxel which has one."""
+    """Fill cortex without a parcel (X, Y, Z) with the parcel of the nearest voxel."""
     missing = is_cortex & (parcels == 0)
     known = is_cortex & (parcels > 0)
     if not missing.any() or not known.any():

@@ -1,6 +1,6 @@
-"""What segmenting one scan gives, restored to the scan's own space when it is asked for.
+"""Segmentation of one scan, restored to the scan's own space on access.
 
-It can be cleaned: one piece a structure, and no holes.
+It can be cleaned up: one connected component per structure, without holes.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from trinat.segmentation.space.resample import occupied_box
 
 # Slices of the working grid whose classes are found at a time.
 _SLAB = 8
-# Voxels that share a face, an edge or a corner are one piece.
+# Voxels that share a face, an edge or a corner are connected.
 _TOUCHING = np.ones((3, 3, 3), bool)
-# By group of a label scheme: what stands for the foramen magnum, and what goes on below it.
+# Groups of a label scheme: the lower end of the first marks the foramen magnum, the others extend
+# below it.
 _ABOVE_FORAMEN = ("cerebellum",)
 _THROUGH_FORAMEN = (CSF_GROUP, "brainstem")
 
@@ -45,8 +46,8 @@ _THROUGH_FORAMEN = (CSF_GROUP, "brainstem")
 class Tissues:
     """Grey matter, white matter and CSF of a scan, in the scan's own space.
 
-    Probabilities are float32, 0 to 1. `labels` has the most probable of all: 1 grey matter,
-    2 white matter, 3 CSF, 0 none of them; uint8.
+    Probabilities are float32, 0 to 1. `labels` has the most probable of all: 1 grey matter, 2 white
+    matter, 3 CSF, 0 none of them; uint8.
     """
 
     grey_matter: Volume
@@ -64,13 +65,14 @@ class Tissues:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """Labels in the scan's own space, volumes, probabilities and doubts.
+    """Labels in the scan's own space, volumes, probabilities and their uncertainty.
 
     `fused` has the fused probabilities on the working grid, (X, Y, Z, K) float16 on the processor,
-    and `image` is what the networks saw there. `agreement` is the mean Dice between views, (K,);
-    None with one view. `not_predicted` names structures that the model does not know: they have no
-    volume. `csf` is what the model calls CSF. `parcel_map` has the parcels of the cortex, where
-    they were asked for.
+    and
+    `image` is what the networks saw there. `agreement` is the mean Dice between views, (K,); None
+    with
+    one view. `not_predicted` names structures that the model does not predict: they have no volume.
+    `csf` is the model's definition of CSF. `parcel_map` has the parcels of the cortex, if wanted.
     """
 
     fused: Tensor
@@ -96,11 +98,13 @@ class Prediction:
     def indices(self) -> Volume:
         """Class indices in the scan's own space, uint8.
 
-        Computed once, when first asked for. Where the scan has another grid the probabilities are
-        resampled, not the labels.
+        Computed on first access. If the scan has another grid the probabilities are resampled, not
+        the
+        labels.
         """
         if GridMap.between(self.plan.working, self.plan.scan).reordering:
-            # Every voxel of the scan is one of the working grid: the most probable stays so.
+            # Every voxel of the scan is one of the working grid, so labels can be restored
+            # directly.
             found = restore(self.working, self.plan, labels=True)
         else:
             classes_first = self.fused.permute(3, 0, 1, 2)
@@ -116,7 +120,7 @@ class Prediction:
 
     @cached_property
     def voxels(self) -> dict[str, int]:
-        """Voxels of each structure that the model knows, in the scan's own space."""
+        """Number of voxels of each predicted structure, in the scan's own space."""
         counts = np.bincount(self.indices.data.ravel(), minlength=len(self.scheme))
         voxels = {}
         for label in self.scheme.labels[1:]:
@@ -128,8 +132,8 @@ class Prediction:
     def parcel_indices(self) -> Volume:
         """Classes of structures and parcels in the scan's own space, uint8.
 
-        Those of `parcel_map.parcellation.whole`: parcels stand in place of the cortex of `indices`.
-        LabelError if they were not asked for.
+        Those of `parcel_map.parcellation.whole`: parcels replace the cortex of `indices`. Raises a
+        LabelError if they were not predicted.
         """
         return self._parcels_found.restored(self.indices, self.plan)
 
@@ -142,7 +146,7 @@ class Prediction:
 
     @cached_property
     def parcel_voxels(self) -> dict[str, int]:
-        """Voxels of each parcel in the scan's own space, the left ones first."""
+        """Number of voxels of each parcel in the scan's own space, left ones first."""
         parcellation = self._parcels_found.parcellation
         whole = parcellation.whole
         counts = np.bincount(self.parcel_indices.data.ravel(), minlength=len(whole))
@@ -153,7 +157,7 @@ class Prediction:
 
     @cached_property
     def parcel_agreement(self) -> dict[str, float] | None:
-        """Mean Dice of each parcel between views, NaN where none has it; None with one view."""
+        """Mean Dice of each parcel between views, NaN if no view has it; None with one view."""
         found = self._parcels_found
         if len(found.by_view) < 2:
             return None
@@ -175,12 +179,12 @@ class Prediction:
 
     @property
     def volumes_mm3(self) -> dict[str, float]:
-        """Volume of each structure that the model knows."""
+        """Volume of each predicted structure."""
         return {name: count * self.voxel_mm3 for name, count in self.voxels.items()}
 
     @cached_property
     def inside(self) -> NDArray[np.bool_]:
-        """What lies inside the skull on the working grid, as far as it was found, (X, Y, Z)."""
+        """Inside of the skull on the working grid, (X, Y, Z): see `find_inside`."""
         return find_inside(self.working, self.scheme)
 
     @cached_property
@@ -191,24 +195,27 @@ class Prediction:
         return Volume(found.data > 0, found.affine, found.codes)
 
     def probabilities(self, structure: str | int) -> Volume:
-        """Probability of one structure in the scan's own space, float32.
+        """Return the probability of one structure in the scan's own space, float32.
 
-        `structure` is a name, an abbreviation or a FreeSurfer number; LabelError for an unknown
+        `structure` is a name, an abbreviation or a FreeSurfer number; raises a LabelError for an
+        unknown
         one. Values are 0 to 1. Outside of the working grid background has 1, everything else 0.
         """
         index = self.scheme.find(structure).index
         values = self.fused[..., index].float().numpy()
         if index != 0:
             return self._restored(values)
-        # What is outside of what was conformed is background: its complement is 0 there.
+        # Background fills the outside of the working grid: restore its complement, which is 0
+        # there.
         no_background = self._restored(1 - values)
         return replace(no_background, data=1 - no_background.data)
 
     def tissues(self) -> Tissues:
-        """Grey matter, white matter and CSF in the scan's own space.
+        """Return grey matter, white matter and CSF in the scan's own space.
 
         The probability of a tissue is the sum of those of its structures: a voxel between two
-        tissues keeps a part of each. Outside of the working grid all are 0.
+        tissues
+        keeps a part of each. Outside of the working grid all are 0.
 
         Examples
         --------
@@ -226,7 +233,7 @@ class Prediction:
         maps = []
         for values in sums.unbind(-1):
             found = self._restored(np.ascontiguousarray(values.numpy()))
-            # Shares of float16 add up to 1 but for rounding.
+            # Sums of float16 shares may slightly exceed 1.
             maps.append(replace(found, data=np.minimum(found.data, 1)))
         largest = np.ones(self.plan.scan.shape, np.float32)
         for found in maps:
@@ -247,14 +254,14 @@ class Prediction:
         return self._restored(entropy_of(self.fused))
 
     def _restored(self, values: NDArray[np.float32]) -> Volume:
-        """Values (X, Y, Z) on the working grid, in the scan's own space; 0 outside."""
+        """Restore values (X, Y, Z) on the working grid to the scan's own space; 0 outside."""
         volume = Volume(values, self.plan.working.affine)
         return restore(volume, self.plan, labels=False)
 
     def cleaned(self) -> tuple[Self, dict[str, float]]:
-        """With one piece a structure and no holes, and the changed share of each structure.
+        """Return a cleaned-up prediction, and the changed share of each structure.
 
-        The probabilities change: labels, pictures and volumes all come from them.
+        The probabilities change, too, so that labels, pictures and volumes agree.
         """
         before = np.asarray(self.working.data)
         after, changed = clean_up(before, len(self.scheme))
@@ -266,10 +273,11 @@ class Prediction:
 def clean_up(
     indices: NDArray[np.uint8], classes: int
 ) -> tuple[NDArray[np.uint8], dict[int, float]]:
-    """Keep each class's largest piece and fill what it encloses; (cleaned map, changed share).
+    """Keep each class's largest component and fill its holes; return (cleaned map, changed share).
 
-    Lost pieces become the class that surrounds most of them. The share counts, of each class's
-    voxels before, those lost or gained.
+    Removed components become the class that surrounds most of them. The share relates the voxels
+    lost
+    or gained to the class's voxels before.
     """
     cleaned = indices.copy()
     for k in range(1, classes):
@@ -295,10 +303,11 @@ def with_classes(
     before: NDArray[np.uint8],
     after: NDArray[np.uint8],
 ) -> Tensor:
-    """Probabilities (X, Y, Z, K) whose most probable classes are `after` and were `before`.
+    """Change probabilities (X, Y, Z, K) so that the most probable classes become `after`.
 
-    In each voxel that differs, the two classes exchange their probabilities: sums stay, and so
-    does the entropy.
+    They were `before`. In each voxel that differs the two classes exchange their probabilities,
+    which
+    preserves the sums and the entropy.
     """
     places = torch.from_numpy(np.argwhere(before != after)).unbind(1)
     old = _classes_at(before, places)
@@ -308,7 +317,7 @@ def with_classes(
     smaller = changed.gather(1, new)
     changed.scatter_(1, old, smaller)
     changed.scatter_(1, new, largest)
-    # Of several classes that are equally probable the first would win.
+    # Of several equally probable classes the first would win.
     beaten = changed.argmax(1, keepdim=True) != new
     larger = torch.nextafter(largest, torch.ones_like(largest))
     changed.scatter_(1, new, torch.where(beaten, larger, largest))
@@ -318,13 +327,13 @@ def with_classes(
 
 
 def _classes_at(classes: NDArray[np.uint8], places: tuple[Tensor, ...]) -> Tensor:
-    """Classes (N, 1) of a map at places, as the index that `gather` takes."""
+    """Return classes (N, 1) of a map at positions, as an index for `gather`."""
     found = torch.from_numpy(classes)[places]
     return found.to(torch.int64)[:, None]
 
 
 def _keep_largest_piece(part: NDArray[np.uint8], k: int) -> None:
-    """Make each piece of class k but the largest the class that surrounds most of it, in place."""
+    """Replace all components of class k but the largest by their surrounding class, in place."""
     pieces, count = ndimage.label(part == k, _TOUCHING)
     if count < 2:
         return
@@ -337,25 +346,26 @@ def _keep_largest_piece(part: NDArray[np.uint8], k: int) -> None:
         piece = pieces[grown(box, part.shape)] == number
         rim = ndimage.binary_dilation(piece, _TOUCHING) & ~piece
         neighbours = around[rim]
-        # Where nothing surrounds it, the piece is background.
+        # A component surrounded by nothing becomes background.
         around[piece] = 0
         if neighbours.size:
             around[piece] = np.bincount(neighbours).argmax()
 
 
 def find_inside(indices: Volume, scheme: LabelScheme) -> NDArray[np.bool_]:
-    """What is inside the skull, (X, Y, Z); `indices` are classes on the working grid.
+    """Return the inside of the skull, (X, Y, Z); `indices` are classes on the working grid.
 
-    Empty where nothing is labelled. Without a cerebellum nothing is cut off.
+    It is empty if nothing is labelled. Without a cerebellum nothing is cut off.
 
-    What is inside: every structure, the ventricles among them, and CSF where the model finds all
-    fluid inside the skull. Three rules make one solid space of these labels:
+    The inside consists of every structure, the ventricles among them, and of CSF if the model
+    predicts
+    all fluid inside the skull. Three rules make one solid space of these labels:
 
-    - The foramen magnum, where the skull ends, is taken to be as high as the lowest voxel of the
+    - The foramen magnum, where the skull ends, is assumed at the height of the lowest voxel of the
       cerebellum. Brain stem and fluid below it belong to the neck. Label maps for synthesis are cut
       in the same way, so that networks learn it (`segmentation/synthetic/heads.py`).
-    - Of several parts the largest counts: specks in neck and face are left out.
-    - What the space encloses belongs to it: vessels, dura and holes between labels.
+    - Only the largest component counts: specks in neck and face are left out.
+    - Enclosed voxels belong to it: vessels, dura and holes between labels.
     """
     inside = np.asarray(indices.data > 0)
     inside &= ~_below_foramen(indices, scheme)
@@ -363,7 +373,7 @@ def find_inside(indices: Volume, scheme: LabelScheme) -> NDArray[np.bool_]:
 
 
 def _below_foramen(indices: Volume, scheme: LabelScheme) -> NDArray[np.bool_]:
-    """Where brain stem and fluid go on below the foramen magnum, (X, Y, Z)."""
+    """Mark brain stem and fluid below the foramen magnum, (X, Y, Z)."""
     cerebellum = _of_groups(indices.data, scheme, _ABOVE_FORAMEN)
     if not cerebellum.any():
         return np.zeros(indices.shape, bool)
@@ -382,6 +392,6 @@ def _of_groups(
     scheme: LabelScheme,
     groups: tuple[str, ...],
 ) -> NDArray[np.bool_]:
-    """Where structures of these groups are, (X, Y, Z)."""
+    """Mark structures of these groups, (X, Y, Z)."""
     is_wanted = np.array([label.group in groups for label in scheme.labels])
     return np.asarray(is_wanted[classes])

@@ -1,4 +1,4 @@
-"""A model loaded once, and scans segmented with it."""
+"""A model that is loaded once, and the segmentation of scans with it."""
 
 from __future__ import annotations
 
@@ -67,20 +67,21 @@ from trinat.segmentation.timing import stage
 
 _T = TypeVar("_T")
 
-# The brain is looked for in every eighth coronal slice.
+# The brain is localised in every eighth coronal slice.
 _EVERY = 8
-# The order of tissues shows in every sixteenth.
+# Every sixteenth slice is enough to see the order of tissues.
 _EVERY_FOR_ORDER = 16
-# A voxel that is less likely to be background than this may be brain.
+# A voxel with a lower probability of background may be brain.
 _BACKGROUND = 0.95
 
 
 class Predictor:
-    """A model on a device: a loaded one, a shipped one by name ("fast"), or a model's folder.
+    """A model on a device: a loaded one, a shipped one by name ("fast"), or a model folder.
 
-    Safe to use for many scans, one after another. `views` are those to run, all by default;
-    `batch` slices are computed at a time. With `allow_cpu` the processor takes over when a GPU is
-    out of memory even for single slices. With `parcels` the model's networks for parcels divide the
+    Can be used for many scans, one after another. `views` are those to run, all by default; `batch`
+    is
+    the number of slices in a batch. With `allow_cpu` the processor takes over if a GPU is out of
+    memory even for single slices. With `parcels` the model's networks for parcels divide the
     cortex.
     """
 
@@ -101,7 +102,7 @@ class Predictor:
         self.model = model
         chosen_device = choose_device(device)
         available = wanted_views or tuple(model.networks)
-        # The sagittal view comes last: it is divided in the ratio of the others.
+        # The sagittal view comes last, because it is divided in the ratio of the others.
         self.views = tuple(view for view in View if view in available)
         spacing_mm = model.info.preprocessing.spacing_mm
         if spacing_mm != 1:
@@ -119,7 +120,7 @@ class Predictor:
         )
         self._stripper: Predictor | None = None
         if model.info.stripped_by:
-            # One view is enough for what is inside the skull.
+            # One view is enough to find the inside of the skull.
             self._stripper = Predictor(
                 find_stripper(model.info.stripped_by, model.folder),
                 device=device,
@@ -146,34 +147,36 @@ class Predictor:
 
     @property
     def axes(self) -> dict[View, SliceAxes]:
-        """Along which axes of the working grid the slices of each view are cut."""
+        """Axes of the working grid along which the slices of each view are cut."""
         preprocessing = self.model.info.preprocessing
         return {view: preprocessing.slice_axes(view) for view in self.views}
 
     @property
     def weights(self) -> dict[View, Tensor]:
-        """How much each view counts for each class, (K,), on the device."""
+        """Weight of each view for each class, (K,), on the device."""
         by_view = torch.from_numpy(self.model.fusion_weights(self.views))
         return dict(zip(self.views, by_view.to(self.device), strict=True))
 
     @property
     def odds(self) -> Tensor:
-        """The factor of each class's probability, (K,), on the device."""
+        """Factor on the probability of each class, (K,), on the device."""
         class_odds = self.model.info.fusion.class_odds
         return odds_by_class(self.model.scheme, class_odds).to(self.device)
 
     @property
     def parcels_model(self) -> Model | None:
-        """The model whose networks divide the cortex; None where no parcels are asked for."""
+        """The model that divides the cortex into parcels; None if no parcels are wanted."""
         return None if self._parcels is None else self._parcels.model
 
     @property
     def device(self) -> torch.device:
-        """Where the networks are; the processor once a GPU has had too little memory for them."""
+        """The device of the networks; the processor once a GPU has run out of memory."""
         return self._networks.device
 
     def with_less_memory(self, work: Callable[[], _T]) -> _T:
-        """Do GPU work; out of memory, in smaller batches, and at last on the processor."""
+        """Run GPU work; if out of memory, retry in smaller batches, and finally on the
+        processor.
+        """
         return self._networks.with_less_memory(work)
 
     def segment(
@@ -184,16 +187,17 @@ class Predictor:
         samples: int = 0,
         seed: int = 0,
     ) -> Prediction:
-        """Labels of a scan in its own space, and what there is to doubt about them.
+        """Segment a scan: labels in its own space, and their uncertainty.
 
-        `mirror` averages with the mirrored scan; `samples` predictions use dropout, or
-        an ensemble's members in turn.
+        `mirror` averages with the mirrored scan; `samples` predictions use dropout, or the members
+        of an
+        ensemble in turn.
         """
         conformed = self.prepare(volume)
         return self.infer(conformed, mirror=mirror, samples=samples, seed=seed)
 
     def prepare(self, volume: Volume) -> Conformed:
-        """The part before the networks, on the processor also for a GPU."""
+        """Prepare a scan on the processor, before the networks run."""
         return prepare_scan(volume, self.model.info.preprocessing)
 
     def infer(
@@ -204,12 +208,12 @@ class Predictor:
         samples: int = 0,
         seed: int = 0,
     ) -> Prediction:
-        """The networks and their fusion; labels are restored when they are first asked for.
+        """Run networks and fusion on a prepared scan; labels are restored on first access.
 
         - `mirror` averages with the mirrored scan.
         - `samples` is the number of dropout samples, 0 for none; `seed` decides them.
 
-        If the GPU has too little memory it is tried with less, and on the processor if that is
+        If the GPU runs out of memory, smaller batches are tried, and then the processor if that is
         allowed.
         """
         refuse_forked_gpu(self.device)
@@ -226,7 +230,7 @@ class Predictor:
         samples: int,
         seed: int,
     ) -> Prediction:
-        """`infer` with the batches and the device that are set now."""
+        """Run `infer` with the current batch size and device."""
         image = self.on_device(conformed)
         sight = self.find_sight(image)
         image = sight.of(image)
@@ -252,7 +256,7 @@ class Predictor:
     def find_parcels(
         self, image: Tensor, probabilities: Tensor, *, mirror: bool = False
     ) -> Parcels | None:
-        """The parcels of what may be cortex in a region of an image; None if they are not wanted.
+        """Find the parcels of likely cortex in a region of an image; None if they are not wanted.
 
         `image` (X, Y, Z) and `probabilities` (X, Y, Z, K), of structures, are those of the region.
         """
@@ -262,7 +266,7 @@ class Predictor:
         parcellation = Parcellation(self.model.scheme, parcels.model.scheme)
 
         def work() -> Parcels:
-            # After a GPU was out of memory the networks may be on the processor.
+            # The networks may have moved to the processor after a GPU ran out of memory.
             cortex = likely_cortex(probabilities, parcellation).to(parcels.device)
             within = may_be_cortex(cortex).cpu()
             parts = parcels.each_view(image, mirror=mirror, within=within)
@@ -289,11 +293,11 @@ class Predictor:
         uncertainty: Uncertainty | None = None,
         parcels: Parcels | None = None,
     ) -> Prediction:
-        """The prediction of a scan from what its views have come to.
+        """Combine the results of the views to the prediction of a scan.
 
-        `probabilities` (X, Y, Z, K) and `maps`, each view's own classes, are those of the region.
-        `remarks` are notes on how they came about; empty ones are none. `parcels` are those of the
-        region, too.
+        `probabilities` (X, Y, Z, K) and `maps`, each view's own classes, are those of the region,
+        as are
+        `parcels`. `remarks` are notes on how they were made; empty ones are dropped.
         """
         plan = conformed.plan.cropped(region.box)
         _forget_beyond_the_scan(probabilities, plan)
@@ -325,7 +329,9 @@ class Predictor:
 
     @property
     def enough_views(self) -> tuple[View, ...]:
-        """The first view that knows all classes with their sides; all views where none does."""
+        """Return the first view that knows all classes with their sides, or all views if none
+        does.
+        """
         weights = self.model.fusion_weights(self.views)
         for view, of_view in zip(self.views, weights, strict=True):
             if of_view.all() and not self.model.is_merged(view):
@@ -339,9 +345,9 @@ class Predictor:
         views: tuple[View, ...] | None = None,
         mirror: bool = False,
     ) -> tuple[BrainRegion, ViewAggregator, dict[View, Tensor]]:
-        """The region of the brain in an image (X, Y, Z), and what `fuse` gives for it.
+        """Find the region of the brain in an image (X, Y, Z), and run `fuse` on it.
 
-        All of the image where the brain goes on beyond the region that a few slices show.
+        The region is the whole image if the brain extends beyond the region that a few slices show.
         """
         with stage("localisation"):
             region = self.find_brain(image)
@@ -359,7 +365,7 @@ class Predictor:
         views: tuple[View, ...] | None = None,
         mirror: bool = False,
     ) -> tuple[ViewAggregator, dict[View, Tensor]]:
-        """Views of an image's region, fused, and each view's own most probable classes.
+        """Fuse the views of an image's region, and return each view's own most probable classes.
 
         `views` are all of the predictor's, or some of them in the same order.
         """
@@ -370,7 +376,7 @@ class Predictor:
             fusion.finish()
             csf_odds = self.model.info.fusion.csf_odds
             multiply_csf_odds(fusion.fused, fusion.scheme, csf_odds)
-            # What is no number in one class of a voxel is none in all. A look at one is cheap.
+            # A NaN in one class of a voxel is a NaN in all, so that checking one class is enough.
             if fusion.fused[..., 0].isnan().any():
                 raise ModelError(
                     "its networks give values that are not numbers",
@@ -386,7 +392,7 @@ class Predictor:
         within: Tensor | None,
         mirror: bool,
     ) -> tuple[ViewAggregator, dict[View, Tensor]]:
-        """The part of `fuse` that only gives a GPU its work, and never waits for it."""
+        """Queue the GPU work of `fuse`, without waiting for it."""
         shape = to_shape(image.shape)
         info = self.model.info
         axes = self.axes
@@ -412,7 +418,7 @@ class Predictor:
                     view, part.first, part.probabilities, part.rows, part.columns
                 )
                 labels = to_slices(maps[view], axes[view])
-                # `max` finds the place in two thirds of the time that `argmax` takes.
+                # `max` finds the index in two thirds of the time of `argmax`.
                 most_probable = part.probabilities.max(-1).indices
                 labels[part.slices, part.rows, part.columns] = most_probable
         return fusion, maps
@@ -425,10 +431,11 @@ class Predictor:
         mirror: bool = False,
         within: Tensor | None = None,
     ) -> Iterator[tuple[View, SliceProbabilities]]:
-        """Probabilities of an image (X, Y, Z), of K or merged K classes, view after view.
+        """Yield probabilities of an image (X, Y, Z), of K or merged K classes, view after view.
 
-        The sagittal view comes last; `views` are as for `fuse`. Only what is set in `within`
-        (X, Y, Z) is looked at, all else is background.
+        The sagittal view comes last; `views` are as for `fuse`. Only voxels in `within` (X, Y, Z)
+        are
+        computed, all others are background.
         """
         preprocessing = self.model.info.preprocessing
         left_right, _, _ = source_axes(preprocessing.axes, "RAS")
@@ -449,22 +456,22 @@ class Predictor:
                     yield view, part
 
     def on_device(self, conformed: Conformed) -> Tensor:
-        """A scan as it is, (X, Y, Z) where the networks are."""
+        """Return a scan unchanged, (X, Y, Z) on the device of the networks."""
         return torch.from_numpy(conformed.volume.data).to(self.device)
 
     def image_of(self, conformed: Conformed) -> Tensor:
-        """A scan as networks are to see it, (X, Y, Z) on their device."""
+        """Return a scan as the networks see it, (X, Y, Z) on their device."""
         image = self.on_device(conformed)
         return self.find_sight(image).of(image)
 
     def find_sight(self, image: Tensor) -> Sight:
-        """How networks are to see an image (X, Y, Z)."""
+        """Determine how networks see an image (X, Y, Z): reversed or stripped."""
         return Sight(self.find_reversal(image), self.find_kept(image))
 
     def find_kept(self, image: Tensor) -> Tensor | None:
-        """The part of an image (X, Y, Z) that networks see, bool; None for all of it.
+        """Return the part of an image (X, Y, Z) that networks see, bool; None for all of it.
 
-        Only models with `stripped_by` strip a whole head so.
+        Only models with `stripped_by` strip whole heads.
         """
         stripper = self._stripper
         if stripper is None:
@@ -487,9 +494,9 @@ class Predictor:
             return None if kept is None else kept.to(image.device)
 
     def find_inside(self, image: Tensor, region: BrainRegion) -> Tensor:
-        """What is inside the skull in every second slice of a region, bool (X, Y, Z).
+        """Find the inside of the skull in every second slice of a region, bool (X, Y, Z).
 
-        One view looks at them; the other slices are empty.
+        One view segments them; the other slices are empty.
         """
         view = self.views[0]
         axes = self.axes[view]
@@ -504,9 +511,9 @@ class Predictor:
         return inside
 
     def find_reversal(self, image: Tensor) -> Reversal | None:
-        """How an image (X, Y, Z) is reversed before networks see it; None if it is not.
+        """Return how an image (X, Y, Z) is reversed before networks see it; None if it is not.
 
-        Only models with `reverse_contrast` do so. A few slices are looked at.
+        Only models with `reverse_contrast` do this. A few slices are segmented.
         """
         if not self.model.info.reverse_contrast:
             return None
@@ -524,10 +531,10 @@ class Predictor:
             return find_reversal(seen(), self.model.classes_of(view))
 
     def find_brain(self, image: Tensor) -> BrainRegion:
-        """Where brain may be, from a few slices of an image; everywhere where none is seen.
+        """Localise the brain in a few slices of an image; the whole image if there is none in them.
 
-        `image` (X, Y, Z) is on the working grid. One view looks at every n-th slice. Networks whose
-        intensities depend on the whole image look everywhere.
+        `image` (X, Y, Z) is on the working grid. One view segments every n-th slice. Networks whose
+        intensities depend on the whole image are run on all of it.
         """
         preprocessing = self.model.info.preprocessing
         if preprocessing.scaling == "minimum-maximum":
@@ -546,15 +553,16 @@ class Predictor:
         return brain_region(seen.cpu().numpy(), looked, axes.along)
 
     def weigh(self, probabilities: Tensor, plan: ConformPlan) -> str:
-        """Let anatomy and the odds of structures decide where networks are in doubt.
+        """Apply the anatomical prior and the odds of structures where networks are uncertain.
 
-        Returns why anatomy was not asked. `probabilities` (X, Y, Z, K) on the working grid of
-        `plan` change in place.
+        Returns why the prior was not applied. `probabilities` (X, Y, Z, K) on the working grid of
+        `plan`
+        change in place.
         """
         problem = ""
         prior = self.model.info.prior
         template = self.model.template
-        # Classes without sides have no template.
+        # There is no template for classes without sides.
         if prior is not None and template is not None and not self._is_merged():
             affine = plan.working.affine
             scheme = self.model.scheme
@@ -563,7 +571,7 @@ class Predictor:
         return problem
 
     def multiply_odds(self, probabilities: Tensor) -> None:
-        """The part of `weigh` that needs no place: odds of structures alone, in place.
+        """Multiply probabilities by the odds of structures, in place.
 
         `probabilities` are (X, Y, Z, K), or (N, K) of single voxels.
         """
@@ -580,9 +588,11 @@ class Predictor:
         seed: int,
         plan: ConformPlan,
     ) -> Uncertainty:
-        """Segment `count` times, with dropout or each by one member; one map a sample is kept."""
+        """Segment `count` times, with dropout or one ensemble member each; one map a sample is
+        kept.
+        """
         samples: Samples | None = None
-        # Dropout draws from torch's own generator: it is set, and given back as it was.
+        # Dropout uses torch's global generator, so set it here and restore it afterwards.
         devices = [self.device] if self.device.type == GPU else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(seed)
@@ -600,16 +610,16 @@ class Predictor:
         return samples.summarise()
 
     def _is_merged(self) -> bool:
-        """Whether the views that run tell no sides at all: probabilities are of merged classes."""
+        """True if no view distinguishes sides, so that probabilities are of merged classes."""
         return self.views == (View.SAGITTAL,) and bool(self._merged_views())
 
     def _merged_views(self) -> tuple[View, ...]:
-        """The views whose classes are merged: their networks do not tell left from right."""
+        """The views with merged classes, whose networks do not distinguish left from right."""
         return tuple(view for view in self.views if self.model.is_merged(view))
 
 
 def _forget_beyond_the_scan(probabilities: Tensor, plan: ConformPlan) -> None:
-    """Where the working grid goes on beyond the scan all is background, in place.
+    """Set voxels of the working grid outside of the scan to background, in place.
 
     Labels there are in no label map, so they must not be in pictures and grades either.
     """

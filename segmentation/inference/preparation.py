@@ -1,9 +1,9 @@
-"""Preparation: a scan as a model's networks take it, and the way back.
+"""Preparation of scans for a model's networks, and contrast reversal.
 
-A network for any contrast learnt most of T1, where white matter is brighter than cortex and fluid.
-It finds more in a T2 or PD scan once its tissues have that order (docs/notes/any.md). Its own look
-at a few slices says what fluid, cortex and white matter are, and so which order they have. Then
-bright and dark are reversed.
+A network for any contrast is trained mostly on T1, where white matter is brighter than cortex and
+fluid. It performs better on a T2 or PD scan whose tissues have that order (docs/notes/any.md). A
+segmentation of a few slices shows the brightness of fluid, cortex and white matter, and so their
+order; if necessary, the scan is then reversed.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.resample import resample_image
 from trinat.segmentation.space.views import reoriented, source_axes
 
-# Brightness is that of the working grid, where 1 is the bright end of a head.
-# What is as bright as this becomes 0, and nothing is brighter in the result.
+# Brightness is that of the working grid, where 1 is the bright end of a head. This brightness
+# becomes 0 in a reversed scan, and nothing in it is brighter.
 _BRIGHTEST = 1.2
-# Darker than this share of white matter's brightness is no tissue of the brain, but bone and air.
+# Below this share of white matter's brightness is no tissue of the brain, but bone and air.
 _DARKEST = 0.5
-# Cortex that is less than this times as bright as white matter says nothing of the order.
+# Cortex must be this many times as bright as white matter to count as brighter.
 _CLEARLY = 1.04
-# Fewer voxels of a tissue say nothing either.
+# Least number of voxels of a tissue for an estimate.
 _ENOUGH_VOXELS = 100
-# Labels that are less likely than this are no evidence.
+# Least probability of a label that counts as evidence.
 _LIKELY = 0.5
-# Groups of label schemes that a tissue consists of.
+# Groups of label schemes that make up each tissue.
 _WHITE_MATTER = ("white-matter",)
 _CORTEX = ("cortical", "grey-matter")
 _FLUID = ("ventricles", "csf")
-# What is noted of a scan that was reversed.
+# Notes on a scan that was reversed.
 REVERSED = (
     "cortex and fluid are brighter than white matter: "
     "the networks saw bright and dark reversed"
 )
-# The same of a head that was stripped for networks that learnt from stripped scans.
+# Notes on a head that was stripped for networks trained on stripped scans.
 STRIPPED = (
     "the scan shows the whole head: the networks saw the inside of the skull alone"
 )
 
 
 def prepare_scan(volume: Volume, preprocessing: Preprocessing) -> Conformed:
-    """A scan on the working grid of a model, scaled and oriented as `preprocessing` says.
+    """Conform a scan to the working grid of a model, scaled and oriented as `preprocessing` says.
 
-    The plan restores what is found on that grid to the scan's own space.
+    The plan restores results on that grid to the scan's own space.
     """
     conformed = conform(volume, shape=needed_shape(preprocessing))
     image = conformed.volume
     if preprocessing.scaling == "minimum-maximum":
-        # The least value of the scan on the working grid is 0, and the greatest 1.
+        # The minimum of the scan on the working grid becomes 0, and the maximum 1.
         upright = reoriented(volume, "RAS")
         to_working = GridMap.between(upright.grid, conformed.plan.working)
         values = resample_image(upright.data, to_working)
@@ -69,10 +69,10 @@ def prepare_scan(volume: Volume, preprocessing: Preprocessing) -> Conformed:
 
 
 def needed_shape(preprocessing: Preprocessing) -> Shape | None:
-    """The shape of the working grid, with RAS axes, that a model needs.
+    """Return the shape of the working grid, with RAS axes, that a model needs.
 
-    None where it is only as large as the head: networks that scale by minimum and maximum see the
-    whole grid.
+    None if it is as large as the head; networks that scale by minimum and maximum need the whole
+    grid.
     """
     if preprocessing.scaling != "minimum-maximum":
         return None
@@ -83,9 +83,9 @@ def needed_shape(preprocessing: Preprocessing) -> Shape | None:
 def as_networks_take_it(
     image: Volume, plan: ConformPlan, preprocessing: Preprocessing
 ) -> Conformed:
-    """An image on the working grid with its axes in the order of a model.
+    """Reorder the axes of an image on the working grid to those of a model.
 
-    The working grid has its array's axes in another order; places stay where they are.
+    Positions in space stay the same.
     """
     image = reoriented(image, preprocessing.axes)
     image = replace(image, data=np.ascontiguousarray(image.data))
@@ -94,7 +94,7 @@ def as_networks_take_it(
 
 
 def from_minimum_to_maximum(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Values (X, Y, Z) with the least as 0 and the greatest as 1; 0 where all are equal."""
+    """Scale values (X, Y, Z) from minimum 0 to maximum 1; 0 if all are equal."""
     low = float(values.min())
     high = float(values.max())
     return (values - low) / max(high - low, 1e-6)
@@ -112,15 +112,16 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Reversal:
-    """How a scan is reversed; `white_matter` is the brightness of that."""
+    """A reversal of contrast; `white_matter` is the brightness of white matter."""
 
     white_matter: float
 
     def apply(self, image: Tensor) -> Tensor:
-        """The image with white matter brighter than cortex, and that brighter than fluid.
+        """Reverse an image, so that white matter is brighter than cortex, and cortex than fluid.
 
-        What is darker than white matter becomes brighter, down to half of its brightness. From
-        there a parabola leads to 0: air stays dark, with less noise than on a straight line.
+        Voxels darker than white matter become brighter, down to half of its brightness. From there
+        a
+        parabola leads to 0: air stays dark, with less noise than on a straight line.
         """
         darkest = _DARKEST * self.white_matter
         rising = (image / darkest) ** 2 * (_BRIGHTEST - darkest)
@@ -130,16 +131,16 @@ class Reversal:
 
 @dataclass(frozen=True, eq=False)
 class Sight:
-    """How networks see an image: as it is, reversed, or a part of it alone.
+    """How networks see an image: unchanged, reversed, or stripped.
 
-    `kept` (X, Y, Z) is the part that they see; None for all of it. Elsewhere there is nothing.
+    `kept` (X, Y, Z) is the visible part; None for all of it. The rest is set to 0.
     """
 
     reversal: Reversal | None = None
     kept: Tensor | None = None
 
     def of(self, image: Tensor) -> Tensor:
-        """An image (X, Y, Z) as networks are to see it."""
+        """Return an image (X, Y, Z) as networks see it."""
         if self.reversal is not None:
             image = self.reversal.apply(image)
         if self.kept is not None:
@@ -148,7 +149,7 @@ class Sight:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What is noted of a scan that networks do not see as it is."""
+        """Return the notes on a scan that networks do not see unchanged."""
         remarks = []
         if self.reversal is not None:
             remarks.append(REVERSED)
@@ -158,10 +159,11 @@ class Sight:
 
 
 def find_reversal(slices: Iterable[Seen], scheme: LabelScheme) -> Reversal | None:
-    """How to reverse a scan, by some of its slices; None where its order is that of T1.
+    """Decide from some slices of a scan how to reverse it; None if its order is that of T1.
 
     `scheme` has the K classes of the slices. In T1 cortex is darker than white matter. In FLAIR it
-    is brighter, but fluid is darker: such a scan stays as it is.
+    is
+    brighter, but fluid is darker: such a scan stays unchanged.
     """
     # Flags (K,) of the classes that belong to each tissue.
     tissues = [
@@ -185,7 +187,7 @@ def find_reversal(slices: Iterable[Seen], scheme: LabelScheme) -> Reversal | Non
 
 
 def _median(parts: list[Tensor]) -> float | None:
-    """The median of all values; None of too few."""
+    """Return the median of all values; None if there are too few."""
     if not parts:
         return None
     values = torch.cat(parts)

@@ -1,12 +1,12 @@
-"""What anatomy says before a network has looked: which structures are likely where in a head.
+"""Anatomical prior: the probability of structures by position in the head.
 
-A prior is one template, averaged over whole-head label maps, that is brought to a scan by the
-centroids of the structures that the networks found there. Where the networks are in doubt, the
-probability p of a class becomes p q^w, where q is what the template says and w how much it counts.
+A prior is one template, averaged over whole-head label maps, that is registered to a scan by the
+centroids of the structures that the networks found. Where the networks are uncertain, the
+probability p of a class becomes p q^w, where q is the template's probability and w its weight.
 
-Centroids are arrays (K, 3) in millimetres, a row a class, NaN where a class is missing. Transforms
-between heads are found from pairs of them: 4×4 matrices that take the first head's millimetres to
-the second's. Distances are in millimetres throughout.
+Centroids are arrays (K, 3) in millimetres, one row per class, NaN for missing classes. Transforms
+between heads are estimated from pairs of them: 4×4 matrices that map the first head's millimetres
+to the second's. All distances are in millimetres.
 """
 
 from __future__ import annotations
@@ -29,26 +29,25 @@ from trinat.segmentation.synthetic.targets import aim
 Points = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 
-# Groups of structures that extend over the whole head: their centroids say little of where it is.
+# Groups of structures that extend over the whole head, whose centroids are uninformative.
 _GROUPS_WITHOUT_CENTROID = frozenset({"white-matter", "cortical", "background", "csf"})
-# A smaller structure has no centroid.
+# Least number of voxels for a centroid.
 _MIN_VOXELS_OF_CENTROID = 20
-# How often heads are aligned to their mean and their mean is computed again.
+# Number of alternations between aligning heads to their mean and computing the mean.
 _MEAN_ROUNDS = 5
-# A template's voxels, and its margin around the brains.
+# Voxel size of a template, and its margin around the brains.
 _TEMPLATE_SPACING_MM = 2.0
 _TEMPLATE_MARGIN_MM = 10.0
-# Random places around each voxel of a template where each head's class is counted, and how far
-# they are from it (standard deviation along each axis).
+# Random positions around each voxel of a template at which each head's class is counted, and their
+# distance from it (standard deviation along each axis).
 _PLACES_PER_VOXEL = 4
 _JITTER_MM = 1.5
 # Voxels whose probabilities are changed at a time.
 _VOXELS_AT_A_TIME = 1 << 17
 # Slices whose largest probabilities are found at a time.
 _SLICES_AT_A_TIME = 8
-# The weight of the template in new models, and of structures whose place or size differs more from
-# head to head: docs/notes/fast-2.md, measured on two scans. Wide ventricles of old age must not be
-# lost.
+# Weight of the template in new models, and of structures whose position or size varies more between
+# heads: docs/notes/fast-2.md, measured on two scans. Wide ventricles of old age must not be lost.
 _DEFAULT_WEIGHT = 1.5
 _LOWER_WEIGHTS = {
     "background": 0.1,
@@ -61,7 +60,7 @@ _LOWER_WEIGHTS = {
     "CSF": 0.1,
 }
 # FreeSurfer delineates some structures larger or smaller than the label maps do. The template is
-# made of maps in which these are changed by a millimetre, and of these structures the counts are
+# made of maps in which these are changed by a millimetre, and the counts of these structures are
 # multiplied.
 _FREESURFER_VARIANTS: tuple[Variant, ...] = (
     "large-pallidum",
@@ -76,12 +75,12 @@ _COUNT_FACTORS = {
     "Inf-Lat-Vent": 0.1,
 }
 
-# A head is placed by no fewer structures than these.
+# Least number of structures for a registration.
 _FEWEST_STRUCTURES = 8
-# How far from its place a structure may be and still count, round by round.
+# Largest distance of a structure from its position to count, round by round.
 _TOLERANCES_MM = (60.0, 40.0, 30.0, 20.0, 15.0, 12.0, 12.0)
-# Around where an affine brings them, centroids of healthy heads scatter by about this; heads differ
-# from each other in shape, scale apart, by this share.
+# Scatter of healthy heads' centroids around an affine fit; and the share by which heads differ in
+# shape, apart from scale.
 _SCATTER_MM = 3.0
 _SHAPES = 0.08
 _SCALES = (0.7, 1.4)
@@ -89,7 +88,7 @@ _MOST_TURNED_DEG = 60.0
 
 
 def default_prior(scheme: LabelScheme) -> Prior:
-    """The prior of a new model: its template counts less for structures that differ between heads.
+    """Return the prior of a new model, with lower weights for structures that vary between heads.
 
     These are the folds of the cortex, and ventricles by their size.
     """
@@ -108,13 +107,13 @@ def build_template(
     *,
     learn_fluid: bool = False,
 ) -> Template:
-    """Average label maps, each brought to their common space by its structures' centroids.
+    """Average label maps in a common space, to which they are registered by their centroids.
 
-    Label maps have voxels of 1 mm. `learn_fluid` must be what the networks were trained with: see
+    Label maps have voxels of 1 mm. `learn_fluid` must be as in the training of the networks: see
     `segmentation.synthetic.targets.aim`. The same seed gives the same template.
     """
-    # Heads with structures as large as FreeSurfer's: the changed copies, which come after the heads
-    # as they are.
+    # Heads with structures as large as FreeSurfer's: the changed copies, which follow the original
+    # heads.
     class_of_entry = aim(maps, scheme, learn_fluid=learn_fluid).targets.numpy()
     with_copies = with_variants(maps, [_FREESURFER_VARIANTS])
     changed = with_copies.labels[len(maps.labels) :]
@@ -138,10 +137,10 @@ def build_template(
 
 
 def _common_space(centroids: Sequence[Points]) -> Points:
-    """The mean of heads' centroids (K, 3), as large as the heads are in the mean, not as the first.
+    """Return the mean of heads' centroids (K, 3), with the mean size of the heads.
 
-    Heads are turned and scaled as a whole: a full affine would flatten their mean a little more in
-    each round along the axis in which structures are least spread.
+    Heads are rotated and scaled as a whole: a full affine would flatten their mean a little more in
+    each round along the axis in which structures vary least.
     """
     common = centroids[0]
     for _ in range(_MEAN_ROUNDS):
@@ -149,7 +148,7 @@ def _common_space(centroids: Sequence[Points]) -> Points:
         for of_head in centroids:
             to_common = _similarity_between(of_head, common)
             aligned.append(moved(of_head, to_common))
-        # The mean over those heads that have a structure.
+        # The mean over the heads that have a structure.
         points = np.stack(aligned)
         is_known = np.isfinite(points).all(2, keepdims=True)
         total = np.where(is_known, points, 0).sum(0)
@@ -167,7 +166,7 @@ def _common_space(centroids: Sequence[Points]) -> Points:
 def _template_grid(
     heads: Sequence[Tensor], to_heads: Sequence[Matrix]
 ) -> tuple[Shape, Matrix]:
-    """Shape and affine of a grid around all heads' brains in their common space."""
+    """Return shape and affine of a grid around all heads' brains in their common space."""
     brains = []
     for head, to_head in zip(heads, to_heads, strict=True):
         brain = corners(occupied_box(head > 0))
@@ -189,10 +188,11 @@ def _count_classes(
     classes: int,
     seed: int,
 ) -> NDArray[np.uint16]:
-    """How often each class is found around each voxel of a template, (X Y Z, K), in all heads.
+    """Count the classes of all heads around each voxel of a template, (X Y Z, K).
 
-    `to_heads` takes the template's millimetres to voxels of each head. Places are jittered, so that
-    an average over few heads is smooth. Beyond a head's map all is background.
+    `to_heads` maps the template's millimetres to voxels of each head. Positions are jittered, so
+    that
+    an average over few heads is smooth. Outside of a head's map is background.
     """
     generator = np.random.default_rng(seed)
     voxels_mm = moved(np.argwhere(np.ones(shape, bool)), affine)
@@ -212,7 +212,7 @@ def _count_classes(
 
 
 def _value_of_either_side(values: Mapping[str, float], name: str) -> float | None:
-    """The value of a structure, whichever side it is on; None if it has none."""
+    """Return the value of a structure on either side; None if it has none."""
     return values.get(name.removeprefix("Left-").removeprefix("Right-"))
 
 
@@ -223,10 +223,11 @@ def apply_prior(
     scheme: LabelScheme,
     affine: NDArray[np.float64],
 ) -> str:
-    """Change fused probabilities (X, Y, Z, K) in place; returns why not, or an empty string.
+    """Apply the prior to fused probabilities (X, Y, Z, K) in place; return why not, or "".
 
-    `affine` takes voxels of `fused` to RAS millimetres. Only voxels whose largest probability is
-    below `prior.certain` change; the sums over classes stay.
+    `affine` maps voxels of `fused` to RAS millimetres. Only voxels whose largest probability is
+    below
+    `prior.certain` change; the sums over classes stay.
     """
     largest, labels = most_probable(fused)
     centroids = _centroids(labels, affine, scheme)
@@ -251,7 +252,9 @@ def apply_prior(
 
 
 def most_probable(fused: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest probability and its class, each (X, Y, Z), of probabilities (X, Y, Z, K)."""
+    """Return the largest probability and its class, each (X, Y, Z), of probabilities (X, Y, Z,
+    K).
+    """
     values = []
     labels = []
     for slab in torch.split(fused, _SLICES_AT_A_TIME):
@@ -262,7 +265,7 @@ def most_probable(fused: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def weights_by_class(prior: Prior, scheme: LabelScheme) -> Tensor:
-    """How much the template counts for each class, (K,)."""
+    """Return the weight of the template for each class, (K,)."""
     return torch.tensor(
         [prior.per_class.get(name, prior.weight) for name in scheme.names]
     )
@@ -271,11 +274,12 @@ def weights_by_class(prior: Prior, scheme: LabelScheme) -> Tensor:
 def weighted_by(
     shares: Tensor, probabilities: Tensor, weights: Tensor, floor: float
 ) -> Tensor:
-    """Probabilities (N, K) times expected (N, K) to the power of a weight, with the same sums.
+    """Multiply probabilities (N, K) by expected ones (N, K) to the power of a weight; sums stay.
 
-    `shares` (N, K) of 255 are what a template has there; no less than `floor` is expected. A
-    voxel's weight is the mean of the classes' `weights` (K,), by the probabilities that they have
-    there. A class of weight 0 keeps its probability: the others share what it leaves them.
+    `shares` (N, K) of 255 are the template's values; expected probabilities are at least `floor`. A
+    voxel's weight is the mean of the classes' `weights` (K,), by its probabilities. A class of
+    weight
+    0 keeps its probability: the others share the rest.
     """
     expected = (shares / 255).clamp(min=floor)
     is_changed = weights > 0
@@ -290,15 +294,15 @@ def weighted_by(
 def _centroids(
     labels: Tensor, affine: NDArray[np.float64], scheme: LabelScheme
 ) -> Points:
-    """Centroids (K, 3) in millimetres of classes in a map (X, Y, Z) of their indices.
+    """Return centroids (K, 3) in millimetres of the classes in a map (X, Y, Z).
 
-    NaN for classes that are not there, and for those that are spread over all the head.
+    NaN for missing classes, and for those that extend over the whole head.
     """
     classes = len(scheme)
     class_of_voxel = labels.long()
     means = []
     for axis, length in enumerate(labels.shape):
-        # How many voxels of each class are in each plane across this axis.
+        # Number of voxels of each class in each plane across this axis.
         along_axis = [1, 1, 1]
         along_axis[axis] = length
         plane = torch.arange(length, device=labels.device)
@@ -317,13 +321,13 @@ def _centroids(
 
 
 def _similarity_between(start: Points, end: Points) -> Matrix:
-    """Rotation, one scale and a shift that take centroids to others; missing ones are ignored."""
+    """Return rotation, one scale and shift between centroids; missing ones are ignored."""
     known = _known_in_both(start, end)
     return _fit_similarity(start[known], end[known], _equal_weights(known))
 
 
 def _affine_between(start: Points, end: Points) -> Matrix:
-    """The affine that takes centroids of one head to those of another; missing ones are ignored."""
+    """Return the affine between centroids of two heads; missing ones are ignored."""
     similarity = _similarity_between(start, end)
     aligned = moved(start, similarity)
     known = _known_in_both(aligned, end)
@@ -333,11 +337,11 @@ def _affine_between(start: Points, end: Points) -> Matrix:
 
 
 def _robust_affine(found: Points, template: Points) -> Matrix | str:
-    """An affine from a scan's millimetres to a template's, or the reason why there is none.
+    """Return an affine from a scan's millimetres to a template's, or the reason for having none.
 
-    Centroids of structures that were found in the wrong place, or only in part, must not bend it.
-    So the head is turned, moved and scaled as a whole first, and structures far from their place
-    count less and less. A full affine then goes no further from that than they support.
+    Structures that were found in the wrong position, or partly, must not distort it. So the head is
+    first rotated, shifted and scaled as a whole, and distant structures get lower weights. A full
+    affine then deviates from that no further than the structures support.
     """
     known = _known_in_both(found, template)
     if known.sum() < _FEWEST_STRUCTURES:
@@ -348,7 +352,7 @@ def _robust_affine(found: Points, template: Points) -> Matrix | str:
     weights = np.ones(len(start))
     for tolerance_mm in _TOLERANCES_MM:
         similarity = _fit_similarity(start, end, weights)
-        # Tukey's: 1 for a structure in its place, 0 from the tolerance on.
+        # Tukey's weight: 1 for a structure in its position, 0 from the tolerance on.
         off_mm = np.linalg.norm(moved(start, similarity) - end, axis=1)
         part = off_mm / tolerance_mm
         weights = np.where(part < 1, (1 - part**2) ** 2, 0.0)
@@ -358,7 +362,7 @@ def _robust_affine(found: Points, template: Points) -> Matrix | str:
             )
     turned_deg = _rotation_angle_deg(similarity)
     if turned_deg > _MOST_TURNED_DEG:
-        # Sides that are exchanged in the header fit best by a head upside down.
+        # A header with exchanged sides fits best with the head upside down.
         return f"the head would be turned by {turned_deg:.0f} degrees"
 
     aligned = moved(start, similarity)
@@ -370,7 +374,7 @@ def _robust_affine(found: Points, template: Points) -> Matrix | str:
 
 
 def _known_in_both(start: Points, end: Points) -> NDArray[np.bool_]:
-    """Which classes have a centroid in both heads, (K,)."""
+    """Return which classes have a centroid in both heads, (K,)."""
     in_start = np.isfinite(start).all(1)
     in_end = np.isfinite(end).all(1)
     return np.asarray(in_start & in_end)
@@ -381,7 +385,7 @@ def _equal_weights(known: NDArray[np.bool_]) -> NDArray[np.float64]:
 
 
 def _rotation_angle_deg(similarity: Matrix) -> float:
-    """The angle of a similarity's rotation."""
+    """Return the rotation angle of a similarity transform."""
     linear = similarity[:3, :3]
     scale = np.cbrt(np.linalg.det(linear))
     rotation = linear / scale
@@ -391,7 +395,7 @@ def _rotation_angle_deg(similarity: Matrix) -> float:
 
 
 def _fit_similarity(start: Points, end: Points, weights: NDArray[np.float64]) -> Matrix:
-    """Rotation, one scale and a shift that take points (K, 3) to others (Umeyama 1991)."""
+    """Return rotation, one scale and shift from points (K, 3) to others (Umeyama 1991)."""
     shares = weights / weights.sum()
     start_middle = shares @ start
     end_middle = shares @ end
@@ -400,7 +404,7 @@ def _fit_similarity(start: Points, end: Points, weights: NDArray[np.float64]) ->
     weighted_end_off = end_off * shares[:, None]
     covariance = weighted_end_off.T @ start_off
     left, spread, right = np.linalg.svd(covariance)
-    # Never a reflection: the last axis, along which points spread least, turns if it must.
+    # Never a reflection: if necessary, the last axis, along which points vary least, is flipped.
     handedness = np.sign(np.linalg.det(left @ right))
     signs = np.array([1.0, 1.0, handedness])
     rotation = left @ np.diag(signs) @ right
@@ -415,17 +419,18 @@ def _fit_similarity(start: Points, end: Points, weights: NDArray[np.float64]) ->
 def _fit_affine_near_identity(
     start: Points, end: Points, weights: NDArray[np.float64]
 ) -> Matrix:
-    """The likeliest affine that takes points (K, 3) to others: ridge regression of the change.
+    """Return the likeliest affine from points (K, 3) to others: ridge regression towards identity.
 
-    Points scatter by `_SCATTER_MM` around their place, and heads differ in shape by `_SHAPES`: with
-    few points or near ones the second outweighs the first.
+    Points scatter by `_SCATTER_MM` around their position, and heads differ in shape by `_SHAPES`:
+    with
+    few points or close ones the second dominates.
     """
     middle = weights @ start / weights.sum()
     root_weights = np.sqrt(weights)[:, None]
     with_constant = np.c_[start - middle, np.ones(len(start))]
     rows = with_constant * root_weights
     wanted = (end - start) * root_weights
-    # Three more equations draw the linear part to no change; the shift is free.
+    # Three more equations pull the linear part towards the identity; the shift is free.
     strength = _SCATTER_MM / _SHAPES
     penalty = np.diag([strength, strength, strength, 0.0])[:3]
     all_rows = np.r_[rows, penalty]

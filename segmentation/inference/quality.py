@@ -1,13 +1,12 @@
-"""Grades of a segmentation and its structures: pass, look or reject, by limits, with reasons.
+"""Quality grades of a segmentation and its structures: pass, look or reject, with reasons.
 
 Each check compares a value with a pair of limits, all of which are in `checks/limits.py`. Beyond
-the first limit of a pair the scan has the grade look, beyond the second one it is rejected. So a
-scan is graded reject by any check of `CHECKS`, or where too many of its structures are rejected
+the first limit of a pair the scan has the grade look, beyond the second one it is rejected. A scan
+is graded reject by any check of `CHECKS`, or if too many of its structures are rejected
 (`_check_rejected`).
 
-How much the views must agree is a matter of the model: its own limits stand in its model.yaml, and
-`trinat calibrate` finds them (docs/quality.md). What a scan and a head are like is the same for
-all.
+The limits of the agreement between views depend on the model and are in its model.yaml
+(docs/quality.md). All other limits are common to all models.
 """
 
 from __future__ import annotations
@@ -56,10 +55,11 @@ Check = Callable[[Evidence, Limits], list[Finding]]
 
 @dataclass(frozen=True)
 class Grade:
-    """The grade of a scan with its reasons, those that reject it first, and grades of structures.
+    """Grade of a scan with its reasons, rejections first, and grades of structures.
 
     With one view there is no agreement. Then structures that were not found are rejected, those
-    that a check names have the grade look, and the others have no grade.
+    that a
+    check names have the grade look, and the others have no grade.
     """
 
     name: GradeName
@@ -68,7 +68,7 @@ class Grade:
 
 
 def limits_of(model: ModelInfo) -> Limits:
-    """The limits that hold for what a model segments.
+    """Return the limits for results of a model.
 
     For a model for any contrast, white matter may be darker than cortex, and fluid as bright.
     """
@@ -81,15 +81,16 @@ def limits_of(model: ModelInfo) -> Limits:
 
 
 def grade(found: Prediction, limits: Limits = LIMITS) -> Grade:
-    """Judge one segmentation by what can be known without a truth."""
+    """Grade one segmentation without a reference."""
     return grade_by(Evidence.of(found), limits)
 
 
 def grade_by(evidence: Evidence, limits: Limits = LIMITS) -> Grade:
-    """Judge by every check: what rejects comes first among the reasons.
+    """Grade by all checks; rejections come first among the reasons.
 
     A finding that rejects (a value beyond the second limit of its pair) makes the whole a reject;
-    any other finding makes it at least a look. Without findings it passes.
+    any
+    other finding makes it at least a look. Without findings it passes.
     """
     structures = _grade_structures(evidence, limits.agreement)
     findings: list[Finding] = []
@@ -98,7 +99,7 @@ def grade_by(evidence: Evidence, limits: Limits = LIMITS) -> Grade:
     findings.extend(_check_rejected(evidence, structures, limits))
     for finding in findings:
         for name in finding.structures:
-            # What a check names is looked at, if it is not rejected already.
+            # A structure that a check names is at least a look.
             if structures.get(name, "pass") == "pass":
                 structures[name] = "look"
     rejecting = [finding.reason for finding in findings if finding.rejects]
@@ -112,14 +113,14 @@ def grade_by(evidence: Evidence, limits: Limits = LIMITS) -> Grade:
 
 
 def check_agreement(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """The views, each by itself, find the same."""
+    """Check that the single views find the same."""
     agreement = mean_agreement(evidence)
     if agreement is None:
         return []
     return below(agreement, limits.agreement, f"views agree by {agreement:.2f} only")
 
 
-# In the order of the reasons; behind each, the limits that it compares with.
+# In the order of the reasons; the limits that each check uses follow it.
 CHECKS: Sequence[Check] = (
     check_agreement,  # agreement
     check_field_of_view,  # cut_mm2
@@ -141,9 +142,9 @@ CHECKS: Sequence[Check] = (
 
 
 def mean_agreement(found: Prediction | Evidence) -> float | None:
-    """Mean Dice between views over structures large enough to compare.
+    """Return the mean Dice between views over structures large enough to compare.
 
-    None with one view, 0 where no structure is large enough.
+    None with one view, 0 if no structure is large enough.
     """
     if found.agreement is None:
         return None
@@ -162,7 +163,7 @@ def mean_agreement(found: Prediction | Evidence) -> float | None:
 def _grade_structures(
     evidence: Evidence, limits: tuple[float, float]
 ) -> dict[str, GradeName]:
-    """The grade of each structure that has one, by its agreement alone."""
+    """Grade each structure by its agreement."""
     grades: dict[str, GradeName] = {}
     for name, volume in evidence.volumes_mm3.items():
         agreement = None
@@ -178,16 +179,16 @@ def _grade_structures(
 def grade_structure(
     volume: float, agreement: float | None, limits: tuple[float, float]
 ) -> GradeName | None:
-    """What is not there is rejected; so is what its views do not agree on.
+    """Grade a structure: reject if it is missing, else by the agreement of its views.
 
-    `agreement` is None with one view: then what is there has no grade.
+    `agreement` is None with one view: then a structure that was found has no grade.
     """
     look_below, reject_below = limits
     if volume == 0:
         return "reject"
     if agreement is None:
         return None
-    # No view by itself has what their sum has: that is no agreement.
+    # NaN: no single view has what their sum has, so there is no agreement.
     agreement = float(np.nan_to_num(agreement))
     if agreement < reject_below:
         return "reject"
@@ -199,9 +200,9 @@ def grade_structure(
 def _check_rejected(
     evidence: Evidence, structures: Mapping[str, GradeName], limits: Limits
 ) -> list[Finding]:
-    """Structures that are rejected by themselves, and how many of all they are.
+    """Check how many structures are rejected by themselves.
 
-    Where some of them were found, the reason names those: the others are named by another check.
+    If some of them were found, the reason names those; missing ones are named by another check.
     """
     if not structures:
         return []
@@ -210,6 +211,6 @@ def _check_rejected(
     reason = f"{len(rejected)} structures rejected"
     if found:
         reason = f"views disagree on {some(found)}"
-    # Of all that the model predicts: with a single view only those not found have a grade.
+    # Relative to all predicted structures: with a single view only missing ones have a grade.
     share = len(rejected) / len(evidence.volumes_mm3)
     return above(share, limits.rejected, reason)

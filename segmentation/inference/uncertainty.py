@@ -1,4 +1,4 @@
-"""How sure networks are: how far views disagree, and what dropout changes (arXiv 1811.09800).
+"""Uncertainty of networks: disagreement of views, and variation over samples (arXiv 1811.09800).
 
 Samples are predictions of the same scan with dropout as in training, or by one member of an
 ensemble each.
@@ -24,12 +24,14 @@ _SLAB = 8
 
 @dataclass(frozen=True, eq=False)
 class Uncertainty:
-    """How much the samples of one scan differ.
+    """Variation of the samples of one scan.
 
     `entropy` (X, Y, Z) is that of the samples' mean, in nats. The others are by class, (K,), and
-    NaN for a class that is in no sample: `iou`, the voxels in all samples of those in any;
+    NaN
+    for a class that is in no sample: `iou`, the voxels in all samples of those in any;
     `pairwise_dice`, the mean over pairs of samples; `volume_cv`, the standard deviation of the
-    volume, of its mean. With one sample the last two are NaN.
+    volume,
+    of its mean. With one sample the last two are NaN.
     """
 
     entropy: NDArray[np.float32]
@@ -40,7 +42,7 @@ class Uncertainty:
 
 
 class Samples:
-    """Collects samples one by one: their running mean, and one map of classes each.
+    """Accumulates samples: their running mean, and a map of classes of each.
 
     The memory grows by one byte a voxel for each sample.
     """
@@ -56,14 +58,15 @@ class Samples:
         self._maps.append(labels.to(torch.uint8).cpu())
         if self._mean is None:
             self._mean = torch.zeros_like(probabilities)
-        # A sum of many would leave the precision of float16.
+        # A sum of many would exceed the precision of float16.
         self._mean += (probabilities - self._mean) / len(self._maps)
 
     def summarise(self) -> Uncertainty:
-        """What the samples say; there must be at least one.
+        """Summarise the samples; there must be at least one.
 
-        Values by class are (K,). From a single sample Dice and the variation of volumes are NaN, as
-        they compare samples. Entropy is a map (X, Y, Z).
+        Values by class are (K,). Dice and the variation of volumes compare samples, so they are NaN
+        for a
+        single one. Entropy is a map (X, Y, Z).
         """
         assert self._mean is not None
         unknown = np.full(self._classes, np.nan)
@@ -99,7 +102,7 @@ class Samples:
 
 
 def entropy_of(probabilities: Tensor) -> NDArray[np.float32]:
-    """Entropy in nats of probabilities (..., K): 0 where one class is certain, at most log K."""
+    """Return the entropy in nats of probabilities (..., K): from 0 for certainty to log K."""
     parts = []
     for slab in torch.split(probabilities, _SLAB):
         terms = torch.special.entr(slab.float())
@@ -108,7 +111,10 @@ def entropy_of(probabilities: Tensor) -> NDArray[np.float32]:
 
 
 def dice_of_maps(one: Tensor, other: Tensor, classes: int) -> NDArray[np.float64]:
-    """Dice of each class between two maps of class indices, (K,); NaN where both lack it."""
+    """Return the Dice of each class between two maps of class indices, (K,);
+
+    NaN if both lack it.
+    """
     pairs = one.flatten().int() * classes + other.flatten()
     counts = torch.bincount(pairs, minlength=classes**2)
     table = counts.view(classes, classes).double()
@@ -122,9 +128,10 @@ def view_agreement(
     scheme: LabelScheme,
     merged_views: tuple[View, ...],
 ) -> NDArray[np.float64]:
-    """Mean Dice of each class over the pairs of views, (K,); NaN where none has the class.
+    """Return the mean Dice of each class over the pairs of views, (K,); NaN if no view has it.
 
-    A view that cannot tell sides is compared on merged structures, which both sides then show.
+    A view that cannot distinguish sides is compared on merged structures, which both sides then
+    have.
     """
     found = []
     for one, other in combinations(maps, 2):
@@ -144,12 +151,12 @@ def view_agreement(
 
 
 def _merge_sides(labels: Tensor, to_merged: NDArray[np.int64]) -> Tensor:
-    """A map of class indices with left and right as one class, uint8."""
+    """Merge left and right in a map of class indices, uint8."""
     table = torch.from_numpy(to_merged.astype(np.uint8)).to(labels.device)
     return table[labels.int()]
 
 
 def _mean_where_known(pairs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Mean over those pairs of maps that have the class, (K,); NaN where none has it."""
-    # Of torch, since NumPy's warns where there is no value.
+    """Return the mean over pairs of maps that have the class, (K,); NaN if none has it."""
+    # torch's nanmean, since NumPy's warns if there is no value.
     return np.asarray(torch.from_numpy(np.array(pairs)).nanmean(0))

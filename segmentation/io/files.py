@@ -1,4 +1,7 @@
-"""Inputs are regular files, outputs appear whole or not at all: all files go through here."""
+"""Regular files for input, atomic writes for output.
+
+All file access of trinat goes through here.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ from trinat.segmentation.timing import stage
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _UNKNOWN = frozenset({"", "n/a", "nan", "na", "unknown"})
 _NO_NAME = frozenset({"", "n/a"})
-# The package that pandas reads each with.
+# The package with which pandas reads each suffix.
 _EXCEL = {".xls": "xlrd", ".xlsx": "openpyxl"}
 _NOT_WRITABLE = "choose a folder that you may write to"
 _NO_FOLDER = "create the folder first"
@@ -50,18 +53,18 @@ _REMEDIES = {
 
 
 def open_regular(path: str | Path) -> io.BufferedReader:
-    """Open a regular file to read, also through links; never wait for a pipe, never read a device.
+    """Open a regular file for reading, following links; never block on a pipe or read a device.
 
-    A file that is missing or not readable raises an OSError, as `open` does; a folder and whatever
-    else is no file raises an InputError.
+    Raises an OSError, as `open` does, for a file that is missing or not readable, and an InputError
+    for a folder or any other file that is not regular.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno != errno.ENXIO:  # of a socket
+        if error.errno != errno.ENXIO:  # raised for a socket
             raise
         raise _not_regular(path) from None
-    # The open file is asked, not its name: between two looks at a name it may be exchanged.
+    # Check the open file, not its name: the name could be exchanged between two checks.
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return os.fdopen(descriptor, "rb")
@@ -72,29 +75,29 @@ def open_regular(path: str | Path) -> io.BufferedReader:
 
 
 def _not_regular(path: str | Path) -> InputError:
-    """What to raise for a pipe, a socket or a device."""
+    """Return the error to raise for a pipe, a socket or a device."""
     return InputError(
         "not a regular file", where=path, remedy="copy it to a file first"
     )
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """The bytes of a regular file; raises what `open_regular` does."""
+    """Read the bytes of a regular file; raises what `open_regular` does."""
     with open_regular(path) as file:
         return file.read()
 
 
 def read_text(path: str | Path, encoding: str = "utf-8", errors: str = "strict") -> str:
-    """The text of a regular file; every line ends with a newline character alone."""
+    """Read the text of a regular file; every line ending becomes a newline character."""
     with io.TextIOWrapper(open_regular(path), encoding, errors) as file:
         return file.read()
 
 
 def sha256_of(*paths: Path) -> str:
-    """SHA-256 over the bytes of regular files, one after the other, in hexadecimal digits.
+    """Return the SHA-256 of one or more regular files, read one after the other, in hexadecimal.
 
-    Files are read in pieces of 1 MiB. InputError for what is not a regular file. The digest of two
-    paths is that of their bytes in this order, so that an Analyze pair has one digest.
+    Files are read in blocks of 1 MiB. Several paths give one digest of their concatenated bytes, so
+    that an Analyze pair has one digest. Raises an InputError for anything but a regular file.
     """
     digest = hashlib.sha256()
     with stage("checksum"):
@@ -109,14 +112,14 @@ def sha256_of(*paths: Path) -> str:
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """Yield the path of an empty temporary file that becomes `path` if the block succeeds.
 
-    For libraries that insist on a path (h5py, safetensors). The temporary file is in the
-    same folder and is gone after a failure; a killed process may leave a `.trinat-*.tmp`.
+    For libraries that need a path (h5py, safetensors). The temporary file is in the same folder and
+    is removed after a failure; a killed process may leave a `.trinat-*.tmp`.
     """
     final = Path(path)
-    # The name's own length does not count, so any legal name can be written.
+    # The temporary name does not contain the final one, so that names of any legal length work.
     temporary = final.parent / f".trinat-{secrets.token_hex(8)}.tmp"
     try:
-        # Not tempfile: its files are 0600 whatever the umask says.
+        # Not tempfile: it creates files with mode 0600, whatever the umask is.
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
         descriptor = os.open(temporary, flags, 0o666)
         os.close(descriptor)
@@ -128,10 +131,10 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
-        # Without this a power cut can undo the renaming.
+        # Without this, a power cut can undo the renaming.
         sync(final.parent)
     except OSError as error:
-        # An error about another file, raised in the block, is not ours to explain.
+        # An error about another file, raised in the block, is passed on unchanged.
         ours = (None, str(temporary), str(final.parent))
         if error.errno is None or error.filename not in ours:
             raise
@@ -142,7 +145,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 def new_folder(path: Path) -> Iterator[Path]:
     """Yield an empty temporary folder that becomes `path` if the block succeeds.
 
-    OutputError for a file of this name, and for a folder that holds anything.
+    Raises an OutputError if `path` is a file or a folder that is not empty.
     """
     is_empty_folder = path.is_dir() and not any(path.iterdir())
     if os.path.lexists(path) and not is_empty_folder:
@@ -160,9 +163,9 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def not_written(path: Path, error: OSError) -> OutputError:
-    """What to raise where a file or folder could not be written, for this reason.
+    """Return the error to raise when a file or folder could not be written.
 
-    A DiskFullError where room or a quota is used up; with what to do, where the reason says it.
+    It is a DiskFullError if the disk or a quota is full. The remedy depends on the reason.
     """
     kind = DiskFullError if is_disk_full(error) else OutputError
     remedy = "see that its folder is there and sound"
@@ -172,17 +175,17 @@ def not_written(path: Path, error: OSError) -> OutputError:
 
 
 def open_to_append(path: Path) -> io.FileIO:
-    """A file for `append_whole`, made if it is not there.
+    """Open a file for `append_whole`, creating it if it does not exist.
 
-    Without a buffer: what a failure leaves in one would be written later.
+    Unbuffered: bytes that a failure leaves in a buffer would be written later.
     """
     return path.open("a+b", buffering=0)
 
 
 def append_whole(file: io.FileIO, content: bytes, path: Path) -> None:
-    """Append to the file at `path`; after a failure it is as it was.
+    """Append to the file at `path`; after a failure the file is as it was before.
 
-    The bytes are on the disk when this returns. No other may write to the file meanwhile.
+    The bytes are on the disk when this returns. No other process may write to the file meanwhile.
     """
     end = file.seek(0, os.SEEK_END)
     try:
@@ -197,10 +200,9 @@ def append_whole(file: io.FileIO, content: bytes, path: Path) -> None:
 
 
 def remove_leftovers(*folders: Path) -> None:
-    """Remove what killed processes were writing there, files or folders; none may be at work.
+    """Remove temporary files and folders of killed processes; no process may be writing there.
 
-    Only names as `atomic_write` gives them (`.trinat-*.tmp`) are removed. A folder that does not
-    exist is as an empty one.
+    Only names that `atomic_write` makes (`.trinat-*.tmp`) are removed. Missing folders are ignored.
     """
     for folder in folders:
         for left in folder.glob(".trinat-*.tmp"):
@@ -212,16 +214,17 @@ def remove_leftovers(*folders: Path) -> None:
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
-    """Yield a binary file that becomes `path` if the block succeeds, and else never existed."""
+    """Yield a binary file that becomes `path` if the block succeeds, and otherwise never exists."""
     with atomic_path(path) as temporary, temporary.open("wb") as file:
         yield file
 
 
 @contextmanager
 def atomic_text(path: str | Path) -> Iterator[TextIO]:
-    """As `atomic_write`, for UTF-8 text; line ends are written as given (fit for csv).
+    """Yield a text file in UTF-8 that becomes `path` if the block succeeds.
 
-    What a file name has that is no UTF-8 is escaped.
+    Line endings are written as given, as the csv module needs. Parts of file names that are not
+    UTF-8 are escaped.
     """
     with (
         atomic_path(path) as temporary,
@@ -236,9 +239,9 @@ def atomic_text(path: str | Path) -> Iterator[TextIO]:
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
-    """A file of these bytes, or of this text as `atomic_text` writes it.
+    """Write text (as `atomic_text` does) or bytes to a file, atomically.
 
-    The file is replaced if it is there; until the new one is complete the old one stays.
+    An existing file stays in place until the new one is complete.
     """
     if isinstance(content, str):
         content = content.encode("utf-8", "backslashreplace")
@@ -247,9 +250,9 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
 
 
 def write_tsv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table of tab-separated values, whole or not at all.
+    """Write a tab-separated table, atomically.
 
-    What is None is written as n/a; no cell is a formula to a spreadsheet.
+    None is written as n/a. No cell is a formula to a spreadsheet.
     """
     with atomic_text(path) as file:
         writer = csv.writer(file, delimiter="\t", lineterminator="\n")
@@ -258,7 +261,7 @@ def write_tsv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
 
 def _tsv_cell(value: Any) -> str:
-    """A value as a cell: n/a for None, and text without what would end a cell."""
+    """Format a value as a cell: n/a for None, text without tabs and line breaks."""
     if value is None:
         return "n/a"
     if not isinstance(value, str):
@@ -268,9 +271,9 @@ def _tsv_cell(value: Any) -> str:
 
 
 def spreadsheet_safe(text: str) -> str:
-    """Text that a spreadsheet would run as a formula, made plain text by a leading quote.
+    """Prefix text that a spreadsheet would run as a formula with a quote.
 
-    A number is none, whatever its sign.
+    Numbers stay as they are, whatever their sign.
     """
     if _NUMBER.fullmatch(text):
         return text
@@ -281,7 +284,7 @@ def spreadsheet_safe(text: str) -> str:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row of a table: its number, where the titles are row 1, and its cells as they stand."""
+    """A table row: its number, counting the header as row 1, and its cells as text."""
 
     number: int
     cells: tuple[str, ...]
@@ -289,18 +292,19 @@ class TableRow:
 
 @dataclass(frozen=True)
 class Table:
-    """A table as text: no cell is taken for a number, a date or a missing value."""
+    """A table of text; no cell is converted to a number, a date or a missing value."""
 
     titles: tuple[str, ...]
     rows: tuple[TableRow, ...]
 
 
 def read_table(path: Path) -> Table:
-    """A .csv, .tsv or Excel table with a row of titles; each row has a cell for each title.
+    """Read a .csv, .tsv or Excel table with a header; each row has one cell per column.
 
-    Tabs separate cells if there are any among the titles, else commas or semicolons. Quotes mean
-    nothing between tabs, as BIDS has it. Empty rows, and empty cells beyond the titles, are left
-    out. DatasetError for what is no table, and for a row with too few or too many cells.
+    The separator is the tab if the header has one, else comma or semicolon. Between tabs, quotes
+    are
+    ordinary characters, as in BIDS. Empty rows, and empty cells beyond the header, are dropped.
+    Raises a DatasetError if the file is no table or a row has too few or too many cells.
     """
     table = _read_ragged(path)
     width = len(table.titles)
@@ -324,11 +328,11 @@ def read_table(path: Path) -> Table:
 def read_rows(
     path: Path, *, required: tuple[str, ...], names: tuple[str, ...] = ()
 ) -> list[dict[str, str]]:
-    """Rows of a .csv, .tsv or Excel table with a header; what is not known is an empty string.
+    """Read the rows of a .csv, .tsv or Excel table with a header; missing values become "".
 
-    Cells that a row lacks are empty. In the columns `names` only n/a is not known: somebody may be
-    called NA. Raises DatasetError for what is no table, for one without a required column, and for
-    a row with more cells than titles, as a comma in a number makes it.
+    Missing cells at the end of a row become "". In the columns `names` only n/a means missing,
+    because NA can be a name. Raises a DatasetError if the file is no table, if a required column is
+    missing, or if a row has more cells than the header, as an unquoted decimal comma makes.
     """
     table = _read_ragged(path)
     for name in required:
@@ -358,7 +362,7 @@ def _wrong_width(path: Path, row: TableRow, width: int) -> DatasetError:
 
 
 def _read_ragged(path: Path) -> Table:
-    """The table in a file, whose rows may have more or fewer cells than titles."""
+    """Read a table whose rows may have more or fewer cells than the header."""
     read = _sheet if path.suffix.lower() in _EXCEL else _lines_of_text
     rows = []
     for number, line in read(path):
@@ -369,7 +373,7 @@ def _read_ragged(path: Path) -> Table:
 
 
 def _lines_of_text(path: Path) -> list[tuple[int, list[str]]]:
-    """Numbers and cells of the lines of a file in UTF-8 that are not empty."""
+    """Return the numbers and cells of the non-empty lines of a UTF-8 file."""
     try:
         text = read_bytes(path).decode("utf-8-sig")
         if "\0" in text:
@@ -377,7 +381,7 @@ def _lines_of_text(path: Path) -> list[tuple[int, list[str]]]:
         header = text.partition("\n")[0]
         if "\t" in header:
             return _between_tabs(text)
-        # csv, not pandas: that fills rows that are too short without a word.
+        # csv rather than pandas: pandas pads short rows in silence.
         by_comma = list(csv.reader([header], delimiter=","))
         by_semicolon = list(csv.reader([header], delimiter=";"))
         delimiter = ","
@@ -402,10 +406,11 @@ def _lines_of_text(path: Path) -> list[tuple[int, list[str]]]:
 
 
 def _between_tabs(text: str) -> list[tuple[int, list[str]]]:
-    """Numbers and cells of lines whose cells are between tabs.
+    """Return the numbers and cells of tab-separated lines.
 
-    A quote is a character like others. Where it stands around a whole cell, as spreadsheets and
-    `write_tsv` put it, the cell is what is inside.
+    Quotes are ordinary characters. Quotes around a whole cell, as spreadsheets and `write_tsv`
+    write
+    them, are removed.
     """
     lines = []
     for number, line in enumerate(re.split(r"\r\n|\n|\r", text), start=1):
@@ -423,7 +428,7 @@ def _between_tabs(text: str) -> list[tuple[int, list[str]]]:
 
 
 def _sheet(path: Path) -> list[tuple[int, list[str]]]:
-    """Numbers and cells of the rows of an Excel file's first sheet, as text."""
+    """Return the row numbers and cells of the first sheet of an Excel file, as text."""
     import pandas as pd
 
     content = io.BytesIO(read_bytes(path))
@@ -435,7 +440,7 @@ def _sheet(path: Path) -> list[tuple[int, list[str]]]:
         raise DatasetError(
             f"needs the package {package}", where=path, remedy=remedy
         ) from None
-    except Exception as error:  # Each package has errors of its own.
+    except Exception as error:  # Each package raises its own errors.
         raise DatasetError(
             f"not an Excel table ({one_line(str(error))})", where=path
         ) from None
@@ -446,16 +451,16 @@ def _sheet(path: Path) -> list[tuple[int, list[str]]]:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's names, are on the disk.
+    """Wait until the bytes of a file, or the names in a folder, are on the disk.
 
-    Without this a power failure may lose a file that was renamed already. File systems that cannot
-    sync folders are accepted; every other OSError is raised.
+    Without this, a power failure may lose a file that has already been renamed. File systems that
+    cannot sync folders are accepted; every other OSError is raised.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network file systems cannot sync a folder; the rename itself stands.
+        # Some network file systems cannot sync a folder; the rename itself holds.
         cannot_sync = error.errno in (errno.EINVAL, errno.EBADF)
         if not (path.is_dir() and cannot_sync):
             raise

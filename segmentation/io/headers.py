@@ -1,7 +1,7 @@
-"""What a scan's header says, checked field by field before any voxel is read.
+"""Scan headers, checked field by field before any voxel is read.
 
-nibabel decodes the fields. Its own checks are left off: they mend what is wrong (a negative voxel
-size, an unknown code) where we refuse, and they look at half of what is checked here.
+nibabel decodes the fields. Its own checks are off: they repair what is wrong (a negative voxel
+size, an unknown code) where trinat refuses it, and they cover half of the fields.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NIFTI2_LENGTH = 540
 # NIfTI header extensions may hold a whole DICOM header, but not more than this.
 _MAX_OFFSET = 64 * 2**20
 _MGH_VOXELS_AT = 284
-# Where an MGH header says whether it has an orientation.
+# Position of the MGH flag that says whether the header has an orientation.
 _MGH_FLAG = slice(28, 30)
 _UNIT_LENGTH_TOLERANCE = 1e-3
 # NIfTI's codes of spatial units.
@@ -46,10 +46,10 @@ _LARGEST_FORM_CODE = 5
 
 @dataclass(frozen=True)
 class Form:
-    """One statement on where the voxels are; `affine` is None where the fields make none.
+    """One statement of the header on orientation; `affine` is None if the fields give none.
 
-    `affine` is (4, 4), voxel index -> RAS mm. `code` is the number of NIfTI for the space that it
-    leads to; 0 is unknown.
+    `affine` is (4, 4), voxel index to RAS mm. `code` is NIfTI's number of the target space; 0 is
+    unknown.
     """
 
     code: int
@@ -58,11 +58,12 @@ class Form:
 
 @dataclass(frozen=True)
 class Header:
-    """All of a header that reading needs.
+    """All header fields that reading needs.
 
-    `shape` and `zooms` (mm) are of the three axes; `dtype` is that of the file, with its byte
-    order. The voxels begin at byte `offset` of the file; their value is `slope` times what is
-    stored plus `inter`. `bare` is the affine that nibabel takes where no form is coded.
+    `shape` and `zooms` (mm) are those of the three axes; `dtype` is the voxel type in the file,
+    with
+    its byte order. The voxels begin at byte `offset`; their value is `slope` times the stored value
+    plus `inter`. `bare` is the affine that nibabel assumes if neither form has a code.
     """
 
     shape: Sides
@@ -77,19 +78,19 @@ class Header:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all voxels in the file, unpacked."""
+        """Number of bytes of all voxels in the file, unpacked."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def scaled(self) -> bool:
-        """Whether the values are other than what is stored."""
+        """True if the values differ from the stored ones."""
         return (self.slope, self.inter) != (1.0, 0.0)
 
 
 def read_nifti(stream: ScanStream) -> Header:
-    """The header of a .nii file, NIfTI-1 or NIfTI-2, leaving `stream` at its first voxel.
+    """Read the header of a .nii file, NIfTI-1 or NIfTI-2, leaving `stream` at its first voxel.
 
-    Raises an InputError for whatever is not a sound header of one 3D scan.
+    Raises an InputError for anything but a sound header of one 3D scan.
     """
     fields, length = _struct(stream)
     where = stream.path
@@ -101,7 +102,7 @@ def read_nifti(stream: ScanStream) -> Header:
             remedy="if it is half of a pair, name the .hdr file",
         )
     header = from_nifti(fields, where)
-    # Four bytes behind the header say whether extensions follow.
+    # The four bytes after the header say whether extensions follow.
     if header.offset < length + 4:
         raise wrong(
             f"voxels are said to start at byte {header.offset}, inside the header",
@@ -114,9 +115,9 @@ def read_nifti(stream: ScanStream) -> Header:
 
 
 def read_pair(stream: ScanStream) -> Header:
-    """The header of a .hdr file: a NIfTI pair, or Analyze 7.5 where its magic is not there.
+    """Read a .hdr file: the header of a NIfTI pair, or Analyze 7.5 if NIfTI's magic is missing.
 
-    FormatError for fields that are impossible, and for the header of a single file (.nii) under the
+    Raises a FormatError for impossible fields, and for the header of a single file (.nii) under the
     name of a pair.
     """
     fields, _ = _struct(stream)
@@ -133,10 +134,11 @@ def read_pair(stream: ScanStream) -> Header:
 
 
 def read_mgh(stream: ScanStream) -> Header:
-    """The header of an .mgh or .mgz file, leaving `stream` at its first voxel.
+    """Read the header of an .mgh or .mgz file, leaving `stream` at its first voxel.
 
-    A header without an orientation has FreeSurfer's default: 1 mm voxels along left, inferior and
-    anterior. Both forms have the code of its goodRASFlag. Raises an InputError, as `read_nifti`.
+    A header without orientation gets FreeSurfer's default: 1 mm voxels along left, inferior and
+    anterior. Both forms get the code of its goodRASFlag. Raises an InputError, as `read_nifti`
+    does.
     """
     where = stream.path
     block = stream.take(_MGH_VOXELS_AT)
@@ -148,7 +150,7 @@ def read_mgh(stream: ScanStream) -> Header:
     if flag not in (0, 1):
         raise wrong(f"goodRASFlag is {flag}, not 0 or 1", where)
     if flag == 0:
-        # nibabel has put defaults in place of the fields: 1 mm, and LSP where FreeSurfer has LIA.
+        # nibabel has replaced the fields by defaults: 1 mm, and LSP where FreeSurfer has LIA.
         fields["Mdc"] = ((-1, 0, 0), (0, 0, -1), (0, 1, 0))
     dims = [int(n) for n in fields["dims"]]
     shape = check_sides(dims, where)
@@ -165,7 +167,7 @@ def read_mgh(stream: ScanStream) -> Header:
         dtype = np.dtype(fields.get_data_dtype()).newbyteorder(">")
     except KeyError:
         raise _type_refused(f"MGH voxel type {int(fields['type'])}", where) from None
-    # One statement stands for both forms: they cannot disagree.
+    # MGH has a single affine, so the two forms cannot disagree.
     form = Form(flag, affine)
     header = Header(shape, dtype, _MGH_VOXELS_AT, 1.0, 0.0, zooms, form, form, affine)
     announce(stream, header)
@@ -173,9 +175,9 @@ def read_mgh(stream: ScanStream) -> Header:
 
 
 def announce(stream: ScanStream, header: Header) -> None:
-    """Refuse sizes beyond the limits, or beyond what file or memory can hold, before allocating.
+    """Refuse sizes beyond the limits, the file or the free memory, before allocating.
 
-    What is wrong with the file is said first: it does not depend on the machine.
+    Faults of the file are reported first, because they do not depend on the machine.
     """
     check_voxel_bytes(header, stream.path)
     stream.announce(header.offset + header.nbytes)
@@ -183,16 +185,17 @@ def announce(stream: ScanStream, header: Header) -> None:
 
 
 def check_size(header: Header, where: Path) -> None:
-    """Refuse voxels beyond the limits, or beyond the memory that is free: FormatError."""
+    """Raise a FormatError if the voxels exceed the limits or the free memory."""
     check_voxel_bytes(header, where)
     check_memory(header.shape, header.zooms, header.nbytes, where)
 
 
 def check_voxel_bytes(header: Header, where: Path) -> None:
-    """Refuse voxels beyond the limits: FormatError.
+    """Raise a FormatError if the voxels exceed the limits.
 
     Called before voxels are read, so that a wrong header costs no memory. Sizes are those in
-    memory, not those in the file: scaled voxels take 4 bytes each or more.
+    memory,
+    not those in the file: scaled voxels take at least 4 bytes each.
     """
     voxel_bytes = header.dtype.itemsize
     if header.scaled:
@@ -202,9 +205,9 @@ def check_voxel_bytes(header: Header, where: Path) -> None:
 
 
 def _struct(stream: ScanStream) -> tuple[Any, int]:
-    """nibabel's view of the fields of a NIfTI or Analyze header, and its length.
+    """Return nibabel's view of the fields of a NIfTI or Analyze header, and its length.
 
-    A header begins with its own length, which gives away its kind and its byte order.
+    A header begins with its own length, which reveals its kind and its byte order.
     """
     start = stream.take(4)
     kinds = (
@@ -224,15 +227,16 @@ def _struct(stream: ScanStream) -> tuple[Any, int]:
 
 
 def _byte_order(endianness: str) -> Literal["little", "big"]:
-    """Python's word for nibabel's "<" and ">"."""
+    """Translate nibabel's "<" and ">" into Python's names."""
     return "little" if endianness == "<" else "big"
 
 
 def from_nifti(fields: Any, where: Path) -> Header:
-    """The fields of a NIfTI-1 or NIfTI-2 header, checked.
+    """Check the fields of a NIfTI-1 or NIfTI-2 header.
 
-    `fields` is nibabel's header, in a file's byte order or in memory. Raises an InputError for
-    what contradicts the standard and for what is no 3D scan in millimetres.
+    `fields` is nibabel's header, in the byte order of the file or in memory. Raises an InputError
+    for
+    anything that contradicts the standard or is no 3D scan in millimetres.
     """
     # The lowest three bits; those for time do not matter.
     spatial_units = int(fields["xyzt_units"]) & 7
@@ -250,11 +254,11 @@ def from_nifti(fields: Any, where: Path) -> Header:
 
 
 def _from_analyze(block: bytes, endianness: str, where: Path) -> Header:
-    """An Analyze 7.5 header: no forms, no scaling (its grey values are relative anyway)."""
+    """Check an Analyze 7.5 header: no forms, no scaling (its grey values are relative)."""
     if len(block) != nib.AnalyzeHeader.template_dtype.itemsize:
         raise FormatError("neither NIfTI nor Analyze", where=where, remedy=REMAKE)
     fields = nib.AnalyzeHeader(block, endianness, check=False)
-    # Text ends at the first zero byte.
+    # The text ends at the first zero byte.
     units, _, _ = fields["vox_units"].tobytes().partition(b"\0")
     if units.strip().lower() not in (b"", b"mm"):
         raise _units_refused(where)
@@ -266,9 +270,9 @@ def _from_analyze(block: bytes, endianness: str, where: Path) -> Header:
 
 
 def _grid(fields: Any, where: Path) -> tuple[Sides, Zooms, np.dtype[Any]]:
-    """Size, spacing in mm and voxel type of a NIfTI or Analyze header.
+    """Return size, spacing in mm and voxel type of a NIfTI or Analyze header.
 
-    Axes of length 1 behind the third are dropped.
+    Axes of length 1 after the third are dropped.
     """
     count = int(fields["dim"][0])
     if not 1 <= count <= _MOST_DIMENSIONS:
@@ -284,9 +288,9 @@ def _grid(fields: Any, where: Path) -> tuple[Sides, Zooms, np.dtype[Any]]:
 
 
 def _voxel_type(fields: Any, where: Path) -> np.dtype[Any]:
-    """The type on disk, byte order and all; one number a voxel, at most 8 bytes of it.
+    """Return the voxel type on disk, with its byte order; one number of at most 8 bytes a voxel.
 
-    Raises FormatError for colours, complex numbers and types that are not known.
+    Raises a FormatError for colours, complex numbers and unknown types.
     """
     try:
         dtype: np.dtype[Any] = np.dtype(fields.get_data_dtype())
@@ -302,7 +306,7 @@ def _voxel_type(fields: Any, where: Path) -> np.dtype[Any]:
 
 
 def _offset(fields: Any, where: Path) -> int:
-    """Where in the file the voxels begin; a float in the header."""
+    """Return the byte at which the voxels begin, which the header stores as a float."""
     offset = float(fields["vox_offset"])
     if not (0 <= offset <= _MAX_OFFSET and offset.is_integer()):
         raise wrong(f"voxels are said to start at byte {offset:g}", where)
@@ -310,9 +314,9 @@ def _offset(fields: Any, where: Path) -> int:
 
 
 def _scaling(fields: Any, where: Path) -> tuple[float, float]:
-    """Slope and intercept of the values; 1 and 0 where the header gives none.
+    """Return slope and intercept of the values; 1 and 0 if the header gives none.
 
-    A slope of 0 or NaN means none, as the standard and custom have it.
+    A slope of 0 or NaN means none, by the standard and by custom.
     """
     slope = float(fields["scl_slope"])
     inter = float(fields["scl_inter"])
@@ -324,7 +328,7 @@ def _scaling(fields: Any, where: Path) -> tuple[float, float]:
 
 
 def _code(fields: Any, name: str, where: Path) -> int:
-    """The code of a form; 0 says that there is none."""
+    """Return the code of a form; 0 means that the form is absent."""
     code = int(fields[name])
     if not 0 <= code <= _LARGEST_FORM_CODE:
         raise wrong(f"unknown {name} {code}", where)
@@ -332,9 +336,9 @@ def _code(fields: Any, name: str, where: Path) -> int:
 
 
 def _qform(fields: Any, where: Path) -> Form:
-    """The q-form; its affine is None where the quaternion is no rotation or its sign no sign."""
+    """Read the q-form; its affine is None if quaternion or sign are invalid."""
     code = _code(fields, "qform_code", where)
-    # The standard reads a sign of 0 as 1; nibabel, without its mending, refuses it.
+    # The standard reads a sign of 0 as 1; nibabel refuses it when its repairs are off.
     if fields["pixdim"][0] == 0:
         fields = fields.copy()
         fields["pixdim"][0] = 1
@@ -345,9 +349,9 @@ def _qform(fields: Any, where: Path) -> Form:
 
 
 def _check_extensions(block: bytes, endianness: str, where: Path) -> None:
-    """Walk the extensions between header and voxels: none may reach into the voxels.
+    """Walk the extensions between header and voxels, and refuse one that reaches into the voxels.
 
-    The block's first byte says whether there are any. Each begins with its own size.
+    The first byte of the block says whether there are any. Each begins with its own size.
     """
     if not block[0]:
         return
@@ -361,14 +365,14 @@ def _check_extensions(block: bytes, endianness: str, where: Path) -> None:
 
 
 def _type_refused(what: str, where: Path) -> FormatError:
-    """What to raise for voxels that are not one number each."""
+    """Return the error to raise for voxels that are not one number each."""
     return FormatError(
         f"{what}, not one number a voxel", where=where, remedy="give a T1-weighted scan"
     )
 
 
 def _units_refused(where: Path) -> GeometryError:
-    """What to raise for voxel sizes in other units."""
+    """Return the error to raise for voxel sizes in other units."""
     return GeometryError(
         "units are not millimetres",
         where=where,

@@ -1,6 +1,5 @@
-"""How large a scan and its voxels may be, and how much memory is free for it.
-
-What is beyond is refused before it is read.
+"""Limits on the size of scans, and the memory that is free for them; checked before voxels are
+read.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ MIN_SIDE = 16
 MAX_BYTES = 2 * 2**30
 # A voxel is not smaller than a cell nor larger than a head.
 SPACING_RANGE_MM = (0.01, 100.0)
-# What bringing a scan to the working grid takes, measured: bytes for each voxel beside the voxels
-# themselves, and for each cell of 4 mm in which the head is looked for. Less than the last is
-# taken for granted.
+# Memory for conforming a scan, measured: bytes for each voxel beside the voxels themselves, and for
+# each 4 mm cell in which the head is searched. Less than the last value is assumed to be available.
 _WORK_BYTES = 14
 _CELL_BYTES = 50
 _CELL_MM3 = 64.0
@@ -31,10 +29,11 @@ REMAKE = "its header is wrong; convert the scan again from its source"
 
 
 class _GroupFiles(NamedTuple):
-    """What a version of control groups calls things.
+    """File names of a version of Linux control groups.
 
     `folder` holds the groups; `limit` and `use` are files of a group; `given_back` is the line of
-    its statistics that says how much of the use is given back when memory gets scarce.
+    its
+    statistics with the part of the use that is released when memory gets scarce.
     """
 
     folder: str
@@ -43,7 +42,7 @@ class _GroupFiles(NamedTuple):
     given_back: str
 
 
-# By the controllers that /proc/self/cgroup names: none in version 2.
+# By the controllers that /proc/self/cgroup names; version 2 names none.
 _VERSIONS = {
     "": _GroupFiles("", "memory.max", "memory.current", "inactive_file"),
     "memory": _GroupFiles(
@@ -56,9 +55,9 @@ _VERSIONS = {
 
 
 def check_sides(dims: list[int], where: Path) -> Sides:
-    """Three sides within the limits, once trailing ones are squeezed.
+    """Return three sides within the limits, without trailing axes of length 1.
 
-    `dims` has one to seven dimensions. Raises FormatError for several volumes in one file.
+    `dims` has one to seven dimensions. Raises a FormatError for several volumes in one file.
     """
     if min(dims) <= 0:
         raise wrong(f"impossible dimensions {_by(dims)}", where)
@@ -87,9 +86,9 @@ def check_sides(dims: list[int], where: Path) -> Sides:
 
 
 def check_zooms(zooms: Any, where: Path) -> Zooms:
-    """Three voxel sizes in mm within the limits; GeometryError for others.
+    """Return three voxel sizes in mm; raise a GeometryError if one is beyond the limits or NaN.
 
-    NaN is outside of the limits as well. `where` names the scan in the message.
+    `where` names the scan in the message.
     """
     x, y, z = (float(zoom) for zoom in zooms)
     low, high = SPACING_RANGE_MM
@@ -103,9 +102,9 @@ def check_zooms(zooms: Any, where: Path) -> Zooms:
 
 
 def check_bytes(count: int, where: Path) -> None:
-    """Refuse more bytes of voxels than any scan has, which is 2 GiB: FormatError.
+    """Raise a FormatError for more bytes of voxels in memory than 2 GiB, more than any scan has.
 
-    The count is that in memory; `where` names the scan in the message.
+    `where` names the scan in the message.
     """
     if count > MAX_BYTES:
         raise FormatError(
@@ -116,9 +115,9 @@ def check_bytes(count: int, where: Path) -> None:
 
 
 def check_memory(shape: Sides, zooms: Zooms, nbytes: int, where: Path) -> None:
-    """Refuse a scan that cannot be prepared in the memory that is free.
+    """Refuse a scan that cannot be conformed in the free memory.
 
-    Its voxels take `nbytes`. What needs less than a GiB is taken without a look.
+    Its voxels take `nbytes`. Less than a GiB is accepted without a check.
     """
     cells_per_voxel = min(1.0, math.prod(zooms) / _CELL_MM3)
     voxel_bytes = _WORK_BYTES + _CELL_BYTES * cells_per_voxel
@@ -138,11 +137,11 @@ def check_memory(shape: Sides, zooms: Zooms, nbytes: int, where: Path) -> None:
 def free_memory(
     own: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")
 ) -> int:
-    """Bytes that this process may still take: what the machine has, within all limits.
+    """Return the bytes that this process may still allocate, within all limits.
 
-    The smaller of what the machine has available and of what is left within each control group that
-    the process belongs to. `own` lists the groups of this process and `groups` holds the files of
-    all, where Linux has these; where they are missing, as on macOS, the machine alone counts.
+    The minimum of the machine's available memory and of what is left in each control group of the
+    process. `own` lists the groups of this process and `groups` holds the files of all, on Linux;
+    where they are missing, as on macOS, the machine alone counts.
     """
     import psutil
 
@@ -156,7 +155,7 @@ def free_memory(
             continue
         files = _VERSIONS[controllers]
         group = Path(path.strip("/"))
-        # The limits of all groups that it is in hold too.
+        # The limits of all parent groups apply, too.
         for one in (group, *group.parents):
             left_here = _left_in_group(groups / files.folder / one, files)
             # Groups may not be visible, as in containers.
@@ -166,23 +165,23 @@ def free_memory(
 
 
 def _left_in_group(place: Path, files: _GroupFiles) -> int | None:
-    """What the limit of one group leaves; None without a limit."""
+    """Return what the limit of one group leaves; None without a limit."""
     try:
         most = int((place / files.limit).read_text())
         used = int((place / files.use).read_text())
         lines = (place / "memory.stat").read_text().splitlines()
         statistics = dict(line.split() for line in lines)
-    except (OSError, ValueError):  # no such group; its limit is "max"
+    except (OSError, ValueError):  # no such group, or its limit is "max"
         return None
     given_back = int(statistics.get(files.given_back, 0))
     return max(0, most - used + given_back)
 
 
 def wrong(what: str, where: Path) -> IntegrityError:
-    """What to raise for a header that contradicts itself or the standard."""
+    """Return the error to raise for a header that contradicts itself or the standard."""
     return IntegrityError(what, where=where, remedy=REMAKE)
 
 
 def _by(sides: Iterable[int]) -> str:
-    """Sides as "256 x 256 x 176"."""
+    """Format sides as "256 x 256 x 176"."""
     return " x ".join(str(side) for side in sides)

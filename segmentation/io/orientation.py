@@ -1,4 +1,4 @@
-"""Which of a header's statements on space to believe, and when to believe none."""
+"""Choice between the orientation statements of a header, and refusal of contradictory ones."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from trinat.segmentation.io.limits import SPACING_RANGE_MM
 TrustAffine = Literal["sform", "qform", "header"]
 
 MAX_SHEAR = 1e-3
-# No scanner's origin is farther away than this, and float32 positions lose their tenths.
+# No scanner's origin is farther away than this, and float32 positions lose their tenths there.
 MAX_ORIGIN_MM = 1e5
-# Forms that differ by less are the same: the q-form's quaternion is rounded to float32.
+# Smaller differences between the forms are rounding of the q-form's quaternion to float32.
 _SAME_MM = 0.1
+# Relative, of the voxel size in the header to that of its form.
+_SAME_SPACING = 0.01
 _TRUST = "decide with --trust-affine sform, qform or header"
 
 
@@ -43,10 +45,11 @@ def place(
 ) -> Place:
     """Choose the affine of an image.
 
-    The s-form goes before the q-form. With `trust`, "sform" and "qform" are taken whatever their
-    codes and whatever the other says; "header" is nibabel's choice: s-form, else q-form, else
-    voxel axes to the left, front and top. `axes` (as "ASL") speaks only where no form is coded.
-    Raises GeometryError where the header says nothing, contradicts itself or `axes`.
+    The s-form takes precedence over the q-form. With `trust`, "sform" and "qform" are taken
+    whatever
+    their codes and whatever the other form says; "header" is nibabel's choice: s-form, else q-form,
+    else voxel axes to the left, front and top. `axes` (as "ASL") is used only if neither form has a
+    code. Raises a GeometryError if the header has no orientation, or contradicts itself or `axes`.
     """
     qform = header.qform
     sform = header.sform
@@ -88,7 +91,7 @@ def _place_without_form(
     axes: str | None,
     where: Path,
 ) -> Place:
-    """The place of an image neither of whose forms is coded: by `axes`, or as nibabel has it."""
+    """Place an image without coded forms: by `axes`, or by nibabel's default."""
     if axes is not None:
         affine = _from_axes(axes, header)
     elif trust == "header":
@@ -99,14 +102,14 @@ def _place_without_form(
 
 
 def _place(header: Header, form: Form, name: str, where: Path) -> Place:
-    """Take one form. Its code goes for both forms of the output, which say the same then.
+    """Take one form; its code goes to both forms of the output, which then agree.
 
-    A note says where the header's voxel sizes are not the form's.
+    A note says if the header's voxel sizes are not those of the form.
     """
     affine = _sound(form, name, where)
     code = form.code or 1
     notes: tuple[str, ...] = ()
-    if not np.allclose(_spacing(affine), header.zooms, rtol=0.01):
+    if not np.allclose(_spacing(affine), header.zooms, rtol=_SAME_SPACING):
         sizes = " x ".join(f"{size:.3g}" for size in header.zooms)
         notes = (
             f"its header's voxel size of {sizes} mm is not that of the {name}, which is used",
@@ -115,7 +118,7 @@ def _place(header: Header, form: Form, name: str, where: Path) -> Place:
 
 
 def _sound(form: Form, name: str, where: Path) -> NDArray[np.float64]:
-    """The form's affine, if it can be one of a scan; else GeometryError, which names the form."""
+    """Return the affine of a form; raise a GeometryError if no scan can have it."""
     if form.affine is None:
         raise GeometryError(f"its {name} is not a rotation", where=where, remedy=_TRUST)
     problem = _problem(form.affine)
@@ -125,7 +128,7 @@ def _sound(form: Form, name: str, where: Path) -> NDArray[np.float64]:
 
 
 def _problem(affine: NDArray[np.float64]) -> str:
-    """What makes an affine impossible for a scan, or an empty string."""
+    """Return why an affine is impossible for a scan, or an empty string."""
     if not np.isfinite(affine).all():
         return "is not finite"
     lengths = _spacing(affine)
@@ -137,7 +140,7 @@ def _problem(affine: NDArray[np.float64]) -> str:
     directions = affine[:3, :3] / lengths
     if abs(np.linalg.det(directions)) < MAX_SHEAR:
         return "is singular"
-    # Unit vectors at right angles: their products with each other are the identity.
+    # The products of unit vectors at right angles form the identity matrix.
     cosines = directions.T @ directions
     if np.abs(cosines - np.eye(3)).max() > MAX_SHEAR:
         return "has shear"
@@ -147,31 +150,35 @@ def _problem(affine: NDArray[np.float64]) -> str:
 
 
 def _spacing(affine: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Voxel sizes of an affine of any values, (3,), mm."""
+    """Return the voxel sizes of an affine of any values, (3,), mm."""
     with np.errstate(over="ignore"):
         steps = affine[:3, :3]
         return np.asarray(np.sqrt((steps**2).sum(axis=0)))
 
 
 def _sides_differ(one: NDArray[np.float64], two: NDArray[np.float64]) -> bool:
-    """Whether one mirrors the other, or their directions to the right are far apart (60°)."""
-    # The determinant is negative where the voxel axes are left-handed.
+    """Return True if one form mirrors the other, or if their directions to the right differ by 60°
+    or more.
+    """
+    # The determinant is negative if the voxel axes are left-handed.
     handedness_of_one = np.linalg.det(one[:3, :3])
     handedness_of_two = np.linalg.det(two[:3, :3])
     if handedness_of_one * handedness_of_two < 0:
         return True
-    # The first row, with unit columns, is the world's right as seen from the voxel axes.
+    # The first row, with unit columns, is the direction to the right in voxel axes.
     right_one = one[0, :3] / _spacing(one)
     right_two = two[0, :3] / _spacing(two)
     return bool(right_one @ right_two < 0.5)
 
 
 def _from_axes(axes: str, header: Header) -> NDArray[np.float64]:
-    """Axes that a dataset's documentation gives, the header's voxel sizes, centred at 0 mm."""
+    """Build an affine from the axes of a dataset's documentation and the header's voxel sizes,
+    centred at 0 mm.
+    """
     affine = np.diag([0.0, 0, 0, 1])
     for axis, (world, direction) in enumerate(world_axes(axes)):
         affine[world, axis] = direction * header.zooms[axis]
-    # The centre's index goes to 0 mm: A c + t = 0.
+    # The index of the centre goes to 0 mm: A c + t = 0.
     centre = (np.array(header.shape) - 1) / 2
     affine[:3, 3] = -affine[:3, :3] @ centre
     return affine

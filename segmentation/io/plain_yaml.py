@@ -1,4 +1,4 @@
-"""YAML of plain values, in which a mapping has every key once."""
+"""YAML of plain values, with unique keys in each mapping."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import yaml
 
 _INT = "tag:yaml.org,2002:int"
 _LONGEST_INT = 100
-# Many times what a recipe has; aliases of aliases make more.
+# Many times the size of a recipe; nested aliases exceed it.
 _MAX_VALUES = 100_000
-# Beside YAMLError, PyYAML lets through what it stumbles over in `!!int ""` or `!!bool x`.
+# Errors other than YAMLError that PyYAML raises, for example for `!!int ""` or `!!bool x`.
 _STUMBLES = (
     yaml.YAMLError,
     ValueError,
@@ -21,9 +21,9 @@ _STUMBLES = (
 
 
 def parse_yaml(text: str | bytes, *, aliases: bool = True) -> Any:
-    """What a YAML text says; a ValueError says in a few words why it cannot be read.
+    """Parse a YAML text; raise a ValueError with a short reason if it cannot be read.
 
-    Without `aliases`, for texts from elsewhere: they can blow a small text up to gigabytes.
+    Disable `aliases` for untrusted texts: nested aliases can expand a small text to gigabytes.
     """
     loader = _Loader if aliases else _LoaderWithoutAliases
     try:
@@ -42,9 +42,9 @@ def parse_yaml(text: str | bytes, *, aliases: bool = True) -> Any:
 
 
 def _refuse_many_values(content: Any) -> None:
-    """Count the values as they would be without aliases, up to the limit."""
+    """Raise once the number of values, with aliases expanded, exceeds the limit."""
     values = [content]
-    # The list grows while it is walked.
+    # The list grows during the iteration.
     for value in values:
         if isinstance(value, dict):
             values += value.values()
@@ -55,14 +55,14 @@ def _refuse_many_values(content: Any) -> None:
 
 
 class _RefusedError(yaml.MarkedYAMLError):
-    """It is YAML, but not what we take."""
+    """Valid YAML that is not supported."""
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, without keys that stand twice and without endless numbers."""
+    """PyYAML's safe loader, refusing duplicate keys and very long numbers."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """A mapping; refused if a key is there twice, of which PyYAML would take the last."""
+        """Compose a mapping; raise for a duplicate key, of which PyYAML would keep the last."""
         node = super().compose_mapping_node(anchor)
         keys = set()
         for key, _ in node.value:
@@ -74,8 +74,8 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_short_int(self, node: yaml.ScalarNode) -> Any:
-        """A whole number; refused if it is longer than any that is meant."""
-        # Numbers in base 60, such as 1:00:00, take minutes if they are long.
+        """Construct an integer; raise if it is unreasonably long."""
+        # Parsing long numbers in base 60, such as 1:00:00, takes minutes.
         if len(node.value) > _LONGEST_INT:
             raise _RefusedError(
                 problem="holds an endless number", problem_mark=node.start_mark
@@ -84,10 +84,10 @@ class _Loader(yaml.SafeLoader):
 
 
 class _LoaderWithoutAliases(_Loader):
-    """One that refuses aliases, too."""
+    """The loader without support for aliases."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Any node; refused if it is an alias."""
+        """Compose a node; raise if it is an alias."""
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("aliases are not allowed")
         return super().compose_node(parent, index)

@@ -1,4 +1,4 @@
-"""A file's bytes from one opening: regular, unpacked, in bounds, verified to the last checksum."""
+"""Scan files as byte streams: regular, decompressed, bounded, and verified to the last checksum."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
-# Every kind of scan that is read; of two that end a name, the longer comes first.
+# All suffixes of scans that are read, longer ones before those that they end with.
 SCAN_SUFFIXES = (".nii.gz", ".nii", ".mgh.gz", ".mgz", ".mgh", ".hdr", ".img")
 _ARCHIVE_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".7z", ".rar")
 
@@ -29,9 +29,9 @@ NO_CHECKSUM = (
     "its format has no checksum, and --require-checksum is given: compress it (gzip)"
 )
 
-# Deflate cannot pack better than this.
+# Deflate cannot compress better than this.
 _DEFLATE_LIMIT = 1032
-# FreeSurfer's 32-bit label maps reach 190; more than 500 in something large is a bomb.
+# FreeSurfer's 32-bit label maps reach 190; more than 500 in a large file is a bomb.
 _BOMB_RATIO = 500
 _BOMB_BYTES = 256 * 2**20
 _PIECE = 2**20
@@ -39,24 +39,26 @@ _FETCH_AGAIN = "fetch or make it again"
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a file is a packed folder, by its name. A zip is none: it may have DICOM files."""
+    """Return True if the name is that of a packed folder. A zip is not: it may hold DICOM files."""
     return path.name.lower().endswith(_ARCHIVE_SUFFIXES)
 
 
 def what_to_give(path: Path) -> str:
-    """What to do in place of giving a file that is no known kind of scan."""
+    """Return the remedy for a file that is no supported kind of scan."""
     if is_archive(path):
         return "unpack the archive and give the folder"
     return f"give one of {', '.join(SCAN_SUFFIXES)}"
 
 
 def has_checksum(path: Path) -> bool:
-    """Whether a scan's format has one: compressed files do, .nii, .mgh, pairs and DICOM do not."""
+    """Return True if the format has a checksum: compressed files do, .nii, .mgh, pairs and DICOM do
+    not.
+    """
     return path.name.lower().endswith((".gz", ".mgz", ".zip"))
 
 
 def refuse_bomb(unpacked: int, packed: int, where: Path) -> None:
-    """FormatError for more bytes than any scan, or array of scans, packs into as few.
+    """Raise a FormatError if a file unpacks to more bytes than any scan or array of scans does.
 
     Both counts are in bytes. Small files pass at any ratio; `where` names the file in the message.
     """
@@ -69,10 +71,11 @@ def refuse_bomb(unpacked: int, packed: int, where: Path) -> None:
 
 
 class ScanStream:
-    """A scan file, opened once and read from front to back, so what is checked is what is used.
+    """A scan file that is opened once and read from front to back: the bytes checked are the bytes
+    used.
 
-    With `packed` it is unpacked by gzip. `digest` takes in the bytes as they are on disk, as far as
-    they have been read. Whatever is wrong with the file raises an InputError.
+    With `packed` it is decompressed by gzip. `digest` covers the bytes on disk that have been read.
+    Any fault of the file raises an InputError.
     """
 
     def __init__(
@@ -112,10 +115,9 @@ class ScanStream:
         return bytes(buffer)
 
     def fill(self, buffer: memoryview) -> None:
-        """Read exactly as many bytes as the buffer holds; IntegrityError if there are fewer.
+        """Read exactly as many bytes as the buffer holds, and advance `position`.
 
-        `position` moves on by the length of the buffer. IntegrityError also for bytes that cannot
-        be unpacked.
+        Raises an IntegrityError if there are fewer bytes, or if they cannot be decompressed.
         """
         filled = 0
         with _damage_explained(self.path):
@@ -132,10 +134,11 @@ class ScanStream:
         self.position += filled
 
     def announce(self, end: int) -> None:
-        """Refuse, before anything is allocated, a header that announces more than can be there.
+        """Refuse a header that announces more data than the file can hold, before allocating.
 
-        `end` is in unpacked bytes from the start of the file. IntegrityError if the file is too
-        short for it, even at the best ratio of gzip; FormatError if no scan packs as well.
+        `end` is in decompressed bytes from the start of the file. Raises an IntegrityError if the
+        file is
+        too short even at the best ratio of gzip, and a FormatError at a ratio that no scan reaches.
         """
         most = self.size
         if self._packed:
@@ -149,7 +152,7 @@ class ScanStream:
         refuse_bomb(end, self.size, self.path)
 
     def drain(self, *, limit: int, zeros: bool) -> None:
-        """Read to the end: only there the gzip checksums stand. Refuse what is not padding.
+        """Read to the end, where gzip has its checksums, and refuse anything but padding.
 
         At most `limit` bytes may follow, and with `zeros` none but zeros.
         """
@@ -167,7 +170,7 @@ class ScanStream:
                     )
 
     def _check_start(self, raw: BinaryIO) -> None:
-        """Refuse an empty file, and gzip or its absence where the name says otherwise."""
+        """Refuse an empty file, and one whose compression contradicts its name."""
         if self.size == 0:
             raise IntegrityError("empty, 0 bytes", where=self.path, remedy=_FETCH_AGAIN)
         start = os.pread(raw.fileno(), 4, 0)
@@ -178,7 +181,7 @@ class ScanStream:
                 where=self.path,
                 remedy="fetch it again, or rename it if it is not compressed",
             )
-        # RFC 1952 demands that these bits are refused; Python's gzip does not look.
+        # RFC 1952 requires a reader to refuse these bits; Python's gzip ignores them.
         if self._packed and len(start) == 4 and start[3] & 0xE0:
             raise IntegrityError(
                 "damaged gzip header", where=self.path, remedy=_FETCH_AGAIN
@@ -192,18 +195,18 @@ class ScanStream:
 
 
 class _Hashed(io.RawIOBase):
-    """A file that computes the digest of what is read from it."""
+    """A file that computes the digest of the bytes read from it."""
 
     def __init__(self, file: BinaryIO, digest: _Digest) -> None:
         self._file = cast(io.FileIO, file)
         self._digest = digest
 
     def readable(self) -> bool:
-        """It is, as gzip wants to know."""
+        """Return True, which gzip asks for."""
         return True
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Fill the buffer as far as the file goes at once; how many bytes were read."""
+        """Read into the buffer as much as one call gives; return the number of bytes."""
         count = self._file.readinto(buffer) or 0
         with stage("checksum"):
             self._digest.update(memoryview(buffer)[:count])
@@ -211,7 +214,7 @@ class _Hashed(io.RawIOBase):
 
 
 def _open(path: Path) -> BinaryIO:
-    """Open a scan for unbuffered reading; InputError where that is not possible."""
+    """Open a scan for unbuffered reading; raise an InputError if that fails."""
     try:
         return cast(BinaryIO, open_regular(path).detach())
     except FileNotFoundError:
@@ -226,7 +229,7 @@ def _open(path: Path) -> BinaryIO:
 
 @contextlib.contextmanager
 def _damage_explained(path: Path) -> Iterator[None]:
-    """Turn what gzip, zlib and the disk may raise into one line about the file."""
+    """Convert errors of gzip, zlib and the disk into one line about the file."""
     try:
         yield
     except EOFError:

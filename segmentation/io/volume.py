@@ -1,9 +1,9 @@
-"""A 3D image and its place in space, read with every check that a file from anywhere needs.
+"""A 3D image with its affine, and the checked reading and writing of scan files.
 
-What is taken: .nii and .nii.gz (NIfTI-1 and -2), .mgh and .mgz, pairs of .hdr and .img (NIfTI or
-Analyze 7.5), series of DICOM files. What is refused, and why, stands where it is checked: the
-file's bytes in streams.py, the header's fields in headers.py, the affine in orientation.py, the
-voxels in voxels.py. Maps of values from 0 to 1, such as probabilities, are written as one 4D file.
+Supported: .nii and .nii.gz (NIfTI-1 and -2), .mgh and .mgz, pairs of .hdr and .img (NIfTI or
+Analyze 7.5), series of DICOM files. Each check is documented where it is made: bytes of the file
+in streams.py, header fields in headers.py, the affine in orientation.py, voxels in voxels.py.
+Maps of values from 0 to 1, such as probabilities, are written as one 4D file.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     import torchio
     from monai.data import MetaTensor
 
-# Label maps come within a tenth of the size of level 6, in two thirds of its time.
+# Label maps are within a tenth of the size of level 6, in two thirds of its time.
 _GZIP_LEVEL = 4
 _PAIR_SUFFIXES = (".hdr", ".img")
 _WRITTEN_SUFFIXES = (".nii", ".nii.gz", ".mgz")
-# Steps of 3e-5, finer than float16, in half the bytes of float32 and a type that all tools read.
+# Steps of 3e-5: finer than float16, half the bytes of float32, and a type that all tools read.
 _MAP_STEPS = 32767
 # The header, and four bytes that say that no extension follows.
 _MAP_OFFSET = 352
@@ -59,10 +59,11 @@ _MAP_OFFSET = 352
 
 @dataclass(frozen=True, eq=False)
 class Volume:
-    """Voxels (X, Y, Z) in the order of the file, and their place: voxel index -> RAS mm.
+    """Voxels (X, Y, Z) in the order of the file, and their affine: voxel index -> RAS mm.
 
-    `codes` are the (q-form, s-form) codes to write; `notes` are for quality control to show;
-    `source_sha256` is the digest of the file read (of a pair: of header and image in a row).
+    `codes` are the (q-form, s-form) codes to write; `notes` are for quality control;
+    `source_sha256`
+    is the digest of the file (of a pair: of header and image in a row).
     """
 
     data: NDArray[Any]
@@ -77,7 +78,7 @@ class Volume:
         return f"Volume({voxels} {self.data.dtype}, {spacing} mm, {self.axcodes})"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """The voxels, for NumPy's functions."""
+        """Return the voxels, for NumPy's functions."""
         return np.array(self.data, dtype, copy=copy)
 
     def __post_init__(self) -> None:
@@ -93,12 +94,12 @@ class Volume:
 
     @property
     def grid(self) -> Grid:
-        """Where the voxels are."""
+        """Shape and affine of the voxels."""
         return Grid(self.shape, self.affine)
 
     @property
     def shape(self) -> Shape:
-        """How many voxels there are along each array axis."""
+        """Number of voxels along each array axis."""
         x, y, z = self.data.shape
         return x, y, z
 
@@ -109,7 +110,7 @@ class Volume:
 
     @property
     def axcodes(self) -> str:
-        """Where each voxel axis grows to, as "RAS" or "LIA"."""
+        """Orientation code of the voxel axes, such as "RAS" or "LIA"."""
         return self.grid.axcodes
 
     @classmethod
@@ -122,12 +123,15 @@ class Volume:
         trust_affine: TrustAffine | None = None,
         fill_nonfinite: bool = False,
     ) -> Volume:
-        """A scan (or label map) as users have it: see `ScanLike`. TypeError for anything else.
+        """Return a scan or label map given in any form of `ScanLike`; TypeError for anything else.
 
         A Volume is returned as it is, without a copy. Paths are read and checked with `read`,
-        images and arrays with `of_image` and `of_array`. With `labels` the voxels must be whole
-        numbers. `image` names the image of a torchio.Subject that has several. `trust_affine` and
-        `fill_nonfinite` are for paths, as of `read`.
+        images and
+        arrays with `of_image` and `of_array`. With `labels` the voxels must be whole numbers.
+        `image`
+        names the image of a torchio.Subject that has several. `trust_affine` and `fill_nonfinite`
+        apply
+        to paths, as in `read`.
         """
         if image is not None or is_subject(scan):
             scan = image_of_subject(scan, image, labels=labels)
@@ -161,15 +165,19 @@ class Volume:
         fill_nonfinite: bool = False,
         series: Sequence[str] = (),
     ) -> Volume:
-        """Read one 3D scan, or with `labels` one label map, or say in one line why not.
+        """Read one 3D scan, or with `labels` one label map; raise a one-line InputError if that
+        fails.
 
-        `series` names the DICOM files of one series in the folder or zip that `path` is. Without
-        it, a folder, a zip or a DICOM file must hold one T1-weighted series.
+        `series` names the DICOM files of one series in the folder or zip `path`. Without it, a
+        folder, a
+        zip or a DICOM file must hold one T1-weighted series.
 
-        A scan keeps its integers of up to 32 bits if they are unscaled, all else becomes float32.
-        A label map must hold whole numbers; they come as the smallest of uint8, int16 and int32,
-        and may all be background, which is a legitimate truth. `trust_affine` and `axes` decide
-        where the header does not: see `orientation.place`.
+        A scan keeps its integers of up to 32 bits if they are unscaled; all else becomes float32. A
+        label
+        map must hold whole numbers; they become the smallest of uint8, int16 and int32. A map of
+        background alone is legitimate. `trust_affine` and `axes` decide where the header does not:
+        see
+        `orientation.place`.
         """
         where = Path(path)
         name = where.name.lower()
@@ -198,9 +206,9 @@ class Volume:
 
     @classmethod
     def of_image(cls, image: Any, *, labels: bool = False) -> Volume:
-        """A scan of a nibabel image (NIfTI or MGH) in memory, behind the same checks as a file.
+        """Check a nibabel image (NIfTI or MGH) in memory like a file, and return it as a volume.
 
-        The voxels are not copied where their type stays; the image may share them.
+        The voxels are not copied if their type stays; the image may share them.
         """
         where = Path("image")
         if not isinstance(image, nib.Nifti1Pair | nib.freesurfer.MGHImage):
@@ -212,11 +220,11 @@ class Volume:
         voxels = np.asanyarray(image.dataobj)
         if not isinstance(image, nib.Nifti1Pair):
             return cls.of_array(voxels, image.affine, labels=labels)
-        # nibabel has scaled what it read, and takes an array as it is.
+        # nibabel has already scaled what it read, and takes an array as it is.
         header = replace(from_nifti(image.header, where), slope=1.0, inter=0.0)
         affine, codes, notes = place(header, None, None, where)
         native = voxels.astype(voxels.dtype.newbyteorder("="), copy=False)
-        # Without the axes of length 1 that images may have behind the third.
+        # Drop axes of length 1 after the third.
         three_axes = native.reshape(header.shape)
         data, _ = usable_values(three_axes, header, where, labels=labels, fill=False)
         return cls(data, affine, codes, notes)
@@ -229,11 +237,12 @@ class Volume:
         *,
         labels: bool = False,
     ) -> Volume:
-        """A scan of voxels (X, Y, Z) and their affine (voxel index -> RAS mm), as `of_image`.
+        """Return a volume of voxels (X, Y, Z) and their affine (voxel index -> RAS mm).
 
-        Voxels of 8, 16 (or signed 32) bits keep their type, other numbers become float32.
-        FormatError for another number of dimensions, for complex numbers and booleans, and for an
-        affine that is not (4, 4). The array itself is never changed.
+        Checked as in `of_image`. Voxels of 8, 16 (or signed 32) bits keep their type, other numbers
+        become float32. Raises a FormatError for another number of dimensions, for complex numbers
+        and
+        booleans, and for an affine that is not (4, 4). The array itself is never changed.
         """
         voxels = np.asarray(array)
         to_ras = np.asarray(affine)
@@ -247,20 +256,21 @@ class Volume:
         if voxels.dtype not in (np.uint8, np.int16, np.uint16, np.int32):
             voxels = voxels.astype(np.float32, copy=False)
         image = nib.Nifti1Image(voxels, None)
-        # Not by way of the constructor, which fails on what is refused here.
+        # The constructor fails on affines that are refused here with a better message.
         image.header.set_sform(to_ras, "aligned")
         zooms = np.linalg.norm(to_ras[:3, :3], axis=0)
         image.header.set_zooms(zooms)
         checked = cls.of_image(image, labels=labels)
-        # The header rounds to float32. ITK would refuse the labels then: they would not be at the
-        # place of the scan.
+        # The header rounds to float32. ITK would then refuse the labels, because they would not be
+        # at the position of the scan.
         return replace(checked, affine=to_ras)
 
     def write(self, path: str | Path, *, labels: bool = False) -> None:
-        """Write .nii.gz, .nii or .mgz whole or not at all; the same volume gives the same bytes.
+        """Write .nii.gz, .nii or .mgz atomically; the same volume gives the same bytes.
 
-        The header is fresh: geometry and nothing of the patient. Label maps become uint8 or int16,
-        scans stay uint8, int16, int32 or become float32.
+        The header is new: geometry, and nothing about the patient. Label maps become uint8 or
+        int16;
+        scans stay uint8, int16 or int32, or become float32.
         """
         where = Path(path)
         name = where.name.lower()
@@ -279,17 +289,17 @@ class Volume:
             if name.endswith(".nii"):
                 image.to_stream(file)
             else:
-                # No name and no time inside, so that equal volumes give equal bytes.
+                # Without a name and a time inside, equal volumes give equal bytes.
                 with gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0) as packed:
                     image.to_stream(packed)
 
     def to_nibabel(self, *, labels: bool = False) -> nib.Nifti1Image:
-        """The image that `write` writes as NIfTI, in memory."""
+        """Return the NIfTI image that `write` would write."""
         data = for_disk(self.data, Path("image"), labels=labels)
         return self._nifti(data, labels)
 
     def _nifti(self, data: NDArray[Any], labels: bool) -> Any:
-        """A NIfTI image of these voxels at this volume's place, both forms coded."""
+        """Return a NIfTI image of these voxels with this volume's affine in both forms."""
         image = nib.Nifti1Image(data, self.affine)
         image.set_qform(self.affine, self.codes[0])
         image.set_sform(self.affine, self.codes[1])
@@ -299,7 +309,7 @@ class Volume:
         return image
 
 
-# What a scan may be given as: a file, a Volume, voxels (X, Y, Z) with the affine (4, 4) that takes
+# Accepted forms of a scan: a path, a Volume, voxels (X, Y, Z) with the affine (4, 4) that maps
 # their indices to RAS mm, or an image of nibabel (NIfTI or MGH), torchio, MONAI or SimpleITK.
 ScanLike: TypeAlias = (
     "str | os.PathLike[str] | Volume | tuple[ArrayLike, ArrayLike] | SpatialImage"
@@ -308,7 +318,7 @@ ScanLike: TypeAlias = (
 
 
 def _remedy(value: object) -> str:
-    """What to give in place of something that is no scan."""
+    """Return the remedy for a value that is no scan."""
     if is_bare_array(value):
         return (
             "it has no affine: give a tuple (array, affine), with the affine (4, 4) that takes"
@@ -324,11 +334,10 @@ def _remedy(value: object) -> str:
 
 
 def write_maps(path: str | Path, maps: Iterable[Volume], count: int) -> None:
-    """Write `count` maps of values from 0 to 1, of one grid, as .nii.gz: whole or not at all.
+    """Write `count` maps of values from 0 to 1 on one grid as .nii.gz, atomically.
 
-    Several are a file of four dimensions, and one is a file of three. Values are rounded to 1/32767
-    and kept as int16 with that slope. One map at a time is in memory. The same maps give the same
-    bytes.
+    Several maps make a 4D file, a single one a 3D file. Values are rounded to 1/32767 and stored as
+    int16 with that slope. One map at a time is in memory. The same maps give the same bytes.
     """
     with (
         atomic_write(path) as file,
@@ -343,7 +352,7 @@ def write_maps(path: str | Path, maps: Iterable[Volume], count: int) -> None:
 
 
 def _maps_header(volume: Volume, count: int) -> nib.Nifti1Header:
-    """The header of `count` maps on the grid of this one."""
+    """Return the header for `count` maps on the grid of this volume."""
     header = nib.Nifti1Header(endianness="<")
     header.set_data_dtype(np.int16)
     shape: tuple[int, ...] = volume.shape

@@ -1,4 +1,4 @@
-"""A scan's voxels: read from its file, scaled and checked, and made ready to be written."""
+"""Voxels of a scan: reading, scaling and checking them, and preparing them for writing."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from trinat.segmentation.io.headers import (
 from trinat.segmentation.io.streams import ScanStream, has_checksum
 
 _MGH_SUFFIXES = (".mgh", ".mgh.gz", ".mgz")
-# What may follow the voxels: zeros in a NIfTI file, the scan's parameters and history in an MGH.
+# Bytes that may follow the voxels: zeros in a NIfTI file, scan parameters and history in MGH.
 _NIFTI_PADDING = 4096
 _MGH_TAGS = 16 * 2**20
-# Integers of up to 32 bits stay as they are, but for those that int32 does not hold.
+# Integers of up to 32 bits stay as they are, unless int32 cannot hold them.
 _WIDEST_KEPT = 4
 _READ_LABELS = (np.uint8, np.int16, np.int32)
 _WRITTEN_LABELS = (np.uint8, np.int16)
@@ -30,10 +30,9 @@ _WRITTEN_INTEGERS = (np.uint8, np.int16, np.int32)
 
 
 def read_single_file(where: Path) -> tuple[Header, NDArray[Any], str]:
-    """Header, voxels (X, Y, Z) as on disk, and digest, of a file that holds both.
+    """Read header, voxels (X, Y, Z) as on disk, and digest of a file that holds both.
 
-    The file is read to its end, where the checksums are. Raises an InputError for whatever is
-    wrong with it.
+    The file is read to its end, where the checksums are. Raises an InputError for any fault.
     """
     is_mgh = where.name.lower().endswith(_MGH_SUFFIXES)
     with ScanStream(where, packed=has_checksum(where)) as stream:
@@ -49,10 +48,10 @@ def read_single_file(where: Path) -> tuple[Header, NDArray[Any], str]:
 
 
 def read_pair_of_files(where: Path) -> tuple[Header, NDArray[Any], str]:
-    """As `read_single_file`, for a header and an image file beside it; either may be named.
+    """Read a header and the image file beside it; `where` may be either.
 
     Returns the header, the voxels, and the SHA-256 over the .hdr and then the .img file. Errors are
-    those of `read_single_file`, and InputError if one of the two files is missing. Both are closed.
+    those of `read_single_file`, and an InputError if one of the two files is missing.
     """
     with ScanStream(_partner(where, ".hdr"), packed=False) as stream:
         header = read_pair(stream)
@@ -67,9 +66,9 @@ def read_pair_of_files(where: Path) -> tuple[Header, NDArray[Any], str]:
 
 
 def _partner(where: Path, suffix: str) -> Path:
-    """The file of a pair with this suffix, in the case in which the other half is named.
+    """Return the other file of a pair, with this suffix in the same case.
 
-    `where` is either of the two; InputError if the other one is missing.
+    `where` is either of the two; raises an InputError if the other one is missing.
     """
     given = where.suffix
     if given.lower() == suffix:
@@ -87,7 +86,7 @@ def _partner(where: Path, suffix: str) -> Path:
 
 
 def _voxels(stream: ScanStream, header: Header) -> NDArray[Any]:
-    """Voxels (X, Y, Z) as they are in the file, first index fastest, in this machine's order."""
+    """Read voxels (X, Y, Z), first index fastest, in the byte order of this machine."""
     flat = np.empty(header.nbytes // header.dtype.itemsize, header.dtype)
     stream.fill(flat.view(np.uint8).data)
     if not flat.dtype.isnative:
@@ -103,23 +102,24 @@ def usable_values(
     labels: bool,
     fill: bool,
 ) -> tuple[NDArray[Any], int]:
-    """The voxels scaled and checked, and how many that were no numbers became 0.
+    """Return the voxels scaled and checked, and the number of non-finite ones replaced by 0.
 
-    Unscaled integers of up to 32 bits stay as they are, all else becomes float32; labels, which
-    must be whole, the smallest type that holds them. Without `fill`, NaN and infinite voxels raise
-    IntegrityError. The array may be the one that is given.
+    Unscaled integers of up to 32 bits stay as they are, all else becomes float32; labels must be
+    whole and get the smallest type that holds them. Without `fill`, NaN and infinite voxels raise
+    an
+    IntegrityError. The result may be the given array.
     """
     data = voxels
     stays = data.dtype.itemsize <= _WIDEST_KEPT and data.dtype != np.uint32
     # Label numbers in floats or wide integers keep all their digits until they are checked.
     if header.scaled or not (stays or labels):
-        # In place where they are float32 already.
+        # In place if the voxels are float32 already.
         with np.errstate(over="ignore", invalid="ignore"):
             data = data.astype(np.float32, copy=False)
             if header.scaled:
                 data *= np.float32(header.slope)
                 data += np.float32(header.inter)
-    # NaN and infinities survive into the extremes, so that no mask is needed to find them.
+    # NaN and infinities propagate to the extremes, so no mask is needed to find them.
     low = data.min()
     high = data.max()
     filled = 0
@@ -149,8 +149,10 @@ def _whole_numbers(
     where: Path,
     kinds: tuple[type[np.integer[Any]], ...],
 ) -> NDArray[Any]:
-    """The labels as the first of these types that holds them all; FormatError if none does."""
-    # As Python's numbers: 2**31 - 1 as a float32 is 2**31, which would pass for it.
+    """Return the labels in the first of these types that holds them all; raise a FormatError if
+    none does.
+    """
+    # As Python numbers: the limit 2**31 - 1 as a float32 is 2**31, and a label of 2**31 would pass.
     low = data.min().item()
     high = data.max().item()
     if data.dtype.kind == "f" and not (np.rint(data) == data).all():
@@ -169,10 +171,11 @@ def _whole_numbers(
 
 
 def for_disk(data: NDArray[Any], where: Path, *, labels: bool) -> NDArray[Any]:
-    """The voxels in a type that every reader of the written formats knows.
+    """Convert the voxels to a type that every reader of the written formats knows.
 
-    Labels become uint8 or int16, other values stay uint8, int16 or int32 or become float32. Raises
-    FormatError for what has no such type; `where` names the file in it.
+    Labels become uint8 or int16; other values stay uint8, int16 or int32, or become float32. Raises
+    a
+    FormatError for voxels without such a type; `where` names the file in it.
     """
     if data.dtype == np.bool_:
         data = data.view(np.uint8)

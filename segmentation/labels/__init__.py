@@ -1,6 +1,6 @@
-"""Label schemes, and how FreeSurfer numbers fold into them.
+"""Label schemes, and the folding of FreeSurfer numbers into them.
 
-Here is what the help of the commands tells of them, without numpy.
+This file holds what the help of the commands needs, without numpy.
 """
 
 from __future__ import annotations
@@ -8,23 +8,23 @@ from __future__ import annotations
 from importlib import resources
 from typing import Literal
 
-# What a label map calls CSF, with the number 24: a small region outside the ventricles, as
-# FreeSurfer's aseg and manual labels have it, or all fluid inside the skull around the brain, as
-# label maps for synthesis have it. The two are never compared with each other.
+# Extent of CSF (number 24) in a label map: a small region outside of the ventricles, as in
+# FreeSurfer's aseg and manual labels, or all fluid inside the skull around the brain, as in label
+# maps for synthesis. The two are never compared with each other.
 Csf = Literal["region", "intracranial"]
 
-# What applies where no scheme is named.
+# Used if no scheme is named.
 DEFAULT_SCHEME = "quicknat33"
 
 
 def _shipped_schemes() -> tuple[str, ...]:
-    """The tables of configs/labels that have a row for each class: the default, then the others."""
+    """Return the schemes in configs/labels, the default first."""
     names = []
     for table in (resources.files("trinat.configs") / "labels").iterdir():
         if not table.name.endswith(".tsv"):
             continue
         with table.open(encoding="utf-8") as file:
-            # Foldings and codes have other tables.
+            # Tables of foldings and codes have other columns.
             if file.readline().startswith("index\t"):
                 names.append(table.name.removesuffix(".tsv"))
     names.sort(reverse=True)

@@ -1,6 +1,6 @@
-"""Which class of a scheme each label number becomes.
+"""Mapping of label numbers to the classes of a scheme.
 
-A voxel whose number has no side joins the side that has the nearest voxel.
+A voxel whose number has no side joins the side with the nearest voxel.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ MAX_CLASSES = 254
 _SIDELESS = 254
 _UNKNOWN = 255
 _BACKGROUND = (0,)
-# An atlas has fewer numbers that are not known, a scan more.
+# More unknown numbers than this suggest that the file is a scan, not a label map.
 _MANY = 200
-# How many of the unknown numbers are named.
+# Number of unknown labels that a message lists.
 _NAMED = 20
-# Distances that differ by less are equal.
+# Tolerance for equal distances.
 _SAME_MM = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
 class ClassMap:
-    """Which class each label number becomes in one scheme.
+    """The class of each label number in one scheme.
 
     `numbering` is the folding table's name, empty for FreeSurfer's own numbers. `table` holds the
-    class index by number, up to the largest known number. `sideless` are the numbers that join
-    the nearest of two classes.
+    class index by number, up to the largest known number. `sideless` are the numbers that join the
+    nearest of two classes.
     """
 
     scheme: str
@@ -57,18 +57,21 @@ class ClassMap:
         ignore: Collection[int],
         fold: FoldingTable | None = None,
     ) -> ClassMap:
-        """`classes`: number -> index. A scheme's own numbers go before FreeSurfer's table.
+        """Build a class map from `classes`: number -> index.
 
-        With `fold` the numbers are those of that table, and FreeSurfer's only what they become.
-        `extra` maps numbers to FreeSurfer numbers, and those in `ignore` become background.
+        A scheme's own numbers take precedence over FreeSurfer's table. With `fold` the numbers are
+        those
+        of that table, and FreeSurfer's only as its targets. `extra` maps numbers to FreeSurfer
+        numbers,
+        and those in `ignore` become background.
         """
         _check_own_rules(extra, ignore)
         freesurfer = dict(folding_table())
         for number in classes:
             freesurfer[number] = (number,)
         targets = dict(freesurfer) if fold is None else _through(fold, freesurfer)
-        # Which voxels make a side: what the caller makes background counts too, anatomy does not
-        # move.
+        # Voxels that define a side: numbers that the caller ignores still count, because anatomy
+        # does not move.
         anatomy = dict(targets)
         for number, target in extra.items():
             if target not in freesurfer:
@@ -82,8 +85,8 @@ class ClassMap:
         for number in ignore:
             targets[number] = _BACKGROUND
         table, open_numbers = _classes_of(targets, classes)
-        # FreeSurfer's number of a side is that side even where the scheme lacks it. In another
-        # numbering the same number names something else.
+        # FreeSurfer's number of a side is that side even if the scheme lacks it. In another
+        # numbering the same number means something else.
         sideless = _sideless(open_numbers, classes, anatomy, with_targets=fold is None)
         numbering = "" if fold is None else fold.name
         return cls(scheme, numbering, table, sideless)
@@ -94,9 +97,9 @@ class ClassMap:
         spacing_mm: tuple[float, float, float],
         where: str | Path | None,
     ) -> NDArray[np.uint8]:
-        """Class index of each voxel, in the memory order of `array`.
+        """Return the class index of each voxel, in the memory order of `array`.
 
-        Raises LabelError for numbers that are not known; `where` names the file in it.
+        Raises a LabelError for unknown numbers; `where` names the file in it.
         """
         size = len(self.table)
         if array.size and (array.min() < 0 or array.max() >= size):
@@ -111,7 +114,7 @@ class ClassMap:
         return indices
 
     def _unknown(self, array: NDArray[Any], where: str | Path | None) -> LabelError:
-        """What to raise for a map with numbers that no class has; the first are named."""
+        """Return the error for a map with unknown numbers; the first are named."""
         listed = []
         numbers, counts = np.unique(array, return_counts=True)
         for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
@@ -133,7 +136,7 @@ class ClassMap:
 
 
 def _check_own_rules(extra: Mapping[int, int], ignore: Collection[int]) -> None:
-    """Refuse what no label number is, and numbers that are both mapped and ignored."""
+    """Refuse invalid label numbers, and numbers that are both mapped and ignored."""
     for number in (*extra, *ignore):
         if not 0 <= number < MAX_NUMBER:
             raise LabelError(
@@ -147,10 +150,11 @@ def _check_own_rules(extra: Mapping[int, int], ignore: Collection[int]) -> None:
 def _classes_of(
     targets: Targets, classes: Mapping[int, int]
 ) -> tuple[NDArray[np.uint8], dict[tuple[int, ...], list[int]]]:
-    """The class by number, and by left and right target the numbers whose side is open.
+    """Return the class by number, and by left and right target the numbers whose side is open.
 
-    A number is open where its two targets are two classes; where both are one class, or neither is
-    any, it is not.
+    A number is open if its two targets are two classes; if both are one class, or neither is any,
+    it
+    is not.
     """
     table = np.full(max(targets) + 1, _UNKNOWN, np.uint8)
     open_numbers: dict[tuple[int, ...], list[int]] = {}
@@ -171,10 +175,11 @@ def _sideless(
     *,
     with_targets: bool,
 ) -> tuple[_SidelessNumbers, ...]:
-    """What is known of the numbers that join the nearest of two sides.
+    """Describe the numbers that join the nearest of two sides.
 
     The voxels of a side are those whose numbers become it by `anatomy`, and `with_targets` those
-    with the side's own number.
+    with
+    the side's own number.
     """
     kinds = []
     for (left, right), numbers in open_numbers.items():
@@ -194,9 +199,9 @@ def _sideless(
 
 
 def _through(fold: FoldingTable, freesurfer: Targets) -> dict[int, tuple[int, ...]]:
-    """What a table's numbers become: what FreeSurfer's numbers become that they are folded into.
+    """Resolve a folding table through FreeSurfer's.
 
-    `freesurfer` says that of FreeSurfer's numbers. 0 is background in every table.
+    `freesurfer` has the targets of FreeSurfer's numbers. 0 is background in every table.
     """
     targets: dict[int, tuple[int, ...]] = {0: _BACKGROUND}
     for number, target in fold.targets.items():
@@ -212,16 +217,16 @@ def _through(fold: FoldingTable, freesurfer: Targets) -> dict[int, tuple[int, ..
 
 
 def _folding_into(target: int, targets: Targets) -> set[int]:
-    """The numbers that become this one."""
+    """Return the numbers that become this one."""
     return {number for number, found in targets.items() if found == (target,)}
 
 
 @dataclass(frozen=True)
 class _SidelessNumbers:
-    """Label numbers without a side, and the left and the right that their voxels may join.
+    """Label numbers without a side, and the left and right classes that their voxels may join.
 
-    `targets` are the FreeSurfer numbers of the two sides and `classes` their class indices. Each
-    of `sides` holds the numbers in a label map whose voxels make that side.
+    `targets` are the FreeSurfer numbers of the two sides and `classes` their class indices. Each of
+    `sides` holds the numbers in a label map whose voxels make that side.
     """
 
     numbers: tuple[int, ...]
@@ -241,11 +246,11 @@ def _join_nearest(
 ) -> None:
     """Give the sideless voxels of a label map the class of the nearer side, in `indices`.
 
-    Every number in `array` is below `size`. Raises LabelError if neither side is there.
+    Every number in `array` is below `size`. Raises a LabelError if neither side is there.
     """
     points = np.argwhere(_select(array, kind.numbers, size))
     if not len(points):
-        return  # The sideless voxels of this map are of another kind.
+        return  # the sideless voxels of this map belong to another pair
     left_numbers, right_numbers = kind.sides
     left_mm = _distances_mm(points, _select(array, left_numbers, size), spacing_mm)
     right_mm = _distances_mm(points, _select(array, right_numbers, size), spacing_mm)
@@ -257,7 +262,7 @@ def _join_nearest(
             where=where,
             remedy=f"map or ignore the numbers {', '.join(map(str, kind.numbers))}",
         )
-    # As where labels are resampled, ties alternate from voxel to voxel: neither side gains.
+    # As in resampling of labels, ties alternate from voxel to voxel, so that neither side gains.
     is_even = points.sum(axis=1) % 2 == 0
     # Two infinite distances have no difference. Rounding must not decide a tie.
     with np.errstate(invalid="ignore"):
@@ -269,13 +274,13 @@ def _join_nearest(
 
 
 def outer_rim(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Voxels outside `mask` that share a face with it, in the memory order of `mask`.
+    """Mark the voxels outside of `mask` that share a face with it, in the memory order of `mask`.
 
-    `mask` (X, Y, Z) is not changed. Voxels at the border of the array have no neighbours outside
+    `mask` (X, Y, Z) is not changed. Voxels at the border of the array have no neighbours outside of
     it; an empty or full mask has an empty rim.
     """
-    # Shifted slices take a twentieth of the time of scipy's binary_dilation, as long as both
-    # arrays have one memory order.
+    # Shifted slices take a twentieth of the time of scipy's binary_dilation, provided both arrays
+    # have one memory order.
     grown = mask.copy(order="K")
     for axis in range(mask.ndim):
         new = grown.swapaxes(0, axis)
@@ -289,7 +294,7 @@ def outer_rim(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
 def _select(
     array: NDArray[Any], numbers: tuple[int, ...], size: int
 ) -> NDArray[np.bool_]:
-    """Voxels that hold one of `numbers`; every voxel is below `size`."""
+    """Mark voxels that hold one of `numbers`; every voxel is below `size`."""
     flags = np.zeros(size, np.bool_)
     flags[[number for number in numbers if number < size]] = True
     selected: NDArray[np.bool_] = flags[array]
@@ -301,11 +306,11 @@ def _distances_mm(
     mask: NDArray[np.bool_],
     spacing_mm: tuple[float, float, float],
 ) -> NDArray[np.float64]:
-    """Distance from each point outside `mask` to its nearest voxel; infinite if it has none.
+    """Return the distance of each point to the nearest voxel of `mask`; infinite if it is empty.
 
-    Points are voxel indices (M, 3).
+    Points are voxel indices (M, 3) outside of the mask.
     """
-    # Imported here: class names and numbers, all that training wants, need no SciPy.
+    # Imported here: class names and numbers, all that training needs, work without SciPy.
     from scipy import ndimage
     from scipy.spatial import cKDTree
 
@@ -315,8 +320,8 @@ def _distances_mm(
     (box,) = boxes
     inside = mask[box]
 
-    # The nearest voxel is always on the mask's surface, which is a tenth of it: the voxels of the
-    # mask that share a face with what is outside. The padding is one voxel outside.
+    # The nearest voxel is always on the mask's surface, a tenth of its voxels: those that share a
+    # face with the outside. The padding is one voxel outside.
     in_padded = np.argwhere(outer_rim(~np.pad(inside, 1)))
     surface = in_padded - 1 + [side.start for side in box]
     spacing = np.asarray(spacing_mm)

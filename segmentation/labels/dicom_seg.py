@@ -1,4 +1,4 @@
-"""A label map as a DICOM SEG, in the frame of reference of the series that it is of."""
+"""Export of a label map as DICOM SEG, in the frame of reference of its series."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from trinat.segmentation.labels.scheme import Label, LabelScheme
 
 _SAME_MM = 1e-3
-# What the standard wants there, be it empty: files that were made anonymous may have dropped it.
+# Attributes that the standard requires, possibly empty: anonymised files may lack them.
 _NEEDED = (
     "PatientID",
     "PatientName",
@@ -54,7 +54,7 @@ _MADE_BY = "trinat"
 
 
 class Code(NamedTuple):
-    """What DICOM calls a structure: SNOMED CT (SCT), or the standard's own words (DCM).
+    """DICOM code of a structure: SNOMED CT (SCT), or the standard's own terms (DCM).
 
     The three parts are written as CodeValue, CodingSchemeDesignator and CodeMeaning.
     """
@@ -66,7 +66,7 @@ class Code(NamedTuple):
 
 @cache
 def _codes() -> dict[int, tuple[Code, Code]]:
-    """Type and category of each structure, by its FreeSurfer number."""
+    """Read type and category of each structure, by its FreeSurfer number."""
     table = Path(str(resources.files("trinat.configs") / "labels" / "dicom-codes.tsv"))
     codes = {}
     for row in csv.DictReader(read_text(table).splitlines(), delimiter="\t"):
@@ -78,9 +78,9 @@ def _codes() -> dict[int, tuple[Code, Code]]:
 
 
 def code_of(label: Label) -> tuple[Code, Code]:
-    """Type and category of a structure; its side is a code of its own.
+    """Return type and category of a structure; its side is a code of its own.
 
-    Raises LabelError for a structure that has none.
+    Raises a LabelError for a structure without a code.
     """
     codes = _codes()
     if label.fs_id not in codes:
@@ -104,9 +104,11 @@ def write_seg(
     """Write the class indices of a scan, on its own grid, as a DICOM SEG of binary segments.
 
     The scan is the series of the files `names` in `place` (a folder or a zip; without names it is
-    the only one in it), as `Volume.read(place, series=names)` read it, and `digest` its
-    `source_sha256`. `left_out` are structures that the model was not taught. The file has the
-    patient and study of the series. The same labels get the same UIDs.
+    the
+    only one in it), as read by `Volume.read(place, series=names)`, and `digest` its
+    `source_sha256`.
+    `left_out` are structures that the model does not predict. The file has the patient and study of
+    the series. The same labels get the same UIDs.
     """
     source = load(place, names, whole=True)
     if source.digest != digest:
@@ -119,7 +121,7 @@ def write_seg(
     datasets = [file.dataset for file in source.files.values()]
     _fill_in(datasets, place)
     labels = [label for label in scheme.labels[1:] if label.name not in left_out]
-    # Segments are numbered from 1, without gaps; 0 is background and what is left out.
+    # Segments are numbered from 1, without gaps; 0 is background and left-out structures.
     segment_of = np.zeros(len(scheme), np.uint8)
     classes = [label.index for label in labels]
     segment_of[classes] = np.arange(1, len(labels) + 1)
@@ -131,7 +133,9 @@ def write_seg(
 
 
 def _fill_in(datasets: list[Dataset], place: Path) -> None:
-    """Give headers, empty, what the standard wants; GeometryError without what we cannot give."""
+    """Add missing required attributes, empty; raise a GeometryError without those that cannot
+    be empty.
+    """
     for dataset in datasets:
         for keyword in _NEEDED:
             if keyword not in dataset:
@@ -145,7 +149,9 @@ def _fill_in(datasets: list[Dataset], place: Path) -> None:
 def _in_order_of_files(
     segments: NDArray[np.uint8], frames: list[Frame]
 ) -> NDArray[np.uint8]:
-    """Segment numbers (column, row, slice) as frames (frame, row, column), in the files' order."""
+    """Reorder segment numbers (column, row, slice) to frames (frame, row, column), in the
+    files' order.
+    """
     columns, rows, slices = segments.shape
     stack = np.empty((slices, rows, columns), np.uint8)
     places = [(frame.file, frame.number, at) for at, frame in enumerate(frames)]
@@ -155,7 +161,7 @@ def _in_order_of_files(
 
 
 def _segments(labels: Sequence[Label], model: str) -> list[Any]:
-    """What the file says of each structure: its name, codes, side, colour and who drew it."""
+    """Return the description of each segment: name, codes, side, colour and algorithm."""
     import highdicom as hd
     from pydicom.sr.codedict import codes
 
@@ -192,7 +198,7 @@ def _encoded(
     digest: str,
     model: str,
 ) -> bytes:
-    """The bytes of a DICOM SEG, for a stack of segment numbers (frame, row, column)."""
+    """Encode a stack of segment numbers (frame, row, column) as a DICOM SEG."""
     import highdicom as hd
     from pydicom.uid import generate_uid
 
@@ -218,7 +224,7 @@ def _encoded(
         ).save_as(buffer)
     except MemoryError:
         raise
-    except Exception:  # of many kinds, and their words may be the header's
+    except Exception:  # of many kinds, with messages that may quote the header
         raise OutputError(
             "no DICOM SEG can be made of this series' header",
             remedy="leave out --dicom-seg",

@@ -1,4 +1,4 @@
-"""Folding tables: what label numbers outside a scheme become, and numberings of other atlases."""
+"""Folding tables: targets of label numbers outside of a scheme, and numberings of other atlases."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from trinat.segmentation.io.files import read_rows
 # Bounds the table of classes; FreeSurfer's own numbers end near 15,000.
 MAX_NUMBER = 2**20
 
-# How label maps for generation number what FreeSurfer does not. 136 and 163 line the ventricles,
-# 137 and 164 their inferior horns; 25 and 57 are lesions in white matter.
+# Numbers in label maps for generation that FreeSurfer lacks: 136, 163 (linings of the ventricles),
+# 137, 164 (of their inferior horns); 25 and 57 are lesions in white matter.
 GENERATION_FOLDED = {136: 4, 163: 43, 137: 5, 164: 44, 25: 2, 57: 41}
-# There, 24 is all CSF around the brain and in the neck, not FreeSurfer's small 24.
+# In these maps 24 is all CSF around the brain and in the neck, not FreeSurfer's small region.
 GENERATION_SURROUNDINGS = 24
-GENERATION_FIRST_OUTSIDE = 500  # from here on: skull, scalp, eyes and so on
-# Ours: the part of 24 in the neck, outside the skull.
+GENERATION_FIRST_OUTSIDE = 500  # numbers from here on: skull, scalp, eyes and so on
+# Private number for the part of 24 in the neck, outside of the skull.
 GENERATION_NECK_FLUID = 599
-# Inside the skull, and neither brain nor ventricle: vessels, optic chiasm, fifth ventricle.
+# Inside the skull, but neither brain nor ventricle: vessels, optic chiasm, fifth ventricle.
 GENERATION_BETWEEN = (30, 62, 72, 85)
 
 # Numberings that ship beside FreeSurfer's, each as configs/labels/<name>-folding.tsv.
@@ -39,7 +39,7 @@ Targets = Mapping[int, tuple[int, ...]]
 class FoldingTable:
     """A numbering other than FreeSurfer's, and the FreeSurfer number that each number becomes.
 
-    A number has the table's meaning alone, whatever it means to FreeSurfer.
+    Numbers have the meaning of the table only, whatever they mean to FreeSurfer.
     """
 
     name: str
@@ -48,16 +48,16 @@ class FoldingTable:
 
 @cache
 def folding_table() -> Targets:
-    """FreeSurfer's numbers outside the schemes, and what each becomes in one."""
+    """Return the targets of FreeSurfer's numbers outside of the schemes."""
     return _shipped_targets(FREESURFER)
 
 
 def load_folding(name_or_path: str | Path) -> FoldingTable | None:
-    """A shipped table by its name, or a table of the user's; None for FreeSurfer's own numbers.
+    """Load a shipped table by its name, or a user's table; None for FreeSurfer's own numbers.
 
-    Raises LabelError for a table that is not there or not readable.
+    Raises a LabelError for a missing or unreadable table.
     """
-    # A shipped name wins over a file of that name, as for schemes.
+    # A shipped name takes precedence over a file of that name, as for schemes.
     name = str(name_or_path)
     if name == FREESURFER:
         return None
@@ -74,14 +74,14 @@ def load_folding(name_or_path: str | Path) -> FoldingTable | None:
 
 
 def _shipped_targets(name: str) -> Targets:
-    """The table of this name in configs/labels."""
+    """Load the table of this name from configs/labels."""
     tables = resources.files("trinat.configs") / "labels"
     with resources.as_file(tables / f"{name}-folding.tsv") as path:
         return _read_targets(path)
 
 
 def _read_targets(path: Path) -> Targets:
-    """Columns first, last, target, and name for people; each number stands in one row."""
+    """Read a table with columns first, last, target and name; each number is in one row."""
     targets: dict[int, tuple[int, ...]] = {}
     rows = read_rows(path, required=("first", "last", "target"))
     # The header is line 1.
@@ -109,7 +109,7 @@ def _read_targets(path: Path) -> Targets:
 
 
 def _target(text: str, where: str) -> tuple[int, ...]:
-    """(4,) of "4"; (2, 41) of "nearest 2 41"."""
+    """Parse "4" to (4,) and "nearest 2 41" to (2, 41)."""
     match text.split():
         case [number]:
             return (_number(number, where),)
@@ -123,7 +123,7 @@ def _target(text: str, where: str) -> tuple[int, ...]:
 
 
 def _number(text: str, where: str) -> int:
-    """A label number of a cell; LabelError for anything else."""
+    """Parse a label number; raise a LabelError for anything else."""
     if not re.fullmatch("[0-9]{1,7}", text) or int(text) >= MAX_NUMBER:
         raise LabelError(
             f"{text!r} is no label number", where=where, remedy="numbers start at 0"

@@ -1,4 +1,4 @@
-"""A class of a scheme, and what makes several of them one scheme."""
+"""A class of a scheme, and the rules that make classes one scheme."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 
 from trinat.segmentation.labels.class_map import MAX_CLASSES
 
-# The group of such structures in a label scheme.
+# The group of CSF in a label scheme.
 CSF_GROUP = "csf"
 Side = Literal["left", "right"]
 
 
 @dataclass(frozen=True)
 class Label:
-    """One class, which networks know by its `index` and files by its FreeSurfer number `fs_id`.
+    """One class, with its `index` in networks and its FreeSurfer number `fs_id` in files.
 
     `partner` is the index of the same structure on the other side. `members` are the FreeSurfer
-    numbers that belong to the class; if empty, `fs_id` alone. If a map lacks a class with
-    `rim_of`, it is the one-voxel rim around the class of that index.
+    numbers that belong to the class; if empty, `fs_id` alone. If a map lacks a class with `rim_of`,
+    it is the one-voxel rim around the class of that index.
     """
 
     index: int
@@ -38,21 +38,21 @@ class Label:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The FreeSurfer numbers that are this class."""
+        """The FreeSurfer numbers of this class."""
         return self.members or (self.fs_id,)
 
     @property
     def hex_color(self) -> str:
-        """The colour as pages write it, #rrggbb."""
+        """The colour as #rrggbb."""
         red, green, blue = self.color
         return f"#{red:02x}{green:02x}{blue:02x}"
 
 
 def find_problem(labels: tuple[Label, ...]) -> str:
-    """What keeps `labels` from being a scheme, or nothing.
+    """Return why `labels` are no scheme, or "".
 
-    Their indices count up from 0, which is background; partners are each other's, one left and
-    one right; no name and no number is there twice.
+    Indices count up from 0, which is background; partners refer to each other, one left and one
+    right; names and numbers are unique.
     """
     if not 2 <= len(labels) <= MAX_CLASSES:
         return f"has {len(labels)} classes, not 2 to {MAX_CLASSES}"
@@ -73,7 +73,7 @@ def find_problem(labels: tuple[Label, ...]) -> str:
 
 
 def _find_partner_problem(label: Label, labels: tuple[Label, ...]) -> str:
-    """What is wrong between a label and its partner, or nothing."""
+    """Return what is wrong between a label and its partner, or ""."""
     if label.partner is None:
         return ""
     if not 0 <= label.partner < len(labels):
@@ -89,7 +89,7 @@ def _find_partner_problem(label: Label, labels: tuple[Label, ...]) -> str:
 
 
 def _find_repetition(labels: tuple[Label, ...]) -> str:
-    """What two labels share that each must have alone, or nothing."""
+    """Return what two labels wrongly share, or ""."""
     members: list[int] = []
     for label in labels:
         members += label.numbers

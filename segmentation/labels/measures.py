@@ -1,4 +1,4 @@
-"""Volumes of the brain as a whole, under FreeSurfer's names and by its definitions.
+"""Volumes of the whole brain, under FreeSurfer's names and by its definitions.
 
 The definitions are those of aseg.stats since FreeSurfer 5.2
 (https://surfer.nmr.mgh.harvard.edu/fswiki/MorphometryStats). Differences, which docs/volumes.md
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trinat.segmentation.labels.scheme import LabelScheme
 
-# FreeSurfer numbers of what measures are made of.
+# FreeSurfer numbers that the measures consist of.
 _CORTEX = frozenset({3, 42})
 _WHITE_MATTER = frozenset({2, 41})
 # Thalamus, caudate, putamen, pallidum, hippocampus, amygdala, accumbens and ventral DC.
@@ -31,10 +31,11 @@ _ABOVE_TENTORIUM = _CORTEX | _WHITE_MATTER | _SUBCORTICAL
 
 @dataclass(frozen=True)
 class Measure:
-    """One volume of aseg.stats: the names of its line there, and what it is the sum of.
+    """One volume of aseg.stats: the names in its line, and the structures that it sums.
 
     `key` and `name` are the first and second field of the line, `words` the third. `numbers` are
-    those of the structures; empty for the intracranial volume, which is no sum.
+    those
+    of the structures; empty for the intracranial volume, which is no sum.
     """
 
     key: str
@@ -44,7 +45,7 @@ class Measure:
 
     @property
     def column(self) -> str:
-        """What tables call it: the name that FreeSurfer's own tables of volumes have."""
+        """The column name in FreeSurfer's own tables of volumes."""
         return self.key if not self.numbers else self.name
 
 
@@ -104,9 +105,9 @@ MEASURES = (
 def parts_of_sums(
     scheme: LabelScheme, known: Collection[str]
 ) -> dict[str, tuple[str, ...]]:
-    """By column, the structures of a scheme that a measure is the sum of.
+    """Return, by column, the structures of a scheme that a measure sums.
 
-    `known` names the structures that the model knows. A measure is left out where some of it is not
+    `known` names the structures that the model predicts. A measure is left out if part of it is not
     among these, or is in one structure together with something else.
     """
     labels = [label for label in scheme.labels[1:] if label.name in known]
@@ -124,9 +125,9 @@ def parts_of_sums(
 
 
 def sums_mm3(scheme: LabelScheme, volumes_mm3: Mapping[str, float]) -> dict[str, float]:
-    """By column, the measures that are sums of a scheme's structures, in mm³.
+    """Return, by column, the measures that are sums of a scheme's structures, in mm³.
 
-    `volumes_mm3` has the structures that the model knows: see `parts_of_sums`.
+    `volumes_mm3` has the structures that the model predicts: see `parts_of_sums`.
     """
     return {
         column: sum(volumes_mm3[name] for name in names)
@@ -138,8 +139,8 @@ def sums_mm3(scheme: LabelScheme, volumes_mm3: Mapping[str, float]) -> dict[str,
 class BrainVolumes:
     """The measures of one segmentation.
 
-    `mm3` has a value for each column; that of the intracranial volume is None where it is not
-    known, and `note` says why.
+    `mm3` has a value for each column; that of the intracranial volume is None if it is unknown, and
+    `note` says why.
     """
 
     mm3: dict[str, float | None]

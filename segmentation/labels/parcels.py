@@ -1,7 +1,7 @@
-"""The cortex by name: schemes whose label maps have parcels in place of the cortex.
+"""Parcellations of the cortex: schemes whose label maps have parcels in place of the cortex.
 
-Networks tell parcels apart and no sides: a class of theirs has two numbers in label maps, the left
-one first. The side of a voxel is that of the cortex which the structures have there.
+Networks distinguish parcels but not sides: a class has two numbers in label maps, the left one
+first. A voxel has the side of the cortex in the map of structures.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trinat.segmentation.labels.scheme import LabelScheme
 
 # The group of the cortex in a scheme of structures.
 CORTEX_GROUP = "cortical"
-# How FreeSurfer begins the names of parcels, and what short names begin with.
+# Prefixes of FreeSurfer's names of parcels, and of short names.
 _HEMISPHERE: dict[Side, str] = {"left": "lh", "right": "rh"}
 
 
@@ -57,13 +57,13 @@ class Parcellation:
         """Structures and the parcels of both sides, in ascending order of FreeSurfer numbers."""
         cortex = self.cortex
         labels = [label for label in self.structures.labels if label not in cortex]
-        # A map of parcels may hold cortex that is no parcel.
+        # A map of parcels may hold cortex without a parcel.
         numbers = [number for label in cortex for number in label.numbers]
         background = labels[0]
         labels[0] = replace(background, members=(*background.numbers, *numbers))
         for place, side in enumerate(_HEMISPHERE):
             for parcel in self.parcels.labels[1:]:
-                # Its index and its partner are still to come.
+                # Index and partner are assigned below.
                 of_side = replace(
                     parcel,
                     name=name_of(parcel, side),
@@ -97,7 +97,7 @@ class Parcellation:
 
     @cached_property
     def _table(self) -> NDArray[np.uint8]:
-        """The class of the whole by those of structure and parcel, (K, P)."""
+        """The class in `whole` for each pair of structure and parcel, (K, P)."""
         shape = (len(self.structures), len(self.parcels))
         table = np.zeros(shape, np.uint8)
         names = self.whole.names
@@ -114,7 +114,7 @@ class Parcellation:
     def join(
         self, structures: NDArray[Any], parcels: NDArray[Any]
     ) -> NDArray[np.uint8]:
-        """Classes of `whole` from those of structures and of parcels, all of one shape.
+        """Combine classes of structures and of parcels, of one shape, to classes of `whole`.
 
         A parcel counts where the structure is cortex. Cortex without a parcel is background.
         """
@@ -122,7 +122,7 @@ class Parcellation:
         return joined
 
     def is_cortex(self, structures: NDArray[Any]) -> NDArray[np.bool_]:
-        """Where a map of classes has cortex, of its shape."""
+        """Mark the cortex in a map of classes."""
         is_wanted = np.zeros(len(self.structures), bool)
         is_wanted[[label.index for label in self.cortex]] = True
         found: NDArray[np.bool_] = is_wanted[structures]
@@ -130,7 +130,7 @@ class Parcellation:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the parcels of both sides, the left ones first."""
+        """The names of the parcels of both sides, left ones first."""
         return tuple(
             name_of(parcel, side)
             for side in _HEMISPHERE
@@ -139,5 +139,5 @@ class Parcellation:
 
 
 def name_of(parcel: Label, side: Side) -> str:
-    """The name of a parcel of one side, as FreeSurfer has it: ctx-lh-insula."""
+    """Return FreeSurfer's name of a parcel of one side: ctx-lh-insula."""
     return f"ctx-{_HEMISPHERE[side]}-{parcel.name}"

@@ -1,7 +1,7 @@
-"""Label schemes: which structures a network tells apart, and their FreeSurfer numbers.
+"""Label schemes: the structures that a network distinguishes, and their FreeSurfer numbers.
 
-The facts stand in `configs/labels/*.tsv`, one table per scheme. Networks see class indices
-0..K-1; files hold FreeSurfer numbers. Viewers name and colour labels by tables of their own.
+The data are in `configs/labels/*.tsv`, one table per scheme. Networks use class indices 0..K-1;
+files hold FreeSurfer numbers. Viewers get tables of names and colours in their own format.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ __all__ = [
     "viewer_table",
 ]
 
-# A target that no loss looks at: neither rewarded nor punished, whatever is predicted there.
+# Target value that the losses ignore.
 IGNORE = 255
 
 # The groups of parcels of the cortex.
 LOBES = ("frontal", "parietal", "temporal", "occipital", "cingulate", "insula")
 
-# In a map of tissues they have the numbers 1, 2 and 3, as BIDS has it; 0 is everything else.
+# Numbers 1, 2 and 3 in a map of tissues, as in BIDS; 0 is everything else.
 TISSUES = ("GM", "WM", "CSF")
 
 Viewer = Literal["freesurfer", "itksnap", "slicer", "fsleyes"]
-# Lines before a viewer's table, and the line of a label; background is clear. docs/prediction.md
-# says where each form is from.
+# Header of a viewer's table, and the line of a label; background is transparent. docs/prediction.md
+# names the source of each format.
 _FORMS: dict[Viewer, tuple[str, str]] = {
     "freesurfer": ("#No. Label Name: R G B A\n", "{number} {name} {r} {g} {b} 0"),
     "itksnap": (
@@ -113,20 +113,20 @@ class LabelScheme:
 
     @cached_property
     def partner_permutation(self) -> NDArray[np.int64]:
-        """Index of each class after left and right have changed places, (K,)."""
+        """Index of each class after swapping left and right, (K,)."""
         partners = [_partner_or_itself(label) for label in self.labels]
         return _frozen(np.array(partners, np.int64))
 
     @property
     def has_unpartnered_sides(self) -> bool:
-        """Whether a class is on one side only, so that a mirrored scan has another truth."""
+        """True if a class is on one side only, so that a mirrored scan has another truth."""
         return any(
             label.side is not None and label.partner is None for label in self.labels
         )
 
     @property
     def has_parcels(self) -> bool:
-        """Whether classes are parcels of the cortex, in place of the cortex."""
+        """True if the classes are parcels of the cortex, in place of the cortex."""
         return any(label.group in LOBES for label in self.labels)
 
     def from_freesurfer(
@@ -139,12 +139,15 @@ class LabelScheme:
         fold: FoldingTable | None = None,
         where: str | Path | None = None,
     ) -> NDArray[np.uint8]:
-        """Class index of each voxel of a map of FreeSurfer numbers, (X, Y, Z) to (X, Y, Z).
+        """Convert a map of FreeSurfer numbers (X, Y, Z) to class indices.
 
         With `fold` the map has the numbers of that table instead. `extra` maps numbers to
-        FreeSurfer numbers and `ignore` lists numbers that become background, both before any
-        table. `spacing_mm` decides which side is nearest; `where` names the file in errors. Raises
-        LabelError for numbers that are not known.
+        FreeSurfer
+        numbers and `ignore` lists numbers that become background, both before any table.
+        `spacing_mm`
+        decides which side is nearest; `where` names the file in errors. Raises a LabelError for
+        unknown
+        numbers.
         """
         array = np.asarray(array)
         if not np.issubdtype(array.dtype, np.integer):
@@ -162,9 +165,9 @@ class LabelScheme:
         return indices
 
     def classes_of_number(self, number: int) -> set[int]:
-        """Classes that voxels of a FreeSurfer number may become; none where it is not known.
+        """Return the classes that voxels of a FreeSurfer number may become; none if it is unknown.
 
-        Two for a number that joins the nearest side.
+        There are two for a number that joins the nearest side.
         """
         if number in self._classes:
             return {self._classes[number]}
@@ -172,10 +175,11 @@ class LabelScheme:
         return {self._classes[target] for target in folded if target in self._classes}
 
     def to_freesurfer(self, indices: NDArray[Any]) -> NDArray[np.int16]:
-        """FreeSurfer numbers of a map of class indices; LabelError for what is no class.
+        """Convert class indices to FreeSurfer numbers; raise a LabelError for an invalid index.
 
         `indices` have any shape and an integer type; the numbers have the same shape. An empty
-        array is allowed.
+        array is
+        allowed.
         """
         indices = np.asarray(indices)
         if not np.issubdtype(indices.dtype, np.integer):
@@ -190,10 +194,12 @@ class LabelScheme:
 
     @cached_property
     def merged(self) -> MergedScheme:
-        """The scheme of a network that cannot tell left from right: one class per pair.
+        """Return the scheme of a network that cannot distinguish sides: one class per pair.
 
-        Classes keep their order; of a pair the first counts. LabelError if a class has a side and
-        no partner. The result leads from classes of this scheme to merged ones, for training, and
+        Classes keep their order; a pair takes the place of its first. Raises a LabelError if a
+        class has
+        a side and no partner. The result maps classes of this scheme to merged ones, for training,
+        and
         back.
         """
         if self.has_unpartnered_sides:
@@ -201,7 +207,7 @@ class LabelScheme:
                 f"{self.name} has classes on one side only, which a sagittal slice cannot show",
                 remedy="use the coronal and axial views",
             )
-        # One of each pair is kept, the one that comes first.
+        # Keep the first of each pair.
         kept = [
             label
             for label in self.labels
@@ -216,7 +222,7 @@ class LabelScheme:
         return MergedScheme(scheme, _frozen(to_merged))
 
     def _merged_label(self, label: Label, to_merged: NDArray[np.int64]) -> Label:
-        """The class of a label and its partner, without a side."""
+        """Return the class of a label and its partner, without a side."""
         index = int(to_merged[label.index])
         members: list[int] = []
         for side in np.flatnonzero(to_merged == index):
@@ -236,17 +242,17 @@ class LabelScheme:
         )
 
     def seen_in(self, view: View) -> LabelScheme:
-        """The classes that slices of a view tell apart: sagittal ones show no left and right."""
+        """Return the classes that slices of a view distinguish: sagittal ones show no side."""
         return self.merged.scheme if view is View.SAGITTAL else self
 
     def find(self, structure: str | int) -> Label:
-        """The label with this name, abbreviation or FreeSurfer number.
+        """Return the label with this name, abbreviation or FreeSurfer number.
 
-        Upper and lower case are the same, and so are spaces, underscores and dashes. A name
-        without its side does where there is one side only. Raises LabelError for no structure
-        and for two.
+        Case does not matter, and spaces, underscores and dashes are equal. A name without its side
+        is
+        enough if there is one side only. Raises a LabelError for no match and for several.
         """
-        # For each word that a structure may be called by, the names of those that it means.
+        # For each accepted spelling, the names of the structures that it means.
         names_of: dict[str, list[str]] = {}
         for label in self.labels:
             full = {label.name, label.abbreviation, str(label.fs_id)}
@@ -282,7 +288,7 @@ class LabelScheme:
 
 @dataclass(frozen=True, eq=False)
 class MergedScheme:
-    """A scheme whose classes are pairs of another's, and which classes these are.
+    """A scheme whose classes are pairs of another's classes.
 
     `to_merged[k]` is the merged class of class k: `merged_values[to_merged]` expands.
     """
@@ -292,11 +298,11 @@ class MergedScheme:
 
 
 def load_scheme(name_or_path: str | Path) -> LabelScheme:
-    """A shipped scheme by its name, or one's own from a TSV file.
+    """Load a shipped scheme by its name, or a user's scheme from a TSV file.
 
-    Raises LabelError for a file that is not there or is no scheme.
+    Raises a LabelError if the file is missing or no scheme.
     """
-    # A shipped name wins over a file of that name: the same command means the same everywhere.
+    # A shipped name takes precedence over a file, so that a command means the same everywhere.
     name = str(name_or_path)
     if name in SHIPPED_SCHEMES:
         return _load_shipped(name)
@@ -312,21 +318,22 @@ def load_scheme(name_or_path: str | Path) -> LabelScheme:
 
 @cache
 def _load_shipped(name: str) -> LabelScheme:
-    """A scheme of configs/labels, parsed once."""
+    """Load a scheme of configs/labels; cached."""
     file = resources.files("trinat.configs") / "labels" / f"{name}.tsv"
     return parse_scheme(name, file.read_bytes(), Path(file.name))
 
 
 def parse_scheme(name: str, table: bytes, path: Path) -> LabelScheme:
-    """A scheme from the content of its TSV file; `path` names the file in errors."""
+    """Parse the content of a scheme's TSV file; `path` names the file in errors."""
     return LabelScheme(name, parse_labels(table, path))
 
 
 def tissue_numbers(scheme: LabelScheme) -> NDArray[np.int64]:
-    """Find the number of each class's tissue, (K,); 0 of what is no tissue, as background.
+    """Return the tissue number of each class, (K,); 0 for background and classes without a tissue.
 
-    The table of the scheme `tissue4` says which of FreeSurfer's structures are grey matter, white
-    matter and CSF. LabelError for a class that is made of several tissues.
+    The table of the scheme `tissue4` assigns FreeSurfer's structures to grey matter, white matter
+    and
+    CSF. Raises a LabelError for a class that consists of several tissues.
     """
     table = load_scheme("tissue4")
     numbers = np.zeros(len(scheme), np.int64)
@@ -347,9 +354,9 @@ def tissue_numbers(scheme: LabelScheme) -> NDArray[np.int64]:
 
 
 def viewer_table(scheme: LabelScheme, viewer: Viewer, *, by_index: bool = False) -> str:
-    """The scheme's labels for a viewer, in ascending order of their numbers in label maps.
+    """Return the scheme's labels as a viewer's table, in ascending order of label numbers.
 
-    Those are FreeSurfer's numbers, or with `by_index` the class indices.
+    These are FreeSurfer's numbers, or with `by_index` the class indices.
     """
     header, line = _FORMS[viewer]
     numbered = [
@@ -381,30 +388,32 @@ def viewer_table(scheme: LabelScheme, viewer: Viewer, *, by_index: bool = False)
 
 
 def _partner_or_itself(label: Label) -> int:
-    """The index of the same structure on the other side; of an unpaired class its own."""
+    """Return the index of the same structure on the other side, or the label's own."""
     return label.index if label.partner is None else label.partner
 
 
 def _without_side(name: str) -> str:
-    """What "Left-Thalamus" and "Right-Thalamus", or "ctx-lh-insula" and "ctx-rh-insula", share."""
+    """Return the common part of "Left-Thalamus" and "Right-Thalamus", or of "ctx-lh-insula"
+    and "ctx-rh-insula".
+    """
     return re.sub(r"^(ctx-)?(left|right|lh|rh|l|r)[-_ ]", "", name, flags=re.IGNORECASE)
 
 
 def _spoken(name: str) -> str:
-    """A name as it is compared: small letters, one dash between words."""
+    """Normalise a name for comparison: lower case, one dash between words."""
     return re.sub(r"[\s_-]+", "-", name.strip().casefold())
 
 
 def _frozen(array: NDArray[Any]) -> NDArray[Any]:
-    """The array made read-only, as what is cached must be."""
+    """Make an array read-only, since it is cached."""
     array.setflags(write=False)
     return array
 
 
 def parse_labels(table: bytes, path: Path) -> tuple[Label, ...]:
-    """The classes of a scheme from the content of its file; `path` names the file in errors.
+    """Parse the classes of a scheme's file; `path` names the file in errors.
 
-    Raises LabelError, with the line, for what is no scheme.
+    Raises a LabelError with the line number for an invalid scheme.
     """
     try:
         text = table.decode("utf-8-sig")
@@ -437,7 +446,7 @@ def parse_labels(table: bytes, path: Path) -> tuple[Label, ...]:
 
 
 def _parse_row(row: dict[str | Any, str | Any], where: str) -> Label:
-    """The class of a row, cells by column; `where` names file and line in errors."""
+    """Parse a row, given as cells by column; `where` names file and line in errors."""
     if None in row or None in row.values():
         raise LabelError("has more or fewer cells than the header", where=where)
     cell = {column: value.strip() for column, value in row.items()}
@@ -464,7 +473,7 @@ def _parse_row(row: dict[str | Any, str | Any], where: str) -> Label:
 
 
 def _color(text: str, where: str) -> tuple[int, int, int]:
-    """Red, green and blue, 0 to 255, of "#CD3E4E"."""
+    """Parse "#CD3E4E" to red, green and blue, 0 to 255."""
     if not re.fullmatch(r"#[0-9A-Fa-f]{6}", text):
         raise LabelError(
             f"{text!r} is no colour", where=where, remedy="write it as #CD3E4E"
@@ -474,14 +483,14 @@ def _color(text: str, where: str) -> tuple[int, int, int]:
 
 
 def _members(text: str, where: str) -> tuple[int, ...]:
-    """The numbers in a cell, between spaces."""
+    """Parse numbers separated by spaces."""
     if text in _ABSENT:
         return ()
     return tuple(_whole(word, "members", where) for word in text.split())
 
 
 def _optional(cell: dict[str, str], column: str, where: str) -> int | None:
-    """The number in a cell, or None where there is none."""
+    """Parse the number in a cell, or return None if it is empty."""
     text = cell.get(column, "")
     if text in _ABSENT:
         return None
@@ -489,7 +498,7 @@ def _optional(cell: dict[str, str], column: str, where: str) -> int | None:
 
 
 def _whole(text: str, column: str, where: str) -> int:
-    """A whole number from 0; LabelError for anything else."""
+    """Parse a non-negative whole number; raise a LabelError for anything else."""
     if not re.fullmatch(r"[0-9]{1,6}", text):
         raise LabelError(f"{column} {text!r} is no whole number", where=where)
     return int(text)

@@ -1,7 +1,8 @@
-"""The surface of a structure as a mesh, and the files that other programs read it from.
+"""Surfaces of structures as triangle meshes, and their files (PLY, GIfTI).
 
-Surface nets: one vertex in each cell of eight voxels that the surface passes, one quad around each
-pair of voxels that it parts. Of a ball with a radius of 8 voxels area and volume come within 2.5 %.
+Surface nets: one vertex in each cell of eight voxels that the surface crosses, one quad around
+each pair of voxels that it separates. Area and volume of a ball with a radius of 8 voxels are
+within 2.5 %.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from trinat.segmentation.metrics.surface import corner_codes
 
 @dataclass(frozen=True, eq=False)
 class Surface:
-    """A surface is made of triangles that face outwards.
+    """A closed surface of triangles that face outwards.
 
     `vertices` (V, 3) are float32 in the scanner's RAS mm, as the scan's affine has them; `faces`
     (F, 3) are int32 numbers of vertices.
@@ -42,19 +43,19 @@ class Surface:
 
     @property
     def volume_mm3(self) -> float:
-        """Volume that the surface encloses, by the divergence theorem."""
+        """Enclosed volume, by the divergence theorem."""
         corners = self.vertices[self.faces[:, 0]].astype(np.float64)
         return float((corners * self._normals()).sum() / 3)
 
     def _normals(self) -> NDArray[np.float64]:
-        """Area vectors of the faces, (F, 3)."""
+        """Return the area vectors of the faces, (F, 3)."""
         a, b, c = self.vertices[self.faces.T].astype(np.float64)
         return np.asarray(np.cross(b - a, c - a) / 2)
 
     def save(self, path: str | Path) -> None:
-        """Write PLY (.ply, binary) or GIfTI (.gii), whole or not at all.
+        """Write PLY (.ply, binary) or GIfTI (.gii), atomically.
 
-        The ending decides, in small or capital letters. FormatError for another one.
+        The suffix decides, in upper or lower case. Raises a FormatError for another one.
         """
         where = Path(path)
         suffix = where.suffix.lower()
@@ -82,7 +83,7 @@ class Surface:
         return header.encode() + self.vertices.astype("<f4").tobytes() + faces.tobytes()
 
     def _gifti(self) -> bytes:
-        """GIfTI; both spaces of its points are the scanner's."""
+        """Return GIfTI bytes; both spaces of its points are the scanner's."""
         scanner = nib.gifti.GiftiCoordSystem(
             "NIFTI_XFORM_SCANNER_ANAT", "NIFTI_XFORM_SCANNER_ANAT"
         )
@@ -96,14 +97,15 @@ class Surface:
 
 
 def surface_net(field: NDArray[Any], affine: NDArray[np.floating]) -> Surface:
-    """The surface between positive and other values of a field (X, Y, Z), closed at its edges.
+    """Return the surface between positive and other values of a field (X, Y, Z), closed at its
+    edges.
 
-    `affine` (4, 4) takes voxel indices to mm in RAS: the vertices are in its space.
+    `affine` (4, 4) maps voxel indices to mm in RAS: the vertices are in its space.
     """
     padded = np.pad(field.astype(np.float64), 1, constant_values=-1.0)
     inside = padded > 0
     codes = corner_codes(inside[1:-1, 1:-1, 1:-1])
-    border = codes + np.uint8(1) > 1  # 0 and 255 become 1 and 0: nothing to part there
+    border = codes + np.uint8(1) > 1  # 0 and 255 become 1 and 0: no surface in the cell
     cells = np.argwhere(border)
     number = np.full(border.shape, -1, np.int32)
     number[border] = np.arange(len(cells))
@@ -123,7 +125,7 @@ def surface_net(field: NDArray[Any], affine: NDArray[np.floating]) -> Surface:
 def _crossings(
     padded: NDArray[np.float64], cells: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Mean place within each cell where its twelve edges cross the surface, (V, 3)."""
+    """Return the mean position in each cell at which its twelve edges cross the surface, (V, 3)."""
     total = np.zeros(cells.shape)
     count = np.zeros((len(cells), 1))
     for axis in range(3):
@@ -134,8 +136,7 @@ def _crossings(
             low = _values_at(padded, cells + start)
             high = _values_at(padded, cells + start + along)
             crossed = (low > 0) != (high > 0)
-            # Where the values, linear along the edge, are 0; the edges that are not crossed
-            # have no such place.
+            # Zero of the values, linear along the edge; edges that are not crossed have none.
             share = low / np.where(crossed, low - high, 1)
             place = np.tile(start.astype(np.float64), (len(cells), 1))
             place[crossed, axis] = share[crossed]
@@ -145,7 +146,7 @@ def _crossings(
 
 
 def _values_at(volume: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
-    """Values of a volume (X, Y, Z) at voxel indices (N, 3), (N,)."""
+    """Return the values of a volume (X, Y, Z) at voxel indices (N, 3), (N,)."""
     values: NDArray[Any] = volume[tuple(places.T)]
     return values
 
@@ -155,14 +156,14 @@ def _quads(
     number: NDArray[np.int32],
     axis: int,
 ) -> NDArray[np.int32]:
-    """The four cells around each pair of voxels along an axis that the surface parts, (Q, 4)."""
+    """Return the four cells around each pair of separated voxels along an axis, (Q, 4)."""
     first = np.delete(inside, -1, axis)
     second = np.delete(inside, 0, axis)
     voxels = np.argwhere(first != second)
     steps = np.eye(3, dtype=int)
     b = steps[(axis + 1) % 3]
     c = steps[(axis + 2) % 3]
-    # Counter-clockwise as seen from where the axis grows to.
+    # Counter-clockwise as seen from the end of the axis.
     around = [
         _values_at(number, voxels),
         _values_at(number, voxels - b),

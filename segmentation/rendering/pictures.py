@@ -1,4 +1,4 @@
-"""Pictures of a scan and its labels: classes over grey values, rows of them, and files."""
+"""Pictures of a scan and its labels: overlays on grey values, arranged in rows, as image files."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _INK = "#d8d8d8"
 _PAPER = "#101010"
 _GAP = 14  # pixels between pictures
 _LETTER = 11  # pixels
-_LEAST_SIDE = 110  # pixels of the longest side at least, where voxels are few
+_LEAST_SIDE = 110  # least pixels of the longest side, for few voxels
 _MARGIN = 10  # of slices, in voxels
-# What lies at the left and the right edge of a slice whose columns grow with the axis.
+# Directions at the left and the right edge of a slice whose columns run along the axis.
 EDGES = {View.CORONAL: ("L", "R"), View.AXIAL: ("L", "R"), View.SAGITTAL: ("P", "A")}
 
 
 def label_colors(scheme: LabelScheme) -> NDArray[np.float32]:
-    """Colour of each class, (K, 3), 0 to 1."""
+    """Return the colour of each class, (K, 3), 0 to 1."""
     colors = np.array([label.color for label in scheme.labels], np.float32)
     return colors / np.float32(255)
 
@@ -48,9 +48,9 @@ def overlay(
     colors: NDArray[np.float32],
     opacity: float = 0.55,
 ) -> NDArray[np.float32]:
-    """Grey values 0 to 1 (H, W) with the classes' colours over them, (H, W, 3); 0 stays grey.
+    """Blend the colours of classes over grey values 0 to 1 (H, W), giving (H, W, 3); 0 stays grey.
 
-    `colors` (K, 3) are from 0 to 1, a row a class. Grey values beyond 0 to 1 are cut. With the
+    `colors` (K, 3) are from 0 to 1, one row per class. Grey values are clipped to 0 to 1. With the
     opacity 1 nothing is seen through a class. Inputs are not changed.
     """
     clipped = np.clip(gray, 0, 1).astype(np.float32)
@@ -62,7 +62,7 @@ def overlay(
 
 
 def outlines(indices: NDArray[Any]) -> NDArray[Any]:
-    """Classes (H, W), but for pixels whose four neighbours are of their own class: these are 0.
+    """Keep classes (H, W) at their borders only; pixels surrounded by their own class become 0.
 
     The edge of the picture is no border: a class that reaches it is open there.
     """
@@ -78,7 +78,7 @@ def outlines(indices: NDArray[Any]) -> NDArray[Any]:
 def three_pictures(
     gray: NDArray[Any], indices: NDArray[Any], colors: Picture
 ) -> list[Picture]:
-    """The image, its labels, and their outlines over it.
+    """Return the image, its labels, and their outlines over it.
 
     `gray` (H, W) from 0 to 1, `indices` (H, W), `colors` (K, 3); each picture is (H, W, 3).
     """
@@ -97,7 +97,7 @@ def draw_mosaic(
     title: str = "",
     slices_per_view: int = 3,
 ) -> NDArray[np.uint8]:
-    """Image, labels and outlines in each view, a pixel a voxel or more, (H, W, 3).
+    """Draw image, labels and outlines in each view, at least one pixel per voxel, (H, W, 3).
 
     Both volumes are on the working grid (RAS axes). Not by matplotlib, which takes a second.
     """
@@ -129,7 +129,8 @@ def draw_rows(
     title: str,
     edges: Mapping[str, tuple[str, str]] | None = None,
 ) -> NDArray[np.uint8]:
-    """Pictures in named rows, their row 0 at the bottom; `edges` are letters for a row's sides.
+    """Draw pictures in named rows, their row 0 at the bottom; `edges` are letters for a row's
+    sides.
 
     Small pictures are enlarged by a whole number. Returns RGB, (H, W, 3), 0 to 255. `title` may be
     empty; rows may have different numbers of pictures.
@@ -174,7 +175,7 @@ def draw_rows(
 
 
 def _upright_label(name: str, length: int, font: Any) -> Image:
-    """A row's name, to be read from below."""
+    """Draw the name of a row, to be read from below."""
     from PIL import Image, ImageDraw
 
     label = Image.new("RGB", (length, _GAP), _PAPER)
@@ -184,7 +185,7 @@ def _upright_label(name: str, length: int, font: Any) -> Image:
 
 
 def top_first(picture: Picture) -> NDArray[np.uint8]:
-    """A picture whose row 0 is at the bottom as files have it: row 0 at the top, 0 to 255."""
+    """Flip a picture whose row 0 is at the bottom, and convert it to 0 to 255."""
     turned = np.clip(picture[::-1], 0, 1)
     return np.rint(turned * 255).astype(np.uint8)
 
@@ -196,7 +197,7 @@ def _write_letter(
     letter: str,
     anchor: str,
 ) -> None:
-    """An outline keeps the letter readable on bright tissue."""
+    """Write a letter, outlined so that it is readable on bright tissue."""
     pen.text(
         place,
         letter,
@@ -209,20 +210,20 @@ def _write_letter(
 
 
 def png_bytes(figure: Figure, dpi: int, **options: Any) -> bytes:
-    """A matplotlib figure as a PNG file; `options` are those of `savefig`."""
+    """Return a matplotlib figure as a PNG file; `options` are those of `savefig`."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi, **options)
     return buffer.getvalue()
 
 
 def brain_window(truth: NDArray[Any]) -> tuple[slice, slice]:
-    """Rows and columns of all slices that hold a structure, with a margin: the face stays out."""
+    """Return rows and columns of all slices with a structure, and a margin: the face stays out."""
     _, rows, columns = box_around(truth > 0, _MARGIN)
     return rows, columns
 
 
 def box_around(occupied: NDArray[np.bool_], margin: int | NDArray[np.int_]) -> Box:
-    """What is set, and a margin; all, if nothing is."""
+    """Return the box of all set voxels, with a margin; the whole if none is set."""
     box = occupied_box(occupied)
     if is_empty(box):
         return whole(occupied.shape)
@@ -230,7 +231,7 @@ def box_around(occupied: NDArray[np.bool_], margin: int | NDArray[np.int_]) -> B
 
 
 def _positions(truth: NDArray[Any], count: int) -> Sequence[int]:
-    """Slices spread evenly over those that hold a structure, ends left out."""
+    """Return slices spread evenly over those with a structure, without the ends."""
     low = 0
     high = truth.shape[0] - 1
     occupied = np.flatnonzero(truth.any((1, 2)))
@@ -247,7 +248,7 @@ def encoded(
     kind: str,
     **options: Any,
 ) -> bytes:
-    """A picture (H, W) or (H, W, 3) as a file of a `kind` that Pillow knows ("PNG", "WEBP").
+    """Encode a picture (H, W) or (H, W, 3) in a format that Pillow knows ("PNG", "WEBP").
 
     Grey values (H, W) may have 16 bits. `options` are those of Pillow for that kind, such as the
     quality.
@@ -255,8 +256,8 @@ def encoded(
     from PIL import Image
 
     if kind == "WEBP":
-        # Pillow goes on without a library that cannot be loaded, and then knows no such kind.
-        # Asked for by name, it says why: mostly want of memory.
+        # Pillow ignores a library that cannot be loaded, and then does not know the format.
+        # Importing it by name raises the reason: usually too little memory.
         importlib.import_module("PIL._webp")
     buffer = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(picture)).save(buffer, kind, **options)

@@ -1,9 +1,9 @@
-"""Where a scan holds nothing and how bright its tissue is, and its intensities on one scale.
+"""Background and brightness of a scan, and its intensities on a common scale.
 
-Both are found once, from the scan itself. No value means nothing by itself. A scan may be offset,
-scaled, padded with any number, or set to one outside of a mask. So all that is said of it here
-moves with its values: of a·x + c (a > 0) the same voxels are nothing, and the rest has the same
-brightness between that and the bright end.
+Both are estimated once, from the scan itself, because no value has a meaning of its own: a scan
+may be offset, scaled, padded with any number, or set to one outside of a mask. All estimates
+are equivariant: for a·x + c (a > 0) the same voxels are background, and the rest keeps its
+relative brightness.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ Values = NDArray[Any]
 # Intensities in ascending order, (N,).
 Ranked = NDArray[np.float64]
 
-# Intensities are looked at every millimetre: all voxels of most scans, so that neither padding nor
-# the order of the axes decides which ones.
+# Intensities are sampled every millimetre, which takes all voxels of most scans, so that neither
+# padding nor the order of the axes matters.
 _SAMPLE_MM = 1.0
-# What is brighter than this share of the bright end is tissue. Cerebrospinal fluid, the darkest
-# that matters, is at a quarter; air at magnitude noise of a strong surface coil below a tenth.
+# Tissue is brighter than this share of the bright end. Cerebrospinal fluid, the darkest relevant
+# tissue, is at a quarter; air with the magnitude noise of a strong surface coil is below a tenth.
 TISSUE = 0.15
-# What is darker than this share of it may be nothing but noise.
+# Voxels darker than this share of it may be noise.
 AIR = 0.1
 _BRIGHT_PERCENTILE = 98
-# The first guess at the bright end: what a tenth of a litre exceeds. Counted as a volume and not
-# as a share, it is the same however much air there is.
+# The first guess of the bright end: the intensity that a tenth of a litre exceeds. A volume rather
+# than a share, so that the amount of air does not matter.
 _BRIGHT_MM3 = 1e5
-# The bright end settles within a few rounds; a scan in which it does not is cut off here.
+# The bright end converges within a few rounds; this limits scans in which it does not.
 _MOST_ROUNDS = 20
-# So many voxels each way are a corner of a scan; noise does not repeat a value in all of one.
+# Voxels along each side of a corner of the scan; noise does not give all of them one value.
 _CORNER = 3
 _CORNERS = 4
-# The darkest voxels may be outliers: one in so many.
+# One in this many voxels may be a dark outlier.
 _OUTLIERS = 1000
-# Air is more than this share of a scan in which a head is whole. Dark tissue is less.
+# In a scan of a whole head, more than this share is air. Dark tissue takes less.
 _LEAST_AIR = 0.2
-# Noise of magnitudes ends at nothing: its values lie closer there than between a twentieth and
-# the middle, by this factor (Rayleigh's 3.1, a normal distribution 1.1).
+# Magnitude noise has its minimum at the background level: its values are denser there than between
+# the 5th percentile and the median, by this factor (Rayleigh 3.1, normal 1.1).
 _ONE_SIDED = 2.0
-# A brain begins above what it was cut out with, as its fluid is not black: by up to this share of
-# what its brightness spans (24 stripped scans: up to 0.19). What is darker by more is a number that
-# stands for nothing, such as -1000.
+# The fluid of a stripped brain is not black, so its values begin above the background, by up to
+# this share of their range (24 stripped scans: up to 0.19). Values that are lower by more are fill
+# values such as -1000.
 _FURTHEST_BELOW = 0.35
 
-# Vessels and fat beside a surface coil go beyond 1; what goes beyond 2 is an artefact.
+# Vessels and fat beside a surface coil exceed 1; values above 2 are artefacts.
 BRIGHTEST = 2.0
 
 
 @dataclass(frozen=True, eq=False)
 class Background:
-    """The brightness of nothing and the bright end of the tissue, in the scan's own values.
+    """Background level and bright end of the tissue, in the scan's own values.
 
-    Beyond `box` the scan was padded. `fill` is what the outside of the head was set to, where that
-    is not as dark as nothing: z-scores have 0 there, which is as bright as grey matter.
+    The scan was padded outside of `box`. `fill` is the value outside of the head if it is not the
+    background level: z-scores have 0 there, which is as bright as grey matter.
     """
 
     level: float
@@ -72,17 +72,19 @@ class Background:
     fill: float | None = None
 
     def is_filled(self, data: Values) -> NDArray[np.bool_]:
-        """Where the voxels of `box`, (X, Y, Z), are outside of the head and have its value."""
+        """Mark the voxels of `box`, (X, Y, Z), that are outside of the head and have its fill
+        value.
+        """
         if self.fill is None:
             return np.zeros(data.shape, bool)
         has_value = data == self.fill
-        # What has it by chance inside of the head does not reach the surface.
+        # Voxels inside the head with that value by chance are not connected to the surface.
         parts, _ = ndimage.label(np.pad(has_value, 1, constant_values=True))
         return np.asarray(parts[1:-1, 1:-1, 1:-1] == parts[0, 0, 0])
 
 
 def find_background(volume: Volume) -> Background:
-    """What is nothing in a scan, from its border, the values at it, and the noise of its air."""
+    """Estimate the background of a scan from its border, fill value and noise."""
     box = _without_padding(volume.data)
     inside = volume.data[box]
     fill = _value_that_fills(inside)
@@ -95,7 +97,7 @@ def find_background(volume: Volume) -> Background:
         sample = sample[sample != fill]
     if not sample.size:
         return Background(float(fill or 0), float(fill or 0), box)
-    # Small numbers sort three times as fast by radix, which NumPy calls stable.
+    # Radix sort, which NumPy calls stable, is three times as fast for small numbers.
     is_small = sample.dtype.itemsize <= 2
     ranked = np.sort(sample, axis=None, stable=is_small).astype(np.float64)
     few = min(round(_BRIGHT_MM3 / voxel_mm3), len(ranked) // 5) + 1
@@ -110,11 +112,11 @@ def find_background(volume: Volume) -> Background:
         and not is_near
         and not _is_air_around(inside, fill, ranked, first_guess)
     ):
-        # What is dark is tissue, as white matter in a stripped T2 scan.
+        # The dark voxels are tissue, as white matter in a stripped T2 scan.
         level, has_air = _darkest(ranked), False
         bright = _bright_end(ranked, level, first_guess)
     span = bright - level
-    # Tissue of one value has no span that could say how far below it is too far.
+    # Tissue of a single value has no range to compare with.
     furthest = _FURTHEST_BELOW * span if span else np.inf
     is_below = 0 < level - fill <= furthest
     if is_near or (is_below and not has_air):
@@ -124,12 +126,14 @@ def find_background(volume: Volume) -> Background:
 
 
 def tissue_threshold(level: float, bright: float) -> float:
-    """What is brighter than this is tissue, between nothing and a bright end."""
+    """Return the intensity above which a voxel is tissue, between background and bright end."""
     return level + TISSUE * (bright - level)
 
 
 def _without_padding(data: Values) -> Box:
-    """The part of an array that no plane of one value is around, however often it was padded."""
+    """Return the part of an array without surrounding planes of one value, however often it was
+    padded.
+    """
     box = whole(data.shape)
     while True:
         smaller = box
@@ -138,7 +142,7 @@ def _without_padding(data: Values) -> Box:
             sides[axis] = _without_even_planes(data, smaller, axis)
             smaller = to_box(sides)
             if is_empty(smaller):
-                # The tissue is of one value: what is around it is shown by a plane of that.
+                # Keep one plane around tissue of a single value, which shows its background.
                 return grown(box, data.shape)
         if smaller == box:
             return box
@@ -146,7 +150,7 @@ def _without_padding(data: Values) -> Box:
 
 
 def _without_even_planes(data: Values, box: Box, axis: int) -> slice:
-    """One side of a box without the planes at its ends that have one value each."""
+    """Return one side of a box without the planes of one value at its ends."""
     planes = np.moveaxis(data[box], axis, 0)
     first = 0
     last = len(planes)
@@ -158,14 +162,14 @@ def _without_even_planes(data: Values, box: Box, axis: int) -> slice:
 
 
 def _is_even(plane: Values) -> bool:
-    """Whether a plane has one value everywhere."""
+    """Return True if a plane has a single value."""
     return bool((plane == plane.flat[0]).all())
 
 
 def _value_that_fills(data: Values) -> float | None:
-    """The value that half of the eight corners were set to; None where they have noise or tissue.
+    """Return the value of half of the eight corners; None if they hold noise or tissue.
 
-    Where a scan was turned, or all but a head set to one value, that value is in the corners.
+    A rotated scan, and one with a mask, have the fill value in the corners.
     """
     values = []
     for i, j, k in product((slice(_CORNER), slice(-_CORNER, None)), repeat=3):
@@ -183,7 +187,7 @@ def _value_that_fills(data: Values) -> float | None:
 def _is_air_around(
     data: Values, fill: float, ranked: Ranked, first_guess: float
 ) -> bool:
-    """Whether most of what lies beside the voxels that were set to a value is as dark as air."""
+    """Return True if most voxels next to those with the fill value are as dark as air."""
     is_set = data == fill
     beside = data[ndimage.binary_dilation(is_set) & ~is_set]
     threshold = tissue_threshold(_darkest(ranked), first_guess)
@@ -191,20 +195,20 @@ def _is_air_around(
 
 
 def _darkest(ranked: Ranked) -> float:
-    """The darkest of ascending intensities, but for outliers."""
+    """Return the lowest of ascending intensities, ignoring outliers."""
     return float(ranked[len(ranked) // _OUTLIERS])
 
 
 def _level_of(ranked: Ranked, bright: float) -> tuple[float, bool]:
-    """The level of the air in ascending intensities, and whether there is any.
+    """Return the level of the air in ascending intensities, and whether there is any air.
 
-    Without air it is the darkest tissue. Noise of magnitudes begins at the level; other noise has
-    it in its middle.
+    Without air it is the darkest tissue. Magnitude noise begins at the level; other noise is
+    centred on it.
     """
     darkest = _darkest(ranked)
     end = ranked.searchsorted(tissue_threshold(darkest, bright), "right")
     dark = ranked[:end]
-    # Where all is equally bright, all of it is tissue.
+    # If everything is equally bright, all of it is tissue.
     if len(dark) < _LEAST_AIR * len(ranked) or len(dark) == len(ranked):
         return darkest, False
     low = dark[len(dark) // 20]
@@ -215,9 +219,9 @@ def _level_of(ranked: Ranked, bright: float) -> tuple[float, bool]:
 
 
 def _bright_end(ranked: Ranked, level: float, first_guess: float) -> float:
-    """The percentile of the tissue that tissue itself is measured by, in ascending intensities.
+    """Return the percentile of the tissue intensities that defines the bright end.
 
-    Its share in the scan does not matter, nor do some voxels that are far too bright.
+    Neither the share of tissue in the scan nor a few much brighter voxels matter.
     """
     bright = first_guess
     for _ in range(_MOST_ROUNDS):
@@ -233,14 +237,14 @@ def _bright_end(ranked: Ranked, level: float, first_guess: float) -> float:
 
 
 def on_working_scale(volume: Volume) -> Volume:
-    """A scan without its padding, with 0 where there is nothing and about 1 at its bright end.
+    """Return a scan without its padding, with background at 0 and the bright end at about 1.
 
-    Raises FormatError where nothing stands out, and for voxels that are no numbers.
+    Raises a FormatError if nothing stands out, and for non-finite voxels.
 
-    Not MONAI's ScaleIntensityRangePercentiles: its percentiles count the background, so that the
-    same head comes out darker in a wider field of view.
+    MONAI's ScaleIntensityRangePercentiles includes the background in its percentiles, so the same
+    head gets darker in a wider field of view.
     """
-    # Files with such voxels are not read, but arrays from elsewhere may hold them.
+    # Files with such voxels are refused earlier, but arrays from other programs may hold them.
     extremes = [volume.data.min(), volume.data.max()]
     if not np.isfinite(extremes).all():
         raise FormatError("voxels are NaN or infinite", remedy="set them to 0 before")
@@ -253,7 +257,7 @@ def on_working_scale(volume: Volume) -> Volume:
             "nothing stands out from its background", remedy="give a scan of a head"
         )
     inside = volume.data[background.box]
-    # Floats first: a difference of integers may be beyond their type.
+    # Convert to float first: a difference of integers may overflow.
     values = inside.astype(np.float32)
     if level:
         values -= np.float32(level)

@@ -1,8 +1,8 @@
-"""Scans to the working grid, and what was found there back to the scan's own grid.
+"""Conform scans to the working grid, and restore results to the scan's own grid.
 
-The working grid has RAS axes along the world's, 1 mm apart. Whatever needs no interpolation gets
-none: a scan of 1 mm whose axes are only ordered otherwise keeps every voxel, there and back. It
-lies over the head, which is found in the scan first.
+The working grid has RAS axes along those of the world, 1 mm apart, and is centred on the head.
+Interpolation is avoided where possible: a 1 mm scan whose axes are only reordered keeps every
+voxel in both directions.
 """
 
 from __future__ import annotations
@@ -29,32 +29,33 @@ from trinat.segmentation.space.resample import (
 from trinat.segmentation.space.views import reoriented, reoriented_grid
 
 _Mask = NDArray[np.bool_]
-# Along one axis, the first voxel of each cell and the end of the last, in ascending order.
+# First voxel of each cell along one axis, and the end of the last cell, in ascending order.
 _Ends = NDArray[np.int_]
 
-# The working grid's axes, and those of every scan on its way there.
+# Orientation of the working grid, and of every scan before it is resampled.
 _AXES = "RAS"
 _GRID_MM = 1.0
 _DEFAULT_SHAPE = (256, 256, 256)
 _LARGEST = 256
-# Four times halved, as the networks do it, a side of this many voxels stays whole.
+# Networks halve a side four times, so it must be a multiple of this.
 _SIDE_MULTIPLE = 16
 _SAME_MM = 1e-3
-# A shift of just half a voxel is rounded down always, not as its last digit has it.
+# Makes a shift of exactly half a voxel always round down.
 _ROUNDING = 1e-6
-# Around the head: some scalp and air above the highest brain.
+# Margin around the head: some scalp and air above the brain.
 _MARGIN_MM = 10.0
-# The scan is looked at through cells of about this size, in which noise averages out.
+# The head is searched in cells of about this size, in which noise averages out.
 _CELL_MM = 4.0
-# From the top of the scalp to the lowest brain: under 180 mm, in a head bent by 30° under 200.
+# From the top of the scalp to the lowest part of the brain: under 180 mm; under 200 in a head bent
+# by 30°.
 _HEAD_HEIGHT_MM = 210.0
 
 
 @dataclass(frozen=True, eq=False)
 class ConformPlan:
-    """A scan's own grid, with the codes of its header, and the working grid it was brought to.
+    """A scan's own grid with the codes of its header, and the working grid it was conformed to.
 
-    It holds no voxels: small enough to be kept for as long as results may be restored.
+    It holds no voxels, so it is cheap to keep for as long as results may be restored.
     """
 
     scan: Grid
@@ -62,16 +63,16 @@ class ConformPlan:
     working: Grid
 
     def cropped(self, box: Box) -> ConformPlan:
-        """The plan of a part of the working grid: what is found there restores by itself."""
+        """Return the plan for a part of the working grid."""
         return replace(self, working=self.working.cut(box))
 
     @property
     def to_upright_scan(self) -> GridMap:
-        """From the working grid to the scan's voxels, in an array with RAS axes."""
+        """Map from the working grid to the scan's voxels, in an array with RAS axes."""
         return GridMap.between(self.working, reoriented_grid(self.scan, _AXES))
 
     def as_scan(self, data: NDArray[Any], notes: tuple[str, ...] = ()) -> Volume:
-        """What was found for the scan's voxels, in an array with RAS axes, as the scan has them."""
+        """Return data given in an array with RAS axes as a volume in the scan's own axes."""
         upright = Volume(data, reoriented_grid(self.scan, _AXES).affine)
         found = reoriented(upright, self.scan.axcodes).data
         return Volume(np.ascontiguousarray(found), self.scan.affine, self.codes, notes)
@@ -79,7 +80,7 @@ class ConformPlan:
 
 @dataclass(frozen=True, eq=False)
 class Conformed:
-    """A volume on the working grid, and the plan that takes it back.
+    """A volume on the working grid, and the plan to restore it.
 
     The volume's axes are RAS, with voxels of 1 mm.
     """
@@ -89,18 +90,18 @@ class Conformed:
 
 
 class _Extent(NamedTuple):
-    """A box in the world, along its axes: lowest and highest coordinates, RAS mm."""
+    """An axis-aligned box in the world: lowest and highest coordinates, RAS mm."""
 
     low: NDArray[np.float64]
     high: NDArray[np.float64]
 
     @property
     def centre(self) -> NDArray[np.float64]:
-        """The point in the middle, RAS mm."""
+        """The centre, RAS mm."""
         return (self.low + self.high) / 2
 
     def fits(self, size_mm: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Along which axes it is no larger than that, (3,)."""
+        """Return along which axes the box is no larger than this, (3,)."""
         return self.high - self.low <= size_mm + _SAME_MM
 
 
@@ -111,7 +112,7 @@ def conform(
     plan: ConformPlan | None = None,
     shape: Shape | None = _DEFAULT_SHAPE,
 ) -> Conformed:
-    """Bring a scan, or with `labels` a label map, to the working grid.
+    """Conform a scan, or with `labels` a label map, to the working grid.
 
     A scan becomes float32: 0 in empty background, about 1 at the bright end of the tissue, at most
     2. Labels keep their type and numbers; the plan of their scan brings them to the very same grid.
@@ -119,7 +120,7 @@ def conform(
     """
     if plan is not None:
         _require(volume, plan.scan, "the scan that its plan was made for")
-    # All that follows sees the same array, in whatever order the scan has its axes.
+    # With RAS axes first, the order of the scan's axes changes no result.
     upright = reoriented(volume, _AXES)
     content = upright if labels else on_working_scale(upright)
     if plan is None:
@@ -137,9 +138,9 @@ def conform(
 
 
 def restore(volume: Volume, plan: ConformPlan, *, labels: bool) -> Volume:
-    """Bring labels, or with `labels` False one map of values, back to the scan's own grid.
+    """Restore labels, or with `labels` False one map of values, to the scan's own grid.
 
-    Beyond the working grid all is 0. Values come back as float32.
+    Voxels outside of the working grid are 0. Values are float32.
     """
     _require(volume, plan.working, "the working grid of its plan")
     resample = resample_labels if labels else resample_image
@@ -148,10 +149,10 @@ def restore(volume: Volume, plan: ConformPlan, *, labels: bool) -> Volume:
 
 
 def restore_probabilities(probabilities: NDArray[Any], plan: ConformPlan) -> Volume:
-    """Most probable class (uint8) on the scan's own grid, of probabilities (K, X, Y, Z).
+    """Return the most probable class (uint8) on the scan's own grid.
 
-    Probabilities are interpolated, not labels, one class after another. They sum to 1, or to 0
-    where nothing is known, which becomes class 0, as all does beyond the working grid.
+    Probabilities (K, X, Y, Z) are interpolated, not labels, one class after another. They sum to 1,
+    or to 0 where nothing is known, which becomes class 0, as do voxels outside of the working grid.
     """
     if probabilities.shape[1:] != plan.working.shape:
         raise GeometryError(
@@ -165,7 +166,7 @@ def restore_probabilities(probabilities: NDArray[Any], plan: ConformPlan) -> Vol
 def _working_grid(
     scan: Grid, content: Volume, labels: bool, shape: Shape | None
 ) -> Grid:
-    """Lay a grid over a scan's head, or over its field of view if `shape` holds that.
+    """Place a grid over the head of a scan, or over its field of view if `shape` holds that.
 
     `content` is the scan without its padding, on the working scale, or the label map.
     """
@@ -178,8 +179,8 @@ def _working_grid(
     head = _Extent(*content.grid.extent_mm(box))
     if shape is not None:
         return _grid_over(field_of_view, head, field_of_view.low, shape)
-    # The head decides, and not where the scan around it ends: networks see it on the same voxels
-    # whatever is cut off around it or added.
+    # The position depends on the head and not on the field of view, so that networks see the head
+    # on the same voxels whatever is cropped or added around it.
     multiples = (head.high - head.low) / _GRID_MM / _SIDE_MULTIPLE
     sides = np.ceil(multiples - _SAME_MM) * _SIDE_MULTIPLE
     shape = to_shape(np.minimum(sides, _LARGEST).astype(int))
@@ -192,18 +193,18 @@ def _grid_over(
     face: NDArray[np.float64],
     shape: Shape,
 ) -> Grid:
-    """The working grid of this shape, centred on the whole along each axis where it fits.
+    """Return the working grid of this shape, centred on the whole along each axis where it fits.
 
-    Along the others it is centred on the content. `face` is where faces of the scan's voxels are
+    Along the others it is centred on the content. `face` is the position of the scan's voxel faces
     along each axis, RAS mm: the grid shares them, so that equal spacings need no interpolation and
     halves nest.
     """
     size_mm = _size_mm(shape)
     centre = np.where(whole.fits(size_mm), whole.centre, content.centre)
-    # Nothing of the brain is at the lower end of a scan that is too tall: it is the top that stays.
+    # A scan that is too tall has no brain at its lower end, so keep its top.
     if content.high[2] - content.low[2] > size_mm[2]:
         centre[2] = content.high[2] - size_mm[2] / 2
-    # From the scan's face to the grid's there are whole voxels.
+    # The grid's face is a whole number of voxels from the scan's.
     wanted_shift_mm = centre - size_mm / 2 - face
     shift_voxels = wanted_shift_mm / _GRID_MM
     shift_mm = np.rint(shift_voxels - _ROUNDING) * _GRID_MM
@@ -214,7 +215,7 @@ def _grid_over(
 
 
 def _size_mm(shape: Shape) -> NDArray[np.float64]:
-    """How large a working grid of this shape is along each axis."""
+    """Return the size of a working grid of this shape along each axis."""
     return np.array(shape) * _GRID_MM
 
 
@@ -231,10 +232,10 @@ def _require(volume: Volume, grid: Grid, what: str) -> None:
 
 
 def head_box(image: Volume, *, margin_mm: float = _MARGIN_MM) -> Box:
-    """Voxels (X, Y, Z) of the head and a margin, of an image on the working scale.
+    """Return the box of voxels (X, Y, Z) around the head, of an image on the working scale.
 
-    The margin may reach beyond the image. All of the image if unsure. What reaches further down
-    than any brain does, neck and shoulders, is left out.
+    It includes a margin, which may reach outside of the image, and leaves out neck and shoulders,
+    which are lower than any brain. Without a clear head it is the whole image.
     """
     spacing = np.array(image.spacing_mm)
     nearest = np.rint(_CELL_MM / spacing)
@@ -257,10 +258,10 @@ def head_box(image: Volume, *, margin_mm: float = _MARGIN_MM) -> Box:
 
 
 def _cell_bounds(tissue: _Mask, axis: int, step: int) -> _Ends:
-    """Where cells of `step` voxels begin along an axis, and where the last one ends.
+    """Return where cells of `step` voxels begin along an axis, and where the last one ends.
 
-    One begins at the plane that halves the tissue, so that cells hold the same voxels wherever the
-    scan begins and ends. The first and the last may reach beyond it.
+    One cell begins at the plane that halves the tissue, so that cells hold the same voxels whatever
+    the field of view is. The first and the last cell may reach outside of it.
     """
     other_axes = tuple(other for other in range(3) if other != axis)
     counts = np.count_nonzero(tissue, axis=other_axes)
@@ -271,28 +272,28 @@ def _cell_bounds(tissue: _Mask, axis: int, step: int) -> _Ends:
 
 
 def _head_cells(data: NDArray[Any], bounds: Sequence[_Ends]) -> _Mask | None:
-    """Which cells are the largest piece of tissue; None if there is none."""
-    # The means of cells; beyond its end the image is 0.
+    """Mark the cells of the largest connected component of tissue; None if there is none."""
+    # Mean of each cell; the image is 0 outside of its field of view.
     means = data
     for axis, ends in enumerate(bounds):
         starts = np.maximum(ends[:-1], 0)
         sums = np.add.reduceat(means, starts, axis=axis, dtype=np.float64)
         means = sums / (ends[1] - ends[0])
     tissue = means > TISSUE
-    # One cell across is a wrap-around ghost, a marker or a nose, no head.
+    # Components of one cell across are wrap-around ghosts, markers or noses, not heads.
     solid = ndimage.binary_opening(tissue)
     parts, count = ndimage.label(solid)
     if not count:
         return None
-    sizes = np.bincount(parts.ravel())[1:]  # part 0 is what belongs to none
+    sizes = np.bincount(parts.ravel())[1:]  # part 0 is the background
     largest = parts == 1 + sizes.argmax()
-    # What opening took from the head's own surface comes back.
+    # Restore what opening removed from the surface of the head.
     return np.asarray(ndimage.binary_dilation(largest) & tissue)
 
 
 def _above_the_neck(head: _Mask, image: Volume, bounds: Sequence[_Ends]) -> _Mask:
-    """The part of a mask of cells within a head's height of its top."""
-    # The affine's third row gives a voxel's height; its offset does not matter here.
+    """Return the part of a mask of cells within a head's height of its top."""
+    # The third row of the affine gives the height of a voxel; its offset does not matter here.
     up_x, up_y, up_z = image.affine[2, :3]
     i, j, k = np.ix_(*(ends[:-1] for ends in bounds))
     heights_mm = up_x * i + up_y * j + up_z * k

@@ -1,4 +1,4 @@
-"""Where one grid of voxels is in another: the map of voxel indices that resampling follows."""
+"""Maps of voxel indices from one grid to another, which resampling follows."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 
 from trinat.segmentation.grid import Box, Grid, Shape, moved, to_box, to_shape
 
-# Positions that differ by less, in voxels, are the same: affines in files are rounded to float32.
+# Positions that differ by less, in voxels, are equal: affines in files are rounded to float32.
 _SAME_VOXELS = 0.01
-# A step of up to this many source voxels is left to linear interpolation alone.
+# A step of up to this many source voxels needs no averaging beyond linear interpolation.
 _STEP_OF_ONE_POINT = 1.25
-# Voxels of the target that stand for all of it.
+# Number of target voxels sampled in place of all.
 _SAMPLE_VOXELS = 10_000
 
 
 class SourceAxis(NamedTuple):
-    """Where the voxels along a target axis come from, if they are the source's own voxels.
+    """The source voxels along a target axis, if these are copied without interpolation.
 
     `axis` is the source's; its voxels are taken in their `direction` (1 or -1). `start` is the
-    source voxel at target voxel 0, which may be beyond the source.
+    source voxel at target voxel 0, which may lie outside of the source.
     """
 
     axis: int
@@ -33,9 +33,9 @@ class SourceAxis(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class GridMap:
-    """A target grid of `shape` voxels, and where each of them is in the source.
+    """A target grid of `shape` voxels, and their positions in the source.
 
-    `matrix` (4, 4) takes target indices to source indices, which need not be whole.
+    `matrix` (4, 4) maps target indices to source indices, which need not be whole.
     """
 
     matrix: NDArray[np.float64]
@@ -43,18 +43,18 @@ class GridMap:
 
     @classmethod
     def between(cls, source: Grid, target: Grid) -> GridMap:
-        """The map of a target grid into a source grid that share a world."""
+        """Return the map from a target grid to a source grid in the same world."""
         # From a target index to RAS mm, and from there to a source index.
         matrix = np.linalg.solve(source.affine, target.affine)
         return cls(np.asarray(matrix), target.shape)
 
     def cut(self, source: Box, target: Box) -> GridMap:
-        """The same map for parts of both grids.
+        """Return the map between parts of both grids.
 
         Boxes are in voxels of the whole grids; the result counts from the start of the parts.
         """
-        # Voxel n of a part is voxel start + n of its whole:
-        # M' n = M (target_start + n) - source_start.
+        # Voxel n of a part is voxel start + n of its whole: M' n = M (target_start + n) -
+        # source_start.
         target_start = np.array([side.start for side in target])
         source_start = [side.start for side in source]
         matrix = self.matrix.copy()
@@ -63,7 +63,7 @@ class GridMap:
         return GridMap(matrix, shape)
 
     def reach(self, source: Box) -> Box:
-        """The target voxels that any voxel of this part of the source touches.
+        """Return the box of target voxels that a part of the source contributes to.
 
         Boxes are in voxels, within the target grid; the result may be empty. It may be a little too
         large, never too small.
@@ -81,27 +81,27 @@ class GridMap:
         return to_box(sides)
 
     def touched(self, source: Box) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """How far the target voxels go that this part of the source touches, in target indices.
+        """Return the range of target indices that a part of the source contributes to.
 
-        The lowest and the highest of each axis, (3,), which may be beyond the target.
+        The lowest and the highest of each axis, (3,), which may lie outside of the target.
         """
-        # Linear interpolation carries a voxel's value as far as its neighbours' centres.
+        # Linear interpolation spreads a voxel's value as far as its neighbours' centres.
         touched_sides = [(side.start - 1, side.stop) for side in source]
         to_target = np.linalg.inv(self.matrix)
         touched = moved(list(product(*touched_sides)), to_target)
-        # A target voxel's extent is half a voxel to either side.
+        # A target voxel extends half a voxel to either side.
         return touched.min(axis=0) - 0.5, touched.max(axis=0) + 0.5
 
     @property
     def source_axes(self) -> list[int] | None:
-        """The source axis along each target axis, or None if the grids stand askew.
+        """Return the source axis along each target axis, or None if the grids are oblique to each
+        other.
 
-        Aligned grids can be resampled axis by axis, which is faster. Direction does not count: a
-        reversed axis is the same axis.
+        Aligned grids can be resampled axis by axis, which is faster. The direction does not matter.
         """
         steps = np.abs(self.matrix[:3, :3])
         order: list[int] = steps.argmax(axis=0).tolist()
-        # How far a line of the whole target strays to the other axes of the source.
+        # Deviation of a line across the whole target along the other axes of the source.
         drift = steps * self.shape
         drift[order, range(3)] = 0
         is_aligned = sorted(order) == [0, 1, 2] and drift.max() < _SAME_VOXELS
@@ -111,9 +111,9 @@ class GridMap:
 
     @property
     def reordering(self) -> list[SourceAxis] | None:
-        """The source of each target axis, if each target voxel is a source voxel or beyond it.
+        """Return the source of each target axis if no voxel needs interpolation, else None.
 
-        None if anything must be interpolated.
+        Every target voxel is then a source voxel, or lies outside of the source.
         """
         order = self.source_axes
         if order is None:
@@ -122,7 +122,7 @@ class GridMap:
         starts = self.matrix[order, 3]
         directions = np.sign(steps)
         whole_starts = np.rint(starts)
-        # What the map is off by at the far end of each axis.
+        # Error of the map at the far end of each axis.
         error = np.abs(steps - directions) * self.shape + np.abs(starts - whole_starts)
         if error.max() >= _SAME_VOXELS:
             return None
@@ -135,7 +135,7 @@ class GridMap:
 
     @property
     def points(self) -> list[NDArray[np.float64]]:
-        """Along each target axis, where between -0.5 and 0.5 a voxel is sampled.
+        """Return the sample positions in a voxel along each target axis, from -0.5 to 0.5.
 
         There are as many points as source voxels in a step, so that none is skipped.
         """
@@ -144,18 +144,22 @@ class GridMap:
         counts = np.ceil(steps - (_STEP_OF_ONE_POINT - 1))
         points = []
         for count in np.maximum(1, counts).astype(int):
-            # The middles of `count` equal parts of the voxel.
+            # The centres of `count` equal parts of the voxel.
             middles = (np.arange(count) + 0.5) / count
             points.append(middles - 0.5)
         return points
 
     @property
     def blur(self) -> NDArray[np.float64]:
-        """Variance that linear interpolation blurs by along each source axis, in voxels², (3,).
+        """Return the variance by which linear interpolation blurs along each source axis, in
+        voxels²,
+        (3,).
 
-        The mean over the target. A value at part f of the way from one voxel to the next is a mean
-        of both, which has the variance f (1 - f): 0 where voxels are copied, 1/6 in the mean of all
-        places.
+        It is the mean over the target. A value at part f of the way from one voxel to the next is a
+        mean
+        of both, which has the variance f (1 - f): 0 where voxels are copied, 1/6 on average over
+        all
+        positions.
         """
         drawn = np.random.default_rng(0)
         voxels = [drawn.integers(length, size=_SAMPLE_VOXELS) for length in self.shape]

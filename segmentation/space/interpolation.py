@@ -1,8 +1,8 @@
 """Linear interpolation of an image on another grid, by torch.
 
 256³ by linear interpolation, processor seconds of one thread: aligned 0.40 by matrices here, 0.27
-by sparse ones, 0.54 by scipy's affine_transform; askew 0.91 here, 0.98 by scipy. What is here
-shares its work out among threads; sparse matrices and scipy do not.
+by sparse ones, 0.54 by scipy's affine_transform; oblique 0.91 here, 0.98 by scipy. This code runs
+on several threads; sparse matrices and scipy do not.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from trinat.segmentation.space.grid_map import GridMap
 Point = tuple[float, ...]
 
 _SLAB_VOXELS = 2**20
-# An axis that is blurred by a smaller variance, in voxels², is left as it is.
+# An axis whose blur has a smaller variance, in voxels², is not sharpened.
 _LEAST_BLUR = 1e-3
 
 
 def interpolate(source: Tensor, to: GridMap) -> Tensor:
-    """An image (X, Y, Z), float32, on the target grid; beyond its edge it is 0.
+    """Interpolate an image (X, Y, Z), float32, on the target grid; outside of it the image is 0.
 
     Values fade to 0 over one voxel. A target voxel is the mean of its sample points.
     """
@@ -39,11 +39,10 @@ def interpolate(source: Tensor, to: GridMap) -> Tensor:
 
 
 def sharpened(source: Tensor, to: GridMap) -> Tensor:
-    """An image (X, Y, Z) that interpolation on the target grid blurs back to what it was.
+    """Sharpen an image (X, Y, Z) by as much as interpolation on the target grid will blur it.
 
-    Linear interpolation blurs along each axis by `GridMap.blur`; just that is taken off before, so
-    that the result is as sharp as the image in the mean. Cubic splines are as good here, and take
-    several times as long on grids that stand askew.
+    Linear interpolation blurs along each axis by `GridMap.blur`. Cubic splines give equal results
+    here, and take several times as long on oblique grids.
     """
     for axis, variance in enumerate(to.blur):
         if variance >= _LEAST_BLUR:
@@ -52,10 +51,10 @@ def sharpened(source: Tensor, to: GridMap) -> Tensor:
 
 
 def _sharpened_along(source: Tensor, axis: int, variance: float) -> Tensor:
-    """An image less what a blur of this variance, in voxels², adds along one axis.
+    """Subtract from an image what a blur of this variance, in voxels², adds along one axis.
 
-    That is half the variance times each voxel's difference from its two neighbours. Beyond an edge
-    the outermost voxel goes on.
+    That is half the variance times each voxel's difference from its two neighbours. Edge voxels are
+    repeated.
     """
     half = variance / 2
     last = source.shape[axis] - 1
@@ -68,19 +67,19 @@ def _sharpened_along(source: Tensor, axis: int, variance: float) -> Tensor:
 
 
 def _interpolate_along(source: Tensor, to: GridMap, axes: list[int]) -> Tensor:
-    """Grids with common axes: the axes are independent, and each has one small matrix."""
+    """Interpolate between aligned grids: one small matrix for each axis."""
     values = source.permute(axes)
     for target, axis in enumerate(axes):
         weights = _axis_weights(to, target, axis, source.shape[axis])
-        # The new axis comes last, so that after three turns all are in place.
+        # The new axis is last, so that after three turns all are in place.
         values = _weighted_along_first(values, weights)
     return values
 
 
 def _weighted_along_first(values: Tensor, weights: Tensor) -> Tensor:
-    """Values (n, ...) with their first axis mapped by weights (n, m) and put last: (..., m).
+    """Map the first axis of values (n, ...) by weights (n, m), and move it last: (..., m).
 
-    A function of its own, so that no copy of the values outlives its axis.
+    A separate function, so that no copy of the values outlives its axis.
     """
     rest = values.shape[1:]
     lines = values.reshape(len(values), -1)
@@ -88,7 +87,7 @@ def _weighted_along_first(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def _axis_weights(to: GridMap, target: int, axis: int, length: int) -> Tensor:
-    """(length, size): the share of each source voxel in each target voxel, along one axis.
+    """Return the share of each source voxel in each target voxel along one axis, (length, size).
 
     `target` is the axis of the target grid, `axis` the source's that runs along it.
     """
@@ -97,12 +96,12 @@ def _axis_weights(to: GridMap, target: int, axis: int, length: int) -> Tensor:
     size = to.shape[target]
     points = to.points[target]
     voxels = np.arange(size)[:, None]
-    # Where in the source each sample point of each target voxel is: (size, points).
+    # Source position of each sample point of each target voxel: (size, points).
     positions = start + step * (voxels + points)
     lower = np.floor(positions).astype(int)
     upper = lower + 1
     targets = np.broadcast_to(voxels, positions.shape)
-    # Rows 0 and length + 1 take what is beyond the edges.
+    # Rows 0 and length + 1 collect shares outside of the source.
     weights = np.zeros((length + 2, size))
     count = len(points)
     _add_shares(weights, lower, targets, (upper - positions) / count)
@@ -116,17 +115,17 @@ def _add_shares(
     targets: NDArray[np.int_],
     shares: NDArray[np.float64],
 ) -> None:
-    """Add source voxels' shares in target voxels to a matrix with a row more at either end."""
+    """Add source voxels' shares in target voxels to a matrix with an extra row at either end."""
     last_row = len(weights) - 1
     rows = np.clip(voxels + 1, 0, last_row)
     np.add.at(weights, (rows, targets), shares)
 
 
 def _interpolate_askew(source: Tensor, to: GridMap) -> Tensor:
-    """Any affine map, by torch's sampler, which shares its work out by batch item."""
+    """Interpolate by any affine map with torch's sampler, which parallelises over batch items."""
     out = torch.zeros(to.shape)
     image = source.contiguous()[None, None]
-    # An axis of one voxel would be divided by 0.
+    # An axis of one voxel would cause a division by 0.
     lengths = torch.tensor(source.shape, dtype=torch.float64).clamp(min=2)
     points = sample_points(to)
     for rows in slabs(to.shape):
@@ -136,8 +135,8 @@ def _interpolate_askew(source: Tensor, to: GridMap) -> Tensor:
             positions = source_positions(to, rows, point)
             for position, length in zip(positions, lengths, strict=True):
                 scaled.append(2 * position / (length - 1) - 1)
-            # Its last axis comes first. Each plane of the slab is a batch item of depth 1:
-            # (rows, 1, Y, Z, 3).
+            # Its last axis comes first. Each plane of the slab is a batch item of depth 1: (rows,
+            # 1, Y, Z, 3).
             scaled.reverse()
             grid = torch.stack(scaled, -1)[:, None]
             images = image.expand(len(grid), -1, -1, -1, -1)
@@ -146,22 +145,23 @@ def _interpolate_askew(source: Tensor, to: GridMap) -> Tensor:
 
 
 def sample_points(to: GridMap) -> list[Point]:
-    """The points of a target voxel at which it is sampled, as offsets from its centre."""
+    """Return the sample points of a target voxel, as offsets from its centre."""
     return list(product(*to.points))
 
 
 def slabs(shape: Shape) -> Iterator[slice]:
-    """Parts of the first axis of about a million voxels each, so that memory stays bounded."""
+    """Divide the first axis into slabs of about a million voxels, so that memory stays bounded."""
     rows = max(1, _SLAB_VOXELS // (shape[1] * shape[2]))
     for start in range(0, shape[0], rows):
         yield slice(start, min(start + rows, shape[0]))
 
 
 def source_positions(to: GridMap, rows: slice, point: Point) -> list[Tensor]:
-    """Where in the source a slab's voxels are sampled: an index along each axis, float32.
+    """Return the source positions of a slab's voxels: an index along each axis, float32.
 
-    Three tensors (rows, Y, Z). Where the grids share their axes each depends on one of them, and
-    has length 1 along the others.
+    Three tensors (rows, Y, Z). If the grids are aligned, each depends on one of them and has length
+    1
+    along the others.
     """
     axes = to.source_axes
     # Indices of the slab's voxels, shifted by the sample point.
@@ -183,14 +183,15 @@ def source_positions(to: GridMap, rows: slice, point: Point) -> list[Tensor]:
 
 
 def rows_at(values: Tensor, places: Tensor) -> Tensor:
-    """Values (X, Y, Z, K) at places (N, 3) in voxels, trilinearly: (N, K) of the same type.
+    """Interpolate values (X, Y, Z, K) trilinearly at positions (N, 3) in voxels: (N, K), same type.
 
-    Beyond the edges the outermost values go on. The type is a floating one; in float16 shares of
-    voxels are rounded to a two-thousandth.
+    Edge values are repeated outside. The type is a floating one; in float16 the shares of voxels
+    are
+    rounded to a two-thousandth.
     """
     x, y, z, classes = values.shape
     rows, shares = _corners((x, y, z), places)
-    # One pass over all eight corners: 5 ms for 16,384 places and 33 classes, one by one 11 ms.
+    # One pass over all eight corners: 5 ms for 16,384 positions and 33 classes; one by one 11 ms.
     return embedding_bag(
         rows,
         values.view(-1, classes),
@@ -200,7 +201,7 @@ def rows_at(values: Tensor, places: Tensor) -> Tensor:
 
 
 def _corners(shape: Shape, places: Tensor) -> tuple[Tensor, Tensor]:
-    """The eight voxels around each of places (N, 3): their rows, and their shares, both (N, 8).
+    """Return rows and shares of the eight voxels around each of positions (N, 3), both (N, 8).
 
     A row is a voxel's number in a volume of this shape.
     """
@@ -213,7 +214,7 @@ def _corners(shape: Shape, places: Tensor) -> tuple[Tensor, Tensor]:
         lower = low.long()
         voxels = torch.stack((lower, lower + 1), 1).clamp_(0, length - 1)
         along = torch.stack((1 - part, part), 1)
-        # Each of the corners so far, with the voxel below and the one above.
+        # Combine each corner so far with the voxel below and the one above.
         rows = (rows[:, :, None] * length + voxels[:, None]).flatten(1)
         shares = (shares[:, :, None] * along[:, None]).flatten(1)
     return rows, shares

@@ -1,4 +1,4 @@
-"""Masks grown, closed and cleaned of specks and holes. Distances are in voxels."""
+"""Binary morphology of masks. Distances are in voxels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Mask = NDArray[np.bool_]
 
 
 def dilated(mask: Mask, reach: Sequence[int]) -> Mask:
-    """A mask dilated by a number of voxels along each of its axes."""
+    """Dilate a mask by a number of voxels along each of its axes."""
     for axis, voxels in enumerate(reach):
         mask = ndimage.maximum_filter1d(
             mask, 2 * voxels + 1, axis=axis, mode="constant"
@@ -21,7 +21,7 @@ def dilated(mask: Mask, reach: Sequence[int]) -> Mask:
 
 
 def largest_part(mask: Mask) -> Mask:
-    """The largest of the parts whose voxels share a face; a mask that is empty stays so."""
+    """Return the largest face-connected component; an empty mask stays empty."""
     parts, count = ndimage.label(mask)
     if count < 2:
         return mask
@@ -31,8 +31,8 @@ def largest_part(mask: Mask) -> Mask:
 
 
 def without_holes(mask: Mask) -> Mask:
-    """A mask with all that it encloses: what no path across faces leads out of."""
-    # One more voxel on each side, so that all that is outside is one part.
+    """Fill the enclosed background of a mask."""
+    # One more voxel on each side connects all of the outside.
     outside, _ = ndimage.label(np.pad(~mask, 1, constant_values=True))
     is_outside = outside == outside[0, 0, 0]
     return np.asarray(~is_outside[1:-1, 1:-1, 1:-1])

@@ -1,15 +1,15 @@
-"""From one grid of voxels to another: images, labels and probabilities by linear interpolation.
+"""Resample images, labels and probabilities to another grid by linear interpolation.
 
-A target voxel that covers several source voxels is averaged over its own extent, at several
-points that none of them is skipped: that is the low-pass that keeps thin structures from aliasing.
-Beyond the source all is background: values fade to it over one voxel.
+A target voxel that covers several source voxels is averaged over its own extent, at so many points
+that none of them is skipped: this low-pass prevents aliasing of thin structures. The source is
+surrounded by background: values fade to it over one voxel.
 
-A point just between labels is decided as if it lay a thousandth of a voxel to one side, in turn
-from voxel to voxel: were all ties to go to the lowest label, halving the spacing would cost a
-small structure 5 % of its volume. What is a tie even so goes to the lowest label.
+A point exactly between labels is decided as if it lay a thousandth of a voxel to one side,
+alternating from voxel to voxel: if all ties went to the lowest label, halving the spacing would
+cost a small structure 5 % of its volume. Remaining ties go to the lowest label.
 
-To interpolate an indicator for each of many labels would take long. Almost all voxels have one
-label all around them; `_LabelVotes` counts votes only where labels meet.
+Interpolating an indicator for each of many labels would be slow. Almost all voxels have one label
+all around them; `_LabelVotes` counts votes only where labels meet.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _TABLE_LENGTH = 2**16
 _MOST_LABELS = 4096
 # Votes that differ by less are a tie.
 _TIE = 2.0**-16
-# How far to one side a voxel is looked at, so that points just between labels are no ties.
+# Offset at which a voxel is sampled, so that points exactly between labels are no ties.
 _NUDGE_VOXELS = (1.0e-3, 1.3e-3, 1.7e-3)
-# A place that is a whole voxel but for its last digits.
+# Tolerance for a position to count as a whole voxel.
 _ROUNDING = 1e-6
 _MIXED = -1
 # Voxels whose votes are counted at a time: each has a count for each label.
@@ -54,15 +54,15 @@ _VOTE_VOXELS = 2**14
 def resample_image(
     data: NDArray[Any], to: GridMap, *, stay_sharp: bool = False
 ) -> NDArray[np.float32]:
-    """Image (X, Y, Z) on another grid, float32; beyond its edge it is 0.
+    """Resample an image (X, Y, Z) to another grid, float32; outside of it the image is 0.
 
-    With `stay_sharp` it is sharpened first by what interpolation blurs: near strong edges values
-    may then go a little beyond those of the image.
+    With `stay_sharp` it is sharpened first by as much as interpolation blurs: near strong edges
+    values may then slightly exceed those of the image.
     """
     copied = _reordered(data, to)
     if copied is not None:
         return copied.astype(np.float32, copy=False)
-    # A copy, for the same reason as in `occupied_box`; in one order, in which sums round alike.
+    # A copy, for the same reason as in `occupied_box`; in C order, in which sums round alike.
     image = torch.from_numpy(np.array(data, np.float32, order="C"))
     if stay_sharp:
         image = sharpened(image, to)
@@ -70,11 +70,10 @@ def resample_image(
 
 
 def resample_labels(data: NDArray[Any], to: GridMap) -> NDArray[Any]:
-    """Labels (X, Y, Z) on another grid: in each voxel the label whose indicator weighs most.
+    """Resample labels (X, Y, Z): each voxel gets the label whose interpolated indicator is largest.
 
-    That is the argmax of all labels' indicators, each interpolated linearly, but only where labels
-    meet is anything interpolated. Beyond the edge is label 0. Raises LabelError for thousands
-    of different labels: that is no label map.
+    Interpolation is done only where labels meet. Outside of the map is label 0. Raises a LabelError
+    for thousands of different labels, which no label map has.
     """
     copied = _reordered(data, to)
     if copied is not None:
@@ -103,11 +102,12 @@ def resample_labels(data: NDArray[Any], to: GridMap) -> NDArray[Any]:
 def resample_probabilities(
     probabilities: NDArray[Any] | Tensor, to: GridMap
 ) -> NDArray[np.uint8]:
-    """Most probable class on another grid of probabilities (K, X, Y, Z) that sum to 1, or to 0.
+    """Return the most probable class on another grid, of probabilities (K, X, Y, Z).
 
-    Class by class, so that no more than one class is held as float32; beyond the edge is class 0.
+    They sum to 1, or to 0. Classes are processed one by one, so that no more than one is held as
+    float32; outside of the grid is class 0.
     """
-    # Class 0 is counted by what it lacks of 1, so that beyond the edge it lacks nothing.
+    # Class 0 is counted by what it lacks of 1, so that outside of the grid it lacks nothing.
     best = torch.ones(to.shape)
     winner = torch.zeros(to.shape, dtype=torch.uint8)
     given = torch.as_tensor(probabilities)
@@ -116,7 +116,7 @@ def resample_probabilities(
     if lacking is not None:
         values, reached = lacking
         best[reached] += values
-    # The largest of K that sum to 1 is at least 1/K: where a class has less, another one wins.
+    # The largest of K probabilities that sum to 1 is at least 1/K, so a smaller one never wins.
     # Rounding to float16 takes up to a thousandth off the sum.
     least = 0.99 / len(probabilities)
     boxes = _boxes_of_classes(given, least)
@@ -132,9 +132,10 @@ def resample_probabilities(
 
 
 def _boxes_of_classes(probabilities: Tensor, least: float) -> list[Box]:
-    """The smallest box around where each class has at least this probability, (K, X, Y, Z).
+    """Return the smallest box for each class in which it has at least this probability.
 
-    In one pass: where classes are innermost in memory, one of them is read no faster than all.
+    Probabilities are (K, X, Y, Z). One pass for all classes: with the classes innermost in memory,
+    reading one of them is no faster than reading all.
     """
     classes, *shape = probabilities.shape
     lines = [torch.zeros(length, classes, dtype=torch.uint8) for length in shape]
@@ -156,11 +157,11 @@ def _resampled_part(
     to: GridMap,
     less: float = 0.0,
 ) -> tuple[Tensor, Box] | None:
-    """Values (X, Y, Z), minus `less`, on the part of the target that a box of them reaches.
+    """Resample values (X, Y, Z), minus `less`, to the part of the target that they reach.
 
-    Returns them, float32, with the box of the target that they fill. None if it is empty.
+    Returns them, float32, with their box of the target. None if it is empty.
     """
-    # A voxel more on each side: what the values are there counts between the two.
+    # One more voxel on each side, whose values count in the interpolation.
     inside = grown(occupied, values.shape)
     reached = to.reach(inside)
     if is_empty(occupied) or is_empty(reached):
@@ -174,11 +175,11 @@ def _resampled_part(
 
 
 def occupied_box(mask: NDArray[np.bool_] | Tensor) -> Box:
-    """The smallest box (X, Y, Z) around all that is set; empty slices if nothing is.
+    """Return the smallest box (X, Y, Z) around all set voxels; empty slices if there are none.
 
-    `mask` (X, Y, Z) of any memory order, on any device.
+    `mask` (X, Y, Z) may have any memory order and be on any device.
     """
-    # A copy in the array's own order has no negative strides, which torch does not know.
+    # torch does not support negative strides; a copy in the array's own order has none.
     flags = mask if isinstance(mask, Tensor) else torch.from_numpy(mask.copy("K"))
     plane = flags.any(dim=2)
     along_x = plane.any(dim=1)
@@ -188,7 +189,7 @@ def occupied_box(mask: NDArray[np.bool_] | Tensor) -> Box:
 
 
 def _box_between(lines: Sequence[Tensor]) -> Box:
-    """The box from the first to the last that is set along each axis; empty if nothing is."""
+    """Return the box from the first to the last set index along each axis."""
     sides = []
     for line in lines:
         occupied = line.nonzero().flatten()
@@ -201,20 +202,20 @@ def _box_between(lines: Sequence[Tensor]) -> Box:
 
 
 def _ranks(data: NDArray[Any], names: NDArray[Any]) -> NDArray[np.int16]:
-    """The place of each value in `names`, which are in order and hold them all."""
+    """Return the index of each value in `names`, which are sorted and complete."""
     if data.dtype.kind == "f" or names[0] < 0 or names[-1] > _TABLE_LENGTH:
         return names.searchsorted(data).astype(np.int16)
     table = np.zeros(int(names[-1]) + 1, np.int16)
     table[names] = np.arange(len(names))
-    # In the data's own memory order: C order would cost a transposition.
+    # In the data's own memory order: C order would require a transposition.
     ranks: NDArray[np.int16] = table[data]
     return ranks
 
 
 def _reordered(data: NDArray[Any], to: GridMap) -> NDArray[Any] | None:
-    """The data with axes exchanged, turned round, cut and padded, if the map asks no more.
+    """Return the data reordered, flipped, cropped and padded, if the map needs no interpolation.
 
-    None if anything must be interpolated.
+    Returns None otherwise.
     """
     sources = to.reordering
     if sources is None:
@@ -227,7 +228,7 @@ def _reordered(data: NDArray[Any], to: GridMap) -> NDArray[Any] | None:
     for (_, direction, start), length, size in zip(
         sources, source.shape, to.shape, strict=True
     ):
-        # Of an axis that is turned round, voxels are counted from its other end.
+        # Along a flipped axis, voxels are counted from its other end.
         first = start if direction > 0 else length - 1 - start
         low = max(0, -first)
         high = min(size, length - first)
@@ -242,9 +243,9 @@ def _reordered(data: NDArray[Any], to: GridMap) -> NDArray[Any] | None:
 class _LabelVotes:
     """Votes of the labels around a point in a label map.
 
-    The map holds ranks of labels (X, Y, Z), int16, from 0 to `count` - 1. Beyond its edge is
-    the rank `background`. A cell is the cube between eight neighbouring voxels; where all eight
-    agree there is nothing to count.
+    The map holds ranks of labels (X, Y, Z), int16, from 0 to `count` - 1. It is surrounded by the
+    rank `background`. A cell is the cube between eight neighbouring voxels; a cell whose voxels all
+    agree needs no count.
     """
 
     def __init__(self, ranks: Tensor, background: int, count: int) -> None:
@@ -253,15 +254,16 @@ class _LabelVotes:
         self._cells = _cell_labels(self._labels)
 
     def elect(self, to: GridMap) -> Tensor:
-        """Winning ranks on the target grid, int16.
+        """Return the winning ranks on the target grid, int16.
 
         The result has the shape of `to`. Most voxels have one label around them and need no vote;
-        the others are counted in pieces, so that memory stays bounded.
+        the
+        others are counted in blocks, so that memory stays bounded.
         """
         out = torch.empty(to.shape, dtype=torch.int16)
         points = sample_points(to)
-        # Voxels are counted from the first one that the map touches, were the target any larger:
-        # what is padded around a target or cut off changes no voxel.
+        # Voxels are counted from the first one that the map touches in an unbounded target, so that
+        # padding or cropping the target changes no voxel.
         border = 2
         whole_map = whole([length - border for length in self._labels.shape])
         lowest, _ = to.touched(whole_map)
@@ -277,7 +279,7 @@ class _LabelVotes:
         return out
 
     def _agreed(self, to: GridMap, rows: slice, points: list[Point]) -> Tensor:
-        """The one label around all sample points of each voxel of a slab, or _MIXED."""
+        """Return the one label around all sample points of each voxel of a slab, or _MIXED."""
         first, *others = points
         agreed = self._label_around(to, rows, first)
         for point in others:
@@ -286,12 +288,12 @@ class _LabelVotes:
         return agreed
 
     def _label_around(self, to: GridMap, rows: slice, point: Point) -> Tensor:
-        """The one label at all corners of the cell of each voxel's point, or _MIXED."""
+        """Return the one label at all corners of the cell of each voxel's point, or _MIXED."""
         cell, _ = self._locate(source_positions(to, rows, point))
         return self._cells.take(_flat_index(cell, self._cells.shape))
 
     def _locate(self, positions: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """First corner of the cell around each position, and how far into it that is, 0 to 1.
+        """Return the first corner of the cell around each position, and the offset in it, 0 to 1.
 
         Positions are indices of the map without its border; cells count from the border.
         """
@@ -307,14 +309,14 @@ class _LabelVotes:
     def _tally(
         self, to: GridMap, voxels: Tensor, points: list[Point], first: Tensor
     ) -> Tensor:
-        """Winners (M,) at target voxels (M, 3), by counting every corner's share."""
+        """Return the winners (M,) at target voxels (M, 3), by counting every corner's share."""
         matrix = torch.from_numpy(to.matrix)
-        # Voxels are nudged to either side in turn, as on a chessboard: 1 or -1, (M, 1).
+        # Alternate the offset of voxels as on a chessboard: 1 or -1, (M, 1).
         is_odd = (voxels - first).sum(dim=1, keepdim=True) % 2
         side = 1 - 2 * is_odd
         nudge = torch.tensor(_NUDGE_VOXELS, dtype=torch.float64)
         origins = matrix[:3, 3] + side * nudge
-        # From a cell's first corner to each of its eight, in the flat map: (8,).
+        # Offsets from a cell's first corner to each of its eight, in the flat map: (8,).
         steps = []
         for corner in product((0, 1), repeat=3):
             index = [torch.tensor(step) for step in corner]
@@ -336,10 +338,10 @@ class _LabelVotes:
 
 
 def _cell_labels(labels: Tensor) -> Tensor:
-    """The label of each cell of a map (X, Y, Z) whose corners agree, else _MIXED."""
+    """Return the label of each cell of a map (X, Y, Z) whose corners agree, else _MIXED."""
     lowest = labels
     highest = labels
-    # Along one axis after the other, each cell gets the extremes of its eight corners.
+    # Reduce each cell to the extremes of its eight corners, axis by axis.
     for axis in range(3):
         lowest = torch.minimum(*_neighbours(lowest, axis))
         highest = torch.maximum(*_neighbours(highest, axis))
@@ -347,17 +349,17 @@ def _cell_labels(labels: Tensor) -> Tensor:
 
 
 def _neighbours(values: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """The first and the second of each two neighbours along an axis; views, one shorter."""
+    """Return the first and the second of each two neighbours along an axis; views, one shorter."""
     count = values.shape[axis] - 1
     return values.narrow(axis, 0, count), values.narrow(axis, 1, count)
 
 
 def _corner_shares(part: list[Tensor]) -> Tensor:
-    """The weight of each of a cell's eight corners at a point: (M, 8), the last axis fastest.
+    """Return the weights of a cell's eight corners at a point: (M, 8), the last axis fastest.
 
-    `part` is how far into the cell the point is along each axis, three times (M,).
+    `part` is the offset of the point in the cell along each axis, three times (M,).
     """
-    # Along each axis the shares of the near and the far side: (M, 2).
+    # Shares of the near and the far side along each axis: (M, 2).
     near_and_far = []
     for along_axis in part:
         both = torch.stack([1 - along_axis, along_axis], dim=1)
@@ -371,6 +373,6 @@ def _corner_shares(part: list[Tensor]) -> Tensor:
 
 
 def _flat_index(index: list[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """Indices along three axes as one index of the flattened array."""
+    """Convert indices along three axes to one index of the flattened array."""
     x, y, z = index
     return (x * shape[1] + y) * shape[2] + z

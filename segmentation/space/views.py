@@ -1,7 +1,7 @@
-"""Volumes to slices and back, and to other axes: the only place where volumes' axes are permuted.
+"""Conversion of volumes to slices and back; the only place where volume axes are permuted.
 
-On the working grid i grows to the right, j to the front and k upwards (RAS). No axis is turned
-round, so that slices are views into the volume's memory, for NumPy and torch alike.
+On the working grid i grows to the right, j to the front and k upwards (RAS). No axis is flipped,
+so slices are views into the volume's memory, for NumPy and torch alike.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Array = TypeVar("_Array", NDArray[Any], "torch.Tensor")
 
 
 class View(Enum):
-    """An anatomical direction to cut slices in; the value is its name in settings and files.
+    """An anatomical slicing direction; the value is its name in settings and files.
 
     An axial slice is seen from above or below, a coronal one from the front, a sagittal one from
     the side.
@@ -40,9 +40,9 @@ class View(Enum):
 
 
 def chosen_views(views: Iterable[View | str] | str | None) -> tuple[View, ...] | None:
-    """Views of their names, of one name by itself or of views; None, for all, stays None.
+    """Return views for names, a single name or views; None, which means all, stays None.
 
-    Raises ConfigError for what is no view.
+    Raises a ConfigError for an unknown view.
     """
     if views is None:
         return None
@@ -56,7 +56,7 @@ def chosen_views(views: Iterable[View | str] | str | None) -> tuple[View, ...] |
 
 
 class SliceAxes(NamedTuple):
-    """Axes of a volume (0, 1 or 2) that slices, their rows and their columns run along.
+    """The volume axes (0, 1 or 2) that slices, their rows and their columns run along.
 
     The three are a permutation of 0, 1, 2.
     """
@@ -74,15 +74,15 @@ _AXES = {
 
 
 def slice_axes(view: View) -> SliceAxes:
-    """Which axes of an RAS volume become slices, rows and columns."""
+    """Return which axes of an RAS volume become slices, rows and columns."""
     return _AXES[view]
 
 
 def to_slices(array: _Array, view: View | SliceAxes, *, trailing: int = 0) -> _Array:
-    """Volume (..., X, Y, Z) as slices (N, ..., H, W), without a copy.
+    """Return a volume (..., X, Y, Z) as slices (N, ..., H, W), without a copy.
 
-    The array may have `trailing` axes, of classes, behind X, Y, Z; they stay behind. A network
-    trained elsewhere, on slices of another orientation, brings its own `SliceAxes`.
+    The array may have `trailing` axes, of classes, after X, Y, Z; they stay last. A network trained
+    elsewhere, on slices of another orientation, brings its own `SliceAxes`.
     """
     axes = _as_axes(view)
     leading: int = array.ndim - 3 - trailing
@@ -94,27 +94,27 @@ def to_slices(array: _Array, view: View | SliceAxes, *, trailing: int = 0) -> _A
 
 
 def from_slices(slices: _Array, view: View | SliceAxes) -> _Array:
-    """Slices (N, ..., H, W) as volume (..., X, Y, Z), without a copy; inverts `to_slices`."""
+    """Return slices (N, ..., H, W) as a volume (..., X, Y, Z): the inverse of `to_slices`."""
     axes = _as_axes(view)
     leading: int = slices.ndim - 3
-    # Where slices hold each axis of the volume: N comes first, H and W last.
+    # Position of each volume axis in the slices: N comes first, H and W last.
     held_at = {axes.along: 0, axes.rows: leading + 1, axes.columns: leading + 2}
     volume_axes: tuple[int, ...] = tuple(held_at[axis] for axis in range(3))
     return _permute(slices, (*range(1, leading + 1), *volume_axes))
 
 
 def _as_axes(view: View | SliceAxes) -> SliceAxes:
-    """The axes of a view; a network's own are returned as they are."""
+    """Return the axes of a view; a network's own axes are returned as they are."""
     if isinstance(view, View):
         return slice_axes(view)
     return view
 
 
 def source_axes(given: str, wanted: str) -> tuple[DirectedAxis, ...]:
-    """How an array that runs as `given` ("LIA") becomes one that runs as `wanted`.
+    """Return how to reorder an array with axes `given` ("LIA") to axes `wanted`.
 
-    For each axis of the wanted array: which axis of the given one it is, and whether it runs in
-    the same direction (1) or the opposite one (-1).
+    For each axis of the wanted array: the axis of the given one, and whether it runs in the same
+    direction (1) or the opposite one (-1).
     """
     given_axes: dict[int, DirectedAxis] = {}
     for axis, (world, direction) in enumerate(world_axes(given)):
@@ -127,9 +127,9 @@ def source_axes(given: str, wanted: str) -> tuple[DirectedAxis, ...]:
 
 
 def turned(array: NDArray[Any], axes: Sequence[DirectedAxis]) -> NDArray[Any]:
-    """An array (X, Y, Z) with its axes in another order and direction, without a copy.
+    """Reorder and flip the axes of an array (X, Y, Z), without a copy.
 
-    `axes` are as `source_axes` gives them.
+    `axes` are as `source_axes` returns them.
     """
     order = tuple(axis for axis, _ in axes)
     directions = tuple(slice(None, None, direction) for _, direction in axes)
@@ -137,10 +137,10 @@ def turned(array: NDArray[Any], axes: Sequence[DirectedAxis]) -> NDArray[Any]:
 
 
 def reoriented(volume: Volume, axes: str) -> Volume:
-    """The same voxels in the same places, in an array whose axes run as `axes` ("RAS") say.
+    """Return the same voxels at the same positions, in an array with axes `axes` ("RAS").
 
     No voxel is resampled. The data may be a view of the given array. The same volume is returned if
-    its axes run so already.
+    its axes already run so.
     """
     if volume.axcodes == axes:
         return volume
@@ -149,9 +149,9 @@ def reoriented(volume: Volume, axes: str) -> Volume:
 
 
 def reoriented_grid(grid: Grid, axes: str) -> Grid:
-    """The same voxels in the same places, counted along axes that run as `axes` ("RAS") say."""
-    # The matrix that takes new voxel indices to old ones. An axis that is turned round counts
-    # from the old one's last voxel: old = length - 1 - new.
+    """Return the same voxels at the same positions, indexed along axes `axes` ("RAS")."""
+    # The matrix maps new voxel indices to old ones. A flipped axis counts from the old one's last
+    # voxel: old = length - 1 - new.
     to_given = np.diag([0.0, 0, 0, 1])
     lengths = []
     for axis, (source, direction) in enumerate(source_axes(grid.axcodes, axes)):
@@ -163,7 +163,7 @@ def reoriented_grid(grid: Grid, axes: str) -> Grid:
 
 
 def _permute(array: _Array, order: tuple[int, ...]) -> _Array:
-    """Axes in another order; NumPy and torch have different words for it."""
+    """Permute axes; NumPy and torch name this differently."""
     if isinstance(array, np.ndarray):
         return array.transpose(order)
     return array.permute(order)

@@ -1,4 +1,5 @@
-"""The phantom's anatomy: one whole head as classes on a 1 mm grid, and how its tissues look in T1.
+"""Anatomy of the phantom: one whole head as classes on a 1 mm grid, with T1 intensities of its
+tissues.
 
 The file is derived (`pipelines/data/anatomy.py` at commit f8e9679: cropped, simplified, its outer
 fluid renumbered) from a label map and intensity priors of SynthSeg,
@@ -27,7 +28,7 @@ _SAMPLES_AT_ONCE = 2**14
 
 @dataclass(frozen=True, eq=False)
 class Anatomy:
-    """The head on a RAS grid of cubes; A tissues, of which some are structures of quicknat33.
+    """A head on an isotropic RAS grid, with A tissues, some of which are structures of quicknat33.
 
     - `tissues` (X, Y, Z): 0 to A - 1;
     - `truth` (X, Y, Z): classes of quicknat33, 0 for tissues that are none of these;
@@ -49,7 +50,7 @@ class Anatomy:
 
 @cache
 def load_anatomy(spacing_mm: int = 1) -> Anatomy:
-    """The anatomy on a grid of 1, 2, ... mm; arrays are shared, and read-only."""
+    """Load the anatomy on a grid of 1, 2, ... mm; arrays are shared and read-only."""
     folder = resources.files("trinat.segmentation.synthetic")
     with folder.joinpath(ANATOMY_FILE).open("rb") as file:
         stored = dict(np.load(file, allow_pickle=False))
@@ -57,7 +58,7 @@ def load_anatomy(spacing_mm: int = 1) -> Anatomy:
     tissues = np.frombuffer(packed, np.uint8).reshape(stored["shape"])
     if spacing_mm > 1:
         tissues = _coarsen(tissues, spacing_mm)
-    # A structure outside the scheme, skin say, is background.
+    # A structure outside of the scheme, such as skin, is background.
     class_of = {
         int(n): index for index, n in enumerate(load_scheme("quicknat33").fs_ids)
     }
@@ -81,7 +82,9 @@ def load_anatomy(spacing_mm: int = 1) -> Anatomy:
 
 
 def _coarsen(tissues: NDArray[np.uint8], factor: int) -> NDArray[np.uint8]:
-    """The commonest tissue of each block; the far side is filled up by repeating its last plane."""
+    """Return the most frequent tissue of each block; the last plane is repeated to fill the last
+    block.
+    """
     missing = [(0, -size % factor) for size in tissues.shape]
     filled = np.pad(tissues, missing, mode="edge")
     members = []
@@ -93,13 +96,13 @@ def _coarsen(tissues: NDArray[np.uint8], factor: int) -> NDArray[np.uint8]:
         votes = np.zeros(best.shape, np.uint16)
         for member in members:
             votes += member == candidate
-        # Equal votes go to the lower number, whichever corner of the block it stands in.
+        # Equal votes go to the lower number, wherever it is in the block.
         np.maximum(best, votes * 256 + (255 - candidate), out=best)
     return (255 - best % 256).astype(np.uint8)
 
 
 def cells_of(truth: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The class of all eight corners of each cell between voxels, or MIXED."""
+    """Return the class of all eight corners of each cell between voxels, or MIXED."""
     lowest = ndimage.minimum_filter(truth, 2)[1:, 1:, 1:]
     highest = ndimage.maximum_filter(truth, 2)[1:, 1:, 1:]
     return np.where(lowest == highest, lowest, np.uint8(MIXED))
@@ -110,10 +113,10 @@ def largest_fraction(
     places: NDArray[np.float32],
     factors: tuple[int, int, int],
 ) -> NDArray[np.uint8]:
-    """The class with the largest share of each voxel, (X, Y, Z).
+    """Return the class with the largest share of each voxel, (X, Y, Z).
 
     `places` (3, X f, Y g, Z h), in voxels of the anatomy, are the samples of the voxels, with
-    `factors` f, g, h along each axis. Beyond its edges the anatomy goes on as it ends.
+    `factors` f, g, h along each axis. Edge values are repeated outside of the anatomy.
     """
     last = (np.array(anatomy.truth.shape) - 1).reshape(3, 1, 1, 1)
     places = np.clip(places, 0, last.astype(np.float32))
@@ -121,7 +124,7 @@ def largest_fraction(
     index = np.ravel_multi_index(tuple(corner), anatomy.cells.shape)
     codes = anatomy.cells.ravel()[index]
     by_voxel = _samples_last(codes, factors)
-    # Where all samples lie in cells of one class, that is the voxel's.
+    # If all samples lie in cells of one class, that is the voxel's class.
     classes: NDArray[np.uint8] = by_voxel.min(axis=-1)
     largest = by_voxel.max(axis=-1)
     is_mixed = (largest == MIXED) | (classes != largest)
@@ -139,10 +142,10 @@ def _vote(
     base: NDArray[np.int32],
     share: NDArray[np.float32],
 ) -> NDArray[np.uint8]:
-    """The class of most weight around the samples of M voxels, (M,).
+    """Return the class with the largest weight around the samples of M voxels, (M,).
 
     The eight voxels of the truth around each sample vote with their trilinear weights: `base`
-    (3, M, samples) is the first of them, and `share` says how far the sample is from that.
+    (3, M, samples) is the first of them, and `share` the offset of the sample from it.
     """
     count = int(truth.max()) + 1
     winners = np.empty(base.shape[1], np.uint8)
@@ -150,7 +153,7 @@ def _vote(
     for start in range(0, len(winners), chunk):
         part = slice(start, start + chunk)
         voxels = len(winners[part])
-        # A bin for each voxel and class.
+        # One bin for each voxel and class.
         first_bin = np.arange(voxels)[:, None] * count
         bins = []
         weights = []
@@ -166,7 +169,7 @@ def _vote(
 
 
 def _samples_last(array: NDArray[Any], factors: tuple[int, int, int]) -> NDArray[Any]:
-    """Samples (X f, Y g, Z h) to voxels (X, Y, Z, samples)."""
+    """Reshape samples (X f, Y g, Z h) to voxels (X, Y, Z, samples)."""
     f, g, h = factors
     x, y, z = array.shape
     blocks = array.reshape(x // f, f, y // g, g, z // h, h)

@@ -1,7 +1,7 @@
-"""Heads to synthesise scans of: whole-head label maps, and priors of their intensities.
+"""Head models for synthesis: whole-head label maps and priors of their intensities.
 
-They come from a folder of label maps, from one compact file, or from the phantom's anatomy. What
-they teach a network is in `targets.py`.
+They are read from a folder of label maps, from one compact file, or made from the phantom's
+anatomy. `targets.py` derives the training targets.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trinat.segmentation.space.views import reoriented
 from trinat.segmentation.synthetic.anatomy import Anatomy, load_anatomy
 from trinat.segmentation.synthetic.redrawing import is_outside_brain, redraw
 
-# What NumPy and zipfile raise over a damaged file of heads.
+# Errors that NumPy and zipfile raise for a damaged file of heads.
 _DAMAGE = (
     ValueError,
     KeyError,
@@ -44,7 +44,7 @@ _DAMAGE = (
     RuntimeError,
     BadZipFile,
     zlib.error,
-    TokenError,  # of an array's header
+    TokenError,  # from an array's header
     OSError,
 )
 _CORTEX = (3, 42)
@@ -58,18 +58,18 @@ Variant = Literal[
     "small-accumbens",
     "redrawn",
 ]
-# Heads are redrawn alike in each run.
+# A fixed seed, so that heads are redrawn alike in each run.
 _SEED_OF_REDRAWING = 7
 
 
 class Growth(NamedTuple):
-    """A structure that grows by 1 mm into its neighbours, by FreeSurfer numbers."""
+    """Growth of a structure by 1 mm into its neighbours, by FreeSurfer numbers."""
 
     structure: int
     neighbours: tuple[int, ...]
 
 
-# The growths that make each variant but `redrawn`: first the left side, then the right.
+# Growths of each variant except `redrawn`: left side first, then right.
 _VARIANTS: dict[Variant, tuple[Growth, ...]] = {
     "thin-cortex": (Growth(_FLUID, _CORTEX),),
     "large-pallidum": (Growth(13, (12, 2)), Growth(52, (51, 41))),
@@ -77,7 +77,7 @@ _VARIANTS: dict[Variant, tuple[Growth, ...]] = {
     "small-caudate": (Growth(2, (11,)), Growth(41, (50,))),
     "small-accumbens": (Growth(2, (26,)), Growth(41, (58,))),
 }
-# Files of a folder of label maps that say how tissues look in T1, by what they hold.
+# Files of a folder of label maps with intensity tables, by their content.
 _TABLES = {
     "numbers": "generation_labels.npy",
     "classes": "generation_classes_contrast_specific.npy",
@@ -88,14 +88,14 @@ _TABLES = {
 
 @dataclass(frozen=True, eq=False)
 class HeadMaps:
-    """M heads on one grid of RAS axes and 1 mm, and how their tissues look in T1.
+    """M heads on one grid of RAS axes and 1 mm, with T1 intensities of their tissues.
 
-    A voxel holds an entry e, 0 to E - 1, and the tables say what that stands for:
+    A voxel holds an entry e, 0 to E - 1, which the tables explain:
 
     - `labels` (M, X, Y, Z): entries;
     - `numbers` (E,): FreeSurfer numbers, and private ones from 500 on; entry 0 is number 0;
     - `classes` (E,): which of the I classes of intensity an entry has;
-    - `means` (2, I): of each class's mean, 0 to 255, the mean and the spread over scans;
+    - `means` (2, I): mean and spread, over scans, of each class's mean, 0 to 255;
     - `spreads` (2, I): the same of each class's standard deviation.
     """
 
@@ -107,7 +107,7 @@ class HeadMaps:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over all maps and tables: equal for equal heads."""
+        """Return the SHA-256 of all maps and tables, which is equal for equal heads."""
         digest = hashlib.sha256()
         for field in fields(self):
             array = getattr(self, field.name)
@@ -116,25 +116,25 @@ class HeadMaps:
         return digest.hexdigest()
 
     def part(self, heads: slice) -> HeadMaps:
-        """Some of the heads, with the same tables."""
+        """Return some of the heads, with the same tables."""
         return replace(self, labels=self.labels[heads])
 
     def save(self, path: Path) -> None:
-        """Write one compact file, which is read in a tenth of the time of label maps."""
+        """Write one compact file, which loads in a tenth of the time of label maps."""
         arrays = {field.name: getattr(self, field.name) for field in fields(self)}
         with atomic_write(path) as file:
             np.savez_compressed(file, **arrays)
 
 
 def load_heads(path: Path) -> HeadMaps:
-    """Heads from a file that `HeadMaps.save` wrote, or from a folder of label maps.
+    """Load heads from a file that `HeadMaps.save` wrote, or from a folder of label maps.
 
-    Raises DatasetError where nothing is there, and IntegrityError for another or a damaged file.
+    Raises a DatasetError if nothing is there, and an IntegrityError for a wrong or damaged file.
     """
     if path.is_dir():
         return read_label_maps(path)
     try:
-        # Opened here: np.load leaves a damaged file open behind its error.
+        # Opened here because np.load leaves a damaged file open after its error.
         with open_regular(path) as file, ZipFile(file) as archive:
             size = sum(member.file_size for member in archive.infolist())
             refuse_bomb(size, path.stat().st_size, path)
@@ -148,16 +148,16 @@ def load_heads(path: Path) -> HeadMaps:
         ) from None
     except _DAMAGE as error:
         if isinstance(error, OSError) and error.filename:
-            raise  # of the disk, not of what zipfile reads
+            raise  # an error of the disk, not of the content
         raise IntegrityError(
             "is no file of head maps, or a damaged one", where=path
         ) from error
 
 
 def read_label_maps(folder: Path) -> HeadMaps:
-    """Whole-head label maps (.nii.gz, 1 mm) and the four tables that say how tissues look in T1.
+    """Read whole-head label maps (.nii.gz, 1 mm) and the four tables of T1 intensities.
 
-    Raises DatasetError where a table or every label map is missing, or a map does not fit.
+    Raises a DatasetError if a table or all label maps are missing, or if a map does not fit.
     """
     tables = {name: _read_table(folder, file) for name, file in _TABLES.items()}
     order = np.argsort(tables["numbers"], kind="stable")
@@ -176,7 +176,7 @@ def read_label_maps(folder: Path) -> HeadMaps:
 
 
 def _read_table(folder: Path, file: str) -> NDArray[Any]:
-    """One of the tables of a folder of label maps."""
+    """Read one of the tables of a folder of label maps."""
     try:
         with open_regular(folder / file) as table:
             return np.asarray(np.load(table, allow_pickle=False))
@@ -189,12 +189,12 @@ def _read_table(folder: Path, file: str) -> NDArray[Any]:
 
 
 def phantom_heads(spacing_mm: int = 1) -> HeadMaps:
-    """The phantom's one head: enough to see that training works, without any data."""
+    """Return the single head of the phantom, enough to test training without any data."""
     return heads_of(load_anatomy(spacing_mm))
 
 
 def heads_of(anatomy: Anatomy) -> HeadMaps:
-    """The one head of an anatomy."""
+    """Return the single head of an anatomy."""
     maps = HeadMaps(
         labels=anatomy.tissues[None],
         numbers=_phantom_numbers(anatomy),
@@ -206,9 +206,9 @@ def heads_of(anatomy: Anatomy) -> HeadMaps:
 
 
 def _phantom_numbers(anatomy: Anatomy) -> NDArray[np.int64]:
-    """The number (A,) that each tissue of the phantom stands for."""
+    """Return the FreeSurfer number of each tissue of the phantom, (A,)."""
     structures = load_scheme("quicknat33").fs_ids
-    # A tissue that is no structure of the truth is outside of the brain, each with its own number.
+    # A tissue without a structure in the truth is outside of the brain, with a number of its own.
     count = int(anatomy.tissues.max()) + 1
     numbers = np.arange(GENERATION_FIRST_OUTSIDE, GENERATION_FIRST_OUTSIDE + count)
     tissues, places = np.unique(anatomy.tissues, return_index=True)
@@ -217,8 +217,8 @@ def _phantom_numbers(anatomy: Anatomy) -> NDArray[np.int64]:
         structure = int(structures[true_class])
         if structure or tissue == 0:
             numbers[tissue] = structure
-    # The phantom's truth names a pocket of fluid alone; what else looks like it and is no
-    # structure is the fluid all around.
+    # The phantom's truth has only a small region of fluid; other tissue of the same contrast that
+    # is no structure is the fluid around the brain.
     contrast_of_fluid = anatomy.contrast[numbers == _FLUID]
     if len(contrast_of_fluid):
         is_outside = numbers >= GENERATION_FIRST_OUTSIDE
@@ -228,11 +228,10 @@ def _phantom_numbers(anatomy: Anatomy) -> NDArray[np.int64]:
 
 
 def with_variants(maps: HeadMaps, copies: Sequence[Sequence[Variant]]) -> HeadMaps:
-    """All heads as they are, then all heads once more for each of `copies`, which are changed.
+    """Return all heads unchanged, followed by a changed set of all heads for each of `copies`.
 
-    A copy is the variants that it is changed by: `[["thin-cortex"]]` gives M heads as they are and
-    M with a thin cortex. The tables stay the same. Each head of each copy that is `redrawn` is so
-    in its own way.
+    A copy is a sequence of variants: `[["thin-cortex"]]` gives M unchanged heads and M with a thin
+    cortex. The tables stay the same. Every head of every `redrawn` copy is redrawn differently.
     """
     rng = np.random.default_rng(_SEED_OF_REDRAWING)
     labels = [maps.labels]
@@ -250,12 +249,12 @@ def with_variants(maps: HeadMaps, copies: Sequence[Sequence[Variant]]) -> HeadMa
 
 
 def _grow(changed: NDArray[np.uint8], maps: HeadMaps, growth: Growth) -> None:
-    """Let a structure of all heads grow in `changed` (M, X, Y, Z).
+    """Grow a structure of all heads in `changed` (M, X, Y, Z).
 
-    `maps` has the heads as they were: it says where the structure and its neighbours are.
+    `maps` has the unchanged heads, which define where the structure and its neighbours are.
     """
     if growth.structure == _FLUID:
-        # Fluid grows from all outside the brain.
+        # Fluid grows from everything outside of the brain.
         grown = is_outside_brain(maps.numbers)[maps.labels]
     else:
         grown = _voxels_of(maps, [growth.structure])
@@ -267,12 +266,12 @@ def _grow(changed: NDArray[np.uint8], maps: HeadMaps, growth: Growth) -> None:
 
 
 def _voxels_of(maps: HeadMaps, numbers: Sequence[int]) -> NDArray[np.bool_]:
-    """Voxels (M, X, Y, Z) of the structures with these FreeSurfer numbers."""
+    """Return the voxels (M, X, Y, Z) of structures with these FreeSurfer numbers."""
     return np.asarray(np.isin(maps.numbers, numbers)[maps.labels])
 
 
 def _read_entries(path: Path, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """One label map, turned to RAS axes, as entries."""
+    """Read one label map as entries, with RAS axes."""
     volume = reoriented(Volume.read(path, labels=True), "RAS")
     if not np.allclose(volume.spacing_mm, 1, atol=0.01):
         raise DatasetError("is not on a grid of 1 mm", where=path, remedy="resample it")
@@ -287,9 +286,9 @@ def _read_entries(path: Path, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 def _with_neck(maps: HeadMaps) -> HeadMaps:
-    """Heads of RAS axes whose fluid below the skull has a number of its own.
+    """Renumber the fluid below the skull in heads of RAS axes.
 
-    The skull ends where the cerebellum does: its lowest voxel stands for the foramen magnum.
+    The skull is assumed to end at the lowest voxel of the cerebellum, near the foramen magnum.
     """
     fluid = maps.numbers == _FLUID
     if not fluid.any():
@@ -300,7 +299,7 @@ def _with_neck(maps: HeadMaps) -> HeadMaps:
     for head in labels:
         heights = np.flatnonzero(is_cerebellum[head].any((0, 1)))
         if len(heights):
-            # A view: the head itself changes.
+            # A view: assignments change the head itself.
             below = head[:, :, : heights[0]]
             below[fluid[below]] = neck
     return replace(
@@ -312,12 +311,12 @@ def _with_neck(maps: HeadMaps) -> HeadMaps:
 
 
 def _crop(heads: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """Maps of one shape, (M, X, Y, Z), without the margins that are empty in all."""
+    """Stack maps of one shape, (M, X, Y, Z), without margins that are empty in all."""
     shapes = {head.shape for head in heads}
     if len(shapes) > 1:
         raise DatasetError(f"label maps have different shapes: {sorted(shapes)}")
     is_occupied = np.any([head > 0 for head in heads], 0)
     box = occupied_box(is_occupied)
     cropped = np.stack([head[box] for head in heads])
-    # Heads turned from another orientation lie in another order, which np.stack keeps.
+    # Reoriented heads have another memory order, which np.stack keeps.
     return np.ascontiguousarray(cropped)

@@ -1,8 +1,8 @@
-"""The phantom: a head of known anatomy in any geometry, and what a T1 scan of it looks like.
+"""Digital phantom: a head of known anatomy on any grid, and a T1 scan of it.
 
-One anatomy (`anatomy.py`) is posed, resized and warped by a smooth invertible map, another for
-each subject. Image and truth are two readings of the same warped tissue fractions: the image is
-their mean brightness, the truth their largest, so the truth is exact whatever the voxels are.
+One anatomy (`anatomy.py`) is posed, resized and warped by a smooth invertible map that differs
+between subjects. Image and truth derive from the same warped tissue fractions: the image is
+their mean brightness, the truth their largest, so the truth is exact for any voxel size.
 """
 
 from __future__ import annotations
@@ -38,34 +38,36 @@ Floats = NDArray[np.float64]
 
 FIELD_OF_VIEW_MM = (184.0, 248.0, 240.0)  # right-left, front-back, up-down
 SPACING_MM = (0.3, 10.0)
-# Beyond it, another order of the axes would describe the grid better.
+# A larger angle would be described better by another order of the axes.
 MAX_OBLIQUE_DEG = 45.0
-# How far the field of view's centre is from the scanner's: a standard deviation. Every draw is kept
-# within twice that.
+# Standard deviation of the distance between the centre of the field of view and the scanner's. All
+# draws are limited to twice their standard deviation.
 CENTRE_SD_MM = 15.0
-# Smooth fields are evaluated on nodes this far apart, and linear between them.
+# Smooth fields are evaluated on nodes at this distance, and interpolated linearly.
 NODE_MM = 6.0
 CROWN_MM = 16.0  # air above the head
 
-# How subjects differ: standard deviations; every draw is kept within twice its own.
+# Standard deviations of the differences between subjects.
 SIZE_SD = 0.03
 SHEAR_SD = 0.015
 TILT_SD_DEG = 3.0
 SHIFT_SD_MM = 3.0
 WARP_SD_MM = 2.0
 WARP_KNOTS_MM = 30.0
-# Of the warp, everywhere: tissue is never folded, nor squeezed to less.
+# Lower limit of the warp's Jacobian: tissue is never folded, nor compressed further.
 MIN_JACOBIAN = 0.3
 BIAS_SD = 0.12  # of the logarithm of the coil's gain
 BIAS_KNOTS_MM = 80.0
-CONTRAST_SHARED = 0.7  # share of the tissues' brightness that scans vary together
+CONTRAST_SHARED = (
+    0.7  # share of the variation in brightness that tissues have in common
+)
 # Share of a tissue's spread that is texture, not noise, bias or partial volume.
 TEXTURE = 0.3
-NOISE = (0.01, 0.03)  # of the brightness of white matter
+NOISE = (0.01, 0.03)  # relative to the brightness of white matter
 WHITE_MATTER_VALUE = (250.0, 700.0)
 
 _SLAB_SAMPLES = 2**19
-_AIR = 0  # its row of the contrasts
+_AIR = 0  # its row in the contrast table
 _WHITE_MATTER = 1  # its class, on the left
 
 
@@ -78,23 +80,23 @@ def phantom(
     anatomy: Anatomy | None = None,
     csf: Csf = "region",
 ) -> tuple[Volume, Volume]:
-    """A synthetic head: a T1 scan and its exact label map, by `seed` alone.
+    """Make a synthetic head: a T1 scan and its exact label map.
 
     Parameters
     ----------
     seed : int
-        Another seed is another head and another scanner.
+        Seed of head and scanner; the same seed gives the same head.
     spacing_mm : (x, y, z)
-        Size of the voxels along the array's axes, in mm, 0.3 to 10. From 2 mm on the anatomy is
-        coarser too: quick heads, in which the smallest structures may be missing.
+        Voxel size along the array's axes, in mm, 0.3 to 10. From 2 mm on the anatomy is coarser,
+        too: quick heads, in which the smallest structures may be missing.
     orientation : str
-        Where the array's axes grow to, as "RAS" or "LIA".
+        Orientation code of the array's axes, such as "RAS" or "LIA".
     oblique_deg : float
-        Turns the grid about a diagonal, up to 45 degrees.
+        Rotation of the grid about a diagonal, up to 45 degrees.
     anatomy : Anatomy, optional
-        Another one than the shipped.
+        Anatomy to use in place of the shipped one.
     csf : str
-        What the labels call CSF: "region", a small one as in FreeSurfer's aseg, or "intracranial",
+        Extent of the label CSF: "region", a small one as in FreeSurfer's aseg, or "intracranial",
         all fluid inside the skull around the brain. The scan is the same.
 
     Returns
@@ -123,7 +125,7 @@ def phantom(
 
 @cache
 def _with_all_fluid(anatomy: Anatomy) -> Anatomy:
-    """An anatomy whose truth names all fluid inside the skull CSF, as synthesis teaches it."""
+    """Return an anatomy in whose truth all fluid inside the skull is CSF."""
     maps = heads_of(anatomy)
     is_fluid = np.isin(maps.numbers, (GENERATION_SURROUNDINGS, *GENERATION_BETWEEN))
     truth = anatomy.truth.copy()
@@ -137,9 +139,9 @@ def _with_all_fluid(anatomy: Anatomy) -> Anatomy:
 
 @dataclass(frozen=True, eq=False)
 class SmoothField:
-    """A smooth random function of place: cubic B-splines on knots over the field of view.
+    """A smooth random function of position: cubic B-splines on knots over the field of view.
 
-    `knots` (X, Y, Z) are `spacing_mm` apart, the middle one in the centre.
+    `knots` (X, Y, Z) are `spacing_mm` apart, with the middle one in the centre.
     """
 
     knots: Floats
@@ -153,15 +155,15 @@ class SmoothField:
         spacing_mm: float,
         extent_mm: Sequence[float],
     ) -> SmoothField:
-        """A random field over an extent of three lengths, whose values have this deviation."""
-        # Oblique grids reach beyond the extent: the outermost knots go on from there.
+        """Draw a random field over an extent (three lengths) with this standard deviation."""
+        # Oblique grids reach outside of the extent, where the outermost knots are repeated.
         shape = [int(np.ceil(1.4 * mm / spacing_mm)) + 3 for mm in extent_mm]
         # A sum of splines with weights (1, 4, 1) / 6 per axis has 0.5 ** 1.5 of the knots' spread.
         knots_sd = sd / 0.5**1.5
         return cls(_draw_normal(rng, knots_sd, shape), spacing_mm)
 
     def at(self, points_mm: Floats) -> Floats:
-        """Values at points (3, ...), in mm from the centre."""
+        """Return the values at points (3, ...), in mm from the centre."""
         centre = (np.array(self.knots.shape) - 1) / 2
         places = points_mm / self.spacing_mm + _as_column(centre, points_mm.ndim)
         values: Floats = map_coordinates(
@@ -175,21 +177,21 @@ class SmoothField:
 
 
 def _draw_normal(rng: np.random.Generator, sd: float, shape: int | list[int]) -> Floats:
-    """Normal, but never beyond twice `sd`: no subject is a monster."""
+    """Draw normal values, limited to twice `sd`, so that no subject is extreme."""
     values: Floats = sd * np.clip(rng.standard_normal(shape), -2, 2)
     return values
 
 
 def _as_column(vector: Floats, dimensions: int) -> Floats:
-    """A vector (3,) as an array (3, 1, ...), to be added to points of this many dimensions."""
+    """Reshape a vector (3,) to (3, 1, ...), to be added to points of this many dimensions."""
     return vector.reshape(3, *[1] * (dimensions - 1))
 
 
 @dataclass(frozen=True, eq=False)
 class _SampledGrid(Grid):
-    """The scan's voxels, each the mean of `factors` samples along its axes.
+    """Voxels of the scan, each the mean of `factors` samples along its axes.
 
-    `centre_mm` (3,) is that of the field of view.
+    `centre_mm` (3,) is the centre of the field of view.
     """
 
     factors: tuple[int, int, int]
@@ -203,7 +205,7 @@ class _SampledGrid(Grid):
         return x * f, y * g, z * h
 
     def nodes_mm(self) -> Floats:
-        """Nodes from the first sample to the last, in mm from the centre, (3, X, Y, Z).
+        """Return nodes from the first sample to the last, in mm from the centre, (3, X, Y, Z).
 
         They are about `NODE_MM` apart, and at least two along each axis.
         """
@@ -230,7 +232,7 @@ def _draw_grid(
     orientation: str,
     oblique_deg: float,
 ) -> _SampledGrid:
-    """The scanner's grid: about a centre of its own, turned about a random diagonal."""
+    """Draw the scanner's grid: a random centre, and a rotation about a random diagonal."""
     world, signs = zip(*world_axes(orientation), strict=True)
     directions = np.zeros((3, 3))
     directions[world, [0, 1, 2]] = signs
@@ -248,7 +250,7 @@ def _draw_grid(
     affine = np.eye(4)
     affine[:3, :3] = steps_mm
     affine[:3, 3] = centre - steps_mm @ middle_voxel
-    # Files hold single precision: what is written is what was rendered.
+    # Files store single precision, so render exactly what will be written.
     affine = affine.astype(np.float32).astype(np.float64)
     return _SampledGrid(to_shape(shape), affine, to_shape(factors), centre)
 
@@ -256,7 +258,7 @@ def _draw_grid(
 def _check_grid(
     spacing_mm: tuple[float, float, float], orientation: str, oblique_deg: float
 ) -> None:
-    """Raise ConfigError for a grid that cannot be made."""
+    """Raise a ConfigError for an impossible grid."""
     low, high = SPACING_MM
     if len(spacing_mm) != 3 or not all(low <= mm <= high for mm in spacing_mm):
         raise ConfigError(
@@ -276,7 +278,7 @@ def _check_grid(
 
 
 def _rotation_about(axis: Floats, angle: float) -> Floats:
-    """The matrix (3, 3) of a turn by `angle`, in radians, about the unit vector `axis`.
+    """Return the rotation matrix (3, 3) by `angle`, in radians, about the unit vector `axis`.
 
     By Rodrigues' formula.
     """
@@ -299,9 +301,9 @@ _Warp = tuple[SmoothField, SmoothField, SmoothField]
 
 @dataclass(frozen=True, eq=False)
 class _HeadShape:
-    """How a subject's head differs from the anatomy: by pose and size, and by a smooth warp.
+    """Difference between a subject's head and the anatomy: pose, size and a smooth warp.
 
-    `matrix` (3, 3) and `shift_mm` (3,) take the scan's mm to the anatomy's, both from the centre of
+    `matrix` (3, 3) and `shift_mm` (3,) map the scan's mm to the anatomy's, both from the centre of
     the field of view; `warp` has a field for each axis.
     """
 
@@ -310,14 +312,14 @@ class _HeadShape:
     warp: _Warp
 
     def to_anatomy_mm(self, points_mm: Floats) -> Floats:
-        """Where in the anatomy points (3, ...) of the scan are, (3, ...)."""
+        """Return the positions (3, ...) in the anatomy of points (3, ...) of the scan."""
         posed = np.tensordot(self.matrix, points_mm, 1)
         posed += _as_column(self.shift_mm, points_mm.ndim)
         return posed + np.stack([field.at(posed) for field in self.warp])
 
 
 def _draw_head(rng: np.random.Generator) -> _HeadShape:
-    """A subject of its own."""
+    """Draw the head shape of a subject."""
     size = np.diag(1 / (1 + _draw_normal(rng, SIZE_SD, 3)))
     shear = np.eye(3)
     shear[np.triu_indices(3, 1)] = _draw_normal(rng, SHEAR_SD, 3)
@@ -326,7 +328,7 @@ def _draw_head(rng: np.random.Generator) -> _HeadShape:
     for axis, angle in zip(np.eye(3), tilts, strict=True):
         rotation = rotation @ _rotation_about(axis, angle)
     shift = _draw_normal(rng, SHIFT_SD_MM, 3)
-    # Drawn in this order: along x, y and z.
+    # The order of these draws defines the phantom of a seed.
     along_x, along_y, along_z = [
         SmoothField.draw(rng, WARP_SD_MM, WARP_KNOTS_MM, FIELD_OF_VIEW_MM)
         for _ in range(3)
@@ -336,7 +338,7 @@ def _draw_head(rng: np.random.Generator) -> _HeadShape:
 
 
 def _invertible(warp: _Warp) -> _Warp:
-    """The warp, halved until its Jacobian is above `MIN_JACOBIAN` on all nodes."""
+    """Halve the warp until its Jacobian exceeds `MIN_JACOBIAN` on all nodes."""
     lines = []
     for length_mm in FIELD_OF_VIEW_MM:
         half_mm = length_mm / 2
@@ -347,7 +349,7 @@ def _invertible(warp: _Warp) -> _Warp:
     gradient = np.moveaxis(np.array(gradients), (0, 1), (-2, -1))
 
     def least_jacobian(scale: float) -> float:
-        """The smallest determinant on all nodes, of the warp times `scale`."""
+        """Return the smallest determinant on all nodes, of the warp times `scale`."""
         jacobians = np.eye(3) + scale * gradient
         return float(np.linalg.det(jacobians).min())
 
@@ -361,13 +363,13 @@ def _invertible(warp: _Warp) -> _Warp:
 
 
 def _draw_brightness(rng: np.random.Generator, anatomy: Anatomy) -> NDArray[np.float32]:
-    """The unwarped head in T1, (X, Y, Z), on the scale of the priors; air is 0."""
+    """Draw the T1 brightness of the unwarped head, (X, Y, Z), on the priors' scale; air is 0."""
     share = CONTRAST_SHARED
     own = _draw_normal(rng, 1, len(anatomy.means))
     offset = share * _draw_normal(rng, 1, 1) + np.sqrt(1 - share**2) * own
     means = anatomy.means[:, 0] + offset * anatomy.means[:, 1]
     spreads = TEXTURE * anatomy.spreads[:, 0]
-    # What is seen in air is noise.
+    # The signal of air is noise alone.
     means[_AIR] = 0
     spreads[_AIR] = 0
     # Tissue varies from voxel to voxel and over centimetres.
@@ -390,18 +392,18 @@ def _render(
     head: _HeadShape,
     grid: _SampledGrid,
 ) -> tuple[NDArray[np.int16], NDArray[np.uint8]]:
-    """Image and truth (classes), slab by slab along the first axis, so that memory stays small."""
+    """Render image and truth (classes), slab by slab along the first axis to limit memory."""
     points_mm = grid.nodes_mm()
     coil = SmoothField.draw(rng, BIAS_SD, BIAS_KNOTS_MM, FIELD_OF_VIEW_MM)
     white_matter = float(brightness[anatomy.truth == _WHITE_MATTER].mean())
     noise = rng.uniform(*NOISE) * white_matter
     gain = rng.uniform(*WHITE_MATTER_VALUE) / white_matter
-    # The head stands in the field of view with its crown below the upper edge.
+    # The crown of the head is below the upper edge of the field of view.
     x, y, z = anatomy.extent_mm
     middle_of_height = z - 2 + CROWN_MM - FIELD_OF_VIEW_MM[2] / 2
     centre_mm = np.array([(x - 1) / 2, (y - 1) / 2, middle_of_height])
     places_mm = head.to_anatomy_mm(points_mm) + _as_column(centre_mm, points_mm.ndim)
-    # Per node: the place in voxels of the anatomy, and the logarithm of the gain.
+    # Per node: position in voxels of the anatomy, and the logarithm of the gain.
     places = (places_mm + 0.5) / anatomy.spacing_mm - 0.5
     log_gain = coil.at(points_mm)[None]
     node_values = np.concatenate([places, log_gain]).astype(np.float32)
@@ -416,10 +418,10 @@ def _render(
     for start in range(0, grid.shape[0], depth):
         slab = slice(start, min(start + depth, grid.shape[0]))
         slab_places, slab_log_gain = _between_nodes(nodes, grid, slab)
-        # Below its last slice the neck goes on as its own mirror image.
+        # Below its last slice the neck is continued by its mirror image.
         slab_places[2].abs_()
         shaded = _sample(field, slab_places) * slab_log_gain.exp()
-        # The mean over the samples of each voxel.
+        # Mean over the samples of each voxel.
         if max(grid.factors) > 1:
             shaded = functional.avg_pool3d(shaded[None], grid.factors)[0]
         clean = shaded.numpy()
@@ -434,7 +436,7 @@ def _render(
 def _between_nodes(
     nodes: torch.Tensor, grid: _SampledGrid, slab: slice
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Places (3, X, Y, Z) and log gain (X, Y, Z) of a slab's samples, linear between nodes."""
+    """Interpolate positions (3, X, Y, Z) and log gain (X, Y, Z) of a slab between nodes."""
     factor = grid.factors[0]
     total, rows, columns = grid.samples
     last_node = nodes.shape[1] - 1
@@ -460,12 +462,12 @@ def _between_nodes(
 
 
 def _sample(field: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Trilinear values of a field (1, 1, X, Y, Z) at places (3, ...) in its voxels, (...).
+    """Interpolate a field (1, 1, X, Y, Z) trilinearly at positions (3, ...) in its voxels, (...).
 
-    Beyond its edges the field goes on as it ends.
+    Edge values are repeated outside.
     """
     last = torch.tensor(field.shape[2:]).reshape(3, 1, 1, 1) - 1
-    # grid_sample takes -1..1 from the first voxel to the last, and the last axis first.
+    # grid_sample has -1..1 from the first voxel to the last, and the last axis first.
     scaled = places * 2 / last - 1
     last_axis_first = scaled.flip(0).permute(1, 2, 3, 0)
     values = functional.grid_sample(

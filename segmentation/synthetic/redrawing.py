@@ -1,7 +1,8 @@
-"""Heads drawn otherwise: structures that are up to a voxel larger or smaller, at random.
+"""Random redrawing of heads: structures that are up to a voxel larger or smaller.
 
-Programs and raters do not agree where a structure ends, and heads differ more than twenty of them
-show. A network that has seen only these draws borders by habit where a noisy scan shows none.
+Programs and raters disagree on borders of structures, and twenty heads do not cover the variation
+between people. A network trained on them alone draws borders by habit where a noisy scan shows
+none.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from trinat.segmentation.labels.folding import (
 )
 from trinat.segmentation.space.resample import occupied_box
 
-# By FreeSurfer numbers. Of two, the left comes first; both change in the same direction.
+# FreeSurfer numbers. In a pair the left side comes first; both sides change in the same direction.
 _DEEP_AND_CEREBELLUM = (
     (10, 49),  # thalamus
     (11, 50),  # caudate
@@ -37,17 +38,17 @@ _DEEP_AND_CEREBELLUM = (
 )
 _WHITE_MATTER_AND_CORTEX = ((2, 3), (41, 42))
 _VENTRICLES = frozenset({4, 5, 14, 15, 43, 44})
-# What a structure that is no ventricle may take: white matter, cortices, lateral ventricles with
-# their linings, and fluid, but no other deep structure.
+# Tissue that a structure other than a ventricle may grow into: white matter, cortices, lateral
+# ventricles with their linings, and fluid, but no other deep structure.
 _MAY_BE_TAKEN = (2, 41, 3, 42, 7, 8, 46, 47, 136, 137, 163, 164, 4, 43, 24)
-# A smaller structure stays as it is.
+# Smaller structures are not changed.
 _MIN_VOXELS = 50
-# Borders move in patches: where noise with knots this far apart is above a level, in some 78 % of
-# the head.
+# Borders move in patches, where smooth noise with knots at this distance is above a level: in some
+# 78 % of the head.
 _DEEP_PATCH_MM = 10
 _CORTEX_PATCH_MM = 20
 _LEVEL = -0.4
-# Voxels around a structure that its redrawing looks at.
+# Margin in voxels around a structure.
 _MARGIN = 3
 _FACES = ndimage.generate_binary_structure(3, 1)
 
@@ -56,9 +57,10 @@ Mask = NDArray[np.bool_]
 
 
 def redraw(head: Head, numbers: NDArray[np.int64], rng: np.random.Generator) -> None:
-    """Change a head of RAS axes and 1 mm (X, Y, Z) in place; `numbers` (E,) says what entries are.
+    """Redraw a head of RAS axes and 1 mm (X, Y, Z) in place; `numbers` (E,) are those of the
+    entries.
 
-    Each structure grows by a voxel, shrinks by one, or stays as it is, one as likely as the other.
+    Each structure grows by a voxel, shrinks by one, or stays as it is, with equal probability.
     """
     is_moved = _patches(rng, head.shape, _DEEP_PATCH_MM)
     for structure in rng.permutation(len(_DEEP_AND_CEREBELLUM)):
@@ -74,7 +76,7 @@ def redraw(head: Head, numbers: NDArray[np.int64], rng: np.random.Generator) -> 
 
 
 def is_outside_brain(numbers: NDArray[np.int64]) -> Mask:
-    """Entries (E,) of air, of the fluid around the brain, and of what lies beyond it."""
+    """Return which entries (E,) are air, fluid around the brain, or outside of it."""
     is_air_or_fluid = np.isin(numbers, (0, GENERATION_SURROUNDINGS))
     return np.asarray(is_air_or_fluid | (numbers >= GENERATION_FIRST_OUTSIDE))
 
@@ -86,7 +88,7 @@ def _change(
     direction: int,
     is_moved: Mask,
 ) -> None:
-    """Let a structure grow where the direction is above 0, and shrink where it is below."""
+    """Grow a structure if the direction is positive, shrink it if it is negative."""
     entry = _entry_of(numbers, number)
     if entry is None or not direction:
         return
@@ -98,14 +100,14 @@ def _change(
     part = head[box]
     own = own[box]
     if direction > 0:
-        # It takes a voxel of its neighbours: a ventricle of all that is brain.
+        # It grows by one voxel; a ventricle may grow into all of the brain.
         may_be_taken = np.isin(numbers, _MAY_BE_TAKEN)
         if number in _VENTRICLES:
             may_be_taken = ~is_outside_brain(numbers)
         near = ndimage.binary_dilation(own, _FACES) & ~own
         part[near & is_moved[box] & may_be_taken[part]] = entry
     else:
-        # Its outermost voxels go to what is nearest.
+        # Its outermost voxels get the nearest other entry.
         edge = own & ~ndimage.binary_erosion(own, _FACES) & is_moved[box]
         nearest = ndimage.distance_transform_edt(
             own, return_distances=False, return_indices=True
@@ -114,12 +116,12 @@ def _change(
 
 
 def _widened(extent: slice) -> slice:
-    """An extent with a margin on both sides."""
+    """Add a margin to both sides of an extent."""
     return slice(max(0, extent.start - _MARGIN), extent.stop + _MARGIN)
 
 
 def _thin_cortex(head: Head, numbers: NDArray[np.int64], is_moved: Mask) -> None:
-    """Let the fluid take the outermost voxel of the cortex."""
+    """Replace the outermost voxel of the cortex by fluid."""
     entry_of_fluid = _entry_of(numbers, GENERATION_SURROUNDINGS)
     if entry_of_fluid is None:
         return
@@ -131,7 +133,7 @@ def _thin_cortex(head: Head, numbers: NDArray[np.int64], is_moved: Mask) -> None
 
 
 def _thicken_cortex(head: Head, numbers: NDArray[np.int64], is_moved: Mask) -> None:
-    """Let the cortex take a voxel of the white matter below it."""
+    """Let the cortex grow by a voxel into the white matter."""
     for white_matter, cortex in _WHITE_MATTER_AND_CORTEX:
         entry_of_cortex = _entry_of(numbers, cortex)
         entry_of_white = _entry_of(numbers, white_matter)
@@ -143,13 +145,13 @@ def _thicken_cortex(head: Head, numbers: NDArray[np.int64], is_moved: Mask) -> N
 
 
 def _entry_of(numbers: NDArray[np.int64], number: int) -> int | None:
-    """The first entry that stands for a number."""
+    """Return the first entry with a number."""
     entries = np.flatnonzero(numbers == number)
     return int(entries[0]) if len(entries) else None
 
 
 def _patches(rng: np.random.Generator, shape: Sequence[int], spacing_mm: int) -> Mask:
-    """Where borders move, (X, Y, Z)."""
+    """Draw the patches in which borders move, (X, Y, Z)."""
     knots = rng.normal(size=[length // spacing_mm + 3 for length in shape])
     noise = ndimage.zoom(knots, spacing_mm, order=1)
     within = tuple(slice(length) for length in shape)

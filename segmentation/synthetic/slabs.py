@@ -1,4 +1,4 @@
-"""Geometry of synthetic slices, drawn at random: where planes cut the heads, what lies there."""
+"""Random geometry of synthetic slices: planes through heads, and the entries on them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from trinat.segmentation.synthetic.targets import Heads
 
 
 class Draw:
-    """Head maps, how to draw from them, and random numbers of one generator on their device.
+    """Head maps with synthesis settings, and random numbers of one generator on their device.
 
-    The order of the calls decides what a seed gives: another order is another data set.
+    The order of the calls defines the slices of a seed.
     """
 
     def __init__(
@@ -32,20 +32,20 @@ class Draw:
         self.device = heads.labels.device
 
     def normal(self, *shape: int) -> Tensor:
-        """Normally distributed numbers of this shape: mean 0, standard deviation 1."""
+        """Draw standard normal numbers."""
         return torch.randn(shape, generator=self.generator, device=self.device)
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
-        """Numbers of this shape, spread evenly from `low` to `high`."""
+        """Draw uniform numbers from `low` to `high`."""
         drawn = torch.rand(shape, generator=self.generator, device=self.device)
         return low + (high - low) * drawn
 
     def below(self, high: int, *shape: int) -> Tensor:
-        """Whole numbers of this shape, from 0 to `high` - 1."""
+        """Draw whole numbers from 0 to `high` - 1."""
         return torch.randint(high, shape, generator=self.generator, device=self.device)
 
     def chance(self, count: int, share: float) -> Tensor:
-        """Flags (count,), of which about this share is set."""
+        """Draw flags (count,), of which about this share is set."""
         return self.uniform(0, 1, count) < share
 
     def smooth(
@@ -56,10 +56,11 @@ class Draw:
         spacing_mm: float,
         strength: float,
     ) -> Tensor:
-        """Knots of smooth fields (B, C, ...) for planes of `size`, each as strong as drawn.
+        """Draw knots of smooth fields (B, C, ...) for planes of `size`, with random strengths.
 
-        Knots lie `spacing_mm` apart; the standard deviation of each field is drawn from 0 to
-        `strength`. The caller interpolates between them.
+        Knots are `spacing_mm` apart; the standard deviation of each field is drawn from 0 to
+        `strength`.
+        The caller interpolates between them.
         """
         knots = [max(2, round(length / spacing_mm) + 1) for length in size]
         values = self.normal(count, channels, *knots)
@@ -70,7 +71,7 @@ class Draw:
 class Thickness:
     """Extent of voxels in mm along rows, columns and across slices, (B,) each.
 
-    `axis` is that of the head which runs across slices.
+    `axis` is the axis of the head across slices.
     """
 
     rows: Tensor
@@ -80,7 +81,7 @@ class Thickness:
 
 
 def choose_thickness(draw: Draw, view: View, count: int) -> Thickness:
-    """How thick the voxels of each slice are along one of the head's axes, 1 mm along others."""
+    """Draw the thickness of each slice's voxels along one axis of the head, 1 mm along others."""
     config = draw.config
     is_low_resolution = draw.chance(count, config.low_resolution)
     thick_axis = draw.below(3, count)
@@ -100,7 +101,7 @@ def choose_thickness(draw: Draw, view: View, count: int) -> Thickness:
 def places_within_voxels(
     draw: Draw, thickness: Thickness, size: tuple[int, int]
 ) -> Tensor:
-    """A place within each voxel, (B, 3, 1, H, W) from its middle."""
+    """Draw a position within each voxel, (B, 3, 1, H, W) from its middle."""
     one = draw.uniform(-0.5, 0.5, 1, 3, 1, *size)
     place = one.repeat(len(thickness.across), 1, 1, 1, 1)
     place[:, thickness.axis] *= thickness.across.view(-1, 1, 1, 1)
@@ -115,7 +116,7 @@ def cut_slabs(
     neighbours: int,
     mirrored: Tensor,
 ) -> Tensor:
-    """Slabs through deformed heads: their places in voxels, (B, 3, C, H, W).
+    """Cut slabs through deformed heads: their positions in voxels, (B, 3, C, H, W).
 
     The planes are oblique and bent, so that twenty heads give more than their own slices.
     `mirrored` (B,) says which heads are mirrored.
@@ -150,10 +151,12 @@ def cut_slabs(
 
 
 def look_up(heads: Heads, head: Tensor, places: Tensor) -> Tensor:
-    """Entries (B, ...) of the voxels nearest to places (B, 3, ...); air beyond the maps."""
+    """Return the entries (B, ...) of the voxels nearest to positions (B, 3, ...); air outside of
+    the maps.
+    """
     points = places.round().int()
     inside = torch.ones_like(points[:, 0], dtype=torch.bool)
-    # The index into the maps as one line, built axis by axis from the number of the head.
+    # Flat index into the maps, built axis by axis from the number of the head.
     one_a_head = (len(head), *[1] * (points.ndim - 2))
     index = head.view(one_a_head).expand_as(inside)
     for axis, length in enumerate(heads.labels.shape[1:]):
@@ -165,9 +168,9 @@ def look_up(heads: Heads, head: Tensor, places: Tensor) -> Tensor:
 
 
 def displace_borders(draw: Draw, head: Tensor, plane: Tensor) -> Tensor:
-    """How far from its place what a voxel shows is, (B, 3, C, H, W) voxels.
+    """Draw the displacement of what each voxel shows, (B, 3, C, H, W) voxels.
 
-    Near deep structures only: cerebral cortex is delineated where the image shows it.
+    Near deep structures only: the borders of the cerebral cortex follow the image.
     """
     heads = draw.heads
     config = draw.config
@@ -182,7 +185,7 @@ def displace_borders(draw: Draw, head: Tensor, plane: Tensor) -> Tensor:
 def grow(mask: Tensor, reach: int) -> Tensor:
     """Dilate slices (..., H, W) by a square of `reach` voxels to each side.
 
-    On one core 25 times as fast as max_pool2d was.
+    25 times as fast as max_pool2d on one core.
     """
     for axis in (-2, -1):
         length = mask.shape[axis]
@@ -197,7 +200,9 @@ def grow(mask: Tensor, reach: int) -> Tensor:
 
 
 def _choose_centres(draw: Draw, along: int, head: Tensor) -> Tensor:
-    """A plane's centre in voxels, (B, 3): near the brain's; along, by structure or anywhere."""
+    """Draw the centre of each plane in voxels, (B, 3): near the brain's; along, by structure or
+    anywhere.
+    """
     heads = draw.heads
     config = draw.config
     count = len(head)
@@ -218,7 +223,7 @@ def _choose_centres(draw: Draw, along: int, head: Tensor) -> Tensor:
 
 
 def _random_rotation(draw: Draw, count: int) -> Tensor:
-    """Rotations about random axes, (B, 3, 3)."""
+    """Draw rotations about random axes, (B, 3, 3)."""
     spread = draw.config.rotation_deg * torch.pi / 180
     angles = draw.normal(count, 3) * spread
     upper = torch.zeros(count, 3, 3, device=draw.device)

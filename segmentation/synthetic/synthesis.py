@@ -1,11 +1,11 @@
-"""Synthetic T1-like slices from label maps, on the fly, in torch, on the device of the maps.
+"""Synthetic T1-like slices from label maps, generated in torch on the device of the maps.
 
-Planes cut the heads (`slabs.py`). What lies there is painted with the brightness of tissues, voxel
-by voxel, and then come what scanners and software do: field of view, masks, blur, motion, noise.
+Planes cut the heads (`slabs.py`). Their entries are painted with the brightness of tissues, voxel
+by voxel, and then corrupted as by scanners and software: field of view, masks, blur, motion, noise.
 
 All random numbers of a batch come from one generator: a seed fixes the slices on a given device.
-Neither here nor in `slabs.py` is a GPU asked for a number, is anything chosen by a mask or copied
-from the host: each of these would make the host wait for all that is queued.
+Neither this module nor `slabs.py` reads a value from the GPU, indexes by a mask or copies from the
+host: each of these would make the host wait for all queued work.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from trinat.segmentation.synthetic.slabs import (
 )
 from trinat.segmentation.synthetic.targets import Heads
 
-# Of 255: what is divided by it stays within bounds.
+# Of 255; a divisor, so it must not be near 0.
 _DARKEST_WHITE_MATTER = 40
-# The standard deviation of a Gaussian whose full width at half maximum is 1.
+# Standard deviation of a Gaussian whose full width at half maximum is 1.
 _SIGMA_OF_WIDTH = 0.42
 
 
@@ -47,7 +47,8 @@ def synthesise(
     generator: torch.Generator,
     neighbours: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Images (B, C, H, W), C = 2 neighbours + 1 slices 1 mm apart, and classes (B, H, W).
+    """Synthesise images (B, C, H, W), C = 2 neighbours + 1 slices 1 mm apart, and classes (B, H,
+    W).
 
     `count` is B and `size` (H, W). Classes are those of the middle slice, IGNORE where nothing is
     learnt.
@@ -56,12 +57,12 @@ def synthesise(
     mirrored = draw.chance(count, config.mirrored)
     head = draw.below(len(heads.labels), count)
     plane = cut_slabs(draw, view, head, size, neighbours, mirrored)
-    # What the scanner's field of view leaves out is neither seen nor learned.
+    # Voxels outside of the scanner's field of view are neither visible nor learnt.
     seen = _find_field_of_view(draw, head, plane)
     middle = look_up(heads, head, plane[:, :, neighbours]) * seen[:, neighbours]
     middle = middle.long()
     classes = _classes_to_learn(heads, config, middle, mirrored)
-    # What the image shows: away from the target's borders, and anywhere within a voxel.
+    # The image differs from the target by displaced borders and by the position within a voxel.
     shown = plane + displace_borders(draw, head, plane)
     thickness = choose_thickness(draw, view, count)
     entries = []
@@ -72,7 +73,7 @@ def synthesise(
             place = shown + places_within_voxels(draw, thickness, size)
             entries.append(look_up(heads, head, place) * seen)
     removed = _find_removed(draw, head, entries[0], plane)
-    # Fluid that a stripped scan does not show cannot be learnt; where brain was, it can.
+    # Fluid that a stripped scan does not show cannot be learnt; removed brain can.
     unseen = removed[:, neighbours] & heads.is_fluid[middle]
     classes = classes.masked_fill(unseen, 0)
     images = _render(draw, entries, removed, thickness)
@@ -85,7 +86,7 @@ def _classes_to_learn(
     entries: Tensor,
     mirrored: Tensor,
 ) -> Tensor:
-    """Classes of entries (B, H, W) in heads of which some are `mirrored` (B,)."""
+    """Return the classes of entries (B, H, W) in heads of which some are `mirrored` (B,)."""
     classes = torch.where(
         mirrored[:, None, None], heads.mirrored_targets[entries], heads.targets[entries]
     )
@@ -104,14 +105,14 @@ def synthesise_volume(
     head: int,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """One head as it is, whole: image (X, Y, Z) and classes (X, Y, Z), for validation."""
+    """Synthesise a whole undeformed head for validation: image and classes (X, Y, Z)."""
     draw = Draw(heads, config, generator)
     entries = heads.labels[head][None]
     axes = [torch.arange(length, device=draw.device) for length in entries.shape[1:]]
     grid = torch.meshgrid(*axes, indexing="ij")
     points = torch.stack(grid)[None]
     index = torch.tensor([head], device=draw.device)
-    # Sagittal slices on each other make the slab.
+    # Sagittal slices, stacked, make the slab.
     removed = _find_removed(draw, index, entries, points)
     thickness = choose_thickness(draw, View.SAGITTAL, 1)
     image = _render(draw, [entries], removed, thickness)[0]
@@ -124,15 +125,15 @@ def _render(
     removed: Tensor,
     thickness: Thickness,
 ) -> Tensor:
-    """What a scanner makes of entries (B, C, H, W), one or several for each voxel.
+    """Simulate a scan of entries (B, C, H, W), one or several samples for each voxel.
 
-    Where voxels are `removed` (B, C, H, W), the images (B, C, H, W) are 0.
+    Images (B, C, H, W) are 0 in `removed` voxels (B, C, H, W).
     """
     images, white = _paint(draw, entries)
     images = _blur(draw, images, thickness)
     images = _move(draw, images)
     images = _corrupt(draw, images, white)
-    # As conform does it: vessels go beyond 1, what goes beyond 2 is cut off.
+    # As in conform: vessels may exceed 1, and values are cut off at 2.
     return images.clamp_(max=2).masked_fill_(removed, 0)
 
 
@@ -152,9 +153,9 @@ class _ClassBrightness(NamedTuple):
 
 
 def _paint(draw: Draw, entries: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Intensities of voxels, and those that white matter has.
+    """Return the intensities of voxels, and that of white matter.
 
-    `entries` holds one tensor (B, C, H, W) for each place within a voxel. Returns images
+    `entries` holds one tensor (B, C, H, W) for each sample within a voxel. Returns images
     (B, C, H, W) and the brightness (B,) that becomes 1 on the working grid's scale.
     """
     heads = draw.heads
@@ -182,7 +183,7 @@ def _paint(draw: Draw, entries: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _draw_classes(draw: Draw, count: int) -> _ClassBrightness:
-    """Brightness of each class of intensity: by the priors of T1, and at random."""
+    """Draw the brightness of each class of intensity: by the priors of T1, and at random."""
     heads = draw.heads
     config = draw.config
     number = heads.means.shape[1]
@@ -197,7 +198,7 @@ def _draw_classes(draw: Draw, count: int) -> _ClassBrightness:
 
 
 def _draw_around(draw: Draw, prior: Tensor, count: int, common: float) -> Tensor:
-    """Values (B, I) by a prior (2, I) of means and spreads.
+    """Draw values (B, I) from a prior (2, I) of means and spreads.
 
     `common` is the share of their variance that the classes of a scan have in common.
     """
@@ -208,12 +209,12 @@ def _draw_around(draw: Draw, prior: Tensor, count: int, common: float) -> Tensor
 
 
 def _change_contrast(draw: Draw, means: Tensor, white: Tensor) -> Tensor:
-    """Means (B, E) with another contrast of grey to white matter: see `contrast` in the settings.
+    """Change the contrast of grey to white matter of means (B, E): see `contrast` in the settings.
 
-    What is brighter than white matter stays as it is.
+    Tissue brighter than white matter is not changed.
     """
     lowest, highest = draw.config.contrast
-    # Even on a logarithmic scale: half the contrast is as likely as twice.
+    # Uniform on a logarithmic scale: half the contrast is as likely as twice.
     log_power = draw.uniform(math.log(lowest), math.log(highest), len(means), 1)
     power = log_power.exp()
     white = white[:, None]
@@ -229,7 +230,7 @@ def _paint_surroundings(
     heads = draw.heads
     config = draw.config
     count = len(means)
-    # Necks and faces differ more than the priors of a few scans say.
+    # Necks and faces vary more than the priors of a few scans do.
     has_random_outside = draw.chance(count, config.outside_contrast)[:, None]
     is_random = has_random_outside & heads.is_outside
     random_means = classes.random_mean[:, heads.classes]
@@ -246,17 +247,17 @@ def _paint_surroundings(
 
 
 def _mean_of_entries(values: Tensor, entries: list[Tensor]) -> Tensor:
-    """Values (B, E) of the entries (B, V) of all places within a voxel, their mean (B, V)."""
+    """Return the mean (B, V) of values (B, E) over the entries of all samples in a voxel."""
     return torch.stack([values.gather(1, part) for part in entries]).mean(0)
 
 
 def _make_patchy(draw: Draw, images: Tensor, entries: Tensor) -> Tensor:
-    """Images whose tissue varies in brightness over some mm, most of all outside the brain."""
+    """Vary the brightness of tissue over some mm, most strongly outside of the brain."""
     config = draw.config
     count = len(images)
     size = images.shape[2:]
     if config.mottle:
-        # Within a slice and its neighbours alike: patches are thicker than slices.
+        # The same for a slice and its neighbours: patches are thicker than slices.
         knots = draw.smooth(count, 1, size, config.mottle_spacing_mm, config.mottle)
         mottle = interpolate(knots, size, mode="bilinear", align_corners=True)
         images = images * (1 + mottle)
@@ -268,7 +269,7 @@ def _make_patchy(draw: Draw, images: Tensor, entries: Tensor) -> Tensor:
 
 
 def _find_field_of_view(draw: Draw, head: Tensor, points: Tensor) -> Tensor:
-    """Voxels in the scanner's field of view, (B, C, H, W); it may end within the head."""
+    """Return the voxels in the scanner's field of view, (B, C, H, W), which may cut the head."""
     config = draw.config
     count = len(head)
     per_image = (count, 1, 1, 1)
@@ -286,12 +287,12 @@ def _find_field_of_view(draw: Draw, head: Tensor, points: Tensor) -> Tensor:
 
 
 def _find_removed(draw: Draw, head: Tensor, entries: Tensor, points: Tensor) -> Tensor:
-    """Voxels that a skull-stripped or defaced scan does not show, (B, C, H, W)."""
+    """Return the voxels that a skull-stripped or defaced scan does not show, (B, C, H, W)."""
     config = draw.config
     count = len(entries)
     per_image = (count, 1, 1, 1)
     near_brain = grow(draw.heads.is_brain[entries.long()], 3)
-    # Masks follow the hull, not each sulcus: widened by 3 mm, then drawn back by 3, 1 or 0.
+    # Masks follow the hull, not each sulcus: dilated by 3 mm, then eroded by 3, 1 or 0.
     tight = ~grow(~near_brain, 3)
     near = ~grow(~near_brain, 1)
     margin = draw.below(3, count)[:, None, None, None]
@@ -304,7 +305,9 @@ def _find_removed(draw: Draw, head: Tensor, entries: Tensor, points: Tensor) -> 
 
 
 def _find_face(draw: Draw, head: Tensor, points: Tensor) -> Tensor:
-    """Voxels (B, C, H, W) beyond a plane in front of and below the brain, where defacing cuts."""
+    """Return the voxels (B, C, H, W) beyond a plane in front of and below the brain, where defacing
+    cuts.
+    """
     count = len(head)
     # x goes left to right.
     forward = draw.uniform(0.5, 1, count)
@@ -318,7 +321,7 @@ def _find_face(draw: Draw, head: Tensor, points: Tensor) -> Tensor:
 
 
 def _blur(draw: Draw, images: Tensor, thickness: Thickness) -> Tensor:
-    """A scanner's point spread on images (B, C, H, W).
+    """Apply a scanner's point spread to images (B, C, H, W).
 
     It is Gaussian, and wide along one axis in thick-sliced scans.
     """
@@ -332,7 +335,7 @@ def _blur(draw: Draw, images: Tensor, thickness: Thickness) -> Tensor:
     distances = taps / sigma[..., None]
     kernels = torch.exp(-0.5 * distances**2)
     kernels = kernels / kernels.sum(-1, keepdim=True)  # (B, 3, taps)
-    # Each image has a kernel of its own: a grouped convolution, first along rows, then columns.
+    # A kernel for each image: a grouped convolution, first along rows, then columns.
     groups = count * channels
     blurred = images.reshape(1, groups, *images.shape[2:])
     down = kernels[:, 0].repeat_interleave(channels, 0)
@@ -352,23 +355,24 @@ def _blur(draw: Draw, images: Tensor, thickness: Thickness) -> Tensor:
 
 
 def _move(draw: Draw, images: Tensor) -> Tensor:
-    """Motion during the scan: some lines of k-space were measured with the head elsewhere."""
-    # Slices of a batch are alike: only the first few may be moved, and which of them are need not
-    # be known here, so that few Fourier transforms are made.
+    """Simulate motion: some lines of k-space are measured with the head elsewhere."""
+    # Only the first few slices of a batch may be moved, which is enough since slices are
+    # exchangeable; which of them are moved need not be known here, and few Fourier transforms are
+    # made.
     config = draw.config
     count = math.ceil(config.motion * len(images))
     if not count:
         return images
     rows, columns = images.shape[2:]
     is_moved = draw.chance(count, config.motion * len(images) / count)
-    # How a shift in a random direction turns the phase of half a spectrum, (B, H, W / 2 + 1).
+    # Phase by which a shift in a random direction rotates half a spectrum, (B, H, W / 2 + 1).
     direction = draw.uniform(0, 2 * torch.pi, count, 1, 1)
     shift_mm = draw.uniform(0, config.motion_mm, count, 1, 1)
     along_rows = torch.fft.fftfreq(rows, device=draw.device)[:, None]
     along_columns = torch.fft.rfftfreq(columns, device=draw.device)
     frequency = direction.cos() * along_rows + direction.sin() * along_columns
     phase = 2 * torch.pi * shift_mm * frequency
-    # A band of lines, from where the head moved to where it came back.
+    # A band of lines, from the movement to the return of the head.
     start = draw.uniform(0, 1, count, 1)
     length = draw.uniform(0.05, 0.4, count, 1)
     line = torch.arange(rows, device=draw.device) / rows
@@ -381,7 +385,7 @@ def _move(draw: Draw, images: Tensor) -> Tensor:
 
 
 def _corrupt(draw: Draw, images: Tensor, white: Tensor) -> Tensor:
-    """Bias field, noise, gamma and gain: raw intensities to the working grid's scale."""
+    """Apply bias field, noise, gamma and gain: raw intensities to the working grid's scale."""
     config = draw.config
     count, channels, *size = images.shape
     per_image = (count, 1, 1, 1)

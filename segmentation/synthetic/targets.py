@@ -1,4 +1,4 @@
-"""What heads teach: their label maps aimed at the classes that a network learns."""
+"""Training targets of heads: their label maps as the classes that a network learns."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from trinat.segmentation.synthetic.heads import HeadMaps
 
 # Left and right numbers that quicknat33 does not pair.
 _PARTNERS = {136: 163, 137: 164, 25: 57, 30: 62}
-# What lines the ventricles: partial volume, which neither ventricle nor white matter is.
+# Linings of the ventricles: partial volume of ventricle and white matter.
 _LININGS = (136, 137, 163, 164)
 _FLUID = GENERATION_SURROUNDINGS
 _LARGE_TISSUES = (2, 3, GENERATION_SURROUNDINGS)
 _WHITE_MATTER = 2
-# Groups of a label scheme that are no deep structure.
+# Groups of a label scheme that are no deep structures.
 _NOT_DEEP = ("background", "cortical", "white-matter", "csf")
-_POINTS = 64  # that stand for each class in each head
+_POINTS = 64  # voxels sampled for each class in each head
 
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """Head maps on a device, aimed at the classes that a network learns.
+    """Head maps on a device, with the classes that a network learns.
 
-    `labels` (M, X, Y, Z) uint8 holds entries. These tables say what an entry stands for, (E,):
+    `labels` (M, X, Y, Z) uint8 holds entries. These tables describe the entries, (E,):
 
     - `classes`: class of intensity; `means` and `spreads` (2, I) are the priors of these;
     - `targets`, `mirrored_targets`: uint8, the class to learn, and that after left and right have
@@ -49,7 +49,7 @@ class Heads:
       learnt as the fluid all around the brain.
 
     `white_matter` is the class of intensity of white matter, `large_tissues` are those of white
-    matter, cortex and CSF. Places are voxels: `points` (M, T, P, 3) of each class to learn,
+    matter, cortex and CSF. Positions are in voxels: `points` (M, T, P, 3) of each class to learn,
     `extent` (M, 2, 3), the head's first and last, and `centre` (M, 3), the middle of the brain.
     """
 
@@ -73,7 +73,7 @@ class Heads:
     centre: Tensor
 
     def seen_in(self, view: View) -> Heads:
-        """The same heads, aimed at the classes that slices of a view tell apart."""
+        """Return the same heads with the classes that slices of a view distinguish."""
         scheme = self.scheme.seen_in(view)
         if scheme is self.scheme:
             return self
@@ -94,13 +94,14 @@ def aim(
     *,
     learn_fluid: bool = False,
 ) -> Heads:
-    """Head maps for the classes of a scheme.
+    """Prepare head maps for the classes of a scheme.
 
-    With `learn_fluid`, all that lies between the brain and the skull is learnt as CSF, so that
-    brain and CSF together are what the skull holds; else it is background. Maps without any of the
-    scheme's structures, or without cerebral white matter, are a DatasetError.
+    With `learn_fluid`, everything between brain and skull is learnt as CSF, so that brain and CSF
+    together fill the skull; else it is background. Raises a DatasetError for maps without any of
+    the
+    scheme's structures, or without cerebral white matter.
     """
-    # FreeSurfer's numbers in place of private ones, where there are such.
+    # FreeSurfer's numbers in place of private ones, where these exist.
     folded = np.array([GENERATION_FOLDED.get(int(n), int(n)) for n in maps.numbers])
     targets = _targets(folded, scheme, learn_fluid)
     if not targets.any():
@@ -120,7 +121,7 @@ def aim(
     surveys = [_survey(head, targets, learned) for head in maps.labels]
 
     def tensor(array: NDArray[Any]) -> Tensor:
-        # Of a copy: what is shared may be read-only.
+        # A copy, because shared arrays may be read-only.
         return torch.from_numpy(np.array(array)).to(device)
 
     return Heads(
@@ -148,7 +149,7 @@ def aim(
 def _targets(
     folded: NDArray[np.int64], scheme: LabelScheme, learn_fluid: bool
 ) -> NDArray[np.uint8]:
-    """The class of a scheme that each entry is learnt as, (E,)."""
+    """Return the class of a scheme that each entry is learnt as, (E,)."""
     class_of = {
         number: label.index for label in scheme.labels for number in label.numbers
     }
@@ -161,7 +162,7 @@ def _targets(
 
 
 def _left_partners(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each entry, the entry of its left partner, or its own: both sides look alike."""
+    """Return the left partner of each entry, or the entry itself: both sides look alike."""
     scheme = load_scheme("quicknat33")
     left_of = {right: left for left, right in _PARTNERS.items()}
     for label in scheme.labels:
@@ -176,7 +177,7 @@ def _left_partners(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class _Survey(NamedTuple):
-    """Where things lie in one head, in voxels.
+    """Positions in one head, in voxels.
 
     `points` (T, P, 3) are some voxels of each class, `extent` (2, 3) the first and the last voxel
     of the head, `centre` (3,) the middle of the brain.
@@ -192,7 +193,7 @@ def _survey(
     targets: NDArray[np.uint8],
     learned: NDArray[np.uint8],
 ) -> _Survey:
-    """Some voxels of each class that is `learned` (T,), and where head and brain lie."""
+    """Sample voxels of each class that is `learned` (T,), and locate head and brain."""
     classes = targets[head]
     points = _points_of_classes(classes, learned)
     centre = _extent(classes > 0).sum(0) / 2
@@ -206,9 +207,9 @@ def _survey(
 def _points_of_classes(
     classes: NDArray[np.uint8], learned: NDArray[np.uint8]
 ) -> NDArray[np.int16]:
-    """Voxels spread evenly over each class of a head (X, Y, Z), in the order of memory, (T, P, 3).
+    """Sample voxels evenly over each class of a head (X, Y, Z), in the order of memory, (T, P, 3).
 
-    A class that the head lacks gets voxels of its whole brain. Raises DatasetError without brain.
+    A class that the head lacks gets voxels of its whole brain. Raises a DatasetError without brain.
     """
     flat = classes.ravel()
     brain = np.flatnonzero(flat)
@@ -231,7 +232,7 @@ def _points_of_classes(
 
 
 def _extent(mask: NDArray[np.bool_]) -> NDArray[np.int16]:
-    """First and last voxel along each axis, (2, 3)."""
+    """Return first and last voxel along each axis, (2, 3)."""
     box = occupied_box(mask)
     first = [side.start for side in box]
     last = [side.stop - 1 for side in box]

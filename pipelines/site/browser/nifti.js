@@ -1,6 +1,6 @@
 // NIfTI files: read with the checks of segmentation/io/headers.py and orientation.py, and label
 // maps written.
-import { determinant } from "./grid.js";
+import { columnLengths, determinant } from "./grid.js";
 import { checkAffine, checkShape, checkSpacing, refuse } from "./checks.js";
 
 /** @typedef {import("./grid.js").Volume} Volume */
@@ -17,11 +17,18 @@ const TYPES = {
   256: ["getInt8", 1, Int8Array],
   512: ["getUint16", 2, Uint16Array],
   768: ["getUint32", 4, Uint32Array],
+  1024: ["getBigInt64", 8, BigInt64Array],
+  1280: ["getBigUint64", 8, BigUint64Array],
 };
 const MILLIMETRES = [0, 2];
 const LABEL_INTENT = 1002;
+const TRUST = "trinat predict can be told which form to trust";
 // Forms that differ by less are the same.
 const SAME_MM = 0.1;
+const LARGEST_FORM_CODE = 5;
+const MOST_DIMENSIONS = 7;
+// Relative, of the voxel size in the header to that of its form.
+const SAME_SPACING = 0.01;
 
 /**
  * The fields of a header that say what and where voxels are; pixdim begins with the handedness.
@@ -30,6 +37,7 @@ const SAME_MM = 0.1;
  * @property {number} units
  * @property {number[]} dim their count first
  * @property {number} datatype
+ * @property {number} bits of a voxel
  * @property {number[]} pixdim
  * @property {number} offset of the first voxel, in bytes
  * @property {number} slope
@@ -65,15 +73,19 @@ export function readNifti(buffer) {
     refuse("units are not millimetres", "convert the header to millimetres");
   }
   const [count, ...sides] = fields.dim;
-  const shape = checkShape(sides.slice(0, Math.min(Math.max(count, 0), 7)));
+  if (!(count >= 1 && count <= MOST_DIMENSIONS)) refuse(`${count} dimensions, not 3`);
+  const shape = checkShape(sides.slice(0, count));
   const zooms = fields.pixdim.slice(1, 4);
   checkSpacing(zooms);
-  const { datatype, offset, slope, inter } = fields;
+  const { datatype, bits, offset, slope, inter } = fields;
   const type = TYPES[datatype];
   if (!type) {
     refuse(`voxel type ${datatype}, not one number a voxel`, "give a T1-weighted scan");
   }
-  const { affine, notes } = placeOf(formsOf(fields, zooms), shape);
+  if (bits !== 8 * type[1]) {
+    refuse(`voxels of ${bits} bits and of type ${datatype} at once`);
+  }
+  const { affine, notes } = placeOf(formsOf(fields, zooms), shape, zooms);
   const data = voxelsOf(buffer, offset, length, shape, type, isLittle);
   return { data: scaledBy(data, slope, inter), shape, affine, notes };
 }
@@ -92,6 +104,7 @@ function fieldsOf(view, isLittle) {
     units: view.getUint8(123),
     dim: Array.from({ length: 8 }, (_, n) => short(40 + 2 * n)),
     datatype: short(70),
+    bits: short(72),
     pixdim: floats(8, 76),
     offset,
     slope,
@@ -116,6 +129,7 @@ function fieldsOf2(view, isLittle) {
     units: view.getInt32(500, isLittle),
     dim: Array.from({ length: 8 }, (_, n) => long(16 + 8 * n)),
     datatype: view.getInt16(12, isLittle),
+    bits: view.getInt16(14, isLittle),
     pixdim: doubles(8, 104),
     offset: long(168),
     slope,
@@ -146,7 +160,12 @@ function voxelsOf(buffer, offset, length, shape, [getter, bytes, Kind], isLittle
 }
 
 // As Python reads them: unscaled integers of up to 32 bits stay, all else becomes float32.
-function scaledBy(data, slope, inter) {
+function scaledBy(stored, slope, inter) {
+  let data = stored;
+  if (stored instanceof BigInt64Array || stored instanceof BigUint64Array) {
+    data = new Float64Array(stored.length);
+    for (let at = 0; at < data.length; at++) data[at] = Number(stored[at]);
+  }
   const isScaled = slope !== 0 && !Number.isNaN(slope) && (slope !== 1 || inter !== 0);
   const stays = data instanceof Float32Array ||
     !(data instanceof Float64Array || data instanceof Uint32Array);
@@ -163,20 +182,26 @@ function scaledBy(data, slope, inter) {
 // ---- Where the voxels are ----
 
 function formsOf(fields, zooms) {
-  const { qformCode, sformCode, shift, rows } = fields;
-  const sign = fields.pixdim[0] < 0 ? -1 : 1;
+  const { qformCode, sformCode, rows } = fields;
+  for (const [name, code] of Object.entries({ qformCode, sformCode })) {
+    if (!(code >= 0 && code <= LARGEST_FORM_CODE)) {
+      refuse(`unknown ${name.replace("Code", "_code")} ${code}`);
+    }
+  }
   return {
-    sform: { code: sformCode, affine: [...rows, 0, 0, 0, 1] },
-    qform: {
-      code: qformCode,
-      affine: fromQuaternion(fields, zooms, sign, shift),
-    },
+    sform: { name: "s-form", code: sformCode, affine: [...rows, 0, 0, 0, 1] },
+    qform: { name: "q-form", code: qformCode, affine: fromQuaternion(fields, zooms) },
   };
 }
 
-/** An affine of a quaternion's last three numbers; null if they are no rotation. */
-function fromQuaternion({ quaternion, epsilon }, [x, y, z], sign, shift) {
+/**
+ * An affine of a quaternion's last three numbers; null if they are no rotation, or if the sign of
+ * the third axis is none. A sign of 0 stands for 1.
+ */
+function fromQuaternion({ quaternion, epsilon, pixdim, shift }, [x, y, z]) {
   const [b, c, d] = quaternion;
+  const sign = pixdim[0] || 1;
+  if (Math.abs(sign) !== 1) return null;
   let rest = 1 - (b * b + c * c + d * d);
   // Of half a turn no more than rounding is left; its root would turn a head by 0.1 mm.
   if (Math.abs(rest) < 3 * epsilon) rest = 0;
@@ -195,26 +220,50 @@ function fromQuaternion({ quaternion, epsilon }, [x, y, z], sign, shift) {
 }
 
 // The s-form goes before the q-form; where both are coded they must not contradict each other.
-function placeOf({ sform, qform }, shape) {
+function placeOf({ sform, qform }, shape, zooms) {
   if (!sform.code && !qform.code) {
-    refuse("no orientation in its header", "trinat predict can be told what to trust");
+    refuse("no orientation in its header", TRUST);
   }
   const taken = sform.code ? sform : qform;
-  const name = sform.code ? "s-form" : "q-form";
-  if (!taken.affine) refuse(`its ${name} is not a rotation`);
-  checkAffine(taken.affine, name);
-  if (!sform.code || !qform.code) return { affine: taken.affine, notes: [] };
-  if (!qform.affine) refuse("its q-form is not a rotation");
-  checkAffine(qform.affine, "q-form");
-  if (determinant(sform.affine) * determinant(qform.affine) < 0) {
-    refuse("q- and s-form disagree about which side is left");
+  checkForm(taken);
+  const { name, affine } = taken;
+  const notes = [];
+  const isOther = columnLengths(affine).some((mm, axis) =>
+    Math.abs(mm - zooms[axis]) > SAME_SPACING * zooms[axis]
+  );
+  if (isOther) {
+    const sizes = zooms.map((mm) => Number(mm.toPrecision(3))).join(" x ");
+    notes.push(
+      `its header's voxel size of ${sizes} mm is not that of the ${name}, which is used`,
+    );
   }
-  const apart = apartMm(sform.affine, qform.affine, shape);
-  if (apart <= SAME_MM) return { affine: taken.affine, notes: [] };
-  const note = `q- and s-form differ by up to ${
-    apart.toFixed(1)
-  } mm; the s-form is used`;
-  return { affine: taken.affine, notes: [note] };
+  if (!sform.code || !qform.code) return { affine, notes };
+  checkForm(qform);
+  if (doSidesDiffer(affine, qform.affine)) {
+    refuse("q- and s-form disagree about which side is left", TRUST);
+  }
+  const apart = apartMm(affine, qform.affine, shape);
+  if (apart > SAME_MM) {
+    const upTo = apart.toFixed(1);
+    notes.push(`q- and s-form differ by up to ${upTo} mm; the s-form is used`);
+  }
+  return { affine, notes };
+}
+
+function checkForm({ name, affine }) {
+  if (!affine) refuse(`its ${name} is not a rotation`, TRUST);
+  checkAffine(affine, name);
+}
+
+// Whether one mirrors the other, or their directions to the right are more than 60° apart.
+function doSidesDiffer(one, other) {
+  if (determinant(one) * determinant(other) < 0) return true;
+  const [ofOne, ofOther] = [columnLengths(one), columnLengths(other)];
+  let cosine = 0;
+  for (const axis of [0, 1, 2]) {
+    cosine += (one[axis] / ofOne[axis]) * (other[axis] / ofOther[axis]);
+  }
+  return cosine < 0.5;
 }
 
 // The largest distance between the places of one voxel: it is at a corner.

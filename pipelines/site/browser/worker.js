@@ -172,7 +172,7 @@ function asCell(text) {
   return /^[=+\-@]/.test(line) ? `'${line}` : line;
 }
 
-// A row as volumes.tsv of `trinat predict` has it.
+// A row as volumes.tsv of `trinat predict` has it, and what qc.tsv says there.
 function tableOf(name, result) {
   const { total_brain_mm3: brain, volumes_mm3: volumes } = result;
   const columns = { case: asCell(name), "total_brain_mm3": brain.toFixed(3) };
@@ -182,6 +182,9 @@ function tableOf(name, result) {
   for (const [each, mm3] of Object.entries(volumes)) {
     columns[`${each}_share`] = brain ? (mm3 / brain).toFixed(6) : NOT_KNOWN;
   }
+  columns.grade = result.grade;
+  columns.reasons = asCell(result.reasons.join("; "));
+  columns.notes = asCell(result.notes.join("; "));
   const lines = [Object.keys(columns), Object.values(columns)];
   const text = lines.map((words) => `${words.join("\t")}\n`).join("");
   return new Blob([text], { type: "text/tab-separated-values" });

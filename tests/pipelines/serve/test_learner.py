@@ -32,7 +32,7 @@ def sent(queue: Queue, seed: int) -> Submission:
     with queue.upload("a") as folder:
         scan = folder / "scan.nii.gz"
         write_nifti(scan, head_image(head_labels(seed), seed), "LIA")
-        return queue.submissions[queue.accept(scan, [], "a").id]
+        return queue.accept(scan, [])
 
 
 def done(queue: Queue, job: Submission, seed: int) -> None:

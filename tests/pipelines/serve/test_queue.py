@@ -1,11 +1,9 @@
-"""The queue by itself: what a restart finds, whose turn it is, what is refused and deleted."""
+"""The queue: order, limits, restarts, deletion and full disks."""
 
 from __future__ import annotations
 
-import errno
-import os
+import shutil
 import stat
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ from trinat.pipelines.serve.settings import ServiceSettings
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.record import ScanResult
 from trinat.segmentation.data.people import Facts
-from trinat.segmentation.errors import DiskFullError
+from trinat.segmentation.errors import DiskFullError, OutputError
 from trinat.segmentation.labels.scheme import load_scheme
 
 
@@ -26,7 +24,22 @@ def accepted(
     with queue.upload(client) as folder:
         scan = folder / "scan.nii"
         scan.write_bytes(b"scan")
-        return queue.submissions[queue.accept(scan, list(outputs), client).id]
+        return queue.accept(scan, list(outputs))
+
+
+def now(queue: Queue, job: Submission) -> Submission:
+    """The scan as the queue has it now."""
+    found = queue.find(job.id)
+    assert found is not None
+    return found
+
+
+def ids(queue: Queue) -> list[str]:
+    return [submission.id for submission in queue.submissions]
+
+
+def states(queue: Queue, *jobs: Submission) -> list[str]:
+    return [now(queue, job).state for job in jobs]
 
 
 def ended(queue: Queue, job: Submission, status: str = "done") -> None:
@@ -34,11 +47,10 @@ def ended(queue: Queue, job: Submission, status: str = "done") -> None:
     staged.mkdir()
     (staged / "labels").write_bytes(b"labels")
     where = str(staged) if status == "done" else ""
-    queue.finish(
-        Entry(
-            job.id, status, reason="why", result=ScanResult(grade="pass"), staged=where
-        )
+    entry = Entry(
+        job.id, status, reason="why", result=ScanResult(grade="pass"), staged=where
     )  # type: ignore[arg-type]
+    queue.finish(entry)
 
 
 def test_turns_are_in_the_order_of_acceptance_and_survive_a_restart(
@@ -46,20 +58,19 @@ def test_turns_are_in_the_order_of_acceptance_and_survive_a_restart(
 ) -> None:
     queue = Queue(tmp_path)
     first, second, third = (accepted(queue) for _ in range(3))
-    assert [queue.seen(job).place for job in (first, second, third)] == [1, 2, 3]
+    assert [now(queue, job).place for job in (first, second, third)] == [1, 2, 3]
     case = queue.next()
     assert case is not None
     assert (case.id, case.path.read_bytes()) == (first.id, b"scan")
     queue.enter(first.id, "reading")
     queue.enter(first.id, "networks")
-    assert (queue.seen(first).state, queue.seen(first).place) == ("running", 0)
-    assert queue.seen(second).place == 1
+    assert (now(queue, first).state, now(queue, first).place) == ("running", 0)
+    assert now(queue, second).place == 1
     ended(queue, first)
     queue.enter(second.id, "reading")
 
     again = Queue(tmp_path)
-    states = [again.submissions[job.id].state for job in (first, second, third)]
-    assert states == ["done", "queued", "queued"]
+    assert states(again, first, second, third) == ["done", "queued", "queued"]
     assert (again.result(first) / "labels").read_bytes() == b"labels"
     turns = [case.id for case in iter(again.next, None)]
     assert turns == [second.id, third.id]
@@ -78,10 +89,10 @@ def test_a_scan_that_ends_the_server_again_and_again_fails(tmp_path: Path) -> No
     job = accepted(Queue(tmp_path))
     for _ in range(5):
         queue = Queue(tmp_path)
-        assert queue.submissions[job.id].state == "queued"
+        assert states(queue, job) == ["queued"]
         queue.next()
         queue.enter(job.id, "reading")
-    last = Queue(tmp_path).submissions[job.id]
+    last = now(Queue(tmp_path), job)
     assert (last.state, last.reason) == (
         "failed",
         "the server ended 5 times while it was at work",
@@ -105,29 +116,47 @@ def test_a_full_queue_and_a_greedy_client_are_refused(tmp_path: Path) -> None:
     accepted(queue)
 
 
-def test_a_corrected_scan_is_kept_from_its_correction_on(tmp_path: Path) -> None:
+class Clock:
+    now = 1_800_000_000.0
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The queue's clock, which stands still until a test moves it."""
+    clock = Clock()
+    monkeypatch.setattr("trinat.pipelines.serve.queue.time", clock)
+    return clock
+
+
+def test_a_corrected_scan_is_kept_from_its_correction_on(
+    tmp_path: Path, clock: Clock
+) -> None:
     queue = Queue(tmp_path, keep_s=100)
     corrected, other = accepted(queue), accepted(queue)
     for job in (corrected, other):
         ended(queue, job)
-        job.ended = time.time() - 101
+    clock.now += 101
     queue.renew(corrected)
     queue.sweep()
-    assert list(queue.submissions) == [corrected.id]
-    assert list(Queue(tmp_path, keep_s=100).submissions) == [corrected.id]
+    assert ids(queue) == [corrected.id]
+    assert ids(Queue(tmp_path, keep_s=100)) == [corrected.id]
     # What was deleted meanwhile does not come back.
     queue.renew(other)
-    assert list(queue.submissions) == [corrected.id]
+    assert ids(queue) == [corrected.id]
 
 
-def test_what_ended_is_deleted_after_its_time(tmp_path: Path) -> None:
+def test_what_ended_is_deleted_after_its_time(tmp_path: Path, clock: Clock) -> None:
     queue = Queue(tmp_path, keep_s=100)
     old, new, waiting = (accepted(queue) for _ in range(3))
-    for job in (old, new):
-        ended(queue, job)
-    old.ended = time.time() - 101
+    ended(queue, old)
+    clock.now += 60
+    ended(queue, new)
+    clock.now += 41
     queue.sweep()
-    assert set(queue.submissions) == {new.id, waiting.id}
+    assert ids(queue) == [new.id, waiting.id]
     assert {path.name for path in (tmp_path / "jobs").iterdir()} == {new.id, waiting.id}
 
 
@@ -141,7 +170,10 @@ def test_what_is_deleted_while_it_is_done_leaves_nothing(tmp_path: Path) -> None
     ended(queue, job)
     assert forgotten
     assert not queue.submissions
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [
+        tmp_path / "jobs.sqlite"
+    ]
+    assert job.id.encode() not in (tmp_path / "jobs.sqlite").read_bytes()
 
 
 def test_further_outputs_are_those_of_the_case(tmp_path: Path) -> None:
@@ -157,7 +189,7 @@ def test_age_and_sex_are_the_cases_where_there_are_norms(tmp_path: Path) -> None
     person = Facts(age=70.5, sex="F")
     with queue.upload("") as folder:
         (folder / "scan.nii").touch()
-        queue.accept(folder / "scan.nii", ["page"], "", person)
+        queue.accept(folder / "scan.nii", ["page"], person)
     # After a restart, too; of a service without norms nobody's.
     case = Queue(tmp_path, has_norms=True).next()
     assert case is not None
@@ -174,54 +206,71 @@ def test_the_token_is_the_queues_and_for_its_owner_alone(tmp_path: Path) -> None
     assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
 
 
-def test_a_damaged_record_is_a_failed_scan(tmp_path: Path) -> None:
+def test_a_damaged_table_is_refused_and_no_scan_is_deleted(tmp_path: Path) -> None:
     job = accepted(Queue(tmp_path))
-    (tmp_path / "jobs" / job.id / "job.json").write_text("{")
-    again = Queue(tmp_path)
-    assert again.submissions[job.id].state == "failed"
-    # What can still be used of it is kept as long as any other.
-    again.sweep()
-    assert (tmp_path / "jobs" / job.id).is_dir()
+    table = tmp_path / "jobs.sqlite"
+    table.write_bytes(b"no table" * 1000)
+    with pytest.raises(OutputError) as caught:
+        Queue(tmp_path)
+    assert caught.value.where == str(table)
+    assert caught.value.remedy
+    assert (tmp_path / "jobs" / job.id / "scan.nii").is_file()
 
 
-def full(path: Path) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def test_uploads_and_deletions_that_were_cut_short_leave_nothing(
+    tmp_path: Path,
+) -> None:
+    """A crash leaves a folder without a row, or a row without its folder."""
+    queue = Queue(tmp_path)
+    deleted, kept = accepted(queue), accepted(queue)
+    (tmp_path / "jobs" / "upload").mkdir()
+    shutil.rmtree(tmp_path / "jobs" / deleted.id)
+    assert ids(Queue(tmp_path)) == [kept.id]
+    assert [path.name for path in (tmp_path / "jobs").iterdir()] == [kept.id]
 
 
-def test_a_full_disk_does_not_end_the_service_and_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def full(queue: Queue) -> None:
+    """Let SQLite find no room for another page of 4,096 bytes, as on a full disk."""
+    queue._database.execute("PRAGMA max_page_count = 1")
+
+
+def test_an_upload_for_which_there_is_no_room_is_refused(tmp_path: Path) -> None:
+    queue = Queue(tmp_path)
+    full(queue)
+    outputs = ("long" * 5000,)  # more than a page
+    with pytest.raises(DiskFullError):
+        accepted(queue, outputs=outputs)
+    assert not ids(queue)
+    assert not list((tmp_path / "jobs").iterdir())
+
+
+def test_an_outcome_for_which_there_is_no_room_is_not_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = Queue(tmp_path)
-    first, second = accepted(queue), accepted(queue)
-    with monkeypatch.context() as there:
-        there.setattr("trinat.segmentation.io.files.sync", full)
-        queue.enter(first.id, "reading")
-        ended(queue, first)
-        # There is no room for its volumes.
-        assert (first.state, queue.seen(first).state) == ("failed", "failed")
-        assert "No space left on device" in first.reason
-        queue.enter(second.id, "reading")
-        ended(queue, second, "failed")
-    assert len(caplog.messages) == 2
-    # The records before hold, so that a restart does both again.
-    again = Queue(tmp_path)
-    assert [again.submissions[job.id].state for job in (first, second)] == [
-        "queued",
-        "queued",
-    ]
-    # With room the records are brought up to date.
-    queue.sweep()
-    last = Queue(tmp_path)
-    assert [last.submissions[job.id].state for job in (first, second)] == [
-        "failed",
-        "failed",
-    ]
-    with monkeypatch.context() as there:
-        there.setattr("trinat.segmentation.io.files.sync", full)
-        with pytest.raises(DiskFullError):
-            accepted(queue)
-    assert len(queue.submissions) == 2
-    assert not list((tmp_path / "incoming").iterdir())
+    job = accepted(queue)
+    full(queue)
+    queue.next()
+    queue.enter(job.id, "reading")
+    long = ScanResult(grade="pass", notes=["long" * 5000])
+    assert queue.finish(Entry(job.id, "done", result=long)) is None
+    assert len(caplog.messages) == 1
+    # The engine gets it again, from this server and from the next one.
+    case = queue.next()
+    assert case is not None
+    assert case.id == job.id
+    assert states(Queue(tmp_path), job) == ["queued"]
+    queue._database.execute("PRAGMA max_page_count = 1000")
+    queue.finish(Entry(job.id, "done", result=long))
+    assert states(Queue(tmp_path), job) == ["done"]
+
+
+def test_a_full_disk_does_not_keep_a_scan_from_being_deleted(tmp_path: Path) -> None:
+    queue = Queue(tmp_path)
+    job = accepted(queue)
+    full(queue)
+    queue.delete(job)
+    assert not ids(Queue(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -240,38 +289,36 @@ def test_without_a_name_the_queue_is_in_the_users_state_folder(
     assert ServiceSettings().folder == tmp_path / folder
 
 
-def test_of_a_running_scan_the_stage_and_the_seconds_left_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_running_scan_has_a_stage_and_seconds_left(
+    tmp_path: Path, clock: Clock
 ) -> None:
     """Two scans took 30 s each; the third has been at work for 12 s, then for a minute.
 
-    One that failed says nothing of how long a scan takes; one whose results cannot be stored does.
+    Scans that failed say nothing of how long a scan takes.
     """
-    now = [100.0]
-    monkeypatch.setattr("trinat.pipelines.serve.queue.time.monotonic", lambda: now[0])
     queue = Queue(tmp_path)
     first, second, third, broken, lost = (accepted(queue) for _ in range(5))
     queue.enter(first.id, "reading")
-    assert queue.seen(first).stage == "reading"
-    assert queue.seen(first).seconds_left is None
-    assert queue.seen(second).seconds is None
-    now[0] += 7
-    assert queue.seen(first).seconds == 7
+    assert now(queue, first).stage == "reading"
+    assert now(queue, first).seconds_left is None
+    assert now(queue, second).seconds is None
+    clock.now += 7
+    assert now(queue, first).seconds == 7
     queue.finish(Entry(broken.id, "failed"))
-    assert queue.seen(first).seconds_left is None
+    assert now(queue, first).seconds_left is None
     for job in (first, second):
         queue.finish(Entry(job.id, "done", timings_s={"a": 20.0, "b": 10.0}))
     gone = str(tmp_path / "gone")
-    queue.finish(Entry(lost.id, "done", timings_s={"a": 30.0}, staged=gone))
+    queue.finish(Entry(lost.id, "done", timings_s={"a": 3.0}, staged=gone))
     assert queue.ended == {"done": 2, "failed": 2}
-    assert (queue.seen(first).stage, queue.seen(first).seconds_left) == ("", None)
-    assert queue.seen(third).seconds_left is None
+    assert (now(queue, first).stage, now(queue, first).seconds_left) == ("", None)
+    assert now(queue, third).seconds_left is None
     queue.enter(third.id, "reading")
     queue.enter(third.id, "networks")
-    now[0] += 12
-    assert (queue.seen(third).stage, queue.seen(third).seconds_left) == ("networks", 18)
-    now[0] += 48
-    assert queue.seen(third).seconds_left == 1
+    clock.now += 12
+    assert (now(queue, third).stage, now(queue, third).seconds_left) == ("networks", 18)
+    clock.now += 48
+    assert now(queue, third).seconds_left == 1
 
 
 def test_the_page_has_a_scan_from_its_acceptance_on_unless_it_failed(

@@ -22,7 +22,7 @@ from pydicom import dcmread
 from pydicom.uid import RLELossless
 
 from trinat.pipelines.view.voxels import _surfaces
-from trinat.segmentation.errors import FormatError
+from trinat.segmentation.errors import FormatError, InputError
 from trinat.segmentation.inference.localisation import brain_region
 from trinat.segmentation.inference.network import _grown
 from trinat.segmentation.inference.uncertainty import view_agreement
@@ -53,7 +53,7 @@ SAME_CONSTANTS = {
     "localisation.js": ("inference.localisation",),
     "measuring.js": ("inference.measuring",),
     "mgh.js": ("io.headers",),
-    "nifti.js": ("io.orientation",),
+    "nifti.js": ("io.headers", "io.orientation"),
     "prior.js": ("inference.prior",),
     "resample.js": ("space.interpolation", "space.grid_map", "space.resample"),
     "reversal.js": ("inference.preparation",),
@@ -404,6 +404,84 @@ def test_headers_are_refused(at: int, value: bytes, said: str, tmp_path: Path) -
     path.write_bytes(content)
     with pytest.raises(RuntimeError, match=said):
         call("read.js", "readScan", [file(path)])
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint64])
+@pytest.mark.parametrize("scaling", [(1, 0), (0.3, -7)])
+def test_wide_integers_are_read_as_in_python(
+    kind: type[np.integer[Any]], scaling: tuple[float, float], tmp_path: Path
+) -> None:
+    voxels = np.arange(40**3).reshape(40, 40, 40).astype(kind)
+    image = nib.Nifti1Image(voxels, np.eye(4), dtype=kind)
+    image.header.set_slope_inter(*scaling)
+    path = tmp_path / "scan.nii"
+    image.to_filename(path)
+    found = call("read.js", "readScan", [file(path)])
+    np.testing.assert_array_equal(found["data"], flat(Volume.read(path).data))
+
+
+def header_of(**fields: Any) -> nib.Nifti1Header:
+    """The header of a straight scan of 40 voxels a side, with other values in these fields."""
+    header = nib.Nifti1Header()
+    header.set_data_shape((40, 40, 40))
+    header.set_data_dtype(np.uint8)
+    header.set_qform(np.eye(4), 1)
+    header.set_sform(np.eye(4), 1)
+    header.set_xyzt_units("mm")
+    header["vox_offset"] = 352
+    header["magic"] = b"n+1"
+    for name, value in fields.items():
+        header[name] = value
+    return header
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"srow_x": (-1, 0, 0, 0), "srow_y": (0, -1, 0, 0)},  # half a turn
+        {"srow_x": (-1, 0, 0, 0)},  # mirrored
+        {"srow_x": (0, 0, 1, 0), "srow_z": (-1, 0, 0, 0)},  # to the side
+        {"qform_code": -1},
+        {"sform_code": 7},
+        {"qform_code": 7, "sform_code": 0},
+        {"quatern_b": 1, "quatern_c": 1},
+        {"quatern_b": np.nan},
+        {"pixdim": (3, 1, 1, 1, 1, 1, 1, 1)},
+        {"bitpix": 12},
+        {"dim": (9, 40, 40, 40, 1, 1, 1, 1)},
+    ],
+)
+def test_headers_that_contradict_themselves_are_refused_as_in_python(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "scan.nii"
+    voxels = np.arange(40**3).astype(np.uint8).tobytes()
+    path.write_bytes(header_of(**fields).binaryblock + bytes(4) + voxels)
+    with pytest.raises(InputError):
+        Volume.read(path)
+    with pytest.raises(RuntimeError):
+        call("read.js", "readScan", [file(path)])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"qoffset_x": 3},  # the forms differ
+        {"pixdim": (1, 2, 2, 2, 1, 1, 1, 1), "qform_code": 0},
+        {"pixdim": (0, 1, 1, 1, 1, 1, 1, 1)},
+        {"quatern_b": 1, "quatern_c": 1, "qform_code": 0},  # no rotation, and not coded
+        {"srow_x": (0.8, -0.6, 0, 0), "srow_y": (0.6, 0.8, 0, 0)},  # 37° apart
+    ],
+)
+def test_headers_are_noted_as_in_python(fields: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "scan.nii"
+    voxels = np.arange(40**3).astype(np.uint8).tobytes()
+    path.write_bytes(header_of(**fields).binaryblock + bytes(4) + voxels)
+    found = call("read.js", "readScan", [file(path)])
+    expected = Volume.read(path)
+    np.testing.assert_allclose(found["affine"], expected.affine.ravel())
+    assert found["notes"] == list(expected.notes)
 
 
 def read_folder(folder: Path) -> dict[str, Any]:

@@ -150,6 +150,7 @@ def test_it_finds_what_predict_finds_and_sends_nothing(
         assert list(volumes.index[1:]) == [
             *(f"{each}_mm3" for each in (*measured.mm3, *expected.volumes_mm3)),
             *(f"{structure}_share" for structure in expected.volumes_mm3),
+            *("grade", "reasons", "notes"),
         ]
         for structure, mm3 in expected.volumes_mm3.items():
             # The smallest have 160 voxels: two of them are a percent.

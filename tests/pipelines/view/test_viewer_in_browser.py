@@ -259,7 +259,7 @@ def test_the_first_page_of_a_service_says_what_to_do_and_shows_nothing_empty(
                         )
             # It is seen already.
             with queue.upload("a") as folder:
-                queue.accept(tiny_scan(folder / "scan.nii.gz"), [], "a")
+                queue.accept(tiny_scan(folder / "scan.nii.gz"), [])
             page.open(address)
             page.wait("document.querySelectorAll('.scan').length === 1")
             page.evaluate("document.querySelector('.scan').click()")
