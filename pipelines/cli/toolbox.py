@@ -48,15 +48,16 @@ def average(
     from trinat.pipelines.laboratory.average import average
 
     prepare_process(threads)
-    average(
+    gains = average(
         runs,
         out,
         greedy=soup,
         batches=batches,
         device=device,
         overwrite=overwrite,
-        say=typer.echo,
     )
+    for gain in gains:
+        typer.echo(gain)
     say_licences([str(out)])
     typer.echo(out)
 
@@ -107,9 +108,6 @@ def profile(
     steps: Annotated[
         int, typer.Option(min=1, help="Steps to measure, after one step of warm-up.")
     ] = 5,
-    against: Annotated[
-        Path | None, typer.Option(help="Folder of an earlier profile to compare with.")
-    ] = None,
     store: Annotated[
         Path | None,
         typer.Option(help="Of a recipe: train on this store, not on synthetic slices."),
@@ -126,9 +124,7 @@ def profile(
     from trinat.pipelines.laboratory.profile import PAGE, write_profile
 
     prepare_process(threads)
-    found = write_profile(
-        name, out, device=device, steps=steps, against=against, store=store
-    )
+    found = write_profile(name, out, device=device, steps=steps, store=store)
     step_ms = 1e3 * found.seconds
     typer.echo(f"{step_ms:.1f} ms a step, {found.flops / 1e9:.1f} GFLOP forward")
     slowest = sorted(found.modules, key=lambda module: -module.share)[:5]

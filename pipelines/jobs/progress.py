@@ -6,6 +6,7 @@ downloads. A log file gets a line every few seconds at most, and always the last
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -171,6 +172,37 @@ def progress(
             yield shown
         finally:
             shown.end()
+
+
+class _Stderr(logging.Handler):
+    """Log handler that prints messages to stderr, above a bar if there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the message as a line; rich puts a bar's own stream in the place of stderr."""
+        sys.stderr.write(one_line(record.getMessage()) + "\n")
+        sys.stderr.flush()
+
+
+@contextmanager
+def log_lines(quiet: bool) -> Iterator[None]:
+    """Print what trinat logs to stderr within the block, from INFO on; with `quiet` nothing.
+
+    Within another such block it does nothing, so that no line is printed twice.
+    """
+    logger = logging.getLogger("trinat")
+    if any(isinstance(each, _Stderr | logging.NullHandler) for each in logger.handlers):
+        yield
+        return
+    # Without any handler Python itself would print warnings.
+    handler = logging.NullHandler() if quiet else _Stderr()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 @contextmanager

@@ -57,9 +57,8 @@ def average(
     batches: int = 50,
     device: str = "auto",
     overwrite: bool = False,
-    say: Callable[[str], None] = lambda line: None,
 ) -> list[Gain]:
-    """Write the mean of models to `out`; one gain for each view, which `say` reports too.
+    """Write the mean of models to `out`; return one gain for each view.
 
     The first of the `given` is a run, whose recipe has the data for validation and for `batches`
     batches that the statistics of norms are computed from. With `greedy`, a model is kept only if
@@ -88,7 +87,6 @@ def average(
             members, recipe, view, batches, greedy, chosen_device
         )
         gains.append(gain)
-        say(str(gain))
     # The first model's description, but for what was measured of its own weights.
     dice = {gain.view.value: gain.mean for gain in gains}
     changed = {"quality": None, "metrics": {"validation_dice": dice}}

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 from torch.profiler import profile, record_function
-from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 from trinat.pipelines.jobs.lock import claimed
@@ -28,8 +27,8 @@ from trinat.pipelines.report.page import Column, Columns, Table, render, table
 from trinat.pipelines.train.data import open_data
 from trinat.pipelines.train.run import find_device, on_store, read_recipe
 from trinat.segmentation import timing
-from trinat.segmentation.errors import ConfigError, DeviceError, InputError, ModelError
-from trinat.segmentation.io.files import atomic_path, read_text, write_whole
+from trinat.segmentation.errors import ConfigError, DeviceError, ModelError
+from trinat.segmentation.io.files import atomic_path, write_whole
 from trinat.segmentation.io.limits import free_memory
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.base import Network, NetworkConfig
@@ -63,7 +62,6 @@ _REMEDIES = {
     "loss": "a larger network would cost little more",
     "optimiser": "larger batches would help",
 }
-_RATE_SIDE = 1024  # of the matrices that the device's rate is measured with
 
 
 @dataclass(frozen=True)
@@ -86,15 +84,14 @@ class Row:
 class Profiled:
     """A network's profile, of one step.
 
-    `operators` have name, seconds, share and calls. `rate` is what the device reaches in a matrix
-    product in float32, in operations a second. `parts` are seconds of a training step, by part.
+    `operators` have name, seconds, share and calls. `parts` are the seconds of a training step, by
+    part.
     """
 
     modules: list[Row]
     operators: list[tuple[str, float, float, int]]
     seconds: float
     flops: float
-    rate: float
     parts: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -121,18 +118,13 @@ def write_profile(
     *,
     device: str = "auto",
     steps: int = 5,
-    against: Path | None = None,
     store: Path | None = None,
 ) -> Profiled:
     """Profile a model's first view, forward, or a step of a recipe's training.
 
     `name` is that of a model or a recipe, or a path. Writes a page, a table and a trace to `out`.
-    `against` is the folder of an earlier profile, which the page compares with. A recipe trains on
-    the slices of `store`; without it, on synthetic slices of a phantom.
+    A recipe trains on the slices of `store`; without it, on synthetic slices of a phantom.
     """
-    earlier = None
-    if against is not None:
-        earlier = _read_rows(against)
     chosen_device = find_device(device)
     is_model = True
     try:
@@ -150,7 +142,7 @@ def write_profile(
             else:
                 lead, found = _profile_recipe(name, store, chosen_device, steps, trace)
         write_whole(out / ROWS, json.dumps(asdict(found), indent=1))
-        write_whole(out / PAGE, _page(lead, found, earlier, against))
+        write_whole(out / PAGE, _page(lead, found))
     return found
 
 
@@ -226,19 +218,6 @@ def _affordable(
 def _shown_size(size: tuple[int, ...]) -> str:
     """Write a size as people do: 3x64x64."""
     return "x".join(str(length) for length in size)
-
-
-def _read_rows(folder: Path) -> dict[str, Row]:
-    """Read the modules of an earlier profile, by name."""
-    try:
-        content = json.loads(read_text(folder / ROWS))
-        return {row["name"]: Row(**row) for row in content["modules"]}
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(
-            f"has no {ROWS} of this version",
-            where=folder,
-            remedy="give a folder of trinat profile",
-        ) from None
 
 
 def profile_network(
@@ -376,7 +355,6 @@ def _measure(
         operators=operators,
         seconds=total / steps,
         flops=sum(row.flops for row in modules),
-        rate=_rate(device),
     )
 
 
@@ -420,16 +398,6 @@ def _own_times(events: Iterable[Any]) -> dict[str, float]:
     return dict(own)
 
 
-def _rate(device: torch.device) -> float:
-    """Measure the operations a second of a matrix product in float32, the median of several."""
-    one = torch.rand(_RATE_SIDE, _RATE_SIDE, device=device)
-    timer = Timer(
-        "one @ one", globals={"one": one}, num_threads=torch.get_num_threads()
-    )
-    operations = 2 * _RATE_SIDE**3
-    return operations / timer.timeit(5).median
-
-
 def count_flops(
     network: Network, slices: Tensor
 ) -> tuple[dict[str, float], dict[str, str]]:
@@ -468,13 +436,8 @@ def count_flops(
     return own, shapes
 
 
-def _page(
-    lead: str,
-    found: Profiled,
-    earlier: Mapping[str, Row] | None,
-    against: Path | None,
-) -> str:
-    """Make the page, and compare with the `earlier` profile in the folder `against`, if any."""
+def _page(lead: str, found: Profiled) -> str:
+    """Make the page of a profile."""
     operators: Columns = [
         "Operator",
         Column("ms", 3),
@@ -491,7 +454,7 @@ def _page(
     )
     if found.bound:
         text = f"{found.bound} {text}"
-    tables = [_modules_table(found, earlier, against)]
+    tables = [_modules_table(found)]
     if found.parts:
         whole = sum(found.parts.values())
         of_parts = []
@@ -512,11 +475,6 @@ def _page(
         cards=[
             ("A step", f"{step_ms:.1f} ms", "as profiled"),
             ("Forward", f"{found.flops / 1e9:.1f} GFLOP", "two for each multiply-add"),
-            (
-                "Matrix product",
-                f"{found.rate / 1e9:.0f} GFLOP/s",
-                "float32, measured here",
-            ),
         ],
         text=text,
         pictures=[],
@@ -533,9 +491,7 @@ def _page(
     )
 
 
-def _modules_table(
-    found: Profiled, earlier: Mapping[str, Row] | None, against: Path | None
-) -> Table:
+def _modules_table(found: Profiled) -> Table:
     """Make a row for each module, in the order in which they are called first."""
     columns: Columns = [
         "Module",
@@ -544,15 +500,9 @@ def _modules_table(
         Column("ms", 2),
         Column("% of time", 1),
         Column("GFLOP", 3),
-        Column("% of rate", 1, "of the rate of a matrix product here"),
     ]
-    if earlier is not None:
-        columns.append(Column("± ms", 2, f"against {against}", sign=True))
     rows = []
     for module in found.modules:
-        share_of_rate = 0.0
-        if module.seconds > 0:
-            share_of_rate = module.flops / module.seconds / found.rate
         cells: list[Any] = [
             module.name or "(network)",
             module.kind,
@@ -560,13 +510,6 @@ def _modules_table(
             1e3 * module.seconds,
             100 * module.share,
             module.flops / 1e9,
-            100 * share_of_rate,
         ]
-        if earlier is not None:
-            before = earlier.get(module.name)
-            change_ms = None
-            if before is not None:
-                change_ms = 1e3 * (module.seconds - before.seconds)
-            cells.append(change_ms)
         rows.append(cells)
     return table("modules", "Modules", columns, rows)

@@ -40,7 +40,7 @@ from trinat.segmentation.training.suspects import (
 EXCLUDE = "exclude.txt"
 TABLE = "suspects.tsv"
 PAGE = "suspects.html"
-# Usual spreads; five measures and all structures look for the worst.
+# Usual spreads; four measures and all structures look for the worst.
 LIMIT = 8.0
 _FEWEST_SUBJECTS = 5
 # With fewer, the usual spread decides more than that of the subjects (docs/notes/toolbox.md).

@@ -22,6 +22,11 @@ from trinat.pipelines.common.models import check_out, description_of
 from trinat.pipelines.common.text import count
 from trinat.pipelines.evaluate.user_tables import Mappings
 from trinat.pipelines.learn.corrected import Corrected, find_corrected
+from trinat.pipelines.learn.forecast import (
+    Agreement,
+    compare_with_results,
+    learning_seconds,
+)
 from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.learn.training import Trained, train_on
 from trinat.pipelines.models.fit_odds import (
@@ -35,7 +40,7 @@ from trinat.pipelines.models.fit_odds import (
 from trinat.pipelines.models.scans_with_truth import dice_lines, require_scans
 from trinat.pipelines.study.pairing import Pair
 from trinat.pipelines.study.study import Study
-from trinat.pipelines.train.provenance import write_card, write_provenance
+from trinat.pipelines.train.provenance import write_provenance
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.labels.folding import load_folding
@@ -146,10 +151,7 @@ def learn(
     what = (
         f"{count(len(material.scans), 'corrected scan')} of {count(persons, 'person')}"
     )
-    trains = settings.method == "training"
-    if settings.method == "auto":
-        trains = persons >= _FEWEST_TO_TRAIN
-    if not trains:
+    if not _trains(settings, persons):
         why = f"{what}: factors of structures are fitted, the networks stay as they are"
         return _by_factors(material, settings, why)
     if persons < 2:
@@ -179,6 +181,11 @@ def _material(study: Study, settings: LearnSettings, say: Say) -> _Material:
     mapping = Mappings()
     if settings.numbering is not None:
         mapping = Mappings(truth_numbering=load_folding(settings.numbering))
+    counted = structures_corrected(corrected, model.scheme)
+    agreement = compare_with_results(corrected, model.scheme, counted, mapping)
+    if agreement is not None:
+        counted = sorted(agreement.changed)
+        _say_expectation(corrected, model, agreement, settings, say)
     pairs, scans, failed = segment_all(
         model,
         [each.pair for each in corrected],
@@ -193,10 +200,43 @@ def _material(study: Study, settings: LearnSettings, say: Say) -> _Material:
     require_scans(scans, failures, settings.results, _SEE)
     used = {pair.truth.path for pair in pairs}
     corrected = [each for each in corrected if each.labels in used]
-    counted = structures_corrected(corrected, model.scheme)
     return _Material(
         corrected, model, mapping, pairs, scans, counted, failed=len(failures)
     )
+
+
+def _trains(settings: LearnSettings, persons: int) -> bool:
+    """Return True if networks are trained, False if factors of structures are enough."""
+    if settings.method == "auto":
+        return persons >= _FEWEST_TO_TRAIN
+    return settings.method == "training"
+
+
+def _say_expectation(
+    corrected: Sequence[Corrected],
+    model: Model,
+    agreement: Agreement,
+    settings: LearnSettings,
+    say: Say,
+) -> None:
+    """Report what can be gained and how long it takes; EvaluationError if nothing can be gained.
+
+    The gain is known only if the model to improve is the one that made the results.
+    """
+    made_by = {each.item.entry.model for each in corrected}
+    if made_by == {sha256_of(model.folder / MODEL_FILE)}:
+        if 1 - agreement.dice < WORTHWHILE:
+            raise EvaluationError(
+                f"there is nothing to learn: {agreement}",
+                where=settings.results,
+                remedy="correct scans in which more is wrong",
+            )
+        say(str(agreement))
+    persons = len({each.person for each in corrected})
+    trains = _trains(settings, persons)
+    seconds = learning_seconds(corrected, model, settings, trains=trains)
+    if seconds is not None:
+        say(f"learning will take about {max(1, round(seconds / 60))} min")
 
 
 def _by_factors(material: _Material, settings: LearnSettings, why: str) -> Learnt:
@@ -376,7 +416,6 @@ def _save_trained(
         overwrite=settings.overwrite,
     )
     write_provenance(trained.run, settings.out)
-    write_card(settings.out, "")
 
 
 def _refuse_if_no_better(judged: Judged, out: Path) -> None:

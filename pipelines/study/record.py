@@ -20,8 +20,7 @@ from pydantic import (
     model_serializer,
 )
 
-from trinat.segmentation.labels import Csf
-from trinat.segmentation.labels.label import Side
+from trinat.segmentation.labels import Csf, Side
 from trinat.segmentation.labels.measures import INTRACRANIAL
 
 if TYPE_CHECKING:

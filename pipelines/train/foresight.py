@@ -1,13 +1,11 @@
-"""What is known of a run before its first step: what it lacks, and what it will take.
-
-On a processor it takes memory for a step, and hours for all.
-"""
+"""Preflight checks of a training run: missing inputs, expected memory and duration."""
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -32,6 +30,8 @@ from trinat.segmentation.training.config import (
 )
 from trinat.segmentation.training.loop import precision_of
 from trinat.segmentation.training.memory import StepMemory, smaller_batch
+
+_log = logging.getLogger(__name__)
 
 _GIB = 2**30
 # A slice of this part of its rows and columns is timed this number of times, and the quickest
@@ -101,16 +101,11 @@ def refuse_too_large(recipe: Recipe, jobs: Sequence[Job], processes: int) -> Non
         )
 
 
-def say_how_long(
-    recipe: Recipe,
-    jobs: Sequence[Job],
-    processes: int,
-    say: Callable[[str], None],
-) -> None:
-    """Say how many hours the jobs will take on processors, and what takes less.
+def expected_seconds(recipe: Recipe, jobs: Sequence[Job], processes: int) -> float:
+    """Estimate the seconds that jobs take on a processor.
 
-    It is the time of one slice, measured here, by the number of slices, those of validations among
-    them. Shorter runs than an hour are not spoken of.
+    It is the time of one slice, measured here, times the number of slices, including those of
+    validations.
     """
     seconds = 0.0
     timed: dict[tuple[int, int], float] = {}
@@ -122,13 +117,20 @@ def say_how_long(
         seconds += timed[size] * (
             slices_of(job) / processes + validation_slices(job, recipe.seed)
         )
-    hours = seconds / 3600
+    return seconds
+
+
+def log_duration(recipe: Recipe, jobs: Sequence[Job], processes: int) -> None:
+    """Log the hours that jobs will take on a processor, if these are many."""
+    hours = expected_seconds(recipe, jobs, processes) / 3600
     if hours < _REPORTED_HOURS:
         return
     instead = ""
     if hours > _LONG_HOURS:
         instead = "; use a GPU, or `trinat train finetune`, which starts from a trained network"
-    say(f"{recipe.name} will take about {hours:.0f} h on this processor{instead}")
+    _log.info(
+        "%s will take about %.0f h on this processor%s", recipe.name, hours, instead
+    )
 
 
 def slices_of(job: Job) -> int:
@@ -170,8 +172,7 @@ def validation_slices(job: Job, seed: int) -> float:
         if stage.data.store is not None:
             pixels += _pixels_scored(stage.data.store, validation, view, seed)
         elif stage.data.synthetic is not None:
-            heads = validation.persons or validation.scans
-            heads = heads or stage.data.synthetic.held_out or 1
+            heads = validation.persons or stage.data.synthetic.held_out or 1
             pixels += heads * math.prod(_HEAD)
     return times * _OF_TRAINING * pixels / size
 

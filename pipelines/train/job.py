@@ -7,6 +7,7 @@ what is due next is in the state that was saved before it.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -42,6 +43,8 @@ from trinat.segmentation.training.network import ViewsNet, copy_matching
 from trinat.segmentation.training.validation import Scores, foresee, validate
 from trinat.segmentation.training.workers import Workers
 
+_log = logging.getLogger(__name__)
+
 # Why a run stops where this process knows no reason.
 IN_ANOTHER_PROCESS = "another of its processes was stopped"
 
@@ -65,14 +68,13 @@ class Job:
 
 @dataclass
 class Watcher:
-    """What a run reports as it goes on.
+    """Callbacks invoked during a run; all default to no-ops.
 
-    `say` gets a line of text, `step` a job, what its step did, and its progress from 0 to 1;
-    `score` a job, the step after which it was validated, and the mean Dice.
+    `step` gets a job, the report of its step, and its progress from 0 to 1; `score` a job, the step
+    after which it was validated, and the mean Dice. Lines of text are logged.
     """
 
-    say: Callable[[str], None]
-    step: Callable[[Job, StepReport, float], None]
+    step: Callable[[Job, StepReport, float], None] = lambda job, report, progress: None
     score: Callable[[Job, int, float], None] = lambda job, step, dice: None
 
 
@@ -122,7 +124,7 @@ class JobRun:
         }
 
     def write_page(self) -> None:
-        """run.html and progress.png of the job, as it is now."""
+        """Write run.html of the job, as it is now."""
         title = self.job.name
         labels_of_models = pseudo_labels(self.recipe, self.out)
         if labels_of_models:
@@ -167,7 +169,7 @@ def train_job(
             trackers = None
             if begins:
                 trackers = written_down.enter_context(
-                    Trackers(run.folder, run.recipe, step, run.watcher.say)
+                    Trackers(run.folder, run.recipe, step)
                 )
             metrics = Metrics(run.folder, step, trackers)
         if workers.count > 1:
@@ -213,7 +215,7 @@ def _first_network(run: JobRun) -> ViewsNet:
     if not run.workers.leads:
         return network
     for view in run.job.views:
-        first = first_weights(run.recipe, stage, view, run.out, run.watcher.say)
+        first = first_weights(run.recipe, stage, view, run.out)
         if first is None:
             continue
         source, source_scheme = first
@@ -227,9 +229,9 @@ def _first_network(run: JobRun) -> ViewsNet:
         )
         if random:
             line += f"; random weights: {', '.join(random)}"
-        run.watcher.say(line)
+        _log.info(line)
         if notice := licence_notice(find_model(stage.start)):
-            run.watcher.say(notice)
+            _log.info(notice)
     return network
 
 
@@ -250,7 +252,7 @@ def _resume(
     if state is None:
         instead = "no sound one is left, the job starts again"
     for problem in problems:
-        run.watcher.say(f"{problem}: {instead}")
+        _log.warning("%s: %s", problem, instead)
     if state is None:
         return
     processes = state.identity["processes"]
@@ -269,7 +271,7 @@ def _resume(
         remedy = "--resume --seconds N does the rest in N seconds"
         raise TrainingError(what, where=run.folder, remedy=remedy)
     trainer.load(state)
-    run.watcher.say(f"{run.job.name}: goes on at step {state.counters.step}")
+    _log.info("%s: goes on at step %d", run.job.name, state.counters.step)
 
 
 @dataclass(eq=False)
@@ -322,9 +324,7 @@ class _JobAtWork:
                 raise
             if trainer.not_compiled and not reported_not_compiled:
                 reported_not_compiled = True
-                self.run.watcher.say(
-                    f"trains without being compiled: {trainer.not_compiled}"
-                )
+                _log.warning("trains without being compiled: %s", trainer.not_compiled)
             self._note(report)
             at_rest = self._save_or_stop(report)
             if at_rest:
@@ -455,7 +455,7 @@ class _JobAtWork:
             self.metrics.add_scores(scores, counters.step)
         means = [score.mean_dice for score in scores.values()]
         mean = float(np.mean(means))
-        run.watcher.say(f"{run.job.name}: step {counters.step}, Dice {mean:.3f}")
+        _log.info("%s: step %d, Dice %.3f", run.job.name, counters.step, mean)
 
         # The mean of no values is NaN: it is never the best.
         is_better = counters.best is None or mean > counters.best

@@ -1,11 +1,7 @@
-"""A training starts here: in this process, or in several that train as one.
+"""Start of a training: in this process, or in several that torchrun starts.
 
-Several are started by torchrun on any number of machines, or from here, by torchrun's agent in this
-process. The one of rank 0 leads, writes and reports.
-
-The death of a process ends the others, too, and all start again from the last state, some times
-over. An error that would come again ends them all: the process that has it writes it down, so that
-no process of this machine is started for it once more.
+torchrun is started by hand, on any number of machines, or as its agent within this process
+(`--nproc`). The process of rank 0 leads: it alone writes and reports.
 """
 
 from __future__ import annotations
@@ -15,22 +11,19 @@ import multiprocessing
 import os
 import pickle
 import re
-import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from torch import distributed
 
-from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.jobs.pool import pickled
-from trinat.pipelines.jobs.process import cpu_count, prepare_process, stop_signals
+from trinat.pipelines.jobs.process import cpu_count, prepare_process
 from trinat.pipelines.train.job import Watcher
+from trinat.pipelines.train.progress import training_progress
 from trinat.pipelines.train.run import find_device, train_runs
 from trinat.pipelines.train.settings import TrainSettings
 from trinat.segmentation.errors import ConfigError, DeviceError, TrainingError
@@ -43,32 +36,27 @@ from trinat.segmentation.training.workers import Workers
 # Opens a watcher, which gets the reports of the training.
 Watching = Callable[[], AbstractContextManager[Watcher]]
 
-# How often processes are started again after one has died.
-_RESTARTS = 3
-# What torchrun sets in the environment of a process: its place among all processes, and among
-# those of its machine.
+# The variables that torchrun sets: the place of a process among all processes, and among those of
+# its machine.
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-# The file of the error that ends all processes of a machine: in the folder that torch keeps for
-# them, for all of their restarts.
-_VERDICT = "verdict"
-# A dead process is noticed at once. One that hangs in a step, as a network or a driver may, is
-# given up after minutes; while the leader validates whole scans, the others wait for hours.
-_PATIENCE_STEP = timedelta(minutes=15)
-_PATIENCE_LEADER = timedelta(hours=6)
-# Processes that have views apart wait until another's view is done.
-_PATIENCE_APART = timedelta(days=365)
+_STOP_SIGNALS = "SIGTERM,SIGINT,SIGUSR1,SIGALRM"
+# A dead process is noticed at once. A process that hangs in a step, as a network or a driver may,
+# is given up after minutes; while the leader validates whole scans, the others wait for hours.
+_STEP_TIMEOUT = timedelta(minutes=15)
+_LEADER_TIMEOUT = timedelta(hours=6)
+# Processes that train different views wait for each other between stages.
+_APART_TIMEOUT = timedelta(days=365)
 # "[/.../gloo/transport/tcp/pair.cc:537] Read error ..."
-_OF_GLOO = re.compile(r"/gloo/transport/\S+:\d+\]|Connection closed by peer")
-_SILENT = Watcher(say=lambda line: None, step=lambda job, report, progress: None)
+_GLOO_ERROR = re.compile(r"/gloo/transport/\S+:\d+\]|Connection closed by peer")
 
 
 @dataclass(frozen=True)
 class _Request:
-    """What a training is asked for: the same for each process that takes part in it.
+    """A training as all of its processes are asked for it.
 
     `recipes` has the folder of each run with its recipe. `device` may name several, as
     "cuda:0,cuda:1": each then trains jobs of its own. `watching` is opened in the process that
-    leads; for several processes it must be picklable.
+    leads. The error that ends the training is pickled to `error_file`, if there is one.
     """
 
     recipes: Mapping[Path, Recipe]
@@ -77,16 +65,17 @@ class _Request:
     resume: bool
     seconds: float | None
     device: str
+    error_file: Path | None = None
 
     @property
     def out(self) -> Path:
-        """The folder of the run, or that of all runs."""
+        """The folder of the run, or of all runs."""
         first, *others = self.recipes
         return first.parent if others else first
 
     @property
     def devices(self) -> list[str]:
-        """The devices by name, one or several."""
+        """The names of the devices, one or several."""
         return self.device.split(",")
 
     @property
@@ -100,12 +89,12 @@ def launch(
     watching: Watching,
     asked: TrainSettings,
 ) -> list[Path]:
-    """Train runs as they are asked for; returns the folders of their models.
+    """Train runs as requested; return the folders of their models.
 
     `recipes` has the folder of each run with its recipe. `watching` is opened in the process that
     leads; for several processes it must be picklable. A process that torchrun has started trains
-    together with the others. ConfigError for a view that does not exist, and for numbers of
-    processes and devices that do not fit each other.
+    together with the others. ConfigError for an unknown view, and for numbers of processes and
+    devices that contradict each other.
     """
     known = {each.value: each for each in View}
     views = None
@@ -126,10 +115,9 @@ def launch(
         if count > 1:
             remedy = "leave --nproc out, and give one device"
             raise ConfigError("torchrun has started the processes", remedy=remedy)
-        restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        return _take_part(request, restarts)
+        return _train_together(request)
     if count > 1:
-        return _run_agent(request, count)
+        return _run_processes(request, count)
     prepare_process()
     with watching() as watcher:
         return train_runs(
@@ -142,121 +130,96 @@ def launch(
         )
 
 
-def _run_agent(request: _Request, processes: int) -> list[Path]:
-    """Train in this number of processes; returns the folders of the models.
+def _run_processes(request: _Request, count: int) -> list[Path]:
+    """Train in `count` processes of this machine; return the folders of the models.
 
-    Raises the error that a process has written down, or TrainingError after too many deaths.
-    Signals to this process stop all, once they have saved.
+    Raise the error of a process, or TrainingError if a process died. torchrun passes a signal to
+    this process on to the others, which save their state and end.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     # A device that cannot be used is refused before any process starts.
-    for local_rank in range(processes):
-        find_device(_own_device(request, local_rank, processes))
-    # Without a lock, which a killed process could take with it.
-    stop = RawValue("b", 0)
-
-    def stop_all() -> None:
-        """All processes see this: they save and end."""
-        stop.value = 1
-
-    # torchrun reports each death in forty lines; one line of ours is enough.
-    logging.disable()
-    try:
-        with TemporaryDirectory(prefix="trinat-") as folder, stop_signals(stop_all):
-            config = LaunchConfig(
-                min_nodes=1,
-                max_nodes=1,
-                nproc_per_node=processes,
-                run_id="trinat",
-                rdzv_backend="c10d",
-                rdzv_endpoint="localhost:0",
-                local_addr="localhost",
-                # Its restarts follow errors, and what a signal has stopped, too.
-                max_restarts=0,
-                # Other signals are handled here: torchrun kills its processes after thirty seconds.
-                signals_to_handle="SIGQUIT",
-                logs_specs=DefaultLogsSpecs(log_dir=folder),
-            )
+    for local_rank in range(count):
+        find_device(_own_device(request, local_rank, count))
+    _silence_torchrun()
+    with TemporaryDirectory(prefix="trinat-") as folder:
+        error_file = Path(folder) / "error"
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=count,
+            run_id="trinat",
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="localhost",
+            max_restarts=0,
+            signals_to_handle=_STOP_SIGNALS,
+            # A step on a processor may take longer than the default of thirty seconds.
+            shutdown_timeout=int(_STEP_TIMEOUT.total_seconds()),
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
+        )
+        try:
             start = elastic_launch(config, _work)
-            for restarts in range(_RESTARTS + 1):
-                began = time.monotonic()
-                try:
-                    models_of_rank: dict[int, list[Path]] = start(
-                        request, restarts, stop
-                    )
-                    return models_of_rank[0]
-                except ChildFailedError as error:
-                    for verdict in Path(folder).glob(f"*/{_VERDICT}"):
-                        raise pickle.loads(verdict.read_bytes()) from None
-                    rank, failure = error.get_first_failure()
-                    how_it_died = failure.signal_name()
-                if request.seconds:
-                    left_s = request.seconds - (time.monotonic() - began)
-                    request = replace(request, seconds=max(1.0, left_s))
-    finally:
-        logging.disable(logging.NOTSET)
-    what = f"process {rank} died {_RESTARTS + 1} times, the last time of {how_it_died}"
+            models_of_rank: dict[int, list[Path]] = start(
+                replace(request, error_file=error_file)
+            )
+            return models_of_rank[0]
+        except (ChildFailedError, SignalException) as error:
+            if error_file.is_file():
+                raise pickle.loads(error_file.read_bytes()) from None
+            what = "stopped by a signal"
+            if isinstance(error, ChildFailedError):
+                rank, failure = error.get_first_failure()
+                what = f"process {rank} died of {failure.signal_name()}"
     remedy = "the same command with --resume goes on from the last state"
     raise TrainingError(what, where=request.out, remedy=remedy)
 
 
-def _work(request: _Request, restarts: int, stop: Any) -> list[Path]:
-    """What each process does; `stop` is a value that all share, not 0 once they are to stop."""
+def _silence_torchrun() -> None:
+    """Drop the log of torchrun: forty lines about each error, where one line of ours is enough."""
+    logger = logging.getLogger("torch.distributed")
+    logger.addHandler(logging.NullHandler())
+    logger.propagate = False
 
-    def should_stop() -> bool:
-        return bool(stop.value)
 
-    logging.disable()
-    models = _take_part(request, restarts, should_stop)
+def _work(request: _Request) -> list[Path]:
+    """Train as one of the processes of `_run_processes`."""
+    _silence_torchrun()
+    models = _train_together(request)
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
-        # Killed, which stopped this process, too: there is nobody to return the result to.
+        # A killed parent cannot take the result, and torch would wait for it forever.
         os._exit(0)
     return models
 
 
-def _take_part(
-    request: _Request,
-    restarts: int,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> list[Path]:
-    """Train as one of several processes; returns the folders of the models.
+def _train_together(request: _Request) -> list[Path]:
+    """Train as one of several processes; return the folders of the models.
 
-    `restarts` says how often all were started again. An error that a restart would repeat is
-    written down and raised. The death of another process is none of these: TrainingError.
+    TrainingError if another process has died.
     """
-    # .../attempt_0/RANK/error.json is torch's own, and of this attempt alone. There is no folder
-    # for those of a machine where torchrun names none.
-    verdict = None
-    above = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parents
-    if len(above) > 2:
-        verdict = above[2] / _VERDICT
-    if restarts and verdict is not None and verdict.is_file():
-        # The process with the error has printed it. torchrun restarts after any error.
-        raise SystemExit(Exit.ALL_FAILED)
     try:
-        return _train_together(request, restarts, should_stop)
+        return _join_and_train(request)
     except Exception as error:
-        # gloo has no type of its own for the death of another process.
-        of_gloo = isinstance(error, RuntimeError) and _OF_GLOO.search(str(error))
-        if of_gloo or isinstance(error, distributed.DistError):
+        # gloo has no error class of its own for the death of another process.
+        is_of_gloo = isinstance(error, RuntimeError) and _GLOO_ERROR.search(str(error))
+        if is_of_gloo or isinstance(error, distributed.DistError):
             remedy = (
-                "torchrun says which; with --max-restarts all go on from the last state"
+                "torchrun says which; the same command with --resume goes on from the "
+                "last state"
             )
             raise TrainingError(
                 "another process has died", where=request.out, remedy=remedy
             ) from error
-        if verdict is not None:
-            write_whole(verdict, pickled(error))
+        if request.error_file is not None:
+            write_whole(request.error_file, pickled(error))
         raise
 
 
-def _train_together(
-    request: _Request, restarts: int, should_stop: Callable[[], bool]
-) -> list[Path]:
+def _join_and_train(request: _Request) -> list[Path]:
     """Join the other processes and train; the leader alone writes and reports."""
     rank, count, local_rank, local_count = (
         int(os.environ[name]) for name in _TORCHRUN_VARIABLES
@@ -270,18 +233,16 @@ def _train_together(
         use_gpu(device)
         if not request.is_apart:
             backend = "nccl"
-    step = leader = _PATIENCE_APART
+    step = leader = _APART_TIMEOUT
     if not request.is_apart:
-        step = _PATIENCE_STEP
-        leader = _PATIENCE_LEADER
+        step = _STEP_TIMEOUT
+        leader = _LEADER_TIMEOUT
     # Waits until all processes are there.
     distributed.init_process_group(backend, timeout=step)
     patient = distributed.new_group(backend="gloo", timeout=leader)
     workers = Workers(rank, count, patient)
-    # torchrun counts restarts by machine: the leader's machine may have had none.
-    restarts = int(workers.largest(restarts))
 
-    watching: AbstractContextManager[Watcher] = nullcontext(_SILENT)
+    watching: AbstractContextManager[Watcher] = training_progress(quiet=True)
     if workers.leads:
         watching = request.watching()
     elif request.is_apart:
@@ -289,27 +250,22 @@ def _train_together(
         os.environ["TTY_COMPATIBLE"] = "0"
         watching = request.watching()
     with watching as watcher:
-        if restarts:
-            watcher.say(
-                f"a process died: all go on from the last state (restart {restarts})"
-            )
         models = train_runs(
             request.recipes,
             watcher,
             views=request.views,
-            resume=request.resume or restarts > 0,
+            resume=request.resume,
             seconds=request.seconds,
             device=device,
             workers=workers,
             apart=request.is_apart,
-            should_stop=should_stop,
         )
     distributed.destroy_process_group()
     return models
 
 
 def _own_device(request: _Request, local_rank: int, local_count: int) -> str:
-    """The device of one of a machine's processes; refused where there are not enough."""
+    """Return the device of a process of this machine; raise if there are too few devices."""
     if request.is_apart:
         return request.devices[local_rank]
     device = request.device

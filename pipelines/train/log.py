@@ -16,9 +16,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
@@ -39,6 +40,8 @@ from trinat.segmentation.space.views import View
 from trinat.segmentation.training.config import Recipe, Service
 from trinat.segmentation.training.loop import StepReport
 from trinat.segmentation.training.validation import Scores
+
+_log = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.csv"
 VALIDATIONS_FILE = "validations.csv"
@@ -343,19 +346,17 @@ class Trackers:
         folder: Path,
         recipe: Recipe,
         step: int,
-        say: Callable[[str], None],
     ) -> None:
-        """`step` is the one that the job goes on from; `say` gets a line where a service fails.
+        """`step` is the one that the job goes on from. A service that fails is logged.
 
         ConfigError where a service is not installed, or refuses to begin.
         """
-        self._say = say
         self._open: dict[Service, Tracker] = {}
         runs: dict[str, str] = {}
         path = folder / _RUNS
         if path.is_file():
             runs = json.loads(read_text(path))
-        for service in services_of(recipe):
+        for service in recipe.tracking:
             try:
                 tracker = _begin(service, folder, recipe, step, runs.get(service))
             except ImportError:
@@ -383,8 +384,10 @@ class Trackers:
             except Exception as error:
                 # Hours of training are worth more than their curves at a service.
                 del self._open[service]
-                self._say(
-                    f"{service} gets no more curves: {_first_line(error)}; the training goes on"
+                _log.warning(
+                    "%s gets no more curves: %s; the training goes on",
+                    service,
+                    _first_line(error),
                 )
 
     def __enter__(self) -> Self:
@@ -405,15 +408,7 @@ class Trackers:
             try:
                 tracker.close(end)
             except Exception as refusal:
-                self._say(f"{service}: {_first_line(refusal)}")
-
-
-def services_of(recipe: Recipe) -> Sequence[Service]:
-    """The services that a recipe names; `events` is its older word for TensorBoard."""
-    services = list(recipe.tracking)
-    if recipe.events and "tensorboard" not in services:
-        services.insert(0, "tensorboard")
-    return services
+                _log.warning("%s: %s", service, _first_line(refusal))
 
 
 def _begin(

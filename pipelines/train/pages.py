@@ -21,7 +21,6 @@ from trinat.pipelines.report.page import (
     Columns,
     Table,
     render,
-    short_name,
     table,
 )
 from trinat.pipelines.train.log import (
@@ -56,30 +55,22 @@ _COLUMNS: Columns = [
 
 _WIDTH_IN = 8.6
 _CURVE_IN = 2.2  # the height of a panel of curves
-_NAME_IN = 0.14  # the height of a structure's name
-_BESIDE_NAMES_IN = 0.7  # above and below the names of a panel
 # Validation has curves of their own; the titles of their panels.
 _VALIDATED = {"dice": "mean validation Dice", "iou": "mean validation IoU"}
 _WITH_LEGEND = ("loss", "dice")
 # Steps are marked on curves of fewer than this.
 _FEW_STEPS = 30
-# As many steps as can be read below a panel.
-_MOST_STEP_LABELS = 6
 
 
 def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
-    """progress.png and run.html of one job, as it is now.
+    """Write run.html of one job, as it is now.
 
-    The page has the curves, and once there is a validation also each structure's scores through
-    time, the last scores as a table, and the pictures of examples.
+    The page has the curves, and once there is a validation also the last scores of each structure
+    as a table, and the pictures of examples.
     """
-    curves = draw_curves([("", read_curves(job))])
-    write_whole(job / "progress.png", curves.png)
-    plots = [curves]
     tables = []
     scores = read_rows(job / VALIDATIONS_FILE)
     if scores:
-        plots.append(_draw_structures(scores))
         tables.append(_last_scores(scores))
     examples = []
     for path in sorted((job / "examples").glob("*.png")):
@@ -89,7 +80,7 @@ def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
         job / "run.html",
         title=title,
         lead=f"One job of a training, as it is now. Label scheme: {scheme.name}.",
-        plots=plots,
+        plots=[draw_curves([("", read_curves(job))])],
         tables=tables,
         examples=examples,
     )
@@ -219,48 +210,6 @@ def _draw_panel(axis: Any, panel: str, runs: Sequence[NamedCurves]) -> None:
     # Rate and IoU have the colours of loss and Dice.
     if has_legend and panel in _WITH_LEGEND:
         axis.legend(fontsize="small", frameon=False)
-
-
-def _draw_structures(scores: Sequence[Mapping[str, str]]) -> Drawing:
-    """Dice and IoU of each structure at each validation, a row of panels a view."""
-    import pandas as pd
-
-    frame = pd.DataFrame(scores)
-    views = list(frame["view"].unique())
-    structures = frame.groupby("view")["structure"].nunique()
-    most = int(structures.max())
-    row_in = _NAME_IN * most + _BESIDE_NAMES_IN
-    height_in = row_in * len(views)
-    with canvas(_WIDTH_IN, height_in, len(views), 2) as (figure, axes):
-        rows = axes.reshape(-1, 2)
-        for view, (dice_axis, iou_axis) in zip(views, rows, strict=True):
-            of_view = frame[frame["view"] == view]
-            _draw_heat_map(dice_axis, of_view, "dice", f"Dice, {view}")
-            _draw_heat_map(iou_axis, of_view, "iou", f"IoU, {view}")
-    return Drawing(
-        "structures",
-        figure,
-        "Dice and IoU of each structure through time",
-        caption="Dice and IoU of each structure through time, from 0 (dark) to 1 (bright).",
-        narrow=Narrow(abreast=1, row_in=row_in),
-    )
-
-
-def _draw_heat_map(axis: Any, frame: Any, metric: str, title: str) -> None:
-    """A score of each structure (rows) at each validation (columns); `frame` is of one view."""
-    names = list(frame["structure"].unique())
-    steps = list(frame["step"].unique())
-    table = frame.pivot_table(metric, "structure", "step", aggfunc="last")
-    table = table.reindex(index=names, columns=steps).astype(float)
-    axis.imshow(table, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-    axis.set_title(title)
-    short_names = [short_name(name) for name in names]
-    axis.set_yticks(range(len(names)), short_names)
-    axis.tick_params(axis="y", length=0, labelsize=7)
-    every = -(-len(steps) // _MOST_STEP_LABELS)  # rounded up
-    labelled = range(0, len(steps), every)
-    axis.set_xticks(labelled, [steps[place] for place in labelled])
-    axis.set_xlabel("step")
 
 
 @dataclass(frozen=True)

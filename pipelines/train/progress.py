@@ -1,4 +1,4 @@
-"""What a training shows as it goes on, on a terminal or in a log file."""
+"""Progress of a training, on a terminal or in a log file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from trinat.pipelines.jobs.progress import LINE_S, MINUTE_S, Progress, progress
+from trinat.pipelines.jobs.progress import (
+    LINE_S,
+    MINUTE_S,
+    Progress,
+    log_lines,
+    progress,
+)
 
 if TYPE_CHECKING:
     from trinat.pipelines.train.job import Job, Watcher
@@ -19,11 +25,11 @@ if TYPE_CHECKING:
 def training_progress(
     quiet: bool, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Watcher]:
-    """A watcher that shows epoch, loss, rate and slices a second: every epoch, every minute."""
+    """Show epoch, loss, rate and slices a second, every epoch or minute, and what is logged."""
     from trinat.pipelines.train.job import Watcher
 
-    with progress(quiet, clock=clock) as shown:
-        yield Watcher(say=shown.say, step=_StepDisplay(shown).step)
+    with progress(quiet, clock=clock) as shown, log_lines(quiet):
+        yield Watcher(step=_StepDisplay(shown).step)
 
 
 class _StepDisplay:

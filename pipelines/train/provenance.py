@@ -31,11 +31,6 @@ from trinat.segmentation.models.zoo import MODEL_FILE, find_model
 from trinat.segmentation.training.config import StageConfig, StoreConfig
 
 PROVENANCE = "provenance.json"
-CARD = "MODEL_CARD.md"
-# The first line of a card that may be written anew: a card by hand stays.
-_BY_TRINAT = (
-    "<!-- Written by trinat train. Without this line the file is yours, and stays. -->"
-)
 _CODE = Path(__file__).resolve().parents[2]
 
 
@@ -122,24 +117,6 @@ def origins(model: Path) -> list[str]:
     if not jobs:
         lines.append("jobs: not written down")
     return lines
-
-
-def card_by_hand(model: Path) -> str:
-    """The text of a model's card that somebody wrote; empty where there is none."""
-    path = model / CARD
-    text = read_text(path) if path.is_file() else ""
-    return "" if text.startswith(_BY_TRINAT) else text
-
-
-def write_card(model: Path, by_hand: str) -> None:
-    """Write a model's card for people: that by hand, where there is one."""
-    facts = "".join(f"    {line}\n" for line in origins(model))
-    card = (
-        f"{_BY_TRINAT}\n\n# {read_info(model).name}\n\nFor research, not for diagnosis. Scores on "
-        "scans that it was not trained on, and its known errors, are to be written here.\n\n"
-        f"## How it was trained\n\n{facts}"
-    )
-    write_whole(model / CARD, by_hand or card)
 
 
 def commit(code: Path) -> str:

@@ -7,7 +7,8 @@ validated best, or of the last one where nothing was validated.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from trinat.segmentation.space.views import View
 from trinat.segmentation.training.config import Recipe, StageConfig
 from trinat.segmentation.training.network import ViewsNet
 from trinat.segmentation.training.state import State, read_latest, read_state
+
+_log = logging.getLogger(__name__)
 
 # In a job's folder: when it is finished, and the state that validated best.
 DONE = "done.json"
@@ -87,17 +90,16 @@ def trained(
     stages: Sequence[StageConfig],
     view: View,
     out: Path,
-    say: Callable[[str], None],
 ) -> tuple[Network, View]:
     """A view's network after the last of some stages that trained it, and the view it is of.
 
     Its weights are the moving average where the stage has one. A view that none has trained gets
-    another view's network. TrainingError where no view is trained; `say` gets a line for each
-    state that is damaged.
+    another view's network. TrainingError where no view is trained. Each damaged state is
+    logged.
     """
     stage, folder, view = _last_finished(recipe, stages, view, out)
     views = [View(name) for name in folder.name.split("-")]
-    state = _best_or_last(folder, say)
+    state = _best_or_last(folder)
     scheme = load_scheme(recipe.scheme)
     classes = {each: len(scheme.seen_in(each)) for each in views}
     network = ViewsNet(recipe.network, classes)
@@ -113,12 +115,11 @@ def first_weights(
     stage: StageConfig,
     view: View,
     out: Path,
-    say: Callable[[str], None],
 ) -> tuple[Network, LabelScheme] | None:
     """The network that a stage starts a view from, and its classes; None for random weights.
 
     That is the stage's own `start`, a model, or what the stages before left of this view, else
-    of another. `say` gets a line where a later stage starts from random weights after all.
+    of another. It is logged where a later stage starts from random weights after all.
     """
     if stage.start is not None:
         model = load_model(stage.start)
@@ -134,15 +135,17 @@ def first_weights(
     )
     if not trains_view and not has_finished:
         if before:
-            say(
-                f"{stage.name}: {view.value} starts from random weights: no other view is here"
+            _log.info(
+                "%s: %s starts from random weights: no other view is here",
+                stage.name,
+                view.value,
             )
         return None
-    network, other = trained(recipe, before, view, out, say)
+    network, other = trained(recipe, before, view, out)
     return network, load_scheme(recipe.scheme).seen_in(other)
 
 
-def _best_or_last(folder: Path, say: Callable[[str], None]) -> State:
+def _best_or_last(folder: Path) -> State:
     """A finished job's best state, or the last where none was chosen or it is damaged.
 
     TrainingError where no state is sound.
@@ -151,10 +154,10 @@ def _best_or_last(folder: Path, say: Callable[[str], None]) -> State:
         try:
             return read_state(folder / BEST)
         except IntegrityError as error:
-            say(f"{error}: the last state is used instead of the best")
+            _log.warning("%s: the last state is used instead of the best", error)
     state, problems = read_latest(folder)
     for problem in problems:
-        say(f"{problem}: the state before it is used")
+        _log.warning("%s: the state before it is used", problem)
     if state is None:
         raise TrainingError(
             "no sound state is left",
@@ -168,7 +171,6 @@ def save_run(
     recipe: Recipe,
     out: Path,
     model: Path,
-    say: Callable[[str], None],
 ) -> list[str]:
     """Write the model folder of all views that are finished so far; returns their names.
 
@@ -182,7 +184,7 @@ def save_run(
             stage for stage in recipe.stages if view in (stage.views or recipe.views)
         ]
         if stages and _finished(out, stages[-1], view):
-            networks[view] = trained(recipe, stages, view, out, say)[0]
+            networks[view] = trained(recipe, stages, view, out)[0]
     slices_seen = 0
     stages_by_name = {stage.name: stage for stage in recipe.stages}
     for done in out.glob(f"*/*/{DONE}"):
@@ -317,7 +319,7 @@ def _csf_taught(recipe: Recipe, out: Path) -> Csf:
         ]
         found = list(read_data(out).values())
         of_store = found[list(dict.fromkeys(places)).index(data.store.path)]
-        taught.add(of_store.get("csf", "region"))
+        taught.add(of_store["csf"])
     if data.synthetic is not None and data.synthetic.synthesis.learn_fluid:
         taught.add("intracranial")
     elif data.synthetic is not None:

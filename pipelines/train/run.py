@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,9 +30,9 @@ from trinat.pipelines.jobs.lock import refuse_existing, refuse_held, run_lock
 from trinat.pipelines.jobs.process import prepare_training, stop_signals
 from trinat.pipelines.train.clock import TimeLimit
 from trinat.pipelines.train.foresight import (
+    log_duration,
     refuse_missing_inputs,
     refuse_too_large,
-    say_how_long,
 )
 from trinat.pipelines.train.job import (
     IN_ANOTHER_PROCESS,
@@ -40,11 +41,7 @@ from trinat.pipelines.train.job import (
     Watcher,
     train_job,
 )
-from trinat.pipelines.train.provenance import (
-    card_by_hand,
-    write_card,
-    write_provenance,
-)
+from trinat.pipelines.train.provenance import write_provenance
 from trinat.pipelines.train.result import CONFIG, DATA, DONE, read_data, save_run
 from trinat.segmentation import timing
 from trinat.segmentation.data.splits import read_split
@@ -56,7 +53,7 @@ from trinat.segmentation.errors import (
     LockedError,
     TrainingError,
 )
-from trinat.segmentation.io.files import remove_leftovers, write_whole
+from trinat.segmentation.io.files import read_text, remove_leftovers, write_whole
 from trinat.segmentation.models.architectures import PUBLISHED
 from trinat.segmentation.models.checkpoint import read_info
 from trinat.segmentation.models.hardware import choose_device, count_gpus
@@ -71,8 +68,11 @@ from trinat.segmentation.training.config import (
 from trinat.segmentation.training.state import check_identity, has_state
 from trinat.segmentation.training.workers import ALONE, Workers
 
+_log = logging.getLogger(__name__)
+
 # In the folder of a run, and in that of each job.
 _LOCK = ".lock"
+_CARD = "MODEL_CARD.md"
 # What others do while they hold the folder of a run takes seconds.
 _PATIENCE_S = 300.0
 
@@ -238,7 +238,6 @@ def train_runs(
     device: str = "cpu",
     workers: Workers = ALONE,
     apart: bool = False,
-    should_stop: Callable[[], bool] = lambda: False,
 ) -> list[Path]:
     """Train runs, which have a folder each, as `train` does; returns the folders of their models.
 
@@ -246,8 +245,8 @@ def train_runs(
     share each batch, and only the leader writes; or, `apart`, the jobs of all runs are dealt to
     them.
 
-    The runs are saved and end with InterruptedRunError at a signal, once `should_stop` says so, or
-    when their time is over and a job is left.
+    The runs are saved and end with InterruptedRunError at a signal, or when their time is over and
+    a job is left.
     """
     recipe = next(iter(recipes.values()))
     chosen = tuple(view for view in recipe.views if views is None or view in views)
@@ -272,14 +271,14 @@ def train_runs(
         if target.type == "cpu":
             refuse_too_large(recipe, left, together.count)
             if workers.leads and seconds is None:
-                say_how_long(recipe, left, workers.count, watcher.say)
+                log_duration(recipe, left, workers.count)
         limit = None
         if seconds is not None:
             limit = TimeLimit(seconds)
 
         def why_stop() -> str:
-            """What ends the run now: a signal, the caller or the limit of time; else empty."""
-            if signalled.is_set() or should_stop():
+            """Return what ends the run now, a signal or the limit of time; else ""."""
+            if signalled.is_set():
                 return "it got a signal"
             return limit.why_over if limit is not None else ""
 
@@ -287,25 +286,25 @@ def train_runs(
         models = []
         for out, each in recipes.items():
             model = out / "model"
-            saved = workers.share(partial(_save_model, each, out, model, watcher.say))
+            saved = workers.share(partial(_save_model, each, out, model))
             what = f"{model}: {', '.join(saved)} of {each.name}"
             if ended:
                 what += f", ended by {ended}"
-            watcher.say(what)
+            _log.info(what)
             models.append(model)
     return models
 
 
-def _save_model(
-    recipe: Recipe, out: Path, model: Path, say: Callable[[str], None]
-) -> list[str]:
+def _save_model(recipe: Recipe, out: Path, model: Path) -> list[str]:
     """Write the model of a run, one process after another; returns the names of its views."""
     with run_lock(out / _LOCK, patience_s=_PATIENCE_S):
-        # A model is saved as a whole folder.
-        by_hand = card_by_hand(model)
-        saved = save_run(recipe, out, model, say)
+        # A model is saved as a whole folder; a card that somebody wrote stays.
+        card = model / _CARD
+        by_hand = read_text(card) if card.is_file() else ""
+        saved = save_run(recipe, out, model)
         write_provenance(out, model)
-        write_card(model, by_hand)
+        if by_hand:
+            write_whole(card, by_hand)
     return saved
 
 
@@ -377,12 +376,7 @@ def _at_places(known: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
     """
     if len(known) != len(data):
         return known
-    moved = {}
-    for place, found in zip(data, known.values(), strict=True):
-        moved[place] = dict(found)
-        # Older runs did not write down their splits.
-        moved[place].setdefault("split_sha256", data[place]["split_sha256"])
-    return moved
+    return dict(zip(data, known.values(), strict=True))
 
 
 def _remove_unbegun(out: Path, folders: Iterable[str]) -> None:
@@ -430,16 +424,14 @@ def _taken_from(config: StoreConfig) -> dict[str, Any]:
         else:
             untaught.append(set(model.not_predicted))
     split = read_split(config.split).model_dump_json()
-    taken = {
+    return {
         "sha256": hashlib.sha256(files.encode()).hexdigest(),
         "split_sha256": hashlib.sha256(split.encode()).hexdigest(),
         "licences": sorted(licences - {""}),
         "pseudo_labels": store.pseudo_labels(train),
         "not_predicted": sorted(set.intersection(*untaught)),
+        "csf": store.info.csf,
     }
-    if store.info.csf != "region":
-        taken["csf"] = store.info.csf
-    return taken
 
 
 def _left(jobs: Iterable[Job], out: Path) -> list[Job]:

@@ -17,7 +17,7 @@ from attacks.workshop import Done, Running, Try, checked, copy, digests, unchang
 
 # Curves of training: their points are means of about ten seconds, so a run that went on has
 # other ones.
-_CURVES = ("metrics.csv", "progress.png", "run.html")
+_CURVES = ("metrics.csv", "run.html")
 
 # A page tells the days of its results, and a run may last beyond midnight.
 _DAYS = re.compile(rb"\d{4}-\d\d-\d\d(?: to \d{4}-\d\d-\d\d)?")

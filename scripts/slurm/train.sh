@@ -13,10 +13,8 @@
 # Five minutes before the time is up: the state is saved.
 #SBATCH --signal=TERM@300
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=240
-# A restart after a dead process meets in a store of its own (pytorch#135712).
-export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 exec srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node "${SLURM_GPUS_ON_NODE:-1}" \
-    --max-restarts 3 --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d \
+    --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d \
     --rdzv-endpoint "$first:$((20000 + SLURM_JOB_ID % 20000))" \
     -m trinat train "$@" --device cuda --resume

@@ -51,11 +51,7 @@ class AugmentationConfig(BaseModel):
     elastic_spacing: float = Field(default=32.0, ge=4)
 
     # a contrast of the slice's own: brightness follows a curve that is drawn for it
-    contrast: Share = Field(
-        default=0.0,
-        # Not written where it is off: files from before the key have the same bytes.
-        exclude_if=lambda given: not given,
-    )
+    contrast: Share = 0.0
 
     gain: Share = 0.8
     gain_range: _Range = (0.8, 1.25)

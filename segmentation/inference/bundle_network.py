@@ -1,4 +1,4 @@
-"""A trinat model as MONAI bundles use networks: voxels of a scan in, its label map out."""
+"""A trinat model for MONAI bundles: voxels of a scan in, its label map out."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from trinat.segmentation.io.foreign_images import from_monai, to_monai
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.checkpoint import load_model
 
-# Who runs a bundle sees it by the bundle's configs/logging.conf.
+# Shown according to the bundle's configs/logging.conf.
 _log = logging.getLogger("trinat.bundle")
 
 
 class ReadScand:
-    """A transform of MONAI's kind: replaces the path of a scan by its voxels.
+    """MONAI-style transform that replaces the path of a scan by its voxels.
 
-    Reads as `trinat predict` does, with the same checks.
+    It reads as `trinat predict` does, with the same checks.
     """
 
     def __init__(self, keys: str) -> None:
-        """`keys` is the one key of the dictionaries that has the path."""
+        """Store `keys`, the one key with the path."""
         self.key = keys
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        """A copy of `data` with a MetaTensor (1, X, Y, Z) in RAS mm.
+        """Return a copy of `data` with a MetaTensor (1, X, Y, Z) in RAS mm.
 
         Raises what `Volume.read` raises.
         """
@@ -49,19 +49,21 @@ class ReadScand:
 
 
 class WriteLabelsd:
-    """Writes a label map as `trinat predict` does: OUTPUT_DIR/NAME_dseg.nii.gz for scan NAME.
+    """Transform that writes a label map as `trinat predict` does: OUTPUT_DIR/NAME_dseg.nii.gz.
 
-    In place of MONAI's SaveImaged, which cannot write some axis orders.
+    It replaces MONAI's SaveImaged, which cannot write some axis orders.
     """
 
     def __init__(self, keys: str, output_dir: str | Path) -> None:
-        """`keys` is the key of the label map; `output_dir` is made with the first one."""
+        """Store `keys`, the key of the label map; `output_dir` is made with the first map."""
         self.key = keys
         self.folder = Path(output_dir)
         self._scan_of: dict[str, Path] = {}  # by the name of its label map
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        """`data` as it is; its MetaTensor (1, X, Y, Z) knows the file of its scan."""
+        """Write and return `data` unchanged; its MetaTensor (1, X, Y, Z) has the file name of
+        its scan.
+        """
         labels = data[self.key]
         voxels, affine = from_monai(labels)
         scan = Path(labels.meta["filename_or_obj"])
@@ -80,27 +82,27 @@ class WriteLabelsd:
 
 
 class LabelNetwork(nn.Module):
-    """Segments whole scans in their own space: the three networks of a model, fused.
+    """Module that segments whole scans in their own space: the networks of a model, fused.
 
     It is moved by `to(device)`, and computes as `trinat predict` does on that device.
     """
 
     def __init__(self, model: str | Path) -> None:
-        """`model` is a model's folder, or the name of one that comes with trinat."""
+        """Load `model`, a model folder or the name of a shipped model."""
         super().__init__()
         self.model = load_model(model)
-        # Registered, so that the module has parameters, and moves.
+        # Registered, so that the module has parameters and can be moved.
         self.views = nn.ModuleDict(
             {view.value: network for view, network in self.model.networks.items()}
         )
         self._predictors: dict[torch.device, Predictor] = {}
 
     def forward(self, image: Tensor) -> Tensor:
-        """Scans (N, 1, X, Y, Z) to FreeSurfer numbers, float32, of that shape.
+        """Segment scans (N, 1, X, Y, Z) to FreeSurfer numbers, float32, of that shape.
 
-        A MetaTensor says where its voxels are. Those of a plain tensor are taken to be 1 mm long,
-        with axes to the right, to the front and upwards. A MetaTensor gives a MetaTensor with the
-        same meta data.
+        A MetaTensor has its affine. A plain tensor is assumed to have voxels of 1 mm and axes to
+        the right,
+        to the front and upwards. A MetaTensor gives a MetaTensor with the same metadata.
         """
         labels = torch.zeros_like(image, dtype=torch.float32)
         device = image.device
@@ -118,9 +120,9 @@ class LabelNetwork(nn.Module):
 
 
 class ScanEvaluator:
-    """Runs a bundle: each scan of its dataset through the network, one at a time.
+    """Evaluator of a bundle: each scan of its dataset through the network, one at a time.
 
-    In place of `SupervisedEvaluator`, which needs pytorch-ignite, and hides which scan has failed.
+    It replaces `SupervisedEvaluator`, which needs pytorch-ignite and hides which scan has failed.
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class ScanEvaluator:
         device: torch.device,
         postprocessing: Callable[[dict[str, Any]], Any],
     ) -> None:
-        """`dataset` gives dictionaries with `image`; `postprocessing` gets `pred` too."""
+        """Store the dataset of dictionaries with `image`; `postprocessing` gets `pred`, too."""
         self.dataset = dataset
         self.network = network
         self.inferer = inferer
@@ -139,9 +141,9 @@ class ScanEvaluator:
         self.postprocessing = postprocessing
 
     def run(self) -> None:
-        """Segment all scans; the log says which one is at work.
+        """Segment all scans, logging each one.
 
-        InputError where there are none, and what reading a scan raises.
+        Raises an InputError without scans, and the errors of reading a scan.
         """
         count = len(self.dataset)  # type: ignore[arg-type]
         if not count:

@@ -1,7 +1,7 @@
-"""A view's network with its part of the fusion as one module: what runs outside of Python.
+"""Torch modules of a view's network with its part of the fusion, for export as ONNX.
 
-The modules are made of what `Predictor` runs, so that there is one definition of both. They are
-exported as ONNX (`pipelines/site/export.py`), for a browser.
+They consist of the code that `Predictor` runs, so that there is one definition of both.
+`pipelines/site/export.py` exports them for a browser.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trinat.segmentation.space.views import View
 
 
 class ViewGraph(nn.Module):
-    """Slices to what a view adds to the fusion, and to what the view finds by itself."""
+    """Module from slices to a view's contribution to the fusion and its own classes."""
 
     def __init__(self, model: Model, view: View, fusion: ViewAggregator) -> None:
         super().__init__()
@@ -41,11 +41,13 @@ class ViewGraph(nn.Module):
     def forward(
         self, slices: Tensor, before: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Slices (N, C, H, W) and what other views have added, (N, H, W, K), both float32.
+        """Run slices (N, C, H, W), given the sum of other views, (N, H, W, K), both float32.
 
-        Returns what all of them have added with this view, (N, H, W, K), rounded to half precision
-        as the aggregator holds it; this view's own most probable classes, (N, H, W) uint8; and its
-        own probabilities of background and of that class, both (N, H, W).
+        Returns the sum with this view, (N, H, W, K), rounded to half precision as the aggregator
+        holds it;
+        this view's own most probable classes, (N, H, W) uint8; and its own probabilities of
+        background and
+        of that class, both (N, H, W).
         """
         logits = self.network(slices)
         probabilities = logits.permute(0, 2, 3, 1).softmax(-1)
@@ -56,7 +58,7 @@ class ViewGraph(nn.Module):
 
 
 class FusionGraph(nn.Module):
-    """What all views have added, to the fused probabilities with the model's odds."""
+    """Module from the sum of all views to the fused probabilities, with the model's odds."""
 
     def __init__(self, model: Model, fusion: ViewAggregator) -> None:
         super().__init__()
@@ -71,7 +73,7 @@ class FusionGraph(nn.Module):
             self.factors = odds_by_class(model.scheme, odds.class_odds)
 
     def forward(self, added: Tensor) -> Tensor:
-        """What was added, (V, K) float32, to probabilities (V, K) whose sums are 1.
+        """Convert the sum of views, (V, K) float32, to probabilities (V, K) whose sums are 1.
 
         Both are rounded to half precision, and so is each step between.
         """
@@ -88,7 +90,7 @@ class FusionGraph(nn.Module):
 
 
 class PriorGraph(nn.Module):
-    """What a template makes of fused probabilities."""
+    """Module that applies a template to fused probabilities."""
 
     def __init__(self, model: Model, prior: Prior) -> None:
         super().__init__()
@@ -96,13 +98,13 @@ class PriorGraph(nn.Module):
         self.weights = weights_by_class(prior, model.scheme)
 
     def forward(self, shares: Tensor, probabilities: Tensor) -> Tensor:
-        """What the template has, (V, K) of 255, and probabilities (V, K), to probabilities."""
+        """Apply the template's values, (V, K) of 255, to probabilities (V, K)."""
         changed = weighted_by(shares, probabilities, self.weights, self.floor)
         return changed.half().float()
 
 
 def fusion_of(model: Model) -> ViewAggregator:
-    """The fusion of all views of a model, without voxels."""
+    """Return the fusion of all views of a model, without voxels."""
     # The sagittal view comes last.
     views = tuple(view for view in View if view in model.networks)
     weights = model.fusion_weights(views)

@@ -19,7 +19,8 @@ from trinat.segmentation.inference.checks.field import find_cut, on_sphere
 from trinat.segmentation.inference.checks.limits import LIMITS, Limits
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.quality import GradeName, grade_structure
-from trinat.segmentation.labels.label import CSF_GROUP, Side
+from trinat.segmentation.labels import Side
+from trinat.segmentation.labels.label import CSF_GROUP
 from trinat.segmentation.labels.measures import INTRACRANIAL, BrainVolumes, sums_mm3
 from trinat.segmentation.space.background import TISSUE
 from trinat.segmentation.space.morphology import dilated

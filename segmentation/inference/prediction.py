@@ -18,6 +18,7 @@ from torch import Tensor
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.grid import grown, is_empty
 from trinat.segmentation.inference.parcels import Parcels
+from trinat.segmentation.inference.thickness import CortexThickness, measure_cortex
 from trinat.segmentation.inference.uncertainty import Uncertainty, entropy_of
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels import Csf
@@ -163,6 +164,27 @@ class Prediction:
             return None
         values = found.agreement(self.working.data)
         return dict(zip(found.parcellation.names, values.tolist(), strict=True))
+
+    @cached_property
+    def cortex_thickness(self) -> CortexThickness:
+        """Thickness of the cortex and its parcels; LabelError if no parcels were asked for."""
+        grid = self.plan.working
+        return measure_cortex(self.fused, self.scheme, self._parcels_found, grid)
+
+    @cached_property
+    def thickness_map(self) -> Volume:
+        """Thickness in mm at each voxel of cortex in the scan's own space, float32; 0 elsewhere."""
+        found = self.indices
+        thickness = np.zeros(found.shape, np.float32)
+        for cortex in self._parcels_found.parcellation.cortex:
+            assert cortex.side is not None
+            measured = self.cortex_thickness.maps[cortex.side].data
+            # Voxels that were not measured have no part in what is interpolated.
+            summed = self._restored(measured).data
+            share = self._restored((measured > 0).astype(np.float32)).data
+            is_shown = (found.data == cortex.index) & (share > 0)
+            thickness[is_shown] = summed[is_shown] / share[is_shown]
+        return Volume(thickness, found.affine, found.codes)
 
     @property
     def _parcels_found(self) -> Parcels:

@@ -12,6 +12,7 @@ from typing import Literal
 # FreeSurfer's aseg and manual labels, or all fluid inside the skull around the brain, as in label
 # maps for synthesis. The two are never compared with each other.
 Csf = Literal["region", "intracranial"]
+Side = Literal["left", "right"]
 
 # Used if no scheme is named.
 DEFAULT_SCHEME = "quicknat33"

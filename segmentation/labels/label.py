@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
+from trinat.segmentation.labels import Side
 from trinat.segmentation.labels.class_map import MAX_CLASSES
 
 # The group of CSF in a label scheme.
 CSF_GROUP = "csf"
-Side = Literal["left", "right"]
 
 
 @dataclass(frozen=True)

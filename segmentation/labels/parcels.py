@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.segmentation.errors import LabelError
-from trinat.segmentation.labels.label import Label, Side
+from trinat.segmentation.labels import Side
+from trinat.segmentation.labels.label import Label
 from trinat.segmentation.labels.scheme import LabelScheme
 
 # The group of the cortex in a scheme of structures.

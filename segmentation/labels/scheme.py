@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.io.files import read_bytes
-from trinat.segmentation.labels import SHIPPED_SCHEMES
+from trinat.segmentation.labels import SHIPPED_SCHEMES, Side
 from trinat.segmentation.labels.class_map import ClassMap, outer_rim
 from trinat.segmentation.labels.folding import FoldingTable, folding_table
-from trinat.segmentation.labels.label import Label, Side, find_problem
+from trinat.segmentation.labels.label import Label, find_problem
 from trinat.segmentation.space.views import View
 
 __all__ = [

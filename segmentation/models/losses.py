@@ -35,11 +35,7 @@ class LossConfig(BaseModel):
     balance: float = Field(default=1.0, ge=0, le=1)
     # What both parts are means over. weighted: cross entropy over the sum of weights, Dice over the
     # classes of the batch. plain, as in the paper: over pixels, and over all classes.
-    mean: Literal["weighted", "plain"] = Field(
-        default="weighted",
-        # Not written where it is usual: files from before the key have the same bytes.
-        exclude_if=lambda given: given == "weighted",
-    )
+    mean: Literal["weighted", "plain"] = "weighted"
 
 
 class MonaiLoss(BaseModel):

@@ -24,11 +24,8 @@ Service = Literal["tensorboard", "wandb", "mlflow"]
 
 # Keys of a schedule that say how long the stage lasts.
 _LENGTHS = {"steps", "epochs"}
-_BALANCED_SHARE = 0.5
 # Beside the seed of a recipe: the random numbers that draw who validates.
 _VALIDATION_STREAM = 3
-# Settings that older runs wrote to their config.yaml, unused.
-_GONE = ("mlflow", "distillation")
 
 
 class _Config(BaseModel):
@@ -85,13 +82,7 @@ class StoreConfig(_Config):
     augmentation: AugmentationConfig = AugmentationConfig()
     # Share of the draws that are balanced: a structure first, each alike, then one of the slices
     # that show it. The others are a pass: each slice once.
-    balanced_share: float = Field(
-        default=_BALANCED_SHARE,
-        ge=0,
-        le=1,
-        # Not written where it is usual: files from before the key have the same bytes.
-        exclude_if=lambda given: given == _BALANCED_SHARE,
-    )
+    balanced_share: float = Field(default=0.5, ge=0, le=1)
     # Threads that read ahead; 0: nothing is. The default depends on the device.
     # Not part of a run's identity: it may be resumed with another number.
     workers: int | None = Field(default=None, ge=0, le=64, exclude=True)
@@ -137,30 +128,14 @@ class ValidationConfig(_Config):
     patience: int | None = Field(default=None, ge=1)
     # How many persons of the part `validation` (of synthetic scans: heads) are scored, drawn by the
     # recipe's seed, the same at each validation; if not given, all of them.
-    persons: int | None = Field(
-        default=None,
-        ge=1,
-        # Not written where it is usual: files from before the key have the same bytes.
-        exclude_if=lambda given: given is None,
-    )
-    # As recipes said it before: the first scans in their order, in place of `persons`.
-    scans: int | None = Field(default=None, ge=1)
-
-    @model_validator(mode="after")
-    def _one_number(self) -> ValidationConfig:
-        """Who validates is drawn, or the first; not both."""
-        if self.persons is not None and self.scans is not None:
-            raise ValueError("give persons or scans, not both")
-        return self
+    persons: int | None = Field(default=None, ge=1)
 
     def choose(self, persons: Sequence[str], seed: int) -> list[int]:
-        """Which of some scans are scored, by their places in order; `persons` are whose they are.
+        """Choose the scans to score, by their places; `persons` has the person of each scan.
 
         All scans of a person are scored, or none.
         """
         places = range(len(persons))
-        if self.scans is not None:
-            return list(places[: self.scans])
         names = sorted(set(persons))
         if self.persons is None or self.persons >= len(names):
             return list(places)
@@ -192,7 +167,7 @@ class StageConfig(_Config):
     compile: bool = False  # torch.compile, for GPUs
     # On several GPUs norms see the whole batch and not their part of it: 27 synchronisations more
     # in a forward pass, at each of which a compiled network breaks in two.
-    sync_norms: bool = Field(default=False, exclude_if=lambda given: not given)
+    sync_norms: bool = False
     validation: ValidationConfig | None = None  # none: the last weights are kept
     checkpoint_every_steps: int = Field(default=500, ge=1)  # and after each epoch
     max_bad_steps: int = Field(default=20, ge=1)  # in a row, of NaN or infinite loss
@@ -215,16 +190,10 @@ class Recipe(_Config):
     # that tissues have the order of T1. Training shows scans as they are.
     reverse_contrast: bool = False
     # Of a model that learns from stripped scans: the shipped model that strips whole heads for it.
-    stripped_by: Name | None = Field(
-        default=None, exclude_if=lambda given: given is None
-    )
-    events: bool = False  # curves also go to files for TensorBoard
-    # services that get the curves, too; events: true is tensorboard
-    tracking: tuple[Service, ...] = Field(
-        default=(), exclude_if=lambda given: not given
-    )
+    stripped_by: Name | None = None
+    tracking: tuple[Service, ...] = ()  # services that get the curves, too
     # On a GPU, the same bits from the same seed, at some cost; on processors they always are.
-    deterministic: bool = Field(default=False, exclude_if=lambda given: not given)
+    deterministic: bool = False
     stages: tuple[StageConfig, ...] = Field(min_length=1)  # one after the other
 
     @field_validator("views")
@@ -241,7 +210,6 @@ class Recipe(_Config):
         """Keys of a stage in the recipe itself apply to all stages, which may override them."""
         if not isinstance(values, Mapping):
             return values
-        values = _without_gone(values)
         stages = values.get("stages") or [{}]
         if not isinstance(stages, list | tuple):
             return values
@@ -263,7 +231,7 @@ class Recipe(_Config):
         for stage in stages:
             # A stage that is checked stays as it is.
             if not isinstance(stage, StageConfig):
-                stage = _merged(shared, _without_gone(stage))
+                stage = _merged(shared, stage)
             recipe["stages"].append(stage)
         recipe.update(rest)
         return recipe
@@ -287,15 +255,6 @@ class Recipe(_Config):
                     f"stage {stage.name} trains a view that the recipe does not name"
                 )
         return self
-
-
-def _without_gone(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what the config.yaml of older runs says of settings that they did not use."""
-    kept = dict(values)
-    for key in _GONE:
-        if key in kept and kept[key] is None:
-            del kept[key]
-    return kept
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

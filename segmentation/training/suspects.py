@@ -1,4 +1,4 @@
-"""What wrong labels do to a network that knows better: losses, gradients, sides, places, sizes.
+"""Measures of wrong labels by a network that knows better: losses, sides, places, sizes.
 
 `look` asks the network about slices of a view, `summarise` joins the views of a subject, and `rank`
 compares the subjects.
@@ -14,12 +14,11 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.functional import cross_entropy
 
 from trinat.segmentation.labels.scheme import IGNORE
 from trinat.segmentation.metrics.overlap import dice, joint_histogram, side_swap
-from trinat.segmentation.models.base import Classifier, Network
+from trinat.segmentation.models.base import Network
 
 Values = NDArray[np.float64]
 
@@ -27,7 +26,6 @@ Values = NDArray[np.float64]
 MEASURES = {
     "loss": "labels differ everywhere",
     "slice loss": "labels differ in some slices",
-    "gradient": "labels pull the network elsewhere",
     "sides": "left and right are exchanged",
     "shift": "labels lie beside the image",
 }
@@ -49,14 +47,12 @@ _MAD_TO_STD = 1.4826
 class Look(NamedTuple):
     """Slices of one view (N, H, W) as a network sees them, and what their labels cost.
 
-    `loss` (N,) is the mean cross entropy of what is labelled or predicted, `gradient` (N,) the norm
-    of its gradient for the classifier's weights.
+    `loss` (N,) is the mean cross entropy of what is labelled or predicted.
     """
 
     truth: NDArray[np.uint8]
     predicted: NDArray[np.uint8]
     loss: Values
-    gradient: Values
 
 
 class SubjectSummary(NamedTuple):
@@ -79,53 +75,26 @@ class SubjectSummary(NamedTuple):
         return np.asarray(self.halves.sum(0))
 
 
+@torch.no_grad()
 def look(network: Network, slices: Tensor, truth: Tensor) -> Look:
-    """Slices (N, C, H, W) and their classes (N, H, W); what is IGNORE costs nothing.
+    """Look at slices (N, C, H, W) and their classes (N, H, W); what is IGNORE costs nothing.
 
-    In what is returned, IGNORE is background in labels and prediction.
+    In what is returned, IGNORE is background in labels and prediction. Only pixels count that are
+    labelled or predicted as a structure; background that is seen as such would outweigh all else.
     """
-    classifier = network.classifier
-    with torch.no_grad():
-        features = network.features(slices)
-    weights = {name: value.detach() for name, value in classifier.named_parameters()}
-    loss_and_gradient = grad_and_value(_loss, has_aux=True)
-    per_slice = vmap(loss_and_gradient, in_dims=(None, None, 0, 0))
-    gradients, (loss, predicted) = per_slice(
-        weights, classifier, features, truth.long()
-    )
-    squares = [part.flatten(1).square().sum(1) for part in gradients.values()]
-    norm = sum(squares).sqrt()
-    truth = truth.cpu()
+    rows, columns = truth.shape[1:]
+    logits = network(slices)[..., :rows, :columns].float()
+    predicted = logits.argmax(1)
+    costs = cross_entropy(logits, truth.long(), ignore_index=IGNORE, reduction="none")
     known = truth != IGNORE
+    counted = known & ((truth > 0) | (predicted > 0))
+    number = counted.sum((1, 2)).clamp(min=1)
+    loss = (costs * counted).sum((1, 2)) / number
     return Look(
-        truth=(truth * known).numpy().astype(np.uint8),
-        predicted=(predicted.cpu() * known).numpy().astype(np.uint8),
+        truth=(truth * known).cpu().numpy().astype(np.uint8),
+        predicted=(predicted * known).cpu().numpy().astype(np.uint8),
         loss=loss.double().cpu().numpy(),
-        gradient=norm.double().cpu().numpy(),
     )
-
-
-def _loss(
-    weights: Mapping[str, Tensor],
-    classifier: Classifier,
-    features: Tensor,
-    truth: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Mean cross entropy of one slice, a scalar, and its predicted classes (H, W).
-
-    Only pixels count that are labelled or predicted as a structure; background that is seen as such
-    would outweigh all else.
-    """
-    rows, columns = truth.shape
-    found = functional_call(classifier, dict(weights), (features[None],))
-    logits = found[..., :rows, :columns].float()
-    predicted = logits.argmax(1)[0]
-    costs = cross_entropy(logits, truth[None], ignore_index=IGNORE, reduction="none")
-    is_structure = (truth > 0) | (predicted > 0)
-    counted = (truth != IGNORE) & is_structure
-    total = (costs[0] * counted).sum()
-    number = counted.sum().clamp(min=1)
-    return total / number, predicted
 
 
 def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> SubjectSummary:
@@ -142,14 +111,12 @@ def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> SubjectSumm
             counts += joint_histogram(truth, view.predicted[half::2], classes)
     losses: list[Values] = []
     of_slices: list[Values] = []
-    gradients: list[Values] = []
     for view in views:
         # How many voxels of each slice are labelled or predicted as a structure.
         voxels = ((view.truth > 0) | (view.predicted > 0)).sum((1, 2))
         is_sure = voxels >= _FEWEST
         losses.append(view.loss * is_sure)
         of_slices.append(view.loss * _weights(voxels))
-        gradients.append(view.gradient * is_sure)
     # How far left and right are exchanged, over the structures with a side that are there.
     swapped = side_swap(halves.sum(0), partners)
     exchanged = 0.0
@@ -158,7 +125,6 @@ def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> SubjectSumm
     measures = {
         "loss": float(np.concatenate(losses).mean()),
         "slice loss": float(np.concatenate(of_slices).max()),
-        "gradient": float(np.concatenate(gradients).mean()),
         "sides": exchanged,
         "shift": max(_shift(view, classes) for view in views),
     }

@@ -70,7 +70,6 @@ def recipe_of(store: Path, workers: int) -> Recipe:
 
 def at_step(number: int, act: Callable[[], None] = lambda: None) -> Watcher:
     return Watcher(
-        lambda line: None,
         lambda job, report, p: act() if report.step == number else None,
     )
 

@@ -240,23 +240,21 @@ def test_out_of_memory_says_which_batch_to_try(maps) -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_view_is_trained_within_its_time(
-    maps, tmp_path: Path, compiled: bool
+    maps, tmp_path: Path, compiled: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     maps.save(tmp_path / "heads.npz")
     settings = (
         f"data.synthetic.heads={tmp_path / 'heads.npz'}",
         f"compile={compiled}".lower(),
     )
-    recipe, said = read_recipe("quicknat", (*SETTINGS, *settings)), list[str]()
-    watcher = Watcher(said.append, lambda *_: None)
-    train(
-        recipe, tmp_path / "run", watcher, views=[View.AXIAL], seconds=15, device=CUDA
-    )
+    recipe = read_recipe("quicknat", (*SETTINGS, *settings))
+    run = tmp_path / "run"
+    train(recipe, run, Watcher(), views=[View.AXIAL], seconds=15, device=CUDA)
     counters = json.loads((tmp_path / "run/train/axial/done.json").read_text())
     assert counters["step"] > 10
     assert counters["share"] == 1
     # Where its compiler does not work, it says so; here it should.
-    assert not [line for line in said if "without being compiled" in line]
+    assert not [line for line in caplog.messages if "without being compiled" in line]
 
 
 def recipe_on_store(folder: Path, *settings: str) -> Recipe:
@@ -318,7 +316,7 @@ def test_a_step_on_a_store_waits_for_its_loss_alone(tmp_path: Path) -> None:
 def test_a_run_on_a_store_is_validated_and_resumed_to_the_bit(tmp_path: Path) -> None:
     """With the switch for determinism, and fused AdamW whose state comes from a file."""
     recipe = recipe_on_store(tmp_path / "store", "deterministic=true")
-    silent = Watcher(lambda line: None, lambda *given: None)
+    silent = Watcher()
     train(recipe, tmp_path / "straight", silent, device=CUDA)
     seen = 0
 
@@ -328,7 +326,7 @@ def test_a_run_on_a_store_is_validated_and_resumed_to_the_bit(tmp_path: Path) ->
         if seen == 9:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    stopping = Watcher(lambda line: None, stop)
+    stopping = Watcher(stop)
     with pytest.raises(InterruptedRunError):
         train(recipe, tmp_path / "broken", stopping, device=CUDA)
     train(recipe, tmp_path / "broken", silent, device=CUDA, resume=True)
@@ -347,7 +345,7 @@ def test_gpus_train_as_one_by_nccl(tmp_path: Path, sync_norms: str) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU")
     recipe = recipe_on_store(tmp_path / "store", f"sync_norms={sync_norms}")
-    watcher = partial(nullcontext, Watcher(print, print))
+    watcher = partial(nullcontext, Watcher(print))
     asked = TrainSettings(devices=(CUDA,), processes=2)
     launch({tmp_path / "run": recipe}, watcher, asked)
     done = json.loads((tmp_path / "run/train/coronal/done.json").read_text())

@@ -59,7 +59,7 @@ RECIPE = {
     "batch": 8,
     "precision": "float32",
     "ema": 0.8,
-    "validation": {"scans": 1},
+    "validation": {"persons": 1},
 }
 
 

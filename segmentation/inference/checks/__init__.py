@@ -1,1 +1,1 @@
-"""What can be known of a segmentation without a truth: a function a check, a table of limits."""
+"""Checks of a segmentation without a reference: one function per check, one table of limits."""

@@ -1,4 +1,4 @@
-"""Whether the labels are those of one whole brain: its size, its pieces, its sides, its borders."""
+"""Checks of the labels as one whole brain: size, components, symmetry, surroundings."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from trinat.segmentation.inference.checks.limits import Limits
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.space.morphology import dilated, largest_part
 
-# The layer around the brain, in voxels of 1 mm, that is compared with cortex. The one below it is
-# partly brain.
+# The layer around the brain, in voxels of 1 mm, that is compared with cortex. The layer inside of
+# it is partly brain.
 _LAYER_FROM = 1
 _LAYER_TO = 2
-# Shares of the brightness of cortex, between which something is like cortex.
+# Range of brightness, relative to cortex, that counts as like cortex.
 _DARKEST = 0.8
 _BRIGHTEST = 1.3
 
 
 def check_brain_size(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """A brain that is too small or too large: half a head, no head, or a wrong size of voxels."""
+    """Check the size of the brain: half a head, no head, or a wrong voxel size."""
     brain = total_brain_mm3(evidence.scheme, evidence.volumes_mm3)
     text = f"brain of {brain / 1e3:.0f} ml"
     return [
@@ -40,20 +40,20 @@ def check_brain_size(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def total_brain_mm3(scheme: LabelScheme, volumes_mm3: Mapping[str, float]) -> float:
-    """All tissue: every structure but ventricles and other fluid."""
+    """Return the volume of all tissue: every structure but ventricles and other fluid."""
     tissue = [label.name for label in scheme.labels if label.group not in NO_TISSUE]
     return sum(volumes_mm3.get(name, 0.0) for name in tissue)
 
 
 def check_resolution(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Small structures are lost between thick slices."""
+    """Check the voxel size: small structures are lost between thick slices."""
     spacing = max(evidence.scan.spacing_mm)
     reason = f"voxels are {spacing:.1f} mm apart: small structures come out wrong"
     return above(spacing, limits.spacing_mm, reason)
 
 
 def check_missing(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Structures that the model knows and did not find."""
+    """Check for predicted structures that were not found."""
     absent = [name for name, volume in evidence.volumes_mm3.items() if volume == 0]
     if len(absent) < limits.missing[0]:
         return []
@@ -62,10 +62,9 @@ def check_missing(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def check_pieces(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Tissue that no face of a voxel joins to the largest piece of tissue.
+    """Check for tissue that is not face-connected to the largest component of tissue.
 
-    It lies in the face, scalp or neck. The reason names the structures that have 100 mm³ or more
-    there.
+    It lies in the face, scalp or neck. The reason names the structures with 100 mm³ or more there.
     """
     apart = find_apart(evidence)
     volume = float(apart.sum())
@@ -84,7 +83,7 @@ def check_pieces(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def find_apart(evidence: Evidence) -> NDArray[np.intp]:
-    """Voxels (mm³) of each class apart from the largest piece of tissue, (K,)."""
+    """Return the voxels (mm³) of each class outside of the largest component of tissue, (K,)."""
     classes = evidence.indices.data
     is_fluid = np.array([label.group in NO_TISSUE for label in evidence.scheme.labels])
     tissue = ~is_fluid[classes]
@@ -93,9 +92,9 @@ def find_apart(evidence: Evidence) -> NDArray[np.intp]:
 
 
 def check_symmetry(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """The smaller side of all tissue, of the larger.
+    """Check the ratio of the smaller to the larger side of all tissue.
 
-    Nothing is found if neither side has tissue, as other checks say that nothing was found.
+    There is no finding if neither side has tissue; other checks report that.
     """
     tissue = {"left": 0.0, "right": 0.0}
     for label in evidence.scheme.labels:
@@ -108,15 +107,15 @@ def check_symmetry(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def check_sides(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Each structure that is much smaller than its partner on the other side.
+    """Check for structures that are much smaller than their partner on the other side.
 
-    Pairs of which one side has no volume at all, as those that the model does not predict, are
-    passed over; so are small ones, whose ratio says little.
+    Pairs with an empty side are skipped (another check reports these, and a model may not predict
+    them), as are small ones, whose ratio is unreliable.
     """
     volumes = evidence.volumes_mm3
     findings = []
     for label in evidence.scheme.labels:
-        # Each pair once.
+        # Visit each pair once.
         if label.partner is None or label.partner < label.index:
             continue
         partner = evidence.scheme.labels[label.partner]
@@ -136,9 +135,10 @@ def check_sides(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def check_surroundings(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Little of what is just outside of the brain is as bright as cortex: fluid is darker.
+    """Check that little just outside of the brain is as bright as cortex: fluid is darker.
 
-    Cortex that is missing on both sides alike shows in no volume and no comparison of sides.
+    It detects cortex that is missing on both sides, which no volume and no comparison of sides
+    shows.
     """
     share = share_like_cortex(evidence)
     if share is None:
@@ -148,7 +148,7 @@ def check_surroundings(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def share_like_cortex(evidence: Evidence) -> float | None:
-    """Share of the second layer of voxels outside of the brain; None without cortex."""
+    """Return this share of the second layer of voxels outside of the brain; None without cortex."""
     if evidence.brightness is None:
         return None
     cortex = evidence.brightness[1]

@@ -1,12 +1,12 @@
-"""Whether the scan looks as a scan should: contrast, saturation, noise, bands, edges, continuity.
+"""Checks of image quality: contrast, saturation, noise, bands, edges, continuity.
 
-All but the last are measured in white matter and cortex as they were labelled, on the working
-scale. That is the scan's own but for a factor and an offset, so that equal values are equal there
-too. What is some millimetres large is measured in blocks of 2 mm, in an eighth of the voxels.
+All but the last are measured in white matter and cortex as labelled, on the working scale. This is
+an affine function of the scan's own values, so that equal values stay equal. Effects of some
+millimetres are measured in blocks of 2 mm, which are an eighth of the voxels.
 
-From one slice of the brain to the next, brightness changes by about as much as from that to the
-one after. Where slices are lost, or two parts of a scan are shifted against each other, it changes
-by more; where one slice stands for several, it does not change at all.
+Between neighbouring slices of the brain, brightness changes by about the same amount everywhere.
+The change is larger where slices are lost or two parts of a scan are shifted against each other,
+and 0 where one slice is repeated.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ Floats = NDArray[np.float32]
 
 BLOCK = 2
 VOXELS = BLOCK**3
-# From here on white matter and cortex differ enough to compare with.
+# Least difference of white matter and cortex that can be compared with.
 _LEAST_DIFFERENCE = 1e-3
-# Less white matter, fewer places where it meets cortex, or less brain in a slice say nothing.
+# Least number of voxels of white matter, of contacts with cortex, or of brain in a slice.
 _ENOUGH_VOXELS = 1000
-# The median of absolute values of a normal distribution, and of a voxel less the mean of its six
-# neighbours, as standard deviations of one voxel.
+# Median of absolute values of a normal distribution, and of a voxel minus the mean of its six
+# neighbours, in standard deviations of one voxel.
 _NORMAL_MEDIAN = 0.6745
 _OF_NEIGHBOURS = (1 + 1 / 6) ** 0.5
-# Bands are looked for between two widths of a Gaussian, in blocks.
+# Bands are what differs between two widths of a Gaussian, in blocks.
 _NARROW = 2.0
 _WIDE = 4.0
-# A block with this many voxels of white matter is one of white matter.
+# Least voxels of white matter in a block of white matter.
 _MOST_VOXELS = 6
 # Slices along x, y and z of the world.
 _SLICES = ("sagittal", "coronal", "axial")
 _COORDINATES = ("x", "y", "z")
 # Slices with less than this share of the largest one's brain are not compared.
 _LARGE = 0.25
-# A change is compared with those of so many slices on either side, but for its neighbours'.
+# A change is compared with those of this many slices on either side, without its neighbours.
 _NEAR = 8
 _NEXT = 1
-# Fewer slices around say nothing.
+# Least number of slices to compare with.
 _ENOUGH_SLICES = 6
 
 
 def check_contrast(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """White matter is the brighter one in T1."""
+    """Check that white matter is brighter than cortex, as in T1."""
     contrast = tissue_contrast(evidence)
     if contrast is None:
         return []
@@ -68,7 +68,10 @@ def check_contrast(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def tissue_contrast(evidence: Evidence) -> float | None:
-    """Median brightness of white matter, of that of cortex; None where there is too little."""
+    """Return the median brightness of white matter relative to cortex;
+
+    None if there is too little.
+    """
     if evidence.brightness is None:
         return None
     white, cortex = evidence.brightness
@@ -76,7 +79,7 @@ def tissue_contrast(evidence: Evidence) -> float | None:
 
 
 def check_saturation(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Many voxels with the greatest of all values: what was brighter is lost."""
+    """Check for many voxels with the maximum value: saturation."""
     share = saturated_share(evidence)
     if share is None:
         return []
@@ -85,7 +88,7 @@ def check_saturation(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def saturated_share(evidence: Evidence) -> float | None:
-    """Share of white matter that has its greatest value."""
+    """Return the share of white matter with its maximum value."""
     white = evidence.image.data[evidence.white_matter]
     if len(white) < _ENOUGH_VOXELS:
         return None
@@ -93,7 +96,7 @@ def saturated_share(evidence: Evidence) -> float | None:
 
 
 def check_noise(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Differences from voxel to voxel, where there should be none."""
+    """Check for differences between neighbouring voxels of one tissue."""
     noise = noise_share(evidence)
     if noise is None:
         return []
@@ -102,9 +105,10 @@ def check_noise(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def noise_share(evidence: Evidence) -> float | None:
-    """Standard deviation of noise inside white matter, of white matter less cortex.
+    """Return the standard deviation of noise in white matter, relative to white matter minus
+    cortex.
 
-    None where there is too little to measure in, as for all shares here.
+    None if there is too little to measure in, as for all shares here.
     """
     difference = _difference(evidence)
     inside = _inside(evidence)[1:-1, 1:-1, 1:-1]
@@ -116,7 +120,7 @@ def noise_share(evidence: Evidence) -> float | None:
 
 
 def _apart_from_neighbours(image: NDArray[np.float32]) -> NDArray[np.float32]:
-    """How far each voxel is from the mean of its six neighbours; without the outermost voxels."""
+    """Subtract from each voxel the mean of its six neighbours; without the outermost voxels."""
     middle = image[1:-1, 1:-1, 1:-1]
     around = np.zeros(middle.shape, np.float32)
     for axis in range(3):
@@ -130,9 +134,9 @@ def _apart_from_neighbours(image: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def check_bands(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Bright and dark places in white matter, some millimetres wide.
+    """Check for bright and dark bands in white matter, some millimetres wide.
 
-    Nothing is found where `band_share` has no value.
+    There is no finding if `band_share` has no value.
     """
     bands = band_share(evidence)
     if bands is None:
@@ -145,10 +149,10 @@ def check_bands(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def band_share(evidence: Evidence) -> float | None:
-    """Standard deviation inside white matter of what is 4 to 8 mm wide, of white less cortex.
+    """Return the standard deviation in white matter at 4 to 8 mm, relative to white minus cortex.
 
-    A share: 0.1 is a tenth of the difference between white matter and cortex. None where there is
-    too little white matter to say, or no difference from cortex.
+    A share: 0.1 is a tenth of the difference between white matter and cortex. None if there is too
+    little white matter, or no difference from cortex.
     """
     difference = _difference(evidence)
     if difference is None:
@@ -165,11 +169,11 @@ def band_share(evidence: Evidence) -> float | None:
 
 
 def check_edges(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """How sharp the edge between white matter and cortex is, along the worst axis."""
+    """Check the sharpness of the edge between white matter and cortex, along the worst axis."""
     sharpness = edge_sharpness(evidence)
     if sharpness is None:
         return []
-    # Below 0 where noise is stronger than the edges.
+    # Negative if noise is stronger than the edges.
     shown = max(sharpness, 0.0)
     reason = (
         f"edges of white matter are {shown:.0%} sharp: blurred, thick slices or motion?"
@@ -178,9 +182,10 @@ def check_edges(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def edge_sharpness(evidence: Evidence) -> float | None:
-    """Step between neighbours of which one is white matter and one cortex, of the difference.
+    """Return the step between neighbouring voxels of white matter and cortex, relative to their
+    difference.
 
-    The mean along each axis; the least of the three.
+    The mean along each axis; the smallest of the three.
     """
     difference = _difference(evidence)
     if difference is None:
@@ -202,7 +207,7 @@ def edge_sharpness(evidence: Evidence) -> float | None:
 
 
 def _difference(evidence: Evidence) -> float | None:
-    """White matter less cortex, below 0 in T2; None where that is nothing to compare with."""
+    """Return white matter minus cortex, negative in T2; None if it is too small to compare with."""
     if evidence.brightness is None:
         return None
     white, cortex = evidence.brightness
@@ -212,29 +217,29 @@ def _difference(evidence: Evidence) -> float | None:
 
 
 def _inside(evidence: Evidence) -> NDArray[np.bool_]:
-    """White matter whose six neighbours are white matter: no voxel is a mixture."""
+    """Mark white matter whose six neighbours are white matter: no voxel is a mixture."""
     return np.asarray(ndimage.binary_erosion(evidence.white_matter))
 
 
 def block_sums(values: NDArray[Any]) -> Floats:
-    """Sums of blocks of voxels: an image (X, Y, Z) as blocks of 2×2×2.
+    """Sum blocks of 2×2×2 voxels of an image (X, Y, Z).
 
-    What is left over at the ends counts nowhere.
+    Incomplete blocks at the ends are dropped.
     """
     x = values.shape[0] // BLOCK
     y = values.shape[1] // BLOCK
     z = values.shape[2] // BLOCK
     sums = values[: x * BLOCK, : y * BLOCK, : z * BLOCK].astype(np.float32)
-    # One axis after the other takes a sixth of the time of all three at once.
+    # Axis by axis takes a sixth of the time of all three at once.
     sums = sums[::2] + sums[1::2]
     sums = sums[:, ::2] + sums[:, 1::2]
     return np.asarray(sums[:, :, ::2] + sums[:, :, 1::2])
 
 
 def smoothed(sums: Floats, weights: Floats, width: float) -> Floats:
-    """Means of what has weight alone, over a Gaussian of `width` blocks (standard deviation).
+    """Return weighted means over a Gaussian of `width` blocks (standard deviation).
 
-    `sums` and `weights` are of the same blocks. Where nothing has weight, the mean of all.
+    `sums` and `weights` are of the same blocks. Where there is no weight, the mean of all.
     """
     total = ndimage.gaussian_filter(sums, width, truncate=2.0)
     share = ndimage.gaussian_filter(weights, width, truncate=2.0)
@@ -249,7 +254,7 @@ def smoothed(sums: Floats, weights: Floats, width: float) -> Floats:
 class Step:
     """A change from one slice to the next, as a multiple of the usual one around it.
 
-    `where` says the slices' view and the place between them, in RAS mm.
+    `where` has the slices' view and the position between them, in RAS mm.
     """
 
     ratio: float
@@ -257,7 +262,7 @@ class Step:
 
 
 def check_continuity(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """No two neighbouring slices of the brain differ by much more or less than others around.
+    """Check that changes between neighbouring slices of the brain are similar.
 
     It never rejects: most of the labels may be right.
     """
@@ -278,9 +283,9 @@ def check_continuity(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def _find_steps(evidence: Evidence) -> list[Step]:
-    """The changes between all neighbouring slices of the brain, along the three axes.
+    """Return the changes between all neighbouring slices of the brain, along the three axes.
 
-    Changes are means over what is brain in both, in shares of the median of those around.
+    Changes are means over voxels that are brain in both, relative to the median of those around.
     """
     grid = evidence.image.grid
     steps = []
@@ -306,7 +311,7 @@ def _find_steps(evidence: Evidence) -> list[Step]:
 
 
 def _changes(evidence: Evidence, axis: int) -> NDArray[np.float64]:
-    """The mean change from each slice to the next; NaN where there is little brain."""
+    """Return the mean change from each slice to the next; NaN if there is little brain."""
     image = np.moveaxis(evidence.image.data, axis, 0)
     brain = np.moveaxis(evidence.brain, axis, 0)
     both = brain[1:] & brain[:-1]

@@ -1,4 +1,4 @@
-"""What the checks of a segmentation look at, and what they say of it."""
+"""Input of the checks of a segmentation, and their findings."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ WHITE_MATTER = frozenset({"white-matter"})
 CORTEX = frozenset({"cortical", "grey-matter"})
 # Fluid is no brain tissue.
 NO_TISSUE = frozenset({"background", "ventricles", CSF_GROUP})
-# Agreement on specks says little, and so does their brightness.
+# Agreement and brightness of smaller structures are unreliable.
 ENOUGH_MM3 = 100.0
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong: the scan is to be looked at, or rejected, for this reason.
+    """A problem: the reason to look at a scan or to reject it.
 
-    `structures` are those it is about; they are to be looked at too.
+    `structures` are the affected ones, which need a look, too.
     """
 
     rejects: bool
@@ -39,12 +39,13 @@ class Finding:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Image and labels on the working grid of 1 mm, and what is known of the whole.
+    """Image and labels on the working grid of 1 mm, and values of the whole scan.
 
     `image` is 0 in empty background and about 1 at the bright end of the tissue; `indices` has the
     class of each voxel. `scan` is the grid of the scan's own voxels. `volumes_mm3` has the
-    structures that the model knows. `agreement` is the mean Dice between views, (K,); None with
-    one view. `csf` is what the model calls CSF.
+    predicted
+    structures. `agreement` is the mean Dice between views, (K,); None with one view. `csf` is the
+    model's definition of CSF.
     """
 
     image: Volume
@@ -57,7 +58,7 @@ class Evidence:
 
     @classmethod
     def of(cls, found: Prediction) -> Evidence:
-        """What a segmentation has of it."""
+        """Return the evidence of a segmentation."""
         return cls(
             image=found.image,
             indices=found.working,
@@ -69,28 +70,28 @@ class Evidence:
         )
 
     def mask(self, groups: Collection[str]) -> NDArray[np.bool_]:
-        """Where structures of these groups are, (X, Y, Z)."""
+        """Mark structures of these groups, (X, Y, Z)."""
         is_wanted = np.array([label.group in groups for label in self.scheme.labels])
         return np.asarray(is_wanted[self.indices.data])
 
     @cached_property
     def brain(self) -> NDArray[np.bool_]:
-        """Where structures are but for fluid around the brain, (X, Y, Z)."""
+        """Mark all structures but fluid around the brain, (X, Y, Z)."""
         return (self.indices.data > 0) & ~self.mask({CSF_GROUP})
 
     @cached_property
     def white_matter(self) -> NDArray[np.bool_]:
-        """Where white matter is, (X, Y, Z)."""
+        """White matter, (X, Y, Z)."""
         return self.mask(WHITE_MATTER)
 
     @cached_property
     def cortex(self) -> NDArray[np.bool_]:
-        """Where cortex is, (X, Y, Z)."""
+        """Cortex, (X, Y, Z)."""
         return self.mask(CORTEX)
 
     @cached_property
     def brightness(self) -> tuple[float, float] | None:
-        """Medians of white matter and of cortex; None where there is too little of one."""
+        """Medians of white matter and of cortex; None if there is too little of one."""
         white = self.image.data[self.white_matter]
         cortex = self.image.data[self.cortex]
         if min(len(white), len(cortex)) < ENOUGH_MM3:
@@ -99,14 +100,14 @@ class Evidence:
 
 
 def below(value: float, limits: Pair, reason: str) -> list[Finding]:
-    """A finding where a value is below the first limit; it rejects below the second."""
+    """Return a finding if a value is below the first limit; it rejects below the second."""
     if value >= limits[0]:
         return []
     return [Finding(value < limits[1], reason)]
 
 
 def above(value: float, limits: Pair, reason: str) -> list[Finding]:
-    """A finding where a value is above the first limit; it rejects above the second."""
+    """Return a finding if a value is above the first limit; it rejects above the second."""
     if value <= limits[0]:
         return []
     return [Finding(value > limits[1], reason)]

@@ -1,4 +1,4 @@
-"""Whether the brain goes on where the scan ends: a field of view that cuts it."""
+"""Check of the field of view: whether the brain continues where the scan ends."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from trinat.segmentation.space.background import AIR
 
 Points = NDArray[np.float32]
 
-# Labels that are so near to the end of the scan end there: networks may leave out the last slice of
-# a brain that is cut.
+# Distance to the end of the scan that still counts: networks may miss the last slice of a cut
+# brain.
 _NEAR_END = 2
-# How deep the plane is looked for, and how thick it is when it is found.
+# Depth in which the plane is searched, and thickness of the plane once found.
 _SEARCHED_MM = 5.0
 _PLANE_MM = 1.0
 # This many directions are about 8° apart on a sphere.
 _DIRECTIONS = 700
 _TRIED = 8
 _FEWEST = 50
-# The smallest part of a structure in the plane that is worth its name.
+# Smallest part of a structure in the plane that is named.
 _NAMED_MM2 = 60
 
 
 def check_field_of_view(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Labels that end in one plane where the scan ends, or where it is as dark as air.
+    """Check for labels that end in one plane at the end of the scan, or where it is as dark as air.
 
-    Fluid around the brain does not count: a stripped scan may end in it as it likes. A brain that
-    was stripped of its skull ends in the dark everywhere, but its surface is round: no plane holds
-    much of it.
+    Fluid around the brain does not count: a stripped scan may end anywhere in it. A stripped brain
+    ends in the dark everywhere, but its surface is round: no plane holds much of it.
     """
     area, structures = find_cut(evidence)
     reason = f"the field of view ends inside the brain: {area / 100:.0f} cm² of {some(structures)}"
@@ -46,16 +45,17 @@ def check_field_of_view(evidence: Evidence, limits: Limits) -> list[Finding]:
 def find_cut(
     evidence: Evidence, *, with_fluid: bool = False
 ) -> tuple[float, tuple[str, ...]]:
-    """The largest area of labels, in mm², in one plane at the end of the scan; their names.
+    """Return the largest area of labels, in mm², in one plane at the end of the scan, and their
+    names.
 
-    Those of CSF count `with_fluid` alone. 0 and no names if the labels do not reach the end of the
-    scan. A brain that only touches the end has a small area, a cut one a large area.
+    CSF counts `with_fluid` only. 0 and no names if the labels do not reach the end of the scan. A
+    brain that only touches the end has a small area, a cut one a large area.
     """
     labels = evidence.brain
     if with_fluid:
         labels = evidence.indices.data > 0
-    # All with one more voxel on each side. The scan holds nothing beyond its end, and where it is
-    # as dark as air.
+    # All with one more voxel on each side. The scan is empty beyond its end, and where it is as
+    # dark as air.
     labelled = np.pad(labels, 1)
     with_one_more = tuple(slice(-1, length + 1) for length in labels.shape)
     near_end = evidence.image.grid.cut(to_box(with_one_more)).beyond(evidence.scan)
@@ -69,11 +69,11 @@ def find_cut(
     directions = _directions(evidence, ends, hull)
     planes = [_in_plane(ends, hull, direction) for direction in directions]
     in_plane = max(planes, key=np.count_nonzero)
-    # Without the voxel that was padded.
+    # Without the padding.
     x, y, z = ends[in_plane].astype(int).T - 1
     classes = evidence.indices.data[x, y, z]
     counts = np.bincount(classes, minlength=len(evidence.scheme))
-    # Structures that have a large part in the plane, the largest first; at least one.
+    # Structures with a large part in the plane, the largest first; at least one.
     largest_first = np.argsort(-counts, kind="stable").tolist()
     named = [k for k in largest_first if counts[k] >= _NAMED_MM2]
     if not named:
@@ -83,7 +83,9 @@ def find_cut(
 
 
 def _outermost(mask: NDArray[np.bool_]) -> Points:
-    """The first and the last voxel of each line along the first axis: the hull's corners too."""
+    """Return the first and the last voxel of each line along the first axis, which contain the
+    convex hull's corners.
+    """
     first = mask.argmax(axis=0)
     from_the_end = mask[::-1].argmax(axis=0)
     last = len(mask) - 1 - from_the_end
@@ -94,7 +96,9 @@ def _outermost(mask: NDArray[np.bool_]) -> Points:
 
 
 def _directions(evidence: Evidence, ends: Points, hull: Points) -> list[Points]:
-    """The scan's own axes both ways, and the normals of planes that hold most of the ends."""
+    """Return the scan's axes in both directions, and the normals of planes that hold most of
+    the ends.
+    """
     to_scan = np.linalg.inv(evidence.scan.affine)[:3, :3]
     steps = to_scan @ evidence.image.affine[:3, :3]
     lengths = np.linalg.norm(steps, axis=1, keepdims=True)
@@ -115,20 +119,20 @@ def _in_plane(
     direction: Points,
     depth_mm: float = _PLANE_MM,
 ) -> NDArray[np.bool_]:
-    """Which points are less than a depth below the outermost label in a direction."""
+    """Mark the points less than a depth below the outermost label in a direction."""
     outermost = (hull @ direction).max()
     return np.asarray(ends @ direction > outermost - depth_mm)
 
 
 def _fitted(ends: Points, hull: Points, direction: Points) -> Points:
-    """A direction turned to the normal of the plane that the points near it lie in."""
+    """Turn a direction to the normal of the plane through the points near it."""
     for depth_mm in (_SEARCHED_MM, 3.0, 2.0):
         near = ends[_in_plane(ends, hull, direction, depth_mm)]
         if len(near) < _FEWEST:
             break
         centred = near - near.mean(axis=0)
         _, _, axes = np.linalg.svd(centred, full_matrices=False)
-        # Along the last axis points are least spread.
+        # Points vary least along the last axis.
         normal = axes[2]
         outwards = np.sign(normal @ direction)
         direction = np.asarray(normal * outwards, np.float32)
@@ -136,7 +140,7 @@ def _fitted(ends: Points, hull: Points, direction: Points) -> Points:
 
 
 def on_sphere(count: int) -> Points:
-    """Unit vectors spread evenly: a spiral by the golden angle."""
+    """Return unit vectors spread evenly over a sphere: a spiral by the golden angle."""
     steps = np.arange(count) + 0.5
     polar = np.arccos(1 - 2 * steps / count)
     around = np.pi * (1 + 5**0.5) * steps

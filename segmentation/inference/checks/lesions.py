@@ -1,6 +1,7 @@
-"""Whether something in the brain belongs to no structure: a dark, a bright or a grey place.
+"""Check for dark, bright or grey places in the brain that belong to no structure.
 
-Brightness is measured against the white matter around, so that a coil's shading is no lesion.
+Brightness is measured relative to the surrounding white matter, so that a coil's shading is no
+lesion.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ from trinat.segmentation.space.resample import occupied_box
 
 Mask = NDArray[np.bool_]
 
-# White matter around: over a Gaussian of this standard deviation, in blocks.
+# Standard deviation of the Gaussian that defines surrounding white matter, in blocks.
 _AROUND = 6.0
-# Fissures up to twice this wide, in blocks, are inside the brain.
+# Fissures up to twice this width, in blocks, are inside the brain.
 _FISSURE = 2
-# In shares of the white matter around it. Fat, vessels and dura are as bright, but not inside.
+# Relative to the surrounding white matter. Fat, vessels and dura are as bright, but not inside.
 _BRIGHT = 1.25
-# Dark as fluid is: below cortex by this share of what white matter is above it.
+# As dark as fluid: below cortex by this share of the difference between white matter and cortex.
 _BELOW_CORTEX = 0.8
-# Smaller places are vessels, widened spaces around them and folds: radii in blocks.
+# Radii in blocks; smaller places are vessels, widened spaces around them and folds.
 _BRIGHT_RADIUS = 2
 _DARK_RADIUS = 1
 _FLUID_RADIUS = 3
-# Large bright places, and how much brighter than beyond their edge.
+# Large bright places, and how much brighter they are than outside of their edge.
 _BRIGHT_MASS = 1.12
 _EDGE = 1.15
 _MASS_RADIUS = 3
-# As grey as cortex: darker than white matter by these shares of what cortex is. No cortex is so
-# thick, folds that touch each other among it.
+# As grey as cortex: darker than white matter by these shares of the difference to cortex. Cortex is
+# never this thick, even where folds touch.
 _GREY = (1.3, 0.6)
 _GREY_RADIUS = 4
 # Structures that are as grey and as thick.
@@ -57,9 +58,9 @@ _NAMED = 2
 
 @dataclass(frozen=True)
 class Place:
-    """Something that is too dark or too bright, and the structures that it is in.
+    """A place that is too dark or too bright, and the structures that it is in.
 
-    `mm3` is its volume; `structures` may be empty, where it is in none.
+    `mm3` is its volume; `structures` may be empty.
     """
 
     mm3: float
@@ -67,7 +68,8 @@ class Place:
 
 
 def check_lesions(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Dark and grey places in white matter, fluid outside ventricles, bright places anywhere.
+    """Check for dark and grey places in white matter, fluid outside of ventricles, and bright
+    places.
 
     Findings never reject: a lesion is a reason to look, and the segmentation around it may be good.
     """
@@ -83,19 +85,20 @@ def check_lesions(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def find_places(evidence: Evidence) -> dict[str, Place]:
-    """The dark and the bright places in the brain, by what they are.
+    """Return the dark and the bright places in the brain, by kind.
 
-    Nothing where white matter or cortex is too small, or has no brightness, to compare with; nor
-    where cortex is the brighter one: what is dark or bright by T1's measure is usual there.
+    Empty if white matter or cortex is too small, or has no brightness, to compare with, and if
+    cortex
+    is brighter: the thresholds are for T1.
     """
     if evidence.brightness is None:
         return {}
     white, cortex = evidence.brightness
     if white <= 0 or cortex >= white:
-        # White matter at 0 means labels that lie on nothing.
+        # White matter at 0 means that the labels do not lie on the head.
         return {}
     weights = block_sums(evidence.white_matter)
-    # Brightness of blocks, of that of the white matter around.
+    # Brightness of blocks, relative to the surrounding white matter.
     white_matter = np.where(evidence.white_matter, evidence.image.data, np.float32(0))
     white_around = smoothed(block_sums(white_matter), weights, _AROUND)
     blocks = block_sums(evidence.image.data) / VOXELS
@@ -109,8 +112,8 @@ def find_places(evidence: Evidence) -> dict[str, Place]:
     dark_as_fluid = brain & ~fluid & (image < fluid_brightness / white)
     dark_places = _opened(darker_than_cortex, _DARK_RADIUS)
     dark_places |= _opened(dark_as_fluid, _FLUID_RADIUS)
-    # A mass in white matter that is labelled as such is the white matter around itself: large
-    # places are measured by the whole brain's, and must have an edge.
+    # A mass labelled as white matter is its own surrounding: large places are compared with the
+    # whole brain's, and must have an edge.
     means = np.asarray(blocks / white, np.float32)
     bright_places = _opened(brain & (image > _BRIGHT), _BRIGHT_RADIUS)
     masses = _opened(brain & (means > _BRIGHT_MASS), _MASS_RADIUS)
@@ -134,10 +137,11 @@ def find_places(evidence: Evidence) -> dict[str, Place]:
 def _with_edge(
     places: Mask, means: Floats, weights: Floats, ratios: tuple[float, float]
 ) -> Mask:
-    """The places whose rim has such a brightness, of that of the white matter just beyond it.
+    """Keep the places whose rim has such a brightness relative to the white matter just outside.
 
     `means` is the brightness of blocks, `weights` their voxels of white matter. Shading is as
-    bright on either side.
+    bright on
+    either side.
     """
     parts, count = ndimage.label(places)
     found = np.zeros_like(places)
@@ -156,7 +160,7 @@ def _with_edge(
 
 
 def _inside(labelled: Mask) -> Mask:
-    """The brain with its fissures, and what it encloses."""
+    """Return the brain with its fissures and enclosed voxels."""
     padded = np.pad(labelled, _FISSURE)
     closed = ndimage.binary_closing(padded, iterations=_FISSURE)
     filled = np.asarray(ndimage.binary_fill_holes(closed))
@@ -165,8 +169,8 @@ def _inside(labelled: Mask) -> Mask:
 
 
 def _opened(mask: Mask, radius: int) -> Mask:
-    """The part of a mask that balls inside it can cover, of this radius in blocks."""
-    # The centre of a ball has as much on each side of it: most of a brain is ruled out at once.
+    """Return the union of all balls of this radius (in blocks) inside a mask."""
+    # The centre of a ball has as much on each side of it, which excludes most of a brain at once.
     centres = mask
     for axis in range(3):
         centres = centres & ndimage.minimum_filter1d(
@@ -184,7 +188,7 @@ def _opened(mask: Mask, radius: int) -> Mask:
 
 
 def _place(evidence: Evidence, mask: Mask) -> Place:
-    """How large a mask of blocks is, and the structures that it and its rim are mostly in."""
+    """Measure a mask of blocks, and the structures that it and its rim are mostly in."""
     if not mask.any():
         return Place(0.0)
     rim = ndimage.binary_dilation(mask)

@@ -1,4 +1,4 @@
-"""The limits of all checks: one table. docs/quality.md says how often each is right."""
+"""The limits of all checks in one table. docs/quality.md says how often each is right."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 Pair = tuple[float, float]
-# Beyond the first limit alone: a person looks, and nothing is rejected.
+# For checks that never reject.
 _NEVER = float("inf")
 
 
 def _usual_sides() -> dict[str, float]:
-    """The smaller side of the larger, by group of structures.
+    """Return the least ratio of the smaller to the larger side, by group of structures.
 
-    Sound brains have no less than 0.90 in large structures, 0.73 in subcortical ones and 0.58 in
+    Sound brains have at least 0.90 in large structures, 0.73 in subcortical ones and 0.58 in
     ventricles.
     """
     return {
@@ -28,24 +28,26 @@ def _usual_sides() -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Limits:
-    """Beyond the first of each pair a person should look; beyond the second it is rejected.
+    """Pairs of limits: beyond the first a person should look, beyond the second the scan is
+    rejected.
 
-    Of `missing` the limits themselves count already: one structure not found is enough to look.
-    A single number is a limit beyond which a person looks, or a size that counts.
+    The limits of `missing` are inclusive: one structure not found is enough to look. A single
+    number
+    is a limit beyond which a person looks, or a least size.
     """
 
-    # Mean Dice between views, of a structure and in the mean over structures; for models that
-    # have not been calibrated.
+    # Mean Dice between views, of a structure and on average over structures; for models that were
+    # not calibrated.
     agreement: Pair = (0.75, 0.55)
     # Adults' brains have 0.85 to 1.8 litres; half a head, or no head, has not.
     smallest_brain_mm3: Pair = (8.0e5, 5.0e5)
     largest_brain_mm3: Pair = (1.9e6, 2.4e6)
-    # The smaller of left and right of all tissue, of the larger.
+    # Smaller to larger side of all tissue.
     symmetry: Pair = (0.85, 0.65)
-    # The smaller of left and right of one structure, by its group; beyond it a person looks.
+    # Smaller to larger side of one structure, by its group; below it a person looks.
     sides: Mapping[str, float] = field(default_factory=_usual_sides)
     other_sides: float = 0.65
-    # Smaller structures differ by a few voxels' worth.
+    # In smaller structures the sides differ by a few voxels' worth.
     sided_mm3: float = 1000.0
     # Labels in one plane at the end of the scan. A round brain has at most 250 mm² there, with the
     # fluid around it 400 mm²; one that lacks the upper 15 mm has 1,500 mm² and more.
@@ -55,33 +57,34 @@ class Limits:
     # Share of the layer outside of the brain that is as bright as cortex. Whole heads have up to
     # 0.26, stripped ones less than 0.1; heads that lost a quarter of the brain 0.55 to 0.63.
     like_cortex: Pair = (0.35, _NEVER)
-    # Share of tissue in the place of skull and scalp, on the side that shows least of it: whole
-    # heads have 0.18 and more, heads that were stripped, partly or with a margin of 3 mm, up to
-    # 0.03. Below it there is no intracranial volume.
+    # Share of tissue where skull and scalp should be, on the side with least of it: whole heads
+    # have 0.18 and more, stripped ones, partly or with a margin of 3 mm, up to 0.03. Below it there
+    # is no intracranial volume.
     skull: float = 0.1
-    # In how many directions tissue ends at one distance from the brain: seven whole heads have 0.12
-    # to 0.39, the same cut out with a margin of 2 to 12 mm 0.70 and more.
+    # Share of directions in which tissue ends at one distance from the brain: seven whole heads
+    # have 0.12 to 0.39, the same cut out with a margin of 2 to 12 mm 0.70 and more.
     even: float = 0.55
-    # Brightness of white matter, of that of cortex: T1 has 1.15 to 1.9, T2 below 1.
+    # Brightness of white matter relative to cortex: T1 has 1.15 to 1.9, T2 below 1.
     contrast: Pair = (1.08, 1.0)
-    # Share of white matter that has its greatest value, to the last digit.
+    # Share of white matter with exactly its maximum value.
     saturated: Pair = (0.02, _NEVER)
-    # Standard deviation in white matter from voxel to voxel, of white matter less cortex.
+    # Standard deviation between neighbouring voxels of white matter, relative to white matter minus
+    # cortex.
     noise: Pair = (0.6, 2.0)
     # The same over 4 to 8 mm: ghosts, motion, lost slices.
     bands: Pair = (0.06, 0.3)
-    # Step from a voxel of white matter to one of cortex, of the whole difference, along the axis
-    # that shows least of it.
+    # Step from a voxel of white matter to one of cortex, relative to the whole difference, along
+    # the axis with the smallest step.
     edges: Pair = (0.26, 0.1)
-    # Change from a slice to the next, of that around: sound heads have 0.8 to 1.45, heads that lost
-    # two slices 1.7 and more, halves shifted by 4 mm 1.8, repeated slices 0.
+    # Change from a slice to the next, relative to those around: sound heads have 0.8 to 1.45, heads
+    # that lost two slices 1.7 and more, halves shifted by 4 mm 1.8, repeated slices 0.
     jump: Pair = (1.6, _NEVER)
     still: float = 0.3
-    # Of places that are dark or bright; sound brains have none, but for 100 mm³.
+    # Volume of dark or bright places; sound brains have at most 100 mm³.
     lesion_mm3: float = 200.0
-    # The largest distance between neighbouring voxels.
+    # Largest distance between neighbouring voxels.
     spacing_mm: Pair = (2.0, 6.0)
-    # Structures that the model knows and did not find at all.
+    # Predicted structures that were not found at all.
     missing: tuple[int, int] = (1, 6)
     # Share of the structures that are rejected.
     rejected: Pair = (0.0, 0.25)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 import pytest
 
-from trinat.pipelines.jobs.progress import progress
+from trinat.pipelines.jobs.progress import log_lines, progress
 
 
 class Clock:
@@ -111,3 +112,16 @@ def test_a_stage_that_is_over_is_not_said_later(capsys) -> None:
         time.sleep(0.3)
         shown.enter("1/2 b: segmenting", 1, 2, every_s=60)
     assert capsys.readouterr().err == ""
+
+
+def test_what_is_logged_is_printed_once_within_the_block(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = logging.getLogger("trinat.tests")
+    with log_lines(False), log_lines(False):
+        log.info("%d of 2", 1)
+        log.debug("a detail")
+    with log_lines(True):
+        log.warning("unheard")
+    log.info("after")
+    assert capsys.readouterr().err == "1 of 2\n"

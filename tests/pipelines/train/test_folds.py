@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.jobs.lock import run_lock
-from trinat.pipelines.train.provenance import CARD, PROVENANCE
+from trinat.pipelines.train.provenance import PROVENANCE
 from trinat.pipelines.train.run import train
 from trinat.segmentation.errors import ConfigError, LockedError, TrainingError
 from trinat.segmentation.models.checkpoint import load_model
@@ -60,10 +60,10 @@ def start(warm: Warm, recipe: Path, store: Path, out: Path, *more: object) -> St
 
 
 def files_of_models(runs: Path) -> dict[str, bytes]:
-    """All files of the models of all folds but their provenance and its card, which have dates."""
+    """All files of the models of all folds but their provenance, which has dates."""
     found = {}
     for path in sorted(runs.glob("fold-*/model/*")):
-        if path.name not in (PROVENANCE, CARD):
+        if path.name != PROVENANCE:
             found[str(path.relative_to(runs))] = path.read_bytes()
     return found
 
@@ -129,7 +129,7 @@ def test_a_view_is_trained_beside_another_of_its_run(tmp_path: Path) -> None:
 def test_a_refused_start_leaves_the_run_of_another_that_is_about_to_begin(
     tmp_path: Path,
 ) -> None:
-    recipe, run = tiny_recipe(tmp_path, events=True), tmp_path / "run"
+    recipe, run = tiny_recipe(tmp_path, tracking=["tensorboard"]), tmp_path / "run"
     other = run / "train/coronal/.lock"
 
     def refuse(*_: object) -> None:

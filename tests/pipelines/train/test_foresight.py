@@ -73,15 +73,16 @@ def test_slices_of_a_job_by_steps_and_by_epochs() -> None:
     ],
 )
 def test_hours_are_said_and_from_two_days_on_what_to_use_instead(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, processes: int, expected: list[str]
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    processes: int,
+    expected: list[str],
+    logged: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(foresight, "slice_seconds", lambda network, size: seconds)
     recipe = read_recipe("quicknat")
-    lines: list[str] = []
-    foresight.say_how_long(
-        recipe, plan_jobs(recipe, recipe.views), processes, lines.append
-    )
-    assert [line.split(", or")[0] for line in lines] == expected
+    foresight.log_duration(recipe, plan_jobs(recipe, recipe.views), processes)
+    assert [line.split(", or")[0] for line in logged.messages] == expected
 
 
 def test_the_time_of_a_slice_is_measured() -> None:

@@ -47,18 +47,19 @@ TRINAT = (sys.executable, "-c", "from trinat.pipelines.cli import main; main()")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def test_a_damaged_best_state_is_said_and_the_last_one_taken(tmp_path: Path) -> None:
-    validated = "validation={every_epochs: 1, scans: 1}"
+def test_a_damaged_best_state_is_said_and_the_last_one_taken(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
+    validated = "validation={every_epochs: 1, persons: 1}"
     recipe = tiny_recipe(tmp_path, "views=[coronal]", validated)
-    run, said = tmp_path / "run", []
+    run = tmp_path / "run"
     train(recipe, run, SILENT)
     best = run / "train/coronal/best.state"
     best.write_bytes(best.read_bytes()[:-1])
-    model = load_model(
-        train(recipe, run, Watcher(said.append, lambda *_: None), resume=True)
-    )
+    model = load_model(train(recipe, run, SILENT, resume=True))
     assert any(
-        "best.state" in line and "the last state is used" in line for line in said
+        "best.state" in line and "the last state is used" in line
+        for line in logged.messages
     )
     state, _ = read_latest(best.parent)
     assert state is not None
@@ -144,12 +145,10 @@ def test_a_signal_saves_and_ends_with_status_75(tmp_path: Path, number: int) -> 
             os.kill(os.getpid(), number)
 
     with pytest.raises(InterruptedRunError, match="step 3") as caught:
-        train(recipe, broken, Watcher(say=lambda line: None, step=interrupt))
+        train(recipe, broken, Watcher(step=interrupt))
     assert exit_code(caught.value) == Exit.INTERRUPTED == 75
     seen: list[int] = []
-    note = Watcher(
-        say=lambda line: None, step=lambda job, report, p: seen.append(report.step)
-    )
+    note = Watcher(step=lambda job, report, p: seen.append(report.step))
     train(recipe, broken, note, resume=True)
     assert seen == list(range(4, 13))
     train(recipe, tmp_path / "straight", SILENT)
@@ -166,7 +165,7 @@ def test_a_signal_does_not_wait_for_validation_which_is_made_later(
 ) -> None:
     settings = [
         "views=[coronal]",
-        "validation={every_epochs: 1, patience: 9, scans: 1}",
+        "validation={every_epochs: 1, patience: 9, persons: 1}",
     ]
     recipe = tiny_recipe(tmp_path, *settings)
     straight, broken = tmp_path / "straight", tmp_path / "broken"
@@ -180,7 +179,7 @@ def test_a_signal_does_not_wait_for_validation_which_is_made_later(
         os.kill(os.getpid(), signal.SIGTERM)
         yield from synthetic_scans(*arguments)
 
-    watcher = Watcher(lambda line: None, interrupt)
+    watcher = Watcher(interrupt)
     if when == "during":
         watcher = SILENT
         monkeypatch.setattr("trinat.pipelines.train.data.synthetic_scans", interrupting)
@@ -212,7 +211,7 @@ def test_a_signal_does_not_wait_for_validation_which_is_made_later(
 def test_a_signal_in_the_last_validation_leaves_that_alone_to_be_made(
     tmp_path: Path,
 ) -> None:
-    recipe = tiny_recipe(tmp_path, "views=[coronal]", "validation={scans: 1}")
+    recipe = tiny_recipe(tmp_path, "views=[coronal]", "validation={persons: 1}")
     run = tmp_path / "run"
 
     def interrupt(job: Job, report: StepReport, progress: float) -> None:
@@ -220,19 +219,19 @@ def test_a_signal_in_the_last_validation_leaves_that_alone_to_be_made(
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(InterruptedRunError, match="step 8"):
-        train(recipe, run, Watcher(lambda line: None, interrupt))
+        train(recipe, run, Watcher(interrupt))
     assert not (run / "train/coronal/done.json").exists()
     seen: list[int] = []
-    note = Watcher(
-        say=lambda line: None, step=lambda job, report, p: seen.append(report.step)
-    )
+    note = Watcher(step=lambda job, report, p: seen.append(report.step))
     train(recipe, run, note, resume=True)
     assert seen == []
     with (run / "train/coronal/validations.csv").open() as file:
         assert {row["step"] for row in csv.DictReader(file)} == {"4", "8"}
 
 
-def test_a_torn_state_is_said_and_the_one_before_it_taken(tmp_path: Path) -> None:
+def test_a_torn_state_is_said_and_the_one_before_it_taken(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
     recipe = read_recipe(str(write_long_recipe(tmp_path, 12)))
     run = tmp_path / "run"
 
@@ -241,18 +240,19 @@ def test_a_torn_state_is_said_and_the_one_before_it_taken(tmp_path: Path) -> Non
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(InterruptedRunError):
-        train(recipe, run, Watcher(say=lambda line: None, step=interrupt))
+        train(recipe, run, Watcher(step=interrupt))
     newest = run / "train/coronal/state-000000005.state"
     newest.write_bytes(newest.read_bytes()[:-1])
-    said: list[str] = []
-    train(recipe, run, Watcher(said.append, lambda *_: None), resume=True)
-    assert any("torn" in line and newest.name in line for line in said)
-    assert any("goes on at step 4" in line for line in said)
+    train(recipe, run, SILENT, resume=True)
+    assert any("torn" in line and newest.name in line for line in logged.messages)
+    assert any("goes on at step 4" in line for line in logged.messages)
     train(recipe, tmp_path / "straight", SILENT)
     assert_same(run, tmp_path / "straight")
 
 
-def test_where_no_state_is_sound_a_run_begins_anew_and_says_so(tmp_path: Path) -> None:
+def test_where_no_state_is_sound_a_run_begins_anew_and_says_so(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
     recipe, run = tiny_recipe(tmp_path, "views=[coronal]"), tmp_path / "run"
     train(recipe, run, SILENT)
     job = run / "train/coronal"
@@ -260,9 +260,10 @@ def test_where_no_state_is_sound_a_run_begins_anew_and_says_so(tmp_path: Path) -
     sound = weights(run, "train/coronal")
     for state in job.glob("state-*"):
         state.write_bytes(b"")
-    said: list[str] = []
-    train(recipe, run, Watcher(said.append, lambda *_: None), resume=True)
-    assert any("state-000000008" in line and "starts again" in line for line in said)
+    train(recipe, run, SILENT, resume=True)
+    assert any(
+        "state-000000008" in line and "starts again" in line for line in logged.messages
+    )
     assert weights(run, "train/coronal") == sound
 
 
@@ -270,30 +271,28 @@ def test_a_run_that_was_killed_out_of_patience_stays_so(tmp_path: Path) -> None:
     # Nothing moves, norms included: the second validation is no better than the first.
     frozen = "optimiser={rate: 1e-12, parts: {encoders: 0, bottleneck: 0, decoders: 0}}"
     settings = ["views=[coronal]", frozen, "ema=0", "schedule.steps=99"]
-    patience = "validation={every_epochs: 1, patience: 1, scans: 1}"
+    patience = "validation={every_epochs: 1, patience: 1, persons: 1}"
     recipe, run = tiny_recipe(tmp_path, *settings, patience), tmp_path / "run"
     train(recipe, run, SILENT)
     done = run / "train/coronal/done.json"
     assert json.loads(done.read_text())["step"] == 8
     done.unlink()
     seen: list[int] = []
-    note = Watcher(
-        say=lambda line: None, step=lambda job, report, p: seen.append(report.step)
-    )
+    note = Watcher(step=lambda job, report, p: seen.append(report.step))
     train(recipe, run, note, resume=True)
     assert seen == []
     assert done.is_file()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("validation", [None, {"scans": 1}])
+@pytest.mark.parametrize("validation", [None, {"persons": 1}])
 def test_a_run_within_a_time_ends_in_time_with_a_model(
     tmp_path: Path, validation: dict[str, int] | None
 ) -> None:
     settings = [f"validation={json.dumps(validation)}", "data.epoch_slices=400"]
     recipe = tiny_recipe(tmp_path, *settings)
     first: list[float] = []
-    watcher = Watcher(lambda line: None, lambda *_: first.append(time.monotonic()))
+    watcher = Watcher(lambda *_: first.append(time.monotonic()))
     model = load_model(train(recipe, tmp_path / "run", watcher, seconds=40))
     assert 36 <= time.monotonic() - first[0] <= 44
     assert set(model.networks) == {View.CORONAL, View.SAGITTAL}
@@ -305,7 +304,7 @@ def test_a_run_within_a_time_ends_in_time_with_a_model(
 @pytest.mark.slow
 @pytest.mark.important
 def test_a_run_that_is_stopped_does_the_rest_in_the_time_of_the_next_call(
-    tmp_path: Path,
+    tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     recipe, run = tiny_recipe(tmp_path, "views=[coronal]"), tmp_path / "run"
     job = run / "train/coronal"
@@ -314,7 +313,7 @@ def test_a_run_that_is_stopped_does_the_rest_in_the_time_of_the_next_call(
         if progress > 0.5:
             signal.raise_signal(signal.SIGTERM)
 
-    halted = Watcher(lambda line: None, stop_at_half)
+    halted = Watcher(stop_at_half)
     with pytest.raises(InterruptedRunError, match="its state is saved"):
         train(recipe, run, halted, seconds=6)
     before, _ = read_latest(job)
@@ -324,13 +323,11 @@ def test_a_run_that_is_stopped_does_the_rest_in_the_time_of_the_next_call(
     with pytest.raises(TrainingError, match="--resume --seconds N"):
         train(recipe, run, SILENT, resume=True)
     shares: list[float] = []
-    watcher = Watcher(
-        lambda line: None, lambda job, report, progress: shares.append(progress)
-    )
-    said: list[str] = []
-    watcher.say = said.append
+    watcher = Watcher(lambda job, report, progress: shares.append(progress))
     train(recipe, run, watcher, resume=True, seconds=4)
-    assert said[-1] == f"{run}/model: coronal of tiny, ended by its 4 seconds"
+    assert (
+        logged.messages[-1] == f"{run}/model: coronal of tiny, ended by its 4 seconds"
+    )
     # The first step of a call is no progress, and none is lost.
     assert shares[0] == before.counters.share
     assert shares == sorted(shares)
@@ -369,7 +366,7 @@ def test_a_store_that_was_changed_after_a_kill_is_refused_in_one_line(
         if job.name == "train/axial" and report.step == 2:
             signal.raise_signal(signal.SIGTERM)
 
-    halted = Watcher(lambda line: None, stop_in_the_second_view)
+    halted = Watcher(stop_in_the_second_view)
     with pytest.raises(InterruptedRunError):
         train(recipe, run, halted)
     path = subject_path(store, "b")
@@ -409,7 +406,7 @@ def halted_on_store(
 
     recipe = tiny_recipe(folder, data=STORE_DATA, scheme="tissue4", views=["axial"])
     with pytest.raises(InterruptedRunError):
-        train(recipe, folder / "run", Watcher(lambda line: None, stop))
+        train(recipe, folder / "run", Watcher(stop))
     return folder / "run"
 
 

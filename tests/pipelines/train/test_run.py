@@ -11,7 +11,6 @@ import torch
 import yaml
 from helpers.small_store import all_train, small_store
 from helpers.tiny_training import SILENT, tiny_recipe
-from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
@@ -29,7 +28,6 @@ from trinat.segmentation.errors import (
 )
 from trinat.segmentation.models.checkpoint import load_model, read_info
 from trinat.segmentation.space.views import View
-from trinat.segmentation.training.config import Recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread", "without_pages")
 
@@ -210,7 +208,7 @@ def test_a_model_brings_the_label_scheme_of_ones_own_that_it_learnt(
     ("lack", "message"),
     [
         ({"scheme": "nowhere"}, "nowhere: no such label scheme"),
-        ({"events": True}, "tracking by tensorboard needs it installed"),
+        ({"tracking": ["tensorboard"]}, "tracking by tensorboard needs it installed"),
         ({"data": {"rows": 32, "columns": 32}}, "data names no source"),
     ],
     ids=["scheme", "tensorboard", "data"],
@@ -282,23 +280,14 @@ def test_events_are_written_for_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     settings = [
-        "events=true",
+        "tracking=[tensorboard]",
         "views=[axial]",
-        "validation={every_epochs: 1, scans: 1}",
+        "validation={every_epochs: 1, persons: 1}",
     ]
     train(tiny_recipe(tmp_path, *settings), tmp_path / "run", SILENT)
     events = EventAccumulator(str(tmp_path / "run/train/axial/events")).Reload()
     assert [event.step for event in events.Scalars("loss")][-1] == 8
     assert [event.step for event in events.Scalars("axial/dice")] == [4, 8]
-
-
-def test_the_settings_of_an_older_run_are_read(tmp_path: Path) -> None:
-    recipe = tiny_recipe(tmp_path)
-    content = recipe.model_dump(mode="json") | {"mlflow": None}
-    content["stages"][0]["distillation"] = None
-    assert Recipe.model_validate(content) == recipe
-    with pytest.raises(ValidationError, match="distillation"):
-        Recipe.model_validate(content | {"distillation": {"teacher": "fast"}})
 
 
 def test_an_unknown_recipe_is_refused() -> None:

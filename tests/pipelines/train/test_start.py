@@ -10,7 +10,6 @@ import pytest
 import torch
 from helpers.tiny_training import NETWORK, SILENT, tiny_recipe, weights
 
-from trinat.pipelines.train.job import Watcher
 from trinat.pipelines.train.pages import summarise
 from trinat.pipelines.train.result import _fusion_of_start
 from trinat.pipelines.train.run import train
@@ -70,7 +69,7 @@ def test_a_stage_may_train_some_views_and_the_others_start_from_theirs(
 
 
 def test_a_view_alone_whose_stage_starts_from_another_starts_from_random_weights(
-    tmp_path: Path,
+    tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     stages = [
         {"name": "first", "views": ["coronal"]},
@@ -78,11 +77,12 @@ def test_a_view_alone_whose_stage_starts_from_another_starts_from_random_weights
     ]
     views = ["coronal", "axial"]
     recipe = tiny_recipe(tmp_path, views=views, stages=stages, schedule={"steps": 1})
-    said: list[str] = []
-    watcher = Watcher(said.append, lambda *_: None)
-    model = load_model(train(recipe, tmp_path / "run", watcher, views=[View.AXIAL]))
+    model = load_model(train(recipe, tmp_path / "run", SILENT, views=[View.AXIAL]))
     assert list(model.networks) == [View.AXIAL]
-    assert "others: axial starts from random weights: no other view is here" in said
+    assert (
+        "others: axial starts from random weights: no other view is here"
+        in logged.messages
+    )
 
 
 def test_a_stage_of_a_view_that_the_recipe_does_not_name_is_refused(
@@ -112,7 +112,7 @@ def test_a_run_starts_from_a_model_that_it_names(tmp_path: Path) -> None:
 
 
 def test_a_view_that_the_model_lacks_starts_with_the_weights_of_another(
-    tmp_path: Path,
+    tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     torch.manual_seed(1)
     coronal = QuickNat(QuickNatConfig.model_validate(NETWORK))
@@ -129,12 +129,10 @@ def test_a_view_that_the_model_lacks_starts_with_the_weights_of_another(
         optimiser=still,
         start=str(tmp_path / "random"),
     )
-    said: list[str] = []
-    model = load_model(
-        train(recipe, tmp_path / "run", Watcher(said.append, lambda *_: None))
-    )
+    model = load_model(train(recipe, tmp_path / "run", SILENT))
     assert any(
-        "axial starts with the model's weights for 33 of 33 classes" in x for x in said
+        "axial starts with the model's weights for 33 of 33 classes" in line
+        for line in logged.messages
     )
     given, taken = coronal.state_dict(), model.networks[View.AXIAL].state_dict()
     counters = {name for name in given if name.endswith("num_batches_tracked")}
@@ -189,14 +187,13 @@ def test_views_are_joined_as_in_the_model_that_a_run_starts_from(
 
 
 def test_a_licence_of_the_weights_that_a_run_starts_from_goes_on(
-    tmp_path: Path,
+    tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     save_start(tmp_path / "start", licence="CC BY-NC 3.0")
     recipe = one_step_from_start(tmp_path)
-    said: list[str] = []
-    info = read_info(train(recipe, tmp_path / "run", Watcher(said.append, SILENT.step)))
+    info = read_info(train(recipe, tmp_path / "run", SILENT))
     assert info.training.licence == "CC BY-NC 3.0"
-    assert "the weights of start are licensed under CC BY-NC 3.0" in said
+    assert "the weights of start are licensed under CC BY-NC 3.0" in logged.messages
 
 
 def test_fitted_weights_of_structures_that_a_scheme_lacks_do_not_carry_over(

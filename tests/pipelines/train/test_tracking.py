@@ -12,7 +12,7 @@ import pytest
 from helpers.tiny_training import SILENT, tiny_recipe
 
 from trinat.pipelines.train import log
-from trinat.pipelines.train.log import Trackers, services_of
+from trinat.pipelines.train.log import Trackers
 from trinat.pipelines.train.run import train
 from trinat.segmentation.errors import ConfigError, InterruptedRunError
 
@@ -36,26 +36,18 @@ class Kept:
         self.ends.append(end)
 
 
-def test_events_is_the_older_word_for_tensorboard(tmp_path: Path) -> None:
-    assert services_of(tiny_recipe(tmp_path)) == []
-    assert services_of(tiny_recipe(tmp_path, events=True)) == ["tensorboard"]
-    both = tiny_recipe(tmp_path, events=True, tracking=["tensorboard", "mlflow"])
-    assert services_of(both) == ["tensorboard", "mlflow"]
-    # Runs from before the key existed have the same config.yaml.
-    assert "tracking" not in tiny_recipe(tmp_path).model_dump()
-
-
 def test_a_service_that_fails_ends_its_curves_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture
 ) -> None:
     services = {"wandb": Kept(failing=True), "mlflow": Kept()}
     monkeypatch.setattr(log, "_begin", lambda service, *given: services[service])
     recipe = tiny_recipe(tmp_path, tracking=["wandb", "mlflow"])
-    said: list[str] = []
-    with Trackers(tmp_path, recipe, 0, said.append) as trackers:
+    with Trackers(tmp_path, recipe, 0) as trackers:
         for step in (1, 2):
             trackers.log({"loss": 0.5}, step)
-    assert said == ["wandb gets no more curves: no route to host; the training goes on"]
+    assert logged.messages == [
+        "wandb gets no more curves: no route to host; the training goes on"
+    ]
     assert services["mlflow"].points == [({"loss": 0.5}, 1), ({"loss": 0.5}, 2)]
     assert (services["wandb"].ends, services["mlflow"].ends) == ([], ["FINISHED"])
 
@@ -70,7 +62,7 @@ def test_services_learn_how_a_job_ended(
     service = Kept()
     monkeypatch.setattr(log, "_begin", lambda *given: service)
     recipe = tiny_recipe(tmp_path, tracking=["mlflow"])
-    with pytest.raises(type(error)), Trackers(tmp_path, recipe, 0, print):
+    with pytest.raises(type(error)), Trackers(tmp_path, recipe, 0):
         raise error
     assert service.ends == [end]
 
@@ -94,7 +86,7 @@ def test_a_service_that_cannot_begin_says_why(
     monkeypatch.setattr(log, "_begin", begin)
     recipe = tiny_recipe(tmp_path, tracking=["wandb"])
     with pytest.raises(ConfigError, match="wandb cannot begin: no key: see"):
-        Trackers(tmp_path, recipe, 0, print)
+        Trackers(tmp_path, recipe, 0)
 
 
 # Their libraries warn of their own future.
@@ -126,7 +118,7 @@ def test_mlflow_has_the_curves_of_each_job_and_a_resumed_one_goes_on_there(
     assert str(heads.parent) not in json.dumps(settings)
 
     known = json.loads((run / "train/coronal/tracking.json").read_text())["mlflow"]
-    with Trackers(run / "train/coronal", recipe, 8, print) as again:
+    with Trackers(run / "train/coronal", recipe, 8) as again:
         again.log({"loss": 0.25}, 9)
     assert client.get_run(known).data.metrics["loss"] == 0.25
 

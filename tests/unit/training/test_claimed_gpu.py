@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from helpers import small_store as stored
 from helpers.claimed import Claims, claimed, device_of
 from helpers.tiny_training import NETWORK, SILENT
 
+from trinat.pipelines.train.job import Job, Watcher
 from trinat.pipelines.train.run import train_runs
 from trinat.segmentation.data import augmentation
 from trinat.segmentation.errors import InterruptedRunError
@@ -26,7 +28,7 @@ from trinat.segmentation.training.batches import (
     SyntheticSource,
 )
 from trinat.segmentation.training.config import Recipe, StoreConfig
-from trinat.segmentation.training.loop import Trainer
+from trinat.segmentation.training.loop import StepReport, Trainer
 from trinat.segmentation.training.network import ViewsNet
 from trinat.segmentation.training.state import read_state, write_state
 
@@ -254,16 +256,15 @@ def test_a_whole_run_is_validated_stopped_and_resumed(tmp_path: Path) -> None:
     }
     recipe = recipe_of(data=data, schedule={"steps": 6}, validation={"every_epochs": 1})
     out = tmp_path / "run"
-    asked = 0
 
-    def should_stop() -> bool:
-        nonlocal asked
-        asked += 1
-        return asked > 2
+    def stop_after_two_steps(job: Job, report: StepReport, progress: float) -> None:
+        if report.step == 2:
+            signal.raise_signal(signal.SIGUSR1)
 
+    stopping = Watcher(step=stop_after_two_steps)
     with claimed():
         with pytest.raises(InterruptedRunError):
-            train_runs({out: recipe}, SILENT, device="cuda", should_stop=should_stop)
+            train_runs({out: recipe}, stopping, device="cuda")
         train_runs({out: recipe}, SILENT, device="cuda", resume=True)
     job = out / "train/coronal-axial"
     assert json.loads((job / "done.json").read_text())["step"] == 6

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from pydantic import ValidationError
 
 from trinat.segmentation.training.config import Recipe, ValidationConfig
-from trinat.segmentation.training.state import check_identity
 
 SHARED = {
     "name": "two",
@@ -50,40 +47,12 @@ def test_a_resolved_recipe_resolves_to_itself() -> None:
     assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
 
 
-def test_a_run_from_before_the_keys_of_a_pass_is_the_same_run() -> None:
-    """What older runs wrote to config.yaml and to their states."""
-    store = {"path": "s", "split": "s.json"}
-    recipe = Recipe.model_validate(
-        {**SHARED, "data": {"store": store}, "validation": {"scans": 2}}
-    )
-    (stage,) = recipe.model_dump(mode="json")["stages"]
-    assert "balanced_share" not in stage["data"]["store"]
-    assert "mean" not in stage["loss"]
-    before = {"every_epochs": 1, "patience": None, "scans": 2}
-    check_identity({**stage, "validation": before}, stage, Path("run"))
-
-
-def test_a_share_of_balanced_draws_that_is_not_the_usual_one_is_written() -> None:
-    store = {"path": "s", "split": "s.json", "balanced_share": 0}
-    loss = {"mean": "plain"}
-    recipe = Recipe.model_validate({**SHARED, "data": {"store": store}, "loss": loss})
-    (stage,) = recipe.model_dump(mode="json")["stages"]
-    assert stage["data"]["store"]["balanced_share"] == 0
-    assert stage["loss"]["mean"] == "plain"
-    assert Recipe.model_validate(recipe.model_dump(mode="json")) == recipe
-
-
 def test_sessions_of_a_person_validate_together() -> None:
     persons = ["ann", "ann", "bob", "eve", "eve"]
     for seed in range(20):
         chosen = ValidationConfig(persons=1).choose(persons, seed)
         assert chosen in ([0, 1], [2], [3, 4])
     assert ValidationConfig(persons=9).choose(persons, 0) == [0, 1, 2, 3, 4]
-
-
-def test_who_validates_is_drawn_or_the_first_not_both() -> None:
-    with pytest.raises(ValidationError, match="persons or scans, not both"):
-        ValidationConfig(persons=3, scans=2)
 
 
 def test_an_old_word_for_a_precision_is_answered_with_the_new_ones() -> None:

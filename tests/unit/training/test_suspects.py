@@ -34,13 +34,13 @@ def boxes() -> np.ndarray:
 
 
 def seen(truth: np.ndarray, loss: tuple[float, float] = (1.0, 3.0)) -> Look:
-    return Look(truth, boxes(), np.array(loss), np.array(loss) / 2)
+    return Look(truth, boxes(), np.array(loss))
 
 
 def test_right_labels_have_no_shift_no_exchanged_sides_and_a_dice_of_one() -> None:
     found = summarise([seen(boxes())], PARTNERS)
     assert found.measures == {
-        "loss": 2.0, "slice loss": 3.0, "gradient": 1.0, "sides": 0.0, "shift": 0.0
+        "loss": 2.0, "slice loss": 3.0, "sides": 0.0, "shift": 0.0
     }  # fmt: skip
     assert dice(found.joint).tolist() == [1, 1, 1, 1]
     assert found.worst == (0, 1)
@@ -61,7 +61,7 @@ def test_a_shift_is_measured_in_voxels() -> None:
 
 
 def test_a_slice_with_hardly_a_voxel_counts_as_right() -> None:
-    empty = Look(boxes() * 0, boxes() * 0, np.array([9.0, 9.0]), np.array([9.0, 9.0]))
+    empty = Look(boxes() * 0, boxes() * 0, np.array([9.0, 9.0]))
     assert summarise([empty], PARTNERS).measures["slice loss"] == 0
 
 
@@ -70,11 +70,11 @@ def test_the_loss_of_a_small_slice_counts_in_proportion() -> None:
     labels[:2, 2:12, 2:12] = 1  # 100 voxels in two slices,
     labels[2, 2:7, 2:7] = 1  # and 25 at the end of the brain
     losses = np.array([1.0, 2.0, 6.0])
-    found = summarise([Look(labels, labels, losses, losses)], PARTNERS)
+    found = summarise([Look(labels, labels, losses)], PARTNERS)
     assert found.measures["slice loss"] == 2
     assert found.worst == (0, 1)
     losses[2] = 9
-    found = summarise([Look(labels, labels, losses, losses)], PARTNERS)
+    found = summarise([Look(labels, labels, losses)], PARTNERS)
     assert found.measures["slice loss"] == 9 * 25 / 100
     assert found.worst == (0, 2)
 
@@ -226,7 +226,7 @@ def two_classes(weight: float) -> QuickNat:
     return network.eval()
 
 
-def test_loss_and_gradient_of_one_bright_pixel_that_is_called_background() -> None:
+def test_loss_of_one_bright_pixel_that_is_called_background() -> None:
     slices, truth = torch.zeros(2, 1, 2, 2), torch.zeros(2, 2, 2, dtype=torch.uint8)
     slices[:, 0, 0, 0] = 1
     truth[0, 0, 0] = 1
@@ -235,9 +235,6 @@ def test_loss_and_gradient_of_one_bright_pixel_that_is_called_background() -> No
     # Logits 0 and 4 at the bright pixel, the only one that counts.
     right, wrong = np.log1p(np.exp(-4)), np.log1p(np.exp(4))
     np.testing.assert_allclose(found.loss, [right, wrong], rtol=1e-5)
-    # Two weights and two biases each get plus or minus the error of the probability.
-    share = 1 / (1 + np.exp(-4))
-    np.testing.assert_allclose(found.gradient, [2 * (1 - share), 2 * share], rtol=1e-4)
 
 
 def test_what_is_ignored_costs_nothing_and_is_seen_nowhere() -> None:

@@ -1,0 +1,14 @@
+"""What the tests of training share."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """The log of trinat, from INFO on."""
+    caplog.set_level(logging.INFO, "trinat")
+    return caplog
