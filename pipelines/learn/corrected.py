@@ -54,17 +54,19 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
         labels = None
         mask = None
         structures = None
-        corrected_scan = ""
         if study.against is not None:
             labels = study.other(item)
         elif item.labels is not None:
             correction = correction_of(item.labels)
             if correction is not None:
                 labels = correction.path
+                why = correction.why_unfit(item.entry.input_sha256)
+                if why:
+                    failures.append(f"{item.name}: {why}")
+                    continue
             if correction is not None and correction.facts is not None:
                 mask = mask_path(item.labels)
                 structures = frozenset(correction.facts.structures)
-                corrected_scan = correction.facts.scan_sha256
                 if not correction.facts.changed_voxels:
                     failures.append(f"{item.name}: its correction changes nothing")
                     continue
@@ -81,11 +83,6 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
         # Elsewhere it may be packed otherwise.
         if study.images is None and segmented and digest(scan) != segmented:
             failures.append(f"{item.name}: its scan was changed since it was segmented")
-            continue
-        if corrected_scan and segmented and corrected_scan != segmented:
-            failures.append(
-                f"{item.name}: its scan was replaced since it was corrected"
-            )
             continue
         found.append(Corrected(item, person, scan, labels, mask, structures))
     if study.against is not None:

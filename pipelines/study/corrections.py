@@ -38,7 +38,13 @@ from trinat.pipelines.jobs.lock import run_lock
 from trinat.pipelines.study.discovery import is_scan, stem_ends, walk
 from trinat.pipelines.study.naming import CORRECTED, Product
 from trinat.segmentation.data.sources.base import without_suffix
-from trinat.segmentation.errors import GeometryError, IntegrityError, OutputError
+from trinat.segmentation.errors import (
+    GeometryError,
+    InputError,
+    IntegrityError,
+    OutputError,
+    reason_of,
+)
 from trinat.segmentation.io.files import (
     not_written,
     read_rows,
@@ -50,6 +56,8 @@ from trinat.segmentation.io.files import (
     write_whole,
 )
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels import DEFAULT_SCHEME
+from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.metrics.common_grid import on_grid_of
 
 _LABELS = f"_{Product.LABELS.suffix}"
@@ -121,12 +129,35 @@ class Facts(_Stated):
 class Correction:
     """A corrected label map, and the result beside it.
 
-    `facts` is None where no JSON is beside it, or one that is of other bytes.
+    `facts` is None if there is no JSON beside it, or one of other bytes. `scan_sha256` is the scan
+    that was corrected, also if another program has saved the map again; "" if it is not known.
     """
 
     path: Path
     result: Path
     facts: Facts | None
+    scan_sha256: str = ""
+
+    def why_unfit(self, scan_sha256: str) -> str:
+        """Return why the correction does not count for a scan with this hash; "" if it does."""
+        if self.scan_sha256 and scan_sha256 and self.scan_sha256 != scan_sha256:
+            return (
+                "is a correction of what the scan was before: correct it again, or give "
+                "--uncorrected"
+            )
+        try:
+            corrected = self.read().data
+        except InputError as error:
+            return reason_of(error, where=False)
+        result = Volume.read(self.result, labels=True).data
+        if result.any() and not corrected.any():
+            return "is a correction without any label: correct it again, or delete it"
+        if _are_sides_swapped(corrected, result):
+            return (
+                "is a correction whose left and right are exchanged: save it again as it lies on "
+                "the scan, or delete it"
+            )
+        return ""
 
     def read(self) -> Volume:
         """The corrected label map on the grid of the result; GeometryError if it has another."""
@@ -211,9 +242,29 @@ def correction_of(result: Path) -> Correction | None:
     if not path.is_file():
         return None
     facts = _read_facts(sidecar_path(result))
+    scan_sha256 = "" if facts is None else facts.scan_sha256
     if facts is not None and facts.sha256 != sha256_of(path):
         facts = None
-    return Correction(path, result, facts)
+    return Correction(path, result, facts, scan_sha256)
+
+
+def _are_sides_swapped(corrected: NDArray[Any], result: NDArray[Any]) -> bool:
+    """Return True if a label map fits a result better with left and right exchanged.
+
+    False if the numbers are not those of the default scheme.
+    """
+    scheme = load_scheme(DEFAULT_SCHEME)
+    present = set(np.unique(result).tolist()) | set(np.unique(corrected).tolist())
+    for numbers in (scheme.fs_ids.tolist(), list(range(len(scheme)))):
+        if not present.issubset(numbers):
+            continue
+        partners = np.arange(max(numbers) + 1)
+        partners[numbers] = np.asarray(numbers)[scheme.partner_permutation]
+        labelled = result > 0
+        as_it_is = (corrected == result)[labelled].sum()
+        exchanged = (partners[corrected] == result)[labelled].sum()
+        return bool(exchanged > as_it_is)
+    return False
 
 
 def find_corrections(folder: Path) -> list[Correction]:
@@ -348,7 +399,7 @@ def _write(
         raise
     except OSError as error:
         raise not_written(path, error) from error
-    return Correction(path, result, facts)
+    return Correction(path, result, facts, facts.scan_sha256)
 
 
 def _changed_by_structure(

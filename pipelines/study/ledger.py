@@ -441,57 +441,53 @@ def _standing(entry: Entry, folder: Path) -> int:
 def unfit_results(
     folder: Path, files: Collection[Path], corrected: Collection[Path] = ()
 ) -> dict[Path, str]:
-    """Which files are no result of the last attempt at their scan as it is now, and why.
+    """Return which files are not the result of their scan as it is now, and why.
 
-    `folder` is one of `entries_for`, with these files. What the user has changed or added is the
-    user's own, and never unfit; but for corrections of what a scan was before, where these count:
-    `corrected` are the files that they are of.
+    `folder` is one of `entries_for`, with these files. A result that the user has changed or added
+    is never unfit. `corrected` are the files whose corrections count in their place: these are
+    unfit if they are of another scan, or cannot be right.
     """
     unfit: dict[Path, str] = {}
+    # The hash of the scan that each file is the result of.
+    scans: dict[Path, str] = {}
     for each, contents in _ledgers_of(folder):
-        unfit.update(_unfit_in(each, contents, files, corrected))
-    return unfit
+        ours: dict[str, Path] = {}
+        for file in files:
+            name = os.path.relpath(file, each)
+            if name in contents.writers:
+                ours[name] = file
+                entry = contents.entries.get(contents.writers[name])
+                scans[file] = "" if entry is None else entry.input_sha256
+        unfit.update(_unfit_in(each, contents, ours))
+
+    def judge(file: Path) -> str:
+        correction = correction_of(file)
+        return correction.why_unfit(scans.get(file, "")) if correction else ""
+
+    fit = [file for file in corrected if file not in unfit]
+    with ThreadPoolExecutor(cpu_count()) as pool:
+        reasons = list(pool.map(judge, fit))
+    judged = zip(fit, reasons, strict=True)
+    return unfit | {file: reason for file, reason in judged if reason}
 
 
 def _unfit_in(
-    folder: Path,
-    contents: LedgerContents,
-    files: Collection[Path],
-    corrected: Collection[Path],
+    folder: Path, contents: LedgerContents, ours: Mapping[str, Path]
 ) -> dict[Path, str]:
-    """As `unfit_results`, by the ledgers of one folder."""
-    ours: dict[str, Path] = {}
-    for file in files:
-        name = os.path.relpath(file, folder)
-        if name in contents.writers:
-            ours[name] = file
+    """Return which of the files (by their names in the ledger of a folder) are unfit, and why."""
 
     def judge(name: str) -> str:
         digest = str(digest_of(folder / name))
         if (name, digest) not in contents.written:
             return ""
         entry = contents.entries.get(contents.writers[name])
-        reason = _why_unfit(entry, name, digest, folder)
-        if not reason and entry is not None and ours[name] in corrected:
-            reason = _why_outdated(entry, folder / name)
-        return reason
+        return _why_unfit(entry, name, digest, folder)
 
     # Threads, since these are hashes of large files.
     with ThreadPoolExecutor(cpu_count()) as pool:
         reasons = list(pool.map(judge, ours))
     judged = zip(ours.values(), reasons, strict=True)
     return {file: reason for file, reason in judged if reason}
-
-
-def _why_outdated(entry: Entry, result: Path) -> str:
-    """Why the correction of a result is of another scan than the result; empty where it is not."""
-    correction = correction_of(result)
-    if correction is None or correction.facts is None:
-        return ""
-    digest = correction.facts.scan_sha256
-    if not digest or not entry.input_sha256 or digest == entry.input_sha256:
-        return ""
-    return "is a correction of what the scan was before: correct it again, or give --uncorrected"
 
 
 def _why_unfit(entry: Entry | None, name: str, digest: str, folder: Path) -> str:

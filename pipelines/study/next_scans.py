@@ -77,7 +77,8 @@ def next_of(
     persons = dict(zip((item.name for item in items), persons_of(items), strict=True))
     was_corrected = {item.name for item in items if item.name in elsewhere}
     for item in items:
-        if item.labels is not None and correction_of(item.labels) is not None:
+        correction = None if item.labels is None else correction_of(item.labels)
+        if correction and not correction.why_unfit(item.entry.input_sha256):
             was_corrected.add(item.name)
     rest = [item for item in items if item.name not in was_corrected]
     compared = [item for item in items if item.name in was_corrected]

@@ -32,6 +32,14 @@ STAGES = (
     ("rendering",),
     ("result", "segmenter"),
 )
+# The order of the folders of pipelines/ in ARCHITECTURE.md: a folder may import from those before
+# it. What all jobs share comes first, the commands come last.
+FOLDERS = (
+    *("common", "jobs", "study", "report"),
+    *("predict", "prepare", "train", "evaluate", "laboratory"),
+    *("view", "site", "models", "learn", "serve"),
+    *("demo", "doctor", "cli"),
+)
 
 
 @cache
@@ -134,22 +142,20 @@ def test_one_module_knows_which_networks_there_are() -> None:
     }
 
 
-SHARED = ("common", "study", "jobs")
+@pytest.mark.parametrize("path", python_files("pipelines"), ids=relative)
+def test_a_folder_of_pipelines_imports_only_those_before_it(path: Path) -> None:
+    own = folder_of(module_name(path))
+    for module in sorted(imported_modules(path)):
+        if module.startswith("trinat.pipelines.") and own:
+            other = folder_of(module)
+            assert FOLDERS.index(other) <= FOLDERS.index(own), (
+                f"{relative(path)} imports {module}"
+            )
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path for name in SHARED for path in python_files(f"pipelines/{name}")],
-    ids=relative,
-)
-def test_what_jobs_share_imports_no_job(path: Path) -> None:
-    packages = {
-        module.split(".")[2]
-        for module in imported_modules(path)
-        if module.startswith("trinat.pipelines.")
-    }
-    allowed = {"common"} if path.parent.name == "common" else set(SHARED)
-    assert packages <= allowed
+def folder_of(module: str) -> str:
+    """The folder of trinat.pipelines.<name>[...]; "" of the package itself."""
+    return ".".join(module.split(".")[2:3])
 
 
 def test_the_help_page_imports_nothing_heavy() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from helpers.studies import write_study
@@ -22,6 +25,7 @@ from trinat.pipelines.study.corrections import (
 )
 from trinat.pipelines.study.files import corrected_among, find_files
 from trinat.pipelines.study.ledger import read_entries, unfit_results
+from trinat.pipelines.study.next_scans import next_of
 from trinat.pipelines.study.study import Study
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
@@ -171,11 +175,44 @@ def test_a_correction_of_what_a_scan_was_before_is_not_measured(study: Path) -> 
     assert list(reasons) == [out / "c_dseg.nii.gz"]
     assert "is a correction of what the scan was before" in reasons[results[2]]
     assert unfit_results(out, results) == {}
-    found_to_learn, failures = find_corrected(Study(out, rater=""))
-    assert (found_to_learn, failures) == (
-        [],
-        ["c: its scan was replaced since it was corrected"],
-    )
+    assert _counting(out) == (set(), 0)
+
+
+def _counting(out: Path) -> tuple[set[str], int]:
+    """The scans whose corrections teach, and how many `trinat next` takes as corrected."""
+    study = Study(out, rater="")
+    found, failures = find_corrected(study)
+    assert all(line.startswith("c: ") for line in failures)
+    return {each.item.name for each in found}, next_of(study, 9)[1]
+
+
+def test_a_correction_that_was_saved_again_is_still_of_the_scan_that_it_was_of(
+    study: Path,
+) -> None:
+    out = study / "out"
+    result = out / "c_dseg.nii.gz"
+    facts = sidecar_path(result)
+    content = json.loads(facts.read_text())
+    facts.write_text(json.dumps({**content, "ScanSHA256": "another"}))
+    # By another program, so that its bytes are not those that the JSON is of.
+    path = corrected_path(result)
+    gzip_again = gzip.compress(gzip.decompress(path.read_bytes()), 1)
+    path.write_bytes(gzip_again)
+    assert list(unfit_results(out, [result], [result])) == [result]
+    assert _counting(out) == (set(), 0)
+
+
+@pytest.mark.parametrize("change", [np.zeros_like, lambda labels: labels[::-1]])
+def test_a_correction_that_is_empty_or_mirrored_does_not_count(
+    study: Path, change: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    out = study / "out"
+    result = out / "c_dseg.nii.gz"
+    labels = Volume.read(result, labels=True)
+    wrong = Volume(np.ascontiguousarray(change(labels.data)), labels.affine)
+    wrong.write(corrected_path(result), labels=True)
+    assert list(unfit_results(out, [result], [result])) == [result]
+    assert _counting(out) == (set(), 0)
 
 
 def test_a_correction_of_a_part_of_the_grid_is_not_measured(tmp_path: Path) -> None:
