@@ -40,7 +40,11 @@ from trinat.pipelines.study.files import (
     two_maps_of_a_scan,
 )
 from trinat.pipelines.study.ledger import entries_for, unfit_results
-from trinat.pipelines.study.people import refuse_strangers, say_of_table
+from trinat.pipelines.study.people import (
+    refuse_merged_persons,
+    refuse_strangers,
+    say_of_table,
+)
 from trinat.pipelines.study.ratings import (
     Rating,
     agreement_table,
@@ -302,6 +306,7 @@ def _read_known(settings: CohortSettings, say: Callable[[str], None]) -> Known:
     matched = people.match((file.name, file.person) for file in files)
     if settings.participants is not None:
         refuse_strangers(table, people, matched)
+    refuse_merged_persons(table, people, matched)
     doubts = people.doubts
     if people.facts:
         doubts += matched.remarks

@@ -14,7 +14,11 @@ from datetime import date, datetime
 from pathlib import Path
 
 from trinat.pipelines.study.cases import Case
-from trinat.pipelines.study.people import match_people, say_of_table
+from trinat.pipelines.study.people import (
+    match_people,
+    refuse_merged_persons,
+    say_of_table,
+)
 from trinat.segmentation.data.identity import (
     Identity,
     Named,
@@ -209,6 +213,7 @@ def _from_bids(
     people = read_people(table)
     persons = {case.id: f"sub-{case.entities['sub']}" for case in cases}
     matched = people.match((case.stem, persons[case.id]) for case in cases)
+    refuse_merged_persons(table, people, matched)
     known: dict[str, _Visit] = {}
     for case in cases:
         person = persons[case.id]

@@ -5,10 +5,12 @@ Commands say it in a few lines, or as an error; `trinat people` says all.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trinat.pipelines.study.files import find_files, persons_in_folders
+from trinat.segmentation.data.identity import Named, identify
 from trinat.segmentation.data.people import Facts, Matched, People
 from trinat.segmentation.data.people_table import read_people
 from trinat.segmentation.errors import ConfigError, DatasetError, one_line
@@ -60,6 +62,27 @@ def refuse_strangers(table: Path, people: People, matched: Matched) -> None:
     )
 
 
+def refuse_merged_persons(table: Path, people: People, matched: Matched) -> None:
+    """Raise if the scans that are taken for one person's have rows of several persons.
+
+    Rows of several sessions of a person (OAS2_0001_MR1, OAS2_0001_MR2) are of one.
+    """
+    rows_of: dict[str, dict[str, None]] = defaultdict(dict)
+    for (_, person), row in matched.rows.items():
+        rows_of[person][row] = None
+    for person, rows in rows_of.items():
+        persons = {scan.person for scan in identify([Named(row) for row in rows])}
+        sexes = {people.facts[row].sex for row in rows} - {None}
+        if len(persons) == 1 and len(sexes) < 2:
+            continue
+        named = " and ".join(list(rows)[:2])
+        raise DatasetError(
+            f"the scans of {person} have several rows in the table: {named}",
+            where=table,
+            remedy="rename the scans, so that each person's begin with the name of its row",
+        )
+
+
 def match_people(
     table: Path,
     names: Sequence[tuple[str, str]],
@@ -77,6 +100,7 @@ def match_people(
     people = read_people(table)
     matched = people.match(names)
     refuse_strangers(table, people, matched)
+    refuse_merged_persons(table, people, matched)
     doubts = people.doubts + matched.remarks
     say_of_table(table, people.notes, doubts, say, strict=strict)
     return matched
@@ -111,6 +135,7 @@ def show_people(
         files = find_files(results)
         matched = people.match((file.name, file.person) for file in files)
         refuse_strangers(table, people, matched)
+        refuse_merged_persons(table, people, matched)
         say("\t".join(("scan", "person", "visit", "row", *_COLUMNS)))
         for file in files:
             row = matched.rows.get((file.name, file.person), "")

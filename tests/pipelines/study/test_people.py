@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.study.people import show_people
+from trinat.pipelines.study.people import match_people, show_people
 from trinat.segmentation.errors import DatasetError
 
 
@@ -72,3 +72,32 @@ def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
     path.write_text("participant_id\tage\n")
     with pytest.raises(DatasetError, match=r"0 of 1 persons .* it has no rows"):
         show_people(path, tmp_path / "maps", lambda line: None)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        # Two persons.
+        "anna\t40\tM\nbert\t50\tM\n",
+        # One name, and two sexes.
+        "a_V1\t40\tM\na_V2\t41\tF\n",
+    ],
+)
+def test_a_person_with_rows_of_two_persons_is_refused(
+    rows: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "people.tsv"
+    path.write_text("participant_id\tage\tsex\n" + rows)
+    names = [row.split("\t")[0] for row in rows.splitlines()]
+    with pytest.raises(DatasetError) as refused:
+        match_people(path, [(name, "a") for name in names], print)
+    assert refused.value.where == str(path)
+
+
+def test_rows_of_two_sessions_are_of_one_person(tmp_path: Path) -> None:
+    path = tmp_path / "people.tsv"
+    path.write_text(
+        "participant_id\tage\tsex\nOAS2_0001_MR1\t80\tM\nOAS2_0001_MR2\t82\tM\n"
+    )
+    names = [(f"OAS2_0001_MR{n}", "OAS2_0001") for n in (1, 2)]
+    assert len(match_people(path, names, print).rows) == 2
