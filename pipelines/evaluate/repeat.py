@@ -32,7 +32,6 @@ from trinat.pipelines.evaluate.user_tables import Mappings
 from trinat.pipelines.jobs.lock import claimed, keep_only, refuse_foreign
 from trinat.pipelines.jobs.pool import isolated
 from trinat.pipelines.jobs.process import cpu_count
-from trinat.pipelines.predict.persons import persons_of
 from trinat.pipelines.report.measurements import write_table
 from trinat.pipelines.report.page import provenance
 from trinat.pipelines.report.repeat import (
@@ -50,6 +49,7 @@ from trinat.pipelines.study.files import (
     find_images,
 )
 from trinat.pipelines.study.pairing import pair_files
+from trinat.pipelines.study.persons import persons_of
 from trinat.segmentation.data.sources.base import without_suffix
 from trinat.segmentation.errors import ConfigError, EvaluationError, TrinatError
 from trinat.segmentation.io.files import write_whole

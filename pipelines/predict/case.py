@@ -22,7 +22,7 @@ from trinat.pipelines.predict.case_in_progress import (
     read,
 )
 from trinat.pipelines.predict.settings import RunSettings
-from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.cases import Case, Work
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.record import TimePoint
 from trinat.segmentation.errors import is_disk_full, reason_of
@@ -67,12 +67,12 @@ class CaseWorker:
             self._parcel_limits = quality.limits_of(self._predictor.parcels_model.info)
         self._has_label_table = False
 
-    def do(self, case: Case) -> Entry:
+    def do(self, case: Work) -> Entry:
         """All steps of a case; what fails becomes a failed entry."""
         finish = self.begin(case)
         return finish()
 
-    def begin(self, case: Case) -> Callable[[], Entry]:
+    def begin(self, case: Work) -> Callable[[], Entry]:
         """Read and segment a case; the returned function does the rest, in any thread.
 
         What fails becomes a failed entry.
@@ -86,7 +86,7 @@ class CaseWorker:
             return lambda: failed
         return partial(self.write, scan)
 
-    def _failed(self, case: Case, error: Exception) -> Entry:
+    def _failed(self, case: Work, error: Exception) -> Entry:
         return Entry.failed(case, self.settings, reason_of(error, where=False))
 
     def prepare(

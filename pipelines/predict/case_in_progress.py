@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trinat.pipelines.predict.persons import Person
 from trinat.pipelines.predict.settings import RunSettings
-from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.cases import Case, Person, Work
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.files import refuse_changed
 from trinat.pipelines.study.record import TimePoint
@@ -61,7 +60,7 @@ class PersonInProgress:
     stretches_percent: tuple[float, ...] = ()
 
 
-def read(case: Case, settings: RunSettings) -> CaseInProgress | PersonInProgress:
+def read(case: Work, settings: RunSettings) -> CaseInProgress | PersonInProgress:
     """Read the scan of a case, or those of a person.
 
     What is wrong with the scan of a case raises. Scans of a person that cannot be read fail, and

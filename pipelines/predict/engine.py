@@ -25,7 +25,7 @@ from trinat.pipelines.predict.case_in_progress import (
     read,
 )
 from trinat.pipelines.predict.settings import RunSettings
-from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.cases import Work
 from trinat.pipelines.study.entry import Entry
 from trinat.segmentation.errors import DeviceError, TrinatError, reason_of
 from trinat.segmentation.timing import stage, time_process
@@ -44,7 +44,7 @@ class Engine(Protocol):
     """Does cases, in any order, and yields one entry for each that was begun."""
 
     def run(
-        self, cases: Iterable[Case | None], stop: Callable[[], bool], /
+        self, cases: Iterable[Work | None], stop: Callable[[], bool], /
     ) -> Iterator[Entry]:
         """`stop` is asked often; once true, what is in hand is finished and no more begun.
 
@@ -71,7 +71,7 @@ class SerialEngine:
         self._on_stage = on_stage
 
     def run(
-        self, cases: Iterable[Case | None], stop: Callable[[], bool]
+        self, cases: Iterable[Work | None], stop: Callable[[], bool]
     ) -> Iterator[Entry]:
         """Do the cases, as `Engine` says.
 
@@ -172,7 +172,7 @@ class _Steps:
         self._speaking = threading.Lock()
         self._stopping = threading.Event()
         # None is the last in each queue.
-        self._given: queue.Queue[Case | None] = queue.Queue()
+        self._given: queue.Queue[Work | None] = queue.Queue()
         self._read: queue.Queue[_InProgress | None] = queue.Queue(1)
         self._segmented: queue.Queue[_InProgress | None] = queue.Queue(1)
 
@@ -262,7 +262,7 @@ class _Steps:
                 self._say(Done(scan.case.id, entry))
             del scan
 
-    def _step(self, name: str, case: Case, work: Callable[[], _T]) -> _T | None:
+    def _step(self, name: str, case: Work, work: Callable[[], _T]) -> _T | None:
         """What the work gives; None if it failed, which the parent is sent as a failed entry."""
         self._say((case.id, name))
         try:
@@ -295,7 +295,7 @@ def local_engine(
     `timeout_s` is the limit for one scan; 0 or None: none. `on_stage` is called with a case and
     the stage that it enters, and with ("", "ready") when a process is ready.
     """
-    return Pool[Case, Entry](
+    return Pool[Work, Entry](
         target,
         (settings,),
         devices,
@@ -317,7 +317,7 @@ class DaskEngine:
         config: Path | None = None,
         *,
         device: str = "auto",
-        task: Callable[[RunSettings, str, Case], Entry] | None = None,
+        task: Callable[[RunSettings, str, Work], Entry] | None = None,
     ) -> None:
         # With asyncio, which no worker process is to wait for.
         from trinat.pipelines.jobs.cluster import Cluster, local_workers
@@ -326,7 +326,7 @@ class DaskEngine:
         if count and not settings.threads:
             settings = replace(settings, threads=max(1, cpu_count() // count))
         self.settings = settings
-        self._cluster: Cluster[Case, Entry] = Cluster(
+        self._cluster: Cluster[Work, Entry] = Cluster(
             where,
             config,
             partial(task or segment, settings, device),
@@ -334,13 +334,13 @@ class DaskEngine:
         )
 
     def run(
-        self, cases: Iterable[Case | None], stop: Callable[[], bool]
+        self, cases: Iterable[Work | None], stop: Callable[[], bool]
     ) -> Iterator[Entry]:
         """Do the cases, as `Engine` says."""
         yield from self._cluster.run(cases, stop)
 
 
-def segment(settings: RunSettings, device: str, case: Case) -> Entry:
+def segment(settings: RunSettings, device: str, case: Work) -> Entry:
     """On a worker of a cluster: one scan, with the model that the worker has loaded once.
 
     The entry says how it ended, also if it failed. `device` is a device of the worker's machine.

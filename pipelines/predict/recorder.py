@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trinat.pipelines.common.exits import Exit, batch_exit
-from trinat.pipelines.predict.persons import Person
 from trinat.pipelines.predict.settings import CaseNames, RunSettings, slices_of
-from trinat.pipelines.study.cases import Case, Refusal
+from trinat.pipelines.study.cases import Case, Person, Refusal, Work
 from trinat.pipelines.study.entry import (
     Entry,
     Status,
@@ -221,8 +220,8 @@ class Recorder:
         return {}
 
     def cases_to_do(
-        self, cases: Sequence[Case], stop: Callable[[], bool]
-    ) -> Iterator[Case]:
+        self, cases: Sequence[Work], stop: Callable[[], bool]
+    ) -> Iterator[Work]:
         """The cases that have to be segmented; those that need not or cannot be are noted.
 
         `stop` is asked before each: looking through what is done takes long where there is much.
@@ -250,7 +249,7 @@ class Recorder:
             else:
                 self.note(obstructed)
 
-    def _person_to_do(self, person: Person) -> Case | None:
+    def _person_to_do(self, person: Person) -> Person | None:
         """The person, with the scans that can be segmented; None, with entries, if none is to do.
 
         They are segmented together: where one is new, changed or gone, all are done again.

@@ -19,7 +19,6 @@ from trinat.pipelines.jobs.lock import refuse_held, run_lock
 from trinat.pipelines.jobs.process import stop_on_signal
 from trinat.pipelines.predict.changes import renew_changes
 from trinat.pipelines.predict.engine import Engine, local_engine
-from trinat.pipelines.predict.persons import Person, persons_of, with_facts
 from trinat.pipelines.predict.recorder import Outcome, Recorder
 from trinat.pipelines.predict.settings import (
     CHANGES,
@@ -30,7 +29,7 @@ from trinat.pipelines.predict.settings import (
     slices_of,
 )
 from trinat.pipelines.predict.tables import write_bids_files, write_tables
-from trinat.pipelines.study.cases import Case, Found, Refusal
+from trinat.pipelines.study.cases import Case, Found, Refusal, Work
 from trinat.pipelines.study.discovery import find_cases, suffix_of_results
 from trinat.pipelines.study.entry import Entry, most_doubtful
 from trinat.pipelines.study.ledger import Ledger, LedgerContents, ledgers_in
@@ -42,6 +41,7 @@ from trinat.pipelines.study.naming import (
     T1W,
     WORK,
 )
+from trinat.pipelines.study.persons import persons_of, with_facts
 from trinat.pipelines.study.record import EXCLUDED_GRADES
 from trinat.segmentation.errors import ConfigError, InputError, OutputError, some
 from trinat.segmentation.metrics.norms import Norms
@@ -174,12 +174,12 @@ def _with_facts(
 
 def _inputs_of_part(
     request: PredictRequest, found: Found, say: Callable[[str], object]
-) -> tuple[Sequence[Case], Sequence[Refusal]]:
+) -> tuple[Sequence[Work], Sequence[Refusal]]:
     """Cases and refusals of the request's shard; the first shard reports all refusals.
 
     With --longitudinal the scans of a person are one case, and of one shard.
     """
-    given: Sequence[Case] = found.cases
+    given: Sequence[Work] = found.cases
     if request.output.longitudinal:
         persons = persons_of(
             found.cases, found.bids_root, request.persons, say, strict=request.strict
@@ -300,7 +300,7 @@ def _segment(
     request: PredictRequest,
     settings: RunSettings,
     recorder: Recorder,
-    cases: Sequence[Case],
+    cases: Sequence[Work],
     stop: Callable[[], bool],
     on_stage: Callable[[str, str], None],
 ) -> None:
@@ -320,26 +320,24 @@ def _segment(
         )
     else:
         engine = request.engine(settings)
-    # As they are segmented: without scans that were noted as impossible.
-    persons: dict[str, Person] = {}
+    # Scans that are segmented together, without those that were noted as impossible.
+    together: dict[str, tuple[Case, ...]] = {}
 
-    def begun() -> Iterator[Case]:
-        for case in chain([first], to_do):
-            if isinstance(case, Person):
-                persons[case.id] = case
-            yield case
+    def begun() -> Iterator[Work]:
+        for work in chain([first], to_do):
+            if len(work.scans) > 1:
+                together[work.id] = work.scans
+            yield work
 
     for entry in engine.run(begun(), stop):
-        person = persons.get(entry.case)
-        if person is None:
-            recorder.note(entry)
-        elif entry.of_scans:
+        if entry.of_scans:
             for of_scan in entry.of_scans:
                 recorder.note(of_scan)
-        else:
-            # Where the person has failed, so have all scans.
-            for scan in person.scans:
+        elif entry.case in together:
+            for scan in together[entry.case]:
                 recorder.note(Entry.failed(scan, settings, entry.reason))
+        else:
+            recorder.note(entry)
 
 
 def _make_tables_folder(staging: Path) -> Path:

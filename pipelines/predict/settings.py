@@ -21,7 +21,7 @@ from natsort import natsorted
 
 from trinat.pipelines.common.option import Option, as_tuple, split_devices
 from trinat.pipelines.jobs.process import cpu_count
-from trinat.pipelines.study.cases import Case, Found
+from trinat.pipelines.study.cases import Found, Work
 from trinat.pipelines.study.naming import (
     ASIDE,
     CORRECTIONS,
@@ -284,7 +284,7 @@ class RunSettings(WorkerOptions):
     parcels_sha256: str = ""
     stripper_sha256: str = ""
 
-    def digest(self, case: Case) -> str:
+    def digest(self, case: Work) -> str:
         """A hash of all that results of a case depend on, besides scan and model."""
         further: list[Any] = []
         if self.parcels_sha256:

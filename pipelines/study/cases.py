@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -51,7 +51,7 @@ class Case:
 
     @property
     def scans(self) -> tuple[Case, ...]:
-        """The scans that it has: itself, where it is not several scans of a person."""
+        """The scan itself, as the scans of a `Person`."""
         return (self,)
 
     @property
@@ -75,6 +75,63 @@ class Case:
         if suffix.isupper():
             return (self.path.with_suffix(".HDR"), self.path.with_suffix(".IMG"))
         return (self.path.with_suffix(".hdr"), self.path.with_suffix(".img"))
+
+
+@dataclass(frozen=True)
+class Person:
+    """Several scans of one person, which are segmented together.
+
+    `years` is the time of each scan, in years from any start; None if it is not known. `group` is
+    the person's in a study; "" if nothing says it.
+    """
+
+    name: str
+    scans: tuple[Case, ...]
+    years: tuple[float | None, ...]
+    group: str = ""
+
+    @property
+    def id(self) -> str:
+        """A key that is no scan's: these are paths, and end with no slash."""
+        return f"{self.name}/"
+
+    @property
+    def shown(self) -> str:
+        """The name of the person, for people."""
+        return self.name
+
+    @property
+    def path(self) -> Path:
+        """The path of the first scan."""
+        return self.scans[0].path
+
+    @property
+    def facts(self) -> Facts | None:
+        """None: the facts are those of each scan."""
+        return None
+
+    @property
+    def work(self) -> int:
+        """How many scans it takes as long as, for limits of time: the template is one more."""
+        return len(self.scans) + 1
+
+    @property
+    def unit(self) -> Work:
+        """The work for an engine: the only scan of a person is segmented by itself."""
+        return self if len(self.scans) > 1 else self.scans[0]
+
+    def only(self, keep: Callable[[Case], bool]) -> Person | None:
+        """Return the person with some of the scans alone; None without any."""
+        kept = [number for number, scan in enumerate(self.scans) if keep(scan)]
+        if not kept:
+            return None
+        scans = tuple(self.scans[number] for number in kept)
+        years = tuple(self.years[number] for number in kept)
+        return Person(self.name, scans, years, self.group)
+
+
+# What is segmented at once.
+Work = Case | Person
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, Protocol
 
 from pydantic import ConfigDict
 
-from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.cases import Case, Work
 from trinat.pipelines.study.naming import LEFT_OUT
 from trinat.pipelines.study.record import GRADES, ScanResult
 from trinat.segmentation.data.sources.base import natural_order
@@ -37,7 +37,7 @@ class Run(Protocol):
     def model_sha256(self) -> str:
         """The hash of the model."""
 
-    def digest(self, case: Case) -> str:
+    def digest(self, case: Work) -> str:
         """Return a hash of what the result of a case depends on, besides scan and model."""
 
 
@@ -85,7 +85,7 @@ class Entry:
     of_scans: tuple[Entry, ...] = ()
 
     @classmethod
-    def of(cls, case: Case, run: Run, status: Status, reason: str = "") -> Entry:
+    def of(cls, case: Work, run: Run, status: Status, reason: str = "") -> Entry:
         """Return the entry of a case in a run.
 
         The path of the scan is relative to the output folder.
@@ -103,7 +103,7 @@ class Entry:
         )
 
     @classmethod
-    def failed(cls, case: Case, run: Run, reason: str) -> Entry:
+    def failed(cls, case: Work, run: Run, reason: str) -> Entry:
         """Return the entry of a case that gave no result, for this reason."""
         return cls.of(case, run, "failed", reason)
 

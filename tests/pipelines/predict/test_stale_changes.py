@@ -17,10 +17,9 @@ import pytest
 from helpers.serial import QUICK, run_serially
 
 from trinat.pipelines.predict import changes
-from trinat.pipelines.predict.persons import Person
 from trinat.pipelines.predict.run import merge
 from trinat.pipelines.predict.settings import CaseNames, RunSettings, Shard
-from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.cases import Case, Person
 from trinat.pipelines.study.entry import Entry, digest_of
 from trinat.pipelines.study.ledger import Ledger
 from trinat.pipelines.study.record import ScanResult

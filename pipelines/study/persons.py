@@ -1,4 +1,4 @@
-"""Whose scans these are: persons, their scans and the times at which these were taken.
+"""Group scans by person and by date of acquisition: from a table, a BIDS dataset, or names.
 
 Imports no torch and no volumes: the command line has them at once.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime
 from pathlib import Path
 
-from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.cases import Case, Person
 from trinat.pipelines.study.people import (
     match_people,
     refuse_merged_persons,
@@ -56,61 +56,6 @@ _YEARS = ((-120, 120), (1900, 2200))
 _LONGEST_YEARS = 60
 # So many scans are named of those that a table lacks.
 _MOST_NAMED = 5
-
-
-@dataclass(frozen=True)
-class Person(Case):
-    """Several scans of one person, which are segmented together: one case to an engine.
-
-    `years` is when each of `scans` was taken, in years from any start; None where it is not known.
-    `group` is what the person belongs to in a study; "" where nothing says it.
-    """
-
-    scans: tuple[Case, ...] = ()
-    years: tuple[float | None, ...] = ()
-    group: str = ""
-
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        scans: Sequence[Case],
-        years: Sequence[float | None],
-        group: str = "",
-    ) -> Person:
-        """A person by name. The id is no scan's: these are paths, and end with no slash."""
-        return cls(
-            f"{name}/",
-            scans[0].path,
-            name,
-            scans=tuple(scans),
-            years=tuple(years),
-            group=group,
-        )
-
-    @property
-    def name(self) -> str:
-        """What the person is called in tables."""
-        return self.shown
-
-    @property
-    def work(self) -> int:
-        """How many scans it takes as long as: the template is one more."""
-        return len(self.scans) + 1
-
-    @property
-    def unit(self) -> Case:
-        """What an engine is given: the only scan of a person is segmented by itself."""
-        return self if len(self.scans) > 1 else self.scans[0]
-
-    def only(self, keep: Callable[[Case], bool]) -> Person | None:
-        """The person with some of the scans alone; None without any."""
-        kept = [number for number, scan in enumerate(self.scans) if keep(scan)]
-        if not kept:
-            return None
-        scans = [self.scans[number] for number in kept]
-        years = [self.years[number] for number in kept]
-        return Person.of(self.name, scans, years, self.group)
 
 
 @dataclass(frozen=True)
@@ -160,7 +105,7 @@ def persons_of(
     for name, of_person in visits.items():
         years = [visit.year for visit in of_person]
         group = max(visit.group for visit in of_person)
-        persons.append(Person.of(name, scans[name], years, group))
+        persons.append(Person(name, tuple(scans[name]), tuple(years), group))
     return persons
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.predict.persons import Person, persons_of, with_facts
-from trinat.pipelines.study.cases import Case
+from trinat.pipelines.study.cases import Case, Person
 from trinat.pipelines.study.discovery import find_cases
+from trinat.pipelines.study.persons import persons_of, with_facts
 from trinat.segmentation.errors import ConfigError, DatasetError
 
 
