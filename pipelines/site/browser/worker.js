@@ -137,12 +137,16 @@ async function work({ files }) {
   self.postMessage(said, { transfer: buffers });
 }
 
-// As a line of the ledger of `trinat predict` has it.
+/**
+ * As a line of the ledger of `trinat predict` has it.
+ * @returns {import("../../view/page/record.d.ts").ScanResult}
+ */
 function resultOf(scan, settings, found, inside, mask) {
   const { volumesMm3, agreement, working } = found;
   const evidence = new Evidence({ settings, working, scan, volumesMm3, agreement });
   const grade = gradeBy(evidence);
   const measured = measure(evidence, inside, mask);
+  /** @type {Record<string, number | null>} */
   const ofStructures = {};
   settings.classes.forEach(({ name }, index) => {
     const value = agreement?.[index];

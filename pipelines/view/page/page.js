@@ -3,6 +3,7 @@
 export const page = {
   // What the server says of the study, and of the scan that is looked at (null while unknown).
   study: null,
+  /** @type {{ result: import("./record.d.ts").ScanResult, correction: any, [fact: string]: any } | null} */
   detail: null,
   // The scans of the list, those that are shown by their numbers, and the one that is looked at.
   items: [],

@@ -1,0 +1,46 @@
+// Made from pipelines/study/record.py by tests/pipelines/study/test_record.py.
+// deno-lint-ignore-file camelcase
+
+export interface ParcelResult {
+  freesurfer?: number;
+  side?: "left" | "right";
+  lobe?: string;
+  mm3?: number;
+  share?: number | null;
+  asymmetry?: number | null;
+  agreement?: number | null;
+  grade?: string | null;
+}
+
+export interface TimePoint {
+  person?: string;
+  group?: string;
+  year?: number | null;
+  scans?: Record<string, string>;
+  volumes_mm3?: Record<string, number>;
+  stretch_percent?: number;
+  views?: string[];
+}
+
+export interface ScanResult {
+  model?: string;
+  grade?: string;
+  reasons?: string[];
+  structure_grades?: Record<string, string>;
+  notes?: string[];
+  total_brain_mm3?: number | null;
+  volumes_mm3?: Record<string, number>;
+  measures_mm3?: Record<string, number | null>;
+  csf?: "region" | "intracranial" | null;
+  tissue_contrast?: number | null;
+  pseudo_labels?: string;
+  mean_agreement?: number | null;
+  agreement?: Record<string, number | null>;
+  iou?: Record<string, number | null>;
+  pairwise_dice?: Record<string, number | null>;
+  volume_cv?: Record<string, number | null>;
+  cleaned?: Record<string, number>;
+  parcels?: Record<string, ParcelResult>;
+  picture?: string;
+  longitudinal?: TimePoint | null;
+}
