@@ -12,6 +12,14 @@ export interface ParcelResult {
   grade?: string | null;
 }
 
+export interface ThicknessResult {
+  side?: "left" | "right";
+  mm?: number | null;
+  std_mm?: number | null;
+  area_mm2?: number;
+  mm3?: number;
+}
+
 export interface TimePoint {
   person?: string;
   group?: string;
@@ -41,6 +49,8 @@ export interface ScanResult {
   volume_cv?: Record<string, number | null>;
   cleaned?: Record<string, number>;
   parcels?: Record<string, ParcelResult>;
+  thickness?: Record<string, ThicknessResult>;
+  thickness_doubts?: string[];
   picture?: string;
   longitudinal?: TimePoint | null;
 }

@@ -65,7 +65,6 @@ def test_rejected_scans_structures_and_parcels_are_in_no_group() -> None:
 
 
 def test_the_pages_have_the_types_of_the_record() -> None:
-    # To renew the file write there what this returns.
     assert _TYPES.read_text() == typescript_of(ScanResult.model_json_schema())
 
 
@@ -93,3 +92,8 @@ def _type_of(schema: dict[str, Any]) -> str:
     if schema["type"] == "object":
         return f"Record<string, {_type_of(schema['additionalProperties'])}>"
     return {"integer": "number"}.get(schema["type"], schema["type"])
+
+
+if __name__ == "__main__":
+    # After a change of the record: .venv/bin/python tests/pipelines/study/test_record.py
+    _TYPES.write_text(typescript_of(ScanResult.model_json_schema()))
