@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+# What a linear model of groups may take into account beside group and site.
+COVARIATES = ("age", "sex", "icv")
 # So many persons are named of those that a table lacks.
 _MOST_NAMED = 5
 
