@@ -35,7 +35,7 @@ class Limits:
     """
 
     # Mean Dice between views, of a structure and in the mean over structures; for models that
-    # have not been calibrated.
+    # have no limits of their own.
     agreement: Pair = (0.75, 0.55)
     # Adults' brains have 0.85 to 1.8 litres; half a head, or no head, has not.
     smallest_brain_mm3: Pair = (8.0e5, 5.0e5)
