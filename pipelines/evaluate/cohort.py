@@ -40,7 +40,9 @@ from trinat.pipelines.study.files import (
     two_maps_of_a_scan,
 )
 from trinat.pipelines.study.ledger import entries_for, unfit_results
-from trinat.pipelines.study.people import refuse_strangers, say_of_table
+from trinat.pipelines.study.participants import Facts, Matched, Participants
+from trinat.pipelines.study.participants_check import refuse_strangers, report_table
+from trinat.pipelines.study.participants_table import read_participants
 from trinat.pipelines.study.ratings import (
     Rating,
     agreement_table,
@@ -50,8 +52,6 @@ from trinat.pipelines.study.ratings import (
     use_of_ratings,
 )
 from trinat.pipelines.study.record import ParcelResult, ScanResult, measured_in
-from trinat.segmentation.data.people import Facts, Matched, People
-from trinat.segmentation.data.people_table import read_people
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.labels.scheme import Label, LabelScheme, load_scheme
@@ -92,7 +92,7 @@ class Known:
     ratings: list[Rating]
     files: list[ScanFile]
     table: Path
-    people: People
+    people: Participants
     matched: Matched
     doubts: tuple[str, ...]
 
@@ -291,7 +291,7 @@ def _read_known(settings: CohortSettings, say: Callable[[str], None]) -> Known:
         table = settings.predictions / "participants.tsv"
     elif not table.is_file():
         raise ConfigError("no such table", where=table)
-    people = read_people(table)
+    people = read_participants(table)
     ratings = read_given(settings.ratings)
 
     files = find_files(
@@ -305,7 +305,7 @@ def _read_known(settings: CohortSettings, say: Callable[[str], None]) -> Known:
     doubts = people.doubts
     if people.facts:
         doubts += matched.remarks
-    say_of_table(table, people.notes, doubts, say, strict=settings.strict)
+    report_table(table, people.notes, doubts, say, strict=settings.strict)
     clash = persons_in_folders(files)
     if clash:
         say(clash)

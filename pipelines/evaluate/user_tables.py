@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trinat.segmentation.data.people_table import (
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.io.cells import (
     age_in,
     may_be_thousands,
     number_in,
     sex_in,
 )
-from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import read_rows, read_table
 from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.scheme import LabelScheme
