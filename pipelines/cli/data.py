@@ -279,7 +279,10 @@ def split(
     ] = (8, 1, 1),
     kfold: Annotated[
         int | None,
-        typer.Option(min=3, help="Make this many splits for cross-validation instead."),
+        typer.Option(
+            help="Make this many splits for cross-validation instead, 3 or more; 2 with "
+            "--validation 0."
+        ),
     ] = None,
     published: Annotated[
         bool,

@@ -23,8 +23,12 @@ from trinat.segmentation.errors import LabelError
 from trinat.segmentation.io.files import read_bytes
 from trinat.segmentation.labels import SHIPPED_SCHEMES, Side
 from trinat.segmentation.labels.class_map import ClassMap, outer_rim
-from trinat.segmentation.labels.folding import FoldingTable, folding_table
-from trinat.segmentation.labels.label import Label, find_problem
+from trinat.segmentation.labels.folding import (
+    FoldingTable,
+    folding_table,
+    freesurfer_targets,
+)
+from trinat.segmentation.labels.label import Label, Side, find_problem
 from trinat.segmentation.space.views import View
 
 __all__ = [
@@ -169,10 +173,8 @@ class LabelScheme:
 
         There are two for a number that joins the nearest side.
         """
-        if number in self._classes:
-            return {self._classes[number]}
-        folded = folding_table().get(number, ())
-        return {self._classes[target] for target in folded if target in self._classes}
+        targets = freesurfer_targets(self._classes).get(number, ())
+        return {self._classes[target] for target in targets if target in self._classes}
 
     def to_freesurfer(self, indices: NDArray[Any]) -> NDArray[np.int16]:
         """Convert class indices to FreeSurfer numbers; raise a LabelError for an invalid index.
