@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.segmentation.errors import LabelError
+from trinat.segmentation.io.cells import NO_NAME
 from trinat.segmentation.io.files import read_bytes
 from trinat.segmentation.labels import SHIPPED_SCHEMES, Side
 from trinat.segmentation.labels.class_map import ClassMap, outer_rim
@@ -81,7 +82,6 @@ _REQUIRED = (
     "group",
 )
 _OPTIONAL = ("members", "rim_of")
-_ABSENT = ("", "n/a")
 _SIDES: dict[str, Side | None] = {
     "left": "left",
     "right": "right",
@@ -458,7 +458,7 @@ def _parse_row(row: dict[str | Any, str | Any], where: str) -> Label:
         )
     color = _color(cell["color"], where)
     for column in ("name", "abbreviation", "group"):
-        if cell[column] in _ABSENT:
+        if cell[column] in NO_NAME:
             raise LabelError(f"{column} is empty", where=where)
     return Label(
         index=_whole(cell["index"], "index", where),
@@ -486,7 +486,7 @@ def _color(text: str, where: str) -> tuple[int, int, int]:
 
 def _members(text: str, where: str) -> tuple[int, ...]:
     """Parse numbers separated by spaces."""
-    if text in _ABSENT:
+    if text in NO_NAME:
         return ()
     return tuple(_whole(word, "members", where) for word in text.split())
 
@@ -494,7 +494,7 @@ def _members(text: str, where: str) -> tuple[int, ...]:
 def _optional(cell: dict[str, str], column: str, where: str) -> int | None:
     """Parse the number in a cell, or return None if it is empty."""
     text = cell.get(column, "")
-    if text in _ABSENT:
+    if text in NO_NAME:
         return None
     return _whole(text, column, where)
 
