@@ -152,17 +152,15 @@ def _row(*cells: str) -> str:
     return "\t".join(one_line(cell) for cell in cells)
 
 
-def _cells(facts: Facts) -> tuple[str, ...]:
+def _cells(facts: Facts) -> list[str]:
     """Write the facts about a person as text, empty where they are not known."""
-    age = "" if facts.age is None else f"{facts.age:g}"
-    intracranial = ""
+    intracranial_cm3 = None
     if facts.intracranial_mm3 is not None:
-        intracranial = f"{facts.intracranial_mm3 / _MM3_PER_CM3:g}"
-    return (
-        age,
-        facts.sex or "",
-        facts.family or "",
-        facts.site,
-        facts.group,
-        intracranial,
+        intracranial_cm3 = facts.intracranial_mm3 / _MM3_PER_CM3
+    values = (
+        *(facts.age, facts.sex, facts.family, facts.site, facts.group),
+        intracranial_cm3,
     )
+    return [
+        f"{value:g}" if isinstance(value, float) else value or "" for value in values
+    ]
