@@ -13,6 +13,7 @@ from trinat.pipelines.study.participants import Facts, Matched, Named, Participa
 from trinat.pipelines.study.participants_table import (
     inspect_participants,
     read_participants,
+    refuse_problems,
 )
 from trinat.segmentation.errors import ConfigError, DatasetError, one_line
 
@@ -135,8 +136,9 @@ def show_participants(
         say(one_line(f"# refused: {problem}"))
     for doubt in doubts:
         say(one_line(f"# not understood: {doubt}"))
-    if people.problems or (strict and doubts):
-        raise _doubtful(table, [*people.problems, *doubts], "mend the table")
+    refuse_problems(table, people)
+    if strict and doubts:
+        raise _doubtful(table, doubts, "mend the table")
 
 
 def _doubtful(table: Path, doubts: Sequence[str], remedy: str) -> DatasetError:

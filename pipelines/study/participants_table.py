@@ -118,13 +118,18 @@ def read_participants(path: Path) -> Participants:
     or two rows of one person that differ, volumes in several units.
     """
     participants = inspect_participants(path)
+    refuse_problems(path, participants)
+    return participants
+
+
+def refuse_problems(path: Path, participants: Participants) -> None:
+    """Raise a DatasetError if a table has problems."""
     if participants.problems:
         raise DatasetError(
             summarise(participants.problems),
             where=path,
             remedy=f"correct the table; `trinat people {path.name}` shows all of it",
         )
-    return participants
 
 
 def inspect_participants(path: Path) -> Participants:

@@ -72,3 +72,17 @@ def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
     path.write_text("participant_id\tage\n")
     with pytest.raises(DatasetError, match=r"0 of 1 persons .* it has no rows"):
         show_participants(path, tmp_path / "maps", lambda line: None)
+
+
+def test_all_problems_of_a_refused_table_are_shown(tmp_path: Path) -> None:
+    path = tmp_path / "people.tsv"
+    path.write_text("participant_id\tage\tsex\na\t61\tF\na\t62\tF\nb\t1\tF\nb\t1\tM\n")
+    said: list[str] = []
+    with pytest.raises(DatasetError) as caught:
+        show_participants(path, None, said.append)
+    assert caught.value.where == str(path)
+    refused = [line for line in said if line.startswith("# refused")]
+    assert [line.split(":")[1] for line in refused] == [
+        " rows 2 and 3",
+        " rows 4 and 5",
+    ]
