@@ -27,6 +27,8 @@ _SIGNIFICANT = 0.05
 _MOST_EXACT = 100
 # Of an interval of 95 %, on each side.
 _TAIL = 0.025
+# Half widths of Student's t, of the mean, above which its logarithm says nothing.
+_LARGE_ERROR = 1.5
 # What differs by a smaller share is equal.
 _ROUNDING = 1e-12
 _UNKNOWN = float("nan")
@@ -39,8 +41,9 @@ def mean_interval(
 
     The interval is Student's t interval, computed on a scale that has no bounds and
     transformed back (delta method): the logit of the mean of values between two bounds, the
-    logarithm of the mean of values with one lower bound, and the mean itself otherwise. So it
-    never leaves the possible range, and covers the mean of skewed values, such as Dice, more often
+    logarithm of the mean of values with one lower bound (unless the error is larger than the mean:
+    then Student's t, cut at the bound), and the mean itself otherwise. So it never leaves the
+    possible range, and covers the mean of skewed values, such as Dice, more often
     than Student's t alone. docs/notes/statistics.md has the simulated coverage of several methods.
 
     Parameters
@@ -65,7 +68,11 @@ def mean_interval(
         interval = least + (most - least) * ends
     else:
         above = np.where(is_inside, mean - least, 1.0)
-        interval = least + above * np.exp([-half / above, half / above])
+        ratio = half / above
+        ends = least + above * np.exp([-ratio, ratio])
+        # The delta method holds for small errors only: that of two persons could reach anywhere.
+        cut = np.maximum([mean - half, mean + half], least)
+        interval = np.where(ratio > _LARGE_ERROR, cut, ends)
     return np.asarray(np.where(is_inside, interval, mean))
 
 

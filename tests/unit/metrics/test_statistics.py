@@ -204,6 +204,13 @@ def test_with_a_lower_bound_the_interval_is_students_t_of_the_logarithm() -> Non
     )
 
 
+def test_a_large_error_is_not_taken_to_the_logarithm() -> None:
+    # Of 1 and 9: t is 12.706 with 1 degree of freedom, half is 12.706 * 4.
+    (low,), (high,) = mean_interval(np.array([[1.0], [9.0]]), 0.0)
+    assert low == 0
+    assert high == pytest.approx(5 + 12.7062 * 4, abs=1e-2)
+
+
 def test_between_bounds_the_interval_is_students_t_of_the_logit() -> None:
     # 0.7, 0.8, 0.9: half width 0.248414, over 0.8 * 0.2 of the logit log(4).
     values = np.array([[0.7], [0.8], [0.9]])
