@@ -331,7 +331,7 @@ def _facts_of(
     """Make a row of the person's facts for each scan that the ledger does not leave out."""
     rows = []
     for file in files:
-        if file.corrects is None and why_left_out(ledger.of(file), excluded):
+        if file.corrects is None and ledger.of(file).why_left_out(excluded):
             continue
         person = known.matched.of(file.name, file.person)
         sex = person.sex or ""
@@ -457,7 +457,7 @@ def _with_parcels(
                 uncertainty=None,
                 structures_left_out=why,
                 structure_grades={
-                    name: parcel["grade"] for name, parcel in measured.items()
+                    name: parcel.grade or "" for name, parcel in measured.items()
                 },
             )
         )
@@ -522,9 +522,7 @@ def _scan(result: MapVolumes, person: Facts, facts: ScanResult) -> Scan:
         site=person.site,
         grade=facts.grade,
         notes="; ".join(facts.remarks),
-        grade=facts.get("grade", ""),
-        structure_grades=facts.get("structure_grades", {}),
-        notes="; ".join(remarks),
+        structure_grades=facts.structure_grades,
         uncertainty=uncertainty or None,
         group=person.group,
         intracranial_mm3=intracranial_mm3,

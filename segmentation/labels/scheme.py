@@ -26,10 +26,9 @@ from trinat.segmentation.labels import SHIPPED_SCHEMES, Side
 from trinat.segmentation.labels.class_map import ClassMap, outer_rim
 from trinat.segmentation.labels.folding import (
     FoldingTable,
-    folding_table,
     freesurfer_targets,
 )
-from trinat.segmentation.labels.label import Label, Side, find_problem
+from trinat.segmentation.labels.label import Label, find_problem
 from trinat.segmentation.space.views import View
 
 __all__ = [

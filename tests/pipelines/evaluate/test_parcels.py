@@ -158,10 +158,10 @@ def test_a_parcel_that_is_left_out_has_its_own_grade(tmp_path: Path) -> None:
     for line in (out / "run.jsonl").read_text().splitlines():
         entry = json.loads(line)
         entry["result"]["grade"] = "pass"
-        entry["result"]["parcels"]["ctx-rh-insula"]["grade"] = "reject"
+        entry["result"]["parcels"]["ctx-lh-insula"]["grade"] = "reject"
         lines.append(json.dumps(entry))
     (out / "run.jsonl").write_text("\n".join(lines) + "\n")
     report_cohort(CohortSettings(out, tmp_path / "report", excluded=("reject",)))
     left_out = pd.read_csv(tmp_path / "report/left_out.csv")
-    of_parcel = left_out[left_out.structure == "ctx-rh-insula"]
+    of_parcel = left_out[left_out.structure == "ctx-lh-insula"]
     assert list(of_parcel.grade) == ["reject"] * 9
