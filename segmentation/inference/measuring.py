@@ -14,6 +14,7 @@ from scipy import ndimage
 
 from trinat.segmentation.errors import some
 from trinat.segmentation.grid import Grid
+from trinat.segmentation.inference.checks.brightness import check_continuity
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.checks.field import find_cut, on_sphere
 from trinat.segmentation.inference.checks.limits import LIMITS, Limits
@@ -89,6 +90,9 @@ def why_not_measured(
         return "the scan does not show the skull on all sides"
     if _evenness(evidence, inside) > limits.even:
         return "what is around the brain ends like a mask, not like a scalp"
+    # A volume of slices that are lost or repeated is wrong by their thickness.
+    if check_continuity(evidence, limits):
+        return "slices are lost, repeated or shifted"
     return ""
 
 
