@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from pydantic import JsonValue
-from trinat.pipelines.evaluate.pairing import Pair
 
 from trinat.pipelines.common.exits import Exit, batch_exit
 from trinat.pipelines.common.models import check_out, description_of
@@ -29,6 +28,7 @@ from trinat.pipelines.models.scans_with_truth import (
     without_partner,
 )
 from trinat.pipelines.models.settings import FitSettings, Step
+from trinat.pipelines.study.pairing import Pair
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.models.checkpoint import (

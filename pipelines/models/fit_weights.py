@@ -12,7 +12,6 @@ from typing import get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from trinat.pipelines.evaluate.pairing import Pair
 
 from trinat.pipelines.models.held_out import FittedFusion, fit_held_out
 from trinat.pipelines.models.scans_with_truth import (
@@ -23,6 +22,7 @@ from trinat.pipelines.models.scans_with_truth import (
     require_scans,
     work_on_each,
 )
+from trinat.pipelines.study.pairing import Pair
 from trinat.segmentation.grid import around_both
 from trinat.segmentation.inference.fusion_fit import (
     AmbiguousVoxels,

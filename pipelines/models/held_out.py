@@ -9,8 +9,8 @@ from typing import TypeVar
 import numpy as np
 import pandas as pd
 from pydantic import JsonValue
-from trinat.pipelines.evaluate.pairing import Pair
 
+from trinat.pipelines.study.pairing import Pair
 from trinat.segmentation.models.model_info import Fusion
 
 # A smaller gain of mean Dice is not worth a change.

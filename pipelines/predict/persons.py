@@ -16,7 +16,12 @@ from pathlib import Path
 from trinat.pipelines.study.cases import Case
 from trinat.pipelines.study.participants_check import match_participants, report_table
 from trinat.pipelines.study.participants_table import read_participants
-from trinat.segmentation.data.identity import Identity, identity_of, told_apart
+from trinat.segmentation.data.identity import (
+    Identity,
+    Named,
+    clash_among,
+    identify,
+)
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.cells import (
     MISSING,
@@ -134,7 +139,15 @@ def persons_of(
         known = _from_bids(cases, bids_root, say, strict=strict)
     scans: dict[str, list[Case]] = defaultdict(list)
     visits: dict[str, list[_Visit]] = defaultdict(list)
-    for case, named in zip(cases, _named(cases), strict=True):
+    identities = _named(cases)
+    clash = clash_among(
+        identity
+        for case, identity in zip(cases, identities, strict=True)
+        if case.id not in known
+    )
+    if clash:
+        say(clash)
+    for case, named in zip(cases, identities, strict=True):
         visit = known.get(case.id) or _Visit(named.person)
         scans[visit.person].append(case)
         visits[visit.person].append(visit)
@@ -147,12 +160,8 @@ def persons_of(
 
 
 def _named(cases: Sequence[Case]) -> list[Identity]:
-    """Whose scan each is by names and folders; else each is of a person of its own."""
-    identities = []
-    for case in cases:
-        *folders, name = case.id.split("/")
-        identities.append(identity_of(name, folders) or Identity(case.id))
-    return told_apart(identities)
+    """Return the identities of scans by names and folders; else each is of a person of its own."""
+    return identify([Named.of_path(case.id) for case in cases])
 
 
 def with_facts(

@@ -26,7 +26,13 @@ from trinat.pipelines.study.corrections import (
 )
 from trinat.pipelines.study.discovery import is_result, stem_ends, walk
 from trinat.pipelines.study.naming import Product
-from trinat.segmentation.data.identity import Identity, identity_of, told_apart
+from trinat.segmentation.data.identity import (
+    Identity,
+    Named,
+    identity_alone,
+    identity_of,
+    told_apart,
+)
 from trinat.segmentation.data.sources.base import natural_order, without_suffix
 from trinat.segmentation.data.sources.bids import (
     OWN_SPACES,
@@ -332,7 +338,9 @@ def _apart(files: Sequence[ScanFile]) -> Iterator[ScanFile]:
         distinct = name
         if times[name] > 1:
             distinct = "/".join((*file.folders, file.name))
-        person = distinct if file.person == file.subject else file.person
+        person = file.person
+        if person == file.subject and not file.visit:
+            person = distinct
         yield replace(file, name=distinct, subject=distinct, person=person)
 
 
@@ -344,15 +352,12 @@ def _with_persons(files: Sequence[ScanFile], place: Path) -> list[ScanFile]:
     identities = []
     for file in files:
         folders = file.path.parent.relative_to(place).parts
-        identity = identity_of(file.name, folders)
+        identity = identity_alone(Named(file.name, folders, file.subject))
         if file.person:
             identity = Identity(file.person, scan=file.visit)
         elif file.identity:
             # Only entities tell scans of BIDS apart: not the suffix, nor what the file is.
-            assert identity is not None
             identity = replace(identity, scan=file.scan)
-        elif identity is None:
-            identity = Identity(file.subject, scan=file.session)
         identities.append(identity)
     named = []
     for file, identity in zip(files, told_apart(identities), strict=True):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from trinat.pipelines.study.corrections import correction_of
 from trinat.pipelines.study.study import Item, Study
-from trinat.segmentation.data.identity import Identity, identity_of, told_apart
+from trinat.segmentation.data.identity import Named, identify
 from trinat.segmentation.errors import EvaluationError
 
 Values = NDArray[np.float64]
@@ -32,12 +32,9 @@ def persons_of(items: Sequence[Item]) -> list[str]:
 
     As it was segmented together with others of its person; else by its name and its folders.
     """
-    identities = []
-    for item in items:
-        *folders, name = item.name.split("/")
-        identities.append(identity_of(name, folders) or Identity(item.name))
+    identities = identify([Named.of_path(item.name) for item in items])
     persons = []
-    for item, identity in zip(items, told_apart(identities), strict=True):
+    for item, identity in zip(items, identities, strict=True):
         together = item.entry.result.longitudinal
         persons.append(identity.person if together is None else together.person)
     return persons

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from trinat.segmentation.data.identity import identity_of
+from trinat.segmentation.data.identity import Named, identify
 from trinat.segmentation.data.sources.base import (
     IMAGE_SUFFIXES,
     Exclusion,
@@ -61,6 +61,7 @@ def _from_folders(images: Path, labels: Path, options: SourceOptions) -> Listed:
     if not image_of:
         raise DatasetError("no image (.nii.gz, .nii, .mgz) here", where=images)
     label_of = image_files(labels) if labels.is_dir() else {}
+    person_of = _persons_of(image_of)
     for name, image in image_of.items():
         if label_of and name not in label_of:
             yield Exclusion(
@@ -69,7 +70,7 @@ def _from_folders(images: Path, labels: Path, options: SourceOptions) -> Listed:
             continue
         yield Subject(
             id=safe_name(name),
-            person=person_of(name),
+            person=person_of[name],
             image=image,
             labels=label_of.get(name),
             extra=options.extra,
@@ -122,6 +123,11 @@ def _from_table(table: Path, options: SourceOptions) -> Listed:
     """
     rows = read_rows(table, required=("image",), names=_NAMES)
     _check_titles(rows, table)
+    person_of = _persons_of(
+        row.get("subject") or without_suffix(Path(row["image"]))
+        for row in rows
+        if row.get("image")
+    )
     for line, row in enumerate(rows, start=2):
         if not row.get("image"):
             yield Exclusion(f"line {line}", "no image named", broken=True)
@@ -137,7 +143,7 @@ def _from_table(table: Path, options: SourceOptions) -> Listed:
             continue
         yield Subject(
             id=safe_name(name),
-            person=row.get("person") or person_of(name),
+            person=row.get("person") or person_of[name],
             session=row.get("session") or None,
             image=image,
             labels=labels,
@@ -168,10 +174,11 @@ def _understood(
         raise DatasetError(what, where=table) from None
 
 
-def person_of(name: str) -> str:
-    """The person whom a name says: sub-01 of sub-01_ses-2_T1w; else one of that name."""
-    identity = identity_of(name)
-    return name if identity is None else identity.person
+def _persons_of(names: Iterable[str]) -> dict[str, str]:
+    """Return the person of each scan, by its name: sub-01 of sub-01_ses-2_T1w."""
+    every = list(names)
+    identities = identify([Named(name) for name in every])
+    return {name: scan.person for name, scan in zip(every, identities, strict=True)}
 
 
 def _find_label_maps(root: Path, options: SourceOptions) -> Listed:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from trinat.pipelines.evaluate.pairing import Pair
 
 from trinat.pipelines.models.held_out import BEFORE, choose, fit_held_out
 from trinat.pipelines.study.files import ScanFile
+from trinat.pipelines.study.pairing import Pair
 from trinat.segmentation.models.model_info import Fusion
 
 

@@ -6,7 +6,13 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from trinat.segmentation.data.identity import Identity, identity_of, told_apart
+from trinat.segmentation.data.identity import (
+    Identity,
+    Named,
+    clash_among,
+    identify,
+    identity_of,
+)
 
 
 def identity(path: str) -> Identity | None:
@@ -68,8 +74,7 @@ def test_scans_of_cohorts_without_visits_in_their_names_are_told_apart() -> None
 
 
 def persons(*paths: str) -> list[str]:
-    found = [identity(path) for path in paths]
-    return [scan.person for scan in told_apart([one for one in found if one])]
+    return [scan.person for scan in identify([Named.of_path(path) for path in paths])]
 
 
 def test_persons_of_two_sites_stay_apart() -> None:
@@ -88,6 +93,46 @@ def test_folders_that_are_visits_are_no_sites(folders: tuple[str, str]) -> None:
 
 def test_two_visits_in_two_folders_are_of_one_person() -> None:
     assert persons("disc1/OAS1_0001_MR1", "disc2/OAS1_0001_MR2") == ["OAS1_0001"] * 2
+
+
+@pytest.mark.parametrize("second", ["sub-01_acq-mprage_T1w", "sub-01_ses-1"])
+def test_persons_of_two_sites_stay_apart_whatever_follows_their_names(
+    second: str,
+) -> None:
+    scans = identify([Named.of_path("A/sub-01_T1w"), Named.of_path(f"B/{second}")])
+    assert [scan.person for scan in scans] == ["A/sub-01", "B/sub-01"]
+    assert "A/sub-01" in clash_among(scans)
+
+
+def test_a_number_of_three_digits_is_no_visit() -> None:
+    assert persons("study_MR000", "study_MR001") == ["study_MR000", "study_MR001"]
+
+
+def test_a_number_behind_a_visit_is_the_persons() -> None:
+    assert persons("TRIAL_V1_000", "TRIAL_V1_001", "TRIAL_V2_000") == [
+        "TRIAL_000",
+        "TRIAL_001",
+        "TRIAL_000",
+    ]
+    # Runs of persons, who have the same numbers.
+    assert (
+        persons("07_V1_1", "07_V1_2", "08_V1_1", "08_V1_2") == ["07"] * 2 + ["08"] * 2
+    )
+    assert persons("OAS1_0001_MR1_1", "OAS1_0001_MR1_2") == ["OAS1_0001"] * 2
+
+
+@pytest.mark.parametrize("folders", [("V1", "V2"), ("baseline", "followup")])
+def test_files_named_after_persons_in_folders_of_visits(
+    folders: tuple[str, str],
+) -> None:
+    paths = [f"{folder}/P0{n}" for folder in folders for n in range(2)]
+    scans = identify([Named.of_path(path) for path in paths])
+    assert [scan.person for scan in scans] == ["P00", "P01", "P00", "P01"]
+    assert [scan.scan for scan in scans] == [
+        *(folders[0], folders[0]),
+        *(folders[1], folders[1]),
+    ]
+    assert not clash_among(scans)
 
 
 # Trees as the BIDS project's examples have them (7t_trt, ds001, ds114, ds000117, synthetic,
