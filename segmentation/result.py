@@ -238,6 +238,37 @@ class Result(Prediction):
             rows.append(row)
         return pd.DataFrame(rows, columns=list(_PARCEL_COLUMNS))
 
+    def thickness(self) -> pd.DataFrame:
+        """Measure the thickness of the cortex; needs `parcels=True` of `segment`.
+
+        Returns
+        -------
+        DataFrame
+            One row a parcel: `parcel`, `side`, `thickness_mm` (mean over the middle surface,
+            half-way between the inner and the outer one), `std_mm`, `area_mm2` (of that surface)
+            and `mm3` (sum of the probabilities). The map in mm is `thickness_map`.
+
+        Examples
+        --------
+        >>> table = trinat.segment("scan.nii.gz", model="own", parcels=True).thickness()
+        >>> len(table)
+        68
+        """
+        import pandas as pd
+
+        rows = []
+        for sheet in self.cortex_thickness.parcels:
+            row = {
+                "parcel": sheet.name,
+                "side": sheet.side,
+                "thickness_mm": sheet.thickness_mm,
+                "std_mm": sheet.std_mm,
+                "area_mm2": sheet.area_mm2,
+                "mm3": sheet.volume_mm3,
+            }
+            rows.append(row)
+        return pd.DataFrame(rows)
+
     def mask(self, structure: str | int) -> Volume:
         """Return the mask of a structure: bool (X, Y, Z) in the scan's own space.
 

@@ -39,6 +39,7 @@ def command(
             "probabilities",
             "tissues",
             "parcels",
+            "thickness",
             "fmriprep",
             "page",
             "people",

@@ -15,7 +15,12 @@ from operator import attrgetter
 
 from natsort import natsorted
 
-from trinat.pipelines.predict.case_files import CaseFiles, by_name, judge
+from trinat.pipelines.predict.case_files import (
+    CaseFiles,
+    by_name,
+    judge,
+    thickness_results,
+)
 from trinat.pipelines.predict.case_in_progress import (
     CaseInProgress,
     PersonInProgress,
@@ -27,7 +32,8 @@ from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.record import TimePoint
 from trinat.segmentation.errors import is_disk_full, reason_of
 from trinat.segmentation.inference import quality
-from trinat.segmentation.inference.measuring import measure_parcels
+from trinat.segmentation.inference.checks.evidence import Evidence
+from trinat.segmentation.inference.measuring import measure_parcels, thickness_doubts
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.longitudinal.person import (
@@ -183,6 +189,12 @@ class CaseWorker:
                 if found.parcel_map is not None:
                     parcels = measure_parcels(found, self._parcel_limits.agreement)
                     result.parcels = by_name(parcels)
+                if self.settings.output.thickness:
+                    with stage("thickness"):
+                        result.thickness = thickness_results(found.cortex_thickness)
+                        doubts = thickness_doubts(Evidence.of(found))
+                        result.thickness_doubts = doubts
+                        result.notes += doubts
             # A name of its own: on a cluster a worker given up for dead may still be at it.
             staging = self.settings.staging / secrets.token_hex(8)
             with stage("write"):

@@ -31,14 +31,16 @@ from trinat.pipelines.study.naming import (
     PLAIN_PARCEL_TABLE,
     Product,
 )
-from trinat.pipelines.study.record import ParcelResult, ScanResult
+from trinat.pipelines.study.record import ParcelResult, ScanResult, ThicknessResult
 from trinat.segmentation.inference import quality
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.checks.limits import Limits
 from trinat.segmentation.inference.measuring import ParcelMeasure, measure
 from trinat.segmentation.inference.prediction import Prediction, Tissues
+from trinat.segmentation.inference.thickness import CortexThickness
 from trinat.segmentation.io.files import sha256_of, write_whole
 from trinat.segmentation.io.volume import Volume, write_maps
+from trinat.segmentation.labels import HEMISPHERES, Side
 from trinat.segmentation.labels.measures import MEASURES, BrainVolumes
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.checkpoint import Model
@@ -104,6 +106,22 @@ def judge(
         shares = [f"{name} {share:.0%}" for name, share in cleaned.items()]
         result.notes.append(f"clean-up changed {', '.join(shares)}")
     return result, measured
+
+
+def thickness_results(found: CortexThickness) -> dict[str, ThicknessResult]:
+    """Return the thickness of parcels by name, and after those of a side that of its hemisphere."""
+    results = {}
+    for hemisphere in found.hemispheres:
+        parcels = [sheet for sheet in found.parcels if sheet.side == hemisphere.side]
+        for sheet in (*parcels, hemisphere):
+            results[sheet.name] = ThicknessResult(
+                side=sheet.side,
+                mm=_rounded(sheet.thickness_mm),
+                std_mm=_rounded(sheet.std_mm),
+                area_mm2=round(sheet.area_mm2, 3),
+                mm3=round(sheet.volume_mm3, 3),
+            )
+    return results
 
 
 def _by_structure(
@@ -222,6 +240,13 @@ class CaseFiles:
             ),
             Product.DICOM_SEG: partial(self._write_dicom_seg, digest),
             Product.PAGE: partial(self._write_page, digest, result),
+            Product.THICKNESS: self._write_thickness,
+            Product.LEFT_CORTEX_STATS: partial(
+                self._write_cortex_stats, Product.LEFT_CORTEX_STATS, "left"
+            ),
+            Product.RIGHT_CORTEX_STATS: partial(
+                self._write_cortex_stats, Product.RIGHT_CORTEX_STATS, "right"
+            ),
             Product.PICTURE: self._write_picture,
         }
         for product in (Product.TISSUES, Product.FMRIPREP_TISSUES):
@@ -294,6 +319,17 @@ class CaseFiles:
             self.case.stem, parcellation.whole, voxels, found.voxel_mm3, self.volumes
         )
         write_whole(self.names.path(Product.PARCEL_STATS), table)
+
+    def _write_thickness(self) -> None:
+        """The thickness of the cortex in mm, and 0 elsewhere."""
+        self.found.thickness_map.write(self.names.path(Product.THICKNESS))
+
+    def _write_cortex_stats(self, product: Product, side: Side) -> None:
+        """lh.aparc.stats or rh.aparc.stats."""
+        table = format_cortex_stats(
+            self.case.stem, self.found.cortex_thickness, side, self.found.parcel_voxels
+        )
+        write_whole(self.names.path(product), table)
 
     def _write_brain_mask(self, product: Product) -> None:
         """What is inside the skull, 1 there and 0 elsewhere; in a BIDS dataset with a JSON."""
@@ -456,6 +492,42 @@ def format_aseg_stats(
         name = "_".join(label.name.split())
         lines.append(
             f"{index:3d} {label.fs_id:3d} {count:9d} {volume_mm3:13.3f}  {name}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def format_cortex_stats(
+    subject: str, found: CortexThickness, side: Side, voxels: Mapping[str, int]
+) -> str:
+    """Format the thickness of one side as FreeSurfer's `?h.aparc.stats`.
+
+    The order of columns is FreeSurfer's, by which its programs read them. Voxels stand in place of
+    vertices, the surface is the middle one, and there is no curvature. Parcels without cortex have
+    no row.
+    """
+    (hemisphere,) = (sheet for sheet in found.hemispheres if sheet.side == side)
+    lines = [
+        "# Table of FreeSurfer cortical parcellation anatomical statistics",
+        "# generating_program trinat",
+        f"# subjectname {subject}",
+        f"# hemi {HEMISPHERES[side]}",
+        f"# Measure Cortex, MidSurfArea, Middle Surface Total Area, {hemisphere.area_mm2:g}, mm^2",
+    ]
+    if hemisphere.thickness_mm is not None:
+        lines.append(
+            f"# Measure Cortex, MeanThickness, Mean Thickness, {hemisphere.thickness_mm:g}, mm"
+        )
+    lines += [
+        "# NTableCols 6",
+        "# ColHeaders StructName NVoxels SurfArea GrayVol ThickAvg ThickStd",
+    ]
+    for sheet in found.parcels:
+        if sheet.side != side or sheet.thickness_mm is None:
+            continue
+        name = sheet.name.removeprefix(f"ctx-{HEMISPHERES[side]}-")
+        lines.append(
+            f"{name:<40} {voxels[sheet.name]:5d}  {sheet.area_mm2:5.0f}  {sheet.volume_mm3:5.0f}"
+            f"  {sheet.thickness_mm:5.3f} {sheet.std_mm:5.3f}"
         )
     return "\n".join(lines) + "\n"
 

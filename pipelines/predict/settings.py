@@ -45,7 +45,10 @@ MACHINE = "Machine"
 
 # In the order in which they are computed.
 _VIEWS = ("coronal", "axial", "sagittal")
-TABLES = ("summary.tsv", "volumes.tsv", "qc.tsv", "report.html", "parcels.tsv")
+TABLES = (
+    *("summary.tsv", "volumes.tsv", "qc.tsv", "report.html"),
+    *("parcels.tsv", "thickness.tsv"),
+)
 # Of a run with --longitudinal: changes of persons, the volumes that they are of, their page.
 CHANGES = ("changes.tsv", "timepoints.tsv", "changes.html")
 # The page shows slices of the most doubtful scans; they are kept beside it.
@@ -181,6 +184,14 @@ class OutputSettings:
             panel=FILES,
         ),
     ] = False
+    thickness: Annotated[
+        bool,
+        Option(
+            "With --parcels: measure the thickness of the cortex, write maps in mm and "
+            "thickness.tsv.",
+            panel=FILES,
+        ),
+    ] = False
     fmriprep: Annotated[
         bool,
         Option(
@@ -212,6 +223,11 @@ class OutputSettings:
     def parcel_stats(self) -> bool:
         """Whether the volumes of parcels are written as FreeSurfer has them."""
         return self.stats and self.parcels
+
+    @property
+    def cortex_stats(self) -> bool:
+        """Whether thickness, area and volume of parcels are written as FreeSurfer has them."""
+        return self.stats and self.thickness
 
     def wants(self, product: Product) -> bool:
         """Whether a product is written: label maps always, others by their setting."""
@@ -485,6 +501,10 @@ class PredictRequest(WorkerOptions):
             raise ConfigError(
                 "--strict is for --longitudinal and norms, which read tables of persons",
                 remedy="leave it out",
+            )
+        if self.output.thickness and not self.output.parcels:
+            raise ConfigError(
+                "--thickness measures parcels of the cortex", remedy="add --parcels"
             )
         if not self.output.longitudinal:
             return

@@ -91,9 +91,9 @@ class _Slices(BaseModel):
 def write_tables(
     out: Path, entries: Iterable[Entry], results: Path | None = None
 ) -> None:
-    """summary.tsv, volumes.tsv, qc.tsv and report.html, in natural order of cases; parcels.tsv.
+    """summary.tsv, volumes.tsv, qc.tsv and report.html, in natural order of cases.
 
-    The last one is written where results have parcels.
+    parcels.tsv and thickness.tsv are written where results have parcels and their thickness.
 
     `results` is where the scans' own files are, or will be; else they are in `out`.
     """
@@ -121,6 +121,8 @@ def write_measures(out: Path, entries: Iterable[Entry]) -> None:
     _write_quality(out / "qc.tsv", measured)
     if any(entry.result.parcels for entry in measured):
         write_parcels(out / "parcels.tsv", measured)
+    if any(entry.result.thickness for entry in measured):
+        write_thickness(out / "thickness.tsv", measured)
 
 
 def _write_summary(path: Path, entries: Sequence[Entry], folder: Path) -> None:
@@ -203,6 +205,22 @@ def write_parcels(path: Path, entries: Sequence[Entry]) -> None:
         for name, parcel in entry.result.parcels.items():
             rows.append((*key, name, *parcel.cells()))
     write_tsv(path, (*key_names, "parcel", *ParcelResult.model_fields), rows)
+
+
+def write_thickness(path: Path, entries: Sequence[Entry]) -> None:
+    """Write a row a scan: mean thickness in mm, with the columns of `aparcstats2table`."""
+    key_names, keys = _keys(entries)
+    rows = []
+    columns: dict[str, str] = {}
+    for entry in entries:
+        for name, sheet in entry.result.thickness.items():
+            columns[name] = sheet.column(name)
+    for key, entry in zip(keys, entries, strict=True):
+        measured = entry.result.thickness
+        row: list[Any] = [*key]
+        row += [measured[name].mm if name in measured else None for name in columns]
+        rows.append(row)
+    write_tsv(path, (*key_names, *columns.values()), rows)
 
 
 def _keys_in(mappings: Iterable[Iterable[str]]) -> list[str]:

@@ -134,6 +134,13 @@ class Product(Enum):
     ENTROPY = _Facts("entropy", ".nii.gz", is_in_bids=False)
     STATS = _Facts("stats", ".stats", plain="aseg", is_in_bids=False)
     PARCEL_STATS = _Facts("parcelstats", ".stats", plain="parcels", is_in_bids=False)
+    THICKNESS = _Facts("thickness", ".nii.gz", is_in_bids=False)
+    LEFT_CORTEX_STATS = _Facts(
+        "lhaparc", ".stats", plain="lh.aparc", is_in_bids=False, setting="cortex_stats"
+    )
+    RIGHT_CORTEX_STATS = _Facts(
+        "rhaparc", ".stats", plain="rh.aparc", is_in_bids=False, setting="cortex_stats"
+    )
     PAGE = _Facts(
         "page", ".html", is_in_bids=False, download="page.html", media_type="text/html"
     )
@@ -197,7 +204,7 @@ LEFT_OUT = "left out: "
 # How the names of results end that may be beside scans: ours, and the masks of others.
 RESULT_ENDINGS = (
     *("_dseg", "_tissues", "_parcels", "_probseg"),
-    *("_mask", "_brainmask", "_entropy"),
+    *("_mask", "_brainmask", "_entropy", "_thickness"),
 )
 
 

@@ -20,7 +20,7 @@ from pydantic import (
     model_serializer,
 )
 
-from trinat.segmentation.labels import Csf, Side
+from trinat.segmentation.labels import HEMISPHERES, Csf, Side
 from trinat.segmentation.labels.measures import INTRACRANIAL
 
 if TYPE_CHECKING:
@@ -71,6 +71,31 @@ class ParcelResult(_Record):
         return list(self.model_dump().values())
 
 
+class ThicknessResult(_Record):
+    """Cortical thickness of one parcel, or of the cortex of a hemisphere.
+
+    `std_mm` is the standard deviation over the middle surface, `area_mm2` the area of that surface,
+    and `mm3` the sum of the probabilities of cortex.
+    """
+
+    side: Side
+    mm: FiniteFloat | None
+    std_mm: FiniteFloat | None
+    area_mm2: FiniteFloat
+    mm3: FiniteFloat
+
+    def column(self, name: str) -> str:
+        """Return the column of thickness.tsv, as `aparcstats2table` names it.
+
+        `name` is that of the parcel, such as ctx-lh-insula, or of the cortex of a hemisphere.
+        """
+        hemisphere = HEMISPHERES[self.side]
+        parcel = "MeanThickness"
+        if name.startswith("ctx-"):
+            parcel = name.removeprefix(f"ctx-{hemisphere}-")
+        return f"{hemisphere}_{parcel}_thickness"
+
+
 class TimePoint(_Record):
     """A scan's part in the segmentation of several scans of one person.
 
@@ -95,9 +120,10 @@ class ScanResult(_Record):
 
     Mappings are by the name of a structure, or of a parcel. `agreement` is the mean Dice between
     the views; `iou`, `pairwise_dice` and `volume_cv` are the uncertainty by dropout samples.
-    `cleaned` is the share of a structure that clean-up changed. `picture` is the path of the
-    picture below the output folder. `pseudo_labels` names the labels by other models that the model
-    was trained with.
+    `thickness` has parcels and the cortex of both hemispheres, and `thickness_doubts` the reasons
+    not to trust it. `cleaned` is the share of a structure that clean-up changed. `picture` is the
+    path of the picture below the output folder. `pseudo_labels` names the labels by other models
+    that the model was trained with.
     """
 
     model: str = ""
@@ -118,6 +144,8 @@ class ScanResult(_Record):
     volume_cv: dict[str, FiniteFloat | None] = {}
     cleaned: dict[str, FiniteFloat] = {}
     parcels: dict[str, ParcelResult] = {}
+    thickness: dict[str, ThicknessResult] = {}
+    thickness_doubts: list[str] = []
     picture: str = ""
     longitudinal: TimePoint | None = None
 

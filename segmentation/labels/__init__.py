@@ -14,6 +14,9 @@ from typing import Literal
 Csf = Literal["region", "intracranial"]
 Side = Literal["left", "right"]
 
+# FreeSurfer's abbreviation of each side.
+HEMISPHERES: dict[Side, str] = {"left": "lh", "right": "rh"}
+
 # Used if no scheme is named.
 DEFAULT_SCHEME = "quicknat33"
 

@@ -14,14 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.segmentation.errors import LabelError
-from trinat.segmentation.labels import Side
+from trinat.segmentation.labels import HEMISPHERES, Side
 from trinat.segmentation.labels.label import Label
 from trinat.segmentation.labels.scheme import LabelScheme
 
 # The group of the cortex in a scheme of structures.
 CORTEX_GROUP = "cortical"
-# Prefixes of FreeSurfer's names of parcels, and of short names.
-_HEMISPHERE: dict[Side, str] = {"left": "lh", "right": "rh"}
 
 
 @dataclass(frozen=True)
@@ -35,12 +33,12 @@ class Parcellation:
     parcels: LabelScheme
 
     def __post_init__(self) -> None:
-        if {label.side for label in self.cortex} != set(_HEMISPHERE):
+        if {label.side for label in self.cortex} != set(HEMISPHERES):
             raise LabelError(
                 f"{self.structures.name} has no left and right cortex to divide into parcels"
             )
         for label in self.parcels.labels[1:]:
-            if len(label.numbers) != len(_HEMISPHERE):
+            if len(label.numbers) != len(HEMISPHERES):
                 raise LabelError(
                     f"{label.name} of {self.parcels.name} has {len(label.numbers)} numbers, not a "
                     "left and a right one"
@@ -62,7 +60,7 @@ class Parcellation:
         numbers = [number for label in cortex for number in label.numbers]
         background = labels[0]
         labels[0] = replace(background, members=(*background.numbers, *numbers))
-        for place, side in enumerate(_HEMISPHERE):
+        for place, side in enumerate(HEMISPHERES):
             for parcel in self.parcels.labels[1:]:
                 # Index and partner are assigned below.
                 of_side = replace(
@@ -70,7 +68,7 @@ class Parcellation:
                     name=name_of(parcel, side),
                     fs_id=parcel.numbers[place],
                     members=(),
-                    abbreviation=f"{_HEMISPHERE[side]}-{parcel.abbreviation}",
+                    abbreviation=f"{HEMISPHERES[side]}-{parcel.abbreviation}",
                     side=side,
                 )
                 labels.append(of_side)
@@ -91,7 +89,7 @@ class Parcellation:
             if label.partner is not None:
                 partners[label.name] = self.structures.names[label.partner]
         for parcel in self.parcels.labels[1:]:
-            left, right = (name_of(parcel, side) for side in _HEMISPHERE)
+            left, right = (name_of(parcel, side) for side in HEMISPHERES)
             partners[left] = right
             partners[right] = left
         return partners
@@ -134,11 +132,11 @@ class Parcellation:
         """The names of the parcels of both sides, left ones first."""
         return tuple(
             name_of(parcel, side)
-            for side in _HEMISPHERE
+            for side in HEMISPHERES
             for parcel in self.parcels.labels[1:]
         )
 
 
 def name_of(parcel: Label, side: Side) -> str:
     """Return FreeSurfer's name of a parcel of one side: ctx-lh-insula."""
-    return f"ctx-{_HEMISPHERE[side]}-{parcel.name}"
+    return f"ctx-{HEMISPHERES[side]}-{parcel.name}"

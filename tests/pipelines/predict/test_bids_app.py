@@ -62,11 +62,13 @@ def test_parcels_of_the_raters_are_named_in_one_table_of_the_dataset(
         '{"Name": "x", "BIDSVersion": "1.10.0"}'
     )
     model = with_parcels(tmp_path / "model", "neuromorphometrics49")
-    options = ("--model", model, "--n_cpus", 1, "--parcels", "--stats")
+    options = ("--model", model, "--n_cpus", 1, "--parcels", "--stats", "--thickness")
     assert run(monkeypatch, raw, out, "participant", *options) == Exit.OK
     anat = out / "sub-01/anat"
     assert (anat / "sub-01_space-orig_seg-parcels_dseg.nii.gz").is_file()
     assert (anat / "sub-01_space-orig_desc-trinat_parcelstats.stats").is_file()
+    assert (anat / "sub-01_space-orig_desc-trinat_thickness.nii.gz").is_file()
+    assert (anat / "sub-01_space-orig_desc-trinat_lhaparc.stats").is_file()
     names = (out / "seg-parcels_dseg.tsv").read_text()
     assert "30169\tctx-lh-precuneus\tlh-PCu\t" in names
 

@@ -345,6 +345,57 @@ def test_parcels_are_a_label_map_of_their_own_and_a_table(tmp_path: Path) -> Non
     assert of_stats[1035] == (parcels == 1035).sum()
 
 
+def test_thickness_is_a_map_a_table_and_freesurfers_text(tmp_path: Path) -> None:
+    scans = write_heads(tmp_path / "in", "a.nii.gz")
+    model = with_parcels(tmp_path / "model")
+    output = replace(QUICK, parcels=True, thickness=True, stats=True)
+    run_serially(scans, tmp_path / "out", output=output, model=str(model))
+    entry = read_entries([tmp_path / "out/run.jsonl"])["a"]
+    assert set(entry.outputs) == {
+        *("a_dseg.nii.gz", "a_parcels.nii.gz", "a_thickness.nii.gz"),
+        *("a_aseg.stats", "a_parcels.stats", "a_lh.aparc.stats", "a_rh.aparc.stats"),
+    }
+    labels = np.asarray(nib.load(tmp_path / "out/a_dseg.nii.gz").dataobj)
+    image = nib.load(tmp_path / "out/a_thickness.nii.gz")
+    thickness = np.asarray(image.dataobj)
+    assert thickness.dtype == np.float32
+    assert not thickness[~np.isin(labels, (3, 42))].any()
+    (row,) = table(tmp_path / "out/thickness.tsv")
+    assert row["case"] == "a"
+    columns = [name for name in row if name != "case"]
+    assert len(columns) == 70
+    assert columns[0] == "lh_bankssts_thickness"
+    assert columns[34:36] == ["lh_MeanThickness_thickness", "rh_bankssts_thickness"]
+    # The columns of FreeSurfer's text are found by their places.
+    of_stats = {}
+    lines = (tmp_path / "out/a_lh.aparc.stats").read_text().splitlines()
+    for line in lines:
+        if not line.startswith("#"):
+            name, _, area, volume, mean, _ = line.split()
+            of_stats[name] = float(mean)
+            if float(area) > 100:
+                assert float(volume) / float(area) == pytest.approx(
+                    float(mean), rel=0.02
+                )
+    measured = {name: row[f"lh_{name}_thickness"] for name in of_stats}
+    for name, mean in of_stats.items():
+        assert float(measured[name]) == pytest.approx(mean, abs=0.001)
+    assert len(of_stats) > 0
+    (mean,) = [line for line in lines if "MeanThickness" in line]
+    of_hemisphere = float(mean.split(", ")[3])
+    assert of_hemisphere == pytest.approx(
+        float(row["lh_MeanThickness_thickness"]), abs=0.001
+    )
+
+
+def test_thickness_without_parcels_is_refused(tmp_path: Path) -> None:
+    scans = write_heads(tmp_path / "in", "a.nii.gz")
+    with pytest.raises(ConfigError):
+        run_serially(
+            scans, tmp_path / "out", output=replace(QUICK, thickness=True, stats=True)
+        )
+
+
 def test_parcels_of_the_raters_have_their_own_numbers_and_names(tmp_path: Path) -> None:
     scans = write_heads(tmp_path / "in", "a.nii.gz")
     model = with_parcels(tmp_path / "model", "neuromorphometrics49")
