@@ -63,6 +63,7 @@ from trinat.segmentation.metrics.norms import Norms
 _TABLES = (
     "volumes.csv",
     "parcels.csv",
+    "thickness.csv",
     "left_out.csv",
     "adjustment.csv",
     "harmonisation.csv",
@@ -189,6 +190,10 @@ def report_cohort(
             frame = parcels.frame.drop(columns="scan")
             write_table(settings.out / "parcels.csv", frame)
             written.append("parcels.csv")
+        thickness = _thickness_table(chosen, group.ledger, settings.excluded)
+        if not thickness.empty:
+            write_table(settings.out / "thickness.csv", thickness)
+            written.append("thickness.csv")
         facts = provenance(started, settings.command, known.scheme.name)
         facts["predictions"] = str(settings.predictions)
         if len(group.ledger.models) > 1:
@@ -464,6 +469,39 @@ def _with_parcels(
     if not any(scan.volumes_mm3 for scan in scans):
         return None
     return cohort_of(scans, _scheme_of_parcels(facts_of))
+
+
+def _thickness_table(
+    chosen: Chosen, ledger: Ledgers, excluded: Collection[str]
+) -> pd.DataFrame:
+    """Return a row for each scan and parcel whose thickness was measured.
+
+    Corrected scans, scans with doubts about their thickness, and parcels of the `excluded` grades
+    have none.
+    """
+    rows = []
+    for file, scan in zip(chosen.files, chosen.scans, strict=True):
+        result = ledger.of(file)
+        if file.corrects is not None or scan.left_out or result.thickness_doubts:
+            continue
+        left_out = result.structures_left_out(excluded)
+        for name, sheet in result.thickness.items():
+            if sheet.mm is None or name in left_out:
+                continue
+            row = {
+                "subject": scan.subject,
+                "session": scan.session,
+                "group": scan.group,
+                "site": scan.site,
+                "sex": scan.sex,
+                "age": scan.age,
+                "structure": name,
+                "side": sheet.side,
+                "thickness_mm": sheet.mm,
+                "area_mm2": sheet.area_mm2,
+            }
+            rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def _scheme_of_parcels(measured: Mapping[str, ParcelResult]) -> LabelScheme:

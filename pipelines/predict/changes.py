@@ -1,4 +1,4 @@
-"""changes.tsv, timepoints.tsv and changes.html: how volumes of persons change between scans."""
+"""Tables and page of how volumes and cortical thickness of persons change between scans."""
 
 from __future__ import annotations
 
@@ -39,6 +39,10 @@ _COLUMNS = (
     "noise",
     "beyond_noise",
 )
+_THICKNESS_COLUMNS = (
+    *("person", "group", "parcel", "scans", "years", "first_mm", "last_mm"),
+    *("change_percent", "percent_per_year", "low", "high"),
+)
 
 
 def renew_changes(
@@ -48,12 +52,13 @@ def renew_changes(
     excluded: Collection[str],
     results: Path,
 ) -> None:
-    """Write both tables and the page into `folder`, from where the ledger places them.
+    """Write the tables and the page into `folder`, from where the ledger places them.
 
-    Where no person has changes those of an earlier run are removed: their results are gone.
+    Files of an earlier run that are not written again are removed: their results are gone.
     """
-    if not write_changes(folder, entries, excluded, results):
-        for name in CHANGES:
+    written = write_changes(folder, entries, excluded, results)
+    for name in CHANGES:
+        if name not in written:
             ledger.remove(name)
 
 
@@ -62,17 +67,17 @@ def write_changes(
     entries: Iterable[Entry],
     excluded: Collection[str] = EXCLUDED_GRADES,
     results: Path | None = None,
-) -> bool:
-    """Write both tables and the page into `folder`, of the persons with two or more scans.
+) -> tuple[str, ...]:
+    """Write the tables and the page into `folder`, of the persons with two or more scans.
 
     Scans and structures of the `excluded` grades are time points, but in no change. `results` is
-    the folder that paths of scans start from; else it is `folder`. Returns whether there is any
-    person; without one nothing is written.
+    the folder that paths of scans start from; else it is `folder`. Returns the names of the files;
+    without any person nothing is written.
     """
     persons = _persons_in(entries, folder if results is None else results)
     if not persons:
-        return False
-    changes, time_points, page = CHANGES
+        return ()
+    changes, time_points, page, of_thickness = CHANGES
     _write_time_points(folder / time_points, persons, excluded)
     courses = []
     left_out = []
@@ -81,7 +86,62 @@ def write_changes(
         left_out += _left_out(persons[name], excluded)
     write_tsv(folder / changes, _COLUMNS, [_row(course) for course in courses])
     write_whole(folder / page, changes_page(courses, left_out))
-    return True
+    rows = []
+    for name in natsorted(persons):
+        rows += _thickness_rows(persons[name], excluded)
+    if not rows:
+        return changes, time_points, page
+    write_tsv(folder / of_thickness, _THICKNESS_COLUMNS, rows)
+    return CHANGES
+
+
+def _thickness_rows(
+    scans: Sequence[Entry], excluded: Collection[str]
+) -> list[list[Any]]:
+    """Return a row of thickness_changes.tsv for each parcel of a person.
+
+    Scans with doubts about their thickness are in no row.
+    """
+    first = _time_point(scans[0])
+    whole = {case for case, structure, _ in _left_out(scans, excluded) if not structure}
+    taken = [
+        entry
+        for entry in scans
+        if entry.case not in whole and not entry.result.thickness_doubts
+    ]
+    names: dict[str, None] = {}
+    for entry in taken:
+        names.update(dict.fromkeys(entry.result.thickness))
+    rows = []
+    for name in names:
+        values_mm = {}
+        for entry in taken:
+            measured = entry.result.thickness.get(name)
+            is_left_out = name in entry.result.structures_left_out(excluded)
+            if measured is not None and measured.mm is not None and not is_left_out:
+                values_mm[entry.case] = measured.mm
+        of_parcel = _in_time(entry for entry in taken if entry.case in values_mm)
+        if len(of_parcel) < 2:
+            continue
+        thickness = [values_mm[entry.case] for entry in of_parcel]
+        change = change_of(thickness, [_time_point(entry).year for entry in of_parcel])
+        assert change is not None
+        rows.append(
+            [
+                first.person,
+                first.group or None,
+                name,
+                change.scans,
+                _rounded(change.years, 3),
+                round(thickness[0], 3),
+                round(thickness[-1], 3),
+                round(change.percent, 3),
+                _rounded(change.percent_per_year, 3),
+                _rounded(change.low, 3),
+                _rounded(change.high, 3),
+            ]
+        )
+    return rows
 
 
 def _left_out(

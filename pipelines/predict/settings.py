@@ -50,7 +50,10 @@ TABLES = (
     *("parcels.tsv", "thickness.tsv"),
 )
 # Of a run with --longitudinal: changes of persons, the volumes that they are of, their page.
-CHANGES = ("changes.tsv", "timepoints.tsv", "changes.html")
+CHANGES = (
+    *("changes.tsv", "timepoints.tsv", "changes.html"),
+    "thickness_changes.tsv",
+)
 # The page shows slices of the most doubtful scans; they are kept beside it.
 SLICES = ".trinat-page"
 _NOT_IN_BIDS = [product for product in Product if not product.is_in_bids]

@@ -116,6 +116,28 @@ def test_a_report_has_a_part_on_parcels_where_results_have_them(tmp_path: Path) 
     assert not volumes.structure.str.startswith("ctx-").any()
 
 
+def test_a_report_has_a_table_of_thickness(tmp_path: Path) -> None:
+    names = ["a", "b", "c", "d"]
+    out = write_study(tmp_path / "out", names, with_parcels=names)
+    lines = []
+    for line in (out / "run.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        sheet = {"side": "left", "mm": 2.5, "std_mm": 0.5, "area_mm2": 80, "mm3": 200}
+        nothing = {**sheet, "mm": None, "area_mm2": 0, "mm3": 0}
+        thickness = {"ctx-lh-insula": sheet, "ctx-lh-cuneus": nothing}
+        entry["result"]["thickness"] = thickness
+        if entry["case"] == "b":
+            entry["result"]["thickness_doubts"] = ["noise"]
+        lines.append(json.dumps(entry))
+    (out / "run.jsonl").write_text("\n".join(lines) + "\n")
+    # Of the four scans c is rejected.
+    report_cohort(CohortSettings(out, tmp_path / "report", excluded=("reject",)))
+    found = pd.read_csv(tmp_path / "report/thickness.csv")
+    assert list(found.subject) == ["a", "d"]
+    assert set(found.structure) == {"ctx-lh-insula"}
+    assert list(found.thickness_mm) == [2.5, 2.5]
+
+
 def test_a_parcel_that_is_far_from_the_group_stands_out(tmp_path: Path) -> None:
     names = [f"p{number}" for number in range(9)]
     out = write_study(tmp_path / "out", names, with_parcels=names)

@@ -126,6 +126,34 @@ def test_a_rejected_structure_is_in_no_change(tmp_path: Path) -> None:
     )
 
 
+def thickness(mm: float | None) -> dict[str, object]:
+    """The thickness of an insula, as the result of a scan has it."""
+    insula = {"side": "left", "mm": mm, "std_mm": 0.5, "area_mm2": 900.0, "mm3": 2700.0}
+    return {"ctx-lh-insula": insula}
+
+
+def test_thickness_changes_in_a_table_of_its_own(tmp_path: Path) -> None:
+    scans = [
+        scan("a", 1.0, 2020, thickness=thickness(3.0)),
+        scan("b", 1.0, 2021, thickness=thickness(5.0), thickness_doubts=["noise"]),
+        scan("c", 1.0, 2022, thickness=thickness(2.8)),
+    ]
+    assert "thickness_changes.tsv" in write_changes(tmp_path, scans)
+    (row,) = table(tmp_path / "thickness_changes.tsv")
+    assert (row["parcel"], row["scans"], row["group"]) == ("ctx-lh-insula", "2", "n/a")
+    assert (row["first_mm"], row["last_mm"]) == ("3.0", "2.8")
+    # 0.2 of 2.9 in two years.
+    assert (row["change_percent"], row["percent_per_year"]) == ("-6.897", "-3.448")
+
+
+def test_thickness_of_one_scan_has_not_changed(tmp_path: Path) -> None:
+    scans = [
+        scan("a", 1.0, 2020, thickness=thickness(3.0)),
+        scan("b", 1.0, 2021, thickness=thickness(None)),
+    ]
+    assert "thickness_changes.tsv" not in write_changes(tmp_path, scans)
+
+
 def visit(
     case: str,
     mm3: float,

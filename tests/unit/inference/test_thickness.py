@@ -8,11 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from helpers.evidence import CORTEX, WHITE, evidence
 from numpy.typing import NDArray
+from scipy import ndimage
 from scipy.spatial import cKDTree
 
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.grid import Grid, Shape
+from trinat.segmentation.inference.measuring import thickness_doubts
 from trinat.segmentation.inference.parcels import Parcels
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.inference.thickness import sheet_thickness
@@ -199,3 +202,17 @@ def test_thickness_needs_parcels() -> None:
     found = replace(predicted(left_mm=3, right_mm=2), parcel_map=None)
     with pytest.raises(LabelError):
         _ = found.cortex_thickness
+
+
+def test_blur_noise_and_thick_slices_are_doubts() -> None:
+    labels = np.full((40, 40, 40), WHITE, np.uint8)
+    labels[:8] = labels[:, :8] = labels[:, :, :8] = CORTEX
+    sharp = np.where(labels == WHITE, 1.0, 0.6)
+    noise = np.random.default_rng(0).standard_normal(labels.shape)
+    assert thickness_doubts(evidence(labels, sharp + 0.01 * noise)) == []
+    blurred = ndimage.gaussian_filter(sharp, 1.5)
+    assert len(thickness_doubts(evidence(labels, blurred))) == 1
+    # 0.2 of a difference of 0.4.
+    assert len(thickness_doubts(evidence(labels, sharp + 0.2 * noise))) == 1
+    slices = Grid((40, 40, 20), np.diag([1, 1, 2, 1]))
+    assert len(thickness_doubts(evidence(labels, sharp, scan=slices))) == 1
