@@ -26,7 +26,15 @@ from trinat.pipelines.evaluate.user_tables import (
     refuse_other_model,
 )
 from trinat.pipelines.jobs.lock import claimed, keep_only, refuse_foreign
-from trinat.pipelines.report.cohort import Cohort, Range, Scan, cohort_of
+from trinat.pipelines.predict.changes import courses_in
+from trinat.pipelines.report.changes import Changes, compare_changes
+from trinat.pipelines.report.cohort import (
+    Cohort,
+    Range,
+    Scan,
+    cohort_of,
+    persons_of,
+)
 from trinat.pipelines.report.cohort_page import cohort_drawings, cohort_page
 from trinat.pipelines.report.harmonised import refuse_unharmonisable
 from trinat.pipelines.report.measurements import write_table
@@ -69,6 +77,7 @@ _TABLES = (
     "harmonisation.csv",
     "effects.csv",
     "trends.csv",
+    "change_effects.csv",
     "raters.csv",
 )
 # By whom a scan or structure of an excluded grade is rejected.
@@ -101,10 +110,18 @@ class Known:
 
 @dataclass(frozen=True)
 class Ledgers:
-    """What the ledgers beside the label maps say: all entries, and the result of each map."""
+    """What the ledgers beside the label maps say: all entries, and the result of each map.
 
-    entries: list[Entry]
+    `folders` has the entries of each folder with a ledger.
+    """
+
+    folders: dict[Path, list[Entry]]
     results: dict[Path, ScanResult]
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The entries of all folders."""
+        return [entry for entries in self.folders.values() for entry in entries]
 
     def of(self, file: ScanFile) -> ScanResult:
         """Return the result of a label map; an empty one if no ledger has it."""
@@ -180,12 +197,14 @@ def report_cohort(
         settings.adjust,
         harmonising=settings.harmonise is not None,
         norms=known.norms,
+        covariates=settings.covariates,
     )
+    changes = _changes(group, cohort, settings)
     parcels = None
     if not known.scheme.has_parcels:
         parcels = _with_parcels(chosen, group.ledger, settings.excluded)
     with claimed(settings.out, _OUTPUTS, within=["figures"]):
-        written = _write_tables(settings.out, cohort, parcels)
+        written = _write_tables(settings.out, cohort, parcels, changes)
         if parcels is not None:
             frame = parcels.frame.drop(columns="scan")
             write_table(settings.out / "parcels.csv", frame)
@@ -212,7 +231,9 @@ def report_cohort(
         taught = taught_by_models(group.ledger.entries)
         if taught:
             facts["training"] = " ".join(taught)
-        _write_page(settings, known, chosen, cohort, facts, group.failures, parcels)
+        _write_page(
+            settings, known, chosen, cohort, facts, group.failures, parcels, changes
+        )
         keep_only(settings.out, _TABLES, written)
     return batch_exit(done=len(chosen.scans), failed=len(group.failures))
 
@@ -240,9 +261,9 @@ def measure_group(
         [file.corrects for file in found if file.corrects],
     )
     fit = [file for file in found if file.result not in unfit]
-    ledger = Ledgers([], {})
+    ledger = Ledgers({}, {})
     for folder, entry in entries_for(settings.predictions):
-        ledger.entries.append(entry)
+        ledger.folders.setdefault(folder, []).append(entry)
         for name in entry.outputs:
             ledger.results[absolute(folder / name)] = entry.result
     check(_facts_of(fit, known, ledger, settings.excluded), known.table)
@@ -567,7 +588,32 @@ def _scan(result: MapVolumes, person: Facts, facts: ScanResult) -> Scan:
     )
 
 
-def _write_tables(out: Path, cohort: Cohort, parcels: Cohort | None) -> list[str]:
+def _changes(
+    group: MeasuredGroup, cohort: Cohort, settings: CohortSettings
+) -> Changes | None:
+    """Compare the changes of persons who were segmented over time; None where there are none."""
+    courses = []
+    rejected = {
+        absolute(file.result)
+        for file, scan in zip(group.chosen.files, group.chosen.scans, strict=True)
+        if scan.left_out
+    }
+    for folder, entries in group.ledger.folders.items():
+        cases = {
+            entry.case
+            for entry in entries
+            if any(absolute(folder / name) in rejected for name in entry.outputs)
+        }
+        courses += courses_in(entries, folder, settings.excluded, cases)
+    if not courses:
+        return None
+    persons = persons_of(cohort.frame, "volume")
+    return compare_changes(courses, persons, settings.covariates)
+
+
+def _write_tables(
+    out: Path, cohort: Cohort, parcels: Cohort | None, changes: Changes | None
+) -> list[str]:
     """Write volumes.csv and the other tables that are not empty; the names of what was written."""
     write_table(out / "volumes.csv", cohort.frame.drop(columns="scan"))
     # A row for each scan, and each structure of the others, that is in no number.
@@ -590,9 +636,12 @@ def _write_tables(out: Path, cohort: Cohort, parcels: Cohort | None) -> list[str
     columns = ["subject", "session", "structure", "grade", "reason"]
     tables = {
         "left_out.csv": pd.DataFrame(left_out, columns=columns),
-        "effects.csv": cohort.effects,
-        "trends.csv": cohort.trends,
     }
+    if cohort.model is not None:
+        tables["effects.csv"] = cohort.model.effects
+        tables["trends.csv"] = cohort.model.slopes
+    if changes is not None and changes.model is not None:
+        tables["change_effects.csv"] = changes.model.effects
     if cohort.adjustment is not None:
         coefficients = cohort.adjustment.coefficients
         tables["adjustment.csv"] = coefficients.reset_index(names="structure")
@@ -614,9 +663,10 @@ def _write_page(
     facts: Mapping[str, str],
     failures: Sequence[tuple[str, str]],
     parcels: Cohort | None,
+    changes: Changes | None,
 ) -> None:
     """Write report.html and the figures beside it."""
-    drawings = cohort_drawings(cohort, parcels)
+    drawings = cohort_drawings(cohort, parcels, changes)
     for drawing in drawings:
         drawing.save(settings.out / "figures")
     pictures = cohort_pictures(
@@ -636,5 +686,6 @@ def _write_page(
         failures=failures,
         remarks=[(known.table.name, line) for line in remarks],
         parcels=parcels,
+        changes=changes,
     )
     write_whole(settings.out / "report.html", page)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal, cast, get_args
 
 from trinat.pipelines.common.option import Option, Strict, TrustAffine, as_tuple
+from trinat.pipelines.study.participants import COVARIATES
 from trinat.pipelines.study.record import EXCLUDED_GRADES
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels import DEFAULT_SCHEME, Csf
@@ -25,6 +26,22 @@ def _meanings_of_csf(typed: Iterable[str] | None) -> tuple[Csf, ...]:
             )
         meanings.append(cast(Csf, word))
     return tuple(meanings)
+
+
+def _covariates(typed: str | None) -> tuple[str, ...] | None:
+    """Read --covariates; raise ConfigError for a word that names no covariate."""
+    if typed is None:
+        return None
+    names = tuple(word.strip().lower() for word in typed.split(",") if word.strip())
+    if names == ("none",):
+        return ()
+    for name in names:
+        if name not in COVARIATES:
+            raise ConfigError(
+                f"--covariates {typed}: {name} is not a covariate",
+                remedy=f"name some of {', '.join(COVARIATES)}, or none",
+            )
+    return names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,8 +191,9 @@ class EvaluationSettings(LabelMapOptions):
 class CohortSettings(LabelMapOptions):
     """What `trinat report` was asked to do.
 
-    `adjust` is how volumes are adjusted for the intracranial volume, and `harmonise` what effects
-    are taken away of, if at all. Scans and structures of the `excluded` grades are in no number.
+    `adjust` is how volumes are adjusted for the intracranial volume, `harmonise` what effects are
+    taken away of, if at all, and `covariates` those of the linear model; None chooses them. Scans
+    and structures of the `excluded` grades are in no number.
     """
 
     predictions: Annotated[
@@ -219,6 +237,15 @@ class CohortSettings(LabelMapOptions):
         Option(
             "Take effects of sites away from volumes (ComBat), and keep those of age, sex and "
             "group."
+        ),
+    ] = None
+    covariates: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "Covariates of the linear model: some of age,sex,icv, or none. Group and site are "
+            "in it anyway. Default: those known of most persons, if there are persons enough.",
+            typed=str | None,
+            parse=_covariates,
         ),
     ] = None
     images: Annotated[Path | None, Option("T1 scans, for pictures.")] = None

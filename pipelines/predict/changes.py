@@ -144,6 +144,26 @@ def _thickness_rows(
     return rows
 
 
+def courses_in(
+    entries: Iterable[Entry],
+    results: Path,
+    excluded: Collection[str],
+    rejected: Collection[str] = (),
+) -> list[Course]:
+    """Return the course of each structure of each person with two or more scans that count.
+
+    `results` is the folder that paths of scans start from. Scans whose cases are `rejected` do not
+    count, nor do scans and structures of the `excluded` grades.
+    """
+    persons = _persons_in(entries, results)
+    courses = []
+    for name in natsorted(persons):
+        taken = [entry for entry in persons[name] if entry.case not in rejected]
+        if taken:
+            courses += _courses(taken, excluded)
+    return courses
+
+
 def _left_out(
     scans: Sequence[Entry], excluded: Collection[str]
 ) -> list[tuple[str, str, str]]:

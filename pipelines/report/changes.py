@@ -6,7 +6,7 @@ from 100 to 90 is -10.53 %, and back is +10.53 % (symmetrised per cent change). 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -26,6 +26,7 @@ from trinat.pipelines.report.drawing import (
     model_color,
     panels,
 )
+from trinat.pipelines.report.group_model import GroupModel, fit_groups
 from trinat.pipelines.report.page import (
     Cell,
     Column,
@@ -39,10 +40,20 @@ from trinat.pipelines.report.page import (
 )
 from trinat.segmentation.errors import some
 
-__all__ = ["Change", "Course", "change_of", "changes_page", "retest_of"]
+__all__ = [
+    "Change",
+    "Changes",
+    "Course",
+    "change_of",
+    "changes_page",
+    "compare_changes",
+    "retest_of",
+]
 
 Values = NDArray[np.float64]
 
+# What is known of persons.
+_FACTS = ["group", "site", "sex", "age", "icv"]
 # Beyond this many persons a table shows the largest changes alone.
 _MOST_ROWS = 1000
 # In years, a little less than a day, so that rounded days are one.
@@ -198,6 +209,50 @@ class Course:
         """Each volume in per cent of their mean, from it."""
         mean = float(np.mean(self.volumes_mm3))
         return [100 * (volume / mean - 1) for volume in self.volumes_mm3]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Comparison of changes between groups; `model` is None where there is nothing to compare."""
+
+    model: GroupModel | None
+    notices: tuple[str, ...]
+
+
+def compare_changes(
+    courses: Sequence[Course],
+    persons: pd.DataFrame,
+    covariates: Collection[str] | None = None,
+) -> Changes:
+    """Compare the change per year between groups, by the linear model of `fit_groups`.
+
+    A person's slope is one value of the model, whatever the number and times of the visits: robust
+    standard errors allow for slopes that are known less well than others. `persons` is a table as
+    that of `cohort.persons_of`, with the facts of all persons, also of those with one scan.
+    """
+    slopes = pd.DataFrame(
+        {
+            "subject": [course.person for course in courses],
+            "structure": [course.structure for course in courses],
+            "value": [course.change.percent_per_year for course in courses],
+        }
+    ).astype({"value": float})
+    with_slope = set(slopes.dropna(subset="value")["subject"])
+    facts = persons.groupby("subject", sort=False)[_FACTS].first()
+    notices = []
+    single = [person for person in facts.index if person not in with_slope]
+    if single:
+        notices.append(
+            f"{count(len(single), 'person')} without two dated scans that count, and so without a "
+            f"change a year: {some(single)}."
+        )
+    model = None
+    if with_slope:
+        table = slopes.merge(facts, on="subject", how="inner")
+        model = fit_groups(table, "change", covariates)
+    if model is not None:
+        notices += model.notices
+    return Changes(model, tuple(notices))
 
 
 def changes_page(

@@ -9,17 +9,16 @@ Volumes may be adjusted for the size of the head, by the intracranial volume:
 
 Effects of sites may be taken away by ComBat, from the adjusted volumes where there are any.
 
-Persons are compared by sex, group and site, and over age. A person's value is the mean over their
+Persons are compared by a linear model (`group_model`). A person's value is the mean over their
 scans: intervals count persons, not scans.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations
 from typing import Literal
 
 import numpy as np
@@ -27,16 +26,12 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
+from trinat.pipelines.report.group_model import FACTORS, GroupModel, fit_groups
 from trinat.pipelines.report.harmonised import Harmonisation, harmonise
 from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.norms import NormError, Norms
-from trinat.segmentation.metrics.statistics import (
-    group_difference,
-    holm,
-    robust_z,
-    trend,
-)
+from trinat.segmentation.metrics.statistics import robust_z
 
 Method = Literal["residual", "proportion"]
 _Values = NDArray[np.float64]
@@ -48,7 +43,8 @@ HARMONISED = "harmonised_volume"
 # Iglewicz and Hoaglin's limit for robust z-scores.
 OUTLIER_Z = 3.5
 # A robust spread of fewer values than this says nothing.
-_FEWEST_FOR_Z = 8
+FEWEST_FOR_Z = 8
+
 _AGE_BANDS = 10  # years
 # A line through fewer scans says nothing.
 _FEWEST_SCANS = 4
@@ -58,10 +54,6 @@ _REMEDY = (
 )
 # Percentiles of norms beyond these stand out: two volumes in a hundred of healthy persons.
 _USUAL_PERCENTILES = (1, 99)
-# What persons are distinguished by.
-_FACTS = ("sex", "group", "site")
-# Pairs of more groups than this are not compared: their table has all means.
-_MOST_GROUPS = 4
 
 
 @dataclass(frozen=True)
@@ -161,7 +153,8 @@ class Cohort:
     label scheme. `adjustment` says how volumes were adjusted, `harmonisation` how effects of sites
     were taken away; None where they were not.
 
-    `left_out` are scans that no number of these tables is of; `scans` are all others.
+    `left_out` are scans that no number of these tables is of; `scans` are all others. `covariates`
+    are those that the user named for the linear model; None leaves the choice to the model.
     """
 
     scans: tuple[Scan, ...]
@@ -170,6 +163,7 @@ class Cohort:
     adjustment: Adjustment | None = None
     left_out: tuple[Scan, ...] = ()
     harmonisation: Harmonisation | None = None
+    covariates: Collection[str] | None = None
 
     @property
     def is_tested(self) -> bool:
@@ -195,14 +189,22 @@ class Cohort:
         return persons_of(self.frame, self.compared)
 
     @cached_property
-    def effects(self) -> pd.DataFrame:
-        """Differences between groups; see `effects_of`."""
-        return effects_of(self.persons)
+    def model(self) -> GroupModel | None:
+        """The linear model of measured volumes; see `fit_groups`.
 
-    @cached_property
-    def trends(self) -> pd.DataFrame:
-        """Lines over age; see `trends_of`."""
-        return trends_of(self.persons)
+        Volumes that were harmonised, or adjusted by a regression, have lost degrees of freedom that
+        a test would not know of. So site and head size are terms of the model instead.
+        """
+        needed = []
+        if self.harmonisation is not None:
+            needed.append("site")
+        if self.adjustment is not None and self.adjustment.method == "proportion":
+            shares = persons_of(self.frame, ADJUSTED).assign(icv=np.nan)
+            return fit_groups(shares, "share", self.covariates, needed)
+        if self.adjustment is not None:
+            needed.append("icv")
+        volumes = persons_of(self.frame, "volume")
+        return fit_groups(volumes, "volume", self.covariates, needed)
 
     def outliers(self) -> pd.DataFrame:
         """Volumes and asymmetries far from the group's median, or out of their range.
@@ -228,6 +230,7 @@ def cohort_of(
     *,
     harmonising: bool = False,
     norms: Norms | None = None,
+    covariates: Collection[str] | None = None,
 ) -> Cohort:
     """The tables of a group, from its scans' volumes.
 
@@ -274,7 +277,9 @@ def cohort_of(
         is_far &= frame["percentile"].notna()
         shown = frame.loc[is_far, "percentile"].map("percentile {:.1f}".format)
         frame.loc[is_far, "note"] = shown
-    return Cohort(scans, frame, structures, adjustment, left_out, harmonisation)
+    return Cohort(
+        scans, frame, structures, adjustment, left_out, harmonisation, covariates
+    )
 
 
 def _with_more(
@@ -298,7 +303,7 @@ def _with_more(
 
 def _z_scores(values: pd.Series) -> NDArray[np.float64]:
     """Robust z of each value; NaN where there are too few."""
-    if values.notna().sum() < _FEWEST_FOR_Z:
+    if values.notna().sum() < FEWEST_FOR_Z:
         return np.full(len(values), np.nan)
     return robust_z(values.to_numpy(float))
 
@@ -439,75 +444,30 @@ def _line(x: _Values, y: _Values) -> dict[str, float]:
     }
 
 
-def effects_of(persons: pd.DataFrame) -> pd.DataFrame:
-    """A row for each fact, pair of groups and structure: the fields of a `GroupDifference`.
-
-    `persons` are those of `persons_of`. Columns `fact`, `first_group`, `second_group` and
-    `structure` say of what it is. `p_holm` is p after Holm over the structures of a pair. Empty
-    where there are no two groups.
-    """
-    tables = []
-    for fact in _FACTS:
-        groups = groups_of(persons, fact)
-        if len(groups) > _MOST_GROUPS:
-            continue
-        for first, second in combinations(groups, 2):
-            rows = []
-            for structure, values in persons.groupby("structure", sort=False):
-                found = group_difference(
-                    values.loc[values[fact] == first, "value"].to_numpy(float),
-                    values.loc[values[fact] == second, "value"].to_numpy(float),
-                )
-                rows.append({"structure": structure, **vars(found)})
-            table = pd.DataFrame(rows)
-            table.insert(0, "fact", fact)
-            table.insert(1, "first_group", first)
-            table.insert(2, "second_group", second)
-            table["p_holm"] = holm(table["p"].to_numpy(float))
-            tables.append(table)
-    if not tables:
-        return pd.DataFrame()
-    return pd.concat(tables, ignore_index=True)
-
-
-def trends_of(persons: pd.DataFrame) -> pd.DataFrame:
-    """A row for each structure: the fields of its `Trend` over age in years, and the mean.
-
-    `persons` are those of `persons_of`. `p_holm` is p after Holm over structures. Empty where
-    fewer than four persons have an age.
-    """
-    rows = []
-    for structure, values in persons.groupby("structure", sort=False):
-        ages = values["age"].to_numpy(float)
-        found = trend(ages, values["value"].to_numpy(float))
-        mean = values.loc[np.isfinite(ages), "value"].mean()
-        rows.append({"structure": structure, **vars(found), "mean": mean})
-    table = pd.DataFrame(rows)
-    if table.empty or table["slope"].isna().all():
-        return pd.DataFrame()
-    table["p_holm"] = holm(table["p"].to_numpy(float))
-    return table
-
-
 def groups_of(persons: pd.DataFrame, fact: str) -> list[str]:
     """The groups of persons by one fact, sorted; a fact that is not known is no group."""
     return sorted(set(persons[fact]) - {""})
 
 
 def persons_of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """A row for each person and structure: `value` and `age`, means of scans, and facts.
+    """A row for each person and structure: `value`, `age` and `icv`, means of scans, and facts.
 
     `frame` is that of a `Cohort`, and values are of one metric of it. In the order of the
     structures; those of persons without a value have NaN. A fact by which a person's scans differ
     is "", as one that is not known.
     """
     values = frame[frame["metric"] == metric]
-    known = {fact: values[fact].where(values[fact] != "") for fact in _FACTS}
+    known = {fact: values[fact].where(values[fact] != "") for fact in FACTORS}
     values = values.assign(**known)
     by = values.groupby(["structure", "subject"], sort=False)
-    facts = {fact: (fact, "first") for fact in _FACTS}
-    found = by.agg(value=("value", "mean"), age=("age", "mean"), **facts)
-    names = list(_FACTS)
+    facts = {fact: (fact, "first") for fact in FACTORS}
+    found = by.agg(
+        value=("value", "mean"),
+        age=("age", "mean"),
+        icv=("intracranial_mm3", "mean"),
+        **facts,
+    )
+    names = list(FACTORS)
     found[names] = found[names].where(by[names].nunique() == 1, "")
     return found.reset_index()
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from trinat.pipelines.common.text import count
+from trinat.pipelines.report.changes import Changes
 from trinat.pipelines.report.cohort import (
     ADJUSTED,
     HARMONISED,
@@ -18,6 +20,16 @@ from trinat.pipelines.report.cohort import (
 )
 from trinat.pipelines.report.drawing import Drawing
 from trinat.pipelines.report.figures import Z_SCORES, z_score_plot
+from trinat.pipelines.report.group_page import (
+    FOREST,
+    RESIDUALS,
+    change_table,
+    effect_tables,
+    forest_plots,
+    methods_text,
+    residual_plot,
+    slope_table,
+)
 from trinat.pipelines.report.page import (
     Cell,
     Column,
@@ -33,32 +45,42 @@ from trinat.pipelines.report.people import (
     DIGITS,
     SITES,
     adjustment_table,
-    effect_tables,
     people_plot,
     site_plot,
     site_tables,
-    trend_table,
 )
 from trinat.segmentation.errors import some
 from trinat.segmentation.metrics.definitions import METRICS
 
 _GROUPS = {"sex": "sex", "group": "group", "age_band": "age (years)", "site": "site"}
 _MOST_SCANS = 500
-# The figure of parcels.
+# The figures of changes in time, and of parcels.
+CHANGES = "changes"
 _PARCEL_Z_SCORES = f"parcel-{Z_SCORES}"
 
 
-def cohort_drawings(cohort: Cohort, parcels: Cohort | None = None) -> list[Drawing]:
-    """The figures of the page: z-scores, people, sites; each where something is known of it.
+def cohort_drawings(
+    cohort: Cohort, parcels: Cohort | None = None, changes: Changes | None = None
+) -> list[Drawing]:
+    """The figures of the page: effects of groups, people, residuals, z-scores, sites.
 
-    `parcels` are the same scans with the volumes of their parcels.
+    Each is there where something is known of it. `parcels` are the same scans with the volumes of
+    their parcels, `changes` what persons with several scans change by.
     """
     drawings = []
-    if cohort.is_tested:
-        drawings.append(z_score_plot(cohort.frame, cohort.structures, OUTLIER_Z))
+    if cohort.model is not None:
+        drawings += forest_plots(cohort.model)
     people = people_plot(cohort)
     if people is not None:
         drawings.append(people)
+    if cohort.model is not None:
+        residuals = residual_plot(cohort.model)
+        if residuals is not None:
+            drawings.append(residuals)
+    if changes is not None and changes.model is not None:
+        drawings += forest_plots(changes.model, CHANGES)
+    if cohort.is_tested:
+        drawings.append(z_score_plot(cohort.frame, cohort.structures, OUTLIER_Z))
     if cohort.harmonisation is not None:
         drawings.append(site_plot(cohort.harmonisation))
     if parcels is not None and parcels.is_tested:
@@ -76,6 +98,7 @@ def cohort_page(
     failures: Sequence[tuple[str, str]] = (),
     remarks: Sequence[tuple[str, str]] = (),
     parcels: Cohort | None = None,
+    changes: Changes | None = None,
 ) -> str:
     """The HTML file; `pictures`: title, text, PNG; `failures`: scans without volumes and why.
 
@@ -101,11 +124,8 @@ def cohort_page(
         outliers=_outliers(cohort),
         is_tested=cohort.is_tested,
         plots=[drawing for drawing in drawings if drawing.name == Z_SCORES],
-        people_plots=[
-            drawing
-            for drawing in drawings
-            if drawing.name not in (Z_SCORES, SITES, _PARCEL_Z_SCORES)
-        ],
+        group_plots=[drawing for drawing in drawings if _is_of_groups(drawing.name)],
+        residual_plots=[drawing for drawing in drawings if drawing.name == RESIDUALS],
         parcels=None if parcels is None else _of_parcels(parcels, drawings),
         site_plots=[drawing for drawing in drawings if drawing.name == SITES],
         limit=OUTLIER_Z,
@@ -113,8 +133,9 @@ def cohort_page(
         volumes=_described(cohort, "volume"),
         asymmetry=_described(cohort, "asymmetry_index"),
         groups=[found for found in by_facts if found is not None],
-        effects=effect_tables(cohort),
-        trends=trend_table(cohort),
+        model=cohort.model,
+        **_of_model(cohort),
+        changes=None if changes is None else _of_changes(changes, drawings),
         adjustment=cohort.adjustment,
         adjusted=_described(cohort, ADJUSTED) if cohort.adjustment else None,
         coefficients=adjustment_table(cohort.adjustment),
@@ -138,6 +159,43 @@ def cohort_page(
         again=asset("cohort-again.txt"),
         provenance=provenance,
     )
+
+
+def _is_of_groups(name: str) -> bool:
+    """Return True for the name of a figure of the part on groups."""
+    return name == "people" or name.partition("-")[0] == FOREST
+
+
+def _of_model(cohort: Cohort) -> dict[str, Any]:
+    """What the part on the linear model shows."""
+    model = cohort.model
+    if model is None:
+        return {"effects": [], "slopes": None, "methods": ""}
+    digits = DIGITS[cohort.unit]
+    response = "The volumes"
+    if cohort.unit == "%":
+        response = "The volumes, in percent of the intracranial volume,"
+    return {
+        "effects": effect_tables(model, cohort.unit, digits),
+        "slopes": slope_table(model, cohort.unit, digits + 1),
+        "methods": methods_text(model, response, len(cohort.left_out)),
+    }
+
+
+def _of_changes(changes: Changes, drawings: Sequence[Drawing]) -> dict[str, object]:
+    """What the part on changes in time shows."""
+    shown: dict[str, object] = {
+        "notices": changes.notices,
+        "model": changes.model,
+        "plots": [each for each in drawings if each.name.partition("-")[0] == CHANGES],
+        "means": None,
+        "effects": [],
+    }
+    if changes.model is not None:
+        shown["means"] = change_table(changes.model)
+        effects = effect_tables(changes.model, "% a year", 2)
+        shown["effects"] = [replace(each, id=f"change-{each.id}") for each in effects]
+    return shown
 
 
 def _of_parcels(parcels: Cohort, drawings: Sequence[Drawing]) -> dict[str, object]:
@@ -199,6 +257,8 @@ def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
                 f"{scans} without percentiles: age, sex or intracranial volume are not known, or "
                 "not among those of the norms."
             )
+    if cohort.model is not None:
+        notices += cohort.model.notices
     grades = [scan.grade for scan in cohort.scans]
     texts = {
         "reject": "rejected by quality control, and in the numbers all the same",

@@ -60,6 +60,7 @@ class Drawing:
     - `label` is the text for readers who cannot see it.
     - `marks` has a name for each mark of an artist, by the artist's gid: the page shows it at the
       pointer.
+    - `for_print` figures are also saved as PDF.
     """
 
     name: str
@@ -68,12 +69,15 @@ class Drawing:
     marks: dict[str, list[str]] = field(default_factory=dict)
     title: str = ""
     caption: str = ""
+    for_print: bool = False
 
     def save(self, folder: Path) -> None:
-        """As PNG and as SVG, in a folder that is made for it."""
+        """Save as PNG and SVG, and as PDF if it is for print, in a folder made for it."""
         folder.mkdir(exist_ok=True)
         write_whole(folder / f"{self.name}.png", self.png)
         write_whole(folder / f"{self.name}.svg", self.svg)
+        if self.for_print:
+            write_whole(folder / f"{self.name}.pdf", self.pdf)
 
     @cached_property
     def svg(self) -> bytes:
@@ -94,6 +98,19 @@ class Drawing:
         with _any_letters():
             FigureCanvasAgg(self.figure).print_png(buffer)
         self.figure.set(facecolor="none")
+        return buffer.getvalue()
+
+    @property
+    def pdf(self) -> bytes:
+        """The figure as a PDF file, the same bytes every time."""
+        import matplotlib as mpl
+        from matplotlib.backends.backend_pdf import FigureCanvasPdf
+
+        buffer = io.BytesIO()
+        metadata = {"CreationDate": None, "Producer": None, "Creator": None}
+        # Type 42 fonts: text stays text, which journals ask for.
+        with mpl.rc_context({"pdf.fonttype": 42}), _any_letters():
+            FigureCanvasPdf(self.figure).print_pdf(buffer, metadata=metadata)
         return buffer.getvalue()
 
     def inline(self) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from trinat.pipelines.common.text import count
+from trinat.pipelines.report.cohort import FEWEST_FOR_Z
 from trinat.pipelines.report.drawing import (
     GRID,
     INK,
@@ -263,6 +265,13 @@ def _draw_confusion(axis: Any, table: pd.DataFrame, names: Sequence[str]) -> Any
     return axis.imshow(shares, cmap="viridis", norm=LogNorm(1e-4, 1))
 
 
+def _reason_without_z(volumes: int) -> str:
+    """Say why a structure with so many volumes has no z-scores."""
+    if volumes < FEWEST_FOR_Z:
+        return f"{count(volumes, 'volume')} not rejected: z-scores need {FEWEST_FOR_Z}"
+    return "most volumes are equal"
+
+
 def z_score_plot(
     frame: pd.DataFrame, structures: Sequence[str], limit: float
 ) -> Drawing:
@@ -284,9 +293,15 @@ def z_score_plot(
     every = np.concatenate([z for _, z in rows])
     colors = np.where(np.abs(every) > limit, WARNING_COLOR, MODEL_COLORS[0])
     shown = [(place, np.clip(z, -_FARTHEST_Z, _FARTHEST_Z)) for place, z in rows]
+    measured = frame[frame["metric"] == "volume"].groupby("structure")["value"]
+    known = measured.count()
     with canvas(8.6, len(structures) * 0.24 + 0.9) as (figure, axis):
         axis.axvline(-limit, color=WARNING_COLOR, lw=0.9, ls=_DASHES)
         axis.axvline(limit, color=WARNING_COLOR, lw=0.9, ls=_DASHES)
+        for place, z in rows:
+            if not len(z):
+                reason = _reason_without_z(int(known[structures[place]]))
+                axis.text(0, place, reason, ha="center", va="center", fontsize=7)
         draw_dots(axis, shown, 0.8, colors, "scans")
         name_rows(axis, structures)
         figure.supxlabel(f"robust z of the volume (shown up to ±{_FARTHEST_Z:g})")

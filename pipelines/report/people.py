@@ -1,4 +1,4 @@
-"""What a group's page shows of its people: effects of sex, group and site, trends over age."""
+"""The parts of a group's page on its people: volumes over age, head size, sites."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from trinat.pipelines.report.cohort import Adjustment, Cohort, groups_of
 from trinat.pipelines.report.drawing import (
@@ -25,89 +26,20 @@ from trinat.pipelines.report.page import (
     Column,
     Columns,
     Table,
-    interval,
     short_name,
     table,
 )
-from trinat.segmentation.metrics.statistics import trend
 
 # The name of the figure of sites.
 SITES = "sites"
 # Digits of a value, by its unit.
 DIGITS = {"mm³": 0, "%": 3}
 _TICK = 7
+_FEWEST_FOR_LINE = 4
+_PLACES_OF_BAND = 20
+
+Values = NDArray[np.float64]
 _NOT_KNOWN = "not known"
-
-
-def effect_tables(cohort: Cohort) -> list[Table]:
-    """A table for each pair of groups: differences and Hedges' g, by structure."""
-    if cohort.effects.empty:
-        return []
-    digits = DIGITS[cohort.unit]
-    columns: Columns = [
-        "Structure",
-        Column("Persons", 0),
-        Column(f"Difference ({cohort.unit})", digits, "Of means", sign=True),
-        "95 % interval",
-        Column("Hedges' g", 2, "Difference in standard deviations", sign=True),
-        "95 % interval of g",
-        Column("p", 3, "Welch's test, after Holm over structures"),
-    ]
-    tables = []
-    pairs = cohort.effects.groupby(["fact", "first_group", "second_group"], sort=False)
-    for number, ((fact, first, second), rows) in enumerate(pairs):
-        cells = []
-        for place, row in enumerate(rows.to_dict("records")):
-            persons = f"{row['first']} + {row['second']}"
-            cells.append(
-                [
-                    Cell(short_name(row["structure"]), place),
-                    Cell(persons, row["first"] + row["second"]),
-                    row["difference"],
-                    interval(row["low"], row["high"], digits),
-                    row["g"],
-                    interval(row["g_low"], row["g_high"], 2),
-                    row["p_holm"],
-                ]
-            )
-        caption = f"{first} − {second}, by {fact}"
-        identity = f"effect-table-{number}"
-        tables.append(table(identity, caption, columns, cells, kind="intervals"))
-    return tables
-
-
-def trend_table(cohort: Cohort) -> Table | None:
-    """How each structure's volume goes with age; None where ages are not known."""
-    if cohort.trends.empty:
-        return None
-    digits = DIGITS[cohort.unit] + 1
-    columns: Columns = [
-        "Structure",
-        Column("Persons", 0),
-        Column(f"Slope ({cohort.unit} a year)", digits, sign=True),
-        "95 % interval",
-        Column("% a year", 2, "Slope in percent of the mean volume", sign=True),
-        Column("Pearson's r", 2, sign=True),
-        "95 % interval of r",
-        Column("p", 3, "Of the slope, after Holm over structures"),
-    ]
-    rows = []
-    for place, row in enumerate(cohort.trends.to_dict("records")):
-        share = 100 * row["slope"] / row["mean"] if row["mean"] else np.nan
-        rows.append(
-            [
-                Cell(short_name(row["structure"]), place),
-                row["persons"],
-                row["slope"],
-                interval(row["low"], row["high"], digits),
-                share,
-                row["r"],
-                interval(row["r_low"], row["r_high"], 2),
-                row["p_holm"],
-            ]
-        )
-    caption = "Volume over age: a straight line through all persons"
-    return table("trend-table", caption, columns, rows, kind="intervals")
 
 
 def adjustment_table(adjustment: Adjustment | None) -> Table | None:
@@ -227,7 +159,7 @@ def people_plot(cohort: Cohort) -> Drawing | None:
     """A panel a structure, a dot a person: volume over age, else by group; None without either.
 
     Colours are groups, else sexes, where there are no more than colours. Over age each colour with
-    four persons has a line.
+    four persons has a regression line with its band.
     """
     persons = cohort.persons
     fact, groups = _fact_to_draw(persons)
@@ -264,7 +196,13 @@ def people_plot(cohort: Cohort) -> Drawing | None:
     label = (
         f"Volumes of {len(cohort.structures)} structures, a panel each, a dot a person"
     )
-    return Drawing("people", figure, label, marks)
+    caption = ""
+    if over_age:
+        caption = (
+            "A straight line through the persons of a colour, with the 95 % band of its mean. "
+            "Nothing else is taken into account."
+        )
+    return Drawing("people", figure, label, marks, caption=caption, for_print=True)
 
 
 def _fact_to_draw(persons: pd.DataFrame) -> tuple[str, list[str]]:
@@ -283,6 +221,21 @@ def _fact_to_draw(persons: pd.DataFrame) -> tuple[str, list[str]]:
     return "", [""]
 
 
+def _draw_line(axis: Any, x: Values, y: Values, color: str) -> None:
+    """Draw the regression line with the 95 % band of its mean; nothing for too few persons."""
+    from statsmodels.api import OLS, add_constant
+
+    known = np.isfinite(x) & np.isfinite(y)
+    if known.sum() < _FEWEST_FOR_LINE or np.ptp(x[known]) == 0:
+        return
+    fit = OLS(y[known], add_constant(x[known])).fit()
+    along = np.linspace(x[known].min(), x[known].max(), _PLACES_OF_BAND)
+    expected = fit.get_prediction(add_constant(along))
+    low, high = expected.conf_int().T
+    axis.fill_between(along, low, high, color=color, alpha=0.15, lw=0)
+    axis.plot(along, expected.predicted_mean, color=color, lw=1)
+
+
 def _draw_persons(
     axis: Any,
     persons: pd.DataFrame,
@@ -299,11 +252,8 @@ def _draw_persons(
     if unit == "mm³":
         y = y / 1000
     axis.scatter(x, y, s=10, color=model_color(color), lw=0, zorder=3, gid=gid)
-    line = trend(x, y)
-    if over_age and np.isfinite(line.slope):
-        ends = np.array([np.nanmin(x), np.nanmax(x)])
-        line_at_ends = line.intercept + line.slope * ends
-        axis.plot(ends, line_at_ends, color=model_color(color), lw=1)
+    if over_age:
+        _draw_line(axis, x, y, model_color(color))
     names = []
     for person, age, value in zip(persons["subject"], x, y, strict=True):
         # Only what is drawn has a name.

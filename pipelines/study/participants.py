@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+# Covariates that a linear model of groups may have beside group and site.
+COVARIATES = ("age", "sex", "icv")
 # Persons named in a message; the rest is counted.
 _MOST_NAMED = 5
 

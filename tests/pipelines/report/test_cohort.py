@@ -105,22 +105,6 @@ def test_a_persons_value_is_the_mean_over_their_scans() -> None:
     assert persons.loc[persons["subject"] == "sub-0", "value"].item() == 220
 
 
-def test_groups_are_compared_in_pairs_and_ages_by_a_line() -> None:
-    groups = ["control", "control", "patient", "patient"]
-    scans = [replace(s, group=g) for s, g in zip(LINE, groups, strict=True)]
-    cohort = cohort_of(scans, SCHEME)
-    (row,) = cohort.effects.to_dict("records")
-    assert (row["fact"], row["first_group"], row["second_group"]) == (
-        "group",
-        "control",
-        "patient",
-    )
-    assert row["difference"] == pytest.approx(310 - 310)
-    (line,) = cohort.trends.to_dict("records")
-    assert line["persons"] == 4
-    assert cohort_of(LINE, SCHEME).effects.empty
-
-
 def test_a_single_group_leaves_the_colours_to_the_sexes() -> None:
     facts = zip(LINE, ["patient", "patient", "", ""], "FMFM", strict=True)
     scans = [replace(one, group=group, sex=sex) for one, group, sex in facts]
@@ -152,31 +136,27 @@ def test_every_person_is_drawn_however_many_groups_there_are() -> None:
 
 
 def test_the_page_shows_coefficients_effects_and_a_panel_for_each_structure() -> None:
-    groups = ["control", "control", "patient", "patient"]
-    scans = [replace(s, group=g) for s, g in zip(LINE, groups, strict=True)]
-    cohort = cohort_of(scans, SCHEME, (), "residual")
+    groups = ["control", "control", "patient", "patient", "control", "patient"]
+    persons = [*LINE, scan(4, 310.0, 150.0), scan(5, 310.0, 150.0)]
+    scans = [replace(s, group=g) for s, g in zip(persons, groups, strict=True)]
+    cohort = cohort_of(scans, SCHEME, (), "residual", covariates=())
     drawings = cohort_drawings(cohort)
     page = cohort_page(cohort, drawings, [], {})
-    assert [drawing.name for drawing in drawings] == ["people"]
+    assert [drawing.name for drawing in drawings] == ["effects", "people", "residuals"]
     # Slope (per ml) and intercept, as of LINE.
     assert rows_of(page, "adjustment-table") == [
-        ["Brain Stem", "4", "+2,000.000", "+10", "1.00"]
+        ["Brain Stem", "6", "+2,000.000", "+10", "1.00"]
     ]
-    # 310 and 310 against 313 and 307.
+    # Head size is a term of the model, and patients of the size of both are where controls are.
+    assert "volume ~ group + icv" in page
     (effect,) = rows_of(page, "effect-table-0")
-    assert effect[:3] == ["Brain Stem", "2 + 2", "+0"]
-    # Over the ages 20 to 23: -3 / 5 a year, of 310; r = -3 / sqrt(5 * 18).
-    (trend,) = rows_of(page, "trend-table")
-    assert [trend[place] for place in (0, 1, 2, 4, 5)] == [
-        *("Brain Stem", "4", "−0.6", "−0.19", "−0.32")
-    ]
-    shown = [name for names in drawings[0].marks.values() for name in names]
-    assert [name.partition(":")[0] for name in shown] == [s.subject for s in scans]
+    assert effect[:3] == ["Brain Stem", "3 + 3", "+0"]
+    (people,) = [drawing for drawing in drawings if drawing.name == "people"]
+    shown = [name for names in people.marks.values() for name in names]
+    assert {name.partition(":")[0] for name in shown} == {s.subject for s in scans}
     assert all(f"<title>{name}</title>" in page for name in shown)
-    assert "Volumes here are adjusted" in page
     plain = cohort_page(cohort_of(scans, SCHEME), [], [], {})
     assert "adjustment-table" not in plain
-    assert "Volumes are not adjusted" in plain
 
 
 def test_a_person_with_scans_at_two_sites_is_in_no_comparison_of_sites() -> None:
@@ -189,8 +169,9 @@ def test_a_person_with_scans_at_two_sites_is_in_no_comparison_of_sites() -> None
     for number in range(4, 8):
         scans.append(replace(scan(number, 4000.0 + number, None), site="A"))
         scans.append(replace(scan(number + 10, 4400.0 + number, None), site="B"))
-    cohort = cohort_of(scans, SCHEME)
-    row = cohort.effects.iloc[0]
+    cohort = cohort_of(scans, SCHEME, covariates=())
+    assert cohort.model is not None
+    row = cohort.model.effects.iloc[0]
     assert (row["first"], row["second"]) == (4, 4)
     assert row["difference"] == pytest.approx(-400)
     page = cohort_page(cohort, [], [], {})

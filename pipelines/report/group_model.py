@@ -1,0 +1,463 @@
+"""Linear models of groups: volume ~ group + site + age + sex + icv, for each structure.
+
+All differences, slopes, intervals and p values of a report come from these models. They are fitted
+to measured volumes: head size and site are terms of the model. A test on volumes that were
+harmonised or adjusted before would ignore the degrees of freedom that this took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from trinat.pipelines.common.text import count
+from trinat.pipelines.study.participants import COVARIATES
+from trinat.segmentation.errors import EvaluationError, some
+from trinat.segmentation.metrics.linear_model import (
+    Contrast,
+    Design,
+    Estimate,
+    LinearModel,
+)
+from trinat.segmentation.metrics.statistics import holm
+
+__all__ = ["FACTORS", "GroupModel", "fit_groups"]
+
+Values = NDArray[np.float64]
+
+FACTORS = ("group", "site", "sex")
+# The order in which terms enter as long as the number of persons allows.
+_TERMS = ("group", "site", "age", "sex", "icv")
+_ORDER_IN_FORMULA = ("group", "age", "sex", "icv", "site")
+# A covariate that the user did not name enters if this share of persons has it ...
+_LEAST_KNOWN = 0.8
+# ... and if so many residual degrees of freedom remain.
+_FEWEST_RESIDUAL = 5
+# Levels of a factor with more levels than this are not compared in pairs.
+_MOST_LEVELS = 4
+# Variance inflation from which two terms are hard to separate (a common rule).
+_HIGH_INFLATION = 5.0
+# Groups that differ by more standard deviations in age need age in the model.
+_UNEVEN_AGES = 0.5
+
+
+@dataclass(frozen=True)
+class GroupModel:
+    """Results of one linear model for each structure.
+
+    - `formula` is the model that was fitted, `terms` are its terms.
+    - `people` are the persons in it, a row each with their facts.
+    - `effects` has a row for each pair of levels of a factor and each structure, `slopes` a row for
+      each structure with its change per year of age (empty where age is no term), and `means` the
+      expected value of each group at the mean of the other terms.
+    - `residuals` has the fitted value and the studentised residual of each person and structure.
+    - `notices` say what a reader must know, such as terms that cannot be separated.
+    """
+
+    formula: str
+    terms: tuple[str, ...]
+    people: pd.DataFrame
+    effects: pd.DataFrame
+    slopes: pd.DataFrame
+    means: pd.DataFrame
+    residuals: pd.DataFrame
+    notices: tuple[str, ...]
+
+    @property
+    def fact(self) -> str:
+        """The factor that figures show: the group, else sex, else site; "" without any."""
+        for fact in ("group", "sex", "site"):
+            if fact in self.terms:
+                return fact
+        return ""
+
+
+def fit_groups(
+    persons: pd.DataFrame,
+    response: str,
+    covariates: Collection[str] | None = None,
+    needed: Collection[str] = (),
+) -> GroupModel | None:
+    """Fit the model of each structure; None where persons differ in no group, site, sex or age.
+
+    Parameters
+    ----------
+    persons
+        A row for each person and structure: `subject`, `structure`, `value`, and the facts `group`,
+        `site`, `sex` ("" if not known), `age` in years and `icv` in mm³ (NaN if not known).
+    response
+        The name of the value in the formula.
+    covariates
+        Of `COVARIATES`, those to take. None takes each that is known of most persons, as long as
+        the number of persons allows. Group and site are terms wherever they are known.
+    needed
+        Terms that must be in the model.
+
+    Raises
+    ------
+    EvaluationError
+        If a covariate that was named, or a needed term, is not known or is the same for all, or if
+        there are too few persons for them.
+    """
+    persons = persons.assign(
+        icv=persons["icv"] / 1e6,
+        **{fact: persons[fact].replace("", np.nan) for fact in FACTORS},
+    )
+    with_value = persons.dropna(subset="value")
+    if with_value.empty:
+        return None
+    people = with_value.groupby("subject", sort=False)[list(_TERMS)].first()
+    terms, notices = _choose_terms(people, covariates, needed)
+    if not set(terms) & {"age", *FACTORS}:
+        return None
+    complete = people.dropna(subset=terms)
+    notices += _persons_without(people, terms)
+    notices += _confounding(complete, terms, people)
+
+    levels = {fact: _levels(complete[fact]) for fact in FACTORS if fact in terms}
+    in_order = [term for term in _ORDER_IN_FORMULA if term in terms]
+    formula = f"{response} ~ {' + '.join(in_order)}"
+    fits = _fit_structures(with_value.dropna(subset=terms), terms, levels)
+    columns = {"formula": formula}
+    return GroupModel(
+        formula=formula,
+        terms=tuple(terms),
+        people=complete,
+        effects=_effects(fits, levels).assign(**columns),
+        slopes=_slopes(fits).assign(**columns) if "age" in terms else pd.DataFrame(),
+        means=_means(fits, levels),
+        residuals=_residuals(fits),
+        notices=tuple(notices),
+    )
+
+
+def _choose_terms(
+    people: pd.DataFrame, asked: Collection[str] | None, needed: Collection[str]
+) -> tuple[list[str], list[str]]:
+    """Choose the terms of the model; also return a notice for each term that is not in it."""
+    terms: list[str] = []
+    left_out: dict[str, list[str]] = {}
+    for term in _TERMS:
+        is_named = term in needed or (asked is not None and term in asked)
+        if people[term].nunique() < 2:
+            if is_named:
+                raise EvaluationError(
+                    f"{term} cannot be in the model: it is not known, or the same for all persons",
+                    remedy="check the table of participants, or leave the option out",
+                )
+            continue
+        if asked is not None and term in COVARIATES and not is_named:
+            continue
+        complete = people.dropna(subset=[*terms, term])
+        freedom = Coding(complete, [*terms, term]).design.residual_freedom
+        if is_named and freedom < 1:
+            raise EvaluationError(
+                f"{len(complete)} persons are too few for the model "
+                f"{' + '.join([*terms, term])}",
+                remedy="name fewer covariates",
+            )
+        known = int(people[term].notna().sum())
+        fewest = 1 if not terms or term == "site" else _FEWEST_RESIDUAL
+        if not is_named and terms and known < _LEAST_KNOWN * len(people):
+            reason = f"known of {known} of {len(people)} persons"
+            left_out.setdefault(reason, []).append(term)
+        elif not is_named and freedom < fewest:
+            reason = "the persons are too few for more terms"
+            left_out.setdefault(reason, []).append(term)
+        else:
+            terms.append(term)
+    notices = []
+    for reason, names in left_out.items():
+        notice = f"Not in the model: {', '.join(names)} ({reason})."
+        covariates = [name for name in names if name in COVARIATES]
+        if covariates:
+            notice += f" Option to take them: --covariates {','.join(covariates)}."
+        notices.append(notice)
+    return terms, notices
+
+
+def _persons_without(people: pd.DataFrame, terms: Iterable[str]) -> list[str]:
+    """Name the persons who are not in the model, by the term that is not known of them."""
+    notices = []
+    for term in terms:
+        lacking = list(people.index[people[term].isna()])
+        if lacking:
+            notices.append(
+                f"{count(len(lacking), 'person')} not in the model, because {term} is not known: "
+                f"{some(lacking)}."
+            )
+    return notices
+
+
+def _confounding(
+    complete: pd.DataFrame, terms: Sequence[str], people: pd.DataFrame
+) -> list[str]:
+    """Warn of groups that the model can hardly separate, or cannot, from another term."""
+    fact = next((fact for fact in ("group", "sex") if fact in terms), "")
+    if not fact:
+        return []
+    notices = []
+    coding = Coding(complete, terms)
+    counts = complete[fact].value_counts()
+    levels = [level for level in _levels(complete[fact]) if counts[level] > 1]
+    notices += [
+        f"{fact} {level} has one person, and is not compared."
+        for level in counts.index[counts < 2]
+    ]
+    if len(levels) > _MOST_LEVELS:
+        return notices
+    for first, second in combinations(levels, 2):
+        inflation = coding.inflation_of_difference(fact, first, second)
+        if inflation > _HIGH_INFLATION:
+            partner = _confounder(complete, terms, fact, first, second)
+            pair = f"{first} and {second} cannot be compared: {fact} and {partner}"
+            if np.isinf(inflation):
+                notices.append(
+                    f"{pair} cannot be separated. No difference between them is shown."
+                )
+            else:
+                notices.append(
+                    f"{fact} and {partner} go together: {first} and {second} can hardly be "
+                    f"compared (variance inflation {inflation:.0f})."
+                )
+        if "age" not in terms:
+            ages = people.groupby(fact)["age"]
+            apart = abs(ages.mean()[first] - ages.mean()[second])
+            spread = np.sqrt((ages.var()[first] + ages.var()[second]) / 2)
+            if apart > _UNEVEN_AGES * spread:
+                notices.append(
+                    f"{first} and {second} differ in age (mean {ages.mean()[first]:.0f} and "
+                    f"{ages.mean()[second]:.0f} years), and age is not in the model."
+                )
+    return notices
+
+
+def _confounder(
+    complete: pd.DataFrame, terms: Sequence[str], fact: str, first: str, second: str
+) -> str:
+    """Return the term without which the difference of two levels is known best."""
+    inflation = {}
+    for term in terms:
+        if term != fact:
+            others = [other for other in terms if other != term]
+            coding = Coding(complete, others)
+            inflation[term] = coding.inflation_of_difference(fact, first, second)
+    return min(inflation, key=lambda term: inflation[term])
+
+
+def _levels(values: pd.Series) -> list[str]:
+    """Return the levels of a factor, sorted."""
+    return sorted(values.dropna().unique())
+
+
+class Coding:
+    """Design matrix of persons: intercept, a 0/1 column a level but the first, centred covariates.
+
+    `people` has a row for each person and a column for each of the `terms`.
+    """
+
+    def __init__(self, people: pd.DataFrame, terms: Iterable[str]) -> None:
+        self._people = people
+        columns: dict[tuple[str, str], Values] = {("", ""): np.ones(len(people))}
+        for term in terms:
+            of_persons = people[term]
+            if term in FACTORS:
+                for level in _levels(of_persons)[1:]:
+                    columns[term, level] = np.asarray(of_persons == level, float)
+            else:
+                values = np.asarray(of_persons, float)
+                columns[term, ""] = values - values.mean()
+        self._places = {name: place for place, name in enumerate(columns)}
+        self.design = Design(np.stack(list(columns.values()), axis=1))
+
+    @cache  # noqa: B019 - a coding lives as long as its report
+    def persons_of(self, fact: str, level: str) -> int:
+        """Return the number of persons of a level."""
+        return int((self._people[fact] == level).sum())
+
+    @cache  # noqa: B019
+    def difference(self, fact: str, first: str, second: str) -> Contrast | None:
+        """Return the contrast of two levels, first minus second; None if not determined."""
+        if not self.persons_of(fact, first) or not self.persons_of(fact, second):
+            return None
+        coefficients = np.zeros(len(self._places))
+        for level, sign in ((first, 1.0), (second, -1.0)):
+            # The first level of a factor has no column: it is the intercept.
+            if (fact, level) in self._places:
+                coefficients[self._places[fact, level]] = sign
+        return self.design.contrast(coefficients)
+
+    @cache  # noqa: B019
+    def slope(self, term: str) -> Contrast | None:
+        """Return the contrast of a covariate, its change per unit; None if not determined."""
+        coefficients = np.zeros(len(self._places))
+        coefficients[self._places[term, ""]] = 1
+        return self.design.contrast(coefficients)
+
+    @cache  # noqa: B019
+    def mean(self, fact: str, level: str) -> Contrast | None:
+        """Return the contrast of a level's expected value at the mean of all other terms."""
+        coefficients = self.design.matrix.mean(axis=0)
+        for term, other in self._places:
+            if term == fact:
+                coefficients[self._places[term, other]] = float(other == level)
+        return self.design.contrast(coefficients)
+
+    def inflation_of_difference(self, fact: str, first: str, second: str) -> float:
+        """Return the variance inflation of a difference by the other terms; inf if unknown."""
+        contrast = self.difference(fact, first, second)
+        if contrast is None:
+            return float("inf")
+        alone = 1 / self.persons_of(fact, first) + 1 / self.persons_of(fact, second)
+        return contrast.variance / alone
+
+    def inflation_of_slope(self, term: str) -> float:
+        """Return the variance inflation of a covariate's slope; inf if unknown."""
+        contrast = self.slope(term)
+        if contrast is None:
+            return float("inf")
+        column = self.design.matrix[:, self._places[term, ""]]
+        return float(contrast.variance * (column**2).sum())
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """The model of one structure, and the persons in it."""
+
+    structure: str
+    rows: pd.DataFrame
+    coding: Coding
+    model: LinearModel
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """Columns that say how good the fit is."""
+        return {
+            "persons": len(self.rows),
+            "residual_df": self.coding.design.residual_freedom,
+            "r2": self.model.r2,
+        }
+
+
+def _fit_structures(
+    rows: pd.DataFrame, terms: Sequence[str], levels: Mapping[str, Sequence[str]]
+) -> list[_Fit]:
+    """Fit the model of each structure to the persons who have a value of it."""
+    fits = []
+    codings: dict[tuple[str, ...], Coding] = {}
+    for structure, of_structure in rows.groupby("structure", sort=False):
+        subjects = tuple(of_structure["subject"])
+        if subjects not in codings:
+            codings[subjects] = Coding(of_structure, terms)
+        coding = codings[subjects]
+        values = of_structure["value"].to_numpy(float)
+        model = LinearModel(values, coding.design)
+        fits.append(_Fit(str(structure), of_structure, coding, model))
+    return fits
+
+
+def _result(estimate: Estimate, name: str) -> dict[str, float]:
+    """Return the columns of an estimate; `name` is that of its value."""
+    columns = dict(vars(estimate))
+    value = columns.pop("value")
+    error = columns.pop("error")
+    freedom = columns.pop("freedom")
+    return {name: value, **columns, "standard_error": error, "df": freedom}
+
+
+def _effects(fits: Sequence[_Fit], levels: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    """Compare the levels of each factor in pairs, with p corrected over structures."""
+    tables = []
+    for fact, names in levels.items():
+        if len(names) > _MOST_LEVELS:
+            continue
+        for first, second in combinations(names, 2):
+            rows = []
+            for fit in fits:
+                coding = fit.coding
+                contrast = coding.difference(fact, first, second)
+                estimate = fit.model.estimate(contrast)
+                rows.append(
+                    {
+                        "fact": fact,
+                        "first_group": first,
+                        "second_group": second,
+                        "structure": fit.structure,
+                        "first": coding.persons_of(fact, first),
+                        "second": coding.persons_of(fact, second),
+                        **_result(estimate, "difference"),
+                        **fit.facts,
+                        "vif": coding.inflation_of_difference(fact, first, second),
+                    }
+                )
+            tables.append(_corrected(rows))
+    if not tables:
+        return pd.DataFrame()
+    return pd.concat(tables, ignore_index=True)
+
+
+def _slopes(fits: Sequence[_Fit]) -> pd.DataFrame:
+    """Return the change of each structure per year of age, with p corrected over structures."""
+    rows = []
+    for fit in fits:
+        estimate = fit.model.estimate(fit.coding.slope("age"))
+        rows.append(
+            {
+                "structure": fit.structure,
+                "mean": fit.rows["value"].mean(),
+                **_result(estimate, "slope"),
+                **fit.facts,
+                "vif": fit.coding.inflation_of_slope("age"),
+            }
+        )
+    table = _corrected(rows)
+    if table["slope"].isna().all():
+        return pd.DataFrame()
+    return table
+
+
+def _means(fits: Sequence[_Fit], levels: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    """Return the expected value of each group at the mean of the other terms."""
+    rows = []
+    for fit in fits:
+        for level in levels.get("group", ()):
+            persons = fit.coding.persons_of("group", level)
+            if not persons:
+                continue
+            estimate = fit.model.estimate(fit.coding.mean("group", level))
+            rows.append(
+                {
+                    "structure": fit.structure,
+                    "group": level,
+                    "persons": persons,
+                    "mean": estimate.value,
+                    "low": estimate.low,
+                    "high": estimate.high,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def _residuals(fits: Sequence[_Fit]) -> pd.DataFrame:
+    """Return the fitted value and the studentised residual of each person and structure."""
+    tables = []
+    for fit in fits:
+        table = fit.rows[["structure", "subject"]].assign(
+            fitted=fit.model.fitted, residual=fit.model.studentised_residuals
+        )
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True)
+
+
+def _corrected(rows: Sequence[Mapping[str, object]]) -> pd.DataFrame:
+    """Make a table, and add p after Holm's correction behind p."""
+    table = pd.DataFrame(list(rows))
+    corrected = holm(table["p"].to_numpy(float))
+    table.insert(list(table.columns).index("p") + 1, "p_holm", corrected)
+    return table

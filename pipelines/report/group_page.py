@@ -1,0 +1,281 @@
+"""The part of a report on its linear model: forest plots, tables, residuals and a methods text."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from trinat.pipelines.common.text import count
+from trinat.pipelines.report.drawing import (
+    GRID,
+    INK,
+    MODEL_COLORS,
+    Drawing,
+    add_legend,
+    as_text,
+    canvas,
+    name_rows,
+)
+from trinat.pipelines.report.group_model import GroupModel
+from trinat.pipelines.report.page import (
+    Cell,
+    Column,
+    Columns,
+    Table,
+    interval,
+    number,
+    short_name,
+    table,
+)
+
+# The names of the figures.
+FOREST = "effects"
+RESIDUALS = "residuals"
+_SIGNIFICANT = 0.05
+# Where the mark of a side is, from the middle of its row.
+_OFFSETS = {"left": -0.17, "right": 0.17, "midline": 0.0}
+_SIDES = {"L ": "left", "R ": "right"}
+
+
+def forest_plots(model: GroupModel, name: str = FOREST) -> list[Drawing]:
+    """Draw standardised effects with intervals, a figure for each pair of groups.
+
+    Without groups, the pairs are those of sexes or sites. Left and right sides share a row.
+    """
+    if model.effects.empty:
+        return []
+    effects = model.effects[model.effects["fact"] == model.fact].dropna(subset="g")
+    pairs = list(effects.groupby(["first_group", "second_group"], sort=False))
+    drawings = []
+    for place, ((first, second), rows) in enumerate(pairs, start=1):
+        of_pair = name if len(pairs) == 1 else f"{name}-{place}"
+        drawings.append(_forest(rows, str(first), str(second), of_pair))
+    return drawings
+
+
+def _forest(rows: pd.DataFrame, first: str, second: str, name: str) -> Drawing:
+    """Draw the standardised effects of one pair of groups."""
+    shown = rows["structure"].map(short_name)
+    sides = shown.str[:2].map(_SIDES).fillna("midline")
+    structures = shown.str.replace("^[LR] ", "", regex=True)
+    order = list(dict.fromkeys(structures))
+    places = structures.map(order.index)
+    marks = {}
+    with canvas(7.2, 0.27 * len(order) + 1.3) as (figure, axis):
+        axis.axvline(0, color=INK, lw=0.8)
+        drawn = [side for side in _OFFSETS if (sides == side).any()]
+        for color, side in enumerate(drawn):
+            of_side = rows[sides == side]
+            heights = places[of_side.index] + _OFFSETS[side]
+            ink = MODEL_COLORS[color]
+            axis.hlines(heights, of_side["g_low"], of_side["g_high"], color=ink, lw=1.4)
+            is_found = of_side["p_holm"] < _SIGNIFICANT
+            gid = f"{name}-{side}"
+            axis.scatter(
+                of_side["g"],
+                heights,
+                s=22,
+                marker="osD"[color],
+                facecolors=[ink if found else "none" for found in is_found],
+                edgecolors=ink,
+                zorder=3,
+                gid=gid,
+            )
+            marks[gid] = [
+                f"{short_name(row['structure'])}: g {row['g']:+.2f} "
+                f"({row['g_low']:+.2f} to {row['g_high']:+.2f}), p = {row['p_holm']:.2g} after Holm"
+                for row in of_side.to_dict("records")
+            ]
+        name_rows(axis, order)
+        figure.supxlabel(as_text(f"{first} − {second}, in standard deviations"))
+        add_legend(figure, drawn)
+    return Drawing(
+        name,
+        figure,
+        f"Standardised differences of {len(order)} structures, {first} minus {second}, with 95 % "
+        "intervals, left and right side by side",
+        marks,
+        f"{first} − {second}",
+        "Hedges' g with its 95 % interval, from the linear model. Filled: p below 0.05 after "
+        "Holm's correction over structures.",
+        for_print=True,
+    )
+
+
+def effect_tables(model: GroupModel, unit: str, digits: int) -> list[Table]:
+    """Make a table for each pair of levels that was compared, with a row for each structure."""
+    columns: Columns = [
+        "Structure",
+        Column("Persons", 0),
+        Column(
+            f"Difference ({unit})", digits, "Where the covariates are equal", sign=True
+        ),
+        "95 % interval",
+        Column("Hedges' g", 2, "Difference in standard deviations", sign=True),
+        "95 % interval of g",
+        Column("p", 3, "After Holm over structures"),
+        Column("R²", 2, "Share of the variance that the whole model explains"),
+    ]
+    if model.effects.empty:
+        return []
+    tables = []
+    known = model.effects.dropna(subset="p")
+    pairs = known.groupby(["fact", "first_group", "second_group"], sort=False)
+    for place, ((fact, first, second), rows) in enumerate(pairs):
+        cells = []
+        for order, row in enumerate(rows.to_dict("records")):
+            persons = f"{row['first']} + {row['second']}"
+            cells.append(
+                [
+                    Cell(short_name(row["structure"]), order),
+                    Cell(persons, row["first"] + row["second"]),
+                    row["difference"],
+                    interval(row["low"], row["high"], digits),
+                    row["g"],
+                    interval(row["g_low"], row["g_high"], 2),
+                    row["p_holm"],
+                    row["r2"],
+                ]
+            )
+        freedom = rows["df"].median()
+        inflation = rows["vif"].max()
+        note = (
+            f"{model.formula}. Degrees of freedom of t: {freedom:.1f} (median). Variance inflation "
+            f"by the other terms: {inflation:.1f}."
+        )
+        caption = f"{first} − {second}, by {fact}"
+        identity = f"effect-table-{place}"
+        tables.append(
+            table(identity, caption, columns, cells, kind="intervals", note=note)
+        )
+    return tables
+
+
+def slope_table(model: GroupModel, unit: str, digits: int) -> Table | None:
+    """Make the table of changes per year of age; None where age is no term."""
+    if model.slopes.empty:
+        return None
+    columns: Columns = [
+        "Structure",
+        Column("Persons", 0),
+        Column(f"Slope ({unit} a year)", digits, sign=True),
+        "95 % interval",
+        Column("% a year", 2, "Slope in percent of the mean volume", sign=True),
+        Column("p", 3, "After Holm over structures"),
+    ]
+    rows = []
+    for place, row in enumerate(model.slopes.dropna(subset="p").to_dict("records")):
+        share = 100 * row["slope"] / row["mean"] if row["mean"] else np.nan
+        rows.append(
+            [
+                Cell(short_name(row["structure"]), place),
+                row["persons"],
+                row["slope"],
+                interval(row["low"], row["high"], digits),
+                share,
+                row["p_holm"],
+            ]
+        )
+    caption = "Age: difference per year"
+    return table(
+        "trend-table", caption, columns, rows, kind="intervals", note=model.formula
+    )
+
+
+def change_table(model: GroupModel) -> Table | None:
+    """Make the table of the expected change per year of each group; None without groups."""
+    known = model.means.dropna() if len(model.means) else model.means
+    if known.empty:
+        return None
+    groups = list(dict.fromkeys(known["group"]))
+    columns: Columns = ["Structure"]
+    for group in groups:
+        columns.append(Column(f"{group} (% a year)", 2, sign=True))
+        columns.append("95 % interval")
+    rows = []
+    of_structures = known.groupby("structure", sort=False)
+    for place, (structure, of_structure) in enumerate(of_structures):
+        by_group = of_structure.set_index("group").to_dict("index")
+        cells: list[Cell] = [Cell(short_name(str(structure)), place)]
+        for group in groups:
+            if group not in by_group:
+                cells += [Cell(""), Cell("")]
+                continue
+            row = by_group[group]
+            persons = count(row["persons"], "person")
+            cells.append(number(row["mean"], 2, sign=True, hint=persons))
+            cells.append(interval(row["low"], row["high"], 2))
+        rows.append(cells)
+    return table(
+        "change-means-table",
+        "Change a year by group, at the mean of the other terms",
+        columns,
+        rows,
+        kind="intervals",
+        note=model.formula,
+    )
+
+
+def residual_plot(model: GroupModel) -> Drawing | None:
+    """Draw studentised residuals over fitted values, and against a normal distribution."""
+    residuals = model.residuals.dropna()
+    if len(residuals) < 2:
+        return None
+    fitted = residuals.groupby("structure")["fitted"]
+    spread = fitted.transform("std").replace(0, np.nan)
+    standard = (residuals["fitted"] - fitted.transform("mean")) / spread
+    ordered = np.sort(residuals["residual"].to_numpy())
+    chances = (np.arange(len(ordered)) + 0.5) / len(ordered)
+    expected = stats.norm.ppf(chances)
+    with canvas(7.2, 2.9, 1, 2) as (figure, (left, right)):
+        # As pictures within the figure: of 1,000 persons there are 32,000 dots.
+        marks = {"s": 6, "lw": 0, "alpha": 0.5, "color": MODEL_COLORS[0]}
+        left.scatter(standard, residuals["residual"], rasterized=True, **marks)
+        left.axhline(0, color=GRID, lw=1)
+        left.set_xlabel("fitted value (in SD of its structure)")
+        left.set_ylabel("studentised residual")
+        right.scatter(expected, ordered, rasterized=True, **marks)
+        ends = [expected[0], expected[-1]]
+        right.plot(ends, ends, color=INK, lw=0.8)
+        right.set_xlabel("expected of a normal distribution")
+    return Drawing(
+        RESIDUALS,
+        figure,
+        "Residuals of the linear models over fitted values, and their quantiles beside those of a "
+        "normal distribution",
+        caption="Left: a funnel would mean that variances differ, which the robust standard errors "
+        "allow for. Right: dots far off the line are persons whom the model does not describe.",
+    )
+
+
+def methods_text(model: GroupModel, response: str, left_out: int) -> str:
+    """Describe what was done, for the methods section of a paper.
+
+    `response` says what the values are, `left_out` is how many scans were in no number.
+    """
+    structures = model.residuals["structure"].nunique()
+    persons = count(len(model.people), "person")
+    if "group" in model.terms:
+        counts = model.people["group"].value_counts().sort_index()
+        by_group = ", ".join(f"{level}: {number}" for level, number in counts.items())
+        persons = f"{persons} ({by_group})"
+    units = {"age": "age in years", "icv": "icv: intracranial volume in litres"}
+    explained = [units[term] for term in model.terms if term in units]
+    explanation = f"; {', '.join(explained)}" if explained else ""
+    sentences = [
+        f"Brain structures were segmented and measured with trinat {version('trinat')}.",
+        f"{response} of {structures} structures were analysed in {persons} with a linear model for "
+        f"each structure ({model.formula}{explanation}), fitted by ordinary least squares with "
+        f"statsmodels {version('statsmodels')}. Repeated scans of a person were averaged.",
+        "Standard errors are heteroscedasticity-consistent (HC2), and the t distribution has Bell "
+        "and McCaffrey's degrees of freedom (Imbens and Kolesár, 2016).",
+        "Standardised differences are Hedges' g with intervals from the noncentral t distribution.",
+        f"P values are two-sided and were corrected for {structures} structures by Holm's method.",
+    ]
+    if left_out:
+        scans = count(left_out, "scan")
+        sentences.append(f"Left out after quality control: {scans}.")
+    return " ".join(sentences)

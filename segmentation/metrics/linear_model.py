@@ -1,0 +1,183 @@
+"""Linear regression whose intervals hold when groups are small, uneven and vary differently.
+
+statsmodels fits by ordinary least squares. Standard errors are robust (HC2), and the t distribution
+has the degrees of freedom of Bell and McCaffrey (Imbens and Kolesár, Review of Economics and
+Statistics 98, 701, 2016), which depend on the comparison. Between two groups without covariates
+this is close to Welch's test. HC3 with the residual degrees of freedom, the usual choice, rejects
+up to 12 % of true null hypotheses of small groups (docs/notes/statistics.md).
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from math import exp, lgamma
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+Values = NDArray[np.float64]
+
+_TAIL = 0.025  # of an interval of 95 %, on each side
+_UNKNOWN = float("nan")
+# scipy looks for the noncentrality of much larger t for ever.
+_MOST_T = 1000.0
+# Residuals below this share of the values are rounding errors.
+_ROUNDING = 1e-12
+# A person with this leverage is fitted exactly and tells nothing about the variance.
+_FULL_LEVERAGE = 1 - 1e-9
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A linear combination of coefficients with its 95 % interval and two-sided p.
+
+    `freedom` are the degrees of freedom of t. `g` is the estimate in residual standard deviations,
+    corrected for small samples as Hedges' g, with its interval from the noncentral t distribution.
+    All are NaN where the data do not determine the estimate or its error.
+    """
+
+    value: float = _UNKNOWN
+    low: float = _UNKNOWN
+    high: float = _UNKNOWN
+    g: float = _UNKNOWN
+    g_low: float = _UNKNOWN
+    g_high: float = _UNKNOWN
+    p: float = _UNKNOWN
+    error: float = _UNKNOWN
+    freedom: float = _UNKNOWN
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A linear combination of coefficients that the design determines.
+
+    `coefficients` (P,) are its factors. `robust_weights` (N,) are those of squared residuals in the
+    HC2 variance of its estimate, and `freedom` the degrees of freedom of Bell and McCaffrey.
+    `variance` is that of the estimate if each value has a variance of 1.
+    """
+
+    coefficients: Values
+    robust_weights: Values
+    freedom: float
+    variance: float
+
+
+class Design:
+    """A design matrix (N, P), possibly without full rank."""
+
+    def __init__(self, matrix: Values) -> None:
+        self.matrix = matrix
+        inverse = np.linalg.pinv(matrix)
+        self._inverse_square = inverse @ inverse.T
+        self._projection = inverse @ matrix
+        self.leverage = np.einsum("np,pn->n", matrix, inverse)
+        self.is_fitted_exactly = self.leverage > _FULL_LEVERAGE
+        self.residual_freedom = len(matrix) - int(np.linalg.matrix_rank(matrix))
+
+    def contrast(self, coefficients: Values) -> Contrast | None:
+        """Return a combination (P,) of coefficients, or None if it is not determined.
+
+        The difference from a group of one person has a value but no variance: it counts as
+        undetermined.
+        """
+        if self.residual_freedom < 1:
+            return None
+        if not np.allclose(coefficients @ self._projection, coefficients, atol=1e-8):
+            return None
+        # The weight of each person's value in the estimate.
+        shares = self.matrix @ (self._inverse_square @ coefficients)
+        of_exact = np.abs(shares[self.is_fitted_exactly]).max(initial=0)
+        if of_exact > 1e-9 * np.abs(shares).max():
+            return None
+        rest = 1 - self.leverage
+        usable = np.where(self.is_fitted_exactly, 1.0, rest)
+        weights = np.where(self.is_fitted_exactly, 0.0, shares**2 / usable)
+        # The HC2 variance is a quadratic form of residuals. If all values vary alike, its mean and
+        # variance are those of a multiple of chi-squared with these degrees of freedom.
+        weighted = self.matrix.T @ (weights[:, None] * self.matrix)
+        of_fit = self._inverse_square @ weighted
+        squares = (weights**2 * (1 - 2 * self.leverage)).sum()
+        squares += np.trace(of_fit @ of_fit)
+        freedom = float((weights * rest).sum() ** 2 / squares)
+        return Contrast(coefficients, weights, freedom, float((shares**2).sum()))
+
+
+class LinearModel:
+    """Values (N,) fitted by least squares on a design."""
+
+    def __init__(self, values: Values, design: Design) -> None:
+        # Imported here: it takes a second, and most commands fit no model.
+        from statsmodels.regression.linear_model import OLS
+
+        self.design = design
+        with warnings.catch_warnings():
+            # Without full rank some coefficients are not unique; `contrast` refuses those.
+            warnings.simplefilter("ignore")
+            self._fit = OLS(values, design.matrix).fit()
+        squares = float((self._fit.resid**2).sum())
+        smallest = _ROUNDING * float(np.abs(values).max())
+        self._has_spread = design.residual_freedom > 0 and squares > smallest**2
+        self.residual_sd = _UNKNOWN
+        self.r2 = _UNKNOWN
+        if self._has_spread:
+            self.residual_sd = float(np.sqrt(squares / design.residual_freedom))
+            self.r2 = float(self._fit.rsquared)
+
+    @property
+    def fitted(self) -> Values:
+        """The expected value of each person, (N,)."""
+        return np.asarray(self._fit.fittedvalues)
+
+    @property
+    def studentised_residuals(self) -> Values:
+        """Residuals in their standard deviations, (N,); NaN for a person fitted exactly."""
+        rest = 1 - self.design.leverage
+        rest = np.where(self.design.is_fitted_exactly, np.nan, rest)
+        return np.asarray(self._fit.resid / (self.residual_sd * np.sqrt(rest)))
+
+    def estimate(self, contrast: Contrast | None) -> Estimate:
+        """Estimate a contrast of the model's design; None has no estimate."""
+        if contrast is None or not self._has_spread:
+            return Estimate()
+        variance = float((contrast.robust_weights * self._fit.resid**2).sum())
+        if not variance > 0:
+            return Estimate()
+        error = float(np.sqrt(variance))
+        value = float(contrast.coefficients @ self._fit.params)
+        freedom = contrast.freedom
+        half = float(special.stdtrit(freedom, 1 - _TAIL)) * error
+        t = value / error
+        low, high = _noncentrality(t, freedom)
+        in_sd = _small_sample(self.design.residual_freedom) / self.residual_sd
+        return Estimate(
+            value=value,
+            low=value - half,
+            high=value + half,
+            g=value * in_sd,
+            g_low=low * error * in_sd,
+            g_high=high * error * in_sd,
+            p=2 * float(special.stdtr(freedom, -abs(t))),
+            error=error,
+            freedom=freedom,
+        )
+
+
+def _small_sample(freedom: int) -> float:
+    """Return Hedges' factor, which makes a standardised effect unbiased (Hedges, 1981)."""
+    if freedom < 2:
+        return _UNKNOWN
+    ratio = exp(lgamma(freedom / 2) - lgamma((freedom - 1) / 2))
+    return float(ratio / np.sqrt(freedom / 2))
+
+
+def _noncentrality(t: float, freedom: float) -> tuple[float, float]:
+    """Return the 95 % interval of the noncentrality of a t statistic; NaN for extreme ones."""
+    if abs(t) > _MOST_T:
+        return _UNKNOWN, _UNKNOWN
+    # Mirrored, because scipy's function fails in the far tail that a negative t asks for.
+    low, high = special.nctdtrinc(freedom, [1 - _TAIL, _TAIL], abs(t))
+    if t < 0:
+        return -float(high), -float(low)
+    return float(low), float(high)

@@ -1,0 +1,249 @@
+"""Which model is fitted to a table of persons, what it finds, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from trinat.pipelines.report.changes import Course, change_of, compare_changes
+from trinat.pipelines.report.group_model import GroupModel, fit_groups
+from trinat.pipelines.report.group_page import (
+    effect_tables,
+    forest_plots,
+    methods_text,
+)
+from trinat.segmentation.errors import EvaluationError
+
+STRUCTURES = ("Left-Hippocampus", "Right-Hippocampus", "Brain-Stem")
+
+
+def people(count: int, **facts: Sequence[object]) -> pd.DataFrame:
+    """Persons with volumes of three structures by chance, and these facts."""
+    draw = np.random.default_rng(count)
+    known = {
+        "group": [""] * count,
+        "site": [""] * count,
+        "sex": [""] * count,
+        "age": [np.nan] * count,
+        "icv": [np.nan] * count,
+        **facts,
+    }
+    subjects = [f"sub-{number:02}" for number in range(count)]
+    tables = [
+        pd.DataFrame(
+            {
+                "subject": subjects,
+                "structure": structure,
+                "value": draw.normal(4000, 300, count),
+                **known,
+            }
+        )
+        for structure in STRUCTURES
+    ]
+    return pd.concat(tables, ignore_index=True)
+
+
+def fitted(
+    persons: pd.DataFrame, covariates: Sequence[str] | None = None
+) -> GroupModel:
+    model = fit_groups(persons, "volume", covariates)
+    assert model is not None
+    return model
+
+
+def varied(count: int) -> dict[str, Sequence[object]]:
+    """Facts by chance that differ between persons."""
+    draw = np.random.default_rng(1)
+    return {
+        "group": ["control", "patient"] * (count // 2),
+        "site": ["north", "north", "south", "south"] * (count // 4),
+        "sex": list(draw.choice(["F", "M"], count)),
+        "age": list(draw.uniform(50, 80, count)),
+        "icv": list(draw.normal(1.5e6, 1e5, count)),
+    }
+
+
+def test_the_formula_that_is_printed_gives_the_same_numbers_in_statsmodels() -> None:
+    from statsmodels.formula.api import ols
+
+    persons = people(40, **varied(40))
+    model = fitted(persons)
+    assert model.formula == "volume ~ group + age + sex + icv + site"
+    effects = model.effects.set_index(["fact", "structure"])
+    slopes = model.slopes.set_index("structure")
+    for structure in STRUCTURES:
+        rows = persons[persons["structure"] == structure].rename(
+            columns={"value": "volume"}
+        )
+        fit = ols(model.formula, rows.assign(icv=rows["icv"] / 1e6)).fit(cov_type="HC2")
+        for fact, name in (("group", "group[T.patient]"), ("sex", "sex[T.M]")):
+            row = effects.loc[(fact, structure)]
+            # The first group less the second; the formula has the second less the first.
+            assert row["difference"] == pytest.approx(-fit.params[name], rel=1e-6)
+            assert row["standard_error"] == pytest.approx(fit.bse[name], rel=1e-6)
+            assert (row["persons"], row["residual_df"]) == (40, 34)
+            assert row["r2"] == pytest.approx(fit.rsquared, rel=1e-6)
+        slope = slopes.loc[structure]
+        assert slope["slope"] == pytest.approx(fit.params["age"], rel=1e-6)
+        assert slope["standard_error"] == pytest.approx(fit.bse["age"], rel=1e-6)
+
+
+def test_variance_inflation_is_that_of_statsmodels() -> None:
+    from statsmodels.stats.outliers_influence import variance_inflation_factor
+
+    facts = varied(40)
+    facts["age"] = [
+        age + 20 * (group == "patient")
+        for age, group in zip(facts["age"], facts["group"], strict=True)
+    ]
+    model = fitted(people(40, group=facts["group"], age=facts["age"]))
+    patient = np.array(facts["group"]) == "patient"
+    design = np.stack([np.ones(40), patient, np.array(facts["age"])], axis=1)
+    expected = variance_inflation_factor(design, 1)
+    assert model.effects["vif"].iloc[0] == pytest.approx(expected)
+    assert model.slopes["vif"].iloc[0] == pytest.approx(expected)
+
+
+def test_p_is_corrected_over_the_structures_of_a_pair() -> None:
+    effects = fitted(people(12, group=["a", "b"] * 6)).effects
+    least = effects["p"].min()
+    assert effects["p_holm"].min() == pytest.approx(min(1, 3 * least))
+
+
+def test_the_columns_of_effects_stay_and_new_ones_follow() -> None:
+    columns = list(fitted(people(12, group=["a", "b"] * 6)).effects.columns)
+    assert columns[:14] == [
+        *("fact", "first_group", "second_group", "structure", "first", "second"),
+        *("difference", "low", "high", "g", "g_low", "g_high", "p", "p_holm"),
+    ]
+
+
+def test_few_persons_have_few_terms_and_a_notice_for_each_other() -> None:
+    """Eight persons carry their group and their age: five degrees of freedom remain."""
+    facts = varied(8)
+    facts["sex"] = ["F", "M", "M", "F", "F", "M", "M", "F"]
+    model = fitted(people(8, group=facts["group"], age=facts["age"], sex=facts["sex"]))
+    assert model.formula == "volume ~ group + age"
+    assert any(notice.startswith("Not in the model: sex") for notice in model.notices)
+
+
+def test_named_covariates_are_taken_and_others_are_not() -> None:
+    facts = varied(8)
+    persons = people(8, **facts)
+    assert fitted(persons, ["sex"]).formula == "volume ~ group + sex + site"
+    assert fitted(persons, []).formula == "volume ~ group + site"
+
+
+def test_a_covariate_that_nobody_has_or_that_asks_too_much_is_refused() -> None:
+    with pytest.raises(EvaluationError) as refused:
+        fitted(people(8, group=["a", "b"] * 4), ["age"])
+    assert refused.value.remedy
+    with pytest.raises(EvaluationError):
+        fitted(people(4, **varied(4)), ["age", "sex", "icv"])
+
+
+def test_persons_of_whom_a_term_is_not_known_are_named() -> None:
+    ages = [60.0, 61, 64, 70, 66, 63, 59, 75, 71, np.nan]
+    model = fitted(people(10, group=["a", "b"] * 5, age=ages))
+    assert len(model.people) == 9
+    assert any("sub-09" in notice for notice in model.notices)
+
+
+def test_a_covariate_that_few_have_is_left_out_and_costs_no_person() -> None:
+    ages = [60.0, 61, 64, 70, 66, 63, *[np.nan] * 4]
+    model = fitted(people(10, group=["a", "b"] * 5, age=ages))
+    assert (model.formula, len(model.people)) == ("volume ~ group", 10)
+
+
+def test_groups_at_sites_of_their_own_are_not_compared_and_a_notice_says_why() -> None:
+    model = fitted(people(20, group=["a", "b"] * 10, site=["north", "south"] * 10), [])
+    assert model.effects["p"].isna().all()
+    assert effect_tables(model, "mm³", 0) == []
+    assert forest_plots(model) == []
+    assert any("group and site cannot be separated" in text for text in model.notices)
+
+
+def test_groups_that_share_one_of_three_sites_are_compared_there() -> None:
+    sites = ["north"] * 6 + ["south"] * 6 + ["east"] * 12
+    groups = ["a"] * 6 + ["b"] * 6 + ["a", "b"] * 6
+    persons = people(24, group=groups, site=sites)
+    effects = fitted(persons, []).effects
+    of_groups = effects[effects["fact"] == "group"].set_index("structure")
+    east = persons[(persons["site"] == "east")]
+    for structure in STRUCTURES:
+        here = east[east["structure"] == structure]
+        means = here.groupby("group")["value"].mean()
+        found = of_groups.loc[structure, "difference"]
+        assert found == pytest.approx(means["a"] - means["b"])
+
+
+def test_groups_far_apart_in_age_are_named_with_age_in_the_model_or_without() -> None:
+    draw = np.random.default_rng(0)
+    ages = [age + 50 * (place % 2) for place, age in enumerate(draw.normal(25, 2, 30))]
+    persons = people(30, group=["a", "b"] * 15, age=ages)
+    (notice,) = fitted(persons).notices
+    assert notice.startswith("group and age go together")
+    (notice,) = fitted(persons, []).notices
+    assert "differ in age" in notice
+
+
+def test_a_group_of_one_person_is_named_and_has_no_number() -> None:
+    model = fitted(people(9, group=[*["a", "b"] * 4, "c"]))
+    known = model.effects.dropna(subset="p")
+    assert set(known["second_group"]) == {"b"}
+    assert any("c has one person" in notice for notice in model.notices)
+
+
+def test_the_forest_plot_has_a_mark_for_each_structure_side_by_side() -> None:
+    (drawing,) = forest_plots(fitted(people(12, group=["a", "b"] * 6)))
+    assert {gid: len(names) for gid, names in drawing.marks.items()} == {
+        "effects-left": 1,
+        "effects-right": 1,
+        "effects-midline": 1,
+    }
+    assert drawing.pdf.startswith(b"%PDF")
+
+
+def test_the_methods_text_has_the_formula_the_persons_and_the_versions() -> None:
+    from importlib.metadata import version
+
+    text = methods_text(fitted(people(12, group=["a", "b"] * 6)), "The volumes", 2)
+    for part in (
+        "volume ~ group",
+        "12 persons (a: 6, b: 6)",
+        f"statsmodels {version('statsmodels')}",
+        "3 structures",
+        "2 scans",
+    ):
+        assert part in text
+
+
+def test_changes_are_compared_by_the_same_model_and_persons_with_one_scan_named() -> (
+    None
+):
+    facts = people(7, group=["a", "b"] * 3 + ["a"])
+    rates = [-1.0, -2.0, -1.5, -2.5, -0.5, -3.0]
+    courses = []
+    for number, rate in enumerate(rates):
+        years = [0.0, 1.0, 2.0]
+        volumes = [100 - rate, 100.0, 100 + rate]
+        change = change_of(volumes, years)
+        assert change is not None
+        person = f"sub-{number:02}"
+        course = Course(
+            person, "", "Brain-Stem", ["1", "2", "3"], years, volumes, change, None
+        )
+        courses.append(course)
+    found = compare_changes(courses, facts)
+    assert found.model is not None
+    assert found.model.formula == "change ~ group"
+    (row,) = found.model.effects.to_dict("records")
+    # Means of -1 and -2.5 % a year, with variances of 0.25 in three persons each.
+    assert row["difference"] == pytest.approx(1.5)
+    assert row["standard_error"] == pytest.approx(np.sqrt(0.5 / 3))
+    means = found.model.means.set_index("group")["mean"]
+    assert [means["a"], means["b"]] == pytest.approx([-1, -2.5])
+    assert any("1 person" in text and "sub-06" in text for text in found.notices)

@@ -1,0 +1,143 @@
+"""Estimates of a linear model: worked out by hand, and beside statsmodels' own formulas."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from trinat.segmentation.metrics.linear_model import Design, Estimate, LinearModel
+
+FIRST = np.array([12.0, 14.0, 16.0])
+SECOND = np.array([9.0, 10.0, 11.0, 10.0])
+
+
+def groups(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, Design]:
+    """Values of two groups, and a design with an intercept and the first group."""
+    in_first = np.repeat([1.0, 0.0], [len(first), len(second)])
+    matrix = np.stack([np.ones(len(in_first)), in_first], axis=1)
+    return np.concatenate([first, second]), Design(matrix)
+
+
+def difference(first: np.ndarray, second: np.ndarray) -> Estimate:
+    values, design = groups(first, second)
+    return LinearModel(values, design).estimate(design.contrast(np.array([0.0, 1.0])))
+
+
+def test_the_difference_of_two_groups_has_welchs_standard_error() -> None:
+    found = difference(FIRST, SECOND)
+    # Means 14 and 10, variances 4 and 2/3: 4 / 3 + 2 / 3 / 4 = 1.5.
+    assert found.value == pytest.approx(4)
+    assert found.error == pytest.approx(np.sqrt(1.5))
+    # Each group's variance has its own freedom, 2 and 3, if all vary alike:
+    # (1/3 + 1/4)^2 / ((1/3)^2 / 2 + (1/4)^2 / 3).
+    freedom = (7 / 12) ** 2 / (1 / 18 + 1 / 48)
+    assert found.freedom == pytest.approx(freedom)
+    half = stats.t.ppf(0.975, freedom) * np.sqrt(1.5)
+    assert [found.low, found.high] == pytest.approx([4 - half, 4 + half])
+    assert found.p == pytest.approx(2 * stats.t.sf(4 / np.sqrt(1.5), freedom))
+
+
+def test_hedges_g_is_in_pooled_deviations_and_its_interval_agrees_with_p() -> None:
+    found = difference(FIRST, SECOND)
+    # Squares 8 and 2 over 5; the factor of 5 degrees of freedom is 0.8408 (Hedges, 1981).
+    assert found.g == pytest.approx(4 / np.sqrt(2) * 0.8408, rel=1e-4)
+    # t is at the tails of the noncentral distributions of both ends.
+    in_sd = np.sqrt(2) / 0.840749
+    t = found.value / found.error
+    for end, chance in ((found.g_low, 0.975), (found.g_high, 0.025)):
+        noncentral = end * in_sd / found.error
+        below = stats.nct.cdf(t, found.freedom, noncentral)
+        assert below == pytest.approx(chance, abs=1e-4)
+
+
+def test_the_sign_changes_with_the_order_and_nothing_else() -> None:
+    found = difference(FIRST, SECOND)
+    turned = difference(SECOND, FIRST)
+    assert [turned.low, turned.g_low] == pytest.approx([-found.high, -found.g_high])
+    assert turned.p == pytest.approx(found.p)
+
+
+def test_a_regression_agrees_with_statsmodels_hc2() -> None:
+    from statsmodels.formula.api import ols
+
+    draw = np.random.default_rng(0)
+    table = pd.DataFrame(
+        {
+            "y": draw.normal(size=30),
+            "age": draw.normal(60, 10, 30),
+            "site": np.repeat(["a", "b", "c"], 10),
+        }
+    )
+    expected = ols("y ~ age + site", table).fit(cov_type="HC2", use_t=True)
+    design = Design(expected.model.exog)
+    model = LinearModel(table["y"].to_numpy(), design)
+    for place, name in enumerate(expected.model.exog_names):
+        found = model.estimate(design.contrast(np.eye(4)[place]))
+        assert found.value == pytest.approx(expected.params[name], rel=1e-6)
+        assert found.error == pytest.approx(expected.bse[name], rel=1e-6)
+        t = expected.params[name] / expected.bse[name]
+        half = stats.t.ppf(0.975, found.freedom) * expected.bse[name]
+        assert found.high - found.value == pytest.approx(half, rel=1e-6)
+        assert found.p == pytest.approx(2 * stats.t.sf(abs(t), found.freedom))
+    assert model.r2 == pytest.approx(expected.rsquared)
+    influence = expected.get_influence()
+    assert model.studentised_residuals == pytest.approx(
+        influence.resid_studentized_internal
+    )
+
+
+def test_degrees_of_freedom_are_those_of_the_quadratic_form() -> None:
+    """Bell and McCaffrey's formula, with matrices of persons by persons."""
+    draw = np.random.default_rng(1)
+    matrix = np.hstack([np.ones((12, 1)), draw.normal(size=(12, 2))])
+    design = Design(matrix)
+    coefficients = np.array([0.0, 1.0, -1.0])
+    hat = matrix @ np.linalg.inv(matrix.T @ matrix) @ matrix.T
+    shares = matrix @ np.linalg.inv(matrix.T @ matrix) @ coefficients
+    weights = np.diag(shares**2 / (1 - np.diag(hat)))
+    form = (np.eye(12) - hat) @ weights @ (np.eye(12) - hat)
+    expected = np.trace(form) ** 2 / np.trace(form @ form)
+    contrast = design.contrast(coefficients)
+    assert contrast is not None
+    assert contrast.freedom == pytest.approx(expected)
+    assert contrast.variance == pytest.approx((shares**2).sum())
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ([1.0], [2.0, 3.0, 5.0]),  # one person has no variance
+        ([4.0, 4.0], [4.0, 4.0]),  # nobody differs
+        ([0.1 + 0.2, 0.3], [0.3, 0.3]),  # but for rounding
+    ],
+)
+def test_what_the_data_do_not_determine_is_not_a_number(
+    first: list[float], second: list[float]
+) -> None:
+    found = difference(np.array(first), np.array(second))
+    assert np.isnan([found.value, found.low, found.g, found.p]).all()
+
+
+def test_columns_that_are_the_same_cannot_be_separated_and_others_can() -> None:
+    draw = np.random.default_rng(2)
+    patient = np.repeat([0.0, 1.0], 6)
+    age = draw.normal(size=12)
+    # Patients are the persons of the second site.
+    design = Design(np.stack([np.ones(12), patient, patient, age], axis=1))
+    assert design.residual_freedom == 9
+    assert design.contrast(np.array([0.0, 1.0, 0.0, 0.0])) is None
+    assert design.contrast(np.array([0.0, 1.0, 1.0, 0.0])) is not None
+    assert design.contrast(np.array([0.0, 0.0, 0.0, 1.0])) is not None
+
+
+def test_groups_hundreds_of_deviations_apart_have_an_interval() -> None:
+    found = difference(np.arange(30.0) + 900, np.arange(30.0))
+    assert found.g_low < found.g < found.g_high
+
+
+def test_nearly_exact_values_have_no_interval_of_g() -> None:
+    found = difference(np.array([1.0, 1 + 1e-9, 1.0]), np.array([2.0, 2.0, 2 + 1e-9]))
+    assert found.p < 1e-6
+    assert np.isnan([found.g_low, found.g_high]).all()
