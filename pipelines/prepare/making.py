@@ -8,6 +8,7 @@ have changed, and leaves the others alone.
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -62,9 +63,10 @@ from trinat.segmentation.space.views import View
 
 # Networks halve a slice four times.
 Side = Annotated[int, Field(ge=32, le=256, multiple_of=16)]
-Say = Callable[[str], None]
 # Called with the outcome of a subject, the number of subjects done, and of all.
 Finished = Callable[[Outcome, int, int], None]
+
+_log = logging.getLogger(__name__)
 
 _OUTPUTS = ("store.json", "subjects", "participants.tsv", "ledger.tsv", "labels", "png")
 
@@ -144,12 +146,11 @@ def prepare_store(
     out: Path,
     *,
     jobs: int = 1,
-    say: Say = lambda line: None,
     finished: Finished = lambda outcome, done, total: None,
 ) -> Summary:
     """Bring the store at `out` up to date with its source; current subjects stay as they are.
 
-    `jobs` is the number of processes. `say` gets lines for people, and `finished` each outcome.
+    `jobs` is the number of processes; `finished` is called with each outcome.
     DatasetError if no subject can be used, or the source cannot be opened; an error of a single
     subject is in its row of the ledger.
     """
@@ -160,20 +161,18 @@ def prepare_store(
         (out / "subjects").mkdir(exist_ok=True)
         if config.participants is not None:
             read_given(config.participants)  # refused before hours of unpacking
-        unpack_archives(config.source, config.root, say)
-        listing = _listing(config, say)
+        unpack_archives(config.source, config.root)
+        listing = _listing(config)
         pseudo = None
         csf: Csf = "region"
         if config.label_with is not None:
             listing, pseudo = label_with_model(
-                listing, config.label_with, out / "labels", cut, say
+                listing, config.label_with, out / "labels", cut
             )
         elif listing.advice:
-            say(listing.advice)
+            _log.info("%s", listing.advice)
         if config.csf_with is not None:
-            listing = add_csf_of_model(
-                listing, config.csf_with, out / "labels", cut, say
-            )
+            listing = add_csf_of_model(listing, config.csf_with, out / "labels", cut)
             csf = "intracranial"
 
         # A label scheme of the user's own goes along; an older copy goes.
@@ -208,7 +207,7 @@ def prepare_store(
             is_done = outcomes[job.subject.id].status == "done"
             if is_done and _stamp(job.path) == stamp:
                 current += 1
-        return _conclude(config.source, out, listing, outcomes, cut, csf, current, say)
+        return _conclude(config.source, out, listing, outcomes, cut, csf, current)
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
@@ -231,10 +230,10 @@ def _views(config: PrepareConfig, scheme: LabelScheme) -> tuple[View, ...]:
     return tuple(view for view in View if view in config.views)
 
 
-def _listing(config: PrepareConfig, say: Say) -> Listing:
+def _listing(config: PrepareConfig) -> Listing:
     """Find the source's subjects and exclusions, with facts from participants tables.
 
-    These are the dataset's own table and the one that is given. `say` gets what is not understood.
+    These are the dataset's own table and the one that is given. What is not understood is logged.
     """
     fold = None
     if config.fold is not None:
@@ -267,20 +266,20 @@ def _listing(config: PrepareConfig, say: Say) -> Listing:
     subjects = listing.subjects
     own = SOURCES[config.source].participants
     if own:
-        subjects = _with_facts(subjects, config.root / own, config, say)
+        subjects = _with_facts(subjects, config.root / own, config)
     if config.participants is not None:
-        subjects = _with_facts(subjects, config.participants, config, say)
+        subjects = _with_facts(subjects, config.participants, config)
     return replace(listing, subjects=subjects)
 
 
 def _with_facts(
-    found: Sequence[Subject], table: Path, config: PrepareConfig, say: Say
+    found: Sequence[Subject], table: Path, config: PrepareConfig
 ) -> tuple[Subject, ...]:
     """Add what a participants table says to subjects; its facts win over those that are there."""
     names = [(subject.id, subject.person) for subject in found]
     is_given = table == config.participants
     matched = match_participants(
-        table, names, say, strict=config.strict, is_given=is_given
+        table, names, _log.info, strict=config.strict, is_given=is_given
     )
     # A scan without a row has the facts of the person's other scan.
     of_person = {person: facts for (_, person), facts in matched.facts.items()}
@@ -302,7 +301,6 @@ def _conclude(
     cut: Cut,
     csf: Csf,
     current: int,
-    say: Say,
 ) -> Summary:
     """Write the tables of the store; store.json, which opens the store, comes last.
 
@@ -325,7 +323,7 @@ def _conclude(
         if path.stem not in stored:
             path.unlink()  # no longer in the source
     for line in write_participants(out, done):
-        say(line)
+        _log.info("%s", line)
     fold = None
     if done:
         fold = done[0].fold  # All come from one source.
@@ -341,7 +339,7 @@ def _conclude(
     )
     info.write(out)
     for line in Store(out).copies:
-        say(line)
+        _log.info("%s", line)
     counts = Counter(row.status for row in rows)
     return Summary(
         made=len(done) - current,
