@@ -173,7 +173,7 @@ def report(
         typer.Option("--out", "-o", help="HTML file. Default: STORE/report.html."),
     ] = None,
 ) -> None:
-    """Write an HTML page: subjects, exclusions, class volumes, intensities, outliers.
+    """Write an HTML page: subjects, exclusions, class volumes, outliers.
 
     Example: trinat data report store
     """

@@ -15,7 +15,7 @@ import numpy as np
 from natsort import natsorted
 
 from trinat.pipelines.common.config import read_yaml
-from trinat.pipelines.report.drawing import Drawing, Narrow, canvas, model_color
+from trinat.pipelines.report.drawing import Drawing, canvas, model_color
 from trinat.pipelines.report.page import (
     Column,
     Columns,
@@ -180,7 +180,6 @@ def draw_curves(runs: Sequence[NamedCurves]) -> Drawing:
         "curves",
         figure,
         "Curves of training over steps: loss, learning rate, and scores of validation",
-        narrow=Narrow(abreast=1, row_in=_CURVE_IN),
     )
 
 
