@@ -154,11 +154,7 @@ class StoreInfo(_Strict):
     trust_affine: TrustAffine | None = None
     fill_nonfinite: bool = False
     fold: FoldingTable | None = None
-    csf: Csf = Field(
-        default="region",
-        # A store says nothing of the CSF that most labels have.
-        exclude_if=lambda given: given == "region",
-    )
+    csf: Csf = "region"
     subjects: dict[_SubjectName, StoredSubject]
 
     def write(self, root: Path) -> None:
