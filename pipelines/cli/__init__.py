@@ -78,9 +78,7 @@ _PANELS = {
     "Models": (
         models.models,
         models.bundle,
-        models.fit_odds,
-        models.fuse_weights,
-        models.calibrate,
+        models.fit,
         models.export,
         models.import_weights,
     ),

@@ -1,4 +1,4 @@
-"""Model folders: trinat models, bundle, calibrate, export, fuse-weights, fit-odds and others."""
+"""Model folders: trinat models, bundle, fit, export and others."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import with_fields
 from trinat.pipelines.cli.options import say_nothing
 from trinat.pipelines.common.exits import batch_exit
-from trinat.pipelines.common.option import Device, ModelOut, OverwriteModel, Threads
+from trinat.pipelines.common.option import ModelOut, OverwriteModel
 from trinat.pipelines.jobs.process import prepare_process
-from trinat.pipelines.models.settings import FuseSettings, OddsSettings
+from trinat.pipelines.models.settings import FitSettings
 from trinat.segmentation.errors import ConfigError, TrinatError, one_line, reason_of
 from trinat.segmentation.labels import DEFAULT_SCHEME
 
@@ -156,12 +156,13 @@ def bundle(
     name: Annotated[
         str | None, typer.Option(help="Name of the model. Default: name of the folder.")
     ] = None,
-    weights: Annotated[
-        str | None,
+    default_weights: Annotated[
+        bool,
         typer.Option(
-            help="File written by trinat fuse-weights, or: default. Default: from the sources."
+            "--default-weights",
+            help="Weigh the views as a new model does, not as the sources do.",
         ),
-    ] = None,
+    ] = False,
     licence: Annotated[
         str, typer.Option(help="Licence of the weights, if a source states none.")
     ] = "",
@@ -180,7 +181,7 @@ def bundle(
     ] = False,
     overwrite: OverwriteModel = False,
 ) -> None:
-    """Combine views that were trained separately, and their fusion weights, into one model.
+    """Combine views that were trained separately into one model.
 
     Example: trinat bundle runs/coronal runs/axial runs/sagittal --out models/own
     """
@@ -191,7 +192,7 @@ def bundle(
         sources,
         out,
         name=name,
-        weights=weights,
+        default_weights=default_weights,
         licence=licence,
         label_maps=prior,
         ensemble=ensemble,
@@ -207,30 +208,6 @@ def bundle(
         if len(untaught) < len(info.origins):
             views = ", ".join(untaught)
             typer.echo(f"{structure} is not predicted: missing in {views}")
-
-
-@with_fields
-def calibrate(
-    model: Annotated[str, typer.Argument(help="Model folder.")],
-    scans: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="FreeSurfer subject folders to test the limits on; they set no limits."
-        ),
-    ] = None,
-    device: Device = "auto",
-    threads: Threads = None,
-    quiet: options.Quiet = False,
-) -> None:
-    """Find the quality limits of a model's structures on phantoms; write them to model.yaml.
-
-    Example: trinat calibrate models/own
-    """
-    from trinat.pipelines.models.calibrate import calibrate
-
-    prepare_process(threads)
-    for line in calibrate(model, scans or (), device=device, say=_say(quiet)):
-        typer.echo(line)
 
 
 def export(
@@ -258,46 +235,23 @@ def export(
 
 
 @with_fields
-def fuse_weights(settings: FuseSettings, quiet: options.Quiet = False) -> int:
-    """Fit the fusion of views (weights, kind of mean); kept only if Dice rises.
+def fit(settings: FitSettings, quiet: options.Quiet = False) -> int:
+    """Fit a model to your own labels without training; find the limits of its grades.
 
-    Example: trinat fuse-weights models/own --scans t1/ --truth manual/
+    Example: trinat fit fast --scans t1/ --truth manual/ --out own
     """
     from trinat.pipelines.common.models import say_licences
-    from trinat.pipelines.models.fuse_weights import BEFORE, fuse_weights
+    from trinat.pipelines.models.fit import fit
 
     prepare_process(settings.threads)
     say_licences([settings.model])
-    found = fuse_weights(settings, _say(quiet))
-    for line in found.lines():
+    found = fit(settings, _say(quiet))
+    for line in found.lines:
         typer.echo(line)
-    if settings.out is not None:
-        typer.echo(settings.out)
-    elif found.chosen == BEFORE:
-        typer.echo(f"{settings.model}: unchanged")
+    if found.changed:
+        typer.echo(settings.out or f"{settings.model}: updated")
     else:
-        typer.echo(f"{settings.model}: updated")
-    return found.exit
-
-
-@with_fields
-def fit_odds(settings: OddsSettings, quiet: options.Quiet = False) -> int:
-    """Fit a model to your own convention of labels without training; kept only if Dice rises.
-
-    Example: trinat fit-odds fast --scans t1/ --truth manual/ --out own
-    """
-    from trinat.pipelines.common.models import say_licences
-    from trinat.pipelines.models.fit_odds import fit_model_odds
-
-    prepare_process(settings.threads)
-    say_licences([settings.model])
-    found = fit_model_odds(settings, _say(quiet))
-    for line in found.lines():
-        typer.echo(line)
-    if found.better:
-        typer.echo(settings.out)
-    else:
-        typer.echo("no model is written: the mean gains less than 0.001")
+        typer.echo("nothing is changed, and no model is written")
     return found.exit
 
 

@@ -7,7 +7,7 @@ written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,20 @@ from trinat.pipelines.learn.forecast import (
 from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.learn.training import Trained, train_on
 from trinat.pipelines.models.fit_odds import (
-    WORTHWHILE,
-    FoundOdds,
+    FITTED,
     classes_without_odds,
+    describe_odds,
     find_odds,
-    save_with_odds,
     segment_all,
 )
-from trinat.pipelines.models.scans_with_truth import dice_lines, require_scans
+from trinat.pipelines.models.held_out import (
+    BEFORE,
+    WORTHWHILE,
+    FittedFusion,
+    choose,
+    dice_lines,
+)
+from trinat.pipelines.models.scans_with_truth import Reader, require_scans
 from trinat.pipelines.study.pairing import Pair
 from trinat.pipelines.study.study import Study
 from trinat.pipelines.train.provenance import write_provenance
@@ -58,7 +64,6 @@ Say = Callable[[str], None]
 
 # With two, one would be left to learn from: factors use both.
 _FEWEST_TO_TRAIN = 3
-_BEFORE = "before"
 _FACTORS = "factors"
 _SEE = "see what is wrong with it"
 
@@ -115,7 +120,7 @@ class _Material:
 
     corrected: Sequence[Corrected]
     model: Model
-    mapping: Mappings
+    reader: Reader
     pairs: Sequence[Pair]
     scans: Sequence[DoubtfulVoxels]
     counted: Sequence[int]
@@ -181,6 +186,7 @@ def _material(study: Study, settings: LearnSettings, say: Say) -> _Material:
     mapping = Mappings()
     if settings.numbering is not None:
         mapping = Mappings(truth_numbering=load_folding(settings.numbering))
+    reader = Reader(mapping, settings.trust_affine)
     counted = structures_corrected(corrected, model.scheme)
     agreement = compare_with_results(corrected, model.scheme, counted, mapping)
     if agreement is not None:
@@ -189,9 +195,8 @@ def _material(study: Study, settings: LearnSettings, say: Say) -> _Material:
     pairs, scans, failed = segment_all(
         model,
         [each.pair for each in corrected],
-        mapping,
+        reader,
         device=settings.device,
-        trust_affine=settings.trust_affine,
         say=say,
     )
     failures += failed
@@ -201,7 +206,7 @@ def _material(study: Study, settings: LearnSettings, say: Say) -> _Material:
     used = {pair.truth.path for pair in pairs}
     corrected = [each for each in corrected if each.labels in used]
     return _Material(
-        corrected, model, mapping, pairs, scans, counted, failed=len(failures)
+        corrected, model, reader, pairs, scans, counted, failed=len(failures)
     )
 
 
@@ -242,29 +247,39 @@ def _say_expectation(
 def _by_factors(material: _Material, settings: LearnSettings, why: str) -> Learnt:
     """Fit factors to all scans, judged by factors that have not seen a scan's person."""
     found = _factors_of(material)
-    judged = Judged(found.persons, found.before, found.after, found.held_out)
+    before = tuple(found.dice[BEFORE])
+    after = tuple(found.dice[FITTED])
+    judged = Judged(found.persons, before, after, found.held_out)
     _refuse_if_no_better(judged, settings.out)
     _save_factors(material, found, settings)
-    return Learnt((why, *found.lines(), str(judged)), found.exit)
+    factors = f"fitted to all: {describe_odds(found.fusions[FITTED])}"
+    lines = (why, *found.table(), factors, str(judged))
+    exit_status = batch_exit(done=len(material.scans), failed=material.failed)
+    return Learnt(lines, exit_status)
 
 
-def _factors_of(material: _Material) -> FoundOdds:
+def _factors_of(material: _Material) -> FittedFusion:
     """Fit factors to all scans."""
-    return find_odds(
-        material.model,
-        material.pairs,
-        material.scans,
-        material.failed,
-        material.counted,
-    )
+    return find_odds(material.model, material.pairs, material.scans, material.counted)
 
 
 def _save_factors(
-    material: _Material, found: FoundOdds, settings: LearnSettings
+    material: _Material, found: FittedFusion, settings: LearnSettings
 ) -> None:
     """Write the model with its networks and the factors."""
+    changed: dict[str, Any] = {
+        "fusion": found.fusions[FITTED],
+        # Other figures were measured with other factors.
+        "metrics": {"class_odds": found.figures()},
+    }
     description = description_of(material.model, settings.out)
-    save_with_odds(material.model, description, found, settings.out, settings.overwrite)
+    save_changed(
+        material.model,
+        settings.out,
+        description.model_copy(update=changed),
+        parcels=material.model.parcels,
+        overwrite=settings.overwrite,
+    )
 
 
 def _by_training(
@@ -291,7 +306,7 @@ def _by_training(
     chosen = choose(scores)
     judged = Judged(
         persons=tuple(pair.truth.person for pair in pairs),
-        before=tuple(scores[_BEFORE]),
+        before=tuple(scores[BEFORE]),
         after=tuple(scores[chosen]),
         held_out=True,
     )
@@ -302,7 +317,7 @@ def _by_training(
         _save_trained(material, trained, chosen, judged, settings)
     lines = (
         f"{what}, {count(len(set(judged.persons)), 'person')} left out: {_WHY[chosen]}",
-        *dice_lines(scores, names, "what was", held_out=True),
+        *dice_lines(scores, names, held_out=True),
         str(judged),
     )
     exit_status = batch_exit(done=len(material.scans), failed=material.failed)
@@ -318,7 +333,7 @@ def _scores_of_factors(
     model = material.model
     fixed = classes_without_odds(model, material.scans, material.counted)
     odds = {
-        _BEFORE: model.info.fusion.class_odds,
+        BEFORE: model.info.fusion.class_odds,
         _FACTORS: fit_odds(rest, model.scheme, fixed),
     }
     scores = {}
@@ -345,9 +360,8 @@ def _scores_of_trained(
         used, found, _ = segment_all(
             candidate,
             left_out,
-            material.mapping,
+            material.reader,
             device=settings.device,
-            trust_affine=settings.trust_affine,
             say=lambda line: None,
         )
         own = logarithms_of(candidate.info.fusion.class_odds, scheme)
@@ -365,21 +379,6 @@ _WHY = {
     "averaged": "the networks are the mean of those before and after training",
     "trained": "the networks are those after training, whose mean with those before is worse",
 }
-
-
-def choose(scores: Mapping[str, Sequence[float]]) -> str:
-    """The name of what to take, of scores (Dice of each scan) by name, the start first.
-
-    They are in the order of how much they change. One that changes more is taken if its mean is
-    better by what is worth having.
-    """
-    names = list(scores)
-    chosen = names[0]
-    for name in names[1:]:
-        gain = float(np.mean(scores[name])) - float(np.mean(scores[chosen]))
-        if gain >= WORTHWHILE:
-            chosen = name
-    return chosen
 
 
 def _save_trained(

@@ -1,20 +1,18 @@
-"""Weights for fusion, fitted to scans with truth: how far each view is to be believed.
+"""Weights of the views, fitted to scans with truth by expectation maximisation.
 
-Each class by itself is a question with two answers, and each view gives a probability for the
-true one; an arithmetic mean mixes these linearly. The weights that make the truth most likely are
-found by expectation maximisation: a view's new weight is the mean share that it has in the
-mixture. That is concave, has no step size, and rewards what overlap does not: soft Dice is a ratio
-of linear functions of the weights, and therefore always best with one view alone.
+Each class is a question with two answers, and each view gives a probability for the true one; an
+arithmetic mean of the views mixes these linearly. The fit finds the weights that make the truth
+most likely: a view's new weight is the mean share that it has in the mixture. The problem is
+concave and has no step size. Soft Dice is no alternative: it is a ratio of linear functions of the
+weights, and therefore always best with one view alone.
 
 Each scan counts as one observation, however many voxels it has, since its voxels are not
-independent. Beside the scans stand the weights to start from, as if seen on some scans more
-(`VIEW_PRIOR` for all classes together, `CLASS_PRIOR` for one class). Few scans thus move the
-views as a whole a little, and single classes hardly.
+independent, and each structure of a scan counts as much as any other. The default weights count as
+`PRIOR_SCANS` scans more, so that few scans move the weights only a little.
 
-Both sides of a structure share one weight, so they are fitted as one, and no side is needed of
-the sagittal view. A class with its partner is a group here.
+Both sides of a structure are one group: no view has to tell them apart.
 
-A geometric mean of the views takes the same weights; whether it is better is tried, not fitted.
+A geometric mean of the views takes the same weights. Whether it is better is tried, not fitted.
 """
 
 from __future__ import annotations
@@ -32,17 +30,16 @@ from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.models.model_info import DEFAULT_WEIGHTS, Mean
 from trinat.segmentation.space.views import SliceAxes, View
 
-# Scans that the default weights of the views, and the views' weights for a class, count as.
-VIEW_PRIOR = 0.1
-CLASS_PRIOR = 1.0
+# The default weights count as this many scans.
+PRIOR_SCANS = 0.1
 
-# A view that gives a class more than this has decided for it.
+# A view has decided for a class that it gives more than this.
 _DECIDED = 0.75
-# Voxels that say something of a class: those that have it, and those that a view takes for it.
+# Voxels say something of a class if they have it, or if a view gives it more than this.
 _NOTICED = 0.05
-# Of each class and scan; more would say the same.
+# Voxels sampled of each class and scan; more would say the same.
 _VOXELS = 2000
-# No view is believed to be more certain than that.
+# No view is believed to be more certain than this.
 _LEAST = 0.01
 _ROUNDS = 200
 _CONVERGED = 1e-5
@@ -50,13 +47,12 @@ _CHUNK = 1 << 17
 # Voxels without neighbours, as the rows of one slice: slices are fused one at a time.
 _IN_A_ROW = SliceAxes(0, 1, 2)
 
-Values = NDArray[np.float64]
 Likelihoods = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
 class AmbiguousVoxels:
-    """A scan as far as weights decide on it: the voxels that are not the same with all of them.
+    """The voxels of a scan whose class depends on the weights of the views.
 
     Where each view gives more than 0.75 to one and the same class, that class has over half of
     the fused probability whatever the weights: 0.75 from each view that tells sides, and 0.75 of
@@ -77,7 +73,7 @@ class AmbiguousVoxels:
         weights: Mapping[View, NDArray[np.floating]],
         mean: Mean = "arithmetic",
     ) -> NDArray[np.int64]:
-        """All voxels of the scan by true and fused class, (K, K), with these weights.
+        """Count all voxels of the scan by true and fused class, (K, K), with these weights.
 
         `weights` have an entry a class for each view. Voxels whose class no weights can change are
         counted as they were decided, so that the sum is the number of voxels of the scan.
@@ -109,14 +105,15 @@ class AmbiguousVoxels:
 
 @dataclass(frozen=True, eq=False)
 class ViewLikelihoods:
-    """What one scan says of the views.
+    """A sample of a scan's voxels, to which weights are fitted.
 
-    `likelihoods` has, by group of classes, the probability that each view gives to the true
-    answer, (V, N); an empty array where the scan says nothing.
+    `likelihoods` (V, N) are the probabilities that each view gives to the true answer; `shares`
+    (N,) is how much each voxel counts, 1 in total, or nothing if there is no voxel.
     """
 
     views: tuple[View, ...]
-    likelihoods: tuple[Likelihoods, ...]
+    likelihoods: Likelihoods
+    shares: NDArray[np.float64]
 
     @classmethod
     def of(
@@ -127,7 +124,7 @@ class ViewLikelihoods:
         *,
         without: Sequence[int] = (),
     ) -> ViewLikelihoods:
-        """From a sample of a scan's ambiguous voxels; classes `without` are not looked at.
+        """Sample a scan's ambiguous voxels; leave out the classes `without`.
 
         `generator` chooses the sample. For each class those voxels count that have it, or that some
         view takes for possible. Left and right of a structure are one group.
@@ -141,14 +138,21 @@ class ViewLikelihoods:
             of_group = given[:, :, group]
             noticed = (truth == group) | (of_group > _NOTICED).any(0)
             voxels = np.flatnonzero(noticed)
-            if group in left_out:
-                voxels = voxels[:0]
+            if group in left_out or not len(voxels):
+                continue
             if len(voxels) > _VOXELS:
                 voxels = generator.choice(voxels, _VOXELS, replace=False)
             found = of_group[:, voxels]
             right = np.where(truth[voxels] == group, found, 1 - found)
             likelihoods.append(np.clip(right, _LEAST, 1))
-        return cls(tuple(ambiguous.probabilities), tuple(likelihoods))
+        views = tuple(ambiguous.probabilities)
+        if not likelihoods:
+            return cls(views, np.zeros((len(views), 0), np.float32), np.zeros(0))
+        shares = []
+        for values in likelihoods:
+            voxels = values.shape[1]
+            shares.append(np.full(voxels, 1 / len(likelihoods) / voxels))
+        return cls(views, np.concatenate(likelihoods, 1), np.concatenate(shares))
 
 
 def find_ambiguous(
@@ -156,7 +160,7 @@ def find_ambiguous(
     probabilities: Mapping[View, Tensor],
     scheme: LabelScheme,
 ) -> AmbiguousVoxels:
-    """Which voxels of a scan depend on weights.
+    """Find the voxels of a scan that depend on weights.
 
     Truth (X, Y, Z) is class indices; each view's probabilities are (X, Y, Z, K or merged K).
     """
@@ -179,65 +183,32 @@ def find_ambiguous(
     return AmbiguousVoxels(np.concatenate(truths), joined, decided)
 
 
-def fit_weights(
-    evidence: Sequence[ViewLikelihoods], scheme: LabelScheme
-) -> tuple[dict[View, float], dict[View, Values]]:
-    """Weights of the views for all classes, and for each class, (K,); both sum to 1 over views.
+def fit_weights(evidence: Sequence[ViewLikelihoods]) -> dict[View, float]:
+    """Fit the weights of the views, which sum to 1, to scans.
 
-    Where scans say little they stay near the default.
+    Where the scans say little, the weights stay near the default.
     """
     views = evidence[0].views
-    # What is fitted goes to the model's model.yaml, and wins over the default there.
-    default = np.array([DEFAULT_WEIGHTS[view] for view in views])
-    # For all groups together each scan counts as one, and in it each group as much as any other.
-    every: list[tuple[Likelihoods, float]] = []
-    for scan in evidence:
-        known = [values for values in scan.likelihoods if values.shape[1]]
-        every.extend((values, 1 / len(known)) for values in known)
-    overall = _fit_mixture(every, default / default.sum(), VIEW_PRIOR)
-    by_group = []
-    for group in range(len(evidence[0].likelihoods)):
-        of_group = [scan.likelihoods[group] for scan in evidence]
-        parts = [(values, 1.0) for values in of_group if values.shape[1]]
-        by_group.append(_fit_mixture(parts, overall, CLASS_PRIOR))
-    by_class = np.stack(by_group)[_groups(scheme)]
-    by_view = dict(zip(views, overall.tolist(), strict=True))
-    by_view_and_class = dict(zip(views, by_class.T, strict=True))
-    return by_view, by_view_and_class
-
-
-def _fit_mixture(
-    parts: Sequence[tuple[Likelihoods, float]], prior: Values, prior_scans: float
-) -> Values:
-    """The most probable weights (V,), by expectation maximisation.
-
-    Each part is likelihoods (V, N) and how many scans they count as, all N together; the prior
-    (V,) counts as `prior_scans`. Without any part it is the prior.
-    """
-    if not parts:
-        return prior
-    likelihood = np.concatenate([values for values, _ in parts], axis=1)
-    masses = []
-    for values, scans in parts:
-        voxels = values.shape[1]
-        masses.append(np.full(voxels, scans / voxels))
-    mass = np.concatenate(masses)
+    prior = np.array([DEFAULT_WEIGHTS[view] for view in views])
+    prior = prior / prior.sum()
+    likelihoods = np.concatenate([scan.likelihoods for scan in evidence], axis=1)
+    shares = np.concatenate([scan.shares for scan in evidence])
     weights = prior
     for _ in range(_ROUNDS):
-        mixed = weights[:, None] * likelihood
-        shares = (mixed / mixed.sum(0)) @ mass
-        updated = (shares + prior_scans * prior) / (mass.sum() + prior_scans)
+        mixed = weights[:, None] * likelihoods
+        explained = (mixed / mixed.sum(0)) @ shares
+        updated = (explained + PRIOR_SCANS * prior) / (shares.sum() + PRIOR_SCANS)
         change = np.abs(updated - weights).max()
         weights = updated
         if change < _CONVERGED:
             break
-    return np.asarray(weights)
+    return dict(zip(views, weights.tolist(), strict=True))
 
 
 def _decide(
     probabilities: Mapping[View, Tensor], groups: Tensor, classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Class that a view chooses (Y, Z), and where all views have decided for it or its group."""
+    """Return the class that a view chooses (Y, Z), and where all views have decided for it."""
     values = {}
     indices = {}
     chosen = None
@@ -245,7 +216,7 @@ def _decide(
         best = of_view.float().max(-1)
         values[view] = best.values
         indices[view] = best.indices
-        # Of the first view that tells sides.
+        # The first view that tells sides decides on the side.
         if chosen is None and of_view.shape[-1] == classes:
             chosen = best.indices
     assert chosen is not None
@@ -257,7 +228,7 @@ def _decide(
 
 
 def _by_group(ambiguous: AmbiguousVoxels, groups: NDArray[np.int64]) -> Likelihoods:
-    """What each view gives to each group at the ambiguous voxels, (V, N, G)."""
+    """Return the probability that each view gives to each group, (V, N, G)."""
     count = int(groups.max()) + 1
     to_groups = np.eye(count, dtype=np.float32)[groups]
     given = []
@@ -270,7 +241,10 @@ def _by_group(ambiguous: AmbiguousVoxels, groups: NDArray[np.int64]) -> Likeliho
 
 
 def _groups(scheme: LabelScheme) -> NDArray[np.int64]:
-    """Class -> number of its structure, sides as one; itself where a scheme has one side only."""
+    """Number the structures of the classes, (K,), with both sides of a structure as one.
+
+    In a scheme that has some structures on one side only, each class is by itself.
+    """
     if scheme.has_unpartnered_sides:
         return np.arange(len(scheme))
     return scheme.merged.to_merged.copy()
@@ -281,7 +255,7 @@ def _count_pairs(
     found: NDArray[np.int64],
     classes: int,
 ) -> NDArray[np.int64]:
-    """Voxels by true and found class, (K, K)."""
+    """Count voxels by true and found class, (K, K)."""
     pairs = truth.astype(np.int64) * classes + found
     counts = np.bincount(pairs, minlength=classes**2)
     return counts.reshape(classes, classes)

@@ -20,7 +20,6 @@ from trinat.pipelines.common.exits import Exit, exit_code
 from trinat.pipelines.learn.corrected import find_corrected
 from trinat.pipelines.learn.learning import (
     Judged,
-    choose,
     learn,
     structures_corrected,
 )
@@ -206,28 +205,6 @@ def test_the_interval_is_over_persons_not_over_scans() -> None:
     line = str(Judged(("a", "a"), (0.8, 0.8), (0.81, 0.83), held_out=False))
     assert "the very person that it was fitted to 0.800 before, 0.820 after" in line
     assert "no interval" in line
-
-
-@pytest.mark.parametrize(
-    ("scores", "chosen"),
-    [
-        # Each must gain 0.001 over what changes less.
-        ((0.8, 0.8005, 0.8006, 0.8007), "start"),
-        ((0.8, 0.82, 0.8205, 0.8205), "factors"),
-        ((0.8, 0.82, 0.83, 0.8305), "averaged"),
-        ((0.8, 0.82, 0.81, 0.83), "trained"),
-    ],
-)
-def test_what_changes_less_is_taken_unless_more_is_gained(
-    scores: tuple[float, ...], chosen: str
-) -> None:
-    names = ("start", "factors", "averaged", "trained")
-    # The mean over scans decides.
-    of_scans = {
-        name: (score - 0.1, score + 0.1)
-        for name, score in zip(names, scores, strict=True)
-    }
-    assert choose(of_scans) == chosen
 
 
 def test_voxels_around_a_corrected_structure_count_and_no_others(results: Path) -> None:

@@ -50,10 +50,8 @@ def test_views_that_are_equally_good_keep_the_default_weights() -> None:
     truth = truth_of(0)
     views = {C: sure(truth, 4, 0.6), A: sure(truth, 4, 0.6)}
     views[S] = views[C] @ torch.eye(3)[torch.from_numpy(MERGED.copy())]
-    overall, by_class = fit_weights([evidence(views, truth)], SCHEME)
-    assert overall == pytest.approx(DEFAULT_WEIGHTS, abs=1e-4)
-    for view in View:
-        np.testing.assert_allclose(by_class[view], DEFAULT_WEIGHTS[view], atol=1e-4)
+    weights = fit_weights([evidence(views, truth)])
+    assert weights == pytest.approx(DEFAULT_WEIGHTS, abs=1e-4)
 
 
 @pytest.mark.parametrize("bad", list(View))
@@ -68,50 +66,41 @@ def test_a_view_of_noise_is_hardly_believed(bad: View) -> None:
         }
         views[bad] = noise(views[bad].shape[-1], seed)
         scans.append(evidence(views, truth))
-    overall, by_class = fit_weights(scans, SCHEME)
-    assert overall[bad] < 0.05
-    assert by_class[bad].max() < 0.05
-    assert sum(overall.values()) == pytest.approx(1)
-    np.testing.assert_allclose(np.sum(list(by_class.values()), axis=0), 1)
-
-
-def test_a_view_that_is_blind_to_one_structure_loses_weight_there_alone() -> None:
-    scans = []
-    for seed in range(6):
-        truth = truth_of(seed)
-        axial = sure(truth, 4, 0.7)
-        # B looks like background to the axial view.
-        axial[truth == 3] = sure(np.zeros_like(truth), 4, 0.7)[truth == 3]
-        scans.append(evidence({C: sure(truth, 4, 0.7), A: axial}, truth))
-    overall, by_class = fit_weights(scans, SCHEME)
-    assert by_class[A][3] < 0.15
-    assert by_class[A][1] == by_class[A][2] > overall[A] - 0.1
-    assert by_class[A][1] > 2 * by_class[A][3]
+    weights = fit_weights(scans)
+    assert weights[bad] < 0.05
+    assert sum(weights.values()) == pytest.approx(1)
 
 
 def test_the_prior_by_hand() -> None:
-    # One voxel, background or B; only the coronal view sees B, where the axial one sees none.
-    likelihoods = (np.zeros((2, 0), np.float32),) * 2 + (
-        np.array([[1.0], [0.01]], np.float32),
-    )
-    overall, by_class = fit_weights([ViewLikelihoods((C, A), likelihoods)], SCHEME)
+    # Two voxels, which count half each: the coronal view knows both, the axial one none.
+    likelihoods = np.array([[1.0, 1.0], [0.01, 0.01]], np.float32)
+    scan = ViewLikelihoods((C, A), likelihoods, np.array([0.5, 0.5]))
     # w = (share + 0.1 / 2) / 1.1, with share = w / (w + 0.01 (1 - w)): w = 0.954, share 0.9995.
-    assert overall[C] == pytest.approx((0.9995 + 0.05) / 1.1, abs=1e-3)
-    # Then (1 + overall) / 2, in B alone.
-    assert by_class[C][3] == pytest.approx((1 + overall[C]) / 2, abs=1e-3)
-    assert by_class[C][0] == overall[C]
+    assert fit_weights([scan])[C] == pytest.approx((0.9995 + 0.05) / 1.1, abs=1e-3)
+
+
+def test_a_structure_counts_as_much_as_any_other_and_a_scan_as_one() -> None:
+    truth = np.zeros((1, 1, 12), np.uint8)
+    truth[..., -3:] = 3
+    views = {C: sure(truth, 4, 0.6), A: sure(truth, 4, 0.6)}
+    scan = evidence(views, truth)
+    # All voxels may be anything: background, A of either side and B have 12 voxels each.
+    np.testing.assert_allclose(scan.shares, 1 / 36)
+    assert scan.likelihoods.shape == (2, 36)
 
 
 def test_classes_that_were_never_taught_say_nothing() -> None:
     truth = truth_of(0)
     views = {C: sure(truth, 4, 0.7), A: noise(4, 1)}
-    found = ViewLikelihoods.of(
-        find_ambiguous(truth, views, SCHEME),
-        SCHEME,
-        np.random.default_rng(0),
-        without=[3],
-    )
-    assert [values.shape[1] > 0 for values in found.likelihoods] == [True, True, False]
+    ambiguous = find_ambiguous(truth, views, SCHEME)
+    rng = np.random.default_rng(0)
+    every = ViewLikelihoods.of(ambiguous, SCHEME, rng)
+    found = ViewLikelihoods.of(ambiguous, SCHEME, rng, without=[3])
+    assert found.likelihoods.shape[1] == every.likelihoods.shape[1] * 2 / 3
+    assert found.shares.sum() == pytest.approx(1)
+    nothing = ViewLikelihoods.of(ambiguous, SCHEME, rng, without=range(4))
+    assert nothing.shares.sum() == 0
+    assert fit_weights([nothing]) == pytest.approx({C: 0.5, A: 0.5})
 
 
 def random_views(seed: int) -> dict[View, torch.Tensor]:
