@@ -28,6 +28,8 @@ from trinat.segmentation.synthetic.phantom import phantom
 DOUBTFUL = 0.7  # Dice
 SENSITIVITY = 0.9  # share of the doubtful structures that is below the first limit
 MOST_ALARMED = 0.2  # at most this share of the others is, even if fewer are caught
+# Limits have two digits; the last one is above an agreement of 1.
+_LIMITS = [number / 100 for number in range(102)]
 PRECISION = 0.9  # share of the structures below the second limit that is doubtful
 # Field around the thalamus, in mm. It has parts of all structures, in a sixth of the time.
 _FIELD_MM = (96, 112, 96)
@@ -146,43 +148,30 @@ def find_limits(points: Sequence[Point]) -> tuple[float, float]:
     the highest below which PRECISION of all structures are doubtful, 0 if there is none; it is not
     above the first. Without any doubtful structure there is nothing to find: EvaluationError.
     """
-    doubtful = sorted(point.agreement for point in points if point.dice < DOUBTFUL)
-    if not doubtful:
+    if not any(point.dice < DOUBTFUL for point in points):
         raise EvaluationError(
             f"no structure of the phantoms has a Dice below {DOUBTFUL}",
             remedy="the model is graded by the general limits",
         )
-    number_to_catch = int(np.ceil(SENSITIVITY * len(doubtful)))
-    catching = _just_above(doubtful[number_to_catch - 1])
-    look = min(catching, _most_tolerable(points))
+    all_rates = {limit: rates(points, limit) for limit in _LIMITS}
+    catching = [
+        limit for limit, (caught, _) in all_rates.items() if caught >= SENSITIVITY
+    ]
+    # The share of no structures is not a number, and tolerable.
+    tolerable = [
+        limit for limit, (_, alarmed) in all_rates.items() if not alarmed > MOST_ALARMED
+    ]
+    look = min(catching[0], tolerable[-1])
     reject = 0.0
-    candidates = {_just_above(agreement) for agreement in doubtful}
-    for limit in sorted(candidates):
-        below = [point for point in points if point.agreement < limit]
-        doubtful_share = np.mean([point.dice < DOUBTFUL for point in below])
-        if limit <= look and doubtful_share >= PRECISION:
+    most_caught = 0.0
+    for limit in _LIMITS:
+        caught, _ = all_rates[limit]
+        below = [point.dice < DOUBTFUL for point in points if point.agreement < limit]
+        # The lowest of the limits that catch as many.
+        if limit <= look and caught > most_caught and np.mean(below) >= PRECISION:
             reject = limit
+            most_caught = caught
     return look, reject
-
-
-def _most_tolerable(points: Sequence[Point]) -> float:
-    """Find the highest limit, of two digits, that alarms at most MOST_ALARMED of the sound ones."""
-    sound = sorted(point.agreement for point in points if point.dice >= DOUBTFUL)
-    if not sound:
-        return 1.0
-    # These may be below the limit; the next one must not.
-    number_to_alarm = int(MOST_ALARMED * len(sound))
-    return _hundredths(sound[number_to_alarm]) / 100
-
-
-def _just_above(agreement: float) -> float:
-    """Return the next number of two digits that is larger."""
-    return (_hundredths(agreement) + 1) / 100
-
-
-def _hundredths(agreement: float) -> int:
-    """Count whole hundredths: 29 in 0.29, although 100 times 0.29 is less than 29 in floats."""
-    return int(np.floor(round(agreement * 100, 9)))
 
 
 def rates(points: Sequence[Point], limit: float) -> tuple[float, float]:

@@ -66,7 +66,7 @@ def segment_all(
     if all(model.is_merged(view) for view in segmenter.views):
         raise ConfigError("its views do not tell left from right", where=model.folder)
 
-    def segment(_: int, pair: Pair) -> DoubtfulVoxels:
+    def segment(pair: Pair) -> DoubtfulVoxels:
         return _doubtful_voxels(segmenter, pair, reader)
 
     return work_on_each(pairs, segment, say)

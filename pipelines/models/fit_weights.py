@@ -1,16 +1,13 @@
 """Step of `trinat fit`: the weights of the views, and the kind of mean.
 
-All views run once over each scan. The voxels whose class depends on the weights are kept in a
-temporary file, so that any number of weights can be scored on them.
+All views run once over each scan. Then the Dice of the scan is computed with every candidate.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import torch
@@ -29,9 +26,8 @@ from trinat.pipelines.study.pairing import Pair
 from trinat.segmentation.grid import around_both
 from trinat.segmentation.inference.fusion_fit import (
     AmbiguousVoxels,
-    ViewLikelihoods,
     find_ambiguous,
-    fit_weights,
+    weights_to_try,
 )
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.prior import most_probable
@@ -42,34 +38,8 @@ from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import View, to_slices
 
 Say = Callable[[str], None]
-
-_DIGITS = 4
-
-
-@dataclass(frozen=True, eq=False)
-class _Scan:
-    """A segmented scan: a sample of voxels to fit weights to, and a file to score weights with."""
-
-    sample: ViewLikelihoods
-    file: Path
-
-    def save(self, ambiguous: AmbiguousVoxels) -> None:
-        """Write the voxels whose class depends on the weights, as .npz without compression."""
-        probabilities: dict[str, Any] = {}
-        for view, values in ambiguous.probabilities.items():
-            probabilities[view.value] = values
-        np.savez(
-            self.file,
-            truth=ambiguous.truth,
-            decided=ambiguous.decided,
-            **probabilities,
-        )
-
-    def load(self) -> AmbiguousVoxels:
-        """Read the file written by `save`."""
-        with np.load(self.file) as stored:
-            probabilities = {view: stored[view.value] for view in self.sample.views}
-            return AmbiguousVoxels(stored["truth"], probabilities, stored["decided"])
+# The mean Dice over structures of a scan with each candidate, by its place in the list.
+_Scores = NDArray[np.float64]
 
 
 def fit_view_weights(
@@ -82,31 +52,30 @@ def fit_view_weights(
     """
     segmenter = Predictor(model, device=device)
     own = model.info.fusion
-    left_out = [0, *not_compared(model)]
-    with tempfile.TemporaryDirectory(prefix="trinat-") as folder:
+    candidates = [own]
+    for mean in get_args(Mean):
+        for weights in weights_to_try(segmenter.views):
+            changed = {"mean": mean, "weights": weights, "per_class": {}}
+            candidates.append(own.model_copy(update=changed))
 
-        def segment(number: int, pair: Pair) -> _Scan:
-            return _segment(segmenter, pair, reader, Path(folder), number)
+    def score_all(pair: Pair) -> _Scores:
+        ambiguous = _ambiguous_voxels(segmenter, pair, reader)
+        return np.array([_score(segmenter, ambiguous, each) for each in candidates])
 
-        def fit(scans: Sequence[_Scan]) -> Mapping[str, Fusion]:
-            fitted = fit_weights([scan.sample for scan in scans])
-            weights = {view: round(weight, _DIGITS) for view, weight in fitted.items()}
-            changed = {"weights": weights, "per_class": {}}
-            return {
-                f"{mean} mean": own.model_copy(update={"mean": mean, **changed})
-                for mean in get_args(Mean)
-            }
+    def fit(scans: Sequence[_Scores]) -> Mapping[str, Fusion]:
+        best_first = np.argsort(-np.mean(scans, axis=0), kind="stable")
+        ordered = [candidates[place] for place in best_first if place > 0]
+        best = {}
+        for mean in get_args(Mean):
+            best[f"{mean} mean"] = next(each for each in ordered if each.mean == mean)
+        return best
 
-        def score(scan: _Scan, fusion: Fusion) -> float:
-            rows = class_weights(fusion, model.scheme, segmenter.views, model.folder)
-            weights = dict(zip(segmenter.views, rows, strict=True))
-            values = dice(scan.load().joint(model.scheme, weights, fusion.mean))
-            values[left_out] = np.nan
-            return float(np.nanmean(values))
+    def score(scan: _Scores, fusion: Fusion) -> float:
+        return float(scan[candidates.index(fusion)])
 
-        used, scans, failures = work_on_each(pairs, segment, say)
-        require_scans(scans, failures, remedy=NUMBERS)
-        return fit_held_out(used, scans, own, fit, score), used, failures
+    used, scans, failures = work_on_each(pairs, score_all, say)
+    require_scans(scans, failures, remedy=NUMBERS)
+    return fit_held_out(used, scans, own, fit, score), used, failures
 
 
 def describe_weights(fusion: Fusion) -> str:
@@ -117,9 +86,19 @@ def describe_weights(fusion: Fusion) -> str:
     return f"{fusion.mean} mean; {weights}"
 
 
-def _segment(
-    segmenter: Predictor, pair: Pair, reader: Reader, folder: Path, number: int
-) -> _Scan:
+def _score(segmenter: Predictor, scan: AmbiguousVoxels, fusion: Fusion) -> float:
+    """Return the mean Dice of a scan over the structures that the model predicts."""
+    model = segmenter.model
+    rows = class_weights(fusion, model.scheme, segmenter.views, model.folder)
+    weights = dict(zip(segmenter.views, rows, strict=True))
+    values = dice(scan.joint(model.scheme, weights, fusion.mean))
+    values[[0, *not_compared(model)]] = np.nan
+    return float(np.nanmean(values))
+
+
+def _ambiguous_voxels(
+    segmenter: Predictor, pair: Pair, reader: Reader
+) -> AmbiguousVoxels:
     """Run all views over a scan, and keep the voxels whose class depends on their weights."""
     model = segmenter.model
     prepared, classes = reader.read(segmenter, pair)
@@ -128,15 +107,7 @@ def _segment(
     probabilities = _probabilities_of_views(segmenter, image[box])
     true_in_box = np.ascontiguousarray(classes[box])
     _refuse_another_head(model, probabilities, true_in_box, pair.truth.path)
-    ambiguous = find_ambiguous(true_in_box, probabilities, model.scheme)
-    # Seeded by the scan's number: one scan more does not change the sample of another.
-    generator = np.random.default_rng(number)
-    sample = ViewLikelihoods.of(
-        ambiguous, model.scheme, generator, without=not_compared(model)
-    )
-    scan = _Scan(sample, folder / f"{number}.npz")
-    scan.save(ambiguous)
-    return scan
+    return find_ambiguous(true_in_box, probabilities, model.scheme)
 
 
 def _probabilities_of_views(

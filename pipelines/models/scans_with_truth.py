@@ -95,25 +95,25 @@ def without_partner(
 
 def work_on_each(
     pairs: Sequence[Pair],
-    work: Callable[[int, Pair], Result],
+    work: Callable[[Pair], Result],
     say: Callable[[str], None],
 ) -> tuple[list[Pair], list[Result], list[str]]:
-    """Call `work` with the number of each pair and the pair; report progress.
+    """Call `work` with each pair; report progress.
 
     Returns the pairs that could be used, their results, and the reasons why others could not.
     """
     used = []
     results = []
     failures = []
-    for number, pair in enumerate(pairs):
+    for number, pair in enumerate(pairs, start=1):
         try:
-            result = work(number, pair)
+            result = work(pair)
         except (TrinatError, OSError) as error:
             failures.append(f"{pair.truth.name}: {error}")
             continue
         used.append(pair)
         results.append(result)
-        say(f"{name_of(pair)}: segmented, {number + 1} of {len(pairs)}")
+        say(f"{name_of(pair)}: segmented, {number} of {len(pairs)}")
     return used, results, failures
 
 

@@ -1,4 +1,4 @@
-"""Weights fitted to probabilities whose worth is known beforehand."""
+"""Weights of views: which are tried, and on which voxels."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from helpers.fourclass import SCHEME
 from trinat.segmentation.inference.fusion import ViewAggregator
 from trinat.segmentation.inference.fusion_fit import (
     AmbiguousVoxels,
-    ViewLikelihoods,
     find_ambiguous,
-    fit_weights,
+    weights_to_try,
 )
 from trinat.segmentation.models.model_info import DEFAULT_WEIGHTS, Mean
 from trinat.segmentation.space.views import View, to_slices
@@ -39,68 +38,13 @@ def noise(classes: int, seed: int) -> torch.Tensor:
     return torch.randn((*SHAPE, classes), generator=generator).mul(3).softmax(-1)
 
 
-def evidence(
-    probabilities: dict[View, torch.Tensor], truth: np.ndarray
-) -> ViewLikelihoods:
-    ambiguous = find_ambiguous(truth, probabilities, SCHEME)
-    return ViewLikelihoods.of(ambiguous, SCHEME, np.random.default_rng(0))
-
-
-def test_views_that_are_equally_good_keep_the_default_weights() -> None:
-    truth = truth_of(0)
-    views = {C: sure(truth, 4, 0.6), A: sure(truth, 4, 0.6)}
-    views[S] = views[C] @ torch.eye(3)[torch.from_numpy(MERGED.copy())]
-    weights = fit_weights([evidence(views, truth)])
-    assert weights == pytest.approx(DEFAULT_WEIGHTS, abs=1e-4)
-
-
-@pytest.mark.parametrize("bad", list(View))
-def test_a_view_of_noise_is_hardly_believed(bad: View) -> None:
-    scans = []
-    for seed in range(4):
-        truth = truth_of(seed)
-        views = {
-            C: sure(truth, 4, 0.7),
-            A: sure(truth, 4, 0.7),
-            S: sure(MERGED[truth], 3, 0.7),
-        }
-        views[bad] = noise(views[bad].shape[-1], seed)
-        scans.append(evidence(views, truth))
-    weights = fit_weights(scans)
-    assert weights[bad] < 0.05
-    assert sum(weights.values()) == pytest.approx(1)
-
-
-def test_the_prior_by_hand() -> None:
-    # Two voxels, which count half each: the coronal view knows both, the axial one none.
-    likelihoods = np.array([[1.0, 1.0], [0.01, 0.01]], np.float32)
-    scan = ViewLikelihoods((C, A), likelihoods, np.array([0.5, 0.5]))
-    # w = (share + 0.1 / 2) / 1.1, with share = w / (w + 0.01 (1 - w)): w = 0.954, share 0.9995.
-    assert fit_weights([scan])[C] == pytest.approx((0.9995 + 0.05) / 1.1, abs=1e-3)
-
-
-def test_a_structure_counts_as_much_as_any_other_and_a_scan_as_one() -> None:
-    truth = np.zeros((1, 1, 12), np.uint8)
-    truth[..., -3:] = 3
-    views = {C: sure(truth, 4, 0.6), A: sure(truth, 4, 0.6)}
-    scan = evidence(views, truth)
-    # All voxels may be anything: background, A of either side and B have 12 voxels each.
-    np.testing.assert_allclose(scan.shares, 1 / 36)
-    assert scan.likelihoods.shape == (2, 36)
-
-
-def test_classes_that_were_never_taught_say_nothing() -> None:
-    truth = truth_of(0)
-    views = {C: sure(truth, 4, 0.7), A: noise(4, 1)}
-    ambiguous = find_ambiguous(truth, views, SCHEME)
-    rng = np.random.default_rng(0)
-    every = ViewLikelihoods.of(ambiguous, SCHEME, rng)
-    found = ViewLikelihoods.of(ambiguous, SCHEME, rng, without=[3])
-    assert found.likelihoods.shape[1] == every.likelihoods.shape[1] * 2 / 3
-    assert found.shares.sum() == pytest.approx(1)
-    nothing = ViewLikelihoods.of(ambiguous, SCHEME, rng, without=range(4))
-    assert nothing.shares.sum() == 0
-    assert fit_weights([nothing]) == pytest.approx({C: 0.5, A: 0.5})
+def test_weights_to_try_sum_to_1_and_leave_no_view_out() -> None:
+    of_three = weights_to_try((C, A, S))
+    # 10 steps in three parts of at least one: 9 * 8 / 2.
+    assert len(of_three) == 36
+    assert {C: 0.8, A: 0.1, S: 0.1} in of_three
+    assert all(sum(weights.values()) == pytest.approx(1) for weights in of_three)
+    assert len(weights_to_try((C, A))) == 9
 
 
 def random_views(seed: int) -> dict[View, torch.Tensor]:
