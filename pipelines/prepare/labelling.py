@@ -1,4 +1,4 @@
-"""Label maps that a model makes, on their way into a store: all labels of a scan, or its CSF."""
+"""Label maps made by a model for a store: all labels of a scan, or its CSF."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ def label_with_model(
     cut: Cut,
     say: Callable[[str], None],
 ) -> tuple[Listing, Pseudo]:
-    """The same scans with label maps of the model `name`, written to `out` as by trinat predict.
+    """Replace the label maps of subjects by those of the model `name`.
 
-    A subject without an image, or whose scan gave no result, becomes an exclusion.
+    They are written to `out`, as by trinat predict. A subject without an image or a result becomes
+    an exclusion.
     """
     model = load_model(name)
     if notice := licence_notice(model.folder):
@@ -76,11 +77,11 @@ def add_csf_of_model(
     cut: Cut,
     say: Callable[[str], None],
 ) -> Listing:
-    """The same subjects; where their labels are background, they get the CSF of the model `name`.
+    """Fill background in the labels of subjects with the CSF of the model `name`.
 
     FreeSurfer's labels leave out most of the fluid around the brain. The model's label maps are
-    written to `out` as by trinat predict. A subject without an image, or whose scan gave no
-    result, becomes an exclusion. ConfigError if the model has no such CSF, or the scheme none.
+    written to `out`, as by trinat predict. A subject without an image or a result becomes an
+    exclusion. ConfigError if the model or the scheme has no such CSF.
     """
     model = load_model(name)
     if model.info.csf != "intracranial":
@@ -106,7 +107,7 @@ def add_csf_of_model(
 
 
 def _with_note(subject: Subject, note: str) -> str:
-    """The note of a subject, and one more."""
+    """Add a note to that of a subject."""
     return "; ".join(filter(None, (subject.note, note)))
 
 
@@ -118,9 +119,9 @@ def _predict(
     remark: str,
     say: Callable[[str], None],
 ) -> list[tuple[Subject, Path | Exclusion]]:
-    """Segment all scans of a listing; each subject with its new label map, or why it has none.
+    """Segment all scans of a listing; return subjects with their new label maps or exclusions.
 
-    What an earlier call has made stays as it is. `remark` is said of each scan that was segmented.
+    Results of an earlier call are kept. `remark` is reported for each segmented scan.
     """
     output = OutputSettings(
         picture=False,

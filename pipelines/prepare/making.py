@@ -1,13 +1,13 @@
-"""From a dataset as it was downloaded to a slice store: each subject done, failed or skipped.
+"""trinat prepare: from a downloaded dataset to a slice store.
 
-A store has a file a subject, with its image and labels on the working grid, in slices of each
-view. store.json says what they are of, participants.tsv who the subjects are, and ledger.tsv what
-became of each. The same command makes what is new or has changed, and leaves the rest as it is.
+A store has a file for each subject, with its image and labels on the working grid, in slices of
+each view. store.json describes the store, participants.tsv the subjects, and ledger.tsv says for
+each subject whether it is done, failed or skipped. The same command makes subjects that are new or
+have changed, and leaves the others alone.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -53,8 +53,7 @@ from trinat.segmentation.data.store import (
     write_ledger,
     write_participants,
 )
-from trinat.segmentation.errors import DatasetError, TrinatError
-from trinat.segmentation.io.files import read_bytes
+from trinat.segmentation.errors import DatasetError
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.labels import DEFAULT_SCHEME, Csf
 from trinat.segmentation.labels.folding import load_folding
@@ -64,14 +63,14 @@ from trinat.segmentation.space.views import View
 # Networks halve a slice four times.
 Side = Annotated[int, Field(ge=32, le=256, multiple_of=16)]
 Say = Callable[[str], None]
-# Called with what became of a subject, how many are made, and of how many.
+# Called with the outcome of a subject, the number of subjects done, and of all.
 Finished = Callable[[Outcome, int, int], None]
 
 _OUTPUTS = ("store.json", "subjects", "participants.tsv", "ledger.tsv", "labels", "png")
 
 
 class PrepareConfig(BaseModel):
-    """What decides the content of a store; `--config FILE` holds any of it."""
+    """Settings that decide the content of a store; `--config FILE` holds any of them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -102,7 +101,7 @@ class PrepareConfig(BaseModel):
 
     @model_validator(mode="after")
     def _csf_joins_labels_of_others(self) -> PrepareConfig:
-        """Labels that a model made have a CSF already."""
+        """Refuse two sources of CSF: labels that a model made have one already."""
         if self.label_with is not None and self.csf_with is not None:
             raise ValueError("give one of label_with and csf_with")
         return self
@@ -110,7 +109,7 @@ class PrepareConfig(BaseModel):
 
 @dataclass(frozen=True)
 class Summary:
-    """How many subjects were made, current, failed and skipped, and the rows of the ledger.
+    """Numbers of subjects made, current, failed and skipped, and the rows of the ledger.
 
     The four add up to the number of rows.
     """
@@ -128,9 +127,9 @@ class Summary:
 
 
 def read_config(path: Path | None, overrides: Mapping[str, Any]) -> PrepareConfig:
-    """The settings of a YAML file, with those of the command line in front.
+    """Read settings from a YAML file; those of the command line go before.
 
-    An override of None is none.
+    Overrides that are None are ignored.
     """
     values: dict[str, Any] = {}
     if path is not None:
@@ -148,16 +147,16 @@ def prepare_store(
     say: Say = lambda line: None,
     finished: Finished = lambda outcome, done, total: None,
 ) -> Summary:
-    """Bring the store at `out` up to date with its source; what is current stays as it is.
+    """Bring the store at `out` up to date with its source; current subjects stay as they are.
 
-    `jobs` is the number of processes. `say` gets lines for people, and `finished` each outcome,
-    how many there are so far, and of how many. DatasetError where no subject can be used, and
-    what opening the source raises; whatever is wrong with a single subject is in its row.
+    `jobs` is the number of processes. `say` gets lines for people, and `finished` each outcome.
+    DatasetError if no subject can be used, or the source cannot be opened; an error of a single
+    subject is in its row of the ledger.
     """
     scheme = load_scheme(config.labels)
     views = _views(config, scheme)
     cut = Cut(scheme, views, config.grid, config.trust_affine, config.fill_nonfinite)
-    with claimed(out, _OUTPUTS, within=["subjects"], is_known=_is_store(out)):
+    with claimed(out, _OUTPUTS, within=["subjects"]):
         (out / "subjects").mkdir(exist_ok=True)
         unpack_archives(config.source, config.root, say)
         listing = _listing(config, say)
@@ -210,17 +209,8 @@ def prepare_store(
         return _conclude(config.source, out, listing, outcomes, cut, csf, current, say)
 
 
-def _is_store(out: Path) -> bool:
-    """Of whatever version: one from before folders were marked is brought up to date."""
-    path = out / "store.json"
-    try:
-        return not path.is_symlink() and "subjects" in json.loads(read_bytes(path))
-    except (TrinatError, OSError, ValueError, TypeError):
-        return False
-
-
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """Identifies one state of a file, which is always replaced, never changed."""
+    """Identify the present state of a file, which is always replaced and never changed."""
     if path.exists():
         state = path.stat()
         return state.st_ino, state.st_mtime_ns
@@ -228,7 +218,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _views(config: PrepareConfig, scheme: LabelScheme) -> tuple[View, ...]:
-    """The views to cut, in trinat's order: those asked for, else all that the scheme can have."""
+    """Return the views to cut, in trinat's order; by default all that the scheme can have."""
     if config.views is None:
         views = list(View)
         if scheme.has_unpartnered_sides:
@@ -240,9 +230,9 @@ def _views(config: PrepareConfig, scheme: LabelScheme) -> tuple[View, ...]:
 
 
 def _listing(config: PrepareConfig, say: Say) -> Listing:
-    """The source's subjects and exclusions, with what a table of participants says of persons.
+    """List the subjects and exclusions of the source, with age, sex and family of their persons.
 
-    Says what is not understood of the dataset's tables, or of the one that is given.
+    Reports what is not understood of tables of participants.
     """
     fold = None
     if config.fold is not None:
@@ -282,7 +272,7 @@ def _listing(config: PrepareConfig, say: Say) -> Listing:
 
 
 def _with_facts(found: Iterable[Subject], matched: Matched) -> tuple[Subject, ...]:
-    """The subjects with what a table of participants says of their persons."""
+    """Add age, sex and family from a table of participants."""
     subjects = []
     for subject in found:
         facts = matched.of(subject.id, subject.person)
@@ -305,9 +295,9 @@ def _conclude(
     current: int,
     say: Say,
 ) -> Summary:
-    """Write what the subjects have in common; store.json, which opens the store, comes last.
+    """Write the tables of the store; store.json, which opens the store, comes last.
 
-    `csf` is what the labels call CSF, and `current` how many of the subjects were there before.
+    `csf` is what the labels call CSF, and `current` the number of subjects that were there before.
     """
     rows = _ledger_rows(listing, outcomes)
     write_ledger(out, rows)
@@ -354,7 +344,7 @@ def _conclude(
 
 
 def _ledger_rows(listing: Listing, outcomes: Mapping[str, Outcome]) -> list[LedgerRow]:
-    """A row for each subject and exclusion, in natural order."""
+    """Make a row for each subject and exclusion, in natural order."""
     rows = []
     notes = {subject.note for subject in listing.subjects}
     for subject in listing.subjects:
