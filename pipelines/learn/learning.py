@@ -270,7 +270,7 @@ def _save_factors(
     changed: dict[str, Any] = {
         "fusion": found.fusions[FITTED],
         # Other figures were measured with other factors.
-        "metrics": {"class_odds": found.figures()},
+        "metrics": {"class_odds": found.figures(FITTED)},
     }
     description = description_of(material.model, settings.out)
     save_changed(

@@ -95,7 +95,7 @@ def fit(settings: FitSettings, say: Say = lambda line: None) -> Fitted:
             lines.append(f"{step}: unchanged, as the mean gains less than {WORTHWHILE}")
             continue
         fusion = found.fusions[found.chosen]
-        metrics[entry] = found.figures()
+        metrics[entry] = found.figures(found.chosen)
         # Other figures were measured with another fusion.
         model = _changed(model, fusion=fusion, metrics=metrics)
         lines.append(f"{step}: {describe(fusion)}")

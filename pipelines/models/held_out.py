@@ -42,12 +42,12 @@ class FittedFusion:
         """The candidate to use."""
         return choose(self.dice)
 
-    def figures(self) -> dict[str, JsonValue]:
-        """Return the entry for `metrics` in model.yaml."""
+    def figures(self, candidate: str) -> dict[str, JsonValue]:
+        """Return the entry for `metrics` in model.yaml of a model with this candidate."""
         return {
             "scans": len(self.scans),
             "mean_dice_before": round(float(np.mean(self.dice[BEFORE])), 4),
-            "mean_dice_after": round(float(np.mean(self.dice[self.chosen])), 4),
+            "mean_dice_after": round(float(np.mean(self.dice[candidate])), 4),
         }
 
     def table(self) -> list[str]:

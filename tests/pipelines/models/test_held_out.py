@@ -36,7 +36,7 @@ def test_each_person_is_scored_with_a_fit_to_the_others() -> None:
     assert found.dice["largest"] == [6, 7, 7]
     # The result is fitted to all.
     assert found.fusions["largest"].csf_odds == 5
-    assert found.figures() == {
+    assert found.figures("largest") == {
         "scans": 3,
         "mean_dice_before": round(11 / 3, 4),
         "mean_dice_after": round(20 / 3, 4),
