@@ -13,11 +13,11 @@ import typer
 
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import Only, with_fields
-from trinat.pipelines.cli.options import Group, ListOptions, say_next, say_nothing
+from trinat.pipelines.cli.options import Group, ListOptions, say_next
 from trinat.pipelines.common.exits import batch_exit
 from trinat.pipelines.common.option import Strict
 from trinat.pipelines.jobs.process import prepare_process
-from trinat.pipelines.jobs.progress import batch_progress, byte_progress
+from trinat.pipelines.jobs.progress import batch_progress, byte_progress, log_lines
 from trinat.pipelines.prepare.options import ExportSettings, PrepareOptions
 from trinat.segmentation.errors import ConfigError
 
@@ -235,10 +235,9 @@ def prepare(
     from trinat.pipelines.prepare.making import prepare_store, read_config
 
     prepare_process()
-    say = say_nothing if quiet else typer.echo
-    with batch_progress(quiet) as finished:
+    with log_lines(quiet), batch_progress(quiet) as finished:
         settings = read_config(config, asdict(asked))
-        summary = prepare_store(settings, out, jobs=jobs, say=say, finished=finished)
+        summary = prepare_store(settings, out, jobs=jobs, finished=finished)
     for row in summary.rows:
         has_failed = row.status == "failed"
         if has_failed or (row.reason and not quiet):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,10 +11,10 @@ import typer
 
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import with_fields
-from trinat.pipelines.cli.options import say_nothing
 from trinat.pipelines.common.exits import batch_exit
 from trinat.pipelines.common.option import ModelOut, OverwriteModel
 from trinat.pipelines.jobs.process import prepare_process
+from trinat.pipelines.jobs.progress import log_lines
 from trinat.pipelines.models.settings import FitSettings
 from trinat.segmentation.errors import ConfigError, TrinatError, one_line, reason_of
 from trinat.segmentation.labels import DEFAULT_SCHEME
@@ -245,7 +244,8 @@ def fit(settings: FitSettings, quiet: options.Quiet = False) -> int:
 
     prepare_process(settings.threads)
     say_licences([settings.model])
-    found = fit(settings, _say(quiet))
+    with log_lines(quiet):
+        found = fit(settings)
     for line in found.lines:
         typer.echo(line)
     if found.changed:
@@ -317,10 +317,3 @@ def labels(
         typer.echo(table, nl=False)
     else:
         write_whole(out, table)
-
-
-def _say(quiet: bool) -> Callable[[str], None]:
-    """What shows a line of progress: on stderr, as results go to stdout; a quiet one does not."""
-    if quiet:
-        return say_nothing
-    return partial(typer.echo, err=True)

@@ -7,7 +7,8 @@ written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ from trinat.segmentation.training.odds_fit import (
     logarithms_of,
 )
 
-Say = Callable[[str], None]
+_log = logging.getLogger(__name__)
 
 # With two, one would be left to learn from: factors use both.
 _FEWEST_TO_TRAIN = 3
@@ -134,7 +135,6 @@ class _Material:
 
 def learn(
     settings: LearnSettings,
-    say: Say = lambda line: None,
     *,
     progress: bool = False,
     study: Study | None = None,
@@ -142,16 +142,15 @@ def learn(
     """Make a model of corrected scans, and write it if persons that it has not seen gain by it.
 
     They are those of `study`; by default of the results that the settings name.
-    Scans that cannot be used are reported by `say`, and count as failed. EvaluationError where
-    none can be used, or the model is no better: then none is written. `progress` of a training is
-    shown on stderr.
+    Scans that cannot be used are logged, and count as failed. EvaluationError if none can be used,
+    or if the model is no better: then none is written. `progress` of a training is shown on stderr.
     """
     check_out(settings.out, settings.overwrite)
     if study is None:
         study = Study(
             settings.results, rater="", images=settings.images, against=settings.labels
         )
-    material = _material(study, settings, say)
+    material = _material(study, settings)
     persons = len(set(material.persons))
     what = (
         f"{count(len(material.scans), 'corrected scan')} of {count(persons, 'person')}"
@@ -170,13 +169,12 @@ def learn(
         material.model,
         study.structures,
         settings,
-        say,
         progress=progress,
     )
-    return _by_training(material, trained, settings, what, say)
+    return _by_training(material, trained, settings, what)
 
 
-def _material(study: Study, settings: LearnSettings, say: Say) -> _Material:
+def _material(study: Study, settings: LearnSettings) -> _Material:
     """Find the corrected scans, and segment them with the model to improve."""
     corrected, failures = find_corrected(study)
     require_scans(corrected, failures, settings.results, _SEE)
@@ -191,17 +189,16 @@ def _material(study: Study, settings: LearnSettings, say: Say) -> _Material:
     agreement = compare_with_results(corrected, model.scheme, counted, mapping)
     if agreement is not None:
         counted = sorted(agreement.changed)
-        _say_expectation(corrected, model, agreement, settings, say)
+        _say_expectation(corrected, model, agreement, settings)
     pairs, scans, failed = segment_all(
         model,
         [each.pair for each in corrected],
         reader,
         device=settings.device,
-        say=say,
     )
     failures += failed
     for reason in failures:
-        say(f"not used: {reason}")
+        _log.info("not used: %s", reason)
     require_scans(scans, failures, settings.results, _SEE)
     used = {pair.truth.path for pair in pairs}
     corrected = [each for each in corrected if each.labels in used]
@@ -222,7 +219,6 @@ def _say_expectation(
     model: Model,
     agreement: Agreement,
     settings: LearnSettings,
-    say: Say,
 ) -> None:
     """Report what can be gained and how long it takes; EvaluationError if nothing can be gained.
 
@@ -236,12 +232,12 @@ def _say_expectation(
                 where=settings.results,
                 remedy="correct scans in which more is wrong",
             )
-        say(str(agreement))
+        _log.info("%s", agreement)
     persons = len({each.person for each in corrected})
     trains = _trains(settings, persons)
     seconds = learning_seconds(corrected, model, settings, trains=trains)
     if seconds is not None:
-        say(f"learning will take about {max(1, round(seconds / 60))} min")
+        _log.info("learning will take about %d min", max(1, round(seconds / 60)))
 
 
 def _by_factors(material: _Material, settings: LearnSettings, why: str) -> Learnt:
@@ -287,7 +283,6 @@ def _by_training(
     trained: Trained,
     settings: LearnSettings,
     what: str,
-    say: Say,
 ) -> Learnt:
     """Choose between factors and what was trained by the scans that were left out."""
     left_out = []
@@ -301,7 +296,7 @@ def _by_training(
     names = [pair.truth.name for pair in pairs]
     scores = {
         **_scores_of_factors(material, [scan for _, scan in left_out], rest),
-        **_scores_of_trained(material, trained, pairs, settings, say),
+        **_scores_of_trained(material, trained, pairs, settings),
     }
     chosen = choose(scores)
     judged = Judged(
@@ -348,21 +343,19 @@ def _scores_of_trained(
     trained: Trained,
     left_out: Sequence[Pair],
     settings: LearnSettings,
-    say: Say,
 ) -> dict[str, list[float]]:
     """Dice of each scan that was left out, by each model that was trained."""
     scheme = material.model.scheme
     fixed = classes_without_odds(material.model, material.scans, material.counted)
     scores = {}
     for name, folder in trained.models.items():
-        say(f"judging what was {name}")
+        _log.info("judging what was %s", name)
         candidate = load_model(folder)
         used, found, _ = segment_all(
             candidate,
             left_out,
             material.reader,
             device=settings.device,
-            say=lambda line: None,
         )
         own = logarithms_of(candidate.info.fusion.class_odds, scheme)
         dice_of = {}

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from trinat.segmentation.models.checkpoint import Model, load_model, save_change
 from trinat.segmentation.models.zoo import MODEL_FILE
 from trinat.segmentation.space.morphology import dilated
 
-Say = Callable[[str], None]
+_log = logging.getLogger(__name__)
 
 # Of five persons one is left out, to judge by.
 _RATIOS = (4.0, 1.0, 0.0)
@@ -60,7 +61,6 @@ def train_on(
     model: Model,
     structures: Sequence[Structure],
     settings: LearnSettings,
-    say: Say,
     *,
     progress: bool,
 ) -> Trained:
@@ -80,12 +80,14 @@ def train_on(
     config["fold"] = settings.numbering
     config["trust_affine"] = settings.trust_affine
     checked = check(PrepareConfig, config, model.folder)
-    summary = prepare_store(checked, store, say=say)
+    summary = prepare_store(checked, store)
     for row in summary.rows:
         if row.status == "failed":
-            say(f"not learnt from: {row.subject}: {row.reason}")
+            _log.info("not learnt from: %s: %s", row.subject, row.reason)
     ((path, split),) = split_store(store, ratios=_RATIOS)
-    say(f"trained on {len(split.train)} scans, judged by {len(split.validation)}")
+    _log.info(
+        "trained on %d scans, judged by %d", len(split.train), len(split.validation)
+    )
 
     # Other corrections, another recipe or another model are another run.
     identity = Store(store).fingerprint.encode() + read_bytes(path)

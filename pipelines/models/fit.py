@@ -7,7 +7,7 @@ The networks stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -39,7 +39,7 @@ from trinat.segmentation.models.checkpoint import (
 )
 from trinat.segmentation.models.zoo import shipped_models
 
-Say = Callable[[str], None]
+_log = logging.getLogger(__name__)
 
 _STEPS: tuple[Step, ...] = get_args(Step)
 # For each step that is fitted to scans: its functions, and its entry under `metrics`.
@@ -59,10 +59,10 @@ class Fitted:
     exit: Exit
 
 
-def fit(settings: FitSettings, say: Say = lambda line: None) -> Fitted:
+def fit(settings: FitSettings) -> Fitted:
     """Fit what the data allow, and write a model if anything has changed.
 
-    Scans that cannot be used are reported by `say`, and count as failed. Raises EvaluationError if
+    Scans that cannot be used are logged, and count as failed. Raises EvaluationError if
     no scan can be used, and ConfigError if no step is possible.
     """
     start = load_model(settings.model)
@@ -83,13 +83,11 @@ def fit(settings: FitSettings, say: Say = lambda line: None) -> Fitted:
             lines.append(f"{step}: skipped, {skipped[step]}")
             continue
         if not pairs:
-            pairs, failures = _find_pairs(settings, say)
-        found, pairs, failed = fit_step(
-            model, pairs, reader, device=settings.device, say=say
-        )
+            pairs, failures = _find_pairs(settings)
+        found, pairs, failed = fit_step(model, pairs, reader, device=settings.device)
         failures += failed
         for reason in failed:
-            say(f"not used: {reason}")
+            _log.info("not used: %s", reason)
         lines += [f"{step}: fitted to {count(len(pairs), 'scan')}", *found.table()]
         if found.chosen == BEFORE:
             lines.append(f"{step}: unchanged, as the mean gains less than {WORTHWHILE}")
@@ -105,7 +103,7 @@ def fit(settings: FitSettings, say: Say = lambda line: None) -> Fitted:
         lines.append(f"limits: skipped, {why}")
     else:
         try:
-            quality, found_limits = fit_limits(model, device=settings.device, say=say)
+            quality, found_limits = fit_limits(model, device=settings.device)
         except EvaluationError as error:
             # Weights and odds were fitted all the same.
             lines.append(f"limits: not found, {error}")
@@ -178,15 +176,15 @@ def _reader(settings: FitSettings) -> Reader:
     return Reader(mapping, settings.trust_affine)
 
 
-def _find_pairs(settings: FitSettings, say: Say) -> tuple[list[Pair], list[str]]:
+def _find_pairs(settings: FitSettings) -> tuple[list[Pair], list[str]]:
     """Pair scans and truths; return the pairs, and the truths that have no scan."""
     assert settings.scans is not None
     assert settings.truth is not None
-    pairing = pair_scans(settings.scans, settings.truth, say)
+    pairing = pair_scans(settings.scans, settings.truth)
     failures = without_partner(pairing, pairing.truths_alone, "scan")
     skipped = without_partner(pairing, pairing.predictions_alone, "truth")
     for reason in [*skipped, *failures]:
-        say(f"not used: {reason}")
+        _log.info("not used: %s", reason)
     remedy = "name scans and truths alike"
     require_scans(pairing.pairs, failures, settings.scans, remedy)
     return list(pairing.pairs), failures

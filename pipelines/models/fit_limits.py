@@ -6,6 +6,7 @@ a truth, is compared with its Dice.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,6 +25,8 @@ from trinat.segmentation.metrics.overlap import dice, joint_histogram
 from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.models.model_info import Quality
 from trinat.segmentation.synthetic.phantom import phantom
+
+_log = logging.getLogger(__name__)
 
 DOUBTFUL = 0.7  # Dice
 SENSITIVITY = 0.9  # share of the doubtful structures that is below the first limit
@@ -190,9 +193,7 @@ def _share(flags: Sequence[bool]) -> float:
     return float(np.mean(flags))
 
 
-def fit_limits(
-    model: Model, *, device: str, say: Callable[[str], None]
-) -> tuple[Quality, list[str]]:
+def fit_limits(model: Model, *, device: str) -> tuple[Quality, list[str]]:
     """Find the limits of a model's grades; return them, and lines that say how good they are.
 
     EvaluationError if the model does well on all phantoms.
@@ -201,7 +202,7 @@ def fit_limits(
     points = []
     for graded in PHANTOMS:
         scan, truth = graded.read()
-        points += _measure(segmenter, graded.name, scan, truth, say)
+        points += _measure(segmenter, graded.name, scan, truth)
     limits = find_limits(points)
     lines = [f"{len(points)} structures in {len(PHANTOMS)} phantoms"]
     lines += _describe_limits(limits, points)
@@ -214,7 +215,6 @@ def _measure(
     name: str,
     scan: Volume,
     truth: Volume,
-    say: Callable[[str], None],
 ) -> list[Point]:
     """Segment a scan, and compare it with its truth.
 
@@ -236,7 +236,7 @@ def _measure(
         agreement = np.nan_to_num(found.agreement[label.index])
         points.append(Point(float(agreement), float(values[label.index])))
     mean_dice = np.mean([point.dice for point in points])
-    say(f"{name}: {len(points)} structures, Dice {mean_dice:.2f}")
+    _log.info("%s: %d structures, Dice %.2f", name, len(points), mean_dice)
     return points
 
 

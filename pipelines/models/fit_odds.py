@@ -6,7 +6,7 @@ stay as they are. `trinat learn` does the same with corrected scans.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -36,24 +36,22 @@ from trinat.segmentation.training.odds_fit import (
 
 FITTED = "fitted"
 
-Say = Callable[[str], None]
-
 
 def fit_structure_odds(
-    model: Model, pairs: Sequence[Pair], reader: Reader, *, device: str, say: Say
+    model: Model, pairs: Sequence[Pair], reader: Reader, *, device: str
 ) -> tuple[FittedFusion, list[Pair], list[str]]:
     """Fit the odds of structures.
 
     Returns the result, the pairs that could be used, and the reasons why others could not.
     EvaluationError if none could.
     """
-    used, scans, failures = segment_all(model, pairs, reader, device=device, say=say)
+    used, scans, failures = segment_all(model, pairs, reader, device=device)
     require_scans(scans, failures, remedy=NUMBERS)
     return find_odds(model, used, scans), used, failures
 
 
 def segment_all(
-    model: Model, pairs: Sequence[Pair], reader: Reader, *, device: str, say: Say
+    model: Model, pairs: Sequence[Pair], reader: Reader, *, device: str
 ) -> tuple[list[Pair], list[DoubtfulVoxels], list[str]]:
     """Segment scans, and keep the voxels whose class depends on the odds of structures.
 
@@ -69,7 +67,7 @@ def segment_all(
     def segment(pair: Pair) -> DoubtfulVoxels:
         return _doubtful_voxels(segmenter, pair, reader)
 
-    return work_on_each(pairs, segment, say)
+    return work_on_each(pairs, segment)
 
 
 def _doubtful_voxels(

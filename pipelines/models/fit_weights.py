@@ -5,7 +5,7 @@ All views run once over each scan. Then the Dice of the scan is computed with ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -37,13 +37,12 @@ from trinat.segmentation.models.model_info import Fusion, Mean
 from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import View, to_slices
 
-Say = Callable[[str], None]
 # The mean Dice over structures of a scan with each candidate, by its place in the list.
 _Scores = NDArray[np.float64]
 
 
 def fit_view_weights(
-    model: Model, pairs: Sequence[Pair], reader: Reader, *, device: str, say: Say
+    model: Model, pairs: Sequence[Pair], reader: Reader, *, device: str
 ) -> tuple[FittedFusion, list[Pair], list[str]]:
     """Fit the weights of the views, for either kind of mean.
 
@@ -73,7 +72,7 @@ def fit_view_weights(
     def score(scan: _Scores, fusion: Fusion) -> float:
         return float(scan[candidates.index(fusion)])
 
-    used, scans, failures = work_on_each(pairs, score_all, say)
+    used, scans, failures = work_on_each(pairs, score_all)
     require_scans(scans, failures, remedy=NUMBERS)
     return fit_held_out(used, scans, own, fit, score), used, failures
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ _SAME_HEAD_DICE = 0.5
 NUMBERS = "if the truths do not have FreeSurfer's numbers, add --numbering or --mapping"
 
 Result = TypeVar("Result")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -71,14 +74,14 @@ class Reader:
         return prepared, classes
 
 
-def pair_scans(scans: Path, truth: Path, say: Callable[[str], None]) -> Pairing:
-    """Pair scans and truths by name; report the pairs that are guessed.
+def pair_scans(scans: Path, truth: Path) -> Pairing:
+    """Pair scans and truths by name; log the pairs that are guessed.
 
     The scans stand in for predictions.
     """
     pairing = pair_files(find_files(truth), find_files(scans, suffix="T1w"))
     for guess in pairing.guesses:
-        say(f"check it: {guess}")
+        _log.info("check it: %s", guess)
     return pairing
 
 
@@ -96,9 +99,8 @@ def without_partner(
 def work_on_each(
     pairs: Sequence[Pair],
     work: Callable[[Pair], Result],
-    say: Callable[[str], None],
 ) -> tuple[list[Pair], list[Result], list[str]]:
-    """Call `work` with each pair; report progress.
+    """Call `work` with each pair, and log progress.
 
     Returns the pairs that could be used, their results, and the reasons why others could not.
     """
@@ -113,7 +115,7 @@ def work_on_each(
             continue
         used.append(pair)
         results.append(result)
-        say(f"{name_of(pair)}: segmented, {number} of {len(pairs)}")
+        _log.info("%s: segmented, %d of %d", name_of(pair), number, len(pairs))
     return used, results, failures
 
 

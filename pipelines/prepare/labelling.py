@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,13 +20,14 @@ from trinat.segmentation.labels.folding import GENERATION_SURROUNDINGS
 from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.models.zoo import MODEL_FILE, licence_notice
 
+_log = logging.getLogger(__name__)
+
 
 def label_with_model(
     listing: Listing,
     name: str,
     out: Path,
     cut: Cut,
-    say: Callable[[str], None],
 ) -> tuple[Listing, Pseudo]:
     """Replace the label maps of subjects by those of the model `name`.
 
@@ -35,7 +36,7 @@ def label_with_model(
     """
     model = load_model(name)
     if notice := licence_notice(model.folder):
-        say(notice)
+        _log.info("%s", notice)
     predicted: set[int] = set()
     for label in model.scheme.labels:
         if label.name not in model.info.not_predicted:
@@ -52,7 +53,7 @@ def label_with_model(
         not_predicted=never,
     )
     found: list[Subject | Exclusion] = []
-    for subject, made in _predict(listing, name, out, cut, str(pseudo), say):
+    for subject, made in _predict(listing, name, out, cut, str(pseudo)):
         if isinstance(made, Exclusion):
             found.append(made)
             continue
@@ -75,7 +76,6 @@ def add_csf_of_model(
     name: str,
     out: Path,
     cut: Cut,
-    say: Callable[[str], None],
 ) -> Listing:
     """Fill background in the labels of subjects with the CSF of the model `name`.
 
@@ -93,11 +93,11 @@ def add_csf_of_model(
     if cut.scheme.classes_of_number(GENERATION_SURROUNDINGS) <= {0}:
         raise ConfigError(f"{cut.scheme.name} has no CSF", where="csf_with")
     if notice := licence_notice(model.folder):
-        say(notice)
+        _log.info("%s", notice)
     digest = sha256_of(model.folder / MODEL_FILE)
     note = f"CSF of {model.name} ({digest[:12]})"
     found: list[Subject | Exclusion] = []
-    for subject, made in _predict(listing, name, out, cut, note, say):
+    for subject, made in _predict(listing, name, out, cut, note):
         if isinstance(made, Exclusion):
             found.append(made)
             continue
@@ -117,11 +117,10 @@ def _predict(
     out: Path,
     cut: Cut,
     remark: str,
-    say: Callable[[str], None],
 ) -> list[tuple[Subject, Path | Exclusion]]:
     """Segment all scans of a listing; return subjects with their new label maps or exclusions.
 
-    Results of an earlier call are kept. `remark` is reported for each segmented scan.
+    Results of an earlier call are kept. `remark` is logged for each segmented scan.
     """
     output = OutputSettings(
         picture=False,
@@ -135,8 +134,8 @@ def _predict(
         if subject.image
     )
 
-    def say_result(entry: Entry) -> None:
-        say(f"{entry.case}: {entry.reason or remark}")
+    def log_result(entry: Entry) -> None:
+        _log.info("%s: %s", entry.case, entry.reason or remark)
 
     request = PredictRequest(
         inputs=(),
@@ -145,7 +144,7 @@ def _predict(
         model=name,
         output=output,
     )
-    outcome = predict(request, Listener(on_entry=say_result))
+    outcome = predict(request, Listener(on_entry=log_result))
     if outcome.interrupted:
         remedy = "the same command goes on"
         raise InterruptedRunError(

@@ -8,6 +8,7 @@ have changed, and leaves the others alone.
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -62,9 +63,10 @@ from trinat.segmentation.space.views import View
 
 # Networks halve a slice four times.
 Side = Annotated[int, Field(ge=32, le=256, multiple_of=16)]
-Say = Callable[[str], None]
 # Called with the outcome of a subject, the number of subjects done, and of all.
 Finished = Callable[[Outcome, int, int], None]
+
+_log = logging.getLogger(__name__)
 
 _OUTPUTS = ("store.json", "subjects", "participants.tsv", "ledger.tsv", "labels", "png")
 
@@ -144,12 +146,11 @@ def prepare_store(
     out: Path,
     *,
     jobs: int = 1,
-    say: Say = lambda line: None,
     finished: Finished = lambda outcome, done, total: None,
 ) -> Summary:
     """Bring the store at `out` up to date with its source; current subjects stay as they are.
 
-    `jobs` is the number of processes. `say` gets lines for people, and `finished` each outcome.
+    `jobs` is the number of processes; `finished` is called with each outcome.
     DatasetError if no subject can be used, or the source cannot be opened; an error of a single
     subject is in its row of the ledger.
     """
@@ -158,20 +159,18 @@ def prepare_store(
     cut = Cut(scheme, views, config.grid, config.trust_affine, config.fill_nonfinite)
     with claimed(out, _OUTPUTS, within=["subjects"]):
         (out / "subjects").mkdir(exist_ok=True)
-        unpack_archives(config.source, config.root, say)
-        listing = _listing(config, say)
+        unpack_archives(config.source, config.root)
+        listing = _listing(config)
         pseudo = None
         csf: Csf = "region"
         if config.label_with is not None:
             listing, pseudo = label_with_model(
-                listing, config.label_with, out / "labels", cut, say
+                listing, config.label_with, out / "labels", cut
             )
         elif listing.advice:
-            say(listing.advice)
+            _log.info("%s", listing.advice)
         if config.csf_with is not None:
-            listing = add_csf_of_model(
-                listing, config.csf_with, out / "labels", cut, say
-            )
+            listing = add_csf_of_model(listing, config.csf_with, out / "labels", cut)
             csf = "intracranial"
 
         # A label scheme of the user's own goes along; an older copy goes.
@@ -206,7 +205,7 @@ def prepare_store(
             is_done = outcomes[job.subject.id].status == "done"
             if is_done and _stamp(job.path) == stamp:
                 current += 1
-        return _conclude(config.source, out, listing, outcomes, cut, csf, current, say)
+        return _conclude(config.source, out, listing, outcomes, cut, csf, current)
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
@@ -229,7 +228,7 @@ def _views(config: PrepareConfig, scheme: LabelScheme) -> tuple[View, ...]:
     return tuple(view for view in View if view in config.views)
 
 
-def _listing(config: PrepareConfig, say: Say) -> Listing:
+def _listing(config: PrepareConfig) -> Listing:
     """List the subjects and exclusions of the source, with age, sex and family of their persons.
 
     Reports what is not understood of tables of participants.
@@ -263,11 +262,11 @@ def _listing(config: PrepareConfig, say: Say) -> Listing:
             exclusions=(*listing.exclusions, *refused),
         )
     for own in listing.tables:
-        say_of_table(own.path, own.notes, own.doubts, say, strict=config.strict)
+        say_of_table(own.path, own.notes, own.doubts, _log.info, strict=config.strict)
     if config.participants is None:
         return listing
     names = [(subject.id, subject.person) for subject in listing.subjects]
-    matched = match_people(config.participants, names, say, strict=config.strict)
+    matched = match_people(config.participants, names, _log.info, strict=config.strict)
     return replace(listing, subjects=_with_facts(listing.subjects, matched))
 
 
@@ -293,7 +292,6 @@ def _conclude(
     cut: Cut,
     csf: Csf,
     current: int,
-    say: Say,
 ) -> Summary:
     """Write the tables of the store; store.json, which opens the store, comes last.
 
@@ -316,7 +314,7 @@ def _conclude(
         if path.stem not in stored:
             path.unlink()  # no longer in the source
     for line in write_participants(out, done):
-        say(line)
+        _log.info("%s", line)
     fold = None
     if done:
         fold = done[0].fold  # All come from one source.
@@ -332,7 +330,7 @@ def _conclude(
     )
     info.write(out)
     for line in Store(out).copies:
-        say(line)
+        _log.info("%s", line)
     counts = Counter(row.status for row in rows)
     return Summary(
         made=len(done) - current,

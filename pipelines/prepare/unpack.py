@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import logging
 import shutil
 import tarfile
 import tempfile
@@ -26,6 +27,8 @@ from trinat.segmentation.errors import DatasetError, IntegrityError, TrinatError
 from trinat.segmentation.io.files import open_regular
 from trinat.segmentation.io.volume import Volume
 
+_log = logging.getLogger(__name__)
+
 # Between the contents of two files there may be long names and attributes. tarfile holds them in
 # memory, and a record that states a wrong length many times over: up to the square of their size.
 _MOST_HEADER_BYTES = 32 << 10
@@ -33,7 +36,7 @@ _MOST_PADDING_BYTES = 16 << 20
 _DRAIN_BYTES = 1 << 20
 
 
-def unpack_archives(name: str, root: Path, say: Callable[[str], None]) -> None:
+def unpack_archives(name: str, root: Path) -> None:
     """Unpack the needed members of the archives in `root`, each into a folder beside it, once.
 
     A dataset without known archives has nothing to unpack. An archive without a needed member is a
@@ -49,7 +52,7 @@ def unpack_archives(name: str, root: Path, say: Callable[[str], None]) -> None:
         folder = archive.with_name(archive.name.partition(".tar")[0])
         if folder.exists():
             continue
-        say(f"unpacking what is needed of {archive.name}")
+        _log.info("unpacking %s", archive.name)
         # The folder appears whole or not at all.
         unpacked = archive.with_name(f".{folder.name}.unpacking")
         shutil.rmtree(unpacked, ignore_errors=True)

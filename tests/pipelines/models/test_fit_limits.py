@@ -71,7 +71,9 @@ def test_cases_have_names_of_their_own() -> None:
 
 @pytest.mark.usefixtures("one_thread")
 def test_limits_are_written_to_the_model_and_the_rest_of_it_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    logged: pytest.LogCaptureFixture,
 ) -> None:
     folder = tmp_path / "model"
     shutil.copytree(random_model(), folder)
@@ -85,9 +87,8 @@ def test_limits_are_written_to_the_model_and_the_rest_of_it_stays(
     monkeypatch.setattr(
         module, "middle", lambda seed: module._cut_out(*miniature(seed=seed))
     )
-    told: list[str] = []
-    found = fit(FitSettings(str(folder), device="cpu"), told.append)
-    assert [line.partition(":")[0] for line in told] == ["noise", "cropped"]
+    found = fit(FitSettings(str(folder), device="cpu"))
+    assert [line.partition(":")[0] for line in logged.messages] == ["noise", "cropped"]
     assert found.changed
     weights, odds, *limits = found.lines
     assert weights.startswith("weights: skipped, --scans")

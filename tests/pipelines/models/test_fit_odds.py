@@ -128,10 +128,12 @@ def fit_odds(model: Path, scans: Path, truth: Path, out: Path) -> Fitted:
 
 
 def test_no_model_is_written_where_too_little_is_gained(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    logged: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("trinat.pipelines.models.held_out.WORTHWHILE", 2.0)
-    said: list[str] = []
     (tmp_path / "truth").mkdir()
     for name in ("sub-01", "sub-02"):
         path = data / f"truth/{name}_dseg.nii.gz"
@@ -146,12 +148,12 @@ def test_no_model_is_written_where_too_little_is_gained(
         only="odds",
         device="cpu",
     )
-    found = fit(settings, said.append)
+    found = fit(settings)
     assert found.exit is Exit.SOME_FAILED
     assert not found.changed
     assert not (tmp_path / "fitted").exists()
     assert "fitted to this very person" in "\n".join(found.lines)
-    assert any(line.startswith("not used: sub-02") for line in said)
+    assert any(line.startswith("not used: sub-02") for line in logged.messages)
 
 
 def test_what_cannot_work_is_refused(data: Path, tmp_path: Path) -> None:

@@ -19,24 +19,24 @@ from trinat.segmentation.metrics.overlap import joint_histogram
 from trinat.segmentation.models.checkpoint import load_model
 
 
-def test_a_pair_of_which_one_side_says_less_is_named(tmp_path: Path) -> None:
+def test_a_pair_of_which_one_side_says_less_is_named(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
     scans = touch(tmp_path / "scans", "sub-01_ses-2_T1w.nii")
     truths = touch(tmp_path / "truths", "sub-01_dseg.nii")
-    said: list[str] = []
-    assert len(pair_scans(scans, truths, said.append).pairs) == 1
-    (line,) = said
+    assert len(pair_scans(scans, truths).pairs) == 1
+    (line,) = logged.messages
     assert line.startswith("check it: sub-01_dseg.nii is compared with sub-01_ses-2")
 
 
 def test_pairs_by_name_need_no_check_and_others_say_why_they_have_none(
-    tmp_path: Path,
+    tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     scans = touch(tmp_path / "scans", "sub-01_ses-1.nii", "sub-01_ses-2.nii", "b.nii")
     truths = touch(tmp_path / "truths", "sub-01.nii", "sub-01_ses-1.nii", "c.nii")
-    said: list[str] = []
-    pairing = pair_scans(scans, truths, said.append)
+    pairing = pair_scans(scans, truths)
     assert [pair.truth.name for pair in pairing.pairs] == ["sub-01_ses-1"]
-    assert said == []
+    assert logged.messages == []
     doubtful, other = without_partner(pairing, pairing.truths_alone, "scan")
     if doubtful.startswith("c"):
         doubtful, other = other, doubtful

@@ -26,9 +26,8 @@ def pair(root: Path, name: str, *, seed: int = 0, shift: int = 0) -> None:
 
 def made(
     root: Path, participants: Path | None = None, *, strict: bool = False
-) -> tuple[Summary, list[str]]:
-    """What preparing the pairs in `root` gives, and what it says."""
-    said: list[str] = []
+) -> Summary:
+    """Prepare the pairs in `root`."""
     config = PrepareConfig(
         source="pairs",
         root=root,
@@ -36,7 +35,7 @@ def made(
         participants=participants,
         strict=strict,
     )
-    return prepare_store(config, root / "store", say=said.append), said
+    return prepare_store(config, root / "store")
 
 
 def test_a_label_map_without_labels_fails(tmp_path: Path) -> None:
@@ -44,7 +43,7 @@ def test_a_label_map_without_labels_fails(tmp_path: Path) -> None:
     pair(tmp_path, "empty", seed=1)
     empty = np.zeros_like(head_labels())
     write_nifti(tmp_path / "labels/empty.nii.gz", empty)
-    summary, _ = made(tmp_path)
+    summary = made(tmp_path)
     assert summary.exit is Exit.SOME_FAILED
     reasons = {row.subject: row.reason for row in summary.rows}
     assert "has no structure of quicknat33" in reasons["empty"]
@@ -56,7 +55,7 @@ def test_labels_that_do_not_lie_on_their_scan_are_named_in_each_run(
 ) -> None:
     pair(tmp_path, "moved", shift=6)
     for _ in range(2):
-        summary, _ = made(tmp_path)
+        summary = made(tmp_path)
         (row,) = summary.rows
         assert row.status == "done"
         assert row.reason.startswith("the labels do not lie on the scan: they fit")
@@ -84,15 +83,17 @@ def test_a_table_of_pairs_whose_persons_would_be_lost_is_refused(
         prepare_store(config, tmp_path / "store")
 
 
-def test_copies_of_a_scan_are_named_and_stay_in_one_part(tmp_path: Path) -> None:
+def test_copies_of_a_scan_are_named_and_stay_in_one_part(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
     for number in range(6):
         pair(tmp_path, f"case_{number}", seed=number)
     for copy, kind in product(("a", "b"), ("images", "labels")):
         folder = tmp_path / kind
         shutil.copy(folder / "case_0.nii.gz", folder / f"{copy}.nii.gz")
-    _, said = made(tmp_path)
+    made(tmp_path)
     sentence = "a, b, case_0 have the same scan, byte for byte: they stay in one part"
-    assert sentence in said
+    assert sentence in logged.messages
     store = tmp_path / "store"
     for _, split in split_store(store, folds=3):
         in_test = {"a", "b", "case_0"} & set(split.test)
@@ -100,15 +101,17 @@ def test_copies_of_a_scan_are_named_and_stay_in_one_part(tmp_path: Path) -> None
     assert Store(store).copies == (sentence,)
 
 
-def test_a_table_that_is_given_is_of_these_persons(tmp_path: Path) -> None:
+def test_a_table_that_is_given_is_of_these_persons(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
     pair(tmp_path, "case_1")
     table = tmp_path / "people.tsv"
     table.write_text("participant_id\tage\nother\t61\n")
     with pytest.raises(DatasetError, match="0 of 1 persons are in the table"):
         made(tmp_path, table)
     table.write_text("participant_id\tage\ncase_01\t61\ncase_2\tx\n")
-    _, said = made(tmp_path, table)
-    assert said == ["people.tsv: row 3, age: 'x' is no number"]
+    made(tmp_path, table)
+    assert logged.messages == ["people.tsv: row 3, age: 'x' is no number"]
     (participant,) = Store(tmp_path / "store").participants
     assert participant.age == 61
     with pytest.raises(DatasetError, match="--strict"):
