@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.study.pairing import Pair
 from trinat.pipelines.models.held_out import BEFORE, choose, fit_held_out
 from trinat.pipelines.study.files import ScanFile
+from trinat.pipelines.study.pairing import Pair
 from trinat.segmentation.models.model_info import Fusion
 
 
