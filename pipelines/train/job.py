@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from trinat.pipelines.train.clock import JobClock, TimeLimit
+from trinat.pipelines.train.clock import TrainingClock
 from trinat.pipelines.train.data import ScansOf, open_data
 from trinat.pipelines.train.log import Metrics, Trackers, append_scores
-from trinat.pipelines.train.pages import write_examples, write_page
+from trinat.pipelines.train.pages import write_page
 from trinat.pipelines.train.provenance import recorded
 from trinat.pipelines.train.result import BEST, DONE, first_weights, pseudo_labels
 from trinat.segmentation import timing
@@ -135,12 +135,12 @@ class JobRun:
 def train_job(
     run: JobRun,
     why_stop: Callable[[], str],
-    limit: TimeLimit | None = None,
+    clock: TrainingClock | None = None,
     others: int = 0,
 ) -> str:
     """Train a job to its end, from its newest state on; returns what ended it.
 
-    A limit of time is shared with `others`, the number of jobs that follow. Once `why_stop` has a
+    A clock's time is shared with `others`, the number of jobs that follow. Once `why_stop` has a
     reason the state is saved, and InterruptedRunError is raised.
     """
     stage = run.job.stage
@@ -164,7 +164,7 @@ def train_job(
         begins = workers.leads and not run.is_done
         written_down = ExitStack()
         if workers.leads:
-            _resume(run, trainer, identity, by_time=limit is not None)
+            _resume(run, trainer, identity, by_time=clock is not None)
             step = trainer.counters.step
             trackers = None
             if begins:
@@ -177,10 +177,9 @@ def train_job(
             of_leader = workers.share(lambda: states.to_bytes(trainer.state({})))
             if not workers.leads:
                 trainer.load(states.from_bytes(of_leader))
-        clock = None
-        if limit is not None:
+        if clock is not None:
             validates = stage.validation is not None
-            clock = JobClock(limit, trainer.progress, others, validates=validates)
+            clock.begin_job(trainer.progress, others, validates=validates)
         at_work = _JobAtWork(
             run,
             trainer,
@@ -296,7 +295,7 @@ class _JobAtWork:
     scans: ScansOf
     metrics: Metrics | None
     why_stop: Callable[[], str]
-    clock: JobClock | None
+    clock: TrainingClock | None
     opening_s: float
     saved_at: int
 
@@ -332,14 +331,14 @@ class _JobAtWork:
                 validated = trainer.counters.validation_due
                 over = self._take_scores()
                 if self.clock is not None and validated:
-                    self.clock.limit.note_validation(time.monotonic() - began)
+                    self.clock.note_validation(time.monotonic() - began)
         if self.run.workers.leads:
             counters = json.dumps(asdict(trainer.counters))
             write_whole(self.run.folder / DONE, counters)
         if over and trainer.progress < 1:
             return "its patience"
         if self.clock is not None:
-            return f"its {self.clock.limit.seconds:g} seconds"
+            return f"its {self.clock.seconds:g} seconds"
         return "its last step"
 
     def _note(self, report: StepReport) -> None:
@@ -359,9 +358,9 @@ class _JobAtWork:
             workers.share(self._save)
             workers.share(self.run.write_page)
             writing_s = time.monotonic() - began
-            if not clock.limit.has_validated:
+            if not clock.has_validated:
                 # Not timed either: how much is left for steps must be known from now on.
-                clock.limit.validation_s = workers.share(self._foresee_scores)
+                clock.validation_s = workers.share(self._foresee_scores)
             clock.start(writing_s, self.opening_s)
 
     def _save_or_stop(self, report: StepReport) -> bool:
@@ -445,11 +444,6 @@ class _JobAtWork:
         except InterruptedRunError:
             return True, False
 
-        for view, score in scores.items():
-            scheme = run.scheme.seen_in(view)
-            write_examples(
-                run.folder, counters.step, view.value, score.examples, scheme
-            )
         append_scores(run.folder, counters.step, scores, run.scheme)
         if self.metrics is not None:
             self.metrics.add_scores(scores, counters.step)

@@ -1,4 +1,4 @@
-"""Pages of training: run.html of a job with its curves and examples; and runs compared.
+"""Pages of training: run.html of a job with its curves; and runs compared.
 
 Runs are compared by what their folders hold: settings that differ, time, loss and scores.
 """
@@ -11,7 +11,6 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from natsort import natsorted
 
 from trinat.pipelines.common.config import read_yaml
@@ -32,11 +31,9 @@ from trinat.pipelines.train.log import (
 )
 from trinat.pipelines.train.result import CONFIG, DONE
 from trinat.segmentation.errors import TrainingError
-from trinat.segmentation.io.files import atomic_write, write_whole
+from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.rendering.pictures import brain_window, label_colors, overlay
 from trinat.segmentation.training.state import Counters, differences, read_latest
-from trinat.segmentation.training.validation import Examples
 
 # A run or a job by its name, and its curves.
 NamedCurves = tuple[str, Mapping[str, Curve]]
@@ -66,23 +63,18 @@ def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
     """Write run.html of one job, as it is now.
 
     The page has the curves, and once there is a validation also the last scores of each structure
-    as a table, and the pictures of examples.
+    as a table.
     """
     tables = []
     scores = read_rows(job / VALIDATIONS_FILE)
     if scores:
         tables.append(_last_scores(scores))
-    examples = []
-    for path in sorted((job / "examples").glob("*.png")):
-        view, step = path.stem.split("-")[:2]
-        examples.append((f"{view}, step {int(step)}", path.read_bytes()))
     _write_run_page(
         job / "run.html",
         title=title,
         lead=f"One job of a training, as it is now. Label scheme: {scheme.name}.",
         plots=[draw_curves([("", read_curves(job))])],
         tables=tables,
-        examples=examples,
     )
 
 
@@ -111,36 +103,6 @@ def _number_of(text: str) -> float | None:
     return float(text)
 
 
-def write_examples(
-    job: Path,
-    step: int,
-    view: str,
-    examples: Examples,
-    scheme: LabelScheme,
-) -> None:
-    """Validation slices, the same at each step: image, truth and prediction, as one PNG.
-
-    It is examples/<view>-<step>.png in the job's folder.
-    """
-    from matplotlib.image import imsave
-
-    colors = label_colors(scheme)
-    no_labels = np.zeros_like(examples.truth)
-    # Cropped by the truth, so that pictures of all steps show the same field.
-    window = (slice(None), *brain_window(examples.truth))
-    images = examples.images[window]
-    panels = [
-        overlay(images, labels[window], colors)
-        for labels in (no_labels, examples.truth, examples.predicted)
-    ]
-    # (S, H, 3 W, 3) to one slice below another; row 0 of each is at its bottom.
-    rows = np.concatenate(panels, axis=2)[:, ::-1]
-    folder = job / "examples"
-    folder.mkdir(exist_ok=True)
-    with atomic_write(folder / f"{view}-{step:09d}.png") as file:
-        imsave(file, np.concatenate(rows), format="png")
-
-
 def _write_run_page(
     path: Path,
     *,
@@ -148,19 +110,14 @@ def _write_run_page(
     lead: str,
     plots: Sequence[Drawing],
     tables: Sequence[Table],
-    examples: Sequence[tuple[str, bytes]] = (),
 ) -> None:
-    """A page of a job or of several runs; examples are captions and PNGs.
-
-    `lead` is the sentence below the title.
-    """
+    """Write a page of a job or of several runs; `lead` is the sentence below the title."""
     page = render(
         "run.html",
         title=title,
         lead=lead,
         plots=plots,
         tables=tables,
-        examples=examples,
     )
     write_whole(path, page)
 

@@ -155,29 +155,11 @@ def _processor() -> str:
 
 
 def _gpu(device: torch.device) -> str:
-    """The GPU that trains, by name, with CUDA's version and the driver's; empty where none does."""
+    """Return the name of the GPU that trains and the version of CUDA; "" on a processor."""
     if device.type != "cuda":
         return ""
     name, _, _ = describe_gpu(device.index or 0)
-    driver = _driver() or "unknown"
-    return f"{name}, CUDA {torch.version.cuda}, driver {driver}"
-
-
-def _driver() -> str:
-    """The version of NVIDIA's driver; empty where its tool is missing or has no answer."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ""
-    asked = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(
-            asked, capture_output=True, text=True, check=False, timeout=10
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    # A line for each GPU: they have one driver.
-    first, _, _ = done.stdout.partition("\n")
-    return first.strip() if done.returncode == 0 else ""
+    return f"{name}, CUDA {torch.version.cuda}"
 
 
 def _parts(config: StoreConfig) -> dict[str, str]:

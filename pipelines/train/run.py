@@ -28,7 +28,7 @@ import yaml
 from trinat.pipelines.common.config import check, find_recipe, read_yaml, with_settings
 from trinat.pipelines.jobs.lock import refuse_existing, refuse_held, run_lock
 from trinat.pipelines.jobs.process import prepare_training, stop_signals
-from trinat.pipelines.train.clock import TimeLimit
+from trinat.pipelines.train.clock import TrainingClock
 from trinat.pipelines.train.foresight import (
     log_duration,
     refuse_missing_inputs,
@@ -272,17 +272,17 @@ def train_runs(
             refuse_too_large(recipe, left, together.count)
             if workers.leads and seconds is None:
                 log_duration(recipe, left, workers.count)
-        limit = None
+        clock = None
         if seconds is not None:
-            limit = TimeLimit(seconds)
+            clock = TrainingClock(seconds)
 
         def why_stop() -> str:
             """Return what ends the run now, a signal or the limit of time; else ""."""
             if signalled.is_set():
                 return "it got a signal"
-            return limit.why_over if limit is not None else ""
+            return clock.why_over if clock is not None else ""
 
-        ended = _train_jobs(recipe, runs, workers, why_stop, limit, apart=apart)
+        ended = _train_jobs(recipe, runs, workers, why_stop, clock, apart=apart)
         models = []
         for out, each in recipes.items():
             model = out / "model"
@@ -338,8 +338,7 @@ def _claimed(
                 for job in jobs:
                     held.enter_context(run_lock(out / job.name / _LOCK))
                 of_jobs = [out / job.name for job in jobs]
-                examples = [folder / "examples" for folder in of_jobs]
-                remove_leftovers(out, *of_jobs, *examples)
+                remove_leftovers(out, *of_jobs)
             yield
     finally:
         if is_new:
@@ -362,21 +361,13 @@ def _write_down(recipe: Recipe, out: Path, *, resume: bool) -> None:
             raise TrainingError("a run is there already", where=out, remedy=remedy)
         check_identity(read_yaml(out / CONFIG), content, out)
         remedy = "give the store that it began with (--store), or another --out"
-        check_identity(_at_places(known, data), data, out, remedy=remedy)
+        # Stores may lie elsewhere than when the run began; their order is that of the stages.
+        began = {"stores": list(known.values())}
+        check_identity(began, {"stores": list(data.values())}, out, remedy=remedy)
         return
     if data:
         write_whole(out / DATA, json.dumps(data, indent=1))
     write_whole(out / CONFIG, yaml.safe_dump(content, sort_keys=False))
-
-
-def _at_places(known: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
-    """What a run found in its stores, by where they lie now; by where they lay if not as many do.
-
-    They are in the order of the stages that use them.
-    """
-    if len(known) != len(data):
-        return known
-    return dict(zip(data, known.values(), strict=True))
 
 
 def _remove_unbegun(out: Path, folders: Iterable[str]) -> None:
@@ -449,7 +440,7 @@ def _train_jobs(
     runs: Sequence[JobRun],
     workers: Workers,
     why_stop: Callable[[], str],
-    limit: TimeLimit | None,
+    clock: TrainingClock | None,
     *,
     apart: bool,
 ) -> str:
@@ -481,7 +472,7 @@ def _train_jobs(
                 remedy = "the same command with --resume goes on"
                 raise InterruptedRunError(what, where=run.out, remedy=remedy)
             begun += 1
-            ended = train_job(run, why_stop, limit, others=count - begun)
+            ended = train_job(run, why_stop, clock, others=count - begun)
         if apart:
             # A stage starts from what the stage before it left of any view.
             workers.share(lambda: None)
