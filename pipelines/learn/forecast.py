@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from trinat.pipelines.evaluate.user_tables import Mappings
 from trinat.pipelines.learn.corrected import Corrected
 from trinat.pipelines.learn.settings import LearnSettings
+from trinat.pipelines.learn.training import recipe_changes
 from trinat.pipelines.train.foresight import expected_seconds
+from trinat.pipelines.train.from_python import as_overrides
 from trinat.pipelines.train.run import find_device, plan_jobs, read_recipe
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme
@@ -158,7 +160,8 @@ def learning_seconds(
         return seconds + settings.seconds
     if find_device(settings.device).type != "cpu":
         return None
-    recipe = read_recipe(settings.recipe, [f"start={model.folder.resolve()}"])
+    changes = recipe_changes(corrected, model, settings)
+    recipe = read_recipe(settings.recipe, as_overrides(changes))
     views = [view for view in recipe.views if view in model.networks]
     jobs = plan_jobs(recipe, views)
     if any(job.stage.data.epoch_slices is None for job in jobs):

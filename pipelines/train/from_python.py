@@ -74,6 +74,14 @@ class TrainedRun:
         return table
 
 
+def as_overrides(settings: Mapping[str, Any]) -> list[str]:
+    """Write keys of a recipe and their values as the command line has them."""
+    return [
+        f"{key}={json.dumps(value, default=os.fspath)}"
+        for key, value in settings.items()
+    ]
+
+
 def train(
     recipe: str | os.PathLike[str],
     out: str | os.PathLike[str] | None = None,
@@ -132,11 +140,7 @@ def train(
             f"{device}: one process trains on one device",
             remedy="use the command trinat train for several",
         )
-    overrides = []
-    for key, value in (settings or {}).items():
-        written = json.dumps(value, default=os.fspath)
-        overrides.append(f"{key}={written}")
-    whole = read_recipe(os.fspath(recipe), overrides)
+    whole = read_recipe(os.fspath(recipe), as_overrides(settings or {}))
     if store is not None:
         whole = on_store(whole, Path(store))
     folder = Path("runs") / whole.name if out is None else Path(out)
