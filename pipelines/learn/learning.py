@@ -1,4 +1,4 @@
-"""trinat learn: the best model that some corrected label maps allow.
+"""`trinat learn`: the best model that some corrected label maps allow.
 
 From few persons factors of structures are fitted; from more, networks are trained, too. What is
 better is decided by persons that the new model has not seen. A model that is no better is not
@@ -77,7 +77,7 @@ class Judged:
 
     @property
     def gain(self) -> float:
-        """How much the mean over scans has gained."""
+        """The gain of the mean over scans."""
         return float(np.mean(self.after)) - float(np.mean(self.before))
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Learnt:
-    """What was learnt: `lines` say for people what was done, why, and all figures."""
+    """Outcome of a learning: `lines` tell people what was done, why, and all figures."""
 
     lines: tuple[str, ...]
     exit: Exit
@@ -314,7 +314,7 @@ def _scores_of_factors(
     left_out: Sequence[DoubtfulVoxels],
     rest: Sequence[DoubtfulVoxels],
 ) -> dict[str, list[float]]:
-    """Dice of each scan that was left out, before and with factors of the rest."""
+    """Score each held-out scan, before and with factors of the rest."""
     model = material.model
     fixed = classes_without_odds(model, material.scans, material.counted)
     odds = {
@@ -335,7 +335,7 @@ def _scores_of_trained(
     settings: LearnSettings,
     say: Say,
 ) -> dict[str, list[float]]:
-    """Dice of each scan that was left out, by each model that was trained."""
+    """Score each held-out scan with each model that was trained."""
     scheme = material.model.scheme
     fixed = classes_without_odds(material.model, material.scans, material.counted)
     scores = {}
@@ -368,7 +368,7 @@ _WHY = {
 
 
 def choose(scores: Mapping[str, Sequence[float]]) -> str:
-    """The name of what to take, of scores (Dice of each scan) by name, the start first.
+    """Choose a candidate by the Dice of each scan; the model to start from is the first.
 
     They are in the order of how much they change. One that changes more is taken if its mean is
     better by what is worth having.
@@ -419,7 +419,7 @@ def _save_trained(
 
 
 def _refuse_if_no_better(judged: Judged, out: Path) -> None:
-    """EvaluationError where a model is not worth having."""
+    """Raise EvaluationError if a model is not worth having."""
     # Not where it is not a number, as of corrections that change nothing.
     if not judged.gain >= WORTHWHILE:
         raise EvaluationError(
@@ -432,7 +432,7 @@ def _refuse_if_no_better(judged: Judged, out: Path) -> None:
 def structures_corrected(
     corrected: Sequence[Corrected], scheme: LabelScheme
 ) -> list[int]:
-    """Classes that corrections speak of, with their other sides.
+    """Return the classes that corrections speak of, with their other sides.
 
     Those that people have changed in any scan; all of them as soon as a label map is from
     elsewhere.
@@ -450,7 +450,7 @@ def structures_corrected(
 
 
 def _made_by(corrected: Sequence[Corrected]) -> str:
-    """The shipped model that made the results; ConfigError where it is another one."""
+    """Return the shipped model that made the results; ConfigError if it is another one."""
     hashes = {each.item.entry.model for each in corrected}
     for name, folder in shipped_models().items():
         if hashes == {sha256_of(folder / MODEL_FILE)}:

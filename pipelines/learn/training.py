@@ -1,4 +1,4 @@
-"""Networks trained on corrected scans, by the ways of `trinat prepare`, `split` and `train`.
+"""Training of networks on corrected scans, by `trinat prepare`, `split` and `train`.
 
 Beside the new model there is a folder with the store, its split and the run: the same command goes
 on there where it was stopped.
@@ -46,7 +46,7 @@ _AROUND_MM = 3.0
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training has left in the folder `run`, and who was left out of it.
+    """Result of a training in the folder `run`, and the scans that were held out.
 
     `models` are the weights as they were trained, and their mean with those they started from:
     folders, by what people are told of them, the nearer to the start first. `held_out` are names of
@@ -67,7 +67,7 @@ def train_on(
     *,
     progress: bool,
 ) -> Trained:
-    """Train a model's networks on corrected scans, but for some persons'.
+    """Train a model's networks on corrected scans, without those of some persons.
 
     `structures` are those of the results, with their numbers in label maps.
     """
@@ -133,7 +133,7 @@ def recipe_changes(
 def counted_voxels(
     corrected: Corrected, structures: Sequence[Structure]
 ) -> Volume | None:
-    """Which voxels of a correction count in training, 1 there; None where all do.
+    """Return the voxels of a correction that count in training, as 1; None if all do.
 
     Those that a person has changed, and the structures in which that was, as they were and as they
     are, with a rim of what they border on: a network that saw nothing but its own mistakes would

@@ -11,7 +11,7 @@ import time
 
 
 class TrainingClock:
-    """The wall time that one call may take, from the end of its first step and its page on.
+    """Wall time of one call, counted from the end of its first step and its page.
 
     The time left is divided among the jobs left by what each has still to do, without what those
     that follow need to start. A job's first step is no progress: a compiler may take minutes in it.
@@ -31,7 +31,7 @@ class TrainingClock:
 
     @property
     def why_over(self) -> str:
-        """Why the call is to stop now; empty where it is not."""
+        """Return the reason to stop the call now, or ""."""
         if time.monotonic() < self._end:
             return ""
         if self._too_few:
@@ -46,7 +46,7 @@ class TrainingClock:
         self.has_validated = True
 
     def begin_job(self, done: float, others: int, *, validates: bool) -> None:
-        """Turn to a job of which earlier calls did the share `done`; `others` follow it.
+        """Begin a job of which earlier calls did the share `done`; `others` follow it.
 
         `validates` says whether scans are validated in it.
         """
@@ -96,7 +96,7 @@ class TrainingClock:
 
     @property
     def _ending_s(self) -> float:
-        """Seconds that the job takes after its last step."""
+        """Return the seconds that the job takes after its last step."""
         if self._validates:
             return self._writing_s + self.validation_s
         return self._writing_s

@@ -1,4 +1,4 @@
-"""`trinat.train`: what `trinat train` does, in this process, with what came of it as a result."""
+"""`trinat.train`: the command `trinat train` as a Python function."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OnScore = Callable[[str, int, float], None]
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """What a training has left in its folder `out`; `model` is the folder of the model."""
+    """Result of a training in the folder `out`; `model` is the folder of the model."""
 
     out: Path
     model: Path
@@ -60,7 +60,7 @@ class TrainedRun:
         return self._table(VALIDATIONS_FILE)
 
     def _table(self, name: str) -> pd.DataFrame:
-        """The rows of that table of all jobs, whose names are in the column `job`."""
+        """Read a table of all jobs, whose names are in the column `job`."""
         import pandas as pd
 
         rows: list[dict[str, str]] = []
@@ -148,7 +148,7 @@ def train(
 
     @contextmanager
     def watching() -> Iterator[Watcher]:
-        """The progress of `trinat train`, and who wants to know the scores."""
+        """Show the progress of `trinat train`, and pass scores to `on_score`."""
         with training_progress(not progress) as watcher:
             if on_score is not None:
 

@@ -1,4 +1,4 @@
-"""A training job: what it is, and its way from its first step to its last.
+"""Training job: one stage for one view or several, from its first step to its last.
 
 Between steps there are states, scores of whole scans, and pages. A job can be killed at any moment:
 what is due next is in the state that was saved before it.
@@ -80,7 +80,7 @@ class Watcher:
 
 @dataclass(frozen=True, eq=False)
 class JobRun:
-    """One job at work in its folder, by this process.
+    """A job as this process trains it in its folder.
 
     `out` is the folder of the run. `workers` are the processes that share the job's batches; the
     one that leads writes all files.
@@ -95,7 +95,7 @@ class JobRun:
 
     @property
     def folder(self) -> Path:
-        """Where all of the job is written."""
+        """The folder that everything of the job is written to."""
         return self.out / self.job.name
 
     @cached_property
@@ -109,9 +109,9 @@ class JobRun:
         return (self.folder / DONE).is_file()
 
     def identity(self, data: str) -> dict[str, Any]:
-        """What must be the same for a job to be resumed; `data` is the data's fingerprint.
+        """Return the settings that must not change if the job is to be resumed.
 
-        It is kept in each state.
+        `data` is the fingerprint of the data. Each state keeps the identity.
         """
         return {
             "stage": self.job.stage.model_dump(mode="json"),
@@ -138,7 +138,7 @@ def train_job(
     clock: TrainingClock | None = None,
     others: int = 0,
 ) -> str:
-    """Train a job to its end, from its newest state on; returns what ended it.
+    """Train a job to its end, from its newest state on; return what ended it.
 
     A clock's time is shared with `others`, the number of jobs that follow. Once `why_stop` has a
     reason the state is saved, and InterruptedRunError is raised.
@@ -200,7 +200,7 @@ def train_job(
 
 
 def _first_network(run: JobRun) -> ViewsNet:
-    """A network for the job's views with its first weights.
+    """Build a network for the job's views with its first weights.
 
     They are those of the stage before, of a model, or random by the recipe's seed: also for classes
     that the other network lacks.
@@ -275,7 +275,7 @@ def _resume(
 
 @dataclass(eq=False)
 class _JobAtWork:
-    """A job at its steps, and at what is done between them.
+    """Training loop of a job: its steps, and the states, scores and pages between them.
 
     `scans` are those that validate. `metrics` is the leader's; the other processes have none.
     `why_stop` says why the run is to stop now, and nothing where it is not. Without a limit of time
@@ -364,7 +364,7 @@ class _JobAtWork:
             clock.start(writing_s, self.opening_s)
 
     def _save_or_stop(self, report: StepReport) -> bool:
-        """Save the state where it is due; returns whether an epoch or the job ends here.
+        """Save the state if it is due; return whether an epoch or the job ends here.
 
         Raises InterruptedRunError where the run is to stop.
         """
@@ -401,7 +401,7 @@ class _JobAtWork:
         states.write_state(self.run.folder, state, name=name)
 
     def _interruption(self) -> InterruptedRunError:
-        """The error that ends a run which was stopped and can be resumed."""
+        """Return the error that ends a run which can be resumed."""
         why = self.why_stop() or IN_ANOTHER_PROCESS
         step = self.trainer.counters.step
         what = f"stopped at step {step}: {why}; its state is saved"
@@ -410,7 +410,7 @@ class _JobAtWork:
 
     @property
     def _patience_is_over(self) -> bool:
-        """Whether too many scores have been taken since the best."""
+        """Return True if too many scores have been taken since the best."""
         validation = self.run.job.stage.validation
         if validation is None or validation.patience is None:
             return False
@@ -418,7 +418,7 @@ class _JobAtWork:
 
     @timing.stage("validation")
     def _take_scores(self) -> bool:
-        """Between epochs: score the weights if that is due, and write the page.
+        """Score the weights if that is due, and write the page.
 
         Returns whether patience is at its end. Raises InterruptedRunError where a signal has
         stopped the scoring.
@@ -436,7 +436,7 @@ class _JobAtWork:
         return over
 
     def _score_and_save(self) -> tuple[bool, bool]:
-        """Score and save; whether a signal stopped it, and whether patience is at its end."""
+        """Score and save; return whether a signal stopped it, and whether patience is over."""
         run = self.run
         counters = self.trainer.counters
         try:
@@ -465,7 +465,7 @@ class _JobAtWork:
         return False, self._patience_is_over
 
     def _score(self, view: View) -> Scores:
-        """Scores of one view, by the averaged weights where there are such.
+        """Score one view, with the averaged weights if there are any.
 
         InterruptedRunError where the run is to stop.
         """
@@ -488,7 +488,7 @@ class _JobAtWork:
         )
 
     def _foresee_scores(self) -> float:
-        """Seconds that scoring all views will take, about; 0 where the stage does not validate."""
+        """Estimate the seconds to score all views; 0 if the stage does not validate."""
         if self.run.job.stage.validation is None:
             return 0.0
         trainer = self.trainer

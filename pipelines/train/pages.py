@@ -79,7 +79,7 @@ def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
 
 
 def _last_scores(scores: Sequence[Mapping[str, str]]) -> Table:
-    """The table of the last validation."""
+    """Make the table of the last validation."""
     last = max(int(row["step"]) for row in scores)
     rows = []
     for row in scores:
@@ -97,7 +97,7 @@ def _last_scores(scores: Sequence[Mapping[str, str]]) -> Table:
 
 
 def _number_of(text: str) -> float | None:
-    """The number in a cell of validations.csv; None of an empty one."""
+    """Parse a cell of validations.csv; None if it is empty."""
     if not text:
         return None
     return float(text)
@@ -123,7 +123,7 @@ def _write_run_page(
 
 
 def draw_curves(runs: Sequence[NamedCurves]) -> Drawing:
-    """Loss, rate, Dice and IoU over steps; a job alone has no name."""
+    """Draw loss, rate, Dice and IoU over steps; a single job has no name."""
     # Without validation there is no Dice to draw.
     known: set[str] = set()
     for _, curves in runs:
@@ -142,7 +142,7 @@ def draw_curves(runs: Sequence[NamedCurves]) -> Drawing:
 
 
 def _draw_panel(axis: Any, panel: str, runs: Sequence[NamedCurves]) -> None:
-    """All curves of one kind; those of validation are also named by their views."""
+    """Draw all curves of one kind; those of validation are also named by their views."""
     number = 0
     has_legend = False
     for name, curves in runs:
@@ -171,7 +171,7 @@ def _draw_panel(axis: Any, panel: str, runs: Sequence[NamedCurves]) -> None:
 
 @dataclass(frozen=True)
 class JobSummary:
-    """One job of a run as its files say; None for what it has not.
+    """Summary of a job by its files; None for what it does not have.
 
     `iou` is that of the validation with the best Dice.
     """
@@ -196,7 +196,7 @@ class JobSummary:
 
 
 def summarise(run: Path) -> list[JobSummary]:
-    """All jobs of a run, in the order of their names; a folder without a run is refused."""
+    """Summarise all jobs of a run, in the order of their names; raise if there is no run."""
     if not (run / CONFIG).is_file():
         raise TrainingError(f"no training run here ({CONFIG} is missing)", where=run)
     return [_summarise_job(job, run) for job in _jobs(run)]
@@ -205,7 +205,7 @@ def summarise(run: Path) -> list[JobSummary]:
 def compare(
     given: Sequence[Path], out: Path | None
 ) -> tuple[list[str], dict[str, list[JobSummary]]]:
-    """Differences of settings to the first run, and each run's jobs by the run's path.
+    """Compare runs: differences of settings to the first, and the jobs of each by its path.
 
     `given` are runs, or folders of runs, as those of a cross-validation. Each difference is one
     line, that begins with the path of its run. `out`, if it is given, gets a page of both, with the
@@ -250,12 +250,12 @@ def compare(
 
 
 def _jobs(run: Path) -> list[Path]:
-    """The folders of a run's jobs that have made a step."""
+    """List the folders of a run's jobs that have made a step."""
     return sorted(path.parent for path in run.glob(f"*/*/{METRICS_FILE}"))
 
 
 def _summarise_job(job: Path, run: Path) -> JobSummary:
-    """One job by its folder: its last word or newest state, else its last noted step."""
+    """Summarise a job: by its end or newest state, else by its last row of metrics."""
     curves = read_curves(job)
     noted_steps, losses = curves["loss"]
     counters = None
@@ -293,7 +293,7 @@ def _summarise_job(job: Path, run: Path) -> JobSummary:
 
 
 def _means(curves: Mapping[str, Curve], metric: str) -> list[float]:
-    """At each validation the mean over views that are trained together."""
+    """Return the mean over views that are trained together, at each validation."""
     of_views = []
     for key, (_, values) in curves.items():
         if key.endswith(f" {metric}"):

@@ -78,7 +78,7 @@ _PATIENCE_S = 300.0
 
 
 def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
-    """A recipe by name or file, with settings from the command line on top.
+    """Read a recipe by name or file, with settings from the command line on top.
 
     One that starts from a model and names no network gets that of the model.
     """
@@ -104,7 +104,7 @@ def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
 
 
 def on_store(recipe: Recipe, root: Path, split: Path | None = None) -> Recipe:
-    """The recipe on a store's slices and split, for its classes and views.
+    """Adapt a recipe to a store: its slices and split, its classes and views.
 
     What the recipe says of a store (its augmentation) stays; a recipe that knows none is trained on
     the store alone, and its weights are chosen by the persons for validation.
@@ -141,7 +141,7 @@ def _stage_on_store(
     *,
     can_flip: bool,
 ) -> StageConfig:
-    """A stage on the slices of a store; `validation` is that of a stage which has none.
+    """Adapt a stage to a store; a stage without validation gets `validation`.
 
     `can_flip`: flipped slices show only what the store's label scheme has a class for.
     """
@@ -162,7 +162,7 @@ def _stage_on_store(
 
 
 def plan_jobs(recipe: Recipe, views: Sequence[View]) -> list[Job]:
-    """All trainings of a run, in order: stage by stage, and view by view unless together.
+    """List the jobs of a run in order: stage by stage, and view by view unless together.
 
     A stage without any of the views has no job.
     """
@@ -177,7 +177,7 @@ def plan_jobs(recipe: Recipe, views: Sequence[View]) -> list[Job]:
 
 
 def refuse_before_others(recipe: Recipe, view: str, out: Path) -> None:
-    """Refuse to train a view alone that starts from others which are not trained yet.
+    """Raise if a view is to be trained alone that starts from others which are not trained.
 
     It would start from random weights, and the run would not be what its jobs in turn make of it.
     All views, "all", start in the right order.
@@ -210,7 +210,7 @@ def train(
     seconds: float | None = None,
     device: str = "cpu",
 ) -> Path:
-    """Train all of a recipe's jobs in the folder `out`; returns the folder of the model.
+    """Train all of a recipe's jobs in the folder `out`; return the folder of the model.
 
     `views` are trained of those that the recipe has; all of them without it. A folder that holds
     a run is refused without `resume`, and with it where recipe or data differ.
@@ -239,7 +239,7 @@ def train_runs(
     workers: Workers = ALONE,
     apart: bool = False,
 ) -> list[Path]:
-    """Train runs, which have a folder each, as `train` does; returns the folders of their models.
+    """Train runs, which have a folder each, as `train` does; return the folders of their models.
 
     Recipes of several runs differ in their data alone, as those of folds do. Several processes
     share each batch, and only the leader writes; or, `apart`, the jobs of all runs are dealt to
@@ -296,7 +296,7 @@ def train_runs(
 
 
 def _save_model(recipe: Recipe, out: Path, model: Path) -> list[str]:
-    """Write the model of a run, one process after another; returns the names of its views."""
+    """Write the model of a run, one process after another; return the names of its views."""
     with run_lock(out / _LOCK, patience_s=_PATIENCE_S):
         # A model is saved as a whole folder; a card that somebody wrote stays.
         card = model / _CARD
@@ -316,7 +316,7 @@ def _claimed(
     *,
     resume: bool,
 ) -> Iterator[None]:
-    """Hold the jobs of a run, with its recipe and what its stores hold written down.
+    """Lock the jobs of a run, and record its recipe and the content of its stores.
 
     Two runs are not mixed in one folder: a run that is there already needs `resume`, the same
     recipe and the same data. What a killed run left half-written goes. What a stage lacks is
@@ -347,7 +347,7 @@ def _claimed(
 
 
 def _write_down(recipe: Recipe, out: Path, *, resume: bool) -> None:
-    """Write a run's recipe and what its stores hold, or refuse others than it began with."""
+    """Record a run's recipe and the content of its stores; raise if it began with others."""
     content = recipe.model_dump(mode="json")
     data = {}
     for stage in recipe.stages:
@@ -371,7 +371,7 @@ def _write_down(recipe: Recipe, out: Path, *, resume: bool) -> None:
 
 
 def _remove_unbegun(out: Path, folders: Iterable[str]) -> None:
-    """Remove what a run has written whose start was refused: that is no run.
+    """Remove the files of a run whose start was refused.
 
     It stays if a job has a state, or another process is about to begin one.
     """
@@ -389,13 +389,13 @@ def _remove_unbegun(out: Path, folders: Iterable[str]) -> None:
 
 
 def _has_begun(out: Path) -> bool:
-    """Whether any job of the run has a state, or has ended."""
+    """Return True if any job of the run has a state, or has ended."""
     jobs = out.glob("*/*/")
     return any(has_state(job) or (job / DONE).is_file() for job in jobs)
 
 
 def _taken_from(config: StoreConfig) -> dict[str, Any]:
-    """What a run takes from a store: the files of the subjects that train or validate, its split.
+    """Describe what a run takes from a store: the files of its subjects, and its split.
 
     Of those that train it has the licences, and who made the labels; `not_predicted` are the
     structures that none of these labels has.
@@ -426,7 +426,7 @@ def _taken_from(config: StoreConfig) -> dict[str, Any]:
 
 
 def _left(jobs: Iterable[Job], out: Path) -> list[Job]:
-    """The jobs that are not finished."""
+    """List the jobs that are not finished."""
     left = []
     for job in jobs:
         has_ended = (out / job.name / DONE).is_file()
@@ -480,7 +480,7 @@ def _train_jobs(
 
 
 def find_device(name: str) -> torch.device:
-    """The device of that name; DeviceError where this machine has none.
+    """Return the device of that name; DeviceError if this machine has none.
 
     "auto" is the fastest one that there is.
     """
