@@ -17,6 +17,7 @@ from trinat.pipelines.learn.training import recipe_changes
 from trinat.pipelines.train.foresight import expected_seconds
 from trinat.pipelines.train.from_python import as_overrides
 from trinat.pipelines.train.run import find_device, plan_jobs, read_recipe
+from trinat.segmentation.errors import TrinatError
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.common_grid import on_grid_of
@@ -60,18 +61,20 @@ def compare_with_results(
     counted: Sequence[int],
     mapping: Mappings,
 ) -> Agreement | None:
-    """Compare corrections with the results they correct; None if no result has a label map.
+    """Compare corrections with the results they correct; None if none can be compared.
 
     `counted` are the classes that the corrections speak of. Of painted corrections only the
     structures that were changed substantially are compared, with their other sides.
     """
-    joints = [
-        _count_pairs(each, each.item.labels, scheme, mapping)
-        for each in _spread(corrected, _MOST_READ)
-        if each.item.labels is not None
-    ]
-    if not joints:
-        return None
+    joints = []
+    for each in _spread(corrected, _MOST_READ):
+        if each.item.labels is None:
+            continue
+        try:
+            joints.append(_count_pairs(each, each.item.labels, scheme, mapping))
+        except (TrinatError, OSError):
+            # Segmenting reads it again, and reports the reason.
+            continue
     changed = set()
     for joint in joints:
         largest = np.maximum(joint.sum(0), joint.sum(1))
@@ -83,12 +86,14 @@ def compare_with_results(
     is_painted = all(each.structures is not None for each in corrected)
     if is_painted and both_sides & set(compared):
         compared = [index for index in compared if index in both_sides]
-    scores = [dice(joint)[compared] for joint in joints]
+    scores = np.array([dice(joint)[compared] for joint in joints])
     known = np.isfinite(scores)
+    if not known.any():
+        return None
     return Agreement(
         scans=len(joints),
         changed=frozenset(compared),
-        dice=float(np.mean(np.array(scores)[known])),
+        dice=float(np.mean(scores[known])),
         size_gap=_size_gap(joints, compared),
     )
 
