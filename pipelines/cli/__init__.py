@@ -87,7 +87,6 @@ _PANELS = {
     "Toolbox": (
         toolbox.suspects,
         toolbox.explain,
-        toolbox.average,
         toolbox.profile,
         doctor,
     ),

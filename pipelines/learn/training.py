@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch.optim.swa_utils import AveragedModel
 
 from trinat.pipelines.common.config import check
 from trinat.pipelines.common.models import description_of
-from trinat.pipelines.laboratory.average import mean_of
 from trinat.pipelines.learn.corrected import Corrected
 from trinat.pipelines.learn.settings import DEFAULT_RECIPE, LearnSettings
 from trinat.pipelines.prepare.making import PrepareConfig, prepare_store
@@ -29,9 +29,11 @@ from trinat.segmentation.data.splitting import split_store
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.io.files import read_bytes, write_tsv
 from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.models.base import Network
 from trinat.segmentation.models.checkpoint import Model, load_model, save_changed
 from trinat.segmentation.models.zoo import MODEL_FILE
 from trinat.segmentation.space.morphology import dilated
+from trinat.segmentation.space.views import View
 
 Say = Callable[[str], None]
 
@@ -176,10 +178,18 @@ def _write_table(
 
 def _save_mean(trained: Model, start: Model, out: Path) -> None:
     """Write the model halfway between one that was trained and the one that it started from."""
-    networks = {}
+    networks: dict[View, Network] = {}
     for view, network in trained.networks.items():
         networks[view] = network
         if view in start.networks:
-            both = [network, start.networks[view]]
-            networks[view] = mean_of(both, with_statistics=True)
+            networks[view] = _mean_of(network, start.networks[view])
     save_changed(trained, out, description_of(trained, out), networks, overwrite=True)
+
+
+def _mean_of(first: Network, second: Network) -> Network:
+    """Average the weights of two networks, and the statistics of their norms."""
+    mean = AveragedModel(first, use_buffers=True)
+    mean.update_parameters(first)
+    mean.update_parameters(second)
+    assert isinstance(mean.module, Network)
+    return mean.module
