@@ -350,6 +350,7 @@ def test_results_that_the_corrections_hardly_change_are_refused_at_once(
 
 @pytest.mark.slow
 @pytest.mark.important
+@pytest.mark.filterwarnings("ignore:the weights of")
 def test_what_is_wrong_alike_in_three_scans_is_mended_in_a_fourth(
     tmp_path: Path,
 ) -> None:
