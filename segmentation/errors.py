@@ -25,6 +25,7 @@ import errno
 import os
 import re
 from collections.abc import Collection
+from importlib.metadata import requires
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -134,6 +135,24 @@ class LockedError(TrinatError):
 
 class InterruptedRunError(TrinatError):
     """A run was stopped by a signal; the same command resumes it."""
+
+
+def extra_remedy(extra: str) -> str:
+    """Return the command that installs the packages of an extra of trinat.
+
+    It never names trinat to pip: that would fetch whatever has this name on an index.
+    """
+    script = Path(__file__).resolve().parents[1] / "scripts" / "install"
+    if script.is_file():
+        return f"scripts/install {extra}"
+    wanted = f'extra == "{extra}"'
+    packages = [
+        requirement.partition(";")[0].strip()
+        for requirement in requires("trinat") or ()
+        if wanted in requirement
+    ]
+    quoted = " ".join(f"'{package}'" for package in packages)
+    return f"pip install {quoted}"
 
 
 def is_disk_full(error: BaseException) -> bool:

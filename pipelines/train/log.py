@@ -27,7 +27,11 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 from pydantic_core import to_jsonable_python
 
-from trinat.segmentation.errors import ConfigError, InterruptedRunError
+from trinat.segmentation.errors import (
+    ConfigError,
+    InterruptedRunError,
+    extra_remedy,
+)
 from trinat.segmentation.io.files import (
     append_whole,
     atomic_text,
@@ -360,7 +364,7 @@ class Trackers:
             try:
                 tracker = _begin(service, folder, recipe, step, runs.get(service))
             except ImportError:
-                remedy = f"install trinat[{_EXTRAS[service]}]"
+                remedy = extra_remedy(_EXTRAS[service])
                 raise ConfigError(
                     f"tracking by {service} needs it installed", remedy=remedy
                 ) from None
