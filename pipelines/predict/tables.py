@@ -97,19 +97,32 @@ def write_tables(
 
     `results` is where the scans' own files are, or will be; else they are in `out`.
     """
-    given = (entry for entry in entries if not entry.is_withdrawn)
-    ordered = natsorted(given, key=lambda entry: entry.case)
-    # Of a result that was changed since, what was measured does not hold: its row says so.
-    measured = [entry for entry in ordered if entry.status == "done" or entry.is_kept]
+    ordered = _in_order(entries)
     folder = out if results is None else results
     _write_summary(out / "summary.tsv", ordered, folder)
+    write_measures(out, ordered)
+    _write_page(out / "report.html", ordered, folder)
+
+
+def _in_order(entries: Iterable[Entry]) -> list[Entry]:
+    """Return the entries that tables show, in natural order of cases."""
+    given = (entry for entry in entries if not entry.is_withdrawn)
+    ordered: list[Entry] = natsorted(given, key=lambda entry: entry.case)
+    return ordered
+
+
+def write_measures(out: Path, entries: Iterable[Entry]) -> None:
+    """Write volumes.tsv and qc.tsv, and parcels.tsv and thickness.tsv where results have these."""
+    # Of a result that was changed since, what was measured does not hold: its row says so.
+    measured = [
+        entry for entry in _in_order(entries) if entry.status == "done" or entry.is_kept
+    ]
     write_volumes(out / "volumes.tsv", measured)
     _write_quality(out / "qc.tsv", measured)
     if any(entry.result.parcels for entry in measured):
         write_parcels(out / "parcels.tsv", measured)
     if any(entry.result.thickness for entry in measured):
         write_thickness(out / "thickness.tsv", measured)
-    _write_page(out / "report.html", ordered, folder)
 
 
 def _write_summary(path: Path, entries: Sequence[Entry], folder: Path) -> None:
@@ -330,7 +343,7 @@ def _case(
 
 
 def _structures(entry: Entry, volumes: Mapping[str, Sequence[float]]) -> Table:
-    """The structures of a scan, with their volumes among those of the batch."""
+    """Return the structures of a scan, the doubtful first, with their volumes among the batch's."""
     result = entry.result
     counted = result.counted_volumes()
     rows: list[list[Any]] = []
@@ -351,6 +364,9 @@ def _structures(entry: Entry, volumes: Mapping[str, Sequence[float]]) -> Table:
                 result.doubt_about(name),
             ]
         )
+    # Within a grade they stay in the order of the scheme.
+    urgency_of = {grade: place for place, grade in enumerate(GRADES)}
+    rows.sort(key=lambda row: urgency_of.get(row[1].text, len(GRADES)))
     place_hint = (
         "From the smallest of those that are not rejected; the bar has the middle half"
     )
