@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -253,7 +254,12 @@ def export(
     from trinat.pipelines.models.other_formats import export_model
 
     say_licences(models)
-    for path in export_model(models, out, format_=format_):
+    files = export_model(models, out, format_=format_)
+    if format_ == "web":
+        typer.echo(out)
+        typer.echo(f"open it with: trinat web {shlex.quote(str(out))}", err=True)
+        return
+    for path in files:
         typer.echo(path)
 
 
