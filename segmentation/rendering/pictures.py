@@ -118,6 +118,8 @@ def draw_mosaic(
     brightest = 1.0
     if indices.any():
         brightest = float(np.percentile(image.data[indices > 0], 99.5))
+    if brightest == 0:
+        brightest = 1.0
     is_deep = np.array([label.group == _DEEP_GROUP for label in scheme.labels])
     looked_for = is_deep[indices]
     if not looked_for.any():
