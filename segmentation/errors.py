@@ -24,7 +24,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 # Number of names that a message lists before it abbreviates.
 _NAMED = 3
+# Number of problems of one file that a message lists.
+_MOST_PROBLEMS = 5
 # Full disk, and exceeded quota.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _OUT_OF_MEMORY = re.compile(
@@ -202,4 +204,13 @@ def some(names: Collection[str]) -> str:
     more = len(names) - _NAMED
     if more > 0:
         text += f" and {more} more"
+    return text
+
+
+def summarise(problems: Sequence[str]) -> str:
+    """Join the first problems of a file to one sentence, and count the others."""
+    text = "; ".join(problems[:_MOST_PROBLEMS])
+    more = len(problems) - _MOST_PROBLEMS
+    if more > 0:
+        text = f"{text}; and {more} more"
     return text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,7 +14,6 @@ from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import Only, with_fields
 from trinat.pipelines.cli.options import Group, ListOptions, say_next, say_nothing
 from trinat.pipelines.common.exits import batch_exit
-from trinat.pipelines.common.option import Strict
 from trinat.pipelines.jobs.process import prepare_process
 from trinat.pipelines.jobs.progress import batch_progress, byte_progress
 from trinat.pipelines.prepare.options import ExportSettings, PrepareOptions
@@ -281,7 +279,10 @@ def split(
     ] = (8, 1, 1),
     kfold: Annotated[
         int | None,
-        typer.Option(min=3, help="Make this many splits for cross-validation instead."),
+        typer.Option(
+            help="Make this many splits for cross-validation instead, 3 or more; 2 with "
+            "--validation 0."
+        ),
     ] = None,
     published: Annotated[
         bool,
@@ -309,7 +310,6 @@ def split(
             help="Text file of subjects to leave out, one a line, as trinat suspects writes it."
         ),
     ] = None,
-    strict: Strict = False,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="JSON file. Default: STORE/split.json."),
@@ -321,19 +321,14 @@ def split(
 
     Example: trinat split store --ratios 8 1 1 --seed 0
     """
-    from trinat.pipelines.study.people import say_of_table
     from trinat.segmentation.data.splits import read_exclusions
     from trinat.segmentation.data.splitting import split_store
     from trinat.segmentation.data.store import Store
     from trinat.segmentation.models.hardware import count_gpus
 
     opened = Store(store)
-    people = opened.people
-    table = store / "participants.tsv"
-    say = partial(typer.echo, err=True)
-    say_of_table(table, people.notes, people.doubts, say, strict=strict)
     for line in opened.copies:
-        say(line)
+        typer.echo(line, err=True)
     left_out = () if exclude is None else read_exclusions(exclude)
     if validation is not None and kfold is None and not published:
         raise ConfigError("--validation without --published", remedy="use --ratios")

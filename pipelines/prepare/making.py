@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,8 +32,8 @@ from trinat.pipelines.prepare.subject_job import (
     make_subject,
 )
 from trinat.pipelines.prepare.unpack import unpack_archives
-from trinat.pipelines.study.people import match_people, say_of_table
-from trinat.segmentation.data.people import Matched
+from trinat.pipelines.study.participants import Facts
+from trinat.pipelines.study.participants_check import match_participants, read_given
 from trinat.segmentation.data.preparing import Cut
 from trinat.segmentation.data.slices import scheme_table
 from trinat.segmentation.data.sources.base import (
@@ -43,7 +43,7 @@ from trinat.segmentation.data.sources.base import (
     SourceOptions,
     Subject,
 )
-from trinat.segmentation.data.sources.registry import list_subjects
+from trinat.segmentation.data.sources.registry import SOURCES, list_subjects
 from trinat.segmentation.data.store import (
     LedgerRow,
     Store,
@@ -159,6 +159,8 @@ def prepare_store(
     cut = Cut(scheme, views, config.grid, config.trust_affine, config.fill_nonfinite)
     with claimed(out, _OUTPUTS, within=["subjects"], is_known=_is_store(out)):
         (out / "subjects").mkdir(exist_ok=True)
+        if config.participants is not None:
+            read_given(config.participants)  # refused before hours of unpacking
         unpack_archives(config.source, config.root, say)
         listing = _listing(config, say)
         pseudo = None
@@ -240,9 +242,9 @@ def _views(config: PrepareConfig, scheme: LabelScheme) -> tuple[View, ...]:
 
 
 def _listing(config: PrepareConfig, say: Say) -> Listing:
-    """The source's subjects and exclusions, with what a table of participants says of persons.
+    """Find the source's subjects and exclusions, with facts from participants tables.
 
-    Says what is not understood of the dataset's tables, or of the one that is given.
+    These are the dataset's own table and the one that is given. `say` gets what is not understood.
     """
     fold = None
     if config.fold is not None:
@@ -272,23 +274,30 @@ def _listing(config: PrepareConfig, say: Say) -> Listing:
             subjects=tuple(whole),
             exclusions=(*listing.exclusions, *refused),
         )
-    for own in listing.tables:
-        say_of_table(own.path, own.notes, own.doubts, say, strict=config.strict)
-    if config.participants is None:
-        return listing
-    names = [(subject.id, subject.person) for subject in listing.subjects]
-    matched = match_people(config.participants, names, say, strict=config.strict)
-    return replace(listing, subjects=_with_facts(listing.subjects, matched))
+    subjects = listing.subjects
+    own = SOURCES[config.source].participants
+    if own:
+        subjects = _with_facts(subjects, config.root / own, config, say)
+    if config.participants is not None:
+        subjects = _with_facts(subjects, config.participants, config, say)
+    return replace(listing, subjects=subjects)
 
 
-def _with_facts(found: Iterable[Subject], matched: Matched) -> tuple[Subject, ...]:
-    """The subjects with what a table of participants says of their persons."""
+def _with_facts(
+    found: Sequence[Subject], table: Path, config: PrepareConfig, say: Say
+) -> tuple[Subject, ...]:
+    """Add what a participants table says to subjects; its facts win over those that are there."""
+    names = [(subject.id, subject.person) for subject in found]
+    is_given = table == config.participants
+    matched = match_participants(
+        table, names, say, strict=config.strict, is_given=is_given
+    )
+    # A scan without a row has the facts of the person's other scan.
+    of_person = {person: facts for (_, person), facts in matched.facts.items()}
     subjects = []
-    for subject in found:
-        facts = matched.of(subject.id, subject.person)
-        age = facts.age
-        if age is None:
-            age = subject.age
+    for name, subject in zip(names, found, strict=True):
+        facts = matched.facts.get(name) or of_person.get(subject.person, Facts())
+        age = subject.age if facts.age is None else facts.age
         family = facts.family or subject.family
         sex = facts.sex or subject.sex
         subjects.append(replace(subject, family=family, age=age, sex=sex))

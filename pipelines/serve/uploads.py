@@ -23,9 +23,9 @@ from trinat.pipelines.serve.settings import (
     MAX_FORM_FIELDS,
     MIN_FREE_BYTES,
 )
-from trinat.segmentation.data.people import Facts
-from trinat.segmentation.data.people_table import age_in, sex_in
+from trinat.pipelines.study.participants import Facts
 from trinat.segmentation.errors import InputError
+from trinat.segmentation.io.cells import age_in, sex_in
 from trinat.segmentation.io.headers import read_mgh, read_nifti
 from trinat.segmentation.io.streams import SCAN_SUFFIXES, ScanStream, has_checksum
 

@@ -1,0 +1,168 @@
+"""Messages about participants tables: what was understood, and what was not.
+
+Commands print a few lines or raise; `trinat people` prints everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from trinat.pipelines.study.files import find_files, persons_in_folders
+from trinat.pipelines.study.participants import Facts, Matched, Named, Participants
+from trinat.pipelines.study.participants_table import (
+    inspect_participants,
+    read_participants,
+    refuse_problems,
+)
+from trinat.segmentation.errors import ConfigError, DatasetError, one_line
+
+# Lines printed by a command; the page of a report has all.
+_MOST_LINES = 5
+_COLUMNS = ("age", "sex", "family", "site", "group", "intracranial_cm3")
+_MM3_PER_CM3 = 1000
+
+
+def read_given(table: Path) -> Participants:
+    """Read the table that a user named; ConfigError if it is not there."""
+    if not table.is_file():
+        raise ConfigError("no such table", where=table)
+    return read_participants(table)
+
+
+def report_table(
+    table: Path,
+    notes: Sequence[str],
+    doubts: Sequence[str],
+    say: Callable[[str], object],
+    *,
+    strict: bool = False,
+) -> None:
+    """Print how a table was read and what was not understood, in five lines at most.
+
+    With `strict`, doubts raise a DatasetError.
+    """
+    if strict and doubts:
+        raise _doubtful(table, doubts, "mend the table, or leave out --strict")
+    lines = [*notes, *doubts]
+    if len(lines) > _MOST_LINES:
+        more = len(lines) - _MOST_LINES + 1
+        shows_all = f"{more} more: `trinat people {table.name}` shows all"
+        lines = [*lines[: _MOST_LINES - 1], shows_all]
+    for line in lines:
+        say(f"{table.name}: {line}")
+
+
+def refuse_strangers(table: Path, people: Participants, matched: Matched) -> None:
+    """Raise if no scan has a row in a table that was given for them."""
+    if matched.rows or not matched.persons:
+        return
+    remedy = "it has no rows"
+    if people.facts:
+        named = ", ".join(list(people.facts)[:3])
+        absent = ", ".join(matched.absent[:3])
+        remedy = f"it has {named} ..., and scans are of {absent} ..."
+    raise DatasetError(
+        f"0 of {matched.persons} persons are in the table", where=table, remedy=remedy
+    )
+
+
+def match_participants(
+    table: Path,
+    names: Iterable[Named],
+    say: Callable[[str], object],
+    *,
+    strict: bool = False,
+    is_given: bool = True,
+) -> Matched:
+    """Match scans to the rows of a table, and print how the table was read.
+
+    A table that is not given by the user belongs to the dataset, and may miss its scans or itself.
+    ConfigError for a given table that is not there, DatasetError for one that has none of the
+    scans, and with `strict` for anything that is not understood.
+    """
+    people = read_given(table) if is_given else read_participants(table)
+    matched = people.match(names)
+    if is_given:
+        refuse_strangers(table, people, matched)
+    if people.facts:
+        doubts = people.doubts + matched.remarks
+        report_table(table, people.notes, doubts, say, strict=strict)
+    return matched
+
+
+def show_participants(
+    table: Path,
+    results: Path | None,
+    say: Callable[[str], object],
+    *,
+    strict: bool = False,
+) -> None:
+    """Print what is understood of a table, and what is not; with `results`, the rows of its scans.
+
+    The output is a table of tab-separated values, between lines that begin with #. DatasetError for
+    a table that is refused, for one that has none of the scans, and with `strict` for doubts.
+    """
+    if not table.is_file():
+        raise ConfigError("no such table", where=table)
+    people = inspect_participants(table)
+    for kind, title in people.columns.items():
+        say(f"# {kind}: the column {title!r}")
+    for note in people.notes:
+        say(f"# {note}")
+    doubts = list(people.doubts)
+    if results is None:
+        say("\t".join(("person", *_COLUMNS)))
+        for name, facts in people.facts.items():
+            say(_row(name, *_cells(facts)))
+    else:
+        files = find_files(results)
+        matched = people.match((file.name, file.person) for file in files)
+        refuse_strangers(table, people, matched)
+        say("\t".join(("scan", "person", "visit", "row", *_COLUMNS)))
+        for file in files:
+            row = matched.rows.get((file.name, file.person), "")
+            facts = matched.of(file.name, file.person)
+            say(_row(file.name, file.person, file.visit, row, *_cells(facts)))
+        used = set(matched.rows.values())
+        without = [name for name in people.facts if name not in used]
+        if without:
+            say(f"# rows without a scan: {', '.join(without)}")
+        doubts += matched.remarks
+        clash = persons_in_folders(files)
+        if clash:
+            doubts.append(clash)
+    for problem in people.problems:
+        say(one_line(f"# refused: {problem}"))
+    for doubt in doubts:
+        say(one_line(f"# not understood: {doubt}"))
+    refuse_problems(table, people)
+    if strict and doubts:
+        raise _doubtful(table, doubts, "mend the table")
+
+
+def _doubtful(table: Path, doubts: Sequence[str], remedy: str) -> DatasetError:
+    """Make the error of a table with doubts."""
+    what = f"not understood: {doubts[0]}"
+    if len(doubts) > 1:
+        what = f"{what} (and {len(doubts) - 1} more)"
+    return DatasetError(what, where=table, remedy=remedy)
+
+
+def _row(*cells: str) -> str:
+    """Join cells to a row; a line end or a tab within a name does not end its cell."""
+    return "\t".join(one_line(cell) for cell in cells)
+
+
+def _cells(facts: Facts) -> list[str]:
+    """Write the facts about a person as text, empty where they are not known."""
+    intracranial_cm3 = None
+    if facts.intracranial_mm3 is not None:
+        intracranial_cm3 = facts.intracranial_mm3 / _MM3_PER_CM3
+    values = (
+        *(facts.age, facts.sex, facts.family, facts.site, facts.group),
+        intracranial_cm3,
+    )
+    return [
+        f"{value:g}" if isinstance(value, float) else value or "" for value in values
+    ]
