@@ -14,7 +14,7 @@ from trinat.segmentation.models.model_info import Fusion
 
 
 def pair(person: str) -> Pair:
-    file = ScanFile(person, Path(f"{person}.nii"), subject=person)
+    file = ScanFile(person, Path(f"{person}.nii"), subject=person, person=person)
     return Pair(file, file, how="name")
 
 
