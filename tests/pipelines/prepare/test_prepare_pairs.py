@@ -8,8 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.miniatures import head_image, head_labels, write_nifti
-from helpers.prepared import GRID
+from helpers.miniatures import (
+    head_image,
+    head_labels,
+    malc_scan,
+    malc_table,
+    write_nifti,
+)
+from helpers.prepared import GRID, prepare
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.prepare.making import PrepareConfig, Summary, prepare_store
@@ -22,6 +28,49 @@ def pair(root: Path, name: str, *, seed: int = 0, shift: int = 0) -> None:
     labels = head_labels(seed)
     write_nifti(root / f"images/{name}.nii.gz", head_image(labels, seed))
     write_nifti(root / f"labels/{name}.nii.gz", np.roll(labels, shift, 0))
+
+
+def facts_of(store: Store) -> list[tuple[object, ...]]:
+    return [(one.subject, one.age, one.sex) for one in store.participants]
+
+
+def test_the_challenge_s_own_table_says_who_the_subjects_are(tmp_path: Path) -> None:
+    for scan in ("1003", "1023", "1101"):
+        malc_scan(tmp_path / "in", scan)
+    # A second scan without a row has what is known of the person.
+    malc_table(tmp_path / "in", "1003,OAS1_0101,M,30", "1101,OAS1_0102,F,x")
+    _, store = prepare("malc", tmp_path / "in", tmp_path / "out")
+    assert facts_of(store) == [
+        ("1003", 30, "M"),
+        ("1023", 30, "M"),
+        ("1101", None, "F"),
+    ]
+
+
+def test_a_bids_dataset_s_participants_are_those_of_the_store(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    write_nifti(root / "sub-01/anat/sub-01_T1w.nii.gz", head_image(head_labels(0), 0))
+    (root / "participants.tsv").write_text(
+        "participant_id\tage\tsex\tfamily\nsub-01\t89+\tfemale\tF3\n"
+    )
+    _, store = prepare("bids", root, tmp_path / "out")
+    (one,) = store.participants
+    assert (one.age, one.sex, one.family) == (89, "F", "F3")
+
+
+def test_all_that_is_wrong_with_the_persons_of_a_store_is_said_at_once(
+    tmp_path: Path,
+) -> None:
+    for scan in ("1000", "1001"):
+        malc_scan(tmp_path / "in", scan)
+    _, store = prepare("malc", tmp_path / "in", tmp_path / "out")
+    (store.root / "participants.tsv").write_text(
+        "participant_id\tperson\tage\tsex\n1000\tA\t999\tF\n1001\tB\t61\tz\n"
+    )
+    with pytest.raises(DatasetError) as caught:
+        _ = Store(store.root).participants
+    assert "subject 1000, age: '999'" in str(caught.value)
+    assert "subject 1001, sex: 'z'" in str(caught.value)
 
 
 def made(
