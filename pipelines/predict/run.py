@@ -45,8 +45,10 @@ from trinat.pipelines.study.ledger import (
     ledgers_in,
 )
 from trinat.pipelines.study.naming import (
+    CALLOSUM_TABLE,
     LABEL_TABLE,
     PARCEL_TABLE,
+    PLAIN_CALLOSUM_TABLE,
     PLAIN_LABEL_TABLE,
     PLAIN_PARCEL_TABLE,
     T1W,
@@ -60,7 +62,7 @@ from trinat.segmentation.timing import stage
 
 _BIDS_FILES = (
     *("dataset_description.json", "README.md", ".bidsignore"),
-    *(LABEL_TABLE, PARCEL_TABLE),
+    *(LABEL_TABLE, PARCEL_TABLE, CALLOSUM_TABLE),
 )
 # Between two renewals of growing tables.
 _LEAST_PAUSE_S = 10.0
@@ -283,7 +285,7 @@ def _open_ledger(
     if settings.bids:
         own_files += _BIDS_FILES
     else:
-        own_files += [PLAIN_LABEL_TABLE, PLAIN_PARCEL_TABLE]
+        own_files += [PLAIN_LABEL_TABLE, PLAIN_PARCEL_TABLE, PLAIN_CALLOSUM_TABLE]
     needed = None
     if request.part:
         # A part of the work makes no tables, and needs to know of its own cases alone.

@@ -93,7 +93,8 @@ def write_tables(
 ) -> None:
     """summary.tsv, volumes.tsv, qc.tsv and report.html, in natural order of cases.
 
-    parcels.tsv and thickness.tsv are written where results have parcels and their thickness.
+    parcels.tsv, thickness.tsv and callosum.tsv are written where results have these
+    measures.
 
     `results` is where the scans' own files are, or will be; else they are in `out`.
     """
@@ -123,6 +124,8 @@ def write_measures(out: Path, entries: Iterable[Entry]) -> None:
         write_parcels(out / "parcels.tsv", measured)
     if any(entry.result.thickness for entry in measured):
         write_thickness(out / "thickness.tsv", measured)
+    if any(entry.result.callosum for entry in measured):
+        _write_callosum(out / "callosum.tsv", measured)
 
 
 def _write_summary(path: Path, entries: Sequence[Entry], folder: Path) -> None:
@@ -221,6 +224,20 @@ def write_thickness(path: Path, entries: Sequence[Entry]) -> None:
         row += [measured[name].mm if name in measured else None for name in columns]
         rows.append(row)
     write_tsv(path, (*key_names, *columns.values()), rows)
+
+
+def _write_callosum(path: Path, entries: Sequence[Entry]) -> None:
+    """Write a row for each scan: grade, volumes and lengths of the corpus callosum."""
+    key_names, keys = _keys(entries)
+    found = []
+    for entry in entries:
+        callosum = entry.result.callosum
+        found.append({} if callosum is None else callosum.columns())
+    columns = _keys_in(found)
+    rows = []
+    for key, values in zip(keys, found, strict=True):
+        rows.append((*key, *(values.get(column) for column in columns)))
+    write_tsv(path, (*key_names, *columns), rows)
 
 
 def _keys_in(mappings: Iterable[Iterable[str]]) -> list[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
+GradeName = Literal["pass", "look", "reject"]
 Pair = tuple[float, float]
 # For checks that never reject.
 _NEVER = float("inf")
