@@ -361,9 +361,10 @@ def _write_down(recipe: Recipe, out: Path, *, resume: bool) -> None:
             raise TrainingError("a run is there already", where=out, remedy=remedy)
         check_identity(read_yaml(out / CONFIG), content, out)
         remedy = "give the store that it began with (--store), or another --out"
-        # Stores may lie elsewhere than when the run began; their order is that of the stages.
-        began = {"stores": list(known.values())}
-        check_identity(began, {"stores": list(data.values())}, out, remedy=remedy)
+        if len(known) == len(data):
+            # Stores may lie elsewhere than when the run began; their order is that of the stages.
+            known = dict(zip(data, known.values(), strict=True))
+        check_identity(known, data, out, remedy=remedy)
         return
     if data:
         write_whole(out / DATA, json.dumps(data, indent=1))
