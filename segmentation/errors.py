@@ -24,7 +24,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from importlib.metadata import requires
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 # Number of names that a message lists before it abbreviates.
 _NAMED = 3
+# Number of problems of one file that a message lists.
+_MOST_PROBLEMS = 5
 # Full disk, and exceeded quota.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _OUT_OF_MEMORY = re.compile(
@@ -136,6 +139,24 @@ class InterruptedRunError(TrinatError):
     """A run was stopped by a signal; the same command resumes it."""
 
 
+def extra_remedy(extra: str) -> str:
+    """Return the command that installs the packages of an extra of trinat.
+
+    It never names trinat to pip: that would fetch whatever has this name on an index.
+    """
+    script = Path(__file__).resolve().parents[1] / "scripts" / "install"
+    if script.is_file():
+        return f"scripts/install {extra}"
+    wanted = f'extra == "{extra}"'
+    packages = [
+        requirement.partition(";")[0].strip()
+        for requirement in requires("trinat") or ()
+        if wanted in requirement
+    ]
+    quoted = " ".join(f"'{package}'" for package in packages)
+    return f"pip install {quoted}"
+
+
 def is_disk_full(error: BaseException) -> bool:
     """Return True if an error was caused by a full disk, whichever library raised it."""
     if isinstance(error, DiskFullError):
@@ -202,4 +223,13 @@ def some(names: Collection[str]) -> str:
     more = len(names) - _NAMED
     if more > 0:
         text += f" and {more} more"
+    return text
+
+
+def summarise(problems: Sequence[str]) -> str:
+    """Join the first problems of a file to one sentence, and count the others."""
+    text = "; ".join(problems[:_MOST_PROBLEMS])
+    more = len(problems) - _MOST_PROBLEMS
+    if more > 0:
+        text = f"{text}; and {more} more"
     return text

@@ -78,16 +78,13 @@ _PANELS = {
     "Models": (
         models.models,
         models.bundle,
-        models.fit_odds,
-        models.fuse_weights,
-        models.calibrate,
+        models.fit,
         models.export,
         models.import_weights,
     ),
     "Toolbox": (
         toolbox.suspects,
         toolbox.explain,
-        toolbox.average,
         toolbox.profile,
         doctor,
     ),

@@ -40,6 +40,7 @@ def command(
             "tissues",
             "parcels",
             "thickness",
+            "callosum",
             "fmriprep",
             "page",
             "people",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,11 +12,10 @@ import typer
 
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import Only, with_fields
-from trinat.pipelines.cli.options import Group, ListOptions, say_next, say_nothing
+from trinat.pipelines.cli.options import Group, ListOptions, say_next
 from trinat.pipelines.common.exits import batch_exit
-from trinat.pipelines.common.option import Strict
 from trinat.pipelines.jobs.process import prepare_process
-from trinat.pipelines.jobs.progress import batch_progress, byte_progress
+from trinat.pipelines.jobs.progress import batch_progress, byte_progress, log_lines
 from trinat.pipelines.prepare.options import ExportSettings, PrepareOptions
 from trinat.segmentation.errors import ConfigError
 
@@ -173,7 +171,7 @@ def report(
         typer.Option("--out", "-o", help="HTML file. Default: STORE/report.html."),
     ] = None,
 ) -> None:
-    """Write an HTML page: subjects, exclusions, class volumes, intensities, outliers.
+    """Write an HTML page: subjects, exclusions, class volumes, outliers.
 
     Example: trinat data report store
     """
@@ -235,10 +233,9 @@ def prepare(
     from trinat.pipelines.prepare.making import prepare_store, read_config
 
     prepare_process()
-    say = say_nothing if quiet else typer.echo
-    with batch_progress(quiet) as finished:
+    with log_lines(quiet), batch_progress(quiet) as finished:
         settings = read_config(config, asdict(asked))
-        summary = prepare_store(settings, out, jobs=jobs, say=say, finished=finished)
+        summary = prepare_store(settings, out, jobs=jobs, finished=finished)
     for row in summary.rows:
         has_failed = row.status == "failed"
         if has_failed or (row.reason and not quiet):
@@ -281,7 +278,10 @@ def split(
     ] = (8, 1, 1),
     kfold: Annotated[
         int | None,
-        typer.Option(min=3, help="Make this many splits for cross-validation instead."),
+        typer.Option(
+            help="Make this many splits for cross-validation instead, 3 or more; 2 with "
+            "--validation 0."
+        ),
     ] = None,
     published: Annotated[
         bool,
@@ -309,7 +309,6 @@ def split(
             help="Text file of subjects to leave out, one a line, as trinat suspects writes it."
         ),
     ] = None,
-    strict: Strict = False,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="JSON file. Default: STORE/split.json."),
@@ -321,19 +320,14 @@ def split(
 
     Example: trinat split store --ratios 8 1 1 --seed 0
     """
-    from trinat.pipelines.study.people import say_of_table
     from trinat.segmentation.data.splits import read_exclusions
     from trinat.segmentation.data.splitting import split_store
     from trinat.segmentation.data.store import Store
     from trinat.segmentation.models.hardware import count_gpus
 
     opened = Store(store)
-    people = opened.people
-    table = store / "participants.tsv"
-    say = partial(typer.echo, err=True)
-    say_of_table(table, people.notes, people.doubts, say, strict=strict)
     for line in opened.copies:
-        say(line)
+        typer.echo(line, err=True)
     left_out = () if exclude is None else read_exclusions(exclude)
     if validation is not None and kfold is None and not published:
         raise ConfigError("--validation without --published", remedy="use --ratios")

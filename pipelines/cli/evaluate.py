@@ -175,9 +175,9 @@ def people(
 
     Example: trinat people participants.tsv out/
     """
-    from trinat.pipelines.study.people import show_people
+    from trinat.pipelines.study.participants_check import show_participants
 
-    show_people(table, results, typer.echo, strict=strict)
+    show_participants(table, results, typer.echo, strict=strict)
 
 
 def _command() -> str:

@@ -1,10 +1,10 @@
-"""Model folders: trinat models, bundle, calibrate, export, fuse-weights, fit-odds and others."""
+"""Model folders: trinat models, bundle, fit, export and others."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,11 +12,11 @@ import typer
 
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import with_fields
-from trinat.pipelines.cli.options import say_nothing
 from trinat.pipelines.common.exits import batch_exit
-from trinat.pipelines.common.option import Device, ModelOut, OverwriteModel, Threads
+from trinat.pipelines.common.option import ModelOut, OverwriteModel
 from trinat.pipelines.jobs.process import prepare_process
-from trinat.pipelines.models.settings import FuseSettings, OddsSettings
+from trinat.pipelines.jobs.progress import log_lines
+from trinat.pipelines.models.settings import FitSettings
 from trinat.segmentation.errors import ConfigError, TrinatError, one_line, reason_of
 from trinat.segmentation.labels import DEFAULT_SCHEME
 
@@ -156,12 +156,13 @@ def bundle(
     name: Annotated[
         str | None, typer.Option(help="Name of the model. Default: name of the folder.")
     ] = None,
-    weights: Annotated[
-        str | None,
+    default_weights: Annotated[
+        bool,
         typer.Option(
-            help="File written by trinat fuse-weights, or: default. Default: from the sources."
+            "--default-weights",
+            help="Weigh the views as a new model does, not as the sources do.",
         ),
-    ] = None,
+    ] = False,
     licence: Annotated[
         str, typer.Option(help="Licence of the weights, if a source states none.")
     ] = "",
@@ -180,7 +181,7 @@ def bundle(
     ] = False,
     overwrite: OverwriteModel = False,
 ) -> None:
-    """Combine views that were trained separately, and their fusion weights, into one model.
+    """Combine views that were trained separately into one model.
 
     Example: trinat bundle runs/coronal runs/axial runs/sagittal --out models/own
     """
@@ -191,7 +192,7 @@ def bundle(
         sources,
         out,
         name=name,
-        weights=weights,
+        default_weights=default_weights,
         licence=licence,
         label_maps=prior,
         ensemble=ensemble,
@@ -207,30 +208,6 @@ def bundle(
         if len(untaught) < len(info.origins):
             views = ", ".join(untaught)
             typer.echo(f"{structure} is not predicted: missing in {views}")
-
-
-@with_fields
-def calibrate(
-    model: Annotated[str, typer.Argument(help="Model folder.")],
-    scans: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="FreeSurfer subject folders to test the limits on; they set no limits."
-        ),
-    ] = None,
-    device: Device = "auto",
-    threads: Threads = None,
-    quiet: options.Quiet = False,
-) -> None:
-    """Find the quality limits of a model's structures on phantoms; write them to model.yaml.
-
-    Example: trinat calibrate models/own
-    """
-    from trinat.pipelines.models.calibrate import calibrate
-
-    prepare_process(threads)
-    for line in calibrate(model, scans or (), device=device, say=_say(quiet)):
-        typer.echo(line)
 
 
 def export(
@@ -253,51 +230,34 @@ def export(
     from trinat.pipelines.models.other_formats import export_model
 
     say_licences(models)
-    for path in export_model(models, out, format_=format_):
+    files = export_model(models, out, format_=format_)
+    if format_ == "web":
+        typer.echo(out)
+        typer.echo(f"open it with: trinat web {shlex.quote(str(out))}", err=True)
+        return
+    for path in files:
         typer.echo(path)
 
 
 @with_fields
-def fuse_weights(settings: FuseSettings, quiet: options.Quiet = False) -> int:
-    """Fit the fusion of views (weights, kind of mean); kept only if Dice rises.
+def fit(settings: FitSettings, quiet: options.Quiet = False) -> int:
+    """Fit a model to your own labels without training; find the limits of its grades.
 
-    Example: trinat fuse-weights models/own --scans t1/ --truth manual/
+    Example: trinat fit fast --scans t1/ --truth manual/ --out own
     """
     from trinat.pipelines.common.models import say_licences
-    from trinat.pipelines.models.fuse_weights import BEFORE, fuse_weights
+    from trinat.pipelines.models.fit import fit
 
     prepare_process(settings.threads)
     say_licences([settings.model])
-    found = fuse_weights(settings, _say(quiet))
-    for line in found.lines():
+    with log_lines(quiet):
+        found = fit(settings)
+    for line in found.lines:
         typer.echo(line)
-    if settings.out is not None:
-        typer.echo(settings.out)
-    elif found.chosen == BEFORE:
-        typer.echo(f"{settings.model}: unchanged")
+    if found.changed:
+        typer.echo(settings.out or f"{settings.model}: updated")
     else:
-        typer.echo(f"{settings.model}: updated")
-    return found.exit
-
-
-@with_fields
-def fit_odds(settings: OddsSettings, quiet: options.Quiet = False) -> int:
-    """Fit a model to your own convention of labels without training; kept only if Dice rises.
-
-    Example: trinat fit-odds fast --scans t1/ --truth manual/ --out own
-    """
-    from trinat.pipelines.common.models import say_licences
-    from trinat.pipelines.models.fit_odds import fit_model_odds
-
-    prepare_process(settings.threads)
-    say_licences([settings.model])
-    found = fit_model_odds(settings, _say(quiet))
-    for line in found.lines():
-        typer.echo(line)
-    if found.better:
-        typer.echo(settings.out)
-    else:
-        typer.echo("no model is written: the mean gains less than 0.001")
+        typer.echo("nothing is changed, and no model is written")
     return found.exit
 
 
@@ -363,10 +323,3 @@ def labels(
         typer.echo(table, nl=False)
     else:
         write_whole(out, table)
-
-
-def _say(quiet: bool) -> Callable[[str], None]:
-    """What shows a line of progress: on stderr, as results go to stdout; a quiet one does not."""
-    if quiet:
-        return say_nothing
-    return partial(typer.echo, err=True)

@@ -257,10 +257,6 @@ def say_merged(outcome: Outcome, out: Path) -> None:
     typer.echo(f"{outcome.done} done, {outcome.failed} failed: {out / 'report.html'}")
 
 
-def say_nothing(line: str) -> None:
-    """What shows the progress of a quiet command."""
-
-
 class Group(TyperGroup):
     """Commands under what they are for, each with the first sentence of its help, uncut.
 

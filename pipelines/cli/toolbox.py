@@ -1,4 +1,4 @@
-"""trinat average, explain, profile and suspects: a researcher's tools around training."""
+"""trinat explain, profile and suspects: a researcher's tools around training."""
 
 from __future__ import annotations
 
@@ -10,56 +10,9 @@ import typer
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import with_fields
 from trinat.pipelines.cli.options import say_next
-from trinat.pipelines.common.option import Device, ModelOut, OverwriteModel, Threads
+from trinat.pipelines.common.option import Device, Threads
 from trinat.pipelines.jobs.process import prepare_process
 from trinat.pipelines.jobs.progress import progress, stage_progress
-
-
-@with_fields
-def average(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(help="Runs of one recipe; after the first also models."),
-    ],
-    out: ModelOut,
-    soup: Annotated[
-        bool,
-        typer.Option(
-            "--soup",
-            help="Keep a member only if the validation Dice does not fall with it.",
-        ),
-    ] = False,
-    batches: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Training batches from which the norms' statistics are computed again.",
-        ),
-    ] = 50,
-    overwrite: OverwriteModel = False,
-    device: Device = "auto",
-    threads: Threads = None,
-) -> None:
-    """Average the weights of several runs of one architecture; print the gain in validation Dice.
-
-    Example: trinat average runs/a runs/b runs/c --soup --out models/soup
-    """
-    from trinat.pipelines.common.models import say_licences
-    from trinat.pipelines.laboratory.average import average
-
-    prepare_process(threads)
-    gains = average(
-        runs,
-        out,
-        greedy=soup,
-        batches=batches,
-        device=device,
-        overwrite=overwrite,
-    )
-    for gain in gains:
-        typer.echo(gain)
-    say_licences([str(out)])
-    typer.echo(out)
 
 
 @with_fields

@@ -13,8 +13,9 @@ import typer
 
 from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import Only, with_fields
-from trinat.pipelines.cli.options import say_next, say_nothing
+from trinat.pipelines.cli.options import say_next
 from trinat.pipelines.jobs.process import prepare_process
+from trinat.pipelines.jobs.progress import log_lines
 from trinat.pipelines.learn.settings import LearnSettings, NextSettings
 from trinat.pipelines.study.naming import FOLD
 from trinat.pipelines.train.progress import training_progress
@@ -198,8 +199,8 @@ def learn(settings: LearnSettings, quiet: options.Quiet = False) -> int:
     from trinat.pipelines.learn.learning import learn
 
     prepare_process(settings.threads)
-    say = say_nothing if quiet else partial(typer.echo, err=True)
-    learnt = learn(settings, say, progress=not quiet)
+    with log_lines(quiet):
+        learnt = learn(settings, progress=not quiet)
     for line in learnt.lines:
         typer.echo(line)
     say_licences([str(settings.out)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.errors import ConfigError, extra_remedy
 
 
 def require_extra(extra: str, *packages: str, what: str = "") -> None:
@@ -16,5 +16,5 @@ def require_extra(extra: str, *packages: str, what: str = "") -> None:
         if find_spec(package) is None:
             raise ConfigError(
                 what or f"needs the package {package}",
-                remedy=f"pip install 'trinat[{extra}]'",
+                remedy=extra_remedy(extra),
             )

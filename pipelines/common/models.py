@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trinat.pipelines.common.config import check
-from trinat.segmentation.errors import ConfigError, ModelError, one_line
+from trinat.segmentation.errors import ModelError, one_line
 from trinat.segmentation.models.zoo import (
     MODEL_FILE,
     find_model,
     licence_notice,
-    shipped_models,
 )
 
 if TYPE_CHECKING:
-    from trinat.segmentation.inference.predictor import Predictor
     from trinat.segmentation.models.checkpoint import Model
     from trinat.segmentation.models.model_info import Description
 
@@ -60,43 +58,10 @@ def find_source(given: Path) -> Path:
     return given
 
 
-def load_views(
-    model: str,
-    device: str,
-    instead: str,
-    *,
-    changed: bool = True,
-) -> Predictor:
-    """Load a model (a name or a folder) with several views.
-
-    With `changed`, the caller is going to change the model's folder: a model that comes with the
-    software is refused, and the error suggests `instead`. A model of a single view is refused in
-    any case. Both are a ConfigError.
-    """
-    # Who only says a licence has no need of torch.
-    from trinat.segmentation.inference.predictor import Predictor
-
-    folder = find_model(model)
-    is_shipped = folder in shipped_models().values()
-    if changed and is_shipped:
-        raise ConfigError(
-            f"{model} comes with the software and is not changed", remedy=instead
-        )
-    segmenter = Predictor(folder, device=device)
-    if len(segmenter.views) < 2:
-        only_view = segmenter.views[0].value
-        raise ConfigError(
-            f"has the {only_view} view alone, and views are compared",
-            where=folder,
-            remedy="join views with trinat bundle first",
-        )
-    return segmenter
-
-
 def description_of(model: Model, out: Path) -> Description:
-    """What model.yaml says of a model, under the name of the folder `out`.
+    """Return the description of a model under the name of the folder `out`.
 
-    ConfigError where no model can have that name.
+    ConfigError if that is no name for a model.
     """
     from trinat.segmentation.models.model_info import Description
 

@@ -36,6 +36,7 @@ from trinat.pipelines.report.cohort import (
     persons_of,
 )
 from trinat.pipelines.report.cohort_page import cohort_drawings, cohort_page
+from trinat.pipelines.report.harmonised import refuse_unharmonisable
 from trinat.pipelines.report.measurements import write_table
 from trinat.pipelines.report.page import provenance
 from trinat.pipelines.study.discovery import absolute
@@ -48,11 +49,13 @@ from trinat.pipelines.study.files import (
     two_maps_of_a_scan,
 )
 from trinat.pipelines.study.ledger import entries_for, unfit_results
-from trinat.pipelines.study.people import (
+from trinat.pipelines.study.participants import Facts, Matched, Participants
+from trinat.pipelines.study.participants_check import (
     refuse_merged_persons,
     refuse_strangers,
-    say_of_table,
+    report_table,
 )
+from trinat.pipelines.study.participants_table import read_participants
 from trinat.pipelines.study.ratings import (
     Rating,
     agreement_table,
@@ -62,8 +65,6 @@ from trinat.pipelines.study.ratings import (
     use_of_ratings,
 )
 from trinat.pipelines.study.record import ParcelResult, ScanResult, measured_in
-from trinat.segmentation.data.people import Facts, Matched, People
-from trinat.segmentation.data.people_table import read_people
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.labels.scheme import Label, LabelScheme, load_scheme
@@ -106,7 +107,7 @@ class Known:
     ratings: list[Rating]
     files: list[ScanFile]
     table: Path
-    people: People
+    people: Participants
     matched: Matched
     doubts: tuple[str, ...]
 
@@ -182,7 +183,12 @@ def report_cohort(
     """
     started = datetime.now(UTC)
     refuse_foreign(settings.out, _OUTPUTS)
-    group = measure_group(settings, progress, say)
+
+    def check(facts: pd.DataFrame, table: Path) -> None:
+        if settings.harmonise is not None:
+            refuse_unharmonisable(facts)
+
+    group = measure_group(settings, progress, say, check)
     known = group.known
     chosen = group.chosen
     if known.norms is not None and settings.reference is not None:
@@ -240,10 +246,13 @@ def measure_group(
     settings: CohortSettings,
     progress: Callable[[MapVolumes, int, int], object],
     say: Callable[[str], None],
+    check: Callable[[pd.DataFrame, Path], None],
 ) -> MeasuredGroup:
     """Measure every label map, and say which failed and which are left out.
 
-    EvaluationError where no label map is left.
+    `check` may raise before any voxel is read. It gets the participants table, and a frame with a
+    row for each scan that may count: subject, age, sex, site and group. EvaluationError where no
+    label map is left.
     """
     known = _read_known(settings, say)
     found = known.files
@@ -256,14 +265,15 @@ def measure_group(
         [file.corrects for file in found if file.corrects],
     )
     fit = [file for file in found if file.result not in unfit]
-    measured = measure_volumes(
-        fit, settings.labels, settings.trust_affine, settings.jobs, progress
-    )
     ledger = Ledgers({}, {})
     for folder, entry in entries_for(settings.predictions):
         ledger.folders.setdefault(folder, []).append(entry)
         for name in entry.outputs:
             ledger.results[absolute(folder / name)] = entry.result
+    check(_facts_of(fit, known, ledger, settings.excluded), known.table)
+    measured = measure_volumes(
+        fit, settings.labels, settings.trust_affine, settings.jobs, progress
+    )
     chosen = _choose(measured, known, ledger, settings.excluded)
 
     # Label maps that are unfit or could not be read, and scans without one.
@@ -321,7 +331,7 @@ def _read_known(settings: CohortSettings, say: Callable[[str], None]) -> Known:
         table = settings.predictions / "participants.tsv"
     elif not table.is_file():
         raise ConfigError("no such table", where=table)
-    people = read_people(table)
+    people = read_participants(table)
     ratings = read_given(settings.ratings)
 
     files = find_files(
@@ -336,7 +346,7 @@ def _read_known(settings: CohortSettings, say: Callable[[str], None]) -> Known:
     doubts = people.doubts
     if people.facts:
         doubts += matched.remarks
-    say_of_table(table, people.notes, doubts, say, strict=settings.strict)
+    report_table(table, people.notes, doubts, say, strict=settings.strict)
     clash = persons_in_folders(files)
     if clash:
         say(clash)
@@ -344,6 +354,21 @@ def _read_known(settings: CohortSettings, say: Callable[[str], None]) -> Known:
     if twice:
         say(f"{twice}: each map counts as a scan")
     return Known(scheme, ranges, norms, ratings, files, table, people, matched, doubts)
+
+
+def _facts_of(
+    files: Iterable[ScanFile], known: Known, ledger: Ledgers, excluded: Collection[str]
+) -> pd.DataFrame:
+    """Make a row of the person's facts for each scan that the ledger does not leave out."""
+    rows = []
+    for file in files:
+        if file.corrects is None and ledger.of(file).why_left_out(excluded):
+            continue
+        person = known.matched.of(file.name, file.person)
+        sex = person.sex or ""
+        rows.append((file.person, person.age, sex, person.site, person.group))
+    frame = pd.DataFrame(rows, columns=["subject", "age", "sex", "site", "group"])
+    return frame.astype({"age": float})
 
 
 def _choose(
@@ -462,6 +487,9 @@ def _with_parcels(
                 volumes_mm3=volumes_mm3,
                 uncertainty=None,
                 structures_left_out=why,
+                structure_grades={
+                    name: parcel.grade or "" for name, parcel in measured.items()
+                },
             )
         )
     if not any(scan.volumes_mm3 for scan in scans):
@@ -558,6 +586,7 @@ def _scan(result: MapVolumes, person: Facts, facts: ScanResult) -> Scan:
         site=person.site,
         grade=facts.grade,
         notes="; ".join(facts.remarks),
+        structure_grades=facts.structure_grades,
         uncertainty=uncertainty or None,
         group=person.group,
         intracranial_mm3=intracranial_mm3,
@@ -600,7 +629,13 @@ def _write_tables(
     with_parcels = () if parcels is None else parcels.scans
     for scan in (*cohort.scans, *with_parcels):
         left_out += [
-            (scan.subject, scan.session, structure, scan.grade, why)
+            (
+                scan.subject,
+                scan.session,
+                structure,
+                scan.structure_grades.get(structure, ""),
+                why,
+            )
             for structure, why in scan.structures_left_out.items()
         ]
     columns = ["subject", "session", "structure", "grade", "reason"]

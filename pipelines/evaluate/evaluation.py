@@ -263,7 +263,7 @@ def _write_page(
 
     settings = inputs.settings
     folder = settings.out / "figures"
-    plots = drawings(evaluation, inputs.scheme)
+    plots = drawings(evaluation)
     for of_section in plots.values():
         for drawing in of_section:
             drawing.save(folder)

@@ -71,7 +71,13 @@ def make_norms(
             where=out,
             remedy="give another --out",
         )
-    measured = measure_group(settings, progress, say)
+
+    def check(facts: pd.DataFrame, table: Path) -> None:
+        persons = _of_group(facts, group, table).groupby("subject")
+        known = persons.agg(age=("age", "mean"), sex=("sex", "max"))
+        _refuse_few(known[known["age"].notna() & (known["sex"] != "")], settings)
+
+    measured = measure_group(settings, progress, say, check)
     persons = _persons(measured, group, say)
     model = _model_of(measured, settings.predictions)
     with_heads = bool(persons["intracranial_mm3"].notna().any())
@@ -114,12 +120,7 @@ def make_norms(
             )
             has_norms |= is_reached & (persons["sex"] == sex)
     if not rows:
-        sexes = ", ".join(f"{(persons['sex'] == sex).sum()} {sex}" for sex in SEXES)
-        raise EvaluationError(
-            f"{count(len(persons), 'person')} left ({sexes}), and norms need "
-            f"{FEWEST_PERSONS}, of these {FEWEST_OF_SEX} of a sex",
-            where=settings.predictions,
-        )
+        raise _too_few(persons, settings)
     if refused:
         say(
             f"no norms of {len(refused)} structures, which fewer than {FEWEST_PERSONS} persons "
@@ -148,21 +149,7 @@ def _persons(
     """
     cohort = cohort_of(measured.chosen.scans, measured.known.scheme)
     frame = cohort.frame[cohort.frame["metric"] == "volume"]
-    table = measured.known.table
-    groups = sorted(set(frame["group"]) - {""})
-    if group is None and len(groups) > 1:
-        raise ConfigError(
-            f"has the groups {', '.join(groups)}, and norms are of healthy persons",
-            where=table,
-            remedy="give --group with the one that is healthy",
-        )
-    if group is not None:
-        if group not in groups:
-            known = ", ".join(groups) or "none"
-            raise ConfigError(
-                f"has no group {group!r}", where=table, remedy=f"known groups: {known}"
-            )
-        frame = frame[frame["group"] == group]
+    frame = _of_group(frame, group, measured.known.table)
     # Of several scans the first sex that is known.
     with_sex = frame.assign(sex=frame["sex"].where(frame["sex"] != ""))
     by_person = with_sex.groupby("subject", sort=False)
@@ -185,6 +172,44 @@ def _persons(
             _say_left_out(persons, is_of_sex, few, say)
             persons = persons[~is_of_sex]
     return persons
+
+
+def _of_group(frame: pd.DataFrame, group: str | None, table: Path) -> pd.DataFrame:
+    """Return the rows of the healthy group; ConfigError if it is not clear which one that is."""
+    groups = sorted(set(frame["group"]) - {""})
+    if group is None:
+        if len(groups) > 1:
+            raise ConfigError(
+                f"has the groups {', '.join(groups)}, and norms are of healthy persons",
+                where=table,
+                remedy="give --group with the one that is healthy",
+            )
+        return frame
+    # The table's spellings of one group are one already.
+    of_group = frame["group"].str.casefold() == group.strip().casefold()
+    if not of_group.any():
+        known = ", ".join(groups) or "none"
+        raise ConfigError(
+            f"has no group {group!r}", where=table, remedy=f"known groups: {known}"
+        )
+    return frame[of_group]
+
+
+def _refuse_few(persons: pd.DataFrame, settings: CohortSettings) -> None:
+    """Raise if fewer persons have an age and a sex than norms need."""
+    of_sex = persons["sex"].value_counts()
+    if of_sex[of_sex >= FEWEST_OF_SEX].sum() < FEWEST_PERSONS:
+        raise _too_few(persons, settings)
+
+
+def _too_few(persons: pd.DataFrame, settings: CohortSettings) -> EvaluationError:
+    """Make the error of a group with too few persons for norms."""
+    sexes = ", ".join(f"{(persons['sex'] == sex).sum()} {sex}" for sex in SEXES)
+    return EvaluationError(
+        f"{count(len(persons), 'person')} left ({sexes}), and norms need "
+        f"{FEWEST_PERSONS}, of these {FEWEST_OF_SEX} of a sex",
+        where=settings.predictions,
+    )
 
 
 def _say_left_out(

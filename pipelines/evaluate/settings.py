@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated, Literal, cast, get_args
 
 from trinat.pipelines.common.option import Option, Strict, TrustAffine, as_tuple
+from trinat.pipelines.study.participants import COVARIATES
 from trinat.pipelines.study.record import EXCLUDED_GRADES
-from trinat.segmentation.data.people import COVARIATES
 from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.labels import DEFAULT_SCHEME, Csf
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trinat.segmentation.data.people_table import (
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.io.cells import (
     age_in,
     may_be_thousands,
     number_in,
     sex_in,
 )
-from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import read_rows, read_table
 from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.scheme import LabelScheme
@@ -28,12 +28,18 @@ if TYPE_CHECKING:
 
 # The first row of a table is on this line of its file.
 _FIRST_LINE = 2
-# Of a table of norms.
-_NUMBERS_OF_NORMS = (
-    *("age", "persons", "persons_near", "l", "m_mm3", "s"),
-    *("intracranial_mm3", "intracranial_power"),
-)
-_ABOVE_0 = ("persons", "m_mm3", "s", "intracranial_mm3")
+# The possible numbers of a table of norms; within them no z-score overflows.
+_LIMITS_OF_NORMS = {
+    "age": (0, 120),
+    "persons": (1, 1e9),
+    "persons_near": (0, 1e9),
+    "l": (-10, 10),
+    "m_mm3": (1e-3, 1e8),
+    "s": (1e-6, 10),
+    "intracranial_mm3": (1e5, 1e7),
+    "intracranial_power": (-5, 5),
+}
+_WHOLE = ("persons", "persons_near")
 # Of a table of ranges.
 _COLUMNS_OF_PERSONS = ("sex", "age_from", "age_to")
 _ABOUT_PERSONS = re.compile(r"(^|[^a-z])(age|sex|gender)")
@@ -104,7 +110,8 @@ def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
     by_number = {str(label.fs_id): label.name for label in scheme.labels}
     rows = read_rows(path, required=("structure", "low_mm3", "high_mm3"))
     _refuse_unread(rows[0] if rows else (), path)
-    _refuse_thousands(rows, path)
+    volumes = [row[column] for row in rows for column in ("low_mm3", "high_mm3")]
+    _refuse_thousands(volumes, path)
     ranges = []
     for line, row in enumerate(rows, start=_FIRST_LINE):
         if not any(row.values()):
@@ -129,13 +136,13 @@ def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
     return [_to_the_last_day(limits, ranges) for limits in ranges]
 
 
-def _refuse_thousands(rows: Iterable[Mapping[str, str]], path: Path) -> None:
-    """ConfigError for limits such as 2.800, where no other says whether that is 2800."""
-    limits = [row[column] for row in rows for column in ("low_mm3", "high_mm3")]
-    is_clear = any(not _UP_TO_THOUSANDS.fullmatch(cell) for cell in limits if cell)
-    if not is_clear and any(may_be_thousands(cell, number_in) for cell in limits):
+def _refuse_thousands(volumes: Sequence[str], path: Path) -> None:
+    """Raise ConfigError for volumes such as 2.800, if no other shows whether that is 2800."""
+    is_clear = any(not _UP_TO_THOUSANDS.fullmatch(cell) for cell in volumes if cell)
+    ambiguous = [cell for cell in volumes if may_be_thousands(cell, number_in)]
+    if ambiguous and not is_clear:
         raise ConfigError(
-            "its limits could be thousands or decimals: 2.800",
+            f"its volumes could be thousands or decimals: {ambiguous[0]}",
             where=path,
             remedy="write thousands without a point: 2800",
         )
@@ -188,6 +195,7 @@ def read_norms(path: Path, scheme: LabelScheme) -> Norms:
     rows = read_rows(path, required=COLUMNS)
     if not rows:
         raise ConfigError("has no rows", where=path)
+    _refuse_thousands([row["m_mm3"] for row in rows], path)
     last: dict[tuple[str, str], float] = {}
     heads: dict[tuple[str, str], tuple[str, str]] = {}
     for line, row in enumerate(rows, start=_FIRST_LINE):
@@ -199,13 +207,15 @@ def read_norms(path: Path, scheme: LabelScheme) -> Norms:
             what = f"line {line}: sex is F or M, not {row['sex']!r}"
             raise ConfigError(what, where=path)
         needs_head = bool(row["intracranial_power"])
-        for column in _NUMBERS_OF_NORMS:
+        for column, (low, high) in _LIMITS_OF_NORMS.items():
             if column.startswith("intracranial") and not needs_head:
                 continue
             try:
                 number = number_in(row[column])
-                if number <= 0 and column in _ABOVE_0:
-                    raise ValueError("is not above 0")
+                if not low <= number <= high:
+                    raise ValueError(f"is not from {low:g} to {high:g}")
+                if column in _WHOLE and not number.is_integer():
+                    raise ValueError("is no whole number")
             except ValueError as error:
                 what = f"line {line}, {column}: {row[column]!r} {error}"
                 raise ConfigError(what, where=path) from None

@@ -283,16 +283,14 @@ def claimed(
     names: Iterable[str],
     *,
     within: Iterable[str] = (),
-    is_known: bool = False,
 ) -> Iterator[None]:
-    """Hold a folder whose files this command replaces, and mark it before its first file.
+    """Lock a folder whose files this command replaces, and mark it before its first file.
 
-    The mark lets a run that was killed be done again; what that was writing, also in the folders
-    `within`, goes. A folder without a mark that has files of these `names` is refused
-    (OutputError), unless it `is_known` to be the command's.
+    The mark lets a run that was killed be repeated; its unfinished files, also in the folders
+    `within`, are removed. A folder without a mark that has files of these `names` is refused
+    (OutputError).
     """
-    if not is_known:
-        refuse_foreign(folder, names)
+    refuse_foreign(folder, names)
     with run_lock(folder / ".lock"):
         remove_leftovers(folder, *(folder / name for name in within))
         if not _is_marked(folder):

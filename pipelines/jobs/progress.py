@@ -194,10 +194,12 @@ def log_lines(quiet: bool) -> Iterator[None]:
         yield
         return
     # Without any handler Python itself would print warnings.
-    handler = logging.NullHandler() if quiet else _Stderr()
+    handler: logging.Handler = logging.NullHandler()
     level = logger.level
+    if not quiet:
+        handler = _Stderr()
+        logger.setLevel(logging.INFO)
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
     try:
         yield
     finally:

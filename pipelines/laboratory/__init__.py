@@ -1,1 +1,1 @@
-"""A researcher's tools around training: profiles, explanations, averages, suspect labels."""
+"""A researcher's tools around training: profiles, explanations, suspect labels."""

@@ -1,4 +1,4 @@
-"""trinat learn: the best model that some corrected label maps allow.
+"""`trinat learn`: the best model that some corrected label maps allow.
 
 From few persons factors of structures are fitted; from more, networks are trained, too. What is
 better is decided by persons that the new model has not seen. A model that is no better is not
@@ -7,7 +7,8 @@ written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,20 @@ from trinat.pipelines.learn.forecast import (
 from trinat.pipelines.learn.settings import LearnSettings
 from trinat.pipelines.learn.training import Trained, train_on
 from trinat.pipelines.models.fit_odds import (
-    WORTHWHILE,
-    FoundOdds,
+    FITTED,
     classes_without_odds,
+    describe_odds,
     find_odds,
-    save_with_odds,
     segment_all,
 )
-from trinat.pipelines.models.scans_with_truth import dice_lines, require_scans
+from trinat.pipelines.models.held_out import (
+    BEFORE,
+    WORTHWHILE,
+    FittedFusion,
+    choose,
+    dice_lines,
+)
+from trinat.pipelines.models.scans_with_truth import Reader, require_scans
 from trinat.pipelines.study.pairing import Pair
 from trinat.pipelines.study.study import Study
 from trinat.pipelines.train.provenance import write_provenance
@@ -54,11 +61,10 @@ from trinat.segmentation.training.odds_fit import (
     logarithms_of,
 )
 
-Say = Callable[[str], None]
+_log = logging.getLogger(__name__)
 
 # With two, one would be left to learn from: factors use both.
 _FEWEST_TO_TRAIN = 3
-_BEFORE = "before"
 _FACTORS = "factors"
 _SEE = "see what is wrong with it"
 
@@ -77,7 +83,7 @@ class Judged:
 
     @property
     def gain(self) -> float:
-        """How much the mean over scans has gained."""
+        """The gain of the mean over scans."""
         return float(np.mean(self.after)) - float(np.mean(self.before))
 
     def __str__(self) -> str:
@@ -103,7 +109,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Learnt:
-    """What was learnt: `lines` say for people what was done, why, and all figures."""
+    """Outcome of a learning: `lines` tell people what was done, why, and all figures."""
 
     lines: tuple[str, ...]
     exit: Exit
@@ -115,7 +121,7 @@ class _Material:
 
     corrected: Sequence[Corrected]
     model: Model
-    mapping: Mappings
+    reader: Reader
     pairs: Sequence[Pair]
     scans: Sequence[DoubtfulVoxels]
     counted: Sequence[int]
@@ -129,7 +135,6 @@ class _Material:
 
 def learn(
     settings: LearnSettings,
-    say: Say = lambda line: None,
     *,
     progress: bool = False,
     study: Study | None = None,
@@ -137,16 +142,15 @@ def learn(
     """Make a model of corrected scans, and write it if persons that it has not seen gain by it.
 
     They are those of `study`; by default of the results that the settings name.
-    Scans that cannot be used are reported by `say`, and count as failed. EvaluationError where
-    none can be used, or the model is no better: then none is written. `progress` of a training is
-    shown on stderr.
+    Scans that cannot be used are logged, and count as failed. EvaluationError if none can be used,
+    or if the model is no better: then none is written. `progress` of a training is shown on stderr.
     """
     check_out(settings.out, settings.overwrite)
     if study is None:
         study = Study(
             settings.results, rater="", images=settings.images, against=settings.labels
         )
-    material = _material(study, settings, say)
+    material = _material(study, settings)
     persons = len(set(material.persons))
     what = (
         f"{count(len(material.scans), 'corrected scan')} of {count(persons, 'person')}"
@@ -165,13 +169,12 @@ def learn(
         material.model,
         study.structures,
         settings,
-        say,
         progress=progress,
     )
-    return _by_training(material, trained, settings, what, say)
+    return _by_training(material, trained, settings, what)
 
 
-def _material(study: Study, settings: LearnSettings, say: Say) -> _Material:
+def _material(study: Study, settings: LearnSettings) -> _Material:
     """Find the corrected scans, and segment them with the model to improve."""
     corrected, failures = find_corrected(study)
     require_scans(corrected, failures, settings.results, _SEE)
@@ -181,27 +184,26 @@ def _material(study: Study, settings: LearnSettings, say: Say) -> _Material:
     mapping = Mappings()
     if settings.numbering is not None:
         mapping = Mappings(truth_numbering=load_folding(settings.numbering))
+    reader = Reader(mapping, settings.trust_affine)
     counted = structures_corrected(corrected, model.scheme)
     agreement = compare_with_results(corrected, model.scheme, counted, mapping)
     if agreement is not None:
         counted = sorted(agreement.changed)
-        _say_expectation(corrected, model, agreement, settings, say)
+        _say_expectation(corrected, model, agreement, settings)
     pairs, scans, failed = segment_all(
         model,
         [each.pair for each in corrected],
-        mapping,
+        reader,
         device=settings.device,
-        trust_affine=settings.trust_affine,
-        say=say,
     )
     failures += failed
     for reason in failures:
-        say(f"not used: {reason}")
+        _log.info("not used: %s", reason)
     require_scans(scans, failures, settings.results, _SEE)
     used = {pair.truth.path for pair in pairs}
     corrected = [each for each in corrected if each.labels in used]
     return _Material(
-        corrected, model, mapping, pairs, scans, counted, failed=len(failures)
+        corrected, model, reader, pairs, scans, counted, failed=len(failures)
     )
 
 
@@ -217,7 +219,6 @@ def _say_expectation(
     model: Model,
     agreement: Agreement,
     settings: LearnSettings,
-    say: Say,
 ) -> None:
     """Report what can be gained and how long it takes; EvaluationError if nothing can be gained.
 
@@ -231,40 +232,50 @@ def _say_expectation(
                 where=settings.results,
                 remedy="correct scans in which more is wrong",
             )
-        say(str(agreement))
+        _log.info("%s", agreement)
     persons = len({each.person for each in corrected})
     trains = _trains(settings, persons)
     seconds = learning_seconds(corrected, model, settings, trains=trains)
     if seconds is not None:
-        say(f"learning will take about {max(1, round(seconds / 60))} min")
+        _log.info("learning will take about %d min", max(1, round(seconds / 60)))
 
 
 def _by_factors(material: _Material, settings: LearnSettings, why: str) -> Learnt:
     """Fit factors to all scans, judged by factors that have not seen a scan's person."""
     found = _factors_of(material)
-    judged = Judged(found.persons, found.before, found.after, found.held_out)
+    before = tuple(found.dice[BEFORE])
+    after = tuple(found.dice[FITTED])
+    judged = Judged(found.persons, before, after, found.held_out)
     _refuse_if_no_better(judged, settings.out)
     _save_factors(material, found, settings)
-    return Learnt((why, *found.lines(), str(judged)), found.exit)
+    factors = f"fitted to all: {describe_odds(found.fusions[FITTED])}"
+    lines = (why, *found.table(), factors, str(judged))
+    exit_status = batch_exit(done=len(material.scans), failed=material.failed)
+    return Learnt(lines, exit_status)
 
 
-def _factors_of(material: _Material) -> FoundOdds:
+def _factors_of(material: _Material) -> FittedFusion:
     """Fit factors to all scans."""
-    return find_odds(
-        material.model,
-        material.pairs,
-        material.scans,
-        material.failed,
-        material.counted,
-    )
+    return find_odds(material.model, material.pairs, material.scans, material.counted)
 
 
 def _save_factors(
-    material: _Material, found: FoundOdds, settings: LearnSettings
+    material: _Material, found: FittedFusion, settings: LearnSettings
 ) -> None:
     """Write the model with its networks and the factors."""
+    changed: dict[str, Any] = {
+        "fusion": found.fusions[FITTED],
+        # Other figures were measured with other factors.
+        "metrics": {"class_odds": found.figures(FITTED)},
+    }
     description = description_of(material.model, settings.out)
-    save_with_odds(material.model, description, found, settings.out, settings.overwrite)
+    save_changed(
+        material.model,
+        settings.out,
+        description.model_copy(update=changed),
+        parcels=material.model.parcels,
+        overwrite=settings.overwrite,
+    )
 
 
 def _by_training(
@@ -272,7 +283,6 @@ def _by_training(
     trained: Trained,
     settings: LearnSettings,
     what: str,
-    say: Say,
 ) -> Learnt:
     """Choose between factors and what was trained by the scans that were left out."""
     left_out = []
@@ -286,12 +296,12 @@ def _by_training(
     names = [pair.truth.name for pair in pairs]
     scores = {
         **_scores_of_factors(material, [scan for _, scan in left_out], rest),
-        **_scores_of_trained(material, trained, pairs, settings, say),
+        **_scores_of_trained(material, trained, pairs, settings),
     }
     chosen = choose(scores)
     judged = Judged(
         persons=tuple(pair.truth.person for pair in pairs),
-        before=tuple(scores[_BEFORE]),
+        before=tuple(scores[BEFORE]),
         after=tuple(scores[chosen]),
         held_out=True,
     )
@@ -302,7 +312,7 @@ def _by_training(
         _save_trained(material, trained, chosen, judged, settings)
     lines = (
         f"{what}, {count(len(set(judged.persons)), 'person')} left out: {_WHY[chosen]}",
-        *dice_lines(scores, names, "what was", held_out=True),
+        *dice_lines(scores, names, held_out=True),
         str(judged),
     )
     exit_status = batch_exit(done=len(material.scans), failed=material.failed)
@@ -314,11 +324,11 @@ def _scores_of_factors(
     left_out: Sequence[DoubtfulVoxels],
     rest: Sequence[DoubtfulVoxels],
 ) -> dict[str, list[float]]:
-    """Dice of each scan that was left out, before and with factors of the rest."""
+    """Score each held-out scan, before and with factors of the rest."""
     model = material.model
     fixed = classes_without_odds(model, material.scans, material.counted)
     odds = {
-        _BEFORE: model.info.fusion.class_odds,
+        BEFORE: model.info.fusion.class_odds,
         _FACTORS: fit_odds(rest, model.scheme, fixed),
     }
     scores = {}
@@ -333,22 +343,19 @@ def _scores_of_trained(
     trained: Trained,
     left_out: Sequence[Pair],
     settings: LearnSettings,
-    say: Say,
 ) -> dict[str, list[float]]:
-    """Dice of each scan that was left out, by each model that was trained."""
+    """Score each held-out scan with each model that was trained."""
     scheme = material.model.scheme
     fixed = classes_without_odds(material.model, material.scans, material.counted)
     scores = {}
     for name, folder in trained.models.items():
-        say(f"judging what was {name}")
+        _log.info("judging what was %s", name)
         candidate = load_model(folder)
         used, found, _ = segment_all(
             candidate,
             left_out,
-            material.mapping,
+            material.reader,
             device=settings.device,
-            trust_affine=settings.trust_affine,
-            say=lambda line: None,
         )
         own = logarithms_of(candidate.info.fusion.class_odds, scheme)
         dice_of = {}
@@ -365,21 +372,6 @@ _WHY = {
     "averaged": "the networks are the mean of those before and after training",
     "trained": "the networks are those after training, whose mean with those before is worse",
 }
-
-
-def choose(scores: Mapping[str, Sequence[float]]) -> str:
-    """The name of what to take, of scores (Dice of each scan) by name, the start first.
-
-    They are in the order of how much they change. One that changes more is taken if its mean is
-    better by what is worth having.
-    """
-    names = list(scores)
-    chosen = names[0]
-    for name in names[1:]:
-        gain = float(np.mean(scores[name])) - float(np.mean(scores[chosen]))
-        if gain >= WORTHWHILE:
-            chosen = name
-    return chosen
 
 
 def _save_trained(
@@ -419,7 +411,7 @@ def _save_trained(
 
 
 def _refuse_if_no_better(judged: Judged, out: Path) -> None:
-    """EvaluationError where a model is not worth having."""
+    """Raise EvaluationError if a model is not worth having."""
     # Not where it is not a number, as of corrections that change nothing.
     if not judged.gain >= WORTHWHILE:
         raise EvaluationError(
@@ -432,7 +424,7 @@ def _refuse_if_no_better(judged: Judged, out: Path) -> None:
 def structures_corrected(
     corrected: Sequence[Corrected], scheme: LabelScheme
 ) -> list[int]:
-    """Classes that corrections speak of, with their other sides.
+    """Return the classes that corrections speak of, with their other sides.
 
     Those that people have changed in any scan; all of them as soon as a label map is from
     elsewhere.
@@ -450,7 +442,7 @@ def structures_corrected(
 
 
 def _made_by(corrected: Sequence[Corrected]) -> str:
-    """The shipped model that made the results; ConfigError where it is another one."""
+    """Return the shipped model that made the results; ConfigError if it is another one."""
     hashes = {each.item.entry.model for each in corrected}
     for name, folder in shipped_models().items():
         if hashes == {sha256_of(folder / MODEL_FILE)}:

@@ -15,6 +15,7 @@ from trinat.pipelines.common.option import (
     TrustAffine,
 )
 
+DEFAULT_RECIPE = "learn"
 _Labels = Annotated[
     Path | None,
     Option(
@@ -69,7 +70,7 @@ class LearnSettings:
     ] = "auto"
     recipe: Annotated[
         str, Option("Recipe to train with: a YAML file, or a shipped recipe's name.")
-    ] = "learn"
+    ] = DEFAULT_RECIPE
     seconds: Annotated[
         float | None,
         Option("Train for this wall time instead of the recipe's steps.", min=1),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trinat.pipelines.common.config import check, read_yaml
+from trinat.pipelines.common.config import check
 from trinat.pipelines.common.models import check_out, find_source
 from trinat.segmentation.errors import ConfigError, ModelError
 from trinat.segmentation.inference.prior import build_template, default_prior
@@ -33,9 +33,6 @@ from trinat.segmentation.models.zoo import MODEL_FILE
 from trinat.segmentation.space.views import View
 from trinat.segmentation.synthetic.heads import load_heads
 
-# In place of a weights file: the weights that a model has when nothing else is said.
-DEFAULT = "default"
-
 # The models that have a network for each view.
 Members = Mapping[View, Sequence[Model]]
 
@@ -45,7 +42,7 @@ def bundle(
     out: Path,
     *,
     name: str | None = None,
-    weights: str | Path | None = None,
+    default_weights: bool = False,
     licence: str = "",
     label_maps: Path | None = None,
     ensemble: bool = False,
@@ -55,7 +52,7 @@ def bundle(
 
     With `ensemble`, those that hold the same view become members of one network for it.
 
-    `weights` is a file that fuse-weights wrote, or "default"; else the sources' own. `licence`
+    Views are weighed as in the sources, or with `default_weights` as in a new model. `licence`
     is what the weights may be used under, where a source does not say it. From `label_maps` an
     anatomical prior is made; else the model has that of the first source, if it has one.
 
@@ -75,10 +72,11 @@ def bundle(
                     where=source.folder,
                     remedy="join views that were trained alike",
                 )
-    fusion = _joined_fusion(sources, weights)
+    fusion = Fusion()
+    if not default_weights:
+        fusion = _common_fusion(sources)
     # Weights that do not fit the label scheme are refused before anything is made.
-    weights_origin = first.folder if weights is None else weights
-    class_weights(fusion, first.scheme, list(members), weights_origin)
+    class_weights(fusion, first.scheme, list(members), first.folder)
 
     template = first.template
     prior = first.info.prior
@@ -154,20 +152,15 @@ def _common_facts(model: Model) -> dict[str, Any]:
     return facts
 
 
-def _joined_fusion(sources: Sequence[Model], weights: str | Path | None) -> Fusion:
-    """Decide how the new model fuses its views: by default, by a file, or as all sources do."""
-    if weights == DEFAULT:
-        return Fusion()
-    if weights is not None:
-        path = Path(weights)
-        return check(Fusion, read_yaml(path), path)
+def _common_fusion(sources: Sequence[Model]) -> Fusion:
+    """Return the fusion of all sources; a ConfigError if they differ."""
     first = sources[0]
     for source in sources:
         if source.info.fusion != first.info.fusion:
             raise ConfigError(
                 f"joins its views otherwise than {first.folder}",
                 where=source.folder,
-                remedy=f"choose with --weights FILE or --weights {DEFAULT}",
+                remedy="add --default-weights, and run trinat fit on the new model",
             )
     return first.info.fusion
 

@@ -18,6 +18,7 @@ from natsort import natsorted
 from trinat.pipelines.predict.case_files import (
     CaseFiles,
     by_name,
+    callosum_result,
     judge,
     thickness_results,
 )
@@ -195,6 +196,13 @@ class CaseWorker:
                         doubts = thickness_doubts(Evidence.of(found))
                         result.thickness_doubts = doubts
                         result.notes += doubts
+                if self.settings.output.callosum:
+                    result.callosum = callosum_result(found.callosum)
+                    result.measures_mm3 = {
+                        **result.measures_mm3,
+                        **result.callosum.volumes_mm3,
+                        "CorpusCallosum": result.callosum.total_mm3,
+                    }
             # A name of its own: on a cluster a worker given up for dead may still be at it.
             staging = self.settings.staging / secrets.token_hex(8)
             with stage("write"):

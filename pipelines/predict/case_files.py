@@ -25,14 +25,22 @@ from trinat.pipelines.report.page import short_name
 from trinat.pipelines.report.scan_page import scan_page
 from trinat.pipelines.study.cases import Case
 from trinat.pipelines.study.naming import (
+    CALLOSUM_TABLE,
     LABEL_TABLE,
     PARCEL_TABLE,
+    PLAIN_CALLOSUM_TABLE,
     PLAIN_LABEL_TABLE,
     PLAIN_PARCEL_TABLE,
     Product,
 )
-from trinat.pipelines.study.record import ParcelResult, ScanResult, ThicknessResult
+from trinat.pipelines.study.record import (
+    CallosumResult,
+    ParcelResult,
+    ScanResult,
+    ThicknessResult,
+)
 from trinat.segmentation.inference import quality
+from trinat.segmentation.inference.callosum import Callosum
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.checks.limits import Limits
 from trinat.segmentation.inference.measuring import ParcelMeasure, measure
@@ -42,7 +50,7 @@ from trinat.segmentation.io.files import sha256_of, write_whole
 from trinat.segmentation.io.volume import Volume, write_maps
 from trinat.segmentation.labels import HEMISPHERES, Side
 from trinat.segmentation.labels.measures import MEASURES, BrainVolumes
-from trinat.segmentation.labels.scheme import LabelScheme
+from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.rendering.pictures import draw_mosaic, encoded
 from trinat.segmentation.space.views import reoriented
@@ -155,6 +163,19 @@ def by_name(parcels: Iterable[ParcelMeasure]) -> dict[str, ParcelResult]:
     }
 
 
+def callosum_result(found: Callosum) -> CallosumResult:
+    """Return the measurements of a corpus callosum, rounded."""
+    thickness = found.thickness_mm
+    return CallosumResult(
+        grade=found.grade,
+        reasons=list(found.reasons),
+        volumes_mm3={name: round(mm3, 3) for name, mm3 in found.volumes_mm3.items()},
+        total_mm3=round(found.volume_mm3, 3),
+        thickness_mm=[round(mm, 3) for mm in thickness[np.isfinite(thickness)]],
+        **{name: _rounded(value) for name, value in found.measures.items()},
+    )
+
+
 def _raw(case: Case) -> str:
     """The URI of a case's scan, as BIDS has it."""
     return f"bids:raw:{case.shown}"
@@ -231,6 +252,7 @@ class CaseFiles:
             Product.LABELS: self._write_labels,
             Product.STATS: self._write_stats,
             Product.PARCELS: self._write_parcels,
+            Product.CALLOSUM: self._write_callosum,
             Product.PARCEL_STATS: self._write_parcel_stats,
             Product.BRAIN_MASK: partial(self._write_brain_mask, Product.BRAIN_MASK),
             Product.ENTROPY: self._write_entropy,
@@ -272,6 +294,10 @@ class CaseFiles:
                 table = PARCEL_TABLE if self.settings.bids else PLAIN_PARCEL_TABLE
                 scheme = self.found.parcel_map.parcellation.whole
                 write_label_table(self.staging / table, scheme, by_index=by_index)
+            if self.wants(Product.CALLOSUM):
+                table = CALLOSUM_TABLE if self.settings.bids else PLAIN_CALLOSUM_TABLE
+                scheme = load_scheme("callosum")
+                write_label_table(self.staging / table, scheme, by_index=False)
         return outputs
 
     def _write_sidecar(self, product: Product, **facts: str) -> None:
@@ -292,8 +318,11 @@ class CaseFiles:
     def _write_stats(self) -> None:
         """aseg.stats, as FreeSurfer has it."""
         found = self.found
+        voxels = dict(found.voxels)
+        if self.wants(Product.CALLOSUM):
+            voxels.update(found.callosum.voxels)
         table = format_aseg_stats(
-            self.case.stem, found.scheme, found.voxels, found.voxel_mm3, self.volumes
+            self.case.stem, found.scheme, voxels, found.voxel_mm3, self.volumes
         )
         write_whole(self.names.path(Product.STATS), table)
 
@@ -304,6 +333,12 @@ class CaseFiles:
             labels = self.found.parcel_labels
         labels.write(self.names.path(Product.PARCELS), labels=True)
         self._write_sidecar(Product.PARCELS)
+
+    def _write_callosum(self) -> None:
+        """Write the map of the corpus callosum, always in FreeSurfer's numbers."""
+        path = self.names.path(Product.CALLOSUM)
+        self.found.callosum.labels.write(path, labels=True)
+        self._write_sidecar(Product.CALLOSUM)
 
     def _write_parcel_stats(self) -> None:
         """parcels.stats: structures and parcels as `mri_segstats` lists them."""
@@ -483,7 +518,9 @@ def format_aseg_stats(
         f"# VoxelVolume_mm3 {voxel_mm3:g}",
         "# ColHeaders Index SegId NVoxels Volume_mm3 StructName",
     ]
-    found = [label for label in scheme.labels if label.name in voxels]
+    # The callosum has a scheme of its own, because it is also part of the white matter.
+    labels = (*scheme.labels, *load_scheme("callosum").labels[1:])
+    found = [label for label in labels if label.name in voxels]
     found.sort(key=lambda label: label.fs_id)
     for index, label in enumerate(found, start=1):
         count = voxels[label.name]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,14 +29,25 @@ from trinat.pipelines.predict.settings import (
     Shard,
     slices_of,
 )
-from trinat.pipelines.predict.tables import write_bids_files, write_tables
+from trinat.pipelines.predict.tables import (
+    write_bids_files,
+    write_measures,
+    write_tables,
+)
 from trinat.pipelines.study.cases import Case, Found, Refusal, Work
 from trinat.pipelines.study.discovery import find_cases, suffix_of_results
 from trinat.pipelines.study.entry import Entry, most_doubtful
-from trinat.pipelines.study.ledger import Ledger, LedgerContents, ledgers_in
+from trinat.pipelines.study.ledger import (
+    ChangedError,
+    Ledger,
+    LedgerContents,
+    ledgers_in,
+)
 from trinat.pipelines.study.naming import (
+    CALLOSUM_TABLE,
     LABEL_TABLE,
     PARCEL_TABLE,
+    PLAIN_CALLOSUM_TABLE,
     PLAIN_LABEL_TABLE,
     PLAIN_PARCEL_TABLE,
     T1W,
@@ -50,8 +62,11 @@ from trinat.segmentation.timing import stage
 
 _BIDS_FILES = (
     *("dataset_description.json", "README.md", ".bidsignore"),
-    *(LABEL_TABLE, PARCEL_TABLE),
+    *(LABEL_TABLE, PARCEL_TABLE, CALLOSUM_TABLE),
 )
+# Between two renewals of growing tables.
+_LEAST_PAUSE_S = 10.0
+_PAUSE_RATIO = 20
 # The name of the whole work, where a part has a name of its own.
 _WHOLE = ".all"
 
@@ -270,7 +285,7 @@ def _open_ledger(
     if settings.bids:
         own_files += _BIDS_FILES
     else:
-        own_files += [PLAIN_LABEL_TABLE, PLAIN_PARCEL_TABLE]
+        own_files += [PLAIN_LABEL_TABLE, PLAIN_PARCEL_TABLE, PLAIN_CALLOSUM_TABLE]
     needed = None
     if request.part:
         # A part of the work makes no tables, and needs to know of its own cases alone.
@@ -320,6 +335,9 @@ def _segment(
         )
     else:
         engine = request.engine(settings)
+    growing = (
+        None if request.part else _GrowingTables(recorder.ledger, settings.staging)
+    )
     # Scans that are segmented together, without those that were noted as impossible.
     together: dict[str, tuple[Case, ...]] = {}
 
@@ -338,6 +356,37 @@ def _segment(
                 recorder.note(Entry.failed(scan, settings, entry.reason))
         else:
             recorder.note(entry)
+        if growing is not None:
+            growing.renew()
+
+
+class _GrowingTables:
+    """Tables of measures that grow while a run goes on, so that they can be used before its end.
+
+    The first scan has its row at once. Later the tables are renewed as often as that takes a
+    twentieth of the time at most: those of 100,000 scans take seconds.
+    """
+
+    def __init__(self, ledger: Ledger, staging: Path) -> None:
+        self._ledger = ledger
+        self._staging = staging
+        self._due = 0.0
+
+    def renew(self) -> None:
+        """Write volumes.tsv and qc.tsv of what has ended so far, if they are due."""
+        begun = time.monotonic()
+        if begun < self._due:
+            return
+        with stage("tables"):
+            folder = _make_tables_folder(self._staging)
+            write_measures(folder, self._ledger.entries.values())
+            try:
+                self._ledger.move_in(folder)
+            except ChangedError:
+                # Somebody has edited a table meanwhile: the end of the run says so.
+                shutil.rmtree(folder)
+        ended = time.monotonic()
+        self._due = ended + max(_LEAST_PAUSE_S, _PAUSE_RATIO * (ended - begun))
 
 
 def _make_tables_folder(staging: Path) -> Path:

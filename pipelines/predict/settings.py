@@ -47,7 +47,7 @@ MACHINE = "Machine"
 _VIEWS = ("coronal", "axial", "sagittal")
 TABLES = (
     *("summary.tsv", "volumes.tsv", "qc.tsv", "report.html"),
-    *("parcels.tsv", "thickness.tsv"),
+    *("parcels.tsv", "thickness.tsv", "callosum.tsv"),
 )
 # Of a run with --longitudinal: changes of persons, the volumes that they are of, their page.
 CHANGES = (
@@ -192,6 +192,14 @@ class OutputSettings:
         Option(
             "With --parcels: measure the thickness of the cortex, write maps in mm and "
             "thickness.tsv.",
+            panel=FILES,
+        ),
+    ] = False
+    callosum: Annotated[
+        bool,
+        Option(
+            "Write maps of the corpus callosum in five parts, and its volumes, area, length and "
+            "thickness: callosum.tsv.",
             panel=FILES,
         ),
     ] = False

@@ -93,23 +93,39 @@ def write_tables(
 ) -> None:
     """summary.tsv, volumes.tsv, qc.tsv and report.html, in natural order of cases.
 
-    parcels.tsv and thickness.tsv are written where results have parcels and their thickness.
+    parcels.tsv, thickness.tsv and callosum.tsv are written where results have these
+    measures.
 
     `results` is where the scans' own files are, or will be; else they are in `out`.
     """
-    given = (entry for entry in entries if not entry.is_withdrawn)
-    ordered = natsorted(given, key=lambda entry: entry.case)
-    # Of a result that was changed since, what was measured does not hold: its row says so.
-    measured = [entry for entry in ordered if entry.status == "done" or entry.is_kept]
+    ordered = _in_order(entries)
     folder = out if results is None else results
     _write_summary(out / "summary.tsv", ordered, folder)
+    write_measures(out, ordered)
+    _write_page(out / "report.html", ordered, folder)
+
+
+def _in_order(entries: Iterable[Entry]) -> list[Entry]:
+    """Return the entries that tables show, in natural order of cases."""
+    given = (entry for entry in entries if not entry.is_withdrawn)
+    ordered: list[Entry] = natsorted(given, key=lambda entry: entry.case)
+    return ordered
+
+
+def write_measures(out: Path, entries: Iterable[Entry]) -> None:
+    """Write volumes.tsv and qc.tsv, and parcels.tsv where results have parcels."""
+    # Of a result that was changed since, what was measured does not hold: its row says so.
+    measured = [
+        entry for entry in _in_order(entries) if entry.status == "done" or entry.is_kept
+    ]
     write_volumes(out / "volumes.tsv", measured)
     _write_quality(out / "qc.tsv", measured)
     if any(entry.result.parcels for entry in measured):
         write_parcels(out / "parcels.tsv", measured)
     if any(entry.result.thickness for entry in measured):
         write_thickness(out / "thickness.tsv", measured)
-    _write_page(out / "report.html", ordered, folder)
+    if any(entry.result.callosum for entry in measured):
+        _write_callosum(out / "callosum.tsv", measured)
 
 
 def _write_summary(path: Path, entries: Sequence[Entry], folder: Path) -> None:
@@ -208,6 +224,20 @@ def write_thickness(path: Path, entries: Sequence[Entry]) -> None:
         row += [measured[name].mm if name in measured else None for name in columns]
         rows.append(row)
     write_tsv(path, (*key_names, *columns.values()), rows)
+
+
+def _write_callosum(path: Path, entries: Sequence[Entry]) -> None:
+    """Write a row for each scan: grade, volumes and lengths of the corpus callosum."""
+    key_names, keys = _keys(entries)
+    found = []
+    for entry in entries:
+        callosum = entry.result.callosum
+        found.append({} if callosum is None else callosum.columns())
+    columns = _keys_in(found)
+    rows = []
+    for key, values in zip(keys, found, strict=True):
+        rows.append((*key, *(values.get(column) for column in columns)))
+    write_tsv(path, (*key_names, *columns), rows)
 
 
 def _keys_in(mappings: Iterable[Iterable[str]]) -> list[str]:
@@ -330,7 +360,7 @@ def _case(
 
 
 def _structures(entry: Entry, volumes: Mapping[str, Sequence[float]]) -> Table:
-    """The structures of a scan, with their volumes among those of the batch."""
+    """Return the structures of a scan, the doubtful first, with their volumes among the batch's."""
     result = entry.result
     counted = result.counted_volumes()
     rows: list[list[Any]] = []
@@ -351,6 +381,9 @@ def _structures(entry: Entry, volumes: Mapping[str, Sequence[float]]) -> Table:
                 result.doubt_about(name),
             ]
         )
+    # Within a grade they stay in the order of the scheme.
+    urgency_of = {grade: place for place, grade in enumerate(GRADES)}
+    rows.sort(key=lambda row: urgency_of.get(row[1].text, len(GRADES)))
     place_hint = (
         "From the smallest of those that are not rejected; the bar has the middle half"
     )

@@ -48,9 +48,9 @@ class RemoteFile(_Strict):
     plausible_bytes: tuple[int, int] = _PLAUSIBLE_BYTES
 
     def problem_of(self, size: int) -> str:
-        """What is wrong with a file of `size` bytes; empty if nothing is.
+        """Return what is wrong with a file of `size` bytes, or "".
 
-        A published size must be met exactly; without one the range of plausible sizes counts.
+        It must have the published size; without one, a plausible size.
         """
         if self.size is not None:
             if size != self.size:
@@ -78,9 +78,9 @@ class Archive(_Strict):
     limits: ArchiveLimits
 
     def disc(self, number: int) -> RemoteFile:
-        """The file of one disc, counted from 1.
+        """Return the file of one disc, counted from 1.
 
-        Size and checksum are None where nobody published them.
+        Size and checksum are None if nobody published them.
         """
         urls = tuple(url.format(disc=number) for url in self.urls)
         return RemoteFile(
@@ -108,9 +108,9 @@ class Dataset(_Strict):
     get: str = ""
 
     def files(self, *, part: str, discs: tuple[int, ...]) -> list[RemoteFile]:
-        """The files of one part; without disc numbers, all of them.
+        """Return the files of one part; without disc numbers, all of them.
 
-        Raises ConfigError where there is no such part or disc, or no download at all.
+        ConfigError for an unknown part or disc, and for a dataset without download.
         """
         if not self.archives:
             raise ConfigError(
@@ -131,14 +131,14 @@ class Dataset(_Strict):
 
 @cache
 def load_catalogue() -> dict[str, Dataset]:
-    """The datasets of configs/datasets.yaml, by their names."""
+    """Read the datasets of configs/datasets.yaml, by name."""
     path = resources.files("trinat.configs") / "datasets.yaml"
     entries = yaml.safe_load(path.read_text("utf-8"))
     return {name: Dataset.model_validate(entry) for name, entry in entries.items()}
 
 
 def archives_of(dataset: str) -> dict[str, ArchiveLimits]:
-    """Archive file name -> what it may hold at most, for one dataset ({} for a private one)."""
+    """Return the limits of a dataset's archives by file name; {} for a private dataset."""
     entry = load_catalogue().get(dataset)
     if entry is None:
         return {}

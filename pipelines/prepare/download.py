@@ -1,7 +1,9 @@
-"""Fetching a large file whole: under its own name it is complete and checked, or not there.
+"""Download of large files: a file has its own name only once it is complete and checked.
 
-A transfer goes on where it broke off, from the first mirror with a good copy. Checksums of files
-whose publishers state none are remembered beside them, for later runs.
+A transfer resumes where it broke off, from the first mirror with a good copy. pooch, the usual
+library for this, begins a broken transfer anew, which is no use for archives of gigabytes
+(docs/notes/data.md). Checksums of files whose publishers state none are remembered beside them, for
+later runs.
 """
 
 from __future__ import annotations
@@ -11,8 +13,6 @@ import hashlib
 import json
 import os
 import shutil
-import signal
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -30,33 +30,23 @@ from trinat.segmentation.errors import DownloadError, LockedError
 from trinat.segmentation.io.files import open_regular, read_text, write_whole
 
 CHECKSUMS = "checksums.json"
-# Called with the bytes that are there, and all that there will be, where that is known.
+# Called with the bytes received so far, and the bytes of the whole file if they are known.
 Progress = Callable[[int, int | None], None]
 
 _CHUNK = 1 << 20
 _HTML_STARTS = (b"<!doctype html", b"<html", b"<?xml")
-# Statuses after which the same request may well succeed.
+# The same request may well succeed after these statuses.
 _TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
+_LONGEST_WAIT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How patient a download is. An attempt that was fast enough starts the count again.
-
-    `least_bytes_s` is the mean over `timeout_s` below which an attempt counts as too slow.
-    """
+    """Attempts before a download is given up; one that received a megabyte resets the count."""
 
     attempts: int = 6
     timeout_s: float = 60.0
-    least_bytes_s: float = 1000.0
-    first_wait_s: float = 1.0
-    longest_wait_s: float = 60.0
     pause: Callable[[float], None] = time.sleep
-
-    def wait_s(self, failures: int, asked_s: float) -> float:
-        """How long to wait after this number of failures, or longer if the server asks for it."""
-        doubled_s = self.first_wait_s * 2.0 ** (failures - 1)
-        return min(max(doubled_s, asked_s), self.longest_wait_s)
 
 
 _USUAL = Policy()
@@ -64,10 +54,9 @@ _USUAL = Policy()
 
 @dataclass(frozen=True)
 class Fetched:
-    """A file that is there; `checksum` is "md5 ..." or "sha256 ...".
+    """A complete file; `checksum` is "md5 ..." or "sha256 ...".
 
-    `published` says whether the checksum had been known beforehand, `was_there` whether nothing
-    had to be fetched.
+    `published` is True if the checksum was known beforehand, `was_there` if nothing was fetched.
     """
 
     path: Path
@@ -83,13 +72,16 @@ def fetch(
     policy: Policy = _USUAL,
     progress: Progress = lambda done, total: None,
 ) -> Fetched:
-    """Bring `remote` to `folder` under its own name, complete and checked, or raise.
+    """Download a file to `folder` under its own name, complete and checked.
 
-    What has come of it stays in a hidden file, from which the next call goes on.
-    `progress(done, total)` is called with bytes, and None for a total that is not known.
+    An incomplete transfer stays in a hidden file, from which the next call resumes.
 
-    LockedError where another process fetches it; DownloadError for all that is wrong with
-    servers, the network, the disk, or a file that is there already.
+    Raises
+    ------
+    LockedError
+        Another process downloads the same file.
+    DownloadError
+        The server, the network, the disk, or a file that is there already is at fault.
     """
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / remote.name
@@ -101,8 +93,7 @@ def fetch(
         return _found(target, remote, expected)
     # One name per source and folder, so that the next run finds it; the lock keeps it ours.
     addresses = "\n".join(remote.urls)
-    digest = hashlib.sha256(addresses.encode()).hexdigest()
-    key = digest[:12]
+    key = hashlib.sha256(addresses.encode()).hexdigest()[:12]
     part = folder / f".{remote.name}.{key}.part"
     with part.open("ab") as stream:
         try:
@@ -127,14 +118,14 @@ def fetch(
 
 
 def _found(target: Path, remote: RemoteFile, expected: str | None) -> Fetched:
-    """A file that was there already, once it is checked."""
+    """Check a file that was there already."""
     remedy = "move it away and run this again"
     checksum = _verified(target, remote, expected, remedy=remedy)
     return Fetched(target, checksum, remote.md5 is not None, was_there=True)
 
 
 def _recorded(folder: Path) -> dict[str, str]:
-    """The checksums of earlier downloads to a folder, by the names of the files."""
+    """Read the checksums of earlier downloads to a folder, by file name."""
     path = folder / CHECKSUMS
     try:
         content = json.loads(read_text(path))
@@ -150,16 +141,12 @@ def _recorded(folder: Path) -> dict[str, str]:
 
 
 def _verified(
-    path: Path,
-    remote: RemoteFile,
-    expected: str | None,
-    *,
-    remedy: str,
+    path: Path, remote: RemoteFile, expected: str | None, *, remedy: str
 ) -> str:
-    """The file's checksum, "md5 ..." or "sha256 ...".
+    """Return the checksum of a file, "md5 ..." or "sha256 ...".
 
-    _WrongContentError where size or checksum are not as they should be. Without an
-    `expected` checksum any is right.
+    Raises _WrongContentError if the size or the checksum is wrong. Without an `expected` checksum
+    any is right.
     """
     size = path.stat().st_size
     problem = remote.problem_of(size)
@@ -169,7 +156,7 @@ def _verified(
         )
     kind = "md5" if remote.md5 else "sha256"
     with open_regular(path) as stream:
-        # MD5 is what the publishers state; it finds damage, which is what is asked of it.
+        # Publishers state MD5. It finds damage, which is all that is asked of it.
         found = f"{kind} {hashlib.file_digest(stream, kind).hexdigest()}"
     if expected and found != expected:
         what = f"has {found} where {expected} is known"
@@ -178,11 +165,11 @@ def _verified(
 
 
 class _WrongContentError(DownloadError):
-    """The bytes arrived, but they are not the file's."""
+    """The bytes arrived, but they are not those of the file."""
 
 
 class _RetryError(Exception):
-    """This attempt failed in a way that another may not; `wait_s` is what the server asks for."""
+    """A failure that another attempt may not have; `wait_s` is what the server asks for."""
 
     def __init__(self, reason: str, wait_s: float = 0.0) -> None:
         super().__init__(reason)
@@ -191,9 +178,9 @@ class _RetryError(Exception):
 
 @dataclass(frozen=True)
 class _Transfer:
-    """What has come of a file is in `stream`, which is the file `part`.
+    """A transfer into the file `part`, which is open as `stream`.
 
-    `expected` is the checksum of the whole, where it is known.
+    `expected` is the checksum of the whole file, if it is known.
     """
 
     remote: RemoteFile
@@ -205,15 +192,15 @@ class _Transfer:
 
     @property
     def validator(self) -> Path:
-        """Remembers which state of the remote file the bytes belong to, for If-Range."""
+        """The file that says which version of the remote file the bytes are of, for If-Range."""
         return self.part.with_suffix(".validator")
 
     def have(self) -> int:
-        """How many bytes have come."""
+        """Return the number of bytes received."""
         return self.stream.seek(0, os.SEEK_END)
 
     def start_over(self) -> int:
-        """Drop what has come; returns the number of bytes left, 0."""
+        """Drop the bytes received; return the number of bytes left, 0."""
         self.stream.seek(0)
         self.stream.truncate()
         self.validator.unlink(missing_ok=True)
@@ -233,7 +220,7 @@ class _Transfer:
                     reasons.append(f"{urlsplit(url).hostname}: {error.what}")
                     if not isinstance(error, _WrongContentError):
                         break  # this server will not do better
-                    # Damaged bytes look like good ones: none is kept.
+                    # Damaged bytes cannot be told from good ones, so discard all.
                     self.start_over()
         # Each reason once, in order.
         what = "; ".join(dict.fromkeys(reasons))
@@ -245,39 +232,37 @@ class _Transfer:
     def fill(self, url: str) -> None:
         """Append to the part until it is as long as the server says the file is.
 
-        Attempts that fail for a time are repeated, with longer and longer waits, as often as the
-        policy has it; then, and for all else that is wrong, DownloadError.
+        Repeats attempts with temporary failures, with longer and longer waits. Raises DownloadError
+        after the last one, and for all other failures.
         """
-        policy = self.policy
         failures = 0
-        since = time.monotonic()
         while True:
             before = self.have()
-            asked_wait_s = 0.0
+            wait_s = 0.0
             try:
                 self.attempt(url)
                 return
             except _RetryError as error:
-                reason = _cause_of(error)
-                asked_wait_s = error.wait_s
-            # ValueError: of numbers and hosts.
+                reason = str(error)
+                wait_s = error.wait_s
+            except TimeoutError:
+                reason = "no data came in time"
+            # http.client raises ValueError for numbers and hosts that are none.
             except (OSError, HTTPException, ValueError) as error:
-                reason = _cause_of(error)
-            now = time.monotonic()
-            received = self.have() - before
-            if received > policy.least_bytes_s * (now - since):
+                reason = str(error) or type(error).__name__
+            if self.have() - before >= _CHUNK:
                 failures = 0
             failures += 1
-            since = now
-            if failures >= policy.attempts:
+            if failures >= self.policy.attempts:
                 what = f"gave up after {failures} attempts ({reason})"
                 raise DownloadError(what, where=self.remote.name)
-            policy.pause(policy.wait_s(failures, asked_wait_s))
+            wait_s = max(2.0 ** (failures - 1), wait_s)
+            self.policy.pause(min(wait_s, _LONGEST_WAIT_S))
 
     def attempt(self, url: str) -> None:
-        """One request: from the end of what we have, or from the start if the server insists.
+        """Send one request: from the end of the part, or from the start if the server insists.
 
-        What has come is dropped where it cannot belong to what the server has now.
+        Drops the part if it cannot belong to what the server has now.
         """
         have = self.have()
         size = self.remote.size
@@ -285,7 +270,7 @@ class _Transfer:
             have = self.start_over()
         if size is not None and have == size:
             return
-        # Compressed on the way would make lengths and ranges mean something else.
+        # With compression, lengths and ranges would not be those of the file.
         headers = {"User-Agent": "trinat", "Accept-Encoding": "identity"}
         if have:
             headers["Range"] = f"bytes={have}-"
@@ -321,43 +306,31 @@ class _Transfer:
             self.receive(response, have, total)
 
     def _checked_total(self, response: HTTPResponse, stated: int | None) -> int | None:
-        """The length of the whole file, by the server or the catalogue.
+        """Return the length of the whole file; None if only its checksum is known.
 
-        None where neither knows it and the end will be recognised otherwise. Refuses a reply that
-        is not the file.
+        Refuses a reply that is not the file.
         """
         remote = self.remote
         if response.headers.get_content_type() == "text/html":
             raise self._web_page()
-        if stated is not None:
-            problem = remote.problem_of(stated)
-            if problem:
-                what = f"the server offers {stated} bytes, {problem}"
+        if stated is None:
+            if remote.size is None and remote.md5 is None:
+                what = "neither server nor catalogue gives the length of the file"
                 raise DownloadError(what, where=remote.name)
-            return stated
-        # Of a reply in chunks the last one is marked; any other may have been cut.
-        is_marked = response.status == HTTPStatus.OK and response.chunked
-        if remote.size is None and remote.md5 is None and not is_marked:
-            what = "neither server nor catalogue gives the length of the file"
+            return remote.size
+        problem = remote.problem_of(stated)
+        if problem:
+            what = f"the server offers {stated} bytes, {problem}"
             raise DownloadError(what, where=remote.name)
-        return remote.size
+        return stated
 
     def receive(self, response: HTTPResponse, have: int, total: int | None) -> None:
-        """Append the body; `total` is the length of the whole file, where it is known.
+        """Append the body; `total` is the length of the whole file, if it is known.
 
-        Raises _RetryError where the server is too slow, sends too much, or breaks off.
+        Raises _RetryError if the server sends too much, or breaks off.
         """
-        policy = self.policy
-        most = total
-        if most is None:
-            most = self.remote.plausible_bytes[1]
-        since = time.monotonic()
-        have_then = have
-        while True:
-            with _at_most(policy.timeout_s):
-                block = response.read1(_CHUNK)
-            if not block:
-                break
+        most = self.remote.plausible_bytes[1] if total is None else total
+        while block := response.read1(_CHUNK):
             beginning = block.lstrip()[:20].lower()
             if have == 0 and beginning.startswith(_HTML_STARTS):
                 raise self._web_page()
@@ -369,20 +342,12 @@ class _Transfer:
                 raise _RetryError(
                     f"the server sent more than the {most} bytes announced"
                 )
-            now = time.monotonic()
-            if now - since > policy.timeout_s:
-                if have - have_then < policy.least_bytes_s * (now - since):
-                    raise _RetryError(
-                        f"fewer than {policy.least_bytes_s:g} bytes a second came"
-                    )
-                since = now
-                have_then = have
         self.stream.flush()
         if total is not None and have < total:
             raise _RetryError(f"the connection broke at {have} of {total} bytes")
 
     def _web_page(self) -> DownloadError:
-        """The error for a reply that is a page for people."""
+        """Return the error for a reply that is a page for people."""
         what = "the server sent a web page in place of the file (a log-in or a notice?)"
         return DownloadError(what, where=self.remote.name)
 
@@ -391,18 +356,16 @@ class _Transfer:
 def _open_url(
     url: str, headers: Mapping[str, str], timeout_s: float
 ) -> Iterator[HTTPResponse]:
-    """The server's reply; also one that says that the range asked for does not exist.
+    """Open the reply of a server; also one that says that the range asked for does not exist.
 
-    Raises _RetryError for a status that may pass, and DownloadError for any other that is no
+    Raises _RetryError for a temporary status, and DownloadError for any other status that is no
     success, and for an address that is neither http nor https.
     """
     _require_http(url)
     opener = urllib.request.build_opener(SafeRedirects)
     request = urllib.request.Request(url, headers=dict(headers))
     try:
-        with _at_most(2 * timeout_s):
-            reply = opener.open(request, timeout=timeout_s)
-        with reply:
+        with opener.open(request, timeout=timeout_s) as reply:
             yield reply
     except urllib.error.HTTPError as error:
         if error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
@@ -410,16 +373,16 @@ def _open_url(
             return
         if error.code in _TEMPORARY:
             after = error.headers.get("Retry-After", "")
-            wait_s = 0.0
-            if after.isdigit():
-                wait_s = float(after)
+            wait_s = float(after) if after.isdigit() else 0.0
             raise _RetryError(f"status {error.code}", wait_s) from None
         what = f"the server answers {error.code} {error.reason}"
         raise DownloadError(what, where=url) from None
+    except urllib.error.URLError as error:
+        raise _RetryError(str(error.reason)) from error
 
 
 class SafeRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, but never from https to anything else."""
+    """Redirects, but never from https to anything else."""
 
     def redirect_request(
         self,
@@ -430,7 +393,7 @@ class SafeRedirects(urllib.request.HTTPRedirectHandler):
         headers: Any,
         newurl: str,
     ) -> urllib.request.Request | None:
-        """The request for the new address; DownloadError where it is not to be followed."""
+        """Return the request for the new address; DownloadError if it is not to be followed."""
         _require_http(newurl)
         if req.type == "https" and urlsplit(newurl).scheme != "https":
             raise DownloadError(
@@ -440,15 +403,15 @@ class SafeRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _require_http(url: str) -> None:
-    """Refuse files of this machine, and all else that is no web address."""
+    """Refuse local files, and all other addresses that are not of the web."""
     if urlsplit(url).scheme not in {"http", "https"}:
         raise DownloadError("only http and https are fetched", where=url)
 
 
 def _announced(response: HTTPResponse, have: int) -> tuple[int, int | None]:
-    """First byte of the reply and length of the whole file, as the server states them.
+    """Return the first byte of the reply and the length of the whole file, by its headers.
 
-    `have` is the byte asked for. It counts as the first where the server does not name one.
+    `have` is the byte asked for; it counts as the first if the server does not name one.
     """
     if response.status != HTTPStatus.PARTIAL_CONTENT:
         return 0, _number(response.headers.get("Content-Length", ""))
@@ -461,45 +424,13 @@ def _announced(response: HTTPResponse, have: int) -> tuple[int, int | None]:
 
 
 def _range_total(response: HTTPResponse) -> int | None:
-    """The length of the whole file by a reply with a part of it; None where it is not stated."""
+    """Return the length of the whole file from a partial reply; None if it is not stated."""
     stated = response.headers.get("Content-Range", "")
     return _number(stated.rpartition("/")[2])
 
 
 def _number(text: str) -> int | None:
-    """The number that a header states; None where it states none."""
+    """Return the number in a header, or None."""
     if text.isdigit():
         return int(text)
     return None
-
-
-@contextmanager
-def _at_most(seconds: float) -> Iterator[None]:
-    """TimeoutError after that time: the timeout of a socket begins again with each byte.
-
-    Signals reach the main thread; in others there is no such limit.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def expire(*_: object) -> None:
-        raise TimeoutError("timed out")
-
-    before = signal.signal(signal.SIGALRM, expire)
-    timer = signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        signal.setitimer(signal.ITIMER_REAL, *timer)
-
-
-def _cause_of(error: Exception) -> str:
-    """Why a request failed, for a message."""
-    if isinstance(error, TimeoutError):
-        return "no data came in time"
-    if isinstance(error, urllib.error.URLError):
-        return str(error.reason)
-    return str(error) or type(error).__name__

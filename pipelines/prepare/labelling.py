@@ -1,8 +1,8 @@
-"""Label maps that a model makes, on their way into a store: all labels of a scan, or its CSF."""
+"""Label maps made by a model for a store: all labels of a scan, or its CSF."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,21 +20,23 @@ from trinat.segmentation.labels.folding import GENERATION_SURROUNDINGS
 from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.models.zoo import MODEL_FILE, licence_notice
 
+_log = logging.getLogger(__name__)
+
 
 def label_with_model(
     listing: Listing,
     name: str,
     out: Path,
     cut: Cut,
-    say: Callable[[str], None],
 ) -> tuple[Listing, Pseudo]:
-    """The same scans with label maps of the model `name`, written to `out` as by trinat predict.
+    """Replace the label maps of subjects by those of the model `name`.
 
-    A subject without an image, or whose scan gave no result, becomes an exclusion.
+    They are written to `out`, as by trinat predict. A subject without an image or a result becomes
+    an exclusion.
     """
     model = load_model(name)
     if notice := licence_notice(model.folder):
-        say(notice)
+        _log.info("%s", notice)
     predicted: set[int] = set()
     for label in model.scheme.labels:
         if label.name not in model.info.not_predicted:
@@ -51,7 +53,7 @@ def label_with_model(
         not_predicted=never,
     )
     found: list[Subject | Exclusion] = []
-    for subject, made in _predict(listing, name, out, cut, str(pseudo), say):
+    for subject, made in _predict(listing, name, out, cut, str(pseudo)):
         if isinstance(made, Exclusion):
             found.append(made)
             continue
@@ -74,13 +76,12 @@ def add_csf_of_model(
     name: str,
     out: Path,
     cut: Cut,
-    say: Callable[[str], None],
 ) -> Listing:
-    """The same subjects; where their labels are background, they get the CSF of the model `name`.
+    """Fill background in the labels of subjects with the CSF of the model `name`.
 
     FreeSurfer's labels leave out most of the fluid around the brain. The model's label maps are
-    written to `out` as by trinat predict. A subject without an image, or whose scan gave no
-    result, becomes an exclusion. ConfigError if the model has no such CSF, or the scheme none.
+    written to `out`, as by trinat predict. A subject without an image or a result becomes an
+    exclusion. ConfigError if the model or the scheme has no such CSF.
     """
     model = load_model(name)
     if model.info.csf != "intracranial":
@@ -92,11 +93,11 @@ def add_csf_of_model(
     if cut.scheme.classes_of_number(GENERATION_SURROUNDINGS) <= {0}:
         raise ConfigError(f"{cut.scheme.name} has no CSF", where="csf_with")
     if notice := licence_notice(model.folder):
-        say(notice)
+        _log.info("%s", notice)
     digest = sha256_of(model.folder / MODEL_FILE)
     note = f"CSF of {model.name} ({digest[:12]})"
     found: list[Subject | Exclusion] = []
-    for subject, made in _predict(listing, name, out, cut, note, say):
+    for subject, made in _predict(listing, name, out, cut, note):
         if isinstance(made, Exclusion):
             found.append(made)
             continue
@@ -106,7 +107,7 @@ def add_csf_of_model(
 
 
 def _with_note(subject: Subject, note: str) -> str:
-    """The note of a subject, and one more."""
+    """Add a note to that of a subject."""
     return "; ".join(filter(None, (subject.note, note)))
 
 
@@ -116,11 +117,10 @@ def _predict(
     out: Path,
     cut: Cut,
     remark: str,
-    say: Callable[[str], None],
 ) -> list[tuple[Subject, Path | Exclusion]]:
-    """Segment all scans of a listing; each subject with its new label map, or why it has none.
+    """Segment all scans of a listing; return subjects with their new label maps or exclusions.
 
-    What an earlier call has made stays as it is. `remark` is said of each scan that was segmented.
+    Results of an earlier call are kept. `remark` is logged for each segmented scan.
     """
     output = OutputSettings(
         picture=False,
@@ -134,8 +134,8 @@ def _predict(
         if subject.image
     )
 
-    def say_result(entry: Entry) -> None:
-        say(f"{entry.case}: {entry.reason or remark}")
+    def log_result(entry: Entry) -> None:
+        _log.info("%s: %s", entry.case, entry.reason or remark)
 
     request = PredictRequest(
         inputs=(),
@@ -144,7 +144,7 @@ def _predict(
         model=name,
         output=output,
     )
-    outcome = predict(request, Listener(on_entry=say_result))
+    outcome = predict(request, Listener(on_entry=log_result))
     if outcome.interrupted:
         remedy = "the same command goes on"
         raise InterruptedRunError(

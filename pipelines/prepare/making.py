@@ -1,16 +1,17 @@
-"""From a dataset as it was downloaded to a slice store: each subject done, failed or skipped.
+"""trinat prepare: from a downloaded dataset to a slice store.
 
-A store has a file a subject, with its image and labels on the working grid, in slices of each
-view. store.json says what they are of, participants.tsv who the subjects are, and ledger.tsv what
-became of each. The same command makes what is new or has changed, and leaves the rest as it is.
+A store has a file for each subject, with its image and labels on the working grid, in slices of
+each view. store.json describes the store, participants.tsv the subjects, and ledger.tsv says for
+each subject whether it is done, failed or skipped. The same command makes subjects that are new or
+have changed, and leaves the others alone.
 """
 
 from __future__ import annotations
 
-import json
+import logging
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,8 +33,8 @@ from trinat.pipelines.prepare.subject_job import (
     make_subject,
 )
 from trinat.pipelines.prepare.unpack import unpack_archives
-from trinat.pipelines.study.people import match_people, say_of_table
-from trinat.segmentation.data.people import Matched
+from trinat.pipelines.study.participants import Facts
+from trinat.pipelines.study.participants_check import match_participants, read_given
 from trinat.segmentation.data.preparing import Cut
 from trinat.segmentation.data.slices import scheme_table
 from trinat.segmentation.data.sources.base import (
@@ -43,7 +44,7 @@ from trinat.segmentation.data.sources.base import (
     SourceOptions,
     Subject,
 )
-from trinat.segmentation.data.sources.registry import list_subjects
+from trinat.segmentation.data.sources.registry import SOURCES, list_subjects
 from trinat.segmentation.data.store import (
     LedgerRow,
     Store,
@@ -53,8 +54,7 @@ from trinat.segmentation.data.store import (
     write_ledger,
     write_participants,
 )
-from trinat.segmentation.errors import DatasetError, TrinatError
-from trinat.segmentation.io.files import read_bytes
+from trinat.segmentation.errors import DatasetError
 from trinat.segmentation.io.orientation import TrustAffine
 from trinat.segmentation.labels import DEFAULT_SCHEME, Csf
 from trinat.segmentation.labels.folding import load_folding
@@ -63,15 +63,16 @@ from trinat.segmentation.space.views import View
 
 # Networks halve a slice four times.
 Side = Annotated[int, Field(ge=32, le=256, multiple_of=16)]
-Say = Callable[[str], None]
-# Called with what became of a subject, how many are made, and of how many.
+# Called with the outcome of a subject, the number of subjects done, and of all.
 Finished = Callable[[Outcome, int, int], None]
+
+_log = logging.getLogger(__name__)
 
 _OUTPUTS = ("store.json", "subjects", "participants.tsv", "ledger.tsv", "labels", "png")
 
 
 class PrepareConfig(BaseModel):
-    """What decides the content of a store; `--config FILE` holds any of it."""
+    """Settings that decide the content of a store; `--config FILE` holds any of them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -102,7 +103,7 @@ class PrepareConfig(BaseModel):
 
     @model_validator(mode="after")
     def _csf_joins_labels_of_others(self) -> PrepareConfig:
-        """Labels that a model made have a CSF already."""
+        """Refuse two sources of CSF: labels that a model made have one already."""
         if self.label_with is not None and self.csf_with is not None:
             raise ValueError("give one of label_with and csf_with")
         return self
@@ -110,7 +111,7 @@ class PrepareConfig(BaseModel):
 
 @dataclass(frozen=True)
 class Summary:
-    """How many subjects were made, current, failed and skipped, and the rows of the ledger.
+    """Numbers of subjects made, current, failed and skipped, and the rows of the ledger.
 
     The four add up to the number of rows.
     """
@@ -128,9 +129,9 @@ class Summary:
 
 
 def read_config(path: Path | None, overrides: Mapping[str, Any]) -> PrepareConfig:
-    """The settings of a YAML file, with those of the command line in front.
+    """Read settings from a YAML file; those of the command line go before.
 
-    An override of None is none.
+    Overrides that are None are ignored.
     """
     values: dict[str, Any] = {}
     if path is not None:
@@ -145,34 +146,33 @@ def prepare_store(
     out: Path,
     *,
     jobs: int = 1,
-    say: Say = lambda line: None,
     finished: Finished = lambda outcome, done, total: None,
 ) -> Summary:
-    """Bring the store at `out` up to date with its source; what is current stays as it is.
+    """Bring the store at `out` up to date with its source; current subjects stay as they are.
 
-    `jobs` is the number of processes. `say` gets lines for people, and `finished` each outcome,
-    how many there are so far, and of how many. DatasetError where no subject can be used, and
-    what opening the source raises; whatever is wrong with a single subject is in its row.
+    `jobs` is the number of processes; `finished` is called with each outcome.
+    DatasetError if no subject can be used, or the source cannot be opened; an error of a single
+    subject is in its row of the ledger.
     """
     scheme = load_scheme(config.labels)
     views = _views(config, scheme)
     cut = Cut(scheme, views, config.grid, config.trust_affine, config.fill_nonfinite)
-    with claimed(out, _OUTPUTS, within=["subjects"], is_known=_is_store(out)):
+    with claimed(out, _OUTPUTS, within=["subjects"]):
         (out / "subjects").mkdir(exist_ok=True)
-        unpack_archives(config.source, config.root, say)
-        listing = _listing(config, say)
+        if config.participants is not None:
+            read_given(config.participants)  # refused before hours of unpacking
+        unpack_archives(config.source, config.root)
+        listing = _listing(config)
         pseudo = None
         csf: Csf = "region"
         if config.label_with is not None:
             listing, pseudo = label_with_model(
-                listing, config.label_with, out / "labels", cut, say
+                listing, config.label_with, out / "labels", cut
             )
         elif listing.advice:
-            say(listing.advice)
+            _log.info("%s", listing.advice)
         if config.csf_with is not None:
-            listing = add_csf_of_model(
-                listing, config.csf_with, out / "labels", cut, say
-            )
+            listing = add_csf_of_model(listing, config.csf_with, out / "labels", cut)
             csf = "intracranial"
 
         # A label scheme of the user's own goes along; an older copy goes.
@@ -207,20 +207,11 @@ def prepare_store(
             is_done = outcomes[job.subject.id].status == "done"
             if is_done and _stamp(job.path) == stamp:
                 current += 1
-        return _conclude(config.source, out, listing, outcomes, cut, csf, current, say)
-
-
-def _is_store(out: Path) -> bool:
-    """Of whatever version: one from before folders were marked is brought up to date."""
-    path = out / "store.json"
-    try:
-        return not path.is_symlink() and "subjects" in json.loads(read_bytes(path))
-    except (TrinatError, OSError, ValueError, TypeError):
-        return False
+        return _conclude(config.source, out, listing, outcomes, cut, csf, current)
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """Identifies one state of a file, which is always replaced, never changed."""
+    """Identify the present state of a file, which is always replaced and never changed."""
     if path.exists():
         state = path.stat()
         return state.st_ino, state.st_mtime_ns
@@ -228,7 +219,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _views(config: PrepareConfig, scheme: LabelScheme) -> tuple[View, ...]:
-    """The views to cut, in trinat's order: those asked for, else all that the scheme can have."""
+    """Return the views to cut, in trinat's order; by default all that the scheme can have."""
     if config.views is None:
         views = list(View)
         if scheme.has_unpartnered_sides:
@@ -239,10 +230,10 @@ def _views(config: PrepareConfig, scheme: LabelScheme) -> tuple[View, ...]:
     return tuple(view for view in View if view in config.views)
 
 
-def _listing(config: PrepareConfig, say: Say) -> Listing:
-    """The source's subjects and exclusions, with what a table of participants says of persons.
+def _listing(config: PrepareConfig) -> Listing:
+    """Find the source's subjects and exclusions, with facts from participants tables.
 
-    Says what is not understood of the dataset's tables, or of the one that is given.
+    These are the dataset's own table and the one that is given. What is not understood is logged.
     """
     fold = None
     if config.fold is not None:
@@ -272,23 +263,30 @@ def _listing(config: PrepareConfig, say: Say) -> Listing:
             subjects=tuple(whole),
             exclusions=(*listing.exclusions, *refused),
         )
-    for own in listing.tables:
-        say_of_table(own.path, own.notes, own.doubts, say, strict=config.strict)
-    if config.participants is None:
-        return listing
-    names = [(subject.id, subject.person) for subject in listing.subjects]
-    matched = match_people(config.participants, names, say, strict=config.strict)
-    return replace(listing, subjects=_with_facts(listing.subjects, matched))
+    subjects = listing.subjects
+    own = SOURCES[config.source].participants
+    if own:
+        subjects = _with_facts(subjects, config.root / own, config)
+    if config.participants is not None:
+        subjects = _with_facts(subjects, config.participants, config)
+    return replace(listing, subjects=subjects)
 
 
-def _with_facts(found: Iterable[Subject], matched: Matched) -> tuple[Subject, ...]:
-    """The subjects with what a table of participants says of their persons."""
+def _with_facts(
+    found: Sequence[Subject], table: Path, config: PrepareConfig
+) -> tuple[Subject, ...]:
+    """Add what a participants table says to subjects; its facts win over those that are there."""
+    names = [(subject.id, subject.person) for subject in found]
+    is_given = table == config.participants
+    matched = match_participants(
+        table, names, _log.info, strict=config.strict, is_given=is_given
+    )
+    # A scan without a row has the facts of the person's other scan.
+    of_person = {person: facts for (_, person), facts in matched.facts.items()}
     subjects = []
-    for subject in found:
-        facts = matched.of(subject.id, subject.person)
-        age = facts.age
-        if age is None:
-            age = subject.age
+    for name, subject in zip(names, found, strict=True):
+        facts = matched.facts.get(name) or of_person.get(subject.person, Facts())
+        age = subject.age if facts.age is None else facts.age
         family = facts.family or subject.family
         sex = facts.sex or subject.sex
         subjects.append(replace(subject, family=family, age=age, sex=sex))
@@ -303,11 +301,10 @@ def _conclude(
     cut: Cut,
     csf: Csf,
     current: int,
-    say: Say,
 ) -> Summary:
-    """Write what the subjects have in common; store.json, which opens the store, comes last.
+    """Write the tables of the store; store.json, which opens the store, comes last.
 
-    `csf` is what the labels call CSF, and `current` how many of the subjects were there before.
+    `csf` is what the labels call CSF, and `current` the number of subjects that were there before.
     """
     rows = _ledger_rows(listing, outcomes)
     write_ledger(out, rows)
@@ -326,7 +323,7 @@ def _conclude(
         if path.stem not in stored:
             path.unlink()  # no longer in the source
     for line in write_participants(out, done):
-        say(line)
+        _log.info("%s", line)
     fold = None
     if done:
         fold = done[0].fold  # All come from one source.
@@ -342,7 +339,7 @@ def _conclude(
     )
     info.write(out)
     for line in Store(out).copies:
-        say(line)
+        _log.info("%s", line)
     counts = Counter(row.status for row in rows)
     return Summary(
         made=len(done) - current,
@@ -354,7 +351,7 @@ def _conclude(
 
 
 def _ledger_rows(listing: Listing, outcomes: Mapping[str, Outcome]) -> list[LedgerRow]:
-    """A row for each subject and exclusion, in natural order."""
+    """Make a row for each subject and exclusion, in natural order."""
     rows = []
     notes = {subject.note for subject in listing.subjects}
     for subject in listing.subjects:

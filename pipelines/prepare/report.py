@@ -1,8 +1,8 @@
-"""What a store holds, as one HTML page: subjects, exclusions, volumes, intensities, outliers.
+"""HTML page on a store: subjects, exclusions, volumes of structures and outliers.
 
 Outliers are values far from those of the other subjects: volumes of structures, and the brightness
-of what is labelled. A label map that does not belong to its image, a side that is missing, or
-another contrast shows in them.
+of the labelled part. A label map that does not belong to its image, a missing side, or another
+contrast shows in them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.pipelines.report import drawing
-from trinat.pipelines.report.drawing import INK, MODEL_COLORS, Drawing, canvas
+from trinat.pipelines.report.drawing import MODEL_COLORS, Drawing, canvas
 from trinat.pipelines.report.page import (
     Column,
     Columns,
@@ -40,10 +40,6 @@ _RULE = (
     "absolute deviation, and at least 1 % of the median."
 )
 _WIDTH = 8.6  # inches
-# Intensities below are air or its noise; tissue is brighter.
-_NOISE = 0.1
-# The upper end of the last bin but one of a histogram, on the working scale.
-_BRIGHTEST = 1.5
 
 
 class Outlier(NamedTuple):
@@ -64,9 +60,6 @@ def write_report(root: Path, path: Path) -> None:
     store = Store(root)
     statistics = {subject: store.file(subject).statistics for subject in store.subjects}
     labelled = _with_labels(statistics)
-    imaged = {
-        subject: known for subject, known in statistics.items() if known.histogram
-    }
     outliers = find_outliers(store.scheme.names, statistics)
     left_out = [row for row in store.ledger if row.status != "done"]
     persons = len({participant.person for participant in store.participants})
@@ -74,9 +67,6 @@ def write_report(root: Path, path: Path) -> None:
     volumes = None
     if labelled:
         volumes = _volume_plot(store.scheme.names, labelled, outliers)
-    intensities = None
-    if imaged:
-        intensities = _histogram_plot(imaged)
     far_subjects = len({outlier.subject for outlier in outliers})
     outlier_columns: Columns = [
         "Subject",
@@ -106,8 +96,6 @@ def write_report(root: Path, path: Path) -> None:
             outliers,
         ),
         volumes=volumes,
-        volume_table=_volume_table(store, labelled),
-        intensities=intensities,
         subjects=_subject_table(store, statistics, outliers),
         left_out=table(
             "left-out-table",
@@ -123,7 +111,7 @@ def write_report(root: Path, path: Path) -> None:
 def find_outliers(
     names: Sequence[str], statistics: Mapping[str, Statistics]
 ) -> list[Outlier]:
-    """Class volumes and brightness far from the median of all subjects, worst first.
+    """Find class volumes and brightness far from the median of all subjects, worst first.
 
     `names` are those of all classes, background first; `statistics` are by subject.
     """
@@ -143,7 +131,7 @@ def find_outliers(
 
 
 def _far(what: str, values: Mapping[str, float]) -> list[Outlier]:
-    """The outliers among the subjects' values; none where there are too few to judge."""
+    """Return the outliers among the subjects' values; none if there are too few to judge."""
     if len(values) < _FEWEST:
         return []
     found = np.array(list(values.values()))
@@ -157,25 +145,25 @@ def _far(what: str, values: Mapping[str, float]) -> list[Outlier]:
 
 
 def _with_labels(statistics: Mapping[str, Statistics]) -> dict[str, Statistics]:
-    """Those of the subjects that have a label map."""
+    """Select the subjects that have a label map."""
     return {subject: known for subject, known in statistics.items() if known.voxels}
 
 
 def _volumes_ml(labelled: Mapping[str, Statistics], index: int) -> NDArray[np.float64]:
-    """(N,) volumes of a class in millilitres, on a grid of 1 mm³ voxels."""
+    """Return the volumes (N,) of a class in millilitres, on a grid of 1 mm³ voxels."""
     voxels = [known.voxels[index] for known in labelled.values()]
     return np.array(voxels, np.float64) / 1000
 
 
 def _name_of_volume(structure: str) -> str:
-    """What an outlier of a structure's volume is called."""
+    """Name the outliers of a structure's volume."""
     return f"volume of {short_name(structure)} (ml)"
 
 
 def _brightness(statistics: Statistics) -> float | None:
-    """Mean intensity of what is labelled; None where nothing is, or there is no image.
+    """Return the mean intensity of the labelled part; None without labels or image.
 
-    Without a label map it is the head's median, noise around it included.
+    Without a label map it is the median of the head, including the noise around it.
     """
     if not statistics.histogram:
         return None
@@ -188,32 +176,10 @@ def _brightness(statistics: Statistics) -> float | None:
     return float(voxels @ means / voxels.sum())
 
 
-def _volume_table(store: Store, labelled: Mapping[str, Statistics]) -> Table:
-    """The volumes of each structure over subjects; no rows where nobody has labels."""
-    columns: Columns = [
-        "Structure",
-        Column("FreeSurfer", 0),
-        Column("Median", 3),
-        Column("Smallest", 3),
-        Column("Largest", 3),
-        Column("Absent", 0, "subjects without a voxel of it"),
-    ]
-    rows = []
-    if labelled:
-        for label in store.scheme.labels[1:]:
-            volumes = _volumes_ml(labelled, label.index)
-            quantiles = np.percentile(volumes, (0, 50, 100))
-            low, median, high = quantiles.tolist()
-            absent = int((volumes == 0).sum())
-            rows.append((label.name, label.fs_id, median, low, high, absent))
-    caption = "Volumes in ml on the working grid"
-    return table("volume-table", caption, columns, rows)
-
-
 def _subject_table(
     store: Store, statistics: Mapping[str, Statistics], outliers: Sequence[Outlier]
 ) -> Table:
-    """Who the subjects are, what each has, and how often each is an outlier."""
+    """Make the table of subjects: person, content, and number of outliers."""
     hint = "mean of what is labelled, else the head's median, on the working scale"
     columns: Columns = [
         "Subject",
@@ -262,7 +228,7 @@ def _volume_plot(
     labelled: Mapping[str, Statistics],
     outliers: Collection[Outlier],
 ) -> Drawing:
-    """A box a structure, relative to its median so that all share an axis; outliers in red.
+    """Draw a box for each structure, relative to its median; outliers in red.
 
     Structures whose median is 0 have no box.
     """
@@ -297,30 +263,3 @@ def _volume_plot(
         caption="Boxes span the quartiles, whiskers reach the last value within 1.5 quartile "
         "ranges; every dot is a subject, outliers are red.",
     )
-
-
-def _histogram_plot(imaged: Mapping[str, Statistics]) -> Drawing:
-    """Intensities of every head, a line each, and the median of all."""
-    histograms = [known.histogram for known in imaged.values()]
-    counts = np.array(histograms, np.float64)
-    totals = counts.sum(axis=1, keepdims=True)
-    shares = 100 * counts / np.maximum(totals, 1)
-    bins = counts.shape[1]
-    middles = (np.arange(bins) + 0.5) * _BRIGHTEST / bins
-    with canvas(_WIDTH, 3.2) as (figure, axis):
-        faint = max(0.08, 1 / len(shares) ** 0.5)
-        axis.plot(middles, shares.T, color=MODEL_COLORS[0], lw=0.6, alpha=faint)
-        median = np.median(shares, axis=0)
-        axis.plot(middles, median, color=INK, lw=1.6)
-        axis.set_xlabel("intensity on the working scale")
-        axis.set_ylabel("% of the head's voxels")
-        # Not by the first bins: where air is noisy they hold half of all voxels.
-        tallest = float(np.percentile(shares[:, middles > _NOISE], 99.5))
-        axis.set_ylim(0, tallest * 1.2 or 1)
-        axis.grid(axis="y")
-    label = "Histograms of intensity, one line per subject"
-    caption = (
-        "One line per subject; the dark line is their median. The last bin holds all higher "
-        "intensities. Noise around the head may exceed the plot at the left."
-    )
-    return Drawing("intensities", figure, label, caption=caption)

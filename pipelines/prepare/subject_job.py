@@ -1,4 +1,4 @@
-"""One subject of a store: made in a process of a pool, unless what is there is current."""
+"""One subject of a store, which a worker process makes unless its file is current."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from trinat.segmentation.io.streams import NO_CHECKSUM, has_checksum
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a subject; `stored` is what the store is to say of one that is done.
+    """Outcome of a subject; `stored` is the entry of the store for one that is done.
 
-    `reason` says in one line why it failed, or what is to be looked at in one that is done.
+    `reason` says in one line why it failed, or what to look at in one that is done.
     """
 
     subject: str
@@ -34,7 +34,7 @@ class Outcome:
 
     @property
     def failure(self) -> str:
-        """Why the subject failed; empty if it did not."""
+        """The reason of a failure, or ""."""
         if self.status == "failed":
             return self.reason
         return ""
@@ -42,11 +42,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class SubjectJob:
-    """All that a worker process needs for one subject.
+    """Task of a worker process: one subject.
 
     `path` is its file in the store. With `require_checksum` a scan or label map without one is
-    refused. `pseudo` is the model that made its labels, if one did, and `known` what the store
-    said of it before.
+    refused. `pseudo` is the model that made its labels, if any, and `known` the entry of the store
+    before this run.
     """
 
     subject: Subject
@@ -57,10 +57,9 @@ class SubjectJob:
     known: StoredSubject | None
 
     def bring_up_to_date(self) -> StoredSubject:
-        """Make the subject's file unless it is current; what the store is to say of it.
+        """Make the file of the subject unless it is current; return its entry for the store.
 
-        Current is a file whose sources, settings and content are the same as before. Errors of the
-        subject's files are raised; the caller notes them.
+        A file is current if its sources, settings and content are the same as before.
         """
         subject = self.subject
         image = digest_of(subject.image)
@@ -87,21 +86,21 @@ class SubjectJob:
 
     @property
     def warning(self) -> str:
-        """What the subject's file says of labels that do not lie on their scan, if they do not."""
+        """The note on labels that do not lie on their scan, or ""."""
         file = SubjectFile(self.path)
         notes = file.notes
         file.close()
         return next((note for note in notes if note.startswith(BADLY_PLACED)), "")
 
     def _current(self, wanted: str) -> FileStamp | None:
-        """The file's stamp, if it is of these inputs and settings, and still as it was written."""
+        """Return the stamp of the file if it was made of these inputs and has not changed since."""
         if not self.path.exists():
             return None
         file = SubjectFile(self.path)
         try:
             stored = file.fingerprint
         except (TrinatError, OSError, KeyError):
-            return None  # of an older format, or damaged
+            return None  # damaged
         finally:
             file.close()
         if stored != wanted:
@@ -115,16 +114,16 @@ class SubjectJob:
 def _original(
     path: Path | None, digest: str | None, axes: str | None
 ) -> Original | None:
-    """A file's place, for whoever has another current folder; links are not followed."""
+    """Describe an input file by its absolute path, without following links."""
     if path is None or digest is None:
         return None
     return Original(path=path.absolute(), sha256=digest, axes=axes)
 
 
 def make_subject(job: SubjectJob) -> Outcome:
-    """Prepare one subject unless it is current; whatever is wrong with it stays its own matter.
+    """Prepare one subject unless it is current; return its errors as its outcome.
 
-    A full disk alone is raised: no other subject has room either, and what is there stays.
+    Only a full disk is raised: no other subject has room either.
     """
     name = job.subject.id
     try:
@@ -136,13 +135,13 @@ def make_subject(job: SubjectJob) -> Outcome:
     except Exception as error:
         if is_disk_full(error):
             raise
-        # An older state of a subject that cannot be made any more would pass for the new one.
+        # An old file of a subject that cannot be made any more would pass for a new one.
         job.path.unlink(missing_ok=True)
         return Outcome(name, "failed", reason_of(error))
 
 
 def killed(job: SubjectJob) -> Outcome:
-    """The outcome of a subject whose process died."""
+    """Return the outcome of a subject whose process died."""
     job.path.unlink(missing_ok=True)
     reason = "its process was killed (out of memory?): try again with fewer --jobs"
     return Outcome(job.subject.id, "failed", reason)

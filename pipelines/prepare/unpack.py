@@ -1,12 +1,13 @@
-"""Archives of a dataset: what is used of them is unpacked beside them, once, every member checked.
+"""Unpacking of a dataset's archives: every member is checked, and the needed ones are written.
 
-Our own checks come on top of tarfile's.
+Our own checks come on top of those of tarfile.
 """
 
 from __future__ import annotations
 
 import gzip
 import io
+import logging
 import shutil
 import tarfile
 import tempfile
@@ -26,6 +27,8 @@ from trinat.segmentation.errors import DatasetError, IntegrityError, TrinatError
 from trinat.segmentation.io.files import open_regular
 from trinat.segmentation.io.volume import Volume
 
+_log = logging.getLogger(__name__)
+
 # Between the contents of two files there may be long names and attributes. tarfile holds them in
 # memory, and a record that states a wrong length many times over: up to the square of their size.
 _MOST_HEADER_BYTES = 32 << 10
@@ -33,11 +36,11 @@ _MOST_PADDING_BYTES = 16 << 20
 _DRAIN_BYTES = 1 << 20
 
 
-def unpack_archives(name: str, root: Path, say: Callable[[str], None]) -> None:
-    """Unpack what is needed of the dataset's archives in `root`, each beside itself, once.
+def unpack_archives(name: str, root: Path) -> None:
+    """Unpack the needed members of the archives in `root`, each into a folder beside it, once.
 
-    Of a dataset without known archives there is nothing to unpack. An archive without anything
-    that is needed is a DatasetError.
+    A dataset without known archives has nothing to unpack. An archive without a needed member is a
+    DatasetError.
     """
     source = SOURCES.get(name)
     limits = archives_of(name)
@@ -49,7 +52,7 @@ def unpack_archives(name: str, root: Path, say: Callable[[str], None]) -> None:
         folder = archive.with_name(archive.name.partition(".tar")[0])
         if folder.exists():
             continue
-        say(f"unpacking what is needed of {archive.name}")
+        _log.info("unpacking %s", archive.name)
         # The folder appears whole or not at all.
         unpacked = archive.with_name(f".{folder.name}.unpacking")
         shutil.rmtree(unpacked, ignore_errors=True)
@@ -69,9 +72,9 @@ def unpack_archives(name: str, root: Path, say: Callable[[str], None]) -> None:
 
 
 def _convert_analyze(path: Path, source: Source) -> None:
-    """Replace an Analyze pair, once both halves are there, by a .nii.gz that knows its axes.
+    """Replace an Analyze pair, once both halves are there, by a .nii.gz with its axes.
 
-    A pair that cannot be read stays: its subject's own turn will say why.
+    A pair that cannot be read stays; the error is reported with its subject.
     """
     axes = source.member_axes(path)
     header = path.with_suffix(".hdr")
@@ -143,7 +146,7 @@ class _Tar(tarfile.TarFile):
     """
 
     def next(self) -> tarfile.TarInfo | None:
-        """The next member; None at the end."""
+        """Return the next member; None at the end."""
         # Attributes set for all members would pile up, and each member keep a copy of them.
         self.members: list[tarfile.TarInfo] = []
         self.pax_headers = {}
@@ -167,7 +170,7 @@ class _Unpacked(io.BufferedIOBase):
         self.end = _MOST_HEADER_BYTES
 
     def read(self, count: int | None = -1, /) -> bytes:
-        """The next bytes, all without a count; refuses the archive where they pass `end`."""
+        """Return the next bytes, all without a count; raise if they pass `end`."""
         if count is None:
             count = -1
         block = self._stream.read(count)
@@ -183,7 +186,7 @@ def _checked_members(
     archive: Path,
     limits: ArchiveLimits,
 ) -> Iterator[tarfile.TarInfo]:
-    """The members in order; raises before it yields one that must not be written."""
+    """Yield the members in order; raise before one that must not be written."""
     count = 0
     content_bytes = 0
     while True:
@@ -209,7 +212,7 @@ def _checked_members(
 
 
 def _problem_of(member: tarfile.TarInfo) -> str:
-    """Why a member must not be written; empty for a sound one."""
+    """Return the reason to refuse a member, or "" if it is safe."""
     name = member.name
     if "\0" in name:
         return "has no possible name"
@@ -225,7 +228,7 @@ def _problem_of(member: tarfile.TarInfo) -> str:
 
 
 def _refused(archive: Path, what: str) -> DatasetError:
-    """The error for an archive that is not to be trusted."""
+    """Return the error for an archive that is not to be trusted."""
     return DatasetError(
         what, where=archive, remedy="do not unpack it; download it again"
     )
@@ -233,7 +236,7 @@ def _refused(archive: Path, what: str) -> DatasetError:
 
 @contextmanager
 def _opened(archive: Path) -> Iterator[tuple[tarfile.TarFile, _Unpacked]]:
-    """A tar stream whose end is reached, so that gzip's checksum has been compared."""
+    """Open a tar stream; read it to its end, so that the checksum of gzip is compared."""
     try:
         with ExitStack() as stack:
             stream: IO[bytes] | gzip.GzipFile = stack.enter_context(

@@ -226,17 +226,24 @@ def compare_changes(
 ) -> Changes:
     """Compare the change per year between groups, by the linear model of `fit_groups`.
 
-    A person's slope is one value of the model, whatever the number and times of the visits: robust
-    standard errors allow for slopes that are known less well than others. `persons` is a table as
-    that of `cohort.persons_of`, with the facts of all persons, also of those with one scan.
+    A person's slope is one value of the model. Its weight grows with the number of visits and the
+    time between them, because slopes over a few weeks are mostly noise. Robust standard errors hold
+    whatever the weights. `persons` is a table as that of `cohort.persons_of`, with the facts of all
+    persons, also of those with one scan.
     """
     slopes = pd.DataFrame(
         {
             "subject": [course.person for course in courses],
             "structure": [course.structure for course in courses],
             "value": [course.change.percent_per_year for course in courses],
+            "spread": [
+                float(np.var(course.times)) * len(course.times) for course in courses
+            ],
         }
     ).astype({"value": float})
+    # As if persons differed by as much as the noise of a slope over the usual visits.
+    usual = slopes["spread"].median()
+    slopes["weight"] = slopes["spread"] / (slopes["spread"] + usual)
     with_slope = set(slopes.dropna(subset="value")["subject"])
     facts = persons.groupby("subject", sort=False)[_FACTS].first()
     notices = []

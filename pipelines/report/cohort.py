@@ -64,7 +64,8 @@ class Scan:
     a study calls the person's group. `intracranial_mm3` is None where it is not known.
 
     `left_out` says why the scan is in no number, "" where it is in them; `structures_left_out` says
-    it for structures of a scan that is: `volumes_mm3` lacks these.
+    it for structures of a scan that is: `volumes_mm3` lacks these. `structure_grades` has the
+    grades of single structures.
     """
 
     subject: str
@@ -80,6 +81,7 @@ class Scan:
     intracranial_mm3: float | None = None
     left_out: str = ""
     structures_left_out: Mapping[str, str] = field(default_factory=dict)
+    structure_grades: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -8,11 +8,9 @@ sheet colours, and marks get titles that a pointer or a screen reader finds.
 
 from __future__ import annotations
 
-import copy
 import io
 import math
 import re
-import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,9 +33,6 @@ if TYPE_CHECKING:
 MODEL_COLORS = ("#2f7fc1", "#e0851b", "#12a07a", "#c2609a", "#8a8d1e", "#d1502f")
 WARNING_COLOR = MODEL_COLORS[5]
 _MOST_PANELS_ABREAST = 4
-# A phone shows this at its own size, so that 8 points can be read.
-NARROW_IN = 3.4
-_NARROW_LETTERS = 38  # in a line across the figure
 _BETWEEN_PANELS = 0.12  # of a panel's height
 # Drawn with these, a line or a letter takes the page's colour.
 INK = "#1f2730"
@@ -58,14 +53,6 @@ _ID = re.compile(r"#([A-Za-z0-9_.:-]+)")
 
 
 @dataclass(frozen=True)
-class Narrow:
-    """How the panels of a figure stand on a phone: how many abreast, and a row's height."""
-
-    abreast: int = 2
-    row_in: float = 1.8
-
-
-@dataclass(frozen=True)
 class Drawing:
     """A figure, what it shows in words, and the names of its marks by artist.
 
@@ -73,7 +60,6 @@ class Drawing:
     - `label` is the text for readers who cannot see it.
     - `marks` has a name for each mark of an artist, by the artist's gid: the page shows it at the
       pointer.
-    - `narrow` is how its panels stand on a phone, or the figure that a phone shows in its place.
     - `for_print` figures are also saved as PDF.
     """
 
@@ -83,7 +69,6 @@ class Drawing:
     marks: dict[str, list[str]] = field(default_factory=dict)
     title: str = ""
     caption: str = ""
-    narrow: Narrow | Figure = field(default_factory=Narrow)
     for_print: bool = False
 
     def save(self, folder: Path) -> None:
@@ -131,50 +116,6 @@ class Drawing:
     def inline(self) -> str:
         """For a page: in the page's colours, with names that a pointer finds."""
         return inline_svg(self.svg, self.name, self.label, self.marks)
-
-    def inline_narrow(self) -> str:
-        """The same for a phone."""
-        if isinstance(self.narrow, Narrow):
-            figure = _narrowed(self.figure, self.narrow)
-        else:
-            figure = self.narrow
-        return inline_svg(
-            plain_svg(figure), f"{self.name}-narrow", self.label, self.marks
-        )
-
-
-def _narrowed(figure: Figure, form: Narrow) -> Figure:
-    """A copy of a figure, laid out again at the width of a phone."""
-    import matplotlib as mpl
-
-    narrow = copy.deepcopy(figure)
-    height_in = narrow.get_figheight()
-    rows = 1
-    shown = [axis for axis in narrow.axes if axis.get_visible()]
-    if len(shown) > 1:
-        rows = math.ceil(len(shown) / form.abreast)
-        height_in = rows * form.row_in
-        letters = _NARROW_LETTERS // form.abreast
-        grid = narrow.add_gridspec(rows, form.abreast)
-        for place, axis in enumerate(shown):
-            row, column = divmod(place, form.abreast)
-            axis.set_subplotspec(grid[row, column])
-            axis.title.set_text(textwrap.fill(axis.get_title(), letters))
-    # Legend and title of the axis below in lines that a narrow figure has room for.
-    along = narrow.get_supxlabel()
-    names = []
-    for legend in narrow.legends:
-        names += [text.get_text() for text in legend.get_texts()]
-    narrow.legends.clear()
-    wrapped = [textwrap.fill(name, _NARROW_LETTERS) for name in names]
-    with mpl.rc_context(_STYLE):
-        if along:
-            narrow.supxlabel(textwrap.fill(along, _NARROW_LETTERS))
-        add_legend(narrow, wrapped, columns=1)
-    narrow.set_size_inches(NARROW_IN, height_in)
-    narrow.set_layout_engine("constrained")
-    _lay_out(narrow, rows)
-    return narrow
 
 
 @contextmanager

@@ -62,7 +62,7 @@ class WorstScan:
         return self.view.still
 
 
-def drawings(evaluation: Evaluation, scheme: LabelScheme) -> dict[str, list[Drawing]]:
+def drawings(evaluation: Evaluation) -> dict[str, list[Drawing]]:
     """The report's figures, by section.
 
     Metrics that were not measured have no figure. Comparisons are there for two models or more.
@@ -77,7 +77,7 @@ def drawings(evaluation: Evaluation, scheme: LabelScheme) -> dict[str, list[Draw
         figures.box_plot(frame, metric) for metric in PLOTTED if metric in measured
     ]
     volumes = [figures.bland_altman_plot(frame, model, structures) for model in models]
-    confusions = [figures.confusion_plot(frame, model, scheme) for model in models]
+    confusions = [figures.confusion_plot(frame, model) for model in models]
     # Every two models that are compared, in overlap and in distance.
     compared = []
     table = evaluation.comparisons

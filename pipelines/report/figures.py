@@ -14,7 +14,6 @@ from trinat.pipelines.report.drawing import (
     GRID,
     INK,
     MODEL_COLORS,
-    NARROW_IN,
     WARNING_COLOR,
     Drawing,
     add_legend,
@@ -37,7 +36,6 @@ from trinat.pipelines.report.measurements import (
 )
 from trinat.pipelines.report.page import short_name
 from trinat.pipelines.report.summary import confusion
-from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.definitions import METRICS
 from trinat.segmentation.metrics.statistics import bland_altman
 
@@ -50,7 +48,6 @@ _DASHES = (0, (4, 3))
 _MARGIN = 0.12  # beside the marks of a panel, of their extent
 _LEAST_ML = 0.01  # the extent of volumes that do not differ
 _SHARE = "share of the true structure"
-_NARROW_MAP_IN = 5.2  # high, with a scale of colours below
 # The name of the figure of robust z-scores.
 Z_SCORES = "z-scores"
 
@@ -241,11 +238,11 @@ def heat_map(frame: pd.DataFrame, model: str, metric: str) -> Drawing:
     )
 
 
-def confusion_plot(frame: pd.DataFrame, model: str, scheme: LabelScheme) -> Drawing:
-    """Share of each true structure by predicted structure, on a logarithmic scale.
+def confusion_plot(frame: pd.DataFrame, model: str) -> Drawing:
+    """Draw the share of each true structure by predicted structure, on a logarithmic scale.
 
     `frame` is that of metrics.csv. Rows are true structures, columns predicted ones; shares of 0
-    are blank. A phone has room for the abbreviations of `scheme`.
+    are blank.
     """
     table = confusion(frame, model)
     names = [short_name(name) for name in table.columns]
@@ -254,18 +251,9 @@ def confusion_plot(frame: pd.DataFrame, model: str, scheme: LabelScheme) -> Draw
         axis.set_xlabel("predicted")
         axis.set_ylabel("true")
         figure.colorbar(image, ax=axis, shrink=0.7, label=_SHARE)
-    abbreviations = {label.name: label.abbreviation for label in scheme.labels}
-    short = [abbreviations[name] for name in table.columns]
-    with canvas(NARROW_IN, _NARROW_MAP_IN) as (narrow, axis):
-        image = _draw_confusion(axis, table, short)
-        # Rows higher than wide, and no words beside them: names are not on each other.
-        axis.set_aspect("auto")
-        axis.tick_params(length=0, pad=1)
-        axis.set_title("rows: true, columns: predicted", fontsize=8)
-        narrow.colorbar(image, ax=axis, location="bottom", label=_SHARE)
     label = f"Confusion between structures, model {model}"
     title = f"All confusions of {model}"
-    return Drawing("confusion", figure, label, title=title, narrow=narrow)
+    return Drawing("confusion", figure, label, title=title)
 
 
 def _draw_confusion(axis: Any, table: pd.DataFrame, names: Sequence[str]) -> Any:

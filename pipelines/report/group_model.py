@@ -17,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from trinat.pipelines.common.text import count
-from trinat.segmentation.data.people import COVARIATES
+from trinat.pipelines.study.participants import COVARIATES
 from trinat.segmentation.errors import EvaluationError, some
 from trinat.segmentation.metrics.linear_model import (
     Contrast,
@@ -90,7 +90,8 @@ def fit_groups(
     ----------
     persons
         A row for each person and structure: `subject`, `structure`, `value`, and the facts `group`,
-        `site`, `sex` ("" if not known), `age` in years and `icv` in mm³ (NaN if not known).
+        `site`, `sex` ("" if not known), `age` in years and `icv` in mm³ (NaN if not known). With a
+        column `weight`, rows count by it, and standard errors stay right whatever the weights.
     response
         The name of the value in the formula.
     covariates
@@ -264,6 +265,10 @@ class Coding:
 
     def __init__(self, people: pd.DataFrame, terms: Iterable[str]) -> None:
         self._people = people
+        self._weights = np.ones(len(people))
+        if "weight" in people:
+            weights = np.asarray(people["weight"], float)
+            self._weights = weights / weights.mean()
         columns: dict[tuple[str, str], Values] = {("", ""): np.ones(len(people))}
         for term in terms:
             of_persons = people[term]
@@ -272,9 +277,9 @@ class Coding:
                     columns[term, level] = np.asarray(of_persons == level, float)
             else:
                 values = np.asarray(of_persons, float)
-                columns[term, ""] = values - values.mean()
+                columns[term, ""] = values - np.average(values, weights=self._weights)
         self._places = {name: place for place, name in enumerate(columns)}
-        self.design = Design(np.stack(list(columns.values()), axis=1))
+        self.design = Design(np.stack(list(columns.values()), axis=1), self._weights)
 
     @cache  # noqa: B019 - a coding lives as long as its report
     def persons_of(self, fact: str, level: str) -> int:
@@ -314,8 +319,10 @@ class Coding:
         contrast = self.difference(fact, first, second)
         if contrast is None:
             return float("inf")
-        alone = 1 / self.persons_of(fact, first) + 1 / self.persons_of(fact, second)
-        return contrast.variance / alone
+        alone = 0.0
+        for level in (first, second):
+            alone += 1 / self._weights[self._people[fact] == level].sum()
+        return float(contrast.variance / alone)
 
     def inflation_of_slope(self, term: str) -> float:
         """Return the variance inflation of a covariate's slope; inf if unknown."""
@@ -323,7 +330,7 @@ class Coding:
         if contrast is None:
             return float("inf")
         column = self.design.matrix[:, self._places[term, ""]]
-        return float(contrast.variance * (column**2).sum())
+        return float(contrast.variance * (self._weights * column**2).sum())
 
 
 @dataclass(frozen=True)
@@ -353,6 +360,9 @@ def _fit_structures(
     codings: dict[tuple[str, ...], Coding] = {}
     for structure, of_structure in rows.groupby("structure", sort=False):
         subjects = tuple(of_structure["subject"])
+        if "weight" in of_structure:
+            # Weights differ from structure to structure.
+            codings.clear()
         if subjects not in codings:
             codings[subjects] = Coding(of_structure, terms)
         coding = codings[subjects]

@@ -69,22 +69,14 @@ def harmonise(
     values = rows.pivot(index="scan", columns="structure", values="value")
     values = values[rows["structure"].unique()]
     facts = rows.groupby("scan")[["subject", "site", *_KEPT_FACTS]].first()
-    kept, of_scans = _kept_facts(facts)
-    is_known = (facts["site"] != "") & of_scans.notna().all(axis=1)
+    design = refuse_unharmonisable(facts)
+    kept, of_scans, is_known = design.kept, design.of_scans, design.is_known
     known = facts[is_known]
-
     of_persons = [known["subject"], known["site"]]
     means = values[is_known].groupby(of_persons).mean()
-    facts_of_persons = of_scans[is_known].groupby(of_persons).mean().to_numpy(float)
-    numbers, names = pd.factorize(means.index.get_level_values("site"), sort=True)
+    numbers, names = design.sites, design.names
+    facts_of_persons = design.of_persons
     at_site = dict(zip(names, np.bincount(numbers), strict=True))
-    _check_sites(at_site, facts["site"], kept)
-    for place, name in enumerate(of_scans.columns, start=1):
-        if not tells_apart(numbers, facts_of_persons[:, :place]):
-            raise EvaluationError(
-                f"the effect of {name} cannot be told from those of sites",
-                remedy="harmonise sites that each have persons of several kinds",
-            )
 
     before = means.to_numpy(float)
     effects = site_effects(before, numbers, facts_of_persons)
@@ -128,6 +120,46 @@ def harmonise(
     without = int((~is_known).sum())
     done = Harmonisation(metric, kept, at_site, without, pd.DataFrame(table))
     return by_structure, done
+
+
+@dataclass(frozen=True)
+class _Design:
+    """Facts to keep: their names, their columns for scans (N, P) and for persons (M, P).
+
+    `is_known` marks the scans with a site and all facts. `sites` are the numbers of the persons'
+    sites in `names`.
+    """
+
+    kept: tuple[str, ...]
+    of_scans: pd.DataFrame
+    is_known: pd.Series
+    of_persons: Values
+    sites: Sites
+    names: pd.Index
+
+
+def refuse_unharmonisable(facts: pd.DataFrame) -> _Design:
+    """Return the design of a group, or raise EvaluationError if its sites cannot be harmonised.
+
+    `facts` has a row for each scan: subject, site, age, sex and group.
+    """
+    kept, of_scans = _kept_facts(facts)
+    is_known = (facts["site"] != "") & of_scans.notna().all(axis=1)
+    known = facts[is_known]
+    # A person counts once at each site.
+    with_site = of_scans[is_known].assign(persons=1.0)
+    of_persons = with_site.groupby([known["subject"], known["site"]]).mean()
+    sites, names = pd.factorize(of_persons.index.get_level_values("site"), sort=True)
+    columns = of_persons.drop(columns="persons").to_numpy(float)
+    at_site = dict(zip(names, np.bincount(sites), strict=True))
+    _check_sites(at_site, facts["site"], kept)
+    for place, name in enumerate(of_scans.columns, start=1):
+        if not tells_apart(sites, columns[:, :place]):
+            raise EvaluationError(
+                f"the effect of {name} cannot be told from those of sites",
+                remedy="harmonise sites that each have persons of several kinds",
+            )
+    return _Design(kept, of_scans, is_known, columns, sites, names)
 
 
 def _kept_facts(facts: pd.DataFrame) -> tuple[tuple[str, ...], pd.DataFrame]:

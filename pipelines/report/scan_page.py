@@ -20,8 +20,8 @@ from trinat.pipelines.report.page import (
     short_name,
     table,
 )
+from trinat.pipelines.study.participants import Facts
 from trinat.pipelines.study.record import DOUBTFUL, ScanResult
-from trinat.segmentation.data.people import Facts
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.metrics.norms import NormError, Norms, Place
 from trinat.segmentation.rendering.pictures import (

@@ -74,8 +74,9 @@ def _statistics(
     """The rows of one model and metric; intervals end where the metric's values do."""
     persons = by_person(frame, model, metric)
     definition = METRICS[metric]
-    interval = mean_interval(persons.to_numpy(float))
-    low, high = np.clip(interval, definition.least, definition.most)
+    low, high = mean_interval(
+        persons.to_numpy(float), definition.least, definition.most
+    )
     # How many values are undefined, one a structure and scan; a group's are its structures'.
     of_each = by_scan(frame, model, metric).isna().sum()
     undefined = []

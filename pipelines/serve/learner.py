@@ -242,6 +242,18 @@ class _Answer:
     reason: str = ""
 
 
+class _Sender(logging.Handler):
+    """Log handler that sends messages to the service."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(logging.INFO)
+        self._connection = connection
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send a message as the state of the work."""
+        self._connection.send(_Answer("running", said=record.getMessage()))
+
+
 def _learn(connection: Connection, study: Study, settings: LearnSettings) -> None:
     """What the process does: make the model, and pack it."""
     follow_parent()
@@ -250,11 +262,10 @@ def _learn(connection: Connection, study: Study, settings: LearnSettings) -> Non
 
     prepare_process(settings.threads)
     try:
-        learnt = learn(
-            settings,
-            lambda line: connection.send(_Answer("running", said=line)),
-            study=study,
-        )
+        logger = logging.getLogger("trinat")
+        logger.addHandler(_Sender(connection))
+        logger.setLevel(logging.INFO)
+        learnt = learn(settings, study=study)
         shutil.make_archive(
             str(settings.out), "zip", settings.out.parent, settings.out.name
         )

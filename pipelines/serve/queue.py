@@ -37,9 +37,9 @@ from trinat.pipelines.serve.settings import (
 from trinat.pipelines.study.cases import Case
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.naming import Product
+from trinat.pipelines.study.participants import Facts
 from trinat.pipelines.study.record import ScanResult
 from trinat.pipelines.view.guard import new_token
-from trinat.segmentation.data.people import Facts
 from trinat.segmentation.errors import (
     DeviceError,
     DiskFullError,

@@ -139,33 +139,48 @@ class Results:
         self._making = threading.Lock()
 
     def file(self, submission: Submission, name: str) -> Path:
-        """A result by its name, one of _RESULTS; labels.mgz is made when it is first asked for."""
+        """Return the path of a result by its name; labels.mgz is made when it is first asked for.
+
+        A name that is none, and a result that the scan does not have, are refused.
+        """
         if name not in _RESULTS:
-            raise HTTPException(404, f"no such result: there are {', '.join(_RESULTS)}")
-        result = _RESULTS[name]
-        _refuse_unless_asked(submission, result.output)
-        if name in _OF_PARCELS and not submission.result.parcels:
-            raise HTTPException(404, "not made: this service has no --parcels")
-        if result.product:
-            return self._queue.file(submission, result.product)
-        path = self._queue.result(submission) / name
+            made = [each for each in _RESULTS if not self._missing(submission, each)]
+            raise HTTPException(404, f"no such result: there are {', '.join(made)}")
+        reason = self._missing(submission, name)
+        if reason:
+            raise HTTPException(404, reason)
+        labels = self._queue.file(submission, Product.LABELS)
         if name == "corrected.nii.gz":
-            path = corrected_path(self._queue.file(submission, Product.LABELS))
-            if not path.is_file():
-                raise HTTPException(404, "not corrected: its page has a brush")
+            return corrected_path(labels)
+        product = _RESULTS[name].product
+        if product:
+            return self._queue.file(submission, product)
+        path = self._queue.result(submission) / name
         if name == "labels.mgz":
-            nifti = self._queue.file(submission, Product.LABELS)
             with self._making:
                 if not path.exists():
-                    Volume.read(nifti, labels=True).write(path, labels=True)
+                    Volume.read(labels, labels=True).write(path, labels=True)
         return path
+
+    def _missing(self, submission: Submission, name: str) -> str:
+        """Return why a scan does not have one of the results, or "" if it has."""
+        output = _RESULTS[name].output
+        if output and output not in submission.outputs:
+            return _not_asked(output)
+        if name in _OF_PARCELS and not submission.result.parcels:
+            return "not made: this service has no --parcels"
+        labels = self._queue.file(submission, Product.LABELS)
+        if name == "corrected.nii.gz" and not corrected_path(labels).is_file():
+            return "not corrected: its page has a brush"
+        return ""
 
     def probability(self, submission: Submission, structure: str) -> Path:
         """The map of one structure, by its name in the scheme, as a file of its own.
 
         It is taken out of the 4D file of all maps, in the order that the JSON beside that says.
         """
-        _refuse_unless_asked(submission, "probabilities")
+        if "probabilities" not in submission.outputs:
+            raise HTTPException(404, _not_asked("probabilities"))
         maps = self._queue.file(submission, Product.PROBABILITIES)
         sidecar = self._queue.file(submission, Product.PROBABILITIES, ".json")
         abbreviations = json.loads(read_text(sidecar))["LabelMap"]
@@ -184,10 +199,9 @@ class Results:
         return path
 
 
-def _refuse_unless_asked(submission: Submission, output: str) -> None:
-    """Refuse a result that is made on demand alone, where the client did not ask for it."""
-    if output and output not in submission.outputs:
-        raise HTTPException(404, f"not made: ask for it with outputs={output}")
+def _not_asked(output: str) -> str:
+    """Return the refusal of a result that is made on demand, and was not demanded."""
+    return f"not made: ask for it with outputs={output}"
 
 
 @dataclass(frozen=True)

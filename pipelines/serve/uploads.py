@@ -23,9 +23,9 @@ from trinat.pipelines.serve.settings import (
     MAX_FORM_FIELDS,
     MIN_FREE_BYTES,
 )
-from trinat.segmentation.data.people import Facts
-from trinat.segmentation.data.people_table import age_in, sex_in
-from trinat.segmentation.errors import InputError
+from trinat.pipelines.study.participants import Facts
+from trinat.segmentation.errors import InputError, extra_remedy
+from trinat.segmentation.io.cells import age_in, sex_in
 from trinat.segmentation.io.headers import read_mgh, read_nifti
 from trinat.segmentation.io.streams import SCAN_SUFFIXES, ScanStream, has_checksum
 
@@ -87,9 +87,7 @@ def _take(queue: Queue, form: FormData, folder: Path) -> Segmentation:
         shutil.copyfileobj(upload.file, file, _COPIED_BYTES)
     if ending == ".zip":
         if find_spec("highdicom") is None:
-            raise InputError(
-                "DICOM needs more packages", remedy="pip install 'trinat[dicom]'"
-            )
+            raise InputError("DICOM needs more packages", remedy=extra_remedy("dicom"))
         return queue.accept(scan, outputs, person).seen()
     if "dicom-seg" in outputs:
         raise InputError("dicom-seg is made of DICOM files alone: send them as a zip")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from natsort import natsorted
 
-from trinat.segmentation.data.people import Facts
+from trinat.pipelines.study.participants import Facts
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,15 @@ A correction is three files beside the label map that `trinat predict` wrote, wh
 - `NAME_desc-corrected_dseg.json`: who, when, how long, what was changed, and of which result.
 
 A label map of this name alone, from another program, is a correction, too. What its JSON says holds
-only for the bytes that it names.
+only for the map and the mask whose hashes it has: where one of them is of another saving, the
+changed voxels are those that differ from the result.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +81,8 @@ _COLUMNS = (
     "result_sha256",
 )
 _PATIENCE_S = 5.0
+# Of a folder in which a saving is prepared.
+_STAGED = (".trinat-correction-", ".tmp")
 
 
 class _Stated(BaseModel):
@@ -100,13 +104,17 @@ class Session(_Stated):
 class Facts(_Stated):
     """What the JSON beside a corrected label map says.
 
-    `sha256` is of the corrected label map, `result_sha256` of the result that was corrected, and
-    `scan_sha256` of the scan that this is of ("" if that is not known). `structures` has the voxels
-    of each structure that were changed: those that became its own and those that were. In a BIDS
-    dataset `spatial_reference` and `sources` are those of the result.
+    `sha256` is of the corrected label map, `mask_sha256` of its mask of changed voxels,
+    `result_sha256` of the result that was corrected, and `scan_sha256` of the scan that this is of
+    ("" if that is not known). `structures` has the voxels of each structure that were changed:
+    those that became its own and those that were. In a BIDS dataset `spatial_reference` and
+    `sources` are those of the result.
     """
 
     sha256: str = Field(validation_alias="SHA256", serialization_alias="SHA256")
+    mask_sha256: str = Field(
+        validation_alias="MaskSHA256", serialization_alias="MaskSHA256"
+    )
     result_sha256: str = Field(
         validation_alias="ResultSHA256", serialization_alias="ResultSHA256"
     )
@@ -115,7 +123,7 @@ class Facts(_Stated):
     )
     changed_voxels: NonNegativeInt
     structures: dict[str, NonNegativeInt]
-    sessions: tuple[Session, ...]
+    sessions: tuple[Session, ...] = Field(min_length=1)
     spatial_reference: str | None = None
     sources: tuple[str, ...] | None = None
 
@@ -243,8 +251,12 @@ def correction_of(result: Path) -> Correction | None:
         return None
     facts = _read_facts(sidecar_path(result))
     scan_sha256 = "" if facts is None else facts.scan_sha256
-    if facts is not None and facts.sha256 != sha256_of(path):
-        facts = None
+    if facts is not None:
+        mask = mask_path(result)
+        hashes = (sha256_of(path), sha256_of(mask) if mask.is_file() else "")
+        # A saving that was cut short has replaced some of the files.
+        if hashes != (facts.sha256, facts.mask_sha256):
+            facts = None
     return Correction(path, result, facts, scan_sha256)
 
 
@@ -327,7 +339,8 @@ def save_correction(
                 changed = changed | (corrected.data != shown.data)
                 result_sha256 = before.result_sha256
         facts = Facts(
-            sha256="",  # known once the map is written
+            sha256="",  # known once the files are written
+            mask_sha256="",
             result_sha256=result_sha256,
             scan_sha256=scan_sha256,
             changed_voxels=int(changed.sum()),
@@ -374,19 +387,29 @@ def list_correction(
 def _write(
     result: Path, corrected: Volume, changed: NDArray[np.bool_], facts: Facts
 ) -> Correction:
-    """Write the three files, none of which is in its place before all are complete."""
+    """Write the three files, none of which is in its place before all are complete.
+
+    What savings that were killed have left is removed: the caller holds the lock.
+    """
     path = corrected_path(result)
     mask = mask_path(result)
     sidecar = sidecar_path(result)
+    prefix, suffix = _STAGED
+    for left in path.parent.glob(f"{prefix}*{suffix}"):
+        shutil.rmtree(left, ignore_errors=True)
     try:
         with TemporaryDirectory(
-            prefix=".trinat-", suffix=".tmp", dir=path.parent
+            prefix=prefix, suffix=suffix, dir=path.parent
         ) as folder:
             staged = Path(folder)
             corrected.write(staged / path.name, labels=True)
             changes = Volume(changed.astype(np.uint8), corrected.affine)
             changes.write(staged / mask.name, labels=True)
-            facts = facts.model_copy(update={"sha256": sha256_of(staged / path.name)})
+            hashes = {
+                "sha256": sha256_of(staged / path.name),
+                "mask_sha256": sha256_of(staged / mask.name),
+            }
+            facts = facts.model_copy(update=hashes)
             content = facts.model_dump_json(by_alias=True, exclude_none=True, indent=2)
             write_whole(staged / sidecar.name, content + "\n")
             # The JSON comes last: what it says is then true.

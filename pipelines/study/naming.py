@@ -120,6 +120,14 @@ class Product(Enum):
         download="parcels.nii.gz",
         media_type="application/gzip",
     )
+    CALLOSUM = _Facts(
+        "dseg",
+        ".nii.gz",
+        plain="callosum",
+        seg="callosum",
+        desc="",
+        further=(".json",),
+    )
     GREY_MATTER = _tissue("GM")
     WHITE_MATTER = _tissue("WM")
     FLUID = _tissue("CSF")
@@ -193,6 +201,9 @@ PLAIN_LABEL_TABLE = "labels.tsv"
 # The same of maps with parcels.
 PARCEL_TABLE = "seg-parcels_dseg.tsv"
 PLAIN_PARCEL_TABLE = "parcel_labels.tsv"
+# The same of maps of the corpus callosum.
+CALLOSUM_TABLE = "seg-callosum_dseg.tsv"
+PLAIN_CALLOSUM_TABLE = "callosum_labels.tsv"
 # Where outputs go that the last attempt at their scan has not made; in the output folder.
 ASIDE = ".trinat-stale"
 # What names of corrected label maps have, in BIDS in the place of `desc-trinat`.
@@ -203,7 +214,7 @@ CORRECTIONS = "corrections.tsv"
 LEFT_OUT = "left out: "
 # How the names of results end that may be beside scans: ours, and the masks of others.
 RESULT_ENDINGS = (
-    *("_dseg", "_tissues", "_parcels", "_probseg"),
+    *("_dseg", "_tissues", "_parcels", "_callosum", "_probseg"),
     *("_mask", "_brainmask", "_entropy", "_thickness"),
 )
 

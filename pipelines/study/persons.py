@@ -14,28 +14,27 @@ from datetime import date, datetime
 from pathlib import Path
 
 from trinat.pipelines.study.cases import Case, Person
-from trinat.pipelines.study.people import (
-    match_people,
+from trinat.pipelines.study.participants_check import (
+    match_participants,
     refuse_merged_persons,
-    say_of_table,
+    report_table,
 )
+from trinat.pipelines.study.participants_table import read_participants
 from trinat.segmentation.data.identity import (
     Identity,
     Named,
     clash_among,
     identify,
 )
-from trinat.segmentation.data.people_table import (
+from trinat.segmentation.errors import ConfigError
+from trinat.segmentation.io.cells import (
+    MISSING,
+    NO_NAME,
     may_be_thousands,
     number_in,
-    read_people,
 )
-from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import read_table
 
-# What stands in a cell of a time where nothing is known, and in one of a name.
-_UNKNOWN = frozenset({"", "n/a", "na", "nan", "unknown"})
-_NO_NAME = frozenset({"", "n/a"})
 _NEEDED_COLUMNS = ("scan", "person")
 _DAYS_OF_YEAR = 365.25
 # When years of dates are counted from.
@@ -134,7 +133,7 @@ def with_facts(
         )
     named = zip(cases, _named(cases), strict=True)
     names = [(case.stem, identity.person) for case, identity in named]
-    matched = match_people(table, names, say, strict=strict)
+    matched = match_participants(table, names, say, strict=strict)
     return [
         replace(case, facts=matched.of(*name))
         for case, name in zip(cases, names, strict=True)
@@ -155,7 +154,7 @@ def _from_bids(
     times: dict[Path, Mapping[str, float | None]] = {}
     doubts: list[str] = []
     table = root / "participants.tsv"
-    people = read_people(table)
+    people = read_participants(table)
     persons = {case.id: f"sub-{case.entities['sub']}" for case in cases}
     matched = people.match((case.stem, persons[case.id]) for case in cases)
     refuse_merged_persons(table, people, matched)
@@ -187,8 +186,8 @@ def _from_bids(
         if visit.person in several:
             known[case_id] = replace(visit, group="")
     if people.facts:
-        say_of_table(table, people.notes, remarks, say, strict=strict)
-    say_of_table(root / "acq_time", (), doubts, say, strict=strict)
+        report_table(table, people.notes, remarks, say, strict=strict)
+    report_table(root / "acq_time", (), doubts, say, strict=strict)
     return known
 
 
@@ -221,7 +220,7 @@ def _times_in(
                 cells = dict(zip(table.titles, row.cells, strict=True))
                 text = cells.get("acq_time", "")
                 year = _year_of_date(text)
-                if year is None and text.lower() not in _UNKNOWN:
+                if year is None and text.lower() not in MISSING:
                     doubts.append(f"{path.name}, row {row.number}: {text!r} is no date")
                 found[cells.get(key, "")] = year
         read[path] = found
@@ -262,11 +261,11 @@ def _from_table(
         if case_id in known:
             what = f"line {line}: {cells['scan']!r} is there twice"
             raise ConfigError(what, where=path, remedy="keep one of the two lines")
-        if cells["person"].lower() in _NO_NAME:
+        if cells["person"].lower() in NO_NAME:
             what = f"line {line}: no person"
             raise ConfigError(what, where=path, remedy="write whose scan it is")
         group = cells.get("group", "")
-        if group.lower() in _NO_NAME:
+        if group.lower() in NO_NAME:
             group = ""
         year = times.year(cells, line)
         known[case_id] = _Visit(cells["person"], year, group)
@@ -291,7 +290,7 @@ def _from_table(
     if unnamed:
         named = ", ".join(unnamed[:_MOST_NAMED])
         doubts.append(f"{len(unnamed)} of {len(cases)} scans are not in it: {named}")
-    say_of_table(path, notes, doubts, say, strict=strict)
+    report_table(path, notes, doubts, say, strict=strict)
     return known
 
 
@@ -343,7 +342,7 @@ class _Times:
     def year(self, cells: Mapping[str, str], line: int) -> float | None:
         """When a row's scan was taken, in years from any start; None where it does not say."""
         text = cells.get(self.column, "")
-        if text.lower() in _UNKNOWN:
+        if text.lower() in MISSING:
             return None
         year = _year_of_date(text)
         if year is not None:

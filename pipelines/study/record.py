@@ -96,6 +96,36 @@ class ThicknessResult(_Record):
         return f"{hemisphere}_{parcel}_thickness"
 
 
+class CallosumResult(_Record):
+    """Measurements of the corpus callosum; its fields are columns of callosum.tsv.
+
+    `volumes_mm3` are those of its parts, `total_mm3` that of the whole, `thickness_mm` the profile
+    from behind to front. Lengths and areas are None, and the profile is empty, if no callosum was
+    found.
+    """
+
+    grade: str
+    reasons: list[str]
+    volumes_mm3: dict[str, FiniteFloat]
+    total_mm3: FiniteFloat
+    area_mm2: FiniteFloat | None
+    length_mm: FiniteFloat | None
+    midline_mm: FiniteFloat | None
+    mean_thickness_mm: FiniteFloat | None
+    max_thickness_mm: FiniteFloat | None
+    thickness_mm: list[FiniteFloat]
+
+    def columns(self) -> dict[str, JsonValue]:
+        """Return a row of callosum.tsv by the names of its columns."""
+        row = self.model_dump(exclude={"reasons", "volumes_mm3", "thickness_mm"})
+        row["reasons"] = "; ".join(self.reasons)
+        for name, mm3 in self.volumes_mm3.items():
+            row[f"{name}_mm3"] = mm3
+        for place, mm in enumerate(self.thickness_mm, start=1):
+            row[f"thickness_{place:02}_mm"] = mm
+        return row
+
+
 class TimePoint(_Record):
     """A scan's part in the segmentation of several scans of one person.
 
@@ -146,6 +176,7 @@ class ScanResult(_Record):
     parcels: dict[str, ParcelResult] = {}
     thickness: dict[str, ThicknessResult] = {}
     thickness_doubts: list[str] = []
+    callosum: CallosumResult | None = None
     picture: str = ""
     longitudinal: TimePoint | None = None
 

@@ -10,29 +10,32 @@ import math
 import time
 
 
-class TimeLimit:
-    """The seconds that one call may take, from the end of its first step and its page on.
+class TrainingClock:
+    """Wall time of one call, counted from the end of its first step and its page.
 
-    `end` is by time.monotonic, and infinite before the first step. `validation_s` is what a
-    validation takes, with what is written then: foreseen before the first one, then the longest of
-    those that were timed, once it `has_validated`. `too_few` says what the seconds do not suffice
-    for, if that was found.
+    The time left is divided among the jobs left by what each has still to do, without what those
+    that follow need to start. A job's first step is no progress: a compiler may take minutes in it.
+
+    `validation_s` is what a validation takes, with what is written then: foreseen before the first
+    one, then the longest of those that were timed, once the clock `has_validated`. `share` is what
+    is done of the present job's schedule, from 0 to 1.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.end = math.inf
         self.validation_s = 0.0
-        self.too_few = ""
         self.has_validated = False
+        # By time.monotonic; unknown before the first step.
+        self._end = math.inf
+        self._too_few = ""
 
     @property
     def why_over(self) -> str:
-        """Why the call is to stop now; empty where it is not."""
-        if time.monotonic() < self.end:
+        """Return the reason to stop the call now, or ""."""
+        if time.monotonic() < self._end:
             return ""
-        if self.too_few:
-            return f"its {self.seconds:g} seconds are too few: {self.too_few}"
+        if self._too_few:
+            return f"its {self.seconds:g} seconds are too few: {self._too_few}"
         return f"its {self.seconds:g} seconds are over"
 
     def note_validation(self, seconds: float) -> None:
@@ -42,78 +45,58 @@ class TimeLimit:
         self.validation_s = seconds
         self.has_validated = True
 
+    def begin_job(self, done: float, others: int, *, validates: bool) -> None:
+        """Begin a job of which earlier calls did the share `done`; `others` follow it.
 
-class JobClock:
-    """What is done of a job's schedule, by the wall clock.
-
-    The time left is divided among the jobs left by what each has still to do, without what those
-    that follow need to start. A job's first step is no progress: a compiler may take minutes in it.
-
-    `done` is the share of the schedule that earlier calls did, 0 to 1; `others` is the number of
-    jobs that follow in this call; `validates` says whether scans are validated in this one.
-    """
-
-    def __init__(
-        self,
-        limit: TimeLimit,
-        done: float,
-        others: int,
-        *,
-        validates: bool,
-    ) -> None:
-        self.limit = limit
-        self.done = done
-        self.others = others
-        self.validates = validates
-        self.part = 0.0  # of the time that is left
-        if done < 1:
-            self.part = (1 - done) / (1 - done + others)
+        `validates` says whether scans are validated in it.
+        """
         self.share = done
         self.has_started = False
-        self.longest_s = 0.0
+        self._done = done
+        self._others = others
+        self._validates = validates
+        self._longest_s = 0.0
 
     def start(self, writing_s: float, opening_s: float = 0.0) -> None:
-        """Begin to count, after the first step and the `writing_s` that its state then took.
+        """Begin to count, after the job's first step and the `writing_s` that its state then took.
 
         `opening_s` is what the job took before its first step. Each that follows will take as long.
-        The first job's clock also sets the end of the call. Where writing alone takes longer than
-        the call may, the end is now.
+        The first job also sets the end of the call. Where writing alone takes longer than the call
+        may, the end is now.
         """
         self.has_started = True
-        self.began = time.monotonic()
-        limit = self.limit
-        limit.end = min(limit.end, self.began - writing_s + limit.seconds)
-        starting_s = self.others * (opening_s + writing_s)
-        left_s = max(0.0, limit.end - self.began - starting_s)
-        self.seconds = left_s * self.part
+        self._began = time.monotonic()
+        self._end = min(self._end, self._began - writing_s + self.seconds)
+        starting_s = self._others * (opening_s + writing_s)
+        left_s = max(0.0, self._end - self._began - starting_s)
+        left = 1 - self._done
+        self._job_s = left_s * left / (left + self._others) if left else 0.0
         # The state, the page, and the model that is made of all.
-        self.writing_s = 2 * writing_s
-        if self._for_steps() <= 0:
-            limit.end = self.began
-            limit.too_few = (
-                f"{self.seconds:.1f} of them are left for this job, and what it writes and "
-                f"validates takes {self.seconds - self._for_steps():.1f}"
+        self._writing_s = 2 * writing_s
+        if self._job_s <= self._ending_s:
+            self._end = self._began
+            self._too_few = (
+                f"{self._job_s:.1f} of them are left for this job, and what it writes and "
+                f"validates takes {self._ending_s:.1f}"
             )
 
     def tick(self, step_s: float) -> float:
-        """Count a step that took `step_s`; returns the share of the schedule that is done.
+        """Count a step that took `step_s`; return the share of the schedule that is done.
 
         The share never falls. It is 1 once another step as long as the longest of late would pass
         the end.
         """
-        self.longest_s = max(step_s, 0.9 * self.longest_s)
-        whole = self._for_steps() - self.longest_s
-        spent = time.monotonic() - self.began
+        self._longest_s = max(step_s, 0.9 * self._longest_s)
+        whole_s = self._job_s - self._ending_s - self._longest_s
         now = 1.0
-        if whole > 0:
-            now = min(1.0, spent / whole)
-        share = self.done + (1 - self.done) * now
-        self.share = max(self.share, share)
+        if whole_s > 0:
+            now = min(1.0, (time.monotonic() - self._began) / whole_s)
+        self.share = max(self.share, self._done + (1 - self._done) * now)
         return self.share
 
-    def _for_steps(self) -> float:
-        """Seconds of this job without those at its end."""
-        for_steps = self.seconds - self.writing_s
-        if self.validates:
-            for_steps -= self.limit.validation_s
-        return for_steps
+    @property
+    def _ending_s(self) -> float:
+        """Return the seconds that the job takes after its last step."""
+        if self._validates:
+            return self._writing_s + self.validation_s
+        return self._writing_s

@@ -1,4 +1,4 @@
-"""Where the batches of a training job come from, and the scans that validate it."""
+"""Sources of batches and of validation scans for a training job."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def open_data(
     device: torch.device,
     processes: int,
 ) -> Iterator[tuple[BatchSource, ScansOf]]:
-    """A source of batches for these views, and the scans that validate each of them.
+    """Open a source of batches for these views, and the scans that validate each of them.
 
     With synthetic scans and a store, batches are mixed, and the store's scans validate.
     `processes` is the number of those that train together: they share this machine's cores for
@@ -96,7 +96,7 @@ def _open_synthetic(
     scheme: LabelScheme,
     device: torch.device,
 ) -> tuple[SyntheticSource, ScansOf]:
-    """Slices of synthetic scans, and the scans that validate, of heads that are held out.
+    """Open synthetic slices, and the validation scans of held-out heads.
 
     The label maps stay on the device; slices of the recipe's size are made when they are asked for.
     """
@@ -121,7 +121,7 @@ def _open_synthetic(
     )
 
     def scans(view: View) -> Iterator[ValidationScan]:
-        """New scans of the heads that are held out, the same at each validation."""
+        """Make new scans of the held-out heads, the same at each validation."""
         if stage.validation is None:
             return iter(())
         names = [str(head) for head in range(len(unseen.labels))]
@@ -142,7 +142,7 @@ def _open_store(
     readers: int,
     pool: ProcessPoolExecutor | None,
 ) -> tuple[StoreSource, ScansOf]:
-    """Slices of a store's persons for training, and scans of those for validation.
+    """Open the training slices of a store, and its validation scans.
 
     `readers` read ahead; the processes of `pool` do the transforms of TorchIO and MONAI.
     """
@@ -158,7 +158,7 @@ def _open_store(
     )
 
     def scans(view: View) -> Iterator[ValidationScan]:
-        """The stored scans of the persons for validation; none where nothing is validated."""
+        """Read the scans of the persons for validation; none if the stage does not validate."""
         if stage.validation is None:
             return iter(())
         return store_scans(
@@ -169,7 +169,7 @@ def _open_store(
 
 
 def usual_readers(device: torch.device, cores: int) -> int:
-    """Threads that read slices ahead, where the recipe gives no number.
+    """Return the default number of threads that read slices ahead.
 
     A GPU is idle while a slice is read. On a CPU reading is one or two hundredths of a step, and a
     reader would take time from training.

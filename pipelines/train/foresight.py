@@ -42,13 +42,13 @@ _TIMES = 3
 _OF_TRAINING = 1 / 3
 # Voxels of a synthetic head, about: reading all heads takes seconds.
 _HEAD = (176, 208, 176)
-# Shorter runs are not spoken of; beyond the other, another recipe is proposed.
+# Shorter runs are not reported; for longer ones another recipe is proposed.
 _REPORTED_HOURS = 1
 _LONG_HOURS = 48
 
 
 def refuse_missing_inputs(stages: Iterable[StageConfig]) -> None:
-    """Refuse what a stage lacks now, and not after hours of the stages before it.
+    """Raise if a stage lacks an input, before the stages before it have trained for hours.
 
     That is the model it starts from, label maps of heads, and the subjects of its store, whose
     files must be those that it knows; some must validate where the stage does. What is raised is
@@ -73,7 +73,7 @@ def refuse_missing_inputs(stages: Iterable[StageConfig]) -> None:
 
 
 def refuse_too_large(recipe: Recipe, jobs: Sequence[Job], processes: int) -> None:
-    """Refuse a step that this machine has no memory for: the kernel ends such runs silently.
+    """Raise if a step needs more memory than is free: the kernel kills such runs silently.
 
     The DeviceError proposes a smaller batch; where none fits, other settings. Each of the
     `processes` has a part of a batch.
@@ -134,7 +134,7 @@ def log_duration(recipe: Recipe, jobs: Sequence[Job], processes: int) -> None:
 
 
 def slices_of(job: Job) -> int:
-    """How many slices a job trains on, by the steps or the epochs of its schedule."""
+    """Return the number of slices that a job trains on, by the steps or epochs of its schedule."""
     schedule = job.stage.schedule
     if schedule.steps is not None:
         return schedule.steps * job.stage.batch * job.stage.accumulate
@@ -143,7 +143,7 @@ def slices_of(job: Job) -> int:
 
 
 def epoch_slices_of(job: Job) -> int:
-    """How many slices an epoch of a job has, of all its views."""
+    """Return the number of slices in an epoch of a job, over all its views."""
     data = job.stage.data
     if data.epoch_slices is not None:
         return data.epoch_slices * len(job.views)
@@ -156,7 +156,7 @@ def epoch_slices_of(job: Job) -> int:
 
 
 def validation_slices(job: Job, seed: int) -> float:
-    """What all validations of a job cost, in slices that are trained on.
+    """Return the cost of all validations of a job, in training slices.
 
     Whole slices are scored, whatever the size of those that train, and forward alone.
     """
@@ -180,7 +180,7 @@ def validation_slices(job: Job, seed: int) -> float:
 def _pixels_scored(
     config: StoreConfig, validation: ValidationConfig, view: View, seed: int
 ) -> int:
-    """Pixels of all slices of a view that one validation on a store scores."""
+    """Return the number of pixels that one validation on a store scores in a view."""
     store = Store(config.path)
     subjects = store.part("validation", config.split)
     person_of = {entry.subject: entry.person for entry in store.participants}
@@ -195,7 +195,7 @@ def _pixels_scored(
 
 
 def slice_seconds(config: NetworkConfig, size: tuple[int, int]) -> float:
-    """Seconds forward and backward through one slice of `size`, (rows, columns), on processors.
+    """Measure the seconds of a forward and backward pass of a slice of `size` on a processor.
 
     By the quickest of some smaller slices. The run's own random numbers stay as they are.
     """

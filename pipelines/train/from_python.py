@@ -1,4 +1,4 @@
-"""`trinat.train`: what `trinat train` does, in this process, with what came of it as a result."""
+"""`trinat.train`: the command `trinat train` as a Python function."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OnScore = Callable[[str, int, float], None]
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """What a training has left in its folder `out`; `model` is the folder of the model."""
+    """Result of a training in the folder `out`; `model` is the folder of the model."""
 
     out: Path
     model: Path
@@ -60,7 +60,7 @@ class TrainedRun:
         return self._table(VALIDATIONS_FILE)
 
     def _table(self, name: str) -> pd.DataFrame:
-        """The rows of that table of all jobs, whose names are in the column `job`."""
+        """Read a table of all jobs, whose names are in the column `job`."""
         import pandas as pd
 
         rows: list[dict[str, str]] = []
@@ -72,6 +72,14 @@ class TrainedRun:
         for column in set(table.columns) - words:
             table[column] = pd.to_numeric(table[column])
         return table
+
+
+def as_overrides(settings: Mapping[str, Any]) -> list[str]:
+    """Write keys of a recipe and their values as the command line has them."""
+    return [
+        f"{key}={json.dumps(value, default=os.fspath)}"
+        for key, value in settings.items()
+    ]
 
 
 def train(
@@ -132,11 +140,7 @@ def train(
             f"{device}: one process trains on one device",
             remedy="use the command trinat train for several",
         )
-    overrides = []
-    for key, value in (settings or {}).items():
-        written = json.dumps(value, default=os.fspath)
-        overrides.append(f"{key}={written}")
-    whole = read_recipe(os.fspath(recipe), overrides)
+    whole = read_recipe(os.fspath(recipe), as_overrides(settings or {}))
     if store is not None:
         whole = on_store(whole, Path(store))
     folder = Path("runs") / whole.name if out is None else Path(out)
@@ -144,7 +148,7 @@ def train(
 
     @contextmanager
     def watching() -> Iterator[Watcher]:
-        """The progress of `trinat train`, and who wants to know the scores."""
+        """Show the progress of `trinat train`, and pass scores to `on_score`."""
         with training_progress(not progress) as watcher:
             if on_score is not None:
 

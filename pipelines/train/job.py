@@ -1,4 +1,4 @@
-"""A training job: what it is, and its way from its first step to its last.
+"""Training job: one stage for one view or several, from its first step to its last.
 
 Between steps there are states, scores of whole scans, and pages. A job can be killed at any moment:
 what is due next is in the state that was saved before it.
@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from trinat.pipelines.train.clock import JobClock, TimeLimit
+from trinat.pipelines.train.clock import TrainingClock
 from trinat.pipelines.train.data import ScansOf, open_data
 from trinat.pipelines.train.log import Metrics, Trackers, append_scores
-from trinat.pipelines.train.pages import write_examples, write_page
+from trinat.pipelines.train.pages import write_page
 from trinat.pipelines.train.provenance import recorded
 from trinat.pipelines.train.result import BEST, DONE, first_weights, pseudo_labels
 from trinat.segmentation import timing
@@ -80,7 +80,7 @@ class Watcher:
 
 @dataclass(frozen=True, eq=False)
 class JobRun:
-    """One job at work in its folder, by this process.
+    """A job as this process trains it in its folder.
 
     `out` is the folder of the run. `workers` are the processes that share the job's batches; the
     one that leads writes all files.
@@ -95,7 +95,7 @@ class JobRun:
 
     @property
     def folder(self) -> Path:
-        """Where all of the job is written."""
+        """The folder that everything of the job is written to."""
         return self.out / self.job.name
 
     @cached_property
@@ -109,9 +109,9 @@ class JobRun:
         return (self.folder / DONE).is_file()
 
     def identity(self, data: str) -> dict[str, Any]:
-        """What must be the same for a job to be resumed; `data` is the data's fingerprint.
+        """Return the settings that must not change if the job is to be resumed.
 
-        It is kept in each state.
+        `data` is the fingerprint of the data. Each state keeps the identity.
         """
         return {
             "stage": self.job.stage.model_dump(mode="json"),
@@ -135,12 +135,12 @@ class JobRun:
 def train_job(
     run: JobRun,
     why_stop: Callable[[], str],
-    limit: TimeLimit | None = None,
+    clock: TrainingClock | None = None,
     others: int = 0,
 ) -> str:
-    """Train a job to its end, from its newest state on; returns what ended it.
+    """Train a job to its end, from its newest state on; return what ended it.
 
-    A limit of time is shared with `others`, the number of jobs that follow. Once `why_stop` has a
+    A clock's time is shared with `others`, the number of jobs that follow. Once `why_stop` has a
     reason the state is saved, and InterruptedRunError is raised.
     """
     stage = run.job.stage
@@ -164,7 +164,7 @@ def train_job(
         begins = workers.leads and not run.is_done
         written_down = ExitStack()
         if workers.leads:
-            _resume(run, trainer, identity, by_time=limit is not None)
+            _resume(run, trainer, identity, by_time=clock is not None)
             step = trainer.counters.step
             trackers = None
             if begins:
@@ -177,10 +177,9 @@ def train_job(
             of_leader = workers.share(lambda: states.to_bytes(trainer.state({})))
             if not workers.leads:
                 trainer.load(states.from_bytes(of_leader))
-        clock = None
-        if limit is not None:
+        if clock is not None:
             validates = stage.validation is not None
-            clock = JobClock(limit, trainer.progress, others, validates=validates)
+            clock.begin_job(trainer.progress, others, validates=validates)
         at_work = _JobAtWork(
             run,
             trainer,
@@ -201,7 +200,7 @@ def train_job(
 
 
 def _first_network(run: JobRun) -> ViewsNet:
-    """A network for the job's views with its first weights.
+    """Build a network for the job's views with its first weights.
 
     They are those of the stage before, of a model, or random by the recipe's seed: also for classes
     that the other network lacks.
@@ -276,7 +275,7 @@ def _resume(
 
 @dataclass(eq=False)
 class _JobAtWork:
-    """A job at its steps, and at what is done between them.
+    """Training loop of a job: its steps, and the states, scores and pages between them.
 
     `scans` are those that validate. `metrics` is the leader's; the other processes have none.
     `why_stop` says why the run is to stop now, and nothing where it is not. Without a limit of time
@@ -296,7 +295,7 @@ class _JobAtWork:
     scans: ScansOf
     metrics: Metrics | None
     why_stop: Callable[[], str]
-    clock: JobClock | None
+    clock: TrainingClock | None
     opening_s: float
     saved_at: int
 
@@ -332,14 +331,14 @@ class _JobAtWork:
                 validated = trainer.counters.validation_due
                 over = self._take_scores()
                 if self.clock is not None and validated:
-                    self.clock.limit.note_validation(time.monotonic() - began)
+                    self.clock.note_validation(time.monotonic() - began)
         if self.run.workers.leads:
             counters = json.dumps(asdict(trainer.counters))
             write_whole(self.run.folder / DONE, counters)
         if over and trainer.progress < 1:
             return "its patience"
         if self.clock is not None:
-            return f"its {self.clock.limit.seconds:g} seconds"
+            return f"its {self.clock.seconds:g} seconds"
         return "its last step"
 
     def _note(self, report: StepReport) -> None:
@@ -359,13 +358,13 @@ class _JobAtWork:
             workers.share(self._save)
             workers.share(self.run.write_page)
             writing_s = time.monotonic() - began
-            if not clock.limit.has_validated:
+            if not clock.has_validated:
                 # Not timed either: how much is left for steps must be known from now on.
-                clock.limit.validation_s = workers.share(self._foresee_scores)
+                clock.validation_s = workers.share(self._foresee_scores)
             clock.start(writing_s, self.opening_s)
 
     def _save_or_stop(self, report: StepReport) -> bool:
-        """Save the state where it is due; returns whether an epoch or the job ends here.
+        """Save the state if it is due; return whether an epoch or the job ends here.
 
         Raises InterruptedRunError where the run is to stop.
         """
@@ -402,7 +401,7 @@ class _JobAtWork:
         states.write_state(self.run.folder, state, name=name)
 
     def _interruption(self) -> InterruptedRunError:
-        """The error that ends a run which was stopped and can be resumed."""
+        """Return the error that ends a run which can be resumed."""
         why = self.why_stop() or IN_ANOTHER_PROCESS
         step = self.trainer.counters.step
         what = f"stopped at step {step}: {why}; its state is saved"
@@ -411,7 +410,7 @@ class _JobAtWork:
 
     @property
     def _patience_is_over(self) -> bool:
-        """Whether too many scores have been taken since the best."""
+        """Return True if too many scores have been taken since the best."""
         validation = self.run.job.stage.validation
         if validation is None or validation.patience is None:
             return False
@@ -419,7 +418,7 @@ class _JobAtWork:
 
     @timing.stage("validation")
     def _take_scores(self) -> bool:
-        """Between epochs: score the weights if that is due, and write the page.
+        """Score the weights if that is due, and write the page.
 
         Returns whether patience is at its end. Raises InterruptedRunError where a signal has
         stopped the scoring.
@@ -437,7 +436,7 @@ class _JobAtWork:
         return over
 
     def _score_and_save(self) -> tuple[bool, bool]:
-        """Score and save; whether a signal stopped it, and whether patience is at its end."""
+        """Score and save; return whether a signal stopped it, and whether patience is over."""
         run = self.run
         counters = self.trainer.counters
         try:
@@ -445,11 +444,6 @@ class _JobAtWork:
         except InterruptedRunError:
             return True, False
 
-        for view, score in scores.items():
-            scheme = run.scheme.seen_in(view)
-            write_examples(
-                run.folder, counters.step, view.value, score.examples, scheme
-            )
         append_scores(run.folder, counters.step, scores, run.scheme)
         if self.metrics is not None:
             self.metrics.add_scores(scores, counters.step)
@@ -471,7 +465,7 @@ class _JobAtWork:
         return False, self._patience_is_over
 
     def _score(self, view: View) -> Scores:
-        """Scores of one view, by the averaged weights where there are such.
+        """Score one view, with the averaged weights if there are any.
 
         InterruptedRunError where the run is to stop.
         """
@@ -494,7 +488,7 @@ class _JobAtWork:
         )
 
     def _foresee_scores(self) -> float:
-        """Seconds that scoring all views will take, about; 0 where the stage does not validate."""
+        """Estimate the seconds to score all views; 0 if the stage does not validate."""
         if self.run.job.stage.validation is None:
             return 0.0
         trainer = self.trainer

@@ -1,4 +1,4 @@
-"""What training writes as it goes on: metrics.csv, validations.csv, and curves for services.
+"""Metrics of a training: metrics.csv, validations.csv, and curves at tracking services.
 
 A line that a power cut has torn is left out where the tables are read; lines of steps after the
 state that a run is resumed from are written again.
@@ -27,7 +27,11 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 from pydantic_core import to_jsonable_python
 
-from trinat.segmentation.errors import ConfigError, InterruptedRunError
+from trinat.segmentation.errors import (
+    ConfigError,
+    InterruptedRunError,
+    extra_remedy,
+)
 from trinat.segmentation.io.files import (
     append_whole,
     atomic_text,
@@ -70,7 +74,7 @@ End = Literal["FINISHED", "FAILED", "KILLED"]
 
 
 class Metrics:
-    """metrics.csv: the mean of the steps since the last line, every one to ten seconds.
+    """Writer of metrics.csv: the mean of the steps since the last line, every 1 to 10 seconds.
 
     `step` is the one that the run goes on from: later lines are dropped, their steps are done
     again. `trackers` get the same values.
@@ -111,7 +115,7 @@ class Metrics:
         self.since = time.monotonic()
 
     def add_scores(self, scores: Mapping[View, Scores], step: int) -> None:
-        """Mean Dice and IoU of each view, for trackers; validations.csv has all structures."""
+        """Pass mean Dice and IoU of each view to trackers; validations.csv has all structures."""
         if self.trackers is None:
             return
         for view, score in scores.items():
@@ -124,7 +128,7 @@ class Metrics:
 
 
 def _metrics_row(steps: Sequence[StepReport]) -> dict[str, str]:
-    """A line of metrics.csv: the mean loss and speed of some steps, else what the last one has.
+    """Make a line of metrics.csv: the mean loss and speed of some steps, the rest of the last.
 
     Steps without a loss do not count; without any loss its cell is empty.
     """
@@ -148,7 +152,7 @@ def _metrics_row(steps: Sequence[StepReport]) -> dict[str, str]:
 def _write_table(
     path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]
 ) -> None:
-    """A whole table as CSV, in the place of an older one."""
+    """Write a table as CSV, in place of an older one."""
     with atomic_text(path) as file:
         writer = csv.writer(file)
         writer.writerow(columns)
@@ -156,7 +160,7 @@ def _write_table(
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Rows of metrics.csv or validations.csv, without one that a power cut has torn."""
+    """Read the rows of metrics.csv or validations.csv, without a row torn by a power cut."""
     if not path.is_file():
         return []
     text = read_text(path, errors="replace")
@@ -200,7 +204,7 @@ def append_scores(
 
 
 def read_curves(job: Path) -> dict[str, Curve]:
-    """The curves of one job over its steps, from the tables in its folder.
+    """Read the curves of a job over its steps from the tables in its folder.
 
     They are "loss", "rate", and for each view that was validated "<view> dice" and "<view> iou",
     means over structures. A curve may be empty: of a job whose steps all had no loss.
@@ -233,7 +237,7 @@ class Tracker(Protocol):
         """Add a point to each of some curves."""
 
     def close(self, end: End) -> None:
-        """Note how the job ended, and send what was not sent yet."""
+        """Record how the job ended, and send what was not sent yet."""
 
 
 class _TensorBoard:
@@ -315,17 +319,17 @@ class _MLflow:
 
 
 def _title(folder: Path) -> str:
-    """A job's run, stage and view, as its folders are called: own/train/coronal."""
+    """Return the run, stage and view of a job, as its folders are called: own/train/coronal."""
     return "/".join(folder.resolve().parts[-3:])
 
 
 def _settings_of(recipe: Recipe) -> Any:
-    """All settings of a recipe, without the folders of its files."""
+    """Return all settings of a recipe, without the folders of its files."""
     return to_jsonable_python(_without_folders(recipe.model_dump()))
 
 
 def _without_folders(value: Any) -> Any:
-    """The same, nested as it is, with the last part of each path."""
+    """Replace each path in nested settings by its last part."""
     if isinstance(value, Path):
         return value.name
     if isinstance(value, Mapping):
@@ -336,7 +340,7 @@ def _without_folders(value: Any) -> Any:
 
 
 class Trackers:
-    """The services that a recipe names, for one job; without any it does nothing.
+    """The tracking services that a recipe names, open for one job.
 
     They are open within a `with` block, and learn how it ended.
     """
@@ -360,7 +364,7 @@ class Trackers:
             try:
                 tracker = _begin(service, folder, recipe, step, runs.get(service))
             except ImportError:
-                remedy = f"install trinat[{_EXTRAS[service]}]"
+                remedy = extra_remedy(_EXTRAS[service])
                 raise ConfigError(
                     f"tracking by {service} needs it installed", remedy=remedy
                 ) from None
@@ -423,5 +427,5 @@ def _begin(
 
 
 def _first_line(error: Exception) -> str:
-    """What an error says in one line."""
+    """Return the first line of an error's message."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,4 +1,4 @@
-"""Pages of training: run.html of a job with its curves and examples; and runs compared.
+"""Pages of training: run.html of a job with its curves; and runs compared.
 
 Runs are compared by what their folders hold: settings that differ, time, loss and scores.
 """
@@ -11,11 +11,10 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from natsort import natsorted
 
 from trinat.pipelines.common.config import read_yaml
-from trinat.pipelines.report.drawing import Drawing, Narrow, canvas, model_color
+from trinat.pipelines.report.drawing import Drawing, canvas, model_color
 from trinat.pipelines.report.page import (
     Column,
     Columns,
@@ -32,11 +31,9 @@ from trinat.pipelines.train.log import (
 )
 from trinat.pipelines.train.result import CONFIG, DONE
 from trinat.segmentation.errors import TrainingError
-from trinat.segmentation.io.files import atomic_write, write_whole
+from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.labels.scheme import LabelScheme
-from trinat.segmentation.rendering.pictures import brain_window, label_colors, overlay
 from trinat.segmentation.training.state import Counters, differences, read_latest
-from trinat.segmentation.training.validation import Examples
 
 # A run or a job by its name, and its curves.
 NamedCurves = tuple[str, Mapping[str, Curve]]
@@ -66,28 +63,23 @@ def write_page(job: Path, title: str, scheme: LabelScheme) -> None:
     """Write run.html of one job, as it is now.
 
     The page has the curves, and once there is a validation also the last scores of each structure
-    as a table, and the pictures of examples.
+    as a table.
     """
     tables = []
     scores = read_rows(job / VALIDATIONS_FILE)
     if scores:
         tables.append(_last_scores(scores))
-    examples = []
-    for path in sorted((job / "examples").glob("*.png")):
-        view, step = path.stem.split("-")[:2]
-        examples.append((f"{view}, step {int(step)}", path.read_bytes()))
     _write_run_page(
         job / "run.html",
         title=title,
         lead=f"One job of a training, as it is now. Label scheme: {scheme.name}.",
         plots=[draw_curves([("", read_curves(job))])],
         tables=tables,
-        examples=examples,
     )
 
 
 def _last_scores(scores: Sequence[Mapping[str, str]]) -> Table:
-    """The table of the last validation."""
+    """Make the table of the last validation."""
     last = max(int(row["step"]) for row in scores)
     rows = []
     for row in scores:
@@ -105,40 +97,10 @@ def _last_scores(scores: Sequence[Mapping[str, str]]) -> Table:
 
 
 def _number_of(text: str) -> float | None:
-    """The number in a cell of validations.csv; None of an empty one."""
+    """Parse a cell of validations.csv; None if it is empty."""
     if not text:
         return None
     return float(text)
-
-
-def write_examples(
-    job: Path,
-    step: int,
-    view: str,
-    examples: Examples,
-    scheme: LabelScheme,
-) -> None:
-    """Validation slices, the same at each step: image, truth and prediction, as one PNG.
-
-    It is examples/<view>-<step>.png in the job's folder.
-    """
-    from matplotlib.image import imsave
-
-    colors = label_colors(scheme)
-    no_labels = np.zeros_like(examples.truth)
-    # Cropped by the truth, so that pictures of all steps show the same field.
-    window = (slice(None), *brain_window(examples.truth))
-    images = examples.images[window]
-    panels = [
-        overlay(images, labels[window], colors)
-        for labels in (no_labels, examples.truth, examples.predicted)
-    ]
-    # (S, H, 3 W, 3) to one slice below another; row 0 of each is at its bottom.
-    rows = np.concatenate(panels, axis=2)[:, ::-1]
-    folder = job / "examples"
-    folder.mkdir(exist_ok=True)
-    with atomic_write(folder / f"{view}-{step:09d}.png") as file:
-        imsave(file, np.concatenate(rows), format="png")
 
 
 def _write_run_page(
@@ -148,25 +110,20 @@ def _write_run_page(
     lead: str,
     plots: Sequence[Drawing],
     tables: Sequence[Table],
-    examples: Sequence[tuple[str, bytes]] = (),
 ) -> None:
-    """A page of a job or of several runs; examples are captions and PNGs.
-
-    `lead` is the sentence below the title.
-    """
+    """Write a page of a job or of several runs; `lead` is the sentence below the title."""
     page = render(
         "run.html",
         title=title,
         lead=lead,
         plots=plots,
         tables=tables,
-        examples=examples,
     )
     write_whole(path, page)
 
 
 def draw_curves(runs: Sequence[NamedCurves]) -> Drawing:
-    """Loss, rate, Dice and IoU over steps; a job alone has no name."""
+    """Draw loss, rate, Dice and IoU over steps; a single job has no name."""
     # Without validation there is no Dice to draw.
     known: set[str] = set()
     for _, curves in runs:
@@ -180,12 +137,11 @@ def draw_curves(runs: Sequence[NamedCurves]) -> Drawing:
         "curves",
         figure,
         "Curves of training over steps: loss, learning rate, and scores of validation",
-        narrow=Narrow(abreast=1, row_in=_CURVE_IN),
     )
 
 
 def _draw_panel(axis: Any, panel: str, runs: Sequence[NamedCurves]) -> None:
-    """All curves of one kind; those of validation are also named by their views."""
+    """Draw all curves of one kind; those of validation are also named by their views."""
     number = 0
     has_legend = False
     for name, curves in runs:
@@ -214,7 +170,7 @@ def _draw_panel(axis: Any, panel: str, runs: Sequence[NamedCurves]) -> None:
 
 @dataclass(frozen=True)
 class JobSummary:
-    """One job of a run as its files say; None for what it has not.
+    """Summary of a job by its files; None for what it does not have.
 
     `iou` is that of the validation with the best Dice.
     """
@@ -239,7 +195,7 @@ class JobSummary:
 
 
 def summarise(run: Path) -> list[JobSummary]:
-    """All jobs of a run, in the order of their names; a folder without a run is refused."""
+    """Summarise all jobs of a run, in the order of their names; raise if there is no run."""
     if not (run / CONFIG).is_file():
         raise TrainingError(f"no training run here ({CONFIG} is missing)", where=run)
     return [_summarise_job(job, run) for job in _jobs(run)]
@@ -248,7 +204,7 @@ def summarise(run: Path) -> list[JobSummary]:
 def compare(
     given: Sequence[Path], out: Path | None
 ) -> tuple[list[str], dict[str, list[JobSummary]]]:
-    """Differences of settings to the first run, and each run's jobs by the run's path.
+    """Compare runs: differences of settings to the first, and the jobs of each by its path.
 
     `given` are runs, or folders of runs, as those of a cross-validation. Each difference is one
     line, that begins with the path of its run. `out`, if it is given, gets a page of both, with the
@@ -293,12 +249,12 @@ def compare(
 
 
 def _jobs(run: Path) -> list[Path]:
-    """The folders of a run's jobs that have made a step."""
+    """List the folders of a run's jobs that have made a step."""
     return sorted(path.parent for path in run.glob(f"*/*/{METRICS_FILE}"))
 
 
 def _summarise_job(job: Path, run: Path) -> JobSummary:
-    """One job by its folder: its last word or newest state, else its last noted step."""
+    """Summarise a job: by its end or newest state, else by its last row of metrics."""
     curves = read_curves(job)
     noted_steps, losses = curves["loss"]
     counters = None
@@ -336,7 +292,7 @@ def _summarise_job(job: Path, run: Path) -> JobSummary:
 
 
 def _means(curves: Mapping[str, Curve], metric: str) -> list[float]:
-    """At each validation the mean over views that are trained together."""
+    """Return the mean over views that are trained together, at each validation."""
     of_views = []
     for key, (_, values) in curves.items():
         if key.endswith(f" {metric}"):

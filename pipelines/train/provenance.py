@@ -1,4 +1,4 @@
-"""Where trained weights come from: the code, the command, the machine, the time and the data.
+"""Provenance of trained weights: code, command, machine, time and data.
 
 Each job has a file with an entry for each call that trained it; a model has those of all its jobs.
 The file is beside model.yaml and no part of it: the same weights are the same model, whenever and
@@ -38,7 +38,7 @@ _CODE = Path(__file__).resolve().parents[2]
 def recorded(
     folder: Path, stage: StageConfig, device: torch.device, processes: int
 ) -> Iterator[None]:
-    """Write down in a job's folder who trains it, with what, while the block runs.
+    """Record in a job's folder how it is trained, while the block runs.
 
     A call that was killed has no `ended`.
     """
@@ -80,7 +80,7 @@ def recorded(
 
 
 def write_provenance(out: Path, model: Path) -> None:
-    """Write into a model's folder what the jobs of its run have written down."""
+    """Copy the records of a run's jobs into the folder of its model."""
     jobs = {}
     for path in sorted(out.glob(f"*/*/{PROVENANCE}")):
         jobs[str(path.parent.relative_to(out))] = json.loads(read_text(path))
@@ -89,7 +89,7 @@ def write_provenance(out: Path, model: Path) -> None:
 
 
 def read_provenance(model: Path) -> dict[str, list[dict[str, Any]]]:
-    """By job, the calls that trained a model; none of a model that was made without them."""
+    """Read the calls that trained a model, by job; empty for a model without a record."""
     path = model / PROVENANCE
     if not path.is_file():
         return {}
@@ -98,7 +98,7 @@ def read_provenance(model: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def origins(model: Path) -> list[str]:
-    """What a model says of itself and of the calls that trained it, a line each."""
+    """Return the facts of a model and of the calls that trained it, a line each."""
     info = read_info(model)
     facts = {
         "name": info.name,
@@ -120,7 +120,7 @@ def origins(model: Path) -> list[str]:
 
 
 def commit(code: Path) -> str:
-    """The commit of a checkout, with "-dirty" where files were changed; else empty."""
+    """Return the commit of a checkout, with "-dirty" if files were changed; else ""."""
     git = shutil.which("git")
     if git is None or not (code / ".git").exists():
         return ""
@@ -132,7 +132,7 @@ def commit(code: Path) -> str:
 
 
 def command(words: list[str]) -> str:
-    """A command line; of absolute paths it has the last two parts."""
+    """Return a command line with the last two parts of absolute paths."""
     program, *rest = words
     shown = [Path(program).name.replace("__main__.py", "trinat")]
     for word in rest:
@@ -144,7 +144,7 @@ def command(words: list[str]) -> str:
 
 
 def _processor() -> str:
-    """The processor's own name, where the system has it."""
+    """Return the name of the processor, if the system has it."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text().splitlines():
@@ -155,33 +155,15 @@ def _processor() -> str:
 
 
 def _gpu(device: torch.device) -> str:
-    """The GPU that trains, by name, with CUDA's version and the driver's; empty where none does."""
+    """Return the name of the GPU that trains and the version of CUDA; "" on a processor."""
     if device.type != "cuda":
         return ""
     name, _, _ = describe_gpu(device.index or 0)
-    driver = _driver() or "unknown"
-    return f"{name}, CUDA {torch.version.cuda}, driver {driver}"
-
-
-def _driver() -> str:
-    """The version of NVIDIA's driver; empty where its tool is missing or has no answer."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ""
-    asked = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(
-            asked, capture_output=True, text=True, check=False, timeout=10
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    # A line for each GPU: they have one driver.
-    first, _, _ = done.stdout.partition("\n")
-    return first.strip() if done.returncode == 0 else ""
+    return f"{name}, CUDA {torch.version.cuda}"
 
 
 def _parts(config: StoreConfig) -> dict[str, str]:
-    """A hash of each part of a store: of its subjects' names and the hashes of their files."""
+    """Hash each part of a store: the names of its subjects and the hashes of their files."""
     store = Store(config.path)
     split = store.split(config.split)
     hashes = {}

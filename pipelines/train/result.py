@@ -1,4 +1,4 @@
-"""What the finished jobs of a run have left: weights to start from, and the model made of them.
+"""Results of finished jobs: weights to start from, and the model of a run.
 
 A finished job has done.json and its states. The weights that count are those of the state that
 validated best, or of the last one where nothing was validated.
@@ -37,7 +37,7 @@ DATA = "data.json"
 
 
 def _finished(out: Path, stage: StageConfig, view: View) -> Path | None:
-    """The folder of the finished job of a stage that trained a view, alone or with others."""
+    """Find the folder of the finished job of a stage that trained a view."""
     for done in sorted((out / stage.name).glob(f"*/{DONE}")):
         folder = done.parent
         if view.value in folder.name.split("-"):
@@ -51,7 +51,7 @@ def _last_finished(
     view: View,
     out: Path,
 ) -> tuple[StageConfig, Path, View]:
-    """The last of some stages that trained a view, its job's folder, and the view.
+    """Find the last of some stages that trained a view, with its job's folder and the view.
 
     Where none has trained this view: the same of the first view of the recipe that one has.
     """
@@ -65,7 +65,7 @@ def _last_finished(
 
 
 def best_dice(recipe: Recipe, out: Path) -> float | None:
-    """The mean over the finished views of each one's best Dice in its last stage.
+    """Return the mean over the finished views of each one's best Dice in its last stage.
 
     None where none is finished, or one was not validated.
     """
@@ -91,7 +91,7 @@ def trained(
     view: View,
     out: Path,
 ) -> tuple[Network, View]:
-    """A view's network after the last of some stages that trained it, and the view it is of.
+    """Load a view's network after the last of some stages that trained it, with its view.
 
     Its weights are the moving average where the stage has one. A view that none has trained gets
     another view's network. TrainingError where no view is trained. Each damaged state is
@@ -116,7 +116,7 @@ def first_weights(
     view: View,
     out: Path,
 ) -> tuple[Network, LabelScheme] | None:
-    """The network that a stage starts a view from, and its classes; None for random weights.
+    """Load the network that a stage starts a view from, with its classes; None if random.
 
     That is the stage's own `start`, a model, or what the stages before left of this view, else
     of another. It is logged where a later stage starts from random weights after all.
@@ -146,7 +146,7 @@ def first_weights(
 
 
 def _best_or_last(folder: Path) -> State:
-    """A finished job's best state, or the last where none was chosen or it is damaged.
+    """Read a finished job's best state, or the last if there is none or it is damaged.
 
     TrainingError where no state is sound.
     """
@@ -172,7 +172,7 @@ def save_run(
     out: Path,
     model: Path,
 ) -> list[str]:
-    """Write the model folder of all views that are finished so far; returns their names.
+    """Write the model folder of all views that are finished so far; return their names.
 
     A view is finished once the last of its stages is. The model takes along a label scheme of the
     user's own, what its training data were, and which structures they never showed.
@@ -227,7 +227,7 @@ def save_run(
 
 
 def _fusion_of_start(recipe: Recipe, scheme: LabelScheme, out: Path) -> Fusion:
-    """How views are joined in the model that the weights come from; the defaults without one.
+    """Return the fusion of the model that the weights come from; the defaults without one.
 
     Weights that were fitted to that model are nearer than those of the paper, if all views come
     from it and it has each of them. What speaks of structures that the scheme lacks, or of another
@@ -257,7 +257,7 @@ def _fusion_of_start(recipe: Recipe, scheme: LabelScheme, out: Path) -> Fusion:
 
 
 def _data_seen(recipe: Recipe, out: Path) -> str:
-    """What a model says of its training data.
+    """Describe the training data of a model.
 
     That is the kind of scans and their licence, and the weights that it starts from.
     """
@@ -280,7 +280,7 @@ def _data_seen(recipe: Recipe, out: Path) -> str:
 
 
 def _not_predicted(recipe: Recipe, scheme: LabelScheme, out: Path) -> set[str]:
-    """Names of the structures that none of a run's sources of slices teaches."""
+    """Return the names of the structures that no source of slices of a run teaches."""
     # Label maps for synthesis have no CSF like FreeSurfer's; all of it may be taught.
     csf = {
         label.name
@@ -303,7 +303,7 @@ def _not_predicted(recipe: Recipe, scheme: LabelScheme, out: Path) -> set[str]:
 
 
 def _csf_taught(recipe: Recipe, out: Path) -> Csf:
-    """What the last stage of a recipe calls CSF: that is what the networks know at the end.
+    """Return the kind of CSF that the last stage of a recipe teaches.
 
     Labels of people and of FreeSurfer have a small region, unless `trinat prepare` filled in all
     fluid. All fluid is learnt only where all sources of the stage have it.
@@ -330,7 +330,7 @@ def _csf_taught(recipe: Recipe, out: Path) -> Csf:
 
 
 def read_data(out: Path) -> dict[str, Any]:
-    """What a run found in each of its stores; of synthetic scans alone nothing."""
+    """Read what a run found in each of its stores; empty for synthetic scans alone."""
     path = out / DATA
     if not path.is_file():
         return {}
@@ -339,7 +339,7 @@ def read_data(out: Path) -> dict[str, Any]:
 
 
 def pseudo_labels(recipe: Recipe, out: Path) -> str:
-    """Which models made labels that the weights saw, in this run or before it.
+    """Name the models that made labels which the weights saw, in this run or before it.
 
     In words, for the model's description; empty where people made all of them.
     """

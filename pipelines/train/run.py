@@ -28,7 +28,7 @@ import yaml
 from trinat.pipelines.common.config import check, find_recipe, read_yaml, with_settings
 from trinat.pipelines.jobs.lock import refuse_existing, refuse_held, run_lock
 from trinat.pipelines.jobs.process import prepare_training, stop_signals
-from trinat.pipelines.train.clock import TimeLimit
+from trinat.pipelines.train.clock import TrainingClock
 from trinat.pipelines.train.foresight import (
     log_duration,
     refuse_missing_inputs,
@@ -78,7 +78,7 @@ _PATIENCE_S = 300.0
 
 
 def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
-    """A recipe by name or file, with settings from the command line on top.
+    """Read a recipe by name or file, with settings from the command line on top.
 
     One that starts from a model and names no network gets that of the model.
     """
@@ -104,7 +104,7 @@ def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
 
 
 def on_store(recipe: Recipe, root: Path, split: Path | None = None) -> Recipe:
-    """The recipe on a store's slices and split, for its classes and views.
+    """Adapt a recipe to a store: its slices and split, its classes and views.
 
     What the recipe says of a store (its augmentation) stays; a recipe that knows none is trained on
     the store alone, and its weights are chosen by the persons for validation.
@@ -141,7 +141,7 @@ def _stage_on_store(
     *,
     can_flip: bool,
 ) -> StageConfig:
-    """A stage on the slices of a store; `validation` is that of a stage which has none.
+    """Adapt a stage to a store; a stage without validation gets `validation`.
 
     `can_flip`: flipped slices show only what the store's label scheme has a class for.
     """
@@ -162,7 +162,7 @@ def _stage_on_store(
 
 
 def plan_jobs(recipe: Recipe, views: Sequence[View]) -> list[Job]:
-    """All trainings of a run, in order: stage by stage, and view by view unless together.
+    """List the jobs of a run in order: stage by stage, and view by view unless together.
 
     A stage without any of the views has no job.
     """
@@ -177,7 +177,7 @@ def plan_jobs(recipe: Recipe, views: Sequence[View]) -> list[Job]:
 
 
 def refuse_before_others(recipe: Recipe, view: str, out: Path) -> None:
-    """Refuse to train a view alone that starts from others which are not trained yet.
+    """Raise if a view is to be trained alone that starts from others which are not trained.
 
     It would start from random weights, and the run would not be what its jobs in turn make of it.
     All views, "all", start in the right order.
@@ -210,7 +210,7 @@ def train(
     seconds: float | None = None,
     device: str = "cpu",
 ) -> Path:
-    """Train all of a recipe's jobs in the folder `out`; returns the folder of the model.
+    """Train all of a recipe's jobs in the folder `out`; return the folder of the model.
 
     `views` are trained of those that the recipe has; all of them without it. A folder that holds
     a run is refused without `resume`, and with it where recipe or data differ.
@@ -239,7 +239,7 @@ def train_runs(
     workers: Workers = ALONE,
     apart: bool = False,
 ) -> list[Path]:
-    """Train runs, which have a folder each, as `train` does; returns the folders of their models.
+    """Train runs, which have a folder each, as `train` does; return the folders of their models.
 
     Recipes of several runs differ in their data alone, as those of folds do. Several processes
     share each batch, and only the leader writes; or, `apart`, the jobs of all runs are dealt to
@@ -272,17 +272,17 @@ def train_runs(
             refuse_too_large(recipe, left, together.count)
             if workers.leads and seconds is None:
                 log_duration(recipe, left, workers.count)
-        limit = None
+        clock = None
         if seconds is not None:
-            limit = TimeLimit(seconds)
+            clock = TrainingClock(seconds)
 
         def why_stop() -> str:
             """Return what ends the run now, a signal or the limit of time; else ""."""
             if signalled.is_set():
                 return "it got a signal"
-            return limit.why_over if limit is not None else ""
+            return clock.why_over if clock is not None else ""
 
-        ended = _train_jobs(recipe, runs, workers, why_stop, limit, apart=apart)
+        ended = _train_jobs(recipe, runs, workers, why_stop, clock, apart=apart)
         models = []
         for out, each in recipes.items():
             model = out / "model"
@@ -296,7 +296,7 @@ def train_runs(
 
 
 def _save_model(recipe: Recipe, out: Path, model: Path) -> list[str]:
-    """Write the model of a run, one process after another; returns the names of its views."""
+    """Write the model of a run, one process after another; return the names of its views."""
     with run_lock(out / _LOCK, patience_s=_PATIENCE_S):
         # A model is saved as a whole folder; a card that somebody wrote stays.
         card = model / _CARD
@@ -316,7 +316,7 @@ def _claimed(
     *,
     resume: bool,
 ) -> Iterator[None]:
-    """Hold the jobs of a run, with its recipe and what its stores hold written down.
+    """Lock the jobs of a run, and record its recipe and the content of its stores.
 
     Two runs are not mixed in one folder: a run that is there already needs `resume`, the same
     recipe and the same data. What a killed run left half-written goes. What a stage lacks is
@@ -338,8 +338,7 @@ def _claimed(
                 for job in jobs:
                     held.enter_context(run_lock(out / job.name / _LOCK))
                 of_jobs = [out / job.name for job in jobs]
-                examples = [folder / "examples" for folder in of_jobs]
-                remove_leftovers(out, *of_jobs, *examples)
+                remove_leftovers(out, *of_jobs)
             yield
     finally:
         if is_new:
@@ -348,7 +347,7 @@ def _claimed(
 
 
 def _write_down(recipe: Recipe, out: Path, *, resume: bool) -> None:
-    """Write a run's recipe and what its stores hold, or refuse others than it began with."""
+    """Record a run's recipe and the content of its stores; raise if it began with others."""
     content = recipe.model_dump(mode="json")
     data = {}
     for stage in recipe.stages:
@@ -362,25 +361,18 @@ def _write_down(recipe: Recipe, out: Path, *, resume: bool) -> None:
             raise TrainingError("a run is there already", where=out, remedy=remedy)
         check_identity(read_yaml(out / CONFIG), content, out)
         remedy = "give the store that it began with (--store), or another --out"
-        check_identity(_at_places(known, data), data, out, remedy=remedy)
+        if len(known) == len(data):
+            # Stores may lie elsewhere than when the run began; their order is that of the stages.
+            known = dict(zip(data, known.values(), strict=True))
+        check_identity(known, data, out, remedy=remedy)
         return
     if data:
         write_whole(out / DATA, json.dumps(data, indent=1))
     write_whole(out / CONFIG, yaml.safe_dump(content, sort_keys=False))
 
 
-def _at_places(known: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
-    """What a run found in its stores, by where they lie now; by where they lay if not as many do.
-
-    They are in the order of the stages that use them.
-    """
-    if len(known) != len(data):
-        return known
-    return dict(zip(data, known.values(), strict=True))
-
-
 def _remove_unbegun(out: Path, folders: Iterable[str]) -> None:
-    """Remove what a run has written whose start was refused: that is no run.
+    """Remove the files of a run whose start was refused.
 
     It stays if a job has a state, or another process is about to begin one.
     """
@@ -398,13 +390,13 @@ def _remove_unbegun(out: Path, folders: Iterable[str]) -> None:
 
 
 def _has_begun(out: Path) -> bool:
-    """Whether any job of the run has a state, or has ended."""
+    """Return True if any job of the run has a state, or has ended."""
     jobs = out.glob("*/*/")
     return any(has_state(job) or (job / DONE).is_file() for job in jobs)
 
 
 def _taken_from(config: StoreConfig) -> dict[str, Any]:
-    """What a run takes from a store: the files of the subjects that train or validate, its split.
+    """Describe what a run takes from a store: the files of its subjects, and its split.
 
     Of those that train it has the licences, and who made the labels; `not_predicted` are the
     structures that none of these labels has.
@@ -435,7 +427,7 @@ def _taken_from(config: StoreConfig) -> dict[str, Any]:
 
 
 def _left(jobs: Iterable[Job], out: Path) -> list[Job]:
-    """The jobs that are not finished."""
+    """List the jobs that are not finished."""
     left = []
     for job in jobs:
         has_ended = (out / job.name / DONE).is_file()
@@ -449,7 +441,7 @@ def _train_jobs(
     runs: Sequence[JobRun],
     workers: Workers,
     why_stop: Callable[[], str],
-    limit: TimeLimit | None,
+    clock: TrainingClock | None,
     *,
     apart: bool,
 ) -> str:
@@ -481,7 +473,7 @@ def _train_jobs(
                 remedy = "the same command with --resume goes on"
                 raise InterruptedRunError(what, where=run.out, remedy=remedy)
             begun += 1
-            ended = train_job(run, why_stop, limit, others=count - begun)
+            ended = train_job(run, why_stop, clock, others=count - begun)
         if apart:
             # A stage starts from what the stage before it left of any view.
             workers.share(lambda: None)
@@ -489,7 +481,7 @@ def _train_jobs(
 
 
 def find_device(name: str) -> torch.device:
-    """The device of that name; DeviceError where this machine has none.
+    """Return the device of that name; DeviceError if this machine has none.
 
     "auto" is the fastest one that there is.
     """

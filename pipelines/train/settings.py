@@ -1,4 +1,4 @@
-"""What `trinat train` is asked for beside recipe and store; its options are these fields."""
+"""Settings of `trinat train`, besides recipe and store; its options are these fields."""
 
 from __future__ import annotations
 

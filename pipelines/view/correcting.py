@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 from trinat.pipelines.study.corrections import (
     Session,
@@ -29,7 +30,14 @@ from trinat.pipelines.study.corrections import (
 from trinat.pipelines.study.naming import WORK
 from trinat.pipelines.study.study import Item, Study, digest, structures_in
 from trinat.pipelines.view.voxels import Voxels
-from trinat.segmentation.errors import GeometryError, InputError
+from trinat.segmentation.errors import (
+    GeometryError,
+    InputError,
+    IntegrityError,
+    OutputError,
+    TrinatError,
+    reason_of,
+)
 from trinat.segmentation.io.files import read_bytes, write_whole
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.metrics.common_grid import on_grid_of
@@ -57,13 +65,16 @@ class Painted:
 
 @dataclass(frozen=True)
 class _DraftFacts:
-    """What is said before the changes in the file of a draft."""
+    """Facts before the changes in the file of a draft."""
 
     scan: str
     rater: str
     builds_on: str
-    minutes: float
+    minutes: FiniteFloat
     at: str
+
+
+_DRAFT_FACTS = TypeAdapter(_DraftFacts)
 
 
 class Corrections:
@@ -74,19 +85,34 @@ class Corrections:
         self._voxels = voxels
 
     def facts(self, item: Item) -> dict[str, Any]:
-        """What the page is told of a scan: its correction, and the rater's drafts, the last first.
+        """Return what the page is told of a scan: its correction, and the rater's drafts.
 
-        `correction` is None where there is none. Of a label map from elsewhere nothing is known.
+        The last draft is the first. `correction` is None where there is none; little is known of a
+        label map from elsewhere. `unreadable` has a line for each file that cannot be used.
         """
-        drafts = []
-        of_rater = f"{self._key(item)}-*.draft"
-        for path in sorted(self._study.drafts(item).glob(of_rater)):
+        drafts: list[dict[str, Any]] = []
+        unreadable: list[str] = []
+        try:
+            paths = sorted(self._drafts(item).glob(f"{self._key(item)}-*.draft"))
+        except OutputError as error:
+            paths = []
+            unreadable.append(_named(error))
+        for path in paths:
+            try:
+                known, changes = self._read_draft(path, item)
+            except InputError as error:
+                unreadable.append(_named(error))
+                continue
             tab = path.stem.rpartition("-")[2]
-            known, changes = _read_draft(path)
             voxels = len(changes) // _BYTES_A_VOXEL
             drafts.append({"tab": tab, "voxels": voxels, **asdict(known)})
         drafts.sort(key=lambda draft: draft["at"], reverse=True)
-        return {"correction": self._said_of(item), "drafts": drafts}
+        correction = None
+        try:
+            correction = self._said_of(item)
+        except IntegrityError as error:
+            unreadable.append(_named(error))
+        return {"correction": correction, "drafts": drafts, "unreadable": unreadable}
 
     def _said_of(self, item: Item) -> dict[str, Any] | None:
         """What the page is told of the correction of a scan."""
@@ -114,10 +140,11 @@ class Corrections:
 
     def draft(self, number: int, tab: str) -> bytes:
         """The changes of a draft; InputError where it is not there."""
-        path = self._draft(self._study[number], tab)
+        item = self._study[number]
+        path = self._draft(item, tab)
         if not path.is_file():
             raise InputError("no such draft: saved or dropped meanwhile")
-        return _read_draft(path)[1]
+        return self._read_draft(path, item)[1]
 
     def keep(self, number: int, painted: Painted) -> None:
         """Keep changes as the draft of their tab."""
@@ -213,8 +240,32 @@ class Corrections:
                 raise InputError(f"no structure {name!r} in its label table")
         return np.array([0, *(number_of[name] for name in self._names())], np.int32)
 
+    def _drafts(self, item: Item) -> Path:
+        """Return the folder with the drafts of a scan; OutputError if a link leads elsewhere."""
+        folder = self._study.drafts(item)
+        for path in (folder, folder.parent):
+            if path.is_symlink():
+                raise OutputError("is a link", where=path, remedy="remove it")
+        return folder
+
     def _draft(self, item: Item, tab: str) -> Path:
-        return self._study.drafts(item) / f"{self._key(item)}-{tab}.draft"
+        return self._drafts(item) / f"{self._key(item)}-{tab}.draft"
+
+    def _read_draft(self, path: Path, item: Item) -> tuple[_DraftFacts, bytes]:
+        """Return the facts and the changes in a draft; InputError if it is none of this scan."""
+        head, _, changes = read_bytes(path).partition(b"\n")
+        try:
+            known = _DRAFT_FACTS.validate_json(head)
+            _unpacked(changes)
+        except (ValidationError, InputError):
+            raise InputError(
+                "is an unreadable draft of a correction", where=path, remedy="remove it"
+            ) from None
+        if (known.scan, known.rater) != (item.name, self._study.corrector):
+            raise InputError(
+                "is the draft of another scan or rater", where=path, remedy="remove it"
+            )
+        return known, changes
 
     def _key(self, item: Item) -> str:
         """What the names of a rater's drafts of a scan begin with.
@@ -234,10 +285,9 @@ def _unpacked(content: bytes) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
     return indices, np.frombuffer(content, np.uint8, count, offset=4 * count)
 
 
-def _read_draft(path: Path) -> tuple[_DraftFacts, bytes]:
-    """What is said of a draft, and its changes."""
-    head, _, changes = read_bytes(path).partition(b"\n")
-    return _DraftFacts(**json.loads(head)), changes
+def _named(error: TrinatError) -> str:
+    """Return the reason of an error with the name of its file alone: clients see it."""
+    return f"{Path(error.where or '').name}: {reason_of(error, where=False)}"
 
 
 def _now() -> str:

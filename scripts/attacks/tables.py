@@ -17,8 +17,8 @@ import pandas as pd
 
 from attacks.verdicts import wrong
 from attacks.workshop import READ_S, Try, happens, time_limit
-from trinat.segmentation.data.people import Facts, People
-from trinat.segmentation.data.people_table import read_people
+from trinat.pipelines.study.participants import Facts, Participants
+from trinat.pipelines.study.participants_table import read_participants
 
 _GROUPS = ("control", "patient", "NA", "None", "unknown", "é 1")
 _REMARKS = ("", "ok", '6" plate', "a, b", "a; b", '"quoted"', "née", "x\ty")
@@ -76,7 +76,7 @@ def tables(attempt: Try) -> None:
         chance.choice(rows).pop(place)
     path = _write(attempt.folder, titles, rows, style, chance)
     with time_limit(READ_S):
-        read = read_people(path)
+        read = read_participants(path)
     if contradicts:
         # One of the two is not understood: that is said, and the other counts.
         if not read.doubts:
@@ -203,7 +203,7 @@ def _write(
 
 
 def _compare(
-    people: dict[int, Facts], read: People, hidden: set[tuple[int, str]]
+    people: dict[int, Facts], read: Participants, hidden: set[tuple[int, str]]
 ) -> None:
     """Raise where a scan has another fact than its person, or lacks one without a word."""
     scans = {n: (f"sub-{n:02d}_T1w", f"sub-{n:02d}") for n in people}

@@ -231,7 +231,7 @@ def skewed(chance: random.Random, days: float) -> Callable[[], None]:
     shift_s = chance.uniform(-days, days) * 86400
 
     def install() -> None:
-        from trinat.pipelines.predict import entry
+        from trinat.pipelines.study import entry
 
         now = time.time
         time.time = lambda: now() + shift_s  # type: ignore[assignment]

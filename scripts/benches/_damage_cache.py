@@ -35,7 +35,7 @@ _WHITE_MATTER = (2, 41)
 _THALAMUS = (10, 49)
 # Numbers of the label maps in malc/ that say where a head is: right and left, FreeSurfer's number.
 _MALC_NUMBERS = {44: 41, 45: 2, 59: 49, 60: 10}
-# Around the thalamus: parts of all structures, as `trinat calibrate` has them.
+# Around the thalamus: parts of all structures, as `trinat fit` has them.
 _FIELD_MM = (96, 112, 96)
 _OFFSET_MM = (0, -8, -8)
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft, linalg, ndimage
 
-from trinat.pipelines.models.calibrate import bias, noise
+from trinat.pipelines.models.fit_limits import bias, noise
 from trinat.segmentation.grid import Grid, moved, to_shape
 from trinat.segmentation.io.volume import Volume
 

@@ -92,8 +92,8 @@ evaluate-store  trinat evaluate --store store --pred stored --out evaluated-stor
 models          trinat models --json
 labels          trinat labels --format itksnap --out labels.txt
 bundle          trinat bundle known --out bundled --licence MIT
-fuse-weights    trinat fuse-weights bundled --scans scans --truth truth
-fit-odds        trinat fit-odds known --scans scans --truth truth --out fitted
+fit-weights     trinat fit bundled --scans scans --truth truth --only weights
+fit-odds        trinat fit known --scans scans --truth truth --only odds --out fitted
 onnx            trinat export runs/smoke/model --out onnx
 monai           trinat export known --out monai --format monai-bundle
 phantom         trinat phantom phantoms --seed 7 --spacing 3 3 3.5 --orientation LIA --oblique 10

@@ -5,7 +5,7 @@ scans with parcels in the layout of a source of `trinat prepare`: FreeSurfer's s
 `aparc+aseg`, or `malc`. With NAMEs only those scans count. Printed are the mean Dice over all
 parcels of each scan: by the model's own weights of views, by each view alone and by other weights;
 the seconds of the processor with and without parcels; the Dice of each parcel; the limits of
-agreement between views that `trinat calibrate` would find in these scans; and odds of parcels that
+agreement between views that `trinat fit` would find in these scans; and odds of parcels that
 bring the mean volumes nearer to the truth, with what those fitted to the others change in a scan.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trinat.pipelines.models.calibrate import Point, find_limits, rates
+from trinat.pipelines.models.fit_limits import Point, find_limits, rates
 from trinat.segmentation.data.sources.base import SourceOptions
 from trinat.segmentation.data.sources.registry import list_subjects
 from trinat.segmentation.inference.parcels import (

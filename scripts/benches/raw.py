@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trinat.pipelines.models.calibrate import bias, noise
+from trinat.pipelines.models.fit_limits import bias, noise
 from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
 from trinat.segmentation.grid import Grid
 from trinat.segmentation.io.volume import Volume

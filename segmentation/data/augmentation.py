@@ -1,17 +1,15 @@
 """Augmentation of batches of slices in torch, on the device where they are trained on.
 
-Per batch and not per slice: a batch of eight 256×256 slices takes the time that MONAI's or
-TorchIO's transforms take for one (docs/data.md). Theirs can be added by name, one slice at a time.
+Transforms work on a batch at once: affine and elastic deformation take half the time of MONAI's
+(docs/notes/speed.md). Transforms of MONAI and TorchIO can be added by name, one slice at a time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn.functional import grid_sample, interpolate
 
@@ -70,18 +68,6 @@ class AugmentationConfig(BaseModel):
 
     # random transforms of TorchIO and MONAI, in this order and before all else
     transforms: tuple[NamedTransform, ...] = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _artefacts_are_transforms(cls, values: Any) -> Any:
-        """Older runs wrote an empty `artefacts`; one with names in it has another form now."""
-        if not isinstance(values, Mapping) or "artefacts" not in values:
-            return values
-        if values["artefacts"]:
-            raise ValueError(
-                "artefacts are among transforms now: [{name: RandomGhosting, share: 0.05}]"
-            )
-        return {key: value for key, value in values.items() if key != "artefacts"}
 
 
 class Augmenter:

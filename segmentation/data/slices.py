@@ -7,7 +7,7 @@ Layout, chunked by slice (N slices, H rows, W columns, K classes of the view's s
     <view>/counted        (N, H, W) uint8    1 where labels count in training; not there if all do
     <view>/class_counts   (N, K) uint32      voxels of each class in each slice, of those that count
 
-A random slice takes a third of the time and of the space of float32 (docs/data.md).
+A random slice takes half the time and a third of the space of float32 (docs/notes/data.md).
 
 4,096 levels are 40 times finer than a good scan's noise and twice finer than a half float near
 the bright end. They stand in the lower 12 bits, so that of the shuffled bytes one half hardly
@@ -42,7 +42,7 @@ FORMAT = 2
 _LIBVER = ("v110", "v110")
 _BLOCK_BYTES = 1 << 24
 _REMEDY = "run `trinat prepare` again"
-# Not lzf, which unpacks images a fifth faster: what it writes depends on what memory held before.
+# gzip rather than lzf, whose output is not deterministic.
 _IMAGE_PACKING: dict[str, Any] = {
     "compression": "gzip",
     "compression_opts": 1,
@@ -261,13 +261,8 @@ class SubjectFile:
 
     @property
     def statistics(self) -> Statistics:
-        """What `write_subject` returned, as it was when the file was written.
-
-        Nothing is computed from slices. Entries of older stores that are not used any more are left
-        out.
-        """
+        """The return value of `write_subject`, as stored in the file."""
         values = json.loads(self._opened().attrs["statistics"])
-        values.pop("class_stds", None)  # of older stores
         percentiles = values.pop("percentiles")
         per_class = {name: tuple(entries) for name, entries in values.items()}
         return Statistics(percentiles=percentiles, **per_class)

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from scipy.sparse import lil_array
 from scipy.sparse.csgraph import connected_components
 
-from trinat.segmentation.errors import DatasetError, first_mistake
+from trinat.segmentation.errors import ConfigError, DatasetError, first_mistake
 from trinat.segmentation.io.files import atomic_text, read_text
 
 Part = Literal["train", "validation", "test"]
@@ -184,14 +184,17 @@ def make_folds(
     store: str,
     validate: bool = True,
 ) -> list[Split]:
-    """One split a fold: fold i tests, fold i + 1 validates, the others train.
+    """Make one split a fold: fold i tests, fold i + 1 validates, the others train.
 
-    Without `validate` nobody validates, and all but fold i train. Raises DatasetError for fewer
-    than 3 folds, or fewer persons than folds.
+    Without `validate` nobody validates, and all but fold i train. ConfigError if no fold is left to
+    train, DatasetError for fewer persons than folds.
     """
-    if folds < 3:
-        raise DatasetError(
-            "cross-validation takes at least 3 folds: one tests, one validates"
+    fewest = 3 if validate else 2
+    if folds < fewest:
+        others = "one fold tests and one validates" if validate else "one fold tests"
+        raise ConfigError(
+            f"--kfold {folds} leaves nobody to train: {others}",
+            remedy=f"give --kfold {fewest} or more",
         )
     dealt = _deal(participants, (1.0,) * folds, np.random.default_rng(seed))
     splits = []

@@ -20,12 +20,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from trinat.segmentation.data.people import People
-from trinat.segmentation.data.people_table import read_people
 from trinat.segmentation.data.slices import SubjectFile
 from trinat.segmentation.data.sources.base import Subject
 from trinat.segmentation.data.splits import PARTS, Part, Participant, Split, read_split
-from trinat.segmentation.errors import DatasetError, IntegrityError
+from trinat.segmentation.errors import DatasetError, IntegrityError, summarise
+from trinat.segmentation.io.cells import MISSING, NO_NAME, age_in, sex_in
 from trinat.segmentation.io.files import (
     atomic_text,
     read_rows,
@@ -154,11 +153,7 @@ class StoreInfo(_Strict):
     trust_affine: TrustAffine | None = None
     fill_nonfinite: bool = False
     fold: FoldingTable | None = None
-    csf: Csf = Field(
-        default="region",
-        # A store says nothing of the CSF that most labels have.
-        exclude_if=lambda given: given == "region",
-    )
+    csf: Csf = "region"
     subjects: dict[_SubjectName, StoredSubject]
 
     def write(self, root: Path) -> None:
@@ -318,39 +313,41 @@ class Store:
         return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
     @cached_property
-    def people(self) -> People:
-        """What participants.tsv says of persons as it stands now, and what is not clear in it."""
-        return read_people(self.root / "participants.tsv")
-
-    @cached_property
     def participants(self) -> tuple[Participant, ...]:
-        """One entry a subject, from participants.tsv as it stands now.
+        """One entry a subject, from participants.tsv, which users complete by hand.
 
-        The table is read at each call, since users complete it by hand. DatasetError if a subject
-        has no row or no person, or if an entry cannot be read.
+        DatasetError, with all problems, if a subject has no row or no person, or if an age or a sex
+        is not understood.
         """
         table = self.root / "participants.tsv"
-        facts = self.people.facts
-        people = {name: row["person"] for name, row in _rows_by_name(table).items()}
-        missing = [subject for subject in self.subjects if not people.get(subject)]
-        if missing:
-            raise DatasetError(
-                f"subject {missing[0]} has no person",
-                where=table,
-                remedy="complete the table",
-            )
+        rows = _rows_by_name(table)
         participants: list[Participant] = []
+        problems = []
         for subject in self.subjects:
-            known = facts[subject]
+            cells = rows.get(subject, {})
+            if not cells.get("person"):
+                problems.append(f"subject {subject} has no person")
+            facts: dict[str, Any] = {}
+            for column, value_in in (("age", age_in), ("sex", sex_in)):
+                cell = cells.get(column, "")
+                if cell.lower() in MISSING:
+                    continue
+                try:
+                    facts[column] = value_in(cell)
+                except ValueError as error:
+                    problems.append(f"subject {subject}, {column}: {cell!r} {error}")
             participants.append(
                 Participant(
                     subject=subject,
-                    person=people[subject],
-                    family=known.family,
-                    age=known.age,
-                    sex=known.sex,
+                    person=cells.get("person", ""),
+                    family=cells.get("family") or None,
                     scan=self.info.subjects[subject].scan,
+                    **facts,
                 )
+            )
+        if problems:
+            raise DatasetError(
+                summarise(problems), where=table, remedy="complete the table"
             )
         return tuple(participants)
 
@@ -448,7 +445,7 @@ def _rows_by_name(path: Path) -> dict[str, dict[str, str]]:
     for row in table.rows:
         cells = {}
         for title, cell in zip(table.titles, row.cells, strict=True):
-            cells[title] = "" if cell.lower() == "n/a" else cell
+            cells[title] = "" if cell.lower() in NO_NAME else cell
         rows[cells["participant_id"]] = cells
     return rows
 

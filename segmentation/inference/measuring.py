@@ -15,6 +15,7 @@ from scipy import ndimage
 from trinat.segmentation.errors import some
 from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.checks.brightness import (
+    check_continuity,
     edge_sharpness,
     noise_share,
 )
@@ -98,6 +99,9 @@ def why_not_measured(
         return "the scan does not show the skull on all sides"
     if _evenness(evidence, inside) > limits.even:
         return "what is around the brain ends like a mask, not like a scalp"
+    # A volume of slices that are lost or repeated is wrong by their thickness.
+    if check_continuity(evidence, limits):
+        return "slices are lost, repeated or shifted"
     return ""
 
 

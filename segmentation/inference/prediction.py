@@ -17,6 +17,7 @@ from torch import Tensor
 
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.grid import grown, is_empty
+from trinat.segmentation.inference.callosum import Callosum, find_callosum, measured
 from trinat.segmentation.inference.parcels import Parcels
 from trinat.segmentation.inference.thickness import CortexThickness, measure_cortex
 from trinat.segmentation.inference.uncertainty import Uncertainty, entropy_of
@@ -37,6 +38,9 @@ from trinat.segmentation.space.resample import occupied_box
 _SLAB = 8
 # Voxels that share a face, an edge or a corner are connected.
 _TOUCHING = np.ones((3, 3, 3), bool)
+# FreeSurfer numbers of both sides, left first.
+_WHITE_MATTER = (2, 41)
+_CORTEX = (3, 42)
 # Groups of a label scheme: the lower end of the first marks the foramen magnum, the others extend
 # below it.
 _ABOVE_FORAMEN = ("cerebellum",)
@@ -193,6 +197,29 @@ class Prediction:
                 "no parcels were asked for", remedy="segment with parcels=True"
             )
         return self.parcel_map
+
+    @cached_property
+    def callosum(self) -> Callosum:
+        """Corpus callosum, as part of the white matter of `labels`, which stays as it is.
+
+        LabelError if the model has no left and right cerebral white matter.
+
+        Examples
+        --------
+        >>> result.callosum.labels.shape == result.labels.shape
+        True
+        """
+        left, right = (self.scheme.find(number).index for number in _WHITE_MATTER)
+        cortex = self.fused[..., [self.scheme.find(n).index for n in _CORTEX]]
+        section = find_callosum(
+            self.fused[..., left].float().numpy(),
+            self.fused[..., right].float().numpy(),
+            cortex.float().sum(-1).numpy(),
+            np.asarray(self.image.data, np.float32),
+        )
+        found = self.indices
+        is_white = (found.data == left) | (found.data == right)
+        return measured(section, self.image, replace(found, data=is_white), self.plan)
 
     @property
     def voxel_mm3(self) -> float:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import numpy as np
 
@@ -30,7 +29,7 @@ from trinat.segmentation.inference.checks.evidence import (
 )
 from trinat.segmentation.inference.checks.field import check_field_of_view
 from trinat.segmentation.inference.checks.lesions import check_lesions
-from trinat.segmentation.inference.checks.limits import LIMITS, Limits
+from trinat.segmentation.inference.checks.limits import LIMITS, GradeName, Limits
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.models.model_info import ModelInfo
 
@@ -49,7 +48,6 @@ __all__ = [
     "total_brain_mm3",
 ]
 
-GradeName = Literal["pass", "look", "reject"]
 Check = Callable[[Evidence, Limits], list[Finding]]
 
 

@@ -28,12 +28,12 @@ from trinat.segmentation.errors import (
     OutputError,
     is_disk_full,
     one_line,
+    summarise,
 )
+from trinat.segmentation.io.cells import MISSING, NO_NAME
 from trinat.segmentation.timing import stage
 
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
-_UNKNOWN = frozenset({"", "n/a", "nan", "na", "unknown"})
-_NO_NAME = frozenset({"", "n/a"})
 # The package with which pandas reads each suffix.
 _EXCEL = {".xls": "xlrd", ".xlsx": "openpyxl"}
 _NOT_WRITABLE = "choose a folder that you may write to"
@@ -309,19 +309,18 @@ def read_table(path: Path) -> Table:
     table = _read_ragged(path)
     width = len(table.titles)
     rows = []
+    problems = []
     for row in table.rows:
         if not any(row.cells):
             continue
         if len(row.cells) < width or any(row.cells[width:]):
-            raise _wrong_width(path, row, width)
+            problems.append(_wrong_width(row, width))
+            continue
         for title, cell in zip(table.titles, row.cells, strict=False):
             if "\n" in cell or "\r" in cell:
-                raise DatasetError(
-                    f"row {row.number}, {title}: a cell of several lines",
-                    where=path,
-                    remedy="close its quotes, and put it on one line",
-                )
+                problems.append(f"row {row.number}, {title}: a cell of several lines")
         rows.append(TableRow(row.number, row.cells[:width]))
+    _refuse(problems, path)
     return Table(table.titles, tuple(rows))
 
 
@@ -339,26 +338,33 @@ def read_rows(
         if name not in table.titles:
             raise DatasetError(f"has no column {name!r}", where=path)
     rows = []
+    problems = []
     width = len(table.titles)
     for row in table.rows:
         if any(row.cells[width:]):
-            raise _wrong_width(path, row, width)
+            problems.append(_wrong_width(row, width))
         cells = dict.fromkeys(table.titles, "")
         for title, cell in zip(table.titles, row.cells, strict=False):
-            unknown = _UNKNOWN
-            if title in names:
-                unknown = _NO_NAME
-            cells[title] = "" if cell.lower() in unknown else cell
+            missing = NO_NAME if title in names else MISSING
+            cells[title] = "" if cell.lower() in missing else cell
         rows.append(cells)
+    _refuse(problems, path)
     return rows
 
 
-def _wrong_width(path: Path, row: TableRow, width: int) -> DatasetError:
-    return DatasetError(
-        f"row {row.number}: {len(row.cells)} cells under {width} titles",
-        where=path,
-        remedy="complete the row, or put a cell with a separator in it in quotes",
-    )
+def _wrong_width(row: TableRow, width: int) -> str:
+    """Describe a row with more or fewer cells than titles."""
+    return f"row {row.number}: {len(row.cells)} cells under {width} titles"
+
+
+def _refuse(problems: Sequence[str], path: Path) -> None:
+    """Raise a DatasetError if rows of a table have problems; the first ones are named."""
+    if problems:
+        raise DatasetError(
+            summarise(problems),
+            where=path,
+            remedy="complete the rows, close quotes, and put cells with a separator in quotes",
+        )
 
 
 def _read_ragged(path: Path) -> Table:
@@ -436,7 +442,10 @@ def _sheet(path: Path) -> list[tuple[int, list[str]]]:
     try:
         table = pd.read_excel(content, dtype=str, na_filter=False, header=None)
     except ImportError:
-        remedy = f"pip install {package}, or save the table as CSV"
+        remedy = (
+            f"pip install {package} (from a clone: scripts/install excel), or save the "
+            "table as CSV"
+        )
         raise DatasetError(
             f"needs the package {package}", where=path, remedy=remedy
         ) from None

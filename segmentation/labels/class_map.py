@@ -18,7 +18,7 @@ from trinat.segmentation.labels.folding import (
     MAX_NUMBER,
     FoldingTable,
     Targets,
-    folding_table,
+    freesurfer_targets,
 )
 
 # Indices are uint8; the two values above the last class mark voxels with no class (yet).
@@ -66,9 +66,7 @@ class ClassMap:
         and those in `ignore` become background.
         """
         _check_own_rules(extra, ignore)
-        freesurfer = dict(folding_table())
-        for number in classes:
-            freesurfer[number] = (number,)
+        freesurfer = freesurfer_targets(classes)
         targets = dict(freesurfer) if fold is None else _through(fold, freesurfer)
         # Voxels that define a side: numbers that the caller ignores still count, because anatomy
         # does not move.

@@ -30,6 +30,10 @@ GENERATION_BETWEEN = (30, 62, 72, 85)
 FREESURFER = "freesurfer"
 SHIPPED_FOLDINGS = (FREESURFER, "neuromorphometrics")
 _COLUMNS = ("first", "last", "name", "target")
+# What parcels of the left and the right cortex become.
+_CORTEX = ((3,), (42,))
+# Unknown cortex and the corpus callosum, which belong to no parcel of any atlas.
+_CORTEX_WITHOUT_PARCEL = frozenset({1000, 1004, 2000, 2004})
 
 # Number -> (target,), or (left, right) to join the nearest.
 Targets = Mapping[int, tuple[int, ...]]
@@ -50,6 +54,25 @@ class FoldingTable:
 def folding_table() -> Targets:
     """Return the targets of FreeSurfer's numbers outside of the schemes."""
     return _shipped_targets(FREESURFER)
+
+
+def freesurfer_targets(classes: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
+    """Return FreeSurfer's numbers and what each becomes in a scheme; `classes`: number -> index.
+
+    The scheme's own numbers stay. Where the scheme divides the cortex into parcels and has no class
+    for the whole cortex, the parcels of other atlases are left out: they are no background.
+    """
+    table = folding_table()
+    divided = {table[number] for number in classes if number in table} & set(_CORTEX)
+    targets: dict[int, tuple[int, ...]] = {}
+    for number, target in table.items():
+        is_background = classes.get(target[0]) == 0
+        if target in divided and is_background and number not in _CORTEX_WITHOUT_PARCEL:
+            continue
+        targets[number] = target
+    for number in classes:
+        targets[number] = (number,)
+    return targets
 
 
 def load_folding(name_or_path: str | Path) -> FoldingTable | None:

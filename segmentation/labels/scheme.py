@@ -20,10 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.segmentation.errors import LabelError
+from trinat.segmentation.io.cells import NO_NAME
 from trinat.segmentation.io.files import read_bytes
 from trinat.segmentation.labels import SHIPPED_SCHEMES, Side
 from trinat.segmentation.labels.class_map import ClassMap, outer_rim
-from trinat.segmentation.labels.folding import FoldingTable, folding_table
+from trinat.segmentation.labels.folding import (
+    FoldingTable,
+    freesurfer_targets,
+)
 from trinat.segmentation.labels.label import Label, find_problem
 from trinat.segmentation.space.views import View
 
@@ -77,7 +81,6 @@ _REQUIRED = (
     "group",
 )
 _OPTIONAL = ("members", "rim_of")
-_ABSENT = ("", "n/a")
 _SIDES: dict[str, Side | None] = {
     "left": "left",
     "right": "right",
@@ -169,10 +172,8 @@ class LabelScheme:
 
         There are two for a number that joins the nearest side.
         """
-        if number in self._classes:
-            return {self._classes[number]}
-        folded = folding_table().get(number, ())
-        return {self._classes[target] for target in folded if target in self._classes}
+        targets = freesurfer_targets(self._classes).get(number, ())
+        return {self._classes[target] for target in targets if target in self._classes}
 
     def to_freesurfer(self, indices: NDArray[Any]) -> NDArray[np.int16]:
         """Convert class indices to FreeSurfer numbers; raise a LabelError for an invalid index.
@@ -456,7 +457,7 @@ def _parse_row(row: dict[str | Any, str | Any], where: str) -> Label:
         )
     color = _color(cell["color"], where)
     for column in ("name", "abbreviation", "group"):
-        if cell[column] in _ABSENT:
+        if cell[column] in NO_NAME:
             raise LabelError(f"{column} is empty", where=where)
     return Label(
         index=_whole(cell["index"], "index", where),
@@ -484,7 +485,7 @@ def _color(text: str, where: str) -> tuple[int, int, int]:
 
 def _members(text: str, where: str) -> tuple[int, ...]:
     """Parse numbers separated by spaces."""
-    if text in _ABSENT:
+    if text in NO_NAME:
         return ()
     return tuple(_whole(word, "members", where) for word in text.split())
 
@@ -492,7 +493,7 @@ def _members(text: str, where: str) -> tuple[int, ...]:
 def _optional(cell: dict[str, str], column: str, where: str) -> int | None:
     """Parse the number in a cell, or return None if it is empty."""
     text = cell.get(column, "")
-    if text in _ABSENT:
+    if text in NO_NAME:
         return None
     return _whole(text, column, where)
 

@@ -33,9 +33,13 @@ _LEVELS_MM = (8.0, 4.0, 2.0)
 _MOST_STEPS = (20, 10, 10)
 # Sides and sizes of two heads are compared in voxels of this.
 _ROUGHLY_MM = 4.0
-# The mirror image of a mirrored scan is likelier by 0.09 and more, that of a true one less likely
-# by 0.06 and more.
+# The mirror image of a mirrored scan fits better by 0.06 and more, that of a true one worse by
+# 0.06 and more, also with noise (docs/notes/longitudinal.md).
 _MORE_ALIKE = 0.02
+# Where the mean over about this distance is darker than this, there is background, also in a scan
+# with noise of 10 %.
+_NOISE_MM = 1.5
+_TISSUE = 0.25
 # Heads may be turned against each other: each of these is tried about each axis at first.
 _STARTS_DEG = (-25.0, 25.0)
 _STEPS_OF_START = 4
@@ -103,16 +107,25 @@ def align(
 
 
 def is_mirrored(first: Volume, second: Volume, matrix: Matrix) -> bool:
-    """Whether the second scan is more like the first once its left and right are exchanged.
+    """Return True if the second scan fits the first better with its left and right exchanged.
 
     `matrix` aligns the two as they are. The two sides of a head are alike, and still the true one
-    is likelier by far (docs/longitudinal.md).
+    fits better by far (docs/longitudinal.md).
     """
+    first = _without_noise(first)
+    second = _without_noise(second)
     pair = (_level(first, _ROUGHLY_MM), _level(second, _ROUGHLY_MM))
     halfway = _halfway(pair, matrix, _halfway_grid(pair, matrix, _ROUGHLY_MM))
     exchanged = Volume(np.ascontiguousarray(second.data[::-1]), second.affine)
     mirrored = align(first, exchanged, finest_mm=_ROUGHLY_MM)
     return mirrored.likeness > _likeness(*halfway) + _MORE_ALIKE
+
+
+def _without_noise(volume: Volume) -> Volume:
+    """Set the background to 0: its noise is the same on both sides, and hides how these differ."""
+    width = _NOISE_MM / np.array(volume.spacing_mm)
+    around = ndimage.gaussian_filter(volume.data, width)
+    return Volume(np.where(around > _TISSUE, volume.data, 0), volume.affine)
 
 
 def stretches(first: Volume, second: Volume, matrix: Matrix) -> NDArray[np.float64]:

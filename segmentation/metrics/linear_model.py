@@ -65,10 +65,13 @@ class Contrast:
 
 
 class Design:
-    """A design matrix (N, P), possibly without full rank."""
+    """A design matrix (N, P), possibly without full rank, and weights (N,) of the persons."""
 
-    def __init__(self, matrix: Values) -> None:
+    def __init__(self, matrix: Values, weights: Values | None = None) -> None:
         self.matrix = matrix
+        self.weights = np.ones(len(matrix)) if weights is None else weights
+        matrix = np.sqrt(self.weights)[:, None] * matrix
+        self._weighted = matrix
         inverse = np.linalg.pinv(matrix)
         self._inverse_square = inverse @ inverse.T
         self._projection = inverse @ matrix
@@ -87,7 +90,7 @@ class Design:
         if not np.allclose(coefficients @ self._projection, coefficients, atol=1e-8):
             return None
         # The weight of each person's value in the estimate.
-        shares = self.matrix @ (self._inverse_square @ coefficients)
+        shares = self._weighted @ (self._inverse_square @ coefficients)
         of_exact = np.abs(shares[self.is_fitted_exactly]).max(initial=0)
         if of_exact > 1e-9 * np.abs(shares).max():
             return None
@@ -96,7 +99,7 @@ class Design:
         weights = np.where(self.is_fitted_exactly, 0.0, shares**2 / usable)
         # The HC2 variance is a quadratic form of residuals. If all values vary alike, its mean and
         # variance are those of a multiple of chi-squared with these degrees of freedom.
-        weighted = self.matrix.T @ (weights[:, None] * self.matrix)
+        weighted = self._weighted.T @ (weights[:, None] * self._weighted)
         of_fit = self._inverse_square @ weighted
         squares = (weights**2 * (1 - 2 * self.leverage)).sum()
         squares += np.trace(of_fit @ of_fit)
@@ -109,14 +112,14 @@ class LinearModel:
 
     def __init__(self, values: Values, design: Design) -> None:
         # Imported here: it takes a second, and most commands fit no model.
-        from statsmodels.regression.linear_model import OLS
+        from statsmodels.regression.linear_model import WLS
 
         self.design = design
         with warnings.catch_warnings():
             # Without full rank some coefficients are not unique; `contrast` refuses those.
             warnings.simplefilter("ignore")
-            self._fit = OLS(values, design.matrix).fit()
-        squares = float((self._fit.resid**2).sum())
+            self._fit = WLS(values, design.matrix, design.weights).fit()
+        squares = float((self._fit.wresid**2).sum())
         smallest = _ROUNDING * float(np.abs(values).max())
         self._has_spread = design.residual_freedom > 0 and squares > smallest**2
         self.residual_sd = _UNKNOWN
@@ -135,13 +138,13 @@ class LinearModel:
         """Residuals in their standard deviations, (N,); NaN for a person fitted exactly."""
         rest = 1 - self.design.leverage
         rest = np.where(self.design.is_fitted_exactly, np.nan, rest)
-        return np.asarray(self._fit.resid / (self.residual_sd * np.sqrt(rest)))
+        return np.asarray(self._fit.wresid / (self.residual_sd * np.sqrt(rest)))
 
     def estimate(self, contrast: Contrast | None) -> Estimate:
         """Estimate a contrast of the model's design; None has no estimate."""
         if contrast is None or not self._has_spread:
             return Estimate()
-        variance = float((contrast.robust_weights * self._fit.resid**2).sum())
+        variance = float((contrast.robust_weights * self._fit.wresid**2).sum())
         if not variance > 0:
             return Estimate()
         error = float(np.sqrt(variance))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
 Values = NDArray[np.float64]
 
@@ -23,67 +23,52 @@ FEWEST_PERSONS = 6
 _SIGNIFICANT = 0.05
 # Above this, normal approximation: enumeration takes more than a millisecond.
 _MOST_EXACT = 100
+# Of an interval of 95 %, on each side.
+_TAIL = 0.025
+# Half widths of Student's t, of the mean, above which its logarithm says nothing.
+_LARGE_ERROR = 1.5
 
 
-def mean_interval(values: Values) -> Values:
-    """95 % intervals of the mean over persons, (P, M) to (2, M); NaN below 2 persons.
+def mean_interval(
+    values: Values, least: float = -np.inf, most: float = np.inf
+) -> Values:
+    """Return 95 % confidence intervals of the mean over persons, (P, M) to (2, M).
 
-    Each end is the farther one of Student's t and of Hall's t corrected for skewness (Hall, 1992,
-    "On the removal of skewness by transformation"). t alone is too narrow towards the long tail of
-    values such as Dice, Hall's alone towards the short one. docs/notes/statistics.md has the
-    coverage of both, and of bootstraps.
+    The interval is Student's t interval, computed on a scale that has no bounds and
+    transformed back (delta method): the logit of the mean of values between two bounds, the
+    logarithm of the mean of values with one lower bound (unless the error is larger than the mean:
+    then Student's t, cut at the bound), and the mean itself otherwise. So it never leaves the
+    possible range, and covers the mean of skewed values, such as Dice, more often
+    than Student's t alone. docs/notes/statistics.md has the simulated coverage of several methods.
+
+    Parameters
+    ----------
+    values : one column a structure; NaN is left out. Fewer than 2 persons have no interval (NaN).
+    least, most : the smallest and the largest possible value.
     """
-    persons, mean, error = _mean_and_error(values)
-    quantile = stats.t.ppf(0.975, persons - 1)
-    skewness = _skewness(values) / np.sqrt(persons)
-    above = np.maximum(quantile, _without_skewness(quantile, skewness))
-    below = np.minimum(-quantile, _without_skewness(-quantile, skewness))
-    return np.stack([mean - above * error, mean - below * error])
-
-
-def students_t_interval(values: Values) -> Values:
-    """95 % intervals of the mean of normal values, (P, M) to (2, M); NaN below 2 persons."""
-    persons, mean, error = _mean_and_error(values)
-    half = stats.t.ppf(0.975, persons - 1) * error
-    return np.stack([mean - half, mean + half])
-
-
-def _mean_and_error(values: Values) -> tuple[Values, Values, Values]:
-    """Of each column: persons, NaN below 2, their mean and its standard error."""
     count = (~np.isnan(values)).sum(0)
     persons = np.where(count >= 2, count, np.nan)
     mean = np.nansum(values, axis=0) / persons
-    squares = np.nansum((values - mean) ** 2, axis=0)
-    variance = squares / (persons - 1)
-    return persons, mean, np.sqrt(variance / persons)
-
-
-def _skewness(values: Values) -> Values:
-    """Adjusted Fisher-Pearson skewness of each column; 0 for two persons, and without spread."""
-    persons, mean, _ = _mean_and_error(values)
-    deviations = values - mean
-    second_moment = np.nansum(deviations**2, axis=0) / persons
-    third_moment = np.nansum(deviations**3, axis=0) / persons
-    rounding = (1e-12 * mean) ** 2
-    known = (persons > 2) & (second_moment > rounding)
-    # Any values that can be divided by, where the result is not used.
-    persons = np.where(known, persons, 3)
-    second_moment = np.where(known, second_moment, 1)
-    adjustment = np.sqrt(persons * (persons - 1)) / (persons - 2)
-    skewness = third_moment / second_moment**1.5 * adjustment
-    return np.where(known, skewness, 0.0)
-
-
-def _without_skewness(quantile: Values, skewness: Values) -> Values:
-    """The t of skewed values that Hall's cubic transformation takes to `quantile`.
-
-    With a, the skewness over the root of persons, that is t + a t^2 / 3 + a^2 t^3 / 27 + a / 6.
-    """
-    skewed = np.abs(skewness) > 1e-6
-    a = np.where(skewed, skewness, 1.0)
-    cube = 1 + a * (quantile - a / 6)
-    found = 3 / a * (np.cbrt(cube) - 1)
-    return np.where(skewed, found, quantile)
+    variance = np.nansum((values - mean) ** 2, axis=0) / (persons - 1)
+    half = stats.t.ppf(1 - _TAIL, persons - 1) * np.sqrt(variance / persons)
+    if not np.isfinite(least):
+        return np.stack([mean - half, mean + half])
+    # A mean at a bound is that of equal values: any other mean leaves its interval without width.
+    is_inside = (mean > least) & (mean < most)
+    if np.isfinite(most):
+        share = np.where(is_inside, (mean - least) / (most - least), 0.5)
+        centre = special.logit(share)
+        half_there = half / (most - least) / (share * (1 - share))
+        ends = special.expit([centre - half_there, centre + half_there])
+        interval = least + (most - least) * ends
+    else:
+        above = np.where(is_inside, mean - least, 1.0)
+        ratio = half / above
+        ends = least + above * np.exp([-ratio, ratio])
+        # The delta method holds for small errors only: that of two persons could reach anywhere.
+        cut = np.maximum([mean - half, mean + half], least)
+        interval = np.where(ratio > _LARGE_ERROR, cut, ends)
+    return np.asarray(np.where(is_inside, interval, mean))
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,7 @@
 """What model.yaml says: everything that inference needs beside the weights.
 
 `Description` is what the maker of a model says of it; `ModelInfo` is all of the file. Unknown keys
-and values out of range are refused. Usual values of the keys that came later are not written
-(`exclude_if`): files from before have the same bytes. Comments before fields are shown in the
-documentation.
+and values out of range are refused. Comments before fields are shown in the documentation.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ Weight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Share = Annotated[float, Field(ge=0, le=1)]
 Odds = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
-# As far as `trinat fit-odds` looks.
+# The range in which `trinat fit` looks.
 ClassOdds = Annotated[float, Field(ge=0.1, le=10, allow_inf_nan=False)]
 # The power that a template's probabilities are taken to.
 PriorWeight = Annotated[float, Field(ge=0, le=4, allow_inf_nan=False)]
@@ -116,7 +114,7 @@ Contrast = Literal["T1", "any"]
 
 # How much each view counts where a model.yaml does not say it, as in the paper (arXiv 1801.04161).
 # The only place where these numbers are written. A model's own weights, under `fusion` in its
-# model.yaml, win: `trinat fuse-weights` fits them, and the shipped models have theirs.
+# model.yaml, win: `trinat fit` fits them, and the shipped models have theirs.
 DEFAULT_WEIGHTS = {View.AXIAL: 0.4, View.CORONAL: 0.4, View.SAGITTAL: 0.2}
 
 
@@ -133,12 +131,10 @@ class Fusion(_Section):
     per_class: dict[str, dict[View, Weight]] = {}
     # The odds of CSF against background are multiplied by this: 0.5 halves them. It moves the outer
     # border of the fluid, and with it the intracranial volume.
-    csf_odds: Odds = Field(default=1.0, exclude_if=lambda given: given == 1)
+    csf_odds: Odds = 1.0
     # For structures, by name: their probability is multiplied by this before the most probable one
     # is taken, after the prior. Above 1 a structure wins more of the voxels in doubt.
-    class_odds: dict[str, ClassOdds] = Field(
-        default={}, exclude_if=lambda given: not given
-    )
+    class_odds: dict[str, ClassOdds] = {}
 
 
 class Quality(_Section):
@@ -179,7 +175,7 @@ class Training(_Section):
     licence: str = ""
     recipe: str = ""
     # Labels that other models made, of this training or of the weights that it started from.
-    pseudo_labels: str = Field(default="", exclude_if=lambda given: not given)
+    pseudo_labels: str = ""
     slices_seen: int | None = Field(default=None, ge=0)
 
 
@@ -202,22 +198,20 @@ class Description(_Section):
     preprocessing: Preprocessing = Preprocessing()
     fusion: Fusion = Fusion()
     # Of the scans that the model is for. Grades of a model for T1 doubt other contrasts.
-    contrast: Contrast = Field(default="T1", exclude_if=lambda given: given == "T1")
+    contrast: Contrast = "T1"
     # Whether networks see scans in which fluid and cortex are brighter than white matter (T2, PD)
     # with bright and dark reversed, so that tissues have the order of T1.
-    reverse_contrast: bool = Field(default=False, exclude_if=lambda given: not given)
+    reverse_contrast: bool = False
     # For networks that learnt from stripped scans: the shipped model whose mask of the inside of
     # the skull strips whole heads before they see them. Stripped scans stay as they are.
-    stripped_by: Name | None = Field(
-        default=None, exclude_if=lambda given: given is None
-    )
+    stripped_by: Name | None = None
     # Structures of the scheme that the model does not predict: they have no volume.
     not_predicted: tuple[str, ...] = ()
     # What it calls CSF: "region", a small one as in FreeSurfer's aseg and in manual labels, or
     # "intracranial", all fluid inside the skull around the brain. The two are never compared.
-    csf: Csf = Field(default="region", exclude_if=lambda given: given == "region")
+    csf: Csf = "region"
     quality: Quality | None = None
-    prior: Prior | None = Field(default=None, exclude_if=lambda given: given is None)
+    prior: Prior | None = None
     training: Training = Training()
     metrics: dict[str, JsonValue] = {}
     origins: dict[View, Origin] = {}

@@ -30,13 +30,7 @@ class QuickNatConfig(NetworkConfig):
     depth: int = Field(default=4, ge=1, le=7)  # how often the resolution halves
     # Squares of unshuffle x unshuffle pixels become channels: the network works at that resolution,
     # and its classifier answers for each pixel of the square.
-    unshuffle: int = Field(
-        default=1,
-        ge=1,
-        le=4,
-        # Not written where it is usual: files from before the key have the same bytes.
-        exclude_if=lambda given: given == 1,
-    )
+    unshuffle: int = Field(default=1, ge=1, le=4)
     excitation: Recalibration = "both"  # squeeze and excitation
     bottleneck: Literal["dense", "convolution"] = "dense"
     activation: Activation = "prelu"

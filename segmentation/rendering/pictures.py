@@ -29,9 +29,15 @@ Picture = NDArray[np.float32]
 _INK = "#d8d8d8"
 _PAPER = "#101010"
 _GAP = 14  # pixels between pictures
-_LETTER = 11  # pixels
+_LETTER = 14  # pixels
 _LEAST_SIDE = 110  # least pixels of the longest side, for few voxels
 _MARGIN = 10  # of slices, in voxels
+# Specks of labels away from the brain do not widen a window: rows and columns count that hold this
+# share of the voxels of the fullest one.
+_SPECK_SHARE = 0.01
+# Pixels of a mosaic for each voxel: borders of the hippocampus are judged to half a voxel.
+_MOSAIC_ZOOM = 2
+_DEEP_GROUP = "subcortical"
 # Directions at the left and the right edge of a slice whose columns run along the axis.
 EDGES = {View.CORONAL: ("L", "R"), View.AXIAL: ("L", "R"), View.SAGITTAL: ("P", "A")}
 
@@ -95,11 +101,13 @@ def draw_mosaic(
     scheme: LabelScheme,
     *,
     title: str = "",
-    slices_per_view: int = 3,
+    slices_per_view: int = 5,
 ) -> NDArray[np.uint8]:
-    """Draw image, labels and outlines in each view, at least one pixel per voxel, (H, W, 3).
+    """Draw slices with the outlines of their labels, a row a view, (H, W, 3).
 
-    Both volumes are on the working grid (RAS axes). Not by matplotlib, which takes a second.
+    The slices are spread over the deep structures, or over all structures of a scheme without deep
+    ones. A voxel has two pixels a side or more. Both volumes are on the working grid (RAS axes).
+    matplotlib would take a second.
     """
     if image.axcodes != "RAS" or image.shape != labels.shape:
         raise GeometryError(
@@ -110,18 +118,35 @@ def draw_mosaic(
     brightest = 1.0
     if indices.any():
         brightest = float(np.percentile(image.data[indices > 0], 99.5))
+    if brightest == 0:
+        brightest = 1.0
+    is_deep = np.array([label.group == _DEEP_GROUP for label in scheme.labels])
+    looked_for = is_deep[indices]
+    if not looked_for.any():
+        looked_for = indices > 0
     rows: dict[str, list[Picture]] = {}
     for view in View:
         gray = to_slices(image.data, view)
         classes = to_slices(indices, view)
         window = brain_window(classes)
         rows[view.value] = []
-        for position in _positions(classes, slices_per_view):
-            shades = gray[position][window] / brightest
+        for position in _positions(to_slices(looked_for, view), slices_per_view):
+            shades = _enlarged(gray[position][window] / brightest)
             seen = classes[position][window]
-            rows[view.value] += three_pictures(shades, seen, colors)
+            seen = seen.repeat(_MOSAIC_ZOOM, 0).repeat(_MOSAIC_ZOOM, 1)
+            rows[view.value].append(overlay(shades, outlines(seen), colors, opacity=1))
     edges = {view.value: letters for view, letters in EDGES.items()}
     return draw_rows(rows, title, edges)
+
+
+def _enlarged(gray: NDArray[Any]) -> NDArray[np.float32]:
+    """Return grey values (H, W), interpolated to two pixels a voxel and side."""
+    from PIL import Image
+
+    rows, columns = gray.shape
+    size = (_MOSAIC_ZOOM * columns, _MOSAIC_ZOOM * rows)
+    smooth = Image.fromarray(np.ascontiguousarray(gray, np.float32))
+    return np.asarray(smooth.resize(size, Image.Resampling.BICUBIC))
 
 
 def draw_rows(
@@ -217,8 +242,18 @@ def png_bytes(figure: Figure, dpi: int, **options: Any) -> bytes:
 
 
 def brain_window(truth: NDArray[Any]) -> tuple[slice, slice]:
-    """Return rows and columns of all slices with a structure, and a margin: the face stays out."""
-    _, rows, columns = box_around(truth > 0, _MARGIN)
+    """Return rows and columns of slices (N, H, W) that hold the brain, with a margin.
+
+    The face stays out, and so do specks of labels.
+    """
+    occupied = truth > 0
+    in_rows = occupied.sum((0, 2))
+    in_columns = occupied.sum((0, 1))
+    is_brain = np.outer(
+        in_rows > _SPECK_SHARE * in_rows.max(),
+        in_columns > _SPECK_SHARE * in_columns.max(),
+    )
+    _, rows, columns = box_around(is_brain[None], _MARGIN)
     return rows, columns
 
 

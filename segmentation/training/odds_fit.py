@@ -1,8 +1,8 @@
-"""Odds of structures, fitted to scans with truth, where a model does not learn.
+"""Odds of structures, fitted to scans with truth without training.
 
 Networks draw some structures a little too large or too small for a convention of labels that they
-have not learnt. What is maximised is the mean Dice itself, one structure after another, in steps:
-there is no gradient to follow, and so few numbers do not need one.
+were not trained on. The fit maximises the mean Dice itself by coordinate ascent, one structure
+after another: Dice of hard labels has no gradient, and so few numbers do not need one.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from trinat.segmentation.inference.fusion import Odds
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.overlap import dice, joint_histogram
 
-# Slices whose voxels are sorted out at a time.
+# Slices that are searched for doubtful voxels at a time.
 _SLAB = 8
 # Factors are fitted from 1/10 to 10, in steps of their logarithms.
 _FARTHEST = math.log(10)
 _STEPS = (-0.6, -0.3, -0.15, 0.15, 0.3, 0.6)
-# Every structure is looked at this often, unless nothing changes before.
+# Rounds over all structures, unless nothing changes before.
 _ROUNDS = 4
-# A step that gains less mean Dice is not taken.
+# Steps that gain less mean Dice are not taken.
 _LEAST_GAIN = 2e-5
 # Mean Dice that a factor of e must gain for each side of a structure: few scans move rare
 # structures only a little.
 _PENALTY = 1.5e-4
-# Classes of a voxel that are looked at, the most probable ones.
+# The most probable classes of a voxel that are kept.
 _KEPT = 6
-# No probability is taken for less.
+# Lower probabilities count as this.
 _LEAST = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
 class DoubtfulVoxels:
-    """A scan as far as factors decide on it: the voxels that are not the same with all of them.
+    """The voxels of a scan whose class depends on the odds.
 
     `truth` (N,) is their true class. `classes` and `logarithms` (of probabilities) have an array a
     rank, the most probable class first; `truth` is sorted so that each array is of the first
@@ -61,10 +61,10 @@ class DoubtfulVoxels:
         fixed: Sequence[int],
         beyond: NDArray[np.int64] | None = None,
     ) -> DoubtfulVoxels:
-        """Those of a scan with probabilities (X, Y, Z, K); the `fixed` classes have no factor.
+        """Find them in a scan with probabilities (X, Y, Z, K); the `fixed` classes have no factor.
 
-        `truth` (X, Y, Z) is class indices. `beyond` (K,) counts the true classes of voxels that
-        were not looked at, and are background.
+        `truth` (X, Y, Z) is class indices. `beyond` (K,) counts the true classes of voxels outside
+        of these probabilities, which are found as background.
         """
         count = fused.shape[-1]
         is_fixed = torch.zeros(count, dtype=torch.bool)
@@ -100,7 +100,7 @@ class DoubtfulVoxels:
         logarithms: Tensor,
         decided: NDArray[np.int64],
     ) -> DoubtfulVoxels:
-        """From N voxels with all that is kept of each, (N, R)."""
+        """Sort N voxels by the number of their classes, from arrays (N, R)."""
         reachable = _is_reachable(logarithms)
         ranks = reachable.sum(1)
         order = ranks.argsort(descending=True)
@@ -115,7 +115,7 @@ class DoubtfulVoxels:
         return cls(truth[order].numpy(), of_rank, logarithms_of_rank, decided)
 
     def joint(self, logarithms_of_odds: NDArray[np.float64]) -> NDArray[np.int64]:
-        """All voxels of the scan by true and found class, (K, K), with factors (K,) of classes."""
+        """Count all voxels of the scan by true and found class, (K, K), with factors (K,)."""
         added = logarithms_of_odds.astype(np.float32)
         highest = np.full(len(self.truth), -np.inf, np.float32)
         found = np.zeros(len(self.truth), np.uint8)
@@ -128,7 +128,7 @@ class DoubtfulVoxels:
 
     @property
     def true_voxels(self) -> NDArray[np.int64]:
-        """Voxels of each class in the truth, (K,)."""
+        """Number of voxels of each class in the truth, (K,)."""
         decided: NDArray[np.int64] = self.decided.sum(1)
         doubtful = np.bincount(self.truth, minlength=len(decided))
         return decided + doubtful
@@ -136,9 +136,9 @@ class DoubtfulVoxels:
     def mean_dice(
         self, logarithms_of_odds: NDArray[np.float64], fixed: Sequence[int]
     ) -> float:
-        """Mean Dice over structures, without the `fixed` classes.
+        """Return the mean Dice over structures, without the `fixed` classes.
 
-        What is neither true nor found is in no mean.
+        A structure that is neither in the truth nor found is in no mean.
         """
         values = dice(self.joint(logarithms_of_odds))
         values[list(fixed)] = np.nan
@@ -148,7 +148,7 @@ class DoubtfulVoxels:
 def fit_odds(
     scans: Sequence[DoubtfulVoxels], scheme: LabelScheme, fixed: Sequence[int]
 ) -> dict[str, float]:
-    """Factors, by name of class, that give these scans the best mean Dice over structures.
+    """Return the factors, by name of class, with the best mean Dice over structures.
 
     Both sides of a structure share one. The `fixed` classes, background among them, have none and
     are in no mean. Factors that are 1 are left out.
@@ -184,13 +184,13 @@ def fit_odds(
 
 
 def without_truth(scans: Sequence[DoubtfulVoxels]) -> list[int]:
-    """Classes that no scan's truth has: nobody has drawn them, and they are to be `fixed`."""
+    """List the classes that are in no truth: nothing is known of them, so they are `fixed`."""
     true_voxels = sum(scan.true_voxels for scan in scans)
     return np.flatnonzero(true_voxels == 0).tolist()
 
 
 def logarithms_of(odds: Odds, scheme: LabelScheme) -> NDArray[np.float64]:
-    """The logarithm (K,) of each class's factor."""
+    """Return the logarithm of the factor of each class, (K,)."""
     return np.log([odds.get(name, 1.0) for name in scheme.names])
 
 
@@ -199,16 +199,16 @@ def _worth(
     logarithms: NDArray[np.float64],
     fixed: Sequence[int],
 ) -> float:
-    """Mean over scans of their mean Dice, less what factors far from 1 must gain."""
+    """Return the mean Dice over scans, less a penalty on factors far from 1."""
     values = [scan.mean_dice(logarithms, fixed) for scan in scans]
     penalty = _PENALTY * float(np.square(logarithms).sum())
     return float(np.mean(values)) - penalty
 
 
 def _is_reachable(logarithms: Tensor) -> Tensor:
-    """Which classes of voxels (..., R) can become the most probable, which comes first.
+    """Tell which classes of voxels (..., R) can become the most probable; the first one is it now.
 
-    A factor may make the first ten times less probable, and another make it ten times more.
+    A factor may make the first class ten times less probable, and another one ten times more.
     """
     return logarithms > logarithms[..., :1] - 2 * _FARTHEST
 
@@ -216,6 +216,6 @@ def _is_reachable(logarithms: Tensor) -> Tensor:
 def _joint_of(
     truth: NDArray[np.integer], found: NDArray[np.integer], classes: int
 ) -> NDArray[np.int64]:
-    """Voxels in a row by true and found class, (K, K)."""
+    """Count voxels by true and found class, (K, K)."""
     # As a map of one slice: `joint_histogram` goes from slice to slice.
     return joint_histogram(truth[None, None], found[None, None], classes)

@@ -25,8 +25,6 @@ from trinat.segmentation.training.state import seeded
 
 # Slices that the network sees at once.
 _BATCH = 8
-# Slices of a view that are examples.
-_SHOWN = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,27 +42,11 @@ class ValidationScan:
 
 
 @dataclass(frozen=True, eq=False)
-class Examples:
-    """Slices to look at: images (S, H, W) and their true and predicted classes.
-
-    S slices, on the processor.
-    """
-
-    images: NDArray[np.float32]
-    truth: NDArray[np.uint8]
-    predicted: NDArray[np.uint8]
-
-
-@dataclass(frozen=True, eq=False)
 class Scores:
-    """Means over scans, (K,); NaN for background and for what no scan has and none was given.
-
-    `examples` are of the first scan, always the same slices.
-    """
+    """Means over scans, (K,); NaN for background and for what no scan has and none was given."""
 
     dice: NDArray[np.float64]
     iou: NDArray[np.float64]
-    examples: Examples
 
     @property
     def mean_dice(self) -> float:
@@ -165,30 +147,21 @@ def validate(
     was_training = network.training
     network.eval()
     joints = []
-    examples: Examples | None = None
     try:
         for scan in scans:
             predicted = predict_classes(
                 network, scan.images, channels, device, precision=precision
             )
             joints.append(_count_pairs(scan, predicted, classes))
-            if examples is None:
-                shown = _worth_a_look(scan.labels)
-                examples = Examples(
-                    images=scan.images[shown].numpy(),
-                    truth=scan.labels[shown].numpy(),
-                    predicted=predicted[shown].numpy(),
-                )
     finally:
         network.train(was_training)
-    if examples is None:
+    if not joints:
         raise TrainingError(
             "validation has no scan", remedy="give held_out heads or a split"
         )
     return Scores(
         dice=_mean_over([dice(joint) for joint in joints]),
         iou=_mean_over([iou(joint) for joint in joints]),
-        examples=examples,
     )
 
 
@@ -202,20 +175,6 @@ def _count_pairs(scan: ValidationScan, predicted: Tensor, classes: int) -> Count
         truth = truth * scan.counted
         predicted = predicted * scan.counted
     return joint_histogram(truth.numpy(), predicted.numpy(), classes)
-
-
-def _worth_a_look(labels: Tensor) -> list[int]:
-    """Of labels (N, H, W), the slice with the most structures in each third of the brain."""
-    structures = np.array([len(one.unique()) for one in labels])
-    candidates = np.flatnonzero(labels.flatten(1).any(1).numpy())
-    if not len(candidates):
-        candidates = np.arange(len(labels))
-    shown: list[int] = []
-    for third in np.array_split(candidates, _SHOWN):
-        if len(third):
-            best = np.argmax(structures[third])
-            shown.append(int(third[best]))
-    return shown
 
 
 def _mean_over(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:

@@ -109,7 +109,7 @@ REPLACED = (
         r"^trinat learn results\b",
         "trinat learn results --method factors --model models/shy",
     ),
-    (r"^trinat fuse-weights models/own\b", "trinat fuse-weights models/known"),
+    (r"^trinat fit models/own\b", "trinat fit models/known"),
     # The tiny network's results are all rejected.
     (r"^trinat report results\b", "trinat report --include-rejected results"),
     # The head of this page was segmented by the page's first lines; here a small one.

@@ -21,7 +21,7 @@ import {
 import { Template } from "../../pipelines/site/browser/prior.js";
 import { CHECKS, gradeBy } from "../../pipelines/site/browser/quality.js";
 import { Order } from "../../pipelines/site/browser/reversal.js";
-import { Site } from "../../pipelines/site/browser/site.js";
+import { secondsLeft, Site } from "../../pipelines/site/browser/site.js";
 import { NUMBERS, toBits } from "../../pipelines/site/browser/half.js";
 
 /** `restore` of values in one array, the classes of a voxel side by side. */
@@ -53,6 +53,15 @@ export function comparedWith(others, tookMs, processorTookMs) {
   const views = [{ name: "coronal", channels: 3 }];
   const model = { settings: { views, classes: ["background"] }, sessions };
   return compare(ort, /** @type {any} */ (model), async () => new ArrayBuffer(0));
+}
+
+/** What the page says of a scan at these times in seconds, with these shares done. */
+export function countdown(points) {
+  const job = { since: 0, share: 0, leastLeft: Infinity };
+  return points.map(([seconds, share]) => {
+    job.share = share;
+    return secondsLeft(job, 1000 * seconds);
+  });
 }
 
 export const allHalves = () => NUMBERS;

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 
 import pytest
 
-from trinat.segmentation.errors import reason_of
+from trinat.segmentation import errors
+from trinat.segmentation.errors import extra_remedy, reason_of
 
 
 @pytest.mark.parametrize(
@@ -39,6 +41,18 @@ def test_a_name_of_a_file_is_not_taken_for_want_of_memory() -> None:
         errno.ENOENT, "No such file or directory", "std::bad_alloc"
     )
     assert reason_of(error).startswith("std::bad_alloc: No such file or directory: ")
+
+
+def test_missing_packages_are_installed_by_a_command_that_works_where_it_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert extra_remedy("export") == "scripts/install export"
+    # Without a clone the packages themselves: pip knows no trinat.
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "segmentation/errors.py"))
+    command = extra_remedy("export")
+    assert command.startswith("pip install 'onnx>=")
+    assert "'onnxruntime>=" in command
+    assert "trinat" not in command
 
 
 def test_another_error_is_a_fault_of_ours() -> None:

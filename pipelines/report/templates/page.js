@@ -137,7 +137,7 @@
       const canvas = canvases[axis];
       canvas.width = width;
       canvas.height = height;
-      canvas.parentElement.style.flexGrow = width / height;
+      canvas.closest(".plane").style.flexGrow = width / height;
       const context = canvas.getContext("2d");
       const picture = context.createImageData(width, height);
       const show = viewer.querySelector("input[type=radio]:checked").value;

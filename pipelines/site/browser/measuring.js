@@ -1,5 +1,6 @@
 // What lies inside the skull, and the volumes of the brain as a whole.
 // The same as segmentation/inference/measuring.py, and find_inside of prediction.py.
+import { checkContinuity } from "./brightness.js";
 import { countOf, some } from "./evidence.js";
 import { findCut, onSphere, placesWhere } from "./field.js";
 import { AXES, moved, voxelMm3 } from "./grid.js";
@@ -99,6 +100,8 @@ export function whyNotMeasured(evidence, inside) {
   if (evennessOf(evidence, inside) > limits.even) {
     return "what is around the brain ends like a mask, not like a scalp";
   }
+  // A volume of slices that are lost or repeated is wrong by their thickness.
+  if (checkContinuity(evidence).length) return "slices are lost, repeated or shifted";
   return "";
 }
 

@@ -18,6 +18,10 @@ const STAGES = {
   grade: "writing",
 };
 
+// The share of the slices from which on their pace says how long the others take.
+const KNOWN_SHARE = 0.1;
+const MOST_GROWTH = 1.25;
+
 export class Site {
   /**
    * @param {Settings[]} models of the same structures; the first one is chosen
@@ -96,6 +100,7 @@ export class Site {
       began: 0,
       since: 0,
       share: 0,
+      leastLeft: Infinity,
       scan: null,
       values: null,
       labels: null,
@@ -251,11 +256,18 @@ function factsOf(job) {
   };
 }
 
-// By the slices that are done; null while none is.
-function secondsLeft({ since, share }) {
-  if (!share) return null;
-  const passed = (performance.now() - since) / 1000;
-  return Math.max(1, Math.round((passed / share) * (1 - share)));
+/**
+ * By the slices that are done; null while they are too few to tell. A figure is at most a quarter
+ * larger than the smallest one before: people plan by it.
+ * @param {{ since: number, share: number, leastLeft: number }} job
+ */
+export function secondsLeft(job, now = performance.now()) {
+  if (job.share < KNOWN_SHARE) return null;
+  const passed = (now - job.since) / 1000;
+  const expected = Math.max(1, Math.round((passed / job.share) * (1 - job.share)));
+  const left = Math.min(expected, Math.floor(job.leastLeft * MOST_GROWTH));
+  job.leastLeft = Math.min(job.leastLeft, left);
+  return left;
 }
 
 function detailOf(job) {

@@ -15,6 +15,8 @@ export const page = {
   // What the shown map has: the study's structures or its parcels. Whether parcels are wanted.
   structures: [],
   parcels: false,
+  // Whether surfaces of parcels are wanted in the colors of their thickness.
+  thickness: false,
   // The place of the chosen structure among them, from 1; 0 for none.
   structure: 0,
   picture: null,

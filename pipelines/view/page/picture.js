@@ -418,7 +418,7 @@ export class Picture {
       const vertices = new Float32Array(take(12 * points));
       const triangles = new Uint32Array(take(12 * faces));
       const { name } = this.structures[place - 1];
-      const color = new Uint8Array([...this.colors[place - 1], 255]);
+      const color = this._surfaceColor(place);
       const mesh = new niivue.NVMesh(vertices, triangles, name, color, 1, true, nv.gl);
       mesh.place = place;
       mesh.box = boxAround(vertices);
@@ -430,6 +430,24 @@ export class Picture {
     nv.updateGLVolume();
     nv.scene.crosshairPos = nv.mm2frac(this.at());
     nv.drawScene();
+  }
+
+  // Color the surfaces: `colorOf` returns [red, green, blue] by name, null keeps the usual ones.
+  colorSurfaces(colorOf) {
+    if (this.colorOf === colorOf) return;
+    this.colorOf = colorOf;
+    if (!this.solid) return;
+    for (const mesh of this.solid.meshes) {
+      mesh.rgba255 = this._surfaceColor(mesh.place);
+      mesh.updateMesh(this.solid.gl);
+    }
+    this.solid.drawScene();
+  }
+
+  _surfaceColor(place) {
+    const own = this.colors[place - 1];
+    const color = this.colorOf?.(this.structures[place - 1].name) ?? own;
+    return new Uint8Array([...color, 255]);
   }
 
   _solidLook() {

@@ -1,6 +1,19 @@
 // Made from pipelines/study/record.py by tests/pipelines/study/test_record.py.
 // deno-lint-ignore-file camelcase
 
+export interface CallosumResult {
+  grade?: string;
+  reasons?: string[];
+  volumes_mm3?: Record<string, number>;
+  total_mm3?: number;
+  area_mm2?: number | null;
+  length_mm?: number | null;
+  midline_mm?: number | null;
+  mean_thickness_mm?: number | null;
+  max_thickness_mm?: number | null;
+  thickness_mm?: number[];
+}
+
 export interface ParcelResult {
   freesurfer?: number;
   side?: "left" | "right";
@@ -51,6 +64,7 @@ export interface ScanResult {
   parcels?: Record<string, ParcelResult>;
   thickness?: Record<string, ThicknessResult>;
   thickness_doubts?: string[];
+  callosum?: CallosumResult | null;
   picture?: string;
   longitudinal?: TimePoint | null;
 }

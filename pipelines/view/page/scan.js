@@ -44,6 +44,7 @@ function fillScan() {
     detail.why,
     correctionOf(detail),
     ...(detail.result.notes || []),
+    ...(detail.unreadable || []),
   ];
   byId("why").textContent = reasons.filter(Boolean).join("; ");
   for (const kind of ["entropy", "mask"]) {

@@ -100,6 +100,8 @@ function linksOf(item) {
 }
 
 async function remove(item) {
+  const question = `Delete ${item.name} with its results? They cannot be restored.`;
+  if (!globalThis.confirm(question)) return;
   forgetScan();
   try {
     await ask(`${AT}/${item.id}`, { method: "DELETE" });

@@ -349,12 +349,20 @@ function factsOf(structure, place) {
     ["Of its side's cortex", percentOf(parcel?.share)],
     ["Left less right, of the mean of both", percentOf(parcel?.asymmetry)],
     ["Lobe", parcel?.lobe],
+    ["Thickness", thicknessOf(structure)],
     ["In the study", inStudy],
     ["Views agree", agreementOf(structure)?.toFixed(3)],
     ["IoU of samples", result.iou?.[name]?.toFixed(3)],
     ["Volume CV", result.volume_cv?.[name]?.toFixed(3)],
     ["Grade", gradeOf(structure)],
   ];
+}
+
+// Mean and standard deviation of a parcel's thickness; empty where it was not measured.
+function thicknessOf({ name }) {
+  const measured = page.detail?.result.thickness?.[name];
+  if (!isNumber(measured?.mm)) return "";
+  return `${measured.mm.toFixed(2)} mm (SD ${measured.std_mm.toFixed(2)})`;
 }
 
 const percentOf = (share) => isNumber(share) ? `${(100 * share).toFixed(1)} %` : "";

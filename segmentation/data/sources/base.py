@@ -78,43 +78,27 @@ class Exclusion:
 
 
 @dataclass(frozen=True)
-class TableRead:
-    """A dataset's own table of persons, and what users are to know of how it was read."""
-
-    path: Path
-    notes: tuple[str, ...]
-    doubts: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Listing:
-    """All that was found, in natural order; `advice` says what would make more of it.
+    """Subjects and exclusions that were found, in natural order.
 
-    A listing may have no subjects. `advice` is a sentence for the user, empty if there is none to
-    give. `tables` are the dataset's own tables of persons.
+    `advice` is a sentence for the user on how to get more of them, or empty.
     """
 
     subjects: tuple[Subject, ...]
     exclusions: tuple[Exclusion, ...] = ()
     advice: str = ""
-    tables: tuple[TableRead, ...] = ()
 
     @classmethod
-    def of(
-        cls,
-        found: Sequence[Subject | Exclusion | TableRead],
-        unlabelled: str = "",
-    ) -> Listing:
+    def of(cls, found: Sequence[Subject | Exclusion], unlabelled: str = "") -> Listing:
         """What was found; with the advice `unlabelled` if none of it has labels.
 
         The order of `found` is kept. `unlabelled` tells the user where labels would come from.
         """
         subjects = tuple(entry for entry in found if isinstance(entry, Subject))
         exclusions = tuple(entry for entry in found if isinstance(entry, Exclusion))
-        tables = tuple(entry for entry in found if isinstance(entry, TableRead))
         if any(subject.labels for subject in subjects):
             unlabelled = ""
-        return cls(subjects, exclusions, unlabelled, tables)
+        return cls(subjects, exclusions, unlabelled)
 
 
 @dataclass(frozen=True)
@@ -135,7 +119,7 @@ class SourceOptions:
     fold: FoldingTable | None = None
 
 
-Listed = Iterable[Subject | Exclusion | TableRead]
+Listed = Iterable[Subject | Exclusion]
 
 
 def _no_member(name: str) -> bool:
@@ -161,7 +145,8 @@ class Source:
 
     `partly_labelled`: scans without labels are usual among those with labels. `fixed_numbers`: the
     dataset has label numbers of its own, which no options change. `published_training`: of a
-    published division, the subjects that train; all others test.
+    published division, the subjects that train; all others test. `participants`: the name of the
+    dataset's own participants table in its folder.
     """
 
     find: Callable[[Path, SourceOptions], Listed]
@@ -173,6 +158,7 @@ class Source:
     partly_labelled: bool = False
     fixed_numbers: bool = False
     published_training: tuple[str, ...] = ()
+    participants: str = ""
 
 
 def search(root: Path, pattern: str, depth: int) -> Iterator[Path]:

@@ -11,14 +11,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from trinat.segmentation.data.people_table import read_people
 from trinat.segmentation.data.sources.base import (
     Exclusion,
     Listed,
     Source,
     SourceOptions,
     Subject,
-    TableRead,
     by_name,
     safe_name,
     without_suffix,
@@ -45,12 +43,6 @@ def _find(root: Path, options: SourceOptions) -> Listed:
     scans = by_name(anat_files(root, "T1w"))
     if not scans:
         return
-    table = root / "participants.tsv"
-    people = read_people(table)
-    persons = [_person_and_name(path) for path in scans]
-    matched = people.match(persons)
-    if people.facts:
-        yield TableRead(table, people.notes, people.doubts + matched.remarks)
     # The folders of derivatives: the one of that name, or all.
     derivatives = root / "derivatives"
     pipelines = []
@@ -79,7 +71,6 @@ def _find(root: Path, options: SourceOptions) -> Listed:
         labels: Path | None = None
         if pairs:
             image, labels = pairs.pop()
-        facts = matched.of(*_person_and_name(path))
         yield Subject(
             id=safe_name(name.removesuffix("_T1w")),
             person=f"sub-{own['sub']}",
@@ -89,16 +80,7 @@ def _find(root: Path, options: SourceOptions) -> Listed:
             extra=options.extra,
             ignore=options.ignore,
             fold=options.fold,
-            family=facts.family,
-            age=facts.age,
-            sex=facts.sex,
         )
-
-
-def _person_and_name(path: Path) -> tuple[str, str]:
-    """How a table of persons may call a scan: by the scan, or by its person."""
-    name = without_suffix(path)
-    return name, f"sub-{entities(name).get('sub', '')}"
 
 
 def anat_files(root: Path, suffix: str) -> Iterator[Path]:
@@ -236,4 +218,5 @@ SOURCE = Source(
     remedy="--root is a BIDS dataset",
     advice="no labels were found under derivatives/: only images for prediction can be prepared",
     partly_labelled=True,
+    participants="participants.tsv",
 )

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from trinat.segmentation.data.people import Facts
-from trinat.segmentation.data.people_table import read_people
 from trinat.segmentation.data.sources.base import (
     STRIPPED,
     Exclusion,
@@ -21,7 +18,6 @@ from trinat.segmentation.data.sources.base import (
     Source,
     SourceOptions,
     Subject,
-    TableRead,
     natural_order,
 )
 from trinat.segmentation.errors import ConfigError, DatasetError
@@ -46,6 +42,7 @@ FIRST_SCAN = {
     "1039": "1019",
 }
 
+_TABLE = "demographics.csv"
 _IMAGE_FOLDERS = ("", "training-images", "testing-images")
 _LABEL_FOLDERS = ("", "training-labels", "testing-labels")
 _IMAGE = re.compile(r"(?P<scan>\d{4})(?P<kind>|_3|_SS)\.nii(\.gz)?")
@@ -53,14 +50,6 @@ _LABELS = re.compile(r"(?P<scan>\d{4})(_3)?_glm\.nii(\.gz)?")
 # Endings of an image's name by what --image calls them, in the order of preference.
 _KINDS = {"head": "_3", "stripped": "_SS"}
 _PREFERENCE = ("_3", "_SS", "")
-
-
-@dataclass(frozen=True)
-class _Person:
-    """Who was scanned: a name, and what is known."""
-
-    name: str
-    facts: Facts
 
 
 def _find(root: Path, options: SourceOptions) -> Listed:
@@ -88,15 +77,12 @@ def _find(root: Path, options: SourceOptions) -> Listed:
     label_maps: dict[str, Path] = {}
     for path, match in _files(root, _LABEL_FOLDERS, _LABELS):
         _add(label_maps, match["scan"], path)
-    table = root / "demographics.csv"
-    read = read_people(table)
-    people: dict[str, _Person] = {}
-    if read.facts:
+    table = root / _TABLE
+    persons: dict[str, str] = {}
+    if table.is_file():
         columns = ("id", "Subject")
         for row in read_rows(table, required=columns, names=columns):
-            name = row["Subject"] or row["id"]
-            people[row["id"]] = _Person(name, read.facts.get(row["id"], Facts()))
-        yield TableRead(table, read.notes, read.doubts)
+            persons[row["id"]] = row["Subject"] or row["id"]
     fold = options.fold or load_folding(_NUMBERING)
     for scan in sorted({*images, *label_maps}, key=natural_order):
         image = images.get(scan)
@@ -109,7 +95,7 @@ def _find(root: Path, options: SourceOptions) -> Listed:
         if labels is None and folder is not None:
             yield Exclusion(scan, f"no label map in {folder.name}/", broken=True)
             continue
-        person = _person(scan, people)
+        person = _person(scan, persons)
         yield _subject(scan, image, labels, person, fold, options)
 
 
@@ -117,7 +103,7 @@ def _subject(
     scan: str,
     image: Path,
     labels: Path | None,
-    person: _Person,
+    person: str,
     fold: FoldingTable | None,
     options: SourceOptions,
 ) -> Subject:
@@ -125,15 +111,12 @@ def _subject(
     is_stripped = image.name.startswith(f"{scan}_SS.")
     return Subject(
         id=scan,
-        person=person.name,
+        person=person,
         image=image,
         labels=labels,
         extra=options.extra,
         ignore=options.ignore,
         fold=fold,
-        family=person.facts.family,
-        age=person.facts.age,
-        sex=person.facts.sex,
         licence=_LICENCE,
         note=STRIPPED if is_stripped else "",
     )
@@ -175,23 +158,17 @@ def _labels_folder(image: Path) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def _person(scan: str, people: Mapping[str, _Person]) -> _Person:
-    """Who it is: a second scan is of the same person as the first, whichever the table has.
+def _person(scan: str, persons: Mapping[str, str]) -> str:
+    """Return the name of a scan's person: a second scan belongs to the person of the first.
 
-    A scan that is not in the table has what is known from the person's other scan.
+    The table may name the person of either scan.
     """
     first_scan = FIRST_SCAN.get(scan, scan)
-    same_person = [first_scan]
-    for second, first in FIRST_SCAN.items():
-        if first == first_scan:
-            same_person.append(second)
-
-    # First scans have the lower numbers, so the person has the first scan's name.
-    for one in sorted(same_person):
-        if one in people:
-            facts = people[scan].facts if scan in people else people[one].facts
-            return _Person(people[one].name, facts)
-    return _Person(first_scan, Facts())
+    seconds = [second for second, first in FIRST_SCAN.items() if first == first_scan]
+    for one in (first_scan, *seconds):
+        if one in persons:
+            return persons[one]
+    return first_scan
 
 
 SOURCE = Source(
@@ -203,4 +180,5 @@ SOURCE = Source(
     "prepared",
     partly_labelled=True,
     published_training=TRAINING,
+    participants=_TABLE,
 )

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from trinat.segmentation.data.identity import Named, identify
-from trinat.segmentation.data.people_table import age_in, sex_in
 from trinat.segmentation.data.sources.base import (
     IMAGE_SUFFIXES,
     Exclusion,
@@ -20,6 +19,7 @@ from trinat.segmentation.data.sources.base import (
     without_suffix,
 )
 from trinat.segmentation.errors import DatasetError
+from trinat.segmentation.io.cells import age_in, sex_in
 from trinat.segmentation.io.files import read_rows
 from trinat.segmentation.labels.folding import (
     GENERATION_FIRST_OUTSIDE,

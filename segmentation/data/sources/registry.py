@@ -21,7 +21,6 @@ from trinat.segmentation.data.sources.base import (
     Listing,
     Source,
     SourceOptions,
-    TableRead,
 )
 from trinat.segmentation.errors import ConfigError, DatasetError
 
@@ -64,8 +63,7 @@ def list_subjects(
             remedy="leave out the folding table (fold), extra and ignore",
         )
     found = list(dataset.find(root, options))
-    is_empty = all(isinstance(entry, TableRead) for entry in found)
-    if is_empty and dataset.nothing:
+    if not found and dataset.nothing:
         raise DatasetError(dataset.nothing, where=root, remedy=dataset.remedy)
     listing = Listing.of(found, dataset.advice)
     # Names that differ in case alone are one file on some file systems.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
+GradeName = Literal["pass", "look", "reject"]
 Pair = tuple[float, float]
 # For checks that never reject.
 _NEVER = float("inf")
@@ -36,8 +38,8 @@ class Limits:
     is a limit beyond which a person looks, or a least size.
     """
 
-    # Mean Dice between views, of a structure and on average over structures; for models that were
-    # not calibrated.
+    # Mean Dice between views, of a structure and on average over structures; for models
+    # without limits of their own.
     agreement: Pair = (0.75, 0.55)
     # Adults' brains have 0.85 to 1.8 litres; half a head, or no head, has not.
     smallest_brain_mm3: Pair = (8.0e5, 5.0e5)

@@ -20,7 +20,12 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from natsort import natsorted
 
-from trinat.segmentation.errors import FormatError, InputError, IntegrityError
+from trinat.segmentation.errors import (
+    FormatError,
+    InputError,
+    IntegrityError,
+    extra_remedy,
+)
 from trinat.segmentation.io.dicom.parsing import (
     MAX_HEADER,
     START_LENGTH,
@@ -122,7 +127,7 @@ def opened(place: Path) -> Iterator[Container]:
         raise FormatError(
             "DICOM needs more packages",
             where=place,
-            remedy="pip install 'trinat[dicom]'",
+            remedy=extra_remedy("dicom"),
         ) from None
     if place.is_dir():
         yield _folder(place)

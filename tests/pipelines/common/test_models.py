@@ -33,8 +33,7 @@ def test_each_licence_is_printed_once_on_stderr(
     [
         "bundle MODEL --out joined",
         # These are refused for what is not there, once it has been said whose weights they are.
-        "fuse-weights MODEL --scans none --truth none",
-        "fit-odds MODEL --scans none --truth none --out own",
+        "fit MODEL --scans none --truth none",
         "suspects none --model MODEL",
         "explain none.nii.gz --structure left-hippocampus --model MODEL",
     ],

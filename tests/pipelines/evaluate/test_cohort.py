@@ -561,6 +561,21 @@ def test_sites_are_harmonised_beside_the_measured_volumes(tmp_path: Path) -> Non
     assert not (tmp_path / "out/harmonisation.csv").exists()
 
 
+def test_sites_that_cannot_be_harmonised_are_refused_before_voxels_are_read(
+    tmp_path: Path,
+) -> None:
+    maps(tmp_path, "sub-1", "sub-2", "sub-3", "sub-4")
+    (tmp_path / "participants.tsv").write_text(
+        "participant_id\tsite\n1\tA\n2\tA\n3\tB\n4\tB\n"
+    )
+    settings = CohortSettings(tmp_path, tmp_path / "out", harmonise="site", jobs=1)
+    measured: list[object] = []
+    with pytest.raises(EvaluationError) as caught:
+        report_cohort(settings, progress=lambda *result: measured.append(result))
+    assert "site A has 2 persons" in str(caught.value)
+    assert not measured
+
+
 def maps(root: Path, *names: str) -> None:
     for n, name in enumerate(names):
         path = root / f"{name}_dseg.nii.gz"

@@ -199,7 +199,12 @@ def test_whose_ages_the_norms_do_not_reach_is_named(
     [
         ("structure", "Hippo", "line 2: quicknat33 has no 'Hippo'"),
         ("sex", "X", "line 2: sex is F or M"),
-        ("m_mm3", "0", "line 2, m_mm3: '0' is not above 0"),
+        ("m_mm3", "0", "line 2, m_mm3: '0' is not from 0.001"),
+        ("m_mm3", "1e400", "line 2, m_mm3"),
+        ("l", "5000", "line 2, l"),
+        ("l", "-5000", "line 2, l"),
+        ("persons", "3.5", "line 2, persons"),
+        ("persons", "1e400", "line 2, persons"),
         ("s", "much", "line 2, s: 'much' is no number"),
         ("age", "99", "line 3: the ages of Brain-Stem, F do not rise"),
         ("intracranial_power", "0.1", "line 3: the head size or its power of Brain-S"),
@@ -213,6 +218,42 @@ def test_a_table_that_is_wrong_is_refused_with_its_line(
     rows.to_csv(tmp_path / "norms.tsv", sep="\t", index=False)
     with pytest.raises(ConfigError, match=said):
         read_norms(tmp_path / "norms.tsv", load_scheme("quicknat33"))
+
+
+def test_medians_that_could_be_thousands_are_refused(
+    table: Path, tmp_path: Path
+) -> None:
+    rows = pd.read_csv(table, sep="\t", dtype=str, keep_default_na=False)
+    rows["m_mm3"] = ["4.000", "4.123"] * (len(rows) // 2) + ["4"] * (len(rows) % 2)
+    rows.to_csv(tmp_path / "norms.tsv", sep="\t", index=False)
+    with pytest.raises(ConfigError) as caught:
+        read_norms(tmp_path / "norms.tsv", load_scheme("quicknat33"))
+    assert "thousands" in str(caught.value)
+
+
+def test_a_table_that_cannot_make_norms_is_refused_before_voxels_are_read(
+    settings: CohortSettings, tmp_path: Path
+) -> None:
+    few = {f"s{n:02d}": f"s{n:02d}\t\t\tcontrol\t" for n in range(10, 20)}
+    asked = people_of(settings, tmp_path / "people.tsv", few)
+    measured: list[object] = []
+    with pytest.raises(EvaluationError):
+        make_norms(
+            asked,
+            tmp_path / "norms.tsv",
+            "control",
+            lambda *result: measured.append(result),
+            lambda line: None,
+        )
+    with pytest.raises(ConfigError):  # patients and controls, and no --group
+        make_norms(
+            settings,
+            tmp_path / "norms.tsv",
+            None,
+            lambda *result: measured.append(result),
+            lambda line: None,
+        )
+    assert not measured
 
 
 def draw(seed: int, persons: int) -> Controls:

@@ -171,3 +171,19 @@ def test_what_has_been_corrected_and_what_is_graded_out_is_in_no_part_on_parcels
     assert set(parcels.subject) == {"b"}
     report_cohort(CohortSettings(out, tmp_path / "again", excluded=("look", "reject")))
     assert not (tmp_path / "again/parcels.csv").exists()
+
+
+def test_a_parcel_that_is_left_out_has_its_own_grade(tmp_path: Path) -> None:
+    names = [f"p{number}" for number in range(9)]
+    out = write_study(tmp_path / "out", names, with_parcels=names)
+    lines = []
+    for line in (out / "run.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        entry["result"]["grade"] = "pass"
+        entry["result"]["parcels"]["ctx-lh-insula"]["grade"] = "reject"
+        lines.append(json.dumps(entry))
+    (out / "run.jsonl").write_text("\n".join(lines) + "\n")
+    report_cohort(CohortSettings(out, tmp_path / "report", excluded=("reject",)))
+    left_out = pd.read_csv(tmp_path / "report/left_out.csv")
+    of_parcel = left_out[left_out.structure == "ctx-lh-insula"]
+    assert list(of_parcel.grade) == ["reject"] * 9

@@ -49,11 +49,12 @@ def test_other_files_may_lie_beside_outputs(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_run_was_writing_is_gone(tmp_path: Path) -> None:
+    with claimed(tmp_path, ["figures"]):
+        (tmp_path / "figures").mkdir()
+        (tmp_path / "figures" / "a.svg").touch()
     for folder in (tmp_path, tmp_path / "figures"):
-        folder.mkdir(exist_ok=True)
         (folder / ".trinat-0123456789abcdef.tmp").touch()
-    (tmp_path / "figures" / "a.svg").touch()
-    with claimed(tmp_path, ["figures"], within=["figures"], is_known=True):
+    with claimed(tmp_path, ["figures"], within=["figures"]):
         assert not list(tmp_path.rglob("*.tmp"))
 
 

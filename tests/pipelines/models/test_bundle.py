@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from helpers.overfitted import SMALL
 from helpers.small_model import save_parcels
 from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.models.bundle import bundle
-from trinat.segmentation.errors import ConfigError, ModelError, TrinatError
+from trinat.segmentation.errors import ConfigError, ModelError
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.models.checkpoint import load_model, save_model
 from trinat.segmentation.models.foreign import PORT_PREPROCESSING
@@ -177,9 +176,11 @@ def test_what_was_measured_of_one_model_holds_for_it_alone(tmp_path: Path) -> No
     one = model(tmp_path / "one", C, A, metrics={"dice": 0.7}, quality=measured)
     same = bundle([one], tmp_path / "same")
     assert (same.metrics, same.quality) == ({"dice": 0.7}, measured)
-    (tmp_path / "w.yaml").write_text("weights: {coronal: 1.0, axial: 3.0}\n")
-    weighted = bundle([one], tmp_path / "weighted", weights=tmp_path / "w.yaml")
-    assert (weighted.metrics, weighted.quality) == ({}, measured)
+    fitted = model(
+        tmp_path / "fitted", C, metrics={"dice": 0.7}, fusion=Fusion(mean="geometric")
+    )
+    other = bundle([fitted], tmp_path / "other", default_weights=True)
+    assert (other.metrics, other.fusion) == ({}, Fusion())
     joined = bundle([one, model(tmp_path / "s", S)], tmp_path / "joined")
     assert (joined.metrics, joined.quality) == ({}, None)
 
@@ -215,35 +216,11 @@ def test_each_view_keeps_its_slices(tmp_path: Path) -> None:
     assert info.preprocessing.slice_axes(A) == PORT_PREPROCESSING.slice_axes(A)
 
 
-def test_weights_come_from_a_file(three: list[Path], tmp_path: Path) -> None:
-    content = {
-        "weights": {"coronal": 2.0, "axial": 1.0, "sagittal": 1.0},
-        "per_class": {"Brain-Stem": {"sagittal": 1.0}},
-    }
-    (tmp_path / "w.yaml").write_text(yaml.safe_dump(content))
-    bundle(three, tmp_path / "out", weights=tmp_path / "w.yaml")
-    joined = load_model(tmp_path / "out")
-    weights = joined.fusion_weights(View)
-    stem = joined.scheme.names.index("Brain-Stem")
-    assert weights[:, 1].tolist() == [0.5, 0.25, 0.25]
-    assert weights[:, stem].tolist() == [0, 0, 1]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({"per_class": {"Nose": {"axial": 1}}}, "Nose is no structure"),
-        ({"weights": {"axial": -1}}, r"w\.yaml: weights\.axial"),
-        ({"weight": {}}, "weight: there is no such setting"),
-        ({"weights": {"coronal": 0, "axial": 0, "sagittal": 0}}, "have no weight"),
-    ],
-)
-def test_weights_that_do_not_hold_are_refused(
-    three: list[Path], tmp_path: Path, content: dict[str, Any], message: str
-) -> None:
-    (tmp_path / "w.yaml").write_text(yaml.safe_dump(content))
-    with pytest.raises(TrinatError, match=message):
-        bundle(three, tmp_path / "out", weights=tmp_path / "w.yaml")
+def test_views_without_any_weight_are_refused(tmp_path: Path) -> None:
+    fusion = Fusion(weights={S: 1.0})
+    sources = [model(tmp_path / view.value, view, fusion=fusion) for view in (C, A)]
+    with pytest.raises(ModelError, match="have no weight"):
+        bundle(sources, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -255,9 +232,9 @@ def test_weights_that_differ_are_not_chosen_from_in_silence(tmp_path: Path) -> N
     ]
     assert bundle(sources, tmp_path / "out").fusion == fitted
     sources.append(model(tmp_path / "s", S))
-    with pytest.raises(ConfigError, match=r"joins its views otherwise.*--weights"):
+    with pytest.raises(ConfigError, match="--default-weights"):
         bundle(sources, tmp_path / "all")
-    assert bundle(sources, tmp_path / "all", weights="default").fusion == Fusion()
+    assert bundle(sources, tmp_path / "all", default_weights=True).fusion == Fusion()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""trinat fit-odds: a structure that a model draws too small gets its size, without training."""
+"""Odds of structures: a structure that a model draws too small gets its size."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.models.fit_odds import fit_model_odds
-from trinat.pipelines.models.settings import OddsSettings
-from trinat.segmentation.errors import ConfigError, EvaluationError, ModelError
+from trinat.pipelines.models.fit import Fitted, fit
+from trinat.pipelines.models.settings import FitSettings
+from trinat.segmentation.errors import (
+    ConfigError,
+    EvaluationError,
+    ModelError,
+    TrinatError,
+)
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.metrics.pair import evaluate
@@ -70,7 +75,8 @@ def test_the_cortex_gets_its_size(
 ) -> None:
     before = {path.name: path.read_bytes() for path in shy.iterdir()}
     out = tmp_path / "fitted"
-    words = ["fit-odds", str(shy), "--scans", str(data / "scans"), "--out", str(out)]
+    words = ["fit", str(shy), "--scans", str(data / "scans"), "--out", str(out)]
+    words += ["--only", "odds"]
     if numbering is None:
         words += ["--truth", str(data / "truth")]
     else:
@@ -105,75 +111,75 @@ def test_odds_that_the_model_has_are_tried_like_others_and_replaced(
         not_predicted=model.info.not_predicted,
         fusion=Fusion(class_odds=own),
     )
-    save_model(tmp_path / "shyer", description, model.networks)
+    save_model(tmp_path / "models/shyer", description, model.networks)
     found = {}
-    for name, folder in (("shy", shy), ("shyer", tmp_path / "shyer")):
-        settings = OddsSettings(
-            str(folder),
-            data / "scans",
-            data / "truth",
-            tmp_path / f"from-{name}",
-            device="cpu",
-        )
-        found[name] = fit_model_odds(settings)
-    assert found["shyer"].odds == found["shy"].odds
-    assert found["shyer"].after == found["shy"].after
-    assert np.mean(found["shyer"].before) < np.mean(found["shy"].before)
+    for name, folder in (("shy", shy), ("shyer", tmp_path / "models/shyer")):
+        found[name] = fit_odds(folder, data / "scans", data / "truth", tmp_path / name)
+    odds = {name: of.model.info.fusion.class_odds for name, of in found.items()}
+    assert odds["shyer"] == odds["shy"]
+    figures = {name: of.model.info.metrics["class_odds"] for name, of in found.items()}
+    assert figures["shyer"]["mean_dice_after"] == figures["shy"]["mean_dice_after"]
+    assert figures["shyer"]["mean_dice_before"] < figures["shy"]["mean_dice_before"]
+
+
+def fit_odds(model: Path, scans: Path, truth: Path, out: Path) -> Fitted:
+    settings = FitSettings(str(model), scans, truth, out, only="odds", device="cpu")
+    return fit(settings)
 
 
 def test_no_model_is_written_where_too_little_is_gained(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    logged: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("trinat.pipelines.models.fit_odds.WORTHWHILE", 2.0)
-    said: list[str] = []
+    monkeypatch.setattr("trinat.pipelines.models.held_out.WORTHWHILE", 2.0)
     (tmp_path / "truth").mkdir()
     for name in ("sub-01", "sub-02"):
         path = data / f"truth/{name}_dseg.nii.gz"
         (tmp_path / "truth" / path.name).write_bytes(path.read_bytes())
     broken = tmp_path / "truth/sub-02_dseg.nii.gz"
     broken.write_bytes(broken.read_bytes()[:-50])
-    settings = OddsSettings(
+    settings = FitSettings(
         str(overfitted_model()),
         data / "scans",
         tmp_path / "truth",
         tmp_path / "fitted",
+        only="odds",
         device="cpu",
     )
-    found = fit_model_odds(settings, said.append)
+    found = fit(settings)
     assert found.exit is Exit.SOME_FAILED
-    assert not found.held_out
-    assert not found.better
+    assert not found.changed
     assert not (tmp_path / "fitted").exists()
-    assert any(line.startswith("not used: sub-02") for line in said)
+    assert "fitted to this very person" in "\n".join(found.lines)
+    assert any(line.startswith("not used: sub-02") for line in logged.messages)
 
 
 def test_what_cannot_work_is_refused(data: Path, tmp_path: Path) -> None:
-    def fit(model: Path, truth: Path, out: Path) -> None:
-        fit_model_odds(
-            OddsSettings(str(model), data / "scans", truth, out, device="cpu")
-        )
+    def refused(model: Path, truth: Path, out: Path) -> TrinatError:
+        with pytest.raises(TrinatError) as caught:
+            fit_odds(model, data / "scans", truth, out)
+        return caught.value
 
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes/a.txt").write_text("mine")
-    with pytest.raises(ModelError, match="is there already, and is no model"):
-        fit(random_model(), data / "truth", tmp_path / "notes")
+    error = refused(random_model(), data / "truth", tmp_path / "notes")
+    assert (type(error), error.where) == (ModelError, str(tmp_path / "notes"))
 
     network = load_model(random_model()).networks[View.SAGITTAL]
     save_model(tmp_path / "one", Description(name="one"), {View.SAGITTAL: network})
-    with pytest.raises(ConfigError, match="do not tell left from right"):
-        fit(tmp_path / "one", data / "truth", tmp_path / "out")
+    error = refused(tmp_path / "one", data / "truth", tmp_path / "out")
+    assert (type(error), error.where) == (ConfigError, str(tmp_path / "one"))
+    assert "left from right" in error.what
 
     write_nifti(
         tmp_path / "empty/sub-01_dseg.nii.gz", np.zeros_like(head_labels()), "PSR"
     )
-    with pytest.raises(EvaluationError, match=r"no scan can be used.*has nothing of"):
-        fit(random_model(), tmp_path / "empty", tmp_path / "out")
+    error = refused(random_model(), tmp_path / "empty", tmp_path / "out")
+    assert type(error) is EvaluationError
+    assert "--numbering" in error.remedy
+
+    error = refused(random_model(), data / "truth", tmp_path / "my model")
+    assert type(error) is ConfigError
     assert not (tmp_path / "out").exists()
-
-
-def test_it_is_said_what_a_model_may_be_called(data: Path, tmp_path: Path) -> None:
-    settings = OddsSettings(
-        str(random_model()), data / "scans", data / "truth", tmp_path / "my model"
-    )
-    with pytest.raises(ConfigError, match="'my model' is no name: use letters, digits"):
-        fit_model_odds(settings)

@@ -1,4 +1,4 @@
-"""Scans and truths that are fitted to: what is guessed and what is doubted is said."""
+"""Scans with truth: guessed and doubtful pairs are named, truths of another head refused."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.files import touch
+from helpers.overfitted import random_model
 
 from trinat.pipelines.models.scans_with_truth import (
     pair_scans,
@@ -14,28 +15,28 @@ from trinat.pipelines.models.scans_with_truth import (
     without_partner,
 )
 from trinat.segmentation.errors import EvaluationError
-from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.metrics.overlap import joint_histogram
+from trinat.segmentation.models.checkpoint import load_model
 
 
-def test_a_pair_of_which_one_side_says_less_is_named(tmp_path: Path) -> None:
+def test_a_pair_of_which_one_side_says_less_is_named(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
     scans = touch(tmp_path / "scans", "sub-01_ses-2_T1w.nii")
     truths = touch(tmp_path / "truths", "sub-01_dseg.nii")
-    said: list[str] = []
-    assert len(pair_scans(scans, truths, said.append).pairs) == 1
-    (line,) = said
+    assert len(pair_scans(scans, truths).pairs) == 1
+    (line,) = logged.messages
     assert line.startswith("check it: sub-01_dseg.nii is compared with sub-01_ses-2")
 
 
 def test_pairs_by_name_need_no_check_and_others_say_why_they_have_none(
-    tmp_path: Path,
+    tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     scans = touch(tmp_path / "scans", "sub-01_ses-1.nii", "sub-01_ses-2.nii", "b.nii")
     truths = touch(tmp_path / "truths", "sub-01.nii", "sub-01_ses-1.nii", "c.nii")
-    said: list[str] = []
-    pairing = pair_scans(scans, truths, said.append)
+    pairing = pair_scans(scans, truths)
     assert [pair.truth.name for pair in pairing.pairs] == ["sub-01_ses-1"]
-    assert said == []
+    assert logged.messages == []
     doubtful, other = without_partner(pairing, pairing.truths_alone, "scan")
     if doubtful.startswith("c"):
         doubtful, other = other, doubtful
@@ -46,7 +47,8 @@ def test_pairs_by_name_need_no_check_and_others_say_why_they_have_none(
 
 
 def test_a_truth_of_another_head_is_refused_and_exchanged_sides_are_named() -> None:
-    scheme = load_scheme("quicknat33")
+    model = load_model(random_model())
+    scheme = model.scheme
     left, right = (
         scheme.names.index(f"{side}-Hippocampus") for side in ("Left", "Right")
     )
@@ -57,24 +59,24 @@ def test_a_truth_of_another_head_is_refused_and_exchanged_sides_are_named() -> N
     def joint(true: np.ndarray) -> np.ndarray:
         return joint_histogram(true, found, len(scheme))
 
-    refuse_another_head([joint(found)], scheme, [0], where)
+    refuse_another_head([joint(found)], model, where)
     # 3 of 10 voxels agree in each structure.
     strange = joint(np.roll(found, 7))
     with pytest.raises(
         EvaluationError, match=r"Dice of 0\.30, and 0\.5 is needed: check"
     ):
-        refuse_another_head([strange], scheme, [0], where)
+        refuse_another_head([strange], model, where)
     # Of several views that which sees most counts.
-    refuse_another_head([strange, joint(found)], scheme, [0], where)
+    refuse_another_head([strange, joint(found)], model, where)
     mirrored = joint(np.repeat([0, right, left, stem], 10)[None, None])
     # Of three structures the brain stem alone agrees.
     with pytest.raises(EvaluationError, match=r"0\.33, .*; with left .* it is 1\.00"):
-        refuse_another_head([mirrored], scheme, [0], where)
+        refuse_another_head([mirrored], model, where)
 
 
 def test_structures_that_are_not_in_the_truth_are_no_sign_of_another_head() -> None:
-    scheme = load_scheme("quicknat33")
+    model = load_model(random_model())
     found = np.repeat([0, 1, 2, 3, 4], 10)[None, None]
     true = np.where(found == 4, 4, 0)
-    joint = joint_histogram(true, found, len(scheme))
-    refuse_another_head([joint], scheme, [0], Path("truth.nii"))
+    joint = joint_histogram(true, found, len(model.scheme))
+    refuse_another_head([joint], model, Path("truth.nii"))

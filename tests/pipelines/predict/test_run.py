@@ -26,10 +26,12 @@ from helpers.serial import (
 )
 
 from trinat.pipelines.common.exits import Exit
+from trinat.pipelines.predict.engine import SerialEngine
 from trinat.pipelines.predict.run import Listener, merge, predict
 from trinat.pipelines.predict.settings import PredictRequest, Shard
+from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.ledger import read_entries
-from trinat.segmentation.errors import ConfigError, InputError
+from trinat.segmentation.errors import ConfigError, InputError, OutputError
 from trinat.segmentation.io.files import sha256_of
 
 
@@ -342,3 +344,50 @@ def test_what_was_not_taken_is_said_also_where_nothing_is_left(tmp_path: Path) -
     with pytest.raises(InputError, match="nothing to segment"):
         predict(request, Listener(on_remark=said.append))
     assert said == ["fsaverage: not segmented, since it is a template, not a person"]
+
+
+def predict_heard(scans: Path, out: Path, on_entry: Callable[[Entry], None]) -> None:
+    request = PredictRequest(
+        [str(scans)],
+        out,
+        model=str(random_model()),
+        engine=SerialEngine,
+        threads=1,
+        output=QUICK,
+    )
+    predict(request, Listener(on_entry=on_entry))
+
+
+def test_tables_grow_while_a_run_goes_on(tmp_path: Path) -> None:
+    scans = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz")
+    out = tmp_path / "out"
+    seen: list[list[str]] = []
+
+    def look(entry: Entry) -> None:
+        rows = []
+        for name in ("volumes.tsv", "qc.tsv"):
+            if (out / name).is_file():
+                rows += [row["case"] for row in table(out / name)]
+        seen.append(rows)
+
+    predict_heard(scans, out, look)
+    assert seen == [[], ["a", "a"]]
+    assert [row["case"] for row in table(out / "volumes.tsv")] == ["a", "b"]
+
+
+def test_a_table_that_is_edited_during_a_run_is_refused_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trinat.pipelines.predict.run._LEAST_PAUSE_S", 0)
+    monkeypatch.setattr("trinat.pipelines.predict.run._PAUSE_RATIO", 0)
+    scans = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz", "c.nii.gz")
+    out = tmp_path / "out"
+
+    def edit(entry: Entry) -> None:
+        if (out / "volumes.tsv").is_file():
+            (out / "volumes.tsv").write_text("mine")
+
+    with pytest.raises(OutputError):
+        predict_heard(scans, out, edit)
+    assert (out / "volumes.tsv").read_text() == "mine"
+    assert list(statuses(out).values()) == ["done", "done", "done"]

@@ -250,6 +250,7 @@ def test_bids_in_gives_bids_out_that_the_validator_takes(tmp_path: Path) -> None
         stats=True,
         probabilities=True,
         tissues=True,
+        callosum=True,
         fmriprep=True,
     )
     run_serially(raw, out, output=output)
@@ -394,6 +395,33 @@ def test_thickness_without_parcels_is_refused(tmp_path: Path) -> None:
         run_serially(
             scans, tmp_path / "out", output=replace(QUICK, thickness=True, stats=True)
         )
+
+
+def test_the_callosum_is_a_map_of_its_own_and_a_table(tmp_path: Path) -> None:
+    scans = write_heads(tmp_path / "in", "a.nii.gz")
+    model = str(overfitted_model())
+    run_serially(scans, tmp_path / "plain", model=model)
+    output = replace(QUICK, callosum=True, stats=True)
+    run_serially(scans, tmp_path / "out", output=output, model=model)
+    structures = tmp_path / "out/a_dseg.nii.gz"
+    assert structures.read_bytes() == (tmp_path / "plain/a_dseg.nii.gz").read_bytes()
+    labels = np.asarray(nib.load(structures).dataobj)
+    callosum = np.asarray(nib.load(tmp_path / "out/a_callosum.nii.gz").dataobj)
+    is_callosum = callosum > 0
+    assert set(np.unique(callosum)) <= {0, 251, 252, 253, 254, 255}
+    assert np.isin(labels[is_callosum], (2, 41)).all()
+    [row] = table(tmp_path / "out/callosum.tsv")
+    assert float(row["total_mm3"]) == is_callosum.sum()
+    assert float(row["CC_Anterior_mm3"]) == (callosum == 255).sum()
+    assert row["grade"] in ("pass", "look", "reject")
+    [volumes] = table(tmp_path / "out/volumes.tsv")
+    assert float(volumes["CorpusCallosum_mm3"]) == is_callosum.sum()
+    numbers = {row["index"] for row in table(tmp_path / "out/callosum_labels.tsv")}
+    assert numbers == {"0", "251", "252", "253", "254", "255"}
+    lines = (tmp_path / "out/a_aseg.stats").read_text().splitlines()
+    rows = [line.split() for line in lines if not line.startswith("#")]
+    of_stats = {int(fields[1]): int(fields[2]) for fields in rows}
+    assert of_stats[255] == (callosum == 255).sum()
 
 
 def test_parcels_of_the_raters_have_their_own_numbers_and_names(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -76,12 +75,6 @@ def test_a_store_says_whose_csf_it_has(tmp_path: Path) -> None:
     truth = SCHEME.from_freesurfer(head_labels())
     brain = truth > 0
     np.testing.assert_array_equal(head_in(labels, truth)[brain], truth[brain])
-
-
-def test_a_store_without_it_does_not_speak_of_csf(tmp_path: Path) -> None:
-    _, _, settings = build("freesurfer", tmp_path / "in")
-    prepare("freesurfer", tmp_path / "in", tmp_path / "out", **settings)
-    assert "csf" not in json.loads((tmp_path / "out/store.json").read_text())
 
 
 def test_a_model_that_has_no_such_csf_is_refused(tmp_path: Path) -> None:

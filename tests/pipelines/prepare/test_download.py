@@ -1,7 +1,4 @@
-"""Files downloaded are those that were meant, also from a server that cuts, stalls, drips and lies.
-
-By checksums, sizes, mirrors, and what is there already.
-"""
+"""Downloaded files are complete and right, also from a server that cuts, stalls and lies."""
 
 from __future__ import annotations
 
@@ -10,13 +7,12 @@ import fcntl
 import hashlib
 import json
 import threading
-import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 from helpers.downloads import CONTENT, MD5, cut_after, honest, remote, unmeasured
-from helpers.loopback import Behaviour, Handler, Server
+from helpers.loopback import Behaviour, Handler, Server, cut
 
 from trinat.pipelines.prepare.catalogue import archives_of, load_catalogue
 from trinat.pipelines.prepare.download import CHECKSUMS, Policy, SafeRedirects, fetch
@@ -261,7 +257,18 @@ def test_a_broken_connection_is_resumed_where_it_broke(
     url = server.plays(cut_after(1000), cut_after(500), honest)
     assert fetch(remote(url), tmp_path, policy=policy).path.read_bytes() == CONTENT
     assert server.ranges == [None, "bytes=1000-", "bytes=1500-"]
-    assert pauses == [1.0, 1.0], "an attempt that brought bytes starts the count anew"
+    assert pauses == [1.0, 2.0]
+
+
+def test_an_attempt_that_received_a_megabyte_resets_the_count(
+    server: Server, policy: Policy, pauses: list[float], tmp_path: Path
+) -> None:
+    content = CONTENT * 500
+    md5 = hashlib.md5(content).hexdigest()
+    parts = [lambda h, end=end: cut(h, content, end) for end in (2 << 20,) * 2]
+    url = server.plays(*parts, lambda h: honest(h, content))
+    assert fetch(remote(url, md5=md5), tmp_path, policy=policy).checksum == f"md5 {md5}"
+    assert pauses == [1.0, 1.0]
 
 
 def test_a_later_run_resumes_what_an_earlier_one_left(
@@ -391,31 +398,6 @@ def test_a_body_without_a_length_is_held_to_the_known_size(
     assert got.path.read_bytes() == CONTENT
 
 
-def in_chunks(h: Handler, content: bytes) -> None:
-    h.protocol_version = "HTTP/1.1"
-    h.close_connection = True
-    h.send_response(200)
-    h.send_header("Transfer-Encoding", "chunked")
-    h.end_headers()
-    for start in range(0, len(content), 1000):
-        block = content[start : start + 1000]
-        h.wfile.write(b"%x\r\n%b\r\n" % (len(block), block))
-
-
-def test_a_reply_in_chunks_is_whole_when_its_last_one_came(
-    server: Server, policy: Policy, tmp_path: Path
-) -> None:
-    def whole(h: Handler) -> None:
-        in_chunks(h, CONTENT)
-        h.wfile.write(b"0\r\n\r\n")
-
-    url = server.plays(lambda h: in_chunks(h, CONTENT[:5000]), whole)
-    assert (
-        fetch(remote(url, md5=None), tmp_path, policy=policy).path.read_bytes()
-        == CONTENT
-    )
-
-
 def test_a_body_without_end_does_not_fill_the_disk(
     server: Server, policy: Policy, tmp_path: Path
 ) -> None:
@@ -435,62 +417,6 @@ def test_a_body_without_end_does_not_fill_the_disk(
     ):
         fetch(file, tmp_path, policy=policy)
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 0
-
-
-def dripping(start: bytes, drop: bytes) -> Behaviour:
-    """Send the start at once, and a drop every 50 ms: each within the timeout of a socket."""
-
-    def answer(h: Handler) -> None:
-        with contextlib.suppress(OSError):
-            h.wfile.write(start)
-            for _ in range(200):
-                h.wfile.write(drop)
-                time.sleep(0.05)
-
-    return answer
-
-
-@pytest.mark.parametrize(
-    ("start", "drop", "reason"),
-    [
-        (
-            b"HTTP/1.1 200 OK\r\nContent-Length: 10240\r\n\r\n",
-            b"ab",
-            "fewer than 1000 bytes a sec",
-        ),
-        (b"HTTP/1.1 200 OK\r\nX-Name: ", b"ab", "timed out|no data came in time"),
-        (
-            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;",
-            b"ab",
-            "no data came in time",
-        ),
-    ],
-    ids=["body", "header", "size of a chunk"],
-)
-def test_a_server_that_drips_is_given_up(
-    server: Server,
-    policy: Policy,
-    tmp_path: Path,
-    start: bytes,
-    drop: bytes,
-    reason: str,
-) -> None:
-    url = server.plays(dripping(start, drop))
-    begun = time.monotonic()
-    with pytest.raises(DownloadError, match=rf"gave up after 3 attempts .*({reason})"):
-        fetch(remote(url), tmp_path, policy=policy)
-    assert time.monotonic() - begun < 5
-
-
-def test_a_server_that_hangs_up_after_each_byte_is_given_up(
-    server: Server, tmp_path: Path
-) -> None:
-    url = server.plays(cut_after(1))
-    policy = Policy(attempts=3, pause=lambda wait_s: time.sleep(0.05))
-    with pytest.raises(
-        DownloadError, match=r"gave up after 3 attempts .*broke at 3 of"
-    ):
-        fetch(remote(url), tmp_path, policy=policy)
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,10 @@ from trinat.segmentation.space.views import View
     ],
 )
 def test_a_licence_that_is_not_that_of_trinat_is_told(
-    model: str, told: list[str], tmp_path: Path
+    model: str, told: list[str], tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     cut = Cut(load_scheme("quicknat33"), (View.CORONAL,))
-    said: list[str] = []
     # It is told first: there is no scan here.
     with pytest.raises(InputError):
-        label_with_model(Listing.of([]), model, tmp_path / "labels", cut, said.append)
-    assert said == told
+        label_with_model(Listing.of([]), model, tmp_path / "labels", cut)
+    assert logged.messages == told

@@ -86,7 +86,9 @@ def test_what_was_filled_into_the_table_of_participants_stays(tmp_path: Path) ->
     assert again.fingerprint == store.fingerprint
 
 
-def test_a_person_who_was_mended_in_the_table_stays_mended(tmp_path: Path) -> None:
+def test_a_person_who_was_mended_in_the_table_stays_mended(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
     """Two visits whose names do not say that they are one person's."""
     for name in ("first", "second"):
         freesurfer_subject(tmp_path / "in", name)
@@ -97,13 +99,12 @@ def test_a_person_who_was_mended_in_the_table_stays_mended(tmp_path: Path) -> No
     table.write_text(
         "\n".join([f"{title}\tsite", *(f"{row}\tnorth" for row in rows)]) + "\n"
     )
-    said: list[str] = []
     config = PrepareConfig(source="freesurfer", root=tmp_path / "in", grid=GRID)
-    prepare_store(config, tmp_path / "out", say=said.append)
+    prepare_store(config, tmp_path / "out")
     persons = [entry.person for entry in Store(tmp_path / "out").participants]
     assert persons == ["first", "first"]
     assert table.read_text().splitlines()[1].endswith("\tnorth")
-    (line,) = [line for line in said if "of person" in line]
+    (line,) = [line for line in logged.messages if "of person" in line]
     assert line.startswith("second: of person first, as")
     assert line.endswith("to take second")
 

@@ -129,6 +129,7 @@ def test_a_cross_validation_of_the_published_training_part_leaves_the_test_part_
         (("--published",), "pairs has no published split"),
         (("--validation", "1"), "--validation without --published"),
         (("--published", "--kfold", "3", "--validation", "1"), "--validation"),
+        (("--kfold", "2"), "--kfold 2 leaves nobody to train"),
     ],
 )
 def test_a_published_split_is_asked_for_where_there_is_one(

@@ -8,8 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.miniatures import head_image, head_labels, write_nifti
-from helpers.prepared import GRID
+from helpers.miniatures import (
+    head_image,
+    head_labels,
+    malc_scan,
+    malc_table,
+    write_nifti,
+)
+from helpers.prepared import GRID, prepare
 
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.prepare.making import PrepareConfig, Summary, prepare_store
@@ -24,11 +30,53 @@ def pair(root: Path, name: str, *, seed: int = 0, shift: int = 0) -> None:
     write_nifti(root / f"labels/{name}.nii.gz", np.roll(labels, shift, 0))
 
 
+def facts_of(store: Store) -> list[tuple[object, ...]]:
+    return [(one.subject, one.age, one.sex) for one in store.participants]
+
+
+def test_the_challenge_s_own_table_says_who_the_subjects_are(tmp_path: Path) -> None:
+    for scan in ("1003", "1023", "1101"):
+        malc_scan(tmp_path / "in", scan)
+    # A second scan without a row has what is known of the person.
+    malc_table(tmp_path / "in", "1003,OAS1_0101,M,30", "1101,OAS1_0102,F,x")
+    _, store = prepare("malc", tmp_path / "in", tmp_path / "out")
+    assert facts_of(store) == [
+        ("1003", 30, "M"),
+        ("1023", 30, "M"),
+        ("1101", None, "F"),
+    ]
+
+
+def test_a_bids_dataset_s_participants_are_those_of_the_store(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    write_nifti(root / "sub-01/anat/sub-01_T1w.nii.gz", head_image(head_labels(0), 0))
+    (root / "participants.tsv").write_text(
+        "participant_id\tage\tsex\tfamily\nsub-01\t89+\tfemale\tF3\n"
+    )
+    _, store = prepare("bids", root, tmp_path / "out")
+    (one,) = store.participants
+    assert (one.age, one.sex, one.family) == (89, "F", "F3")
+
+
+def test_all_that_is_wrong_with_the_persons_of_a_store_is_said_at_once(
+    tmp_path: Path,
+) -> None:
+    for scan in ("1000", "1001"):
+        malc_scan(tmp_path / "in", scan)
+    _, store = prepare("malc", tmp_path / "in", tmp_path / "out")
+    (store.root / "participants.tsv").write_text(
+        "participant_id\tperson\tage\tsex\n1000\tA\t999\tF\n1001\tB\t61\tz\n"
+    )
+    with pytest.raises(DatasetError) as caught:
+        _ = Store(store.root).participants
+    assert "subject 1000, age: '999'" in str(caught.value)
+    assert "subject 1001, sex: 'z'" in str(caught.value)
+
+
 def made(
     root: Path, participants: Path | None = None, *, strict: bool = False
-) -> tuple[Summary, list[str]]:
-    """What preparing the pairs in `root` gives, and what it says."""
-    said: list[str] = []
+) -> Summary:
+    """Prepare the pairs in `root`."""
     config = PrepareConfig(
         source="pairs",
         root=root,
@@ -36,7 +84,7 @@ def made(
         participants=participants,
         strict=strict,
     )
-    return prepare_store(config, root / "store", say=said.append), said
+    return prepare_store(config, root / "store")
 
 
 def test_a_label_map_without_labels_fails(tmp_path: Path) -> None:
@@ -44,7 +92,7 @@ def test_a_label_map_without_labels_fails(tmp_path: Path) -> None:
     pair(tmp_path, "empty", seed=1)
     empty = np.zeros_like(head_labels())
     write_nifti(tmp_path / "labels/empty.nii.gz", empty)
-    summary, _ = made(tmp_path)
+    summary = made(tmp_path)
     assert summary.exit is Exit.SOME_FAILED
     reasons = {row.subject: row.reason for row in summary.rows}
     assert "has no structure of quicknat33" in reasons["empty"]
@@ -56,7 +104,7 @@ def test_labels_that_do_not_lie_on_their_scan_are_named_in_each_run(
 ) -> None:
     pair(tmp_path, "moved", shift=6)
     for _ in range(2):
-        summary, _ = made(tmp_path)
+        summary = made(tmp_path)
         (row,) = summary.rows
         assert row.status == "done"
         assert row.reason.startswith("the labels do not lie on the scan: they fit")
@@ -84,15 +132,17 @@ def test_a_table_of_pairs_whose_persons_would_be_lost_is_refused(
         prepare_store(config, tmp_path / "store")
 
 
-def test_copies_of_a_scan_are_named_and_stay_in_one_part(tmp_path: Path) -> None:
+def test_copies_of_a_scan_are_named_and_stay_in_one_part(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
     for number in range(6):
         pair(tmp_path, f"case_{number}", seed=number)
     for copy, kind in product(("a", "b"), ("images", "labels")):
         folder = tmp_path / kind
         shutil.copy(folder / "case_0.nii.gz", folder / f"{copy}.nii.gz")
-    _, said = made(tmp_path)
+    made(tmp_path)
     sentence = "a, b, case_0 have the same scan, byte for byte: they stay in one part"
-    assert sentence in said
+    assert sentence in logged.messages
     store = tmp_path / "store"
     for _, split in split_store(store, folds=3):
         in_test = {"a", "b", "case_0"} & set(split.test)
@@ -100,15 +150,17 @@ def test_copies_of_a_scan_are_named_and_stay_in_one_part(tmp_path: Path) -> None
     assert Store(store).copies == (sentence,)
 
 
-def test_a_table_that_is_given_is_of_these_persons(tmp_path: Path) -> None:
+def test_a_table_that_is_given_is_of_these_persons(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
     pair(tmp_path, "case_1")
     table = tmp_path / "people.tsv"
     table.write_text("participant_id\tage\nother\t61\n")
     with pytest.raises(DatasetError, match="0 of 1 persons are in the table"):
         made(tmp_path, table)
     table.write_text("participant_id\tage\ncase_01\t61\ncase_2\tx\n")
-    _, said = made(tmp_path, table)
-    assert said == ["people.tsv: row 3, age: 'x' is no number"]
+    made(tmp_path, table)
+    assert logged.messages == ["people.tsv: row 3, age: 'x' is no number"]
     (participant,) = Store(tmp_path / "store").participants
     assert participant.age == 61
     with pytest.raises(DatasetError, match="--strict"):

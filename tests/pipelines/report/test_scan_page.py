@@ -17,8 +17,8 @@ from helpers.browser import (
 from helpers.pages import rows_of
 
 from trinat.pipelines.report.scan_page import scan_page
+from trinat.pipelines.study.participants import Facts
 from trinat.pipelines.study.record import ScanResult
-from trinat.segmentation.data.people import Facts
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.measures import INTRACRANIAL

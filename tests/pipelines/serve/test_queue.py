@@ -12,8 +12,8 @@ from trinat.pipelines.serve.queue import FullError, Queue, Submission
 from trinat.pipelines.serve.queue_study import study_of
 from trinat.pipelines.serve.settings import ServiceSettings
 from trinat.pipelines.study.entry import Entry
+from trinat.pipelines.study.participants import Facts
 from trinat.pipelines.study.record import ScanResult
-from trinat.segmentation.data.people import Facts
 from trinat.segmentation.errors import DiskFullError, OutputError
 from trinat.segmentation.labels.scheme import load_scheme
 

@@ -127,6 +127,17 @@ def test_no_other_file_is_given(
     assert service.token not in reason(answer)
 
 
+def test_a_refusal_lists_the_results_that_the_scan_has(
+    service: Service, finished: str
+) -> None:
+    answer = service.client.get(f"{AT}/{finished}/aseg.mgz")
+    _, _, listed = reason(answer).partition("there are ")
+    names = listed.split(", ")
+    assert "labels.mgz" in names
+    for name in names:
+        assert service.client.get(f"{AT}/{finished}/{name}").status_code == 200
+
+
 @pytest.mark.parametrize("id", ["0" * 32, "x", "..", "%2e%2e%2ftoken", "0" * 33, "%00"])
 def test_an_id_that_was_never_given_is_not_found(service: Service, id: str) -> None:
     for answer in (

@@ -95,6 +95,11 @@ def test_a_scan_is_sent_and_its_labels_are_shown(tmp_path: Path) -> None:
                         "document.documentElement.scrollWidth <= innerWidth"
                     )
             for left in (1, 0):
+                # Asked first, and not deleted without a yes.
+                page.evaluate("globalThis.confirm = () => false")
+                page.evaluate("document.getElementById('delete').click()")
+                assert page.evaluate("document.getElementById('delete') !== null")
+                page.evaluate("globalThis.confirm = () => true")
                 page.evaluate("document.getElementById('delete').click()")
                 page.wait(f"document.querySelectorAll('.scan').length === {left}")
             assert not list((service.queue / "jobs").iterdir())

@@ -281,6 +281,13 @@ def test_a_graphics_card_counts_that_finds_the_same_and_sooner() -> None:
     }
 
 
+def test_a_countdown_never_grows_by_more_than_a_quarter() -> None:
+    """A slow view follows a quick one: 196 s, and then by its pace 313 s and more."""
+    points = [(1, 0.02), (60, 0.234), (110, 0.26), (200, 0.3), (300, 0.8), (400, 0.99)]
+    found = call(CALLABLE, "countdown", points)
+    assert found == [None, 196, 245, 245, 75, 4]
+
+
 def test_rows_are_grown_as_in_python() -> None:
     for first, end, length in [(3, 20, 64), (0, 5, 64), (60, 63, 64), (2, 30, 31)]:
         line = torch.zeros(length, dtype=torch.bool)

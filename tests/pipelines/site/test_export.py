@@ -12,6 +12,7 @@ import torch
 from helpers.overfitted import overfitted_model
 from helpers.small_model import network, save_small
 
+from trinat.pipelines.cli.models import export
 from trinat.pipelines.common import extras
 from trinat.pipelines.models.other_formats import export_model
 from trinat.pipelines.site import export as site
@@ -40,6 +41,17 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / "settings.json").write_text(json.dumps(settings))
 
     monkeypatch.setattr(site, "write_graphs", write_settings)
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_command_prints_the_folder_and_how_to_open_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site_folder = tmp_path / "my site"
+    export([str(save_small(tmp_path / "own"))], site_folder, "web")
+    printed = capsys.readouterr()
+    assert printed.out == f"{site_folder}\n"
+    assert f"trinat web '{site_folder}'" in printed.err
 
 
 @pytest.mark.usefixtures("quick")
@@ -233,10 +245,9 @@ def test_packages_that_are_missing_are_named(
 ) -> None:
     monkeypatch.setattr(extras, "find_spec", {"onnx": True}.get)
     own = str(save_small(tmp_path / "own"))
-    with pytest.raises(
-        ConfigError, match=r"onnxscript: pip install 'trinat\[export\]'"
-    ):
+    with pytest.raises(ConfigError, match="onnxscript") as caught:
         export_model([own], tmp_path / "out", format_=format_)
+    assert caught.value.remedy == "scripts/install export"
     assert not list(tmp_path.glob("out/[!.]*"))
 
 

@@ -243,6 +243,7 @@ def test_a_scan_is_given_up_and_the_next_one_is_done(
     page.choose("#file", path)
     page.wait("trinatSite.jobs[0]?.share > 0", _LIMIT_S)
     page.wait("!!document.getElementById('delete')")
+    page.evaluate("globalThis.confirm = () => true")
     page.evaluate("document.getElementById('delete').click()")
     page.wait("trinatSite.jobs.length === 0 && !trinatSite.current", _LIMIT_S)
     page.choose("#file", path)

@@ -117,6 +117,7 @@ def test_a_correction_is_saved_beside_its_result_with_what_was_changed(
     ]
     assert json.loads(sidecar_path(result).read_text()) == {
         "SHA256": sha256_of(found.path),
+        "MaskSHA256": sha256_of(mask_path(result)),
         "ResultSHA256": before,
         "ScanSHA256": "",
         "ChangedVoxels": 2,
@@ -211,6 +212,38 @@ def test_a_saving_that_was_cut_short_comes_again(result: Path) -> None:
     assert found.facts.sessions == (ANNA, BERTA)
 
 
+def test_a_saving_that_was_killed_between_mask_and_map_trains_nothing_wrong(
+    result: Path,
+) -> None:
+    """The new mask is in its place, and the old map and JSON are."""
+    save(result, painted(result, (0, 0, 0)), ANNA, result)
+    path, mask, sidecar = (
+        kind(result) for kind in (corrected_path, mask_path, sidecar_path)
+    )
+    old = {file: file.read_bytes() for file in (path, sidecar)}
+    save(result, painted(path, (0, 0, 1)), BERTA, path)
+    new_mask = mask.read_bytes()
+    for file, content in old.items():
+        file.write_bytes(content)
+    found = correction_of(result)
+    assert found
+    # The mask has (0, 0, 1), too, whose label is still that of the result.
+    assert np.argwhere(found.changed()).tolist() == [[0, 0, 0]]
+    mask.write_bytes(b"")
+    assert np.argwhere(found.changed()).tolist() == [[0, 0, 0]]
+    mask.write_bytes(new_mask)
+    # The same saving comes again, and what the killed one had prepared is gone.
+    left = result.parent / ".trinat-correction-0.tmp"
+    left.mkdir()
+    save(result, painted(path, (0, 0, 1)), BERTA, path)
+    found = correction_of(result)
+    assert found
+    assert found.facts
+    assert found.facts.sessions == (ANNA, BERTA)
+    assert np.argwhere(found.changed()).tolist() == [[0, 0, 0], [0, 0, 1]]
+    assert not left.exists()
+
+
 def test_a_label_map_from_elsewhere_is_a_correction_by_its_name(result: Path) -> None:
     corrected = painted(result, (0, 0, 0))
     turned = reoriented(corrected, "RAS")
@@ -230,7 +263,12 @@ def test_another_grid_is_refused(result: Path) -> None:
 
 def test_a_sidecar_that_is_none_is_named(result: Path) -> None:
     save(result, painted(result, (0, 0, 0)), ANNA, result)
-    sidecar_path(result).write_text("{}")
+    sidecar = sidecar_path(result)
+    said = json.loads(sidecar.read_text())
+    sidecar.write_text(json.dumps({**said, "Sessions": []}))
+    with pytest.raises(IntegrityError):
+        correction_of(result)
+    sidecar.write_text("{}")
     with pytest.raises(IntegrityError, match=r"_desc-corrected_dseg\.json"):
         correction_of(result)
 

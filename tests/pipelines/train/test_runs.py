@@ -19,10 +19,9 @@ from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.loop import StepReport
 from trinat.segmentation.training.state import Counters, State, write_state
-from trinat.segmentation.training.validation import Examples, Scores
+from trinat.segmentation.training.validation import Scores
 
 SCHEME = load_scheme("tissue4")
-BLANK = np.zeros((1, 1, 1), np.uint8)
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ def job(tmp_path: Path) -> Path:
 def scored(dice: float) -> Scores:
     """Two structures whose mean Dice is `dice`, and one that nobody has."""
     values = np.array([np.nan, dice - 0.1, dice + 0.1, np.nan])
-    return Scores(values, values / 2, Examples(BLANK.astype(np.float32), BLANK, BLANK))
+    return Scores(values, values / 2)
 
 
 def finish(job: Path, counters: Counters) -> None:

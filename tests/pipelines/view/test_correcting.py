@@ -171,6 +171,64 @@ def test_a_draft_outlives_its_tab_and_its_server(out: Path) -> None:
     assert not later.detail()["drafts"]
 
 
+@pytest.mark.parametrize("damage", ["", "cut", "voxels", "key", "scan"])
+def test_an_unreadable_draft_is_left_aside_and_named(out: Path, damage: str) -> None:
+    page = Page(out)
+    painted = changes(RIGHT_THALAMUS, (2, 3, 4))
+    assert page.keep(painted).status_code == 204
+    (path,) = out.rglob("*.draft")
+    content = path.read_bytes()
+    head, _, voxels = content.partition(b"\n")
+    path.write_bytes(
+        {
+            "": b"",
+            "cut": content[:20],
+            "voxels": content[:-1],
+            "key": head.replace(b'"minutes"', b'"hours"') + b"\n" + voxels,
+            "scan": head.replace(b'"anna"', b'"otto"') + b"\n" + voxels,
+        }[damage]
+    )
+    detail = page.ask("GET", "/v1/scans/0")
+    assert detail.status_code == 200
+    assert detail.json()["drafts"] == []
+    (said,) = detail.json()["unreadable"]
+    assert said.startswith(path.name)
+    answer = page.ask("GET", f"/v1/scans/0/drafts/{TAB}")
+    assert answer.status_code == 422
+    # The next draft of the tab takes its place.
+    assert page.keep(painted).status_code == 204
+    assert len(page.detail()["drafts"]) == 1
+
+
+def test_a_scan_whose_correction_has_an_unreadable_json_opens(out: Path) -> None:
+    page = Page(out)
+    page.save(changes(RIGHT_THALAMUS, (2, 3, 4)))
+    sidecar = sidecar_path(result(page, out))
+    said = json.loads(sidecar.read_text())
+    sidecar.write_text(json.dumps({**said, "Sessions": []}))
+    detail = page.detail()
+    assert detail["correction"] is None
+    (named,) = detail["unreadable"]
+    assert named.startswith(sidecar.name)
+
+
+@pytest.mark.parametrize("linked", ["drafts", ""])
+def test_a_folder_of_drafts_that_is_a_link_is_refused(
+    out: Path, tmp_path: Path, linked: str
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    folder = out / ".trinat-work" / linked
+    folder.parent.mkdir(exist_ok=True)
+    folder.symlink_to(elsewhere, target_is_directory=True)
+    page = Page(out)
+    answer = page.keep(changes(RIGHT_THALAMUS, (2, 3, 4)))
+    assert answer.status_code == 422
+    assert not list(elsewhere.iterdir())
+    (said,) = page.detail()["unreadable"]
+    assert said.startswith(folder.name)
+
+
 def test_two_tabs_of_one_person_have_a_draft_each(out: Path) -> None:
     one, two = Page(out), Page(out, tab=OTHER_TAB)
     one.keep(changes(RIGHT_THALAMUS, (2, 3, 4)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ def test_parcels_are_chosen_and_the_cross_hair_stays(
         pytest.skip("no Chromium")
     # The second scan has none; "a" is shown last, as it passes.
     out = write_study(tmp_path / "out", ["a", "b"], with_parcels=["a"])
+    _add_thickness(out)
     with served(out, monkeypatch) as address:
         page = Browser(chromium, webgl=True)
         try:
@@ -48,6 +50,8 @@ def test_parcels_are_chosen_and_the_cross_hair_stays(
             )
             for fact in ("2,048 mm³", "66.7 %", "insula", "0.850", "look"):
                 assert fact in card
+            assert "2.50 mm (SD 0.40)" in card
+            _color_by_thickness(page)
             # A parcel is not rated, a structure is.
             judged = "document.querySelectorAll('#structure-card .judge button').length"
             assert page.evaluate(judged) == 0
@@ -67,6 +71,37 @@ def test_parcels_are_chosen_and_the_cross_hair_stays(
             assert not page.problems
         finally:
             page.close()
+
+
+# The color of the insula's surface.
+_COLOR = (
+    "Array.from(trinatPicture.solid.meshes.find("
+    "mesh => mesh.name.includes('insula')).rgba255)"
+)
+
+
+def _add_thickness(out: Path) -> None:
+    """Let the results with parcels have the thickness of an insula."""
+    insula = {"side": "left", "mm": 2.5, "std_mm": 0.4, "area_mm2": 80, "mm3": 200}
+    lines = []
+    for line in (out / "run.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        if "parcels" in entry["result"]:
+            entry["result"]["thickness"] = {"ctx-lh-insula": insula}
+        lines.append(json.dumps(entry))
+    (out / "run.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def _color_by_thickness(page: Browser) -> None:
+    """Color the surface by thickness, and as before."""
+    thickness = "document.getElementById('thickness')"
+    assert not page.evaluate(f"{thickness}.hidden")
+    before = page.evaluate(_COLOR)
+    page.evaluate(f"{thickness}.click()")
+    # Half-way between 1.5 and 3.5 mm.
+    assert page.evaluate(_COLOR) == [33, 145, 140, 255]
+    page.evaluate(f"{thickness}.click()")
+    assert page.evaluate(_COLOR) == before
 
 
 def _whole(number: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import time
@@ -105,16 +104,6 @@ def test_statistics_are_those_of_the_volume(tmp_path: Path) -> None:
     assert sum(statistics.histogram) == 338
     # 64 bins to 1.5: 0.5 falls into bin 21, 0.2 into 8, 0.6 into 25.
     assert [n for n, count in enumerate(statistics.histogram) if count] == [8, 21, 25]
-
-
-def test_a_file_of_an_older_version_with_more_statistics_still_opens(
-    tmp_path: Path,
-) -> None:
-    expected = write(tmp_path / "s.h5").statistics
-    with h5py.File(tmp_path / "s.h5", "r+") as file:
-        older = {**json.loads(file.attrs["statistics"]), "class_stds": [0.1, 0.2]}
-        file.attrs["statistics"] = json.dumps(older)
-    assert SubjectFile(tmp_path / "s.h5").statistics == expected
 
 
 @given(arrays(np.float32, (3, 4, 5), elements=st.floats(-2, 50, width=32)))

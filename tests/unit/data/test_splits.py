@@ -17,7 +17,7 @@ from trinat.segmentation.data.splits import (
     make_split,
     read_split,
 )
-from trinat.segmentation.errors import DatasetError
+from trinat.segmentation.errors import ConfigError, DatasetError
 
 
 def people(count: int) -> list[Participant]:
@@ -120,8 +120,14 @@ def test_each_person_is_tested_once_over_the_folds() -> None:
 
 
 def test_two_folds_cannot_test_and_validate() -> None:
-    with pytest.raises(DatasetError, match="at least 3 folds"):
+    with pytest.raises(ConfigError) as caught:
         make_folds(people(9), 2, seed=0, store="S")
+    assert "--kfold 2" in str(caught.value)
+    assert caught.value.remedy == "give --kfold 3 or more"
+    halves = make_folds(people(9), 2, seed=0, store="S", validate=False)
+    assert [len(half.validation) for half in halves] == [0, 0]
+    with pytest.raises(ConfigError):
+        make_folds(people(9), 1, seed=0, store="S", validate=False)
 
 
 def test_folds_without_validation_train_all_but_the_tested() -> None:

@@ -174,10 +174,3 @@ def test_transforms_can_be_sent_to_another_process_after_use() -> None:
 def test_what_is_not_in_the_list_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         AugmentationConfig(transforms=(wrong,))  # type: ignore[arg-type]
-
-
-def test_settings_of_older_runs_without_artefacts_are_read() -> None:
-    read = AugmentationConfig.model_validate({"flip": 0, "artefacts": {}})
-    assert read == AugmentationConfig(flip=0)
-    with pytest.raises(ValidationError, match="name: RandomGhosting"):
-        AugmentationConfig.model_validate({"artefacts": {"ghosting": 0.1}})

@@ -1,4 +1,4 @@
-"""Weights fitted to probabilities whose worth is known beforehand."""
+"""Weights of views: which are tried, and on which voxels."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from helpers.fourclass import SCHEME
 from trinat.segmentation.inference.fusion import ViewAggregator
 from trinat.segmentation.inference.fusion_fit import (
     AmbiguousVoxels,
-    ViewLikelihoods,
     find_ambiguous,
-    fit_weights,
+    weights_to_try,
 )
 from trinat.segmentation.models.model_info import DEFAULT_WEIGHTS, Mean
 from trinat.segmentation.space.views import View, to_slices
@@ -39,79 +38,13 @@ def noise(classes: int, seed: int) -> torch.Tensor:
     return torch.randn((*SHAPE, classes), generator=generator).mul(3).softmax(-1)
 
 
-def evidence(
-    probabilities: dict[View, torch.Tensor], truth: np.ndarray
-) -> ViewLikelihoods:
-    ambiguous = find_ambiguous(truth, probabilities, SCHEME)
-    return ViewLikelihoods.of(ambiguous, SCHEME, np.random.default_rng(0))
-
-
-def test_views_that_are_equally_good_keep_the_default_weights() -> None:
-    truth = truth_of(0)
-    views = {C: sure(truth, 4, 0.6), A: sure(truth, 4, 0.6)}
-    views[S] = views[C] @ torch.eye(3)[torch.from_numpy(MERGED.copy())]
-    overall, by_class = fit_weights([evidence(views, truth)], SCHEME)
-    assert overall == pytest.approx(DEFAULT_WEIGHTS, abs=1e-4)
-    for view in View:
-        np.testing.assert_allclose(by_class[view], DEFAULT_WEIGHTS[view], atol=1e-4)
-
-
-@pytest.mark.parametrize("bad", list(View))
-def test_a_view_of_noise_is_hardly_believed(bad: View) -> None:
-    scans = []
-    for seed in range(4):
-        truth = truth_of(seed)
-        views = {
-            C: sure(truth, 4, 0.7),
-            A: sure(truth, 4, 0.7),
-            S: sure(MERGED[truth], 3, 0.7),
-        }
-        views[bad] = noise(views[bad].shape[-1], seed)
-        scans.append(evidence(views, truth))
-    overall, by_class = fit_weights(scans, SCHEME)
-    assert overall[bad] < 0.05
-    assert by_class[bad].max() < 0.05
-    assert sum(overall.values()) == pytest.approx(1)
-    np.testing.assert_allclose(np.sum(list(by_class.values()), axis=0), 1)
-
-
-def test_a_view_that_is_blind_to_one_structure_loses_weight_there_alone() -> None:
-    scans = []
-    for seed in range(6):
-        truth = truth_of(seed)
-        axial = sure(truth, 4, 0.7)
-        # B looks like background to the axial view.
-        axial[truth == 3] = sure(np.zeros_like(truth), 4, 0.7)[truth == 3]
-        scans.append(evidence({C: sure(truth, 4, 0.7), A: axial}, truth))
-    overall, by_class = fit_weights(scans, SCHEME)
-    assert by_class[A][3] < 0.15
-    assert by_class[A][1] == by_class[A][2] > overall[A] - 0.1
-    assert by_class[A][1] > 2 * by_class[A][3]
-
-
-def test_the_prior_by_hand() -> None:
-    # One voxel, background or B; only the coronal view sees B, where the axial one sees none.
-    likelihoods = (np.zeros((2, 0), np.float32),) * 2 + (
-        np.array([[1.0], [0.01]], np.float32),
-    )
-    overall, by_class = fit_weights([ViewLikelihoods((C, A), likelihoods)], SCHEME)
-    # w = (share + 0.1 / 2) / 1.1, with share = w / (w + 0.01 (1 - w)): w = 0.954, share 0.9995.
-    assert overall[C] == pytest.approx((0.9995 + 0.05) / 1.1, abs=1e-3)
-    # Then (1 + overall) / 2, in B alone.
-    assert by_class[C][3] == pytest.approx((1 + overall[C]) / 2, abs=1e-3)
-    assert by_class[C][0] == overall[C]
-
-
-def test_classes_that_were_never_taught_say_nothing() -> None:
-    truth = truth_of(0)
-    views = {C: sure(truth, 4, 0.7), A: noise(4, 1)}
-    found = ViewLikelihoods.of(
-        find_ambiguous(truth, views, SCHEME),
-        SCHEME,
-        np.random.default_rng(0),
-        without=[3],
-    )
-    assert [values.shape[1] > 0 for values in found.likelihoods] == [True, True, False]
+def test_weights_to_try_sum_to_1_and_leave_no_view_out() -> None:
+    of_three = weights_to_try((C, A, S))
+    # 10 steps in three parts of at least one: 9 * 8 / 2.
+    assert len(of_three) == 36
+    assert {C: 0.8, A: 0.1, S: 0.1} in of_three
+    assert all(sum(weights.values()) == pytest.approx(1) for weights in of_three)
+    assert len(weights_to_try((C, A))) == 9
 
 
 def random_views(seed: int) -> dict[View, torch.Tensor]:

@@ -72,6 +72,17 @@ def test_neither_can_one_that_was_stripped_with_a_margin() -> None:
     assert why == "the scan shows no skull"
 
 
+def test_neither_can_one_that_lost_slices() -> None:
+    # Each slice is brighter than the one below it.
+    sound = head().image.data + 0.004 * np.arange(80)
+    assert why_not_measured(with_image(sound), INSIDE, LIMITS) == ""
+    lost = np.concatenate(
+        [sound[:, :, :40], sound[:, :, 47:], sound[:, :, -7:]], axis=2
+    )
+    why = why_not_measured(with_image(lost), INSIDE, LIMITS)
+    assert why == "slices are lost, repeated or shifted"
+
+
 def scalp_over_skull() -> np.ndarray:
     """Fluid, dark bone of 4 mm, and a scalp that is 3 mm thick in front and 11 mm behind."""
     image = np.where(np.roll(ball(SHAPE, 36), -4, axis=1), 1.0, 0.0)

@@ -10,7 +10,7 @@ import torch
 from helpers.overfitted import miniature, overfitted_model
 from scipy import ndimage
 
-from trinat.pipelines.models.calibrate import cut, inverted, middle
+from trinat.pipelines.models.fit_limits import cut, inverted, middle
 from trinat.segmentation.grid import Grid
 from trinat.segmentation.inference.checks.evidence import Evidence
 from trinat.segmentation.inference.prediction import Prediction

@@ -121,7 +121,7 @@ def test_without_the_extra_one_line_says_how_to_install_it(
     write_classic(tmp_path, small())
     monkeypatch.setitem(sys.modules, "pydicom", None)
     (refusal,) = find_cases([tmp_path]).refusals
-    assert refusal.reason == "DICOM needs more packages: pip install 'trinat[dicom]'"
+    assert refusal.reason == "DICOM needs more packages: scripts/install dicom"
 
 
 @pytest.mark.parametrize(

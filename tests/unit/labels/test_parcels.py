@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers.numbers import fold, fs
 
 from trinat.segmentation.errors import LabelError
 from trinat.segmentation.labels.parcels import Parcellation
@@ -116,3 +117,28 @@ def test_a_parcel_without_a_number_a_side_is_refused() -> None:
     one_sided = LabelScheme("own", (first, replace(second, members=(1001,))))
     with pytest.raises(LabelError, match="bankssts of own has 1 numbers"):
         Parcellation(STRUCTURES, one_sided)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "number"),
+    [
+        ("desikan", 1036),
+        ("desikan", 1101),  # a2005s
+        ("desikan", 2999),
+        ("desikan", 30101),  # Neuromorphometrics
+        ("neuromorphometrics", 1035),
+        ("desikan34", 2100),
+    ],
+)
+def test_parcels_of_another_atlas_are_unknown_numbers(scheme: str, number: int) -> None:
+    named = load_scheme(scheme)
+    with pytest.raises(LabelError) as caught:
+        fold(named.labels[-1].fs_id, number, scheme=named)
+    assert f"{number} (1 voxel)" in str(caught.value)
+    assert named.classes_of_number(number) == set()
+
+
+def test_unknown_cortex_is_no_parcel_and_cortex_folds_parcels_of_any_atlas() -> None:
+    unknown = (1000, 1004, 2000, 2004, 3, 42)
+    assert set(fold(*unknown, scheme=load_scheme("desikan"))) == {0}
+    assert fs(1101, 30101, 2100, 30100) == [3, 3, 42, 42]

@@ -134,6 +134,17 @@ def test_a_mirrored_scan_is_recognised_and_a_true_one_is_not() -> None:
     assert not is_mirrored(head, head, np.eye(4))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_of_the_background_does_not_hide_which_side_is_which(seed: int) -> None:
+    head = lopsided()
+    noise = np.random.default_rng(seed).normal(0, 0.05, (2, *head.shape))
+    noisy = np.hypot(head.data + noise[0], noise[1]).astype(np.float32)
+    true = Volume(noisy, head.affine)
+    exchanged = Volume(np.ascontiguousarray(noisy[::-1]), head.affine)
+    assert not is_mirrored(head, true, np.eye(4))
+    assert is_mirrored(head, exchanged, align(head, exchanged, finest_mm=4).matrix)
+
+
 @pytest.mark.parametrize(
     "scale", [(1, 1, 1), (1.02, 1.02, 1.02), (1, 1, 1.05), (0.98, 1, 1)]
 )

@@ -18,7 +18,6 @@ from trinat.segmentation.metrics.statistics import (
     mean_interval,
     paired_test,
     robust_z,
-    students_t_interval,
     within_subject_cv_percent,
 )
 
@@ -187,37 +186,49 @@ def test_robust_z_of_equal_values_is_undefined() -> None:
     assert np.isnan(robust_z(np.array([2.0, 2, 2, 5]))).all()
 
 
-def test_the_interval_of_symmetric_values_is_students_t() -> None:
+def test_without_bounds_the_interval_is_students_t() -> None:
     # 1, 2, 3: mean 2, SD 1, and t is 4.3027 with 2 degrees of freedom: 2 ± 4.3027 / sqrt(3).
     values = np.array([[1.0], [2.0], [3.0]])
     expected = np.array([[2 - 2.48414], [2 + 2.48414]])
     assert mean_interval(values) == pytest.approx(expected, abs=1e-5)
-    assert students_t_interval(values) == pytest.approx(expected, abs=1e-5)
 
 
-def test_the_interval_reaches_farther_towards_the_long_tail_and_never_less_than_t() -> (
-    None
-):
-    """Dice of six persons, one of whom is low; Hall's end by bisection of his transformation."""
-    values = np.array([0.9, 0.91, 0.89, 0.92, 0.9, 0.6])
-    (low,), (high,) = mean_interval(values[:, None])
-    (t_low,), (t_high,) = students_t_interval(values[:, None])
-    a = stats.skew(values, bias=False) / np.sqrt(6)
-    below, above = 0.0, 100.0
-    while above - below > 1e-9:
-        t = (below + above) / 2
-        transformed = t + a * t**2 / 3 + a**2 * t**3 / 27 + a / 6
-        below, above = (below, t) if transformed > stats.t.ppf(0.975, 5) else (t, above)
-    assert low == pytest.approx(values.mean() - t * stats.sem(values), abs=1e-6)
-    assert low < t_low
-    assert high == t_high
+def test_with_a_lower_bound_the_interval_is_students_t_of_the_logarithm() -> None:
+    # The half width 2.48414 of the mean 2 is 1.24207 of its logarithm.
+    values = np.array([[1.0], [2.0], [3.0]])
+    expected = np.array([[2 * np.exp(-1.24207)], [2 * np.exp(1.24207)]])
+    assert mean_interval(values, 0.0) == pytest.approx(expected, abs=1e-4)
+    # Where a volume differs by -100 % at least, distances from that bound count.
+    assert mean_interval(values - 100, -100.0) == pytest.approx(
+        expected - 100, abs=1e-4
+    )
 
 
-def test_the_interval_does_not_depend_on_which_tail_is_long() -> None:
-    values = np.random.default_rng(0).lognormal(size=(9, 5))
-    low, high = mean_interval(values)
-    mirrored = mean_interval(-values)
-    np.testing.assert_allclose(mirrored, [-high, -low])
+def test_a_large_error_is_not_taken_to_the_logarithm() -> None:
+    # Of 1 and 9: t is 12.706 with 1 degree of freedom, half is 12.706 * 4.
+    (low,), (high,) = mean_interval(np.array([[1.0], [9.0]]), 0.0)
+    assert low == 0
+    assert high == pytest.approx(5 + 12.7062 * 4, abs=1e-2)
+
+
+def test_between_bounds_the_interval_is_students_t_of_the_logit() -> None:
+    # 0.7, 0.8, 0.9: half width 0.248414, over 0.8 * 0.2 of the logit log(4).
+    values = np.array([[0.7], [0.8], [0.9]])
+    half = 0.248414 / 0.16
+    expected = 1 / (1 + np.exp([[half - np.log(4)], [-half - np.log(4)]]))
+    assert mean_interval(values, 0.0, 1.0) == pytest.approx(expected, abs=1e-5)
+    # Percentages have the same interval, a hundred times as large.
+    assert mean_interval(100 * values, 0.0, 100.0) == pytest.approx(
+        100 * expected, abs=1e-3
+    )
+
+
+def test_the_interval_never_leaves_the_possible_range() -> None:
+    values = np.array([0.98, 1.0, 1.0, 0.99, 0.3, 1.0])[:, None]
+    (low,), (high,) = mean_interval(values, 0.0, 1.0)
+    assert 0 < low < values.mean() < high < 1
+    assert mean_interval(np.ones((4, 1)), 0.0, 1.0).tolist() == [[1.0], [1.0]]
+    assert mean_interval(np.zeros((4, 1)), 0.0).tolist() == [[0.0], [0.0]]
 
 
 def test_intervals_leave_out_undefined_values() -> None:
@@ -239,22 +250,25 @@ def test_the_interval_of_one_person_is_undefined_and_that_of_two_is_not() -> Non
     assert np.isnan(mean_interval(np.ones((1, 2)))).all()
 
 
-@pytest.mark.parametrize("persons", [6, 8, 12, 20, 50])
+@pytest.mark.parametrize("persons", [5, 7, 10, 20])
 @pytest.mark.parametrize(
-    ("mean", "concentration"),
+    ("a", "b", "most"),
     [
-        (0.85, 30),  # SD 0.06, skewness -0.7
-        (0.85, 8),  # SD 0.12, skewness -1.2
-        (0.95, 20),  # SD 0.05, skewness -1.7
+        (25.5, 4.5, 1.0),  # Dice of 0.85, SD 0.06, skewness -0.7
+        (6.8, 1.2, 1.0),  # Dice of 0.85, SD 0.12, skewness -1.2
+        (19.0, 1.0, 1.0),  # Dice of 0.95, SD 0.05, skewness -1.7
+        (4.0, 40.0, np.inf),  # volumes like those of ventricles, SD 45 %, skewness 0.8
     ],
 )
-def test_intervals_of_values_like_dice_hold_the_mean_as_often_as_they_say(
-    mean: float, concentration: float, persons: int
+def test_intervals_hold_the_mean_as_often_as_they_say(
+    a: float, b: float, most: float, persons: int
 ) -> None:
-    draw = np.random.default_rng(0)
-    shape = mean * concentration, (1 - mean) * concentration
-    low, high = mean_interval(draw.beta(*shape, size=(persons, 10_000)))
-    assert 0.935 < ((low <= mean) & (mean <= high)).mean() < 0.965
+    values = np.random.default_rng(0).beta(a, b, size=(persons, 10_000))
+    mean = a / (a + b)
+    low, high = mean_interval(values, 0.0, most)
+    assert 0.93 < ((low <= mean) & (mean <= high)).mean() < 0.97
+    width_of_t = np.subtract(*mean_interval(values)[::-1]).mean()
+    assert (high - low).mean() < 1.19 * width_of_t
 
 
 def test_cohens_kappa_of_ten_ratings_worked_out_by_hand() -> None:

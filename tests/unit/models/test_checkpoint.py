@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-import yaml
 from helpers.small_model import SCHEME, network
 from pydantic import ValidationError
 
@@ -20,7 +19,6 @@ from trinat.segmentation.models.checkpoint import (
     load_model,
     read_info,
     save_model,
-    update_info,
 )
 from trinat.segmentation.models.model_info import (
     Description,
@@ -28,7 +26,6 @@ from trinat.segmentation.models.model_info import (
     Preprocessing,
     Training,
 )
-from trinat.segmentation.models.zoo import find_model, shipped_models
 from trinat.segmentation.space.views import SliceAxes, View
 
 
@@ -100,21 +97,6 @@ def test_the_description_comes_back(tmp_path: Path) -> None:
     assert loaded.info.preprocessing.slice_axes(View.AXIAL) == SliceAxes(2, 1, 0)
     assert loaded.not_predicted.tolist() == [SCHEME.names.index("CSF")]
     assert loaded.info.versions.keys() == {"trinat", "torch"}
-
-
-@pytest.mark.parametrize("name", shipped_models())
-def test_a_shipped_description_is_written_again_as_it_is(
-    tmp_path: Path, name: str
-) -> None:
-    """What goes without saying, as csf_odds 1 and contrast T1 do, is not added."""
-    shipped = (find_model(name) / "model.yaml").read_bytes()
-    (tmp_path / "model.yaml").write_bytes(shipped)
-    update_info(tmp_path)
-    assert (tmp_path / "model.yaml").read_bytes() == shipped
-
-
-def test_a_model_without_a_prior_does_not_mention_one(folder: Path) -> None:
-    assert "prior" not in yaml.safe_load((folder / "model.yaml").read_text())
 
 
 def test_sagittal_classes_may_be_merged(folder: Path) -> None:

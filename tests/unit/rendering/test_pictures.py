@@ -13,6 +13,7 @@ from trinat.segmentation.errors import GeometryError
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.rendering.pictures import (
+    brain_window,
     draw_mosaic,
     draw_rows,
     label_colors,
@@ -21,6 +22,8 @@ from trinat.segmentation.rendering.pictures import (
 )
 
 SCHEME = load_scheme("quicknat33")
+CORTEX = SCHEME.names.index("Left-Cerebral-Cortex")
+HIPPOCAMPUS = SCHEME.names.index("Left-Hippocampus")
 
 
 def head(affine: np.ndarray | None = None) -> tuple[Volume, Volume]:
@@ -49,12 +52,14 @@ def test_colours_are_the_scheme_s_own() -> None:
 # Class 1 spans 4 voxels; with 10 voxels of margin on both sides a picture has 24 x 24, drawn four
 # times as large. Beside it are 14 pixels of space, above it too, and left of all the views' names.
 PICTURE, GAP = 4 * 24, 14
+# Around its middle a picture has the outline of the class, and grey values that are interpolated.
+NEAR = 12
 
 
-def test_three_rows_and_three_pictures_a_slice_cropped_to_the_structures() -> None:
+def test_three_rows_and_a_picture_a_slice_cropped_to_the_structures() -> None:
     image, labels = head()
     page = draw_mosaic(image, labels, SCHEME, slices_per_view=2)
-    assert page.shape == (3 * (PICTURE + GAP), GAP + 6 * (PICTURE + GAP), 3)
+    assert page.shape == (3 * (PICTURE + GAP), GAP + 2 * (PICTURE + GAP), 3)
     titled = draw_mosaic(image, labels, SCHEME, slices_per_view=2, title="sub-01")
     assert titled.shape == (len(page) + 2 * GAP, *page.shape[1:])
 
@@ -64,12 +69,50 @@ def test_x_grows_to_the_right_and_z_upwards() -> None:
     dark = image.data.copy()
     dark[:20] = dark[:, :, :20] = 0
     page = draw_mosaic(Volume(dark, image.affine), labels, SCHEME, slices_per_view=1)
-    # The first picture is the grey coronal slice; letters stand at its bottom.
+    # The first picture is the coronal slice; letters stand at its bottom.
     coronal = page[GAP:, GAP + GAP // 2 :][:PICTURE, :PICTURE]
-    half = PICTURE // 2
-    assert (coronal[:half, half:] == 255).all()
-    assert (coronal[:half, :half] == 0).all()
-    assert (coronal[half:-GAP] == 0).all()
+    low, high = PICTURE // 2 - NEAR, PICTURE // 2 + NEAR
+    assert (coronal[:low, high:] == 255).all()
+    assert (coronal[:low, :low] == 0).all()
+    assert (coronal[high:-GAP] == 0).all()
+
+
+def test_a_voxel_has_two_pixels_and_an_outline_one() -> None:
+    # Too large to be enlarged once more.
+    shape = (60, 60, 60)
+    classes = np.zeros(shape, np.uint8)
+    classes[10:50, 10:50, 10:50] = 1
+    black = Volume(np.zeros(shape, np.float32), np.eye(4))
+    labels = Volume(classes, np.eye(4))
+    page = draw_mosaic(black, labels, SCHEME, slices_per_view=1)
+    side = 2 * 60
+    assert page.shape == (3 * (side + GAP), GAP + side + GAP, 3)
+    middle = page[GAP + side // 2, GAP + GAP // 2 :][:side, 0]
+    # White matter of 40 voxels has 80 pixels, of which the outermost are its colour.
+    assert np.flatnonzero(middle > 200).tolist() == [20, 99]
+
+
+def test_slices_lie_in_the_deep_structures() -> None:
+    classes = np.zeros((40, 40, 40), np.uint8)
+    classes[2:38, 2:38, 2:38] = CORTEX
+    classes[10:30, 12:24, 20:32] = HIPPOCAMPUS
+    # Each coronal slice has its own grey value.
+    shades = np.broadcast_to(np.linspace(0, 1, 40)[:, None], (40, 40, 40))
+    image = Volume(np.ascontiguousarray(shades, np.float32), np.eye(4))
+    page = draw_mosaic(image, Volume(classes, np.eye(4)), SCHEME)
+    width = 2 * 40 + GAP
+    values = [page[GAP + 30, GAP + GAP // 2 + 12 + n * width, 0] for n in range(5)]
+    # Of slices 12 to 23 these: the brightest of 255 is that of slice 39.
+    brightest = np.percentile(shades[classes > 0], 99.5)
+    expected = [255 * n / 39 / brightest for n in (14, 16, 18, 19, 21)]
+    np.testing.assert_allclose(values, expected, atol=1)
+
+
+def test_specks_of_labels_do_not_widen_the_window() -> None:
+    classes = np.zeros((10, 80, 80), np.uint8)
+    classes[:, 40:60, 30:50] = 1
+    classes[5, 2, 3] = 1
+    assert brain_window(classes) == (slice(30, 70), slice(20, 60))
 
 
 def test_slices_are_seen_from_where_the_pages_say() -> None:
@@ -78,15 +121,16 @@ def test_slices_are_seen_from_where_the_pages_say() -> None:
     # A marker at the person's left, in front and above of the structure's middle.
     marked[:20, 12:, 20:] = 1
     page = draw_mosaic(Volume(marked, image.affine), labels, SCHEME, slices_per_view=1)
-    half, row = PICTURE // 2, PICTURE + GAP
+    row = PICTURE + GAP
+    low, high = PICTURE // 2 - NEAR, PICTURE // 2 + NEAR
     coronal, axial = (
         page[GAP + start :, GAP + GAP // 2 :][:PICTURE, :PICTURE] for start in (0, row)
     )
     # From behind, above is up; from above, with the face up; the left is on the left in both.
     for picture in (coronal, axial):
-        assert (picture[:half, :half] == 255).all()
-        assert (picture[: half - GAP, half:] == 0).all()
-        assert (picture[half:-GAP] == 0).all()
+        assert (picture[:low, :low] == 255).all()
+        assert (picture[: low - GAP, high:] == 0).all()
+        assert (picture[high:-GAP] == 0).all()
     templates = resources.files("trinat.pipelines") / "report" / "templates"
     for name in ("scans.html", "evaluation.html"):
         text = (templates / name).read_text("utf-8")

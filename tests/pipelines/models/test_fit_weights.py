@@ -1,22 +1,23 @@
-"""trinat fuse-weights: a bad view loses its weight, and weights that gain nothing are not kept."""
+"""Weights of views: a bad view loses its weight, and weights that gain nothing are not kept."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
-import yaml
 from helpers.miniatures import head_image, head_labels, write_nifti
-from helpers.overfitted import overfitted_model, random_model
+from helpers.overfitted import miniature, overfitted_model, random_model
 from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.models.bundle import bundle
-from trinat.pipelines.models.fuse_weights import BEFORE, fuse_weights
-from trinat.pipelines.models.settings import FuseSettings
+from trinat.pipelines.models import fit_limits
+from trinat.pipelines.models.fit import Fitted, fit
+from trinat.pipelines.models.fit_limits import GradedPhantom, cut, noise
+from trinat.pipelines.models.settings import FitSettings, Step
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
@@ -67,7 +68,7 @@ def test_a_blind_view_loses_its_weight_and_the_model_gains(
     lame: Path, data: Path
 ) -> None:
     before = {path.name: path.read_bytes() for path in lame.glob("*.safetensors")}
-    words = ["fuse-weights", str(lame), "--scans", str(data / "scans")]
+    words = ["fit", str(lame), "--scans", str(data / "scans"), "--only", "weights"]
     done = CliRunner().invoke(
         app,
         [*words, "--truth", str(data / "truth"), "--device", "cpu"],
@@ -78,80 +79,101 @@ def test_a_blind_view_loses_its_weight_and_the_model_gains(
     assert "fitted without its person" in done.output
     assert "updated" in done.output
     info = load_model(lame).info
-    assert info.fusion.weights[View.SAGITTAL] < 0.1
+    # The least weight that is tried.
+    assert info.fusion.weights[View.SAGITTAL] == 0.1
     assert info.fusion.csf_odds == 0.5
     assert info.fusion.class_odds == {"CSF": 0.9}
     figures = info.metrics["fusion_weights"]
+    assert figures["scans"] == 3
     assert figures["mean_dice_after"] > figures["mean_dice_before"] + 0.1
-    assert (info.metrics["kept"], figures["scans"]) == (1, 3)
-    # Odds are kept, but what they gained was measured with the weights before.
-    assert figures["measured"] == "without the odds of structures"
-    assert "class_odds" not in info.metrics
+    # The other figures were measured with the weights before.
+    assert set(info.metrics) == {"fusion_weights"}
     assert {
         path.name: path.read_bytes() for path in lame.glob("*.safetensors")
     } == before
 
 
-def test_a_file_of_weights_leaves_the_model_and_fits_into_a_bundle(
+def fit_weights(
+    model: Path, scans: Path, truth: Path, out: Path | None = None
+) -> Fitted:
+    settings = FitSettings(str(model), scans, truth, out, only="weights", device="cpu")
+    return fit(settings)
+
+
+@pytest.mark.slow
+@pytest.mark.important
+def test_weights_then_odds_then_limits(
+    lame: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phantoms = (
+        GradedPhantom("noise", 1, noise, 0.05),
+        GradedPhantom("cropped", 1, cut, 0.6),
+    )
+    monkeypatch.setattr(fit_limits, "PHANTOMS", phantoms)
+    monkeypatch.setattr(fit_limits, "_THALAMUS", (2, 41))  # the miniature has none
+    monkeypatch.setattr(
+        fit_limits, "middle", lambda seed: fit_limits._cut_out(*miniature(seed=seed))
+    )
+    before = (lame / "model.yaml").read_bytes()
+    out = tmp_path / "fitted"
+    settings = FitSettings(str(lame), data / "scans", data / "truth", out, device="cpu")
+    found = fit(settings)
+    assert found.exit is Exit.OK
+    assert (lame / "model.yaml").read_bytes() == before
+    info = read_info(out)
+    assert info.fusion == found.model.info.fusion
+    # The least weight that is tried.
+    assert info.fusion.weights[View.SAGITTAL] == 0.1
+    # The model had no limits.
+    assert info.quality is not None
+    steps = [line.partition(":")[0] for line in found.lines if ": " in line]
+    order = list(dict.fromkeys(step for step in steps if step in get_args(Step)))
+    assert order == ["weights", "odds", "limits"]
+    # The same weights and limits again: nothing is better, so the limits are left alone.
+    again = fit(replace(settings, model=str(out), out=tmp_path / "again"))
+    assert any(line.startswith("weights: unchanged") for line in again.lines)
+    assert again.lines[-1].startswith("limits: skipped")
+
+
+def test_a_new_model_is_written_and_the_old_one_stays(
     lame: Path, data: Path, tmp_path: Path
 ) -> None:
     before = (lame / "model.yaml").read_bytes()
-    said: list[str] = []
-    (tmp_path / "truth").mkdir()
-    for name in ("sub-01_ses-1", "sub-02"):
-        path = data / f"truth/{name}_dseg.nii.gz"
-        (tmp_path / "truth" / path.name).write_bytes(path.read_bytes())
-    broken = tmp_path / "truth/sub-02_dseg.nii.gz"
-    broken.write_bytes(broken.read_bytes()[:-50])
-    settings = FuseSettings(
-        str(lame), data / "scans", tmp_path / "truth", tmp_path / "w.yaml", device="cpu"
+    out = tmp_path / "fitted"
+    found = fit_weights(
+        lame,
+        data / "scans/sub-02_T1w.nii.gz",
+        data / "truth/sub-02_dseg.nii.gz",
+        out,
     )
-    found = fuse_weights(settings, said.append)
-    assert found.exit is Exit.SOME_FAILED
-    assert not found.held_out
-    assert any(line.startswith("not used: sub-01_ses-2") for line in said)
-    assert any(line.startswith("not used: sub-02") for line in said)
+    assert "fitted to this very person" in "\n".join(found.lines)
     assert (lame / "model.yaml").read_bytes() == before
-    assert (tmp_path / "w.yaml").read_text().startswith("# Of trinat fuse-weights")
-    content = yaml.safe_load((tmp_path / "w.yaml").read_text())
-    # From one person alone views are weighed, not structures.
-    assert content["per_class"] == {}
-    info = bundle([lame], tmp_path / "joined", weights=tmp_path / "w.yaml")
-    assert info.fusion == found.fusion
+    info = read_info(out)
+    assert info.name == "fitted"
     assert info.fusion.weights[View.SAGITTAL] < 0.2
 
 
 def test_weights_that_gain_too_little_are_not_kept(
     lame: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trinat.pipelines.models.fuse_weights._WORTHWHILE", 2.0)
+    monkeypatch.setattr("trinat.pipelines.models.held_out.WORTHWHILE", 2.0)
     before = (lame / "model.yaml").read_bytes()
-    scans = data / "scans/sub-02_T1w.nii.gz"
-    settings = FuseSettings(
-        str(lame), scans, data / "truth/sub-02_dseg.nii.gz", device="cpu"
-    )
-    found = fuse_weights(settings)
-    assert found.chosen == BEFORE
-    assert len(found.dice) == 5
-    assert found.lines()[-1].startswith("best: as they were")
+    scan = data / "scans/sub-02_T1w.nii.gz"
+    found = fit_weights(lame, scan, data / "truth/sub-02_dseg.nii.gz")
+    assert not found.changed
+    assert any(line.startswith("weights: unchanged") for line in found.lines)
     assert (lame / "model.yaml").read_bytes() == before
 
 
 def test_a_geometric_mean_that_is_chosen_is_written_into_the_model(
     lame: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Whatever is less simple is good enough: of one person, the views' weights in that mean.
-    monkeypatch.setattr("trinat.pipelines.models.fuse_weights._WORTHWHILE", -1.0)
-    scans = data / "scans/sub-02_T1w.nii.gz"
-    found = fuse_weights(
-        FuseSettings(str(lame), scans, data / "truth/sub-02_dseg.nii.gz", device="cpu")
-    )
-    assert found.chosen == "by view, geometric"
-    assert found.mean("by view, geometric") != found.mean("by view")
-    assert "geometric mean" in found.lines()[-1]
-    info = read_info(lame)
-    assert info.fusion == found.fusion
-    assert (info.fusion.mean, info.fusion.per_class) == ("geometric", {})
+    # The last candidate is good enough, whatever it scores.
+    monkeypatch.setattr("trinat.pipelines.models.held_out.WORTHWHILE", -1.0)
+    scan = data / "scans/sub-02_T1w.nii.gz"
+    found = fit_weights(lame, scan, data / "truth/sub-02_dseg.nii.gz")
+    assert read_info(lame).fusion.mean == "geometric"
+    assert read_info(lame).fusion == found.model.info.fusion
 
 
 def test_truths_with_exchanged_sides_fit_no_weights(data: Path, tmp_path: Path) -> None:
@@ -161,48 +183,30 @@ def test_truths_with_exchanged_sides_fit_no_weights(data: Path, tmp_path: Path) 
         classes = scheme.from_freesurfer(exchanged.data)
         other = scheme.to_freesurfer(scheme.partner_permutation[classes])
         replace(exchanged, data=other).write(tmp_path / f"{name}.nii.gz", labels=True)
-    said: list[str] = []
-    settings = FuseSettings(
-        str(overfitted_model()),
-        data / "scans",
-        tmp_path,
-        tmp_path / "w.yaml",
-        device="cpu",
-    )
+    out = tmp_path / "out"
     with pytest.raises(EvaluationError, match="with left and right exchanged it is 0"):
-        fuse_weights(settings, said.append)
-    named = [line.split(": ")[1] for line in said if "exchanged" in line]
-    assert named == ["sub-01_ses-1", "sub-02"]
-    assert not (tmp_path / "w.yaml").exists()
+        fit_weights(overfitted_model(), data / "scans", tmp_path, out)
+    assert not out.exists()
 
 
 def test_what_cannot_work_is_refused_before_the_work(
     data: Path, tmp_path: Path
 ) -> None:
-    places = (data / "scans", data / "truth")
-    with pytest.raises(ConfigError, match="comes with the software"):
-        fuse_weights(FuseSettings("fast", *places))
-    with pytest.raises(ConfigError, match="its folder is not there"):
-        fuse_weights(FuseSettings("fast", *places, tmp_path / "no/w.yaml"))
     network = load_model(random_model()).networks[View.AXIAL]
     save_model(tmp_path / "one", Description(name="one"), {View.AXIAL: network})
     with pytest.raises(ConfigError, match="axial view alone"):
-        fuse_weights(FuseSettings(str(tmp_path / "one"), *places))
+        fit_weights(tmp_path / "one", data / "scans", data / "truth")
+    with pytest.raises(ConfigError) as caught:
+        fit(FitSettings(str(random_model()), data / "scans"))
+    assert caught.value.remedy == "give both"
 
 
 def test_a_truth_without_structures_is_no_truth(tmp_path: Path) -> None:
     labels = head_labels()
     write_nifti(tmp_path / "scans/a.nii.gz", head_image(labels))
     write_nifti(tmp_path / "truth/a.nii.gz", np.zeros_like(labels))
-    settings = FuseSettings(
-        str(random_model()),
-        tmp_path / "scans",
-        tmp_path / "truth",
-        tmp_path / "w",
-        device="cpu",
-    )
     with pytest.raises(
         EvaluationError, match=r"no scan can be used.*has nothing of quicknat33"
     ):
-        fuse_weights(settings)
+        fit_weights(random_model(), tmp_path / "scans", tmp_path / "truth")
     assert read_info(random_model()).fusion == Fusion()

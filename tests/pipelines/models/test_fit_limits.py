@@ -1,4 +1,4 @@
-"""Calibration: the rule by which limits are chosen, by hand; the whole on a miniature head."""
+"""Limits of the grade: the rule by which they are chosen, by hand; all of it on a small head."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from pathlib import Path
 import pytest
 from helpers.overfitted import miniature, random_model
 
-from trinat.pipelines.models import calibrate as module
-from trinat.pipelines.models.calibrate import (
+from trinat.pipelines.models import fit_limits as module
+from trinat.pipelines.models.fit import fit
+from trinat.pipelines.models.fit_limits import (
     PHANTOMS,
     GradedPhantom,
     Point,
-    calibrate,
     cut,
     find_limits,
     noise,
     rates,
 )
-from trinat.segmentation.errors import ConfigError, DatasetError, EvaluationError
+from trinat.pipelines.models.settings import FitSettings
+from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.models.checkpoint import read_info
 
 POINTS = [
@@ -70,7 +71,9 @@ def test_cases_have_names_of_their_own() -> None:
 
 @pytest.mark.usefixtures("one_thread")
 def test_limits_are_written_to_the_model_and_the_rest_of_it_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    logged: pytest.LogCaptureFixture,
 ) -> None:
     folder = tmp_path / "model"
     shutil.copytree(random_model(), folder)
@@ -84,25 +87,22 @@ def test_limits_are_written_to_the_model_and_the_rest_of_it_stays(
     monkeypatch.setattr(
         module, "middle", lambda seed: module._cut_out(*miniature(seed=seed))
     )
-    scan, truth = miniature("LIA", seed=2)
-    subject = tmp_path / "sub-07"
-    (subject / "mri").mkdir(parents=True)
-    scan.write(subject / "mri/T1.mgz")
-    truth.write(subject / "mri/aseg.mgz", labels=True)
-    told: list[str] = []
-    lines = calibrate(str(folder), [subject], device="cpu", say=told.append)
-    assert [line.partition(":")[0] for line in told] == ["sub-07", "noise", "cropped"]
+    found = fit(FitSettings(str(folder), device="cpu"))
+    assert [line.partition(":")[0] for line in logged.messages] == ["noise", "cropped"]
+    assert found.changed
+    weights, odds, *limits = found.lines
+    assert weights.startswith("weights: skipped, --scans")
+    assert odds.startswith("odds: skipped, --scans")
     after = read_info(folder)
     assert after.quality is not None
     look, reject = after.quality.agreement
     assert 0 <= reject <= look <= 1
-    assert after.quality.origin == "trinat calibrate: " + "; ".join(lines[:3])
-    assert lines[3].startswith("real scans, look below ")
+    lines = [line.removeprefix("limits: ") for line in limits]
+    assert after.quality.origin == "trinat fit: " + "; ".join(lines)
     assert after.model_copy(update={"quality": before.quality}) == before
 
 
-def test_what_cannot_be_calibrated_is_refused_before_the_work(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="comes with the software"):
-        calibrate("fast")
-    with pytest.raises(DatasetError, match=r"has no mri/T1\.mgz"):
-        calibrate(str(random_model()), [tmp_path], device="cpu")
+def test_a_shipped_model_is_not_changed() -> None:
+    with pytest.raises(ConfigError) as caught:
+        fit(FitSettings("fast"))
+    assert caught.value.remedy == "add --out FOLDER"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from trinat.segmentation.data.people import Facts, People
+from trinat.pipelines.study.participants import Facts, Participants
 
 
-def people_of(ages: dict[str, float]) -> People:
+def people_of(ages: dict[str, float]) -> Participants:
     """Rows by their names, each with an age."""
-    return People({name: Facts(age=age) for name, age in ages.items()}, {})
+    return Participants({name: Facts(age=age) for name, age in ages.items()}, {})
 
 
 def matches(rows: list[str], scans: list[str]) -> dict[str, str]:

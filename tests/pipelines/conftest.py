@@ -1,4 +1,4 @@
-"""What the tests of training share."""
+"""What the tests of pipelines share."""
 
 from __future__ import annotations
 

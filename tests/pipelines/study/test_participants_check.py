@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from trinat.pipelines.study.people import match_people, show_people
+from trinat.pipelines.study.participants_check import (
+    match_participants,
+    show_participants,
+)
 from trinat.segmentation.errors import DatasetError
 
 
@@ -20,7 +23,7 @@ def table(tmp_path: Path) -> Path:
 
 def test_rows_columns_units_and_doubts_are_shown(tmp_path: Path) -> None:
     said: list[str] = []
-    show_people(table(tmp_path), None, said.append)
+    show_participants(table(tmp_path), None, said.append)
     assert said == [
         "# person: the column 'participant_id'",
         "# age: the column 'age (months)'",
@@ -35,7 +38,7 @@ def test_rows_columns_units_and_doubts_are_shown(tmp_path: Path) -> None:
     with pytest.raises(
         DatasetError, match=r"not understood: row 3, age \(months\): 'x'"
     ):
-        show_people(table(tmp_path), None, said.append, strict=True)
+        show_participants(table(tmp_path), None, said.append, strict=True)
 
 
 def test_each_scan_is_shown_with_its_row(tmp_path: Path) -> None:
@@ -43,7 +46,7 @@ def test_each_scan_is_shown_with_its_row(tmp_path: Path) -> None:
         (tmp_path / f"maps/{name}_dseg.nii.gz").parent.mkdir(exist_ok=True)
         (tmp_path / f"maps/{name}_dseg.nii.gz").touch()
     said: list[str] = []
-    show_people(table(tmp_path), tmp_path / "maps", said.append)
+    show_participants(table(tmp_path), tmp_path / "maps", said.append)
     assert said[5:] == [
         "scan\tperson\tvisit\trow\tage\tsex\tfamily\tsite\tgroup\tintracranial_cm3",
         "sub-01_ses-a_dseg\tsub-01\tses-a\t1\t20\tM\t\t\t\t1344",
@@ -60,7 +63,7 @@ def test_a_line_within_a_name_stays_in_its_cell(tmp_path: Path) -> None:
     (tmp_path / "maps/new\nline_dseg.nii.gz").touch()
     (tmp_path / "maps/sub-1_dseg.nii.gz").touch()
     said: list[str] = []
-    show_people(table(tmp_path), tmp_path / "maps", said.append)
+    show_participants(table(tmp_path), tmp_path / "maps", said.append)
     assert not any("\n" in line for line in said)
     assert any(line.startswith("new\\nline\t") for line in said)
 
@@ -71,7 +74,21 @@ def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "empty.tsv"
     path.write_text("participant_id\tage\n")
     with pytest.raises(DatasetError, match=r"0 of 1 persons .* it has no rows"):
-        show_people(path, tmp_path / "maps", lambda line: None)
+        show_participants(path, tmp_path / "maps", lambda line: None)
+
+
+def test_all_problems_of_a_refused_table_are_shown(tmp_path: Path) -> None:
+    path = tmp_path / "people.tsv"
+    path.write_text("participant_id\tage\tsex\na\t61\tF\na\t62\tF\nb\t1\tF\nb\t1\tM\n")
+    said: list[str] = []
+    with pytest.raises(DatasetError) as caught:
+        show_participants(path, None, said.append)
+    assert caught.value.where == str(path)
+    refused = [line for line in said if line.startswith("# refused")]
+    assert [line.split(":")[1] for line in refused] == [
+        " rows 2 and 3",
+        " rows 4 and 5",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +107,7 @@ def test_a_person_with_rows_of_two_persons_is_refused(
     path.write_text("participant_id\tage\tsex\n" + rows)
     names = [row.split("\t")[0] for row in rows.splitlines()]
     with pytest.raises(DatasetError) as refused:
-        match_people(path, [(name, "a") for name in names], print)
+        match_participants(path, [(name, "a") for name in names], print)
     assert refused.value.where == str(path)
 
 
@@ -100,4 +117,4 @@ def test_rows_of_two_sessions_are_of_one_person(tmp_path: Path) -> None:
         "participant_id\tage\tsex\nOAS2_0001_MR1\t80\tM\nOAS2_0001_MR2\t82\tM\n"
     )
     names = [(f"OAS2_0001_MR{n}", "OAS2_0001") for n in (1, 2)]
-    assert len(match_people(path, names, print).rows) == 2
+    assert len(match_participants(path, names, print).rows) == 2

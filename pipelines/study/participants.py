@@ -1,6 +1,6 @@
-"""What is known of persons, and whose scans are whose: the rows of a table, matched by names.
+"""Facts about participants, and which row of a participants table belongs to which scan.
 
-Nobody gets another person's row. What could be of several is named, in `doubts`.
+A row is never given to the scan of another person. Ambiguous names are reported as doubts.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-# What a linear model of groups may take into account beside group and site.
+# Covariates that a linear model of groups may have beside group and site.
 COVARIATES = ("age", "sex", "icv")
-# So many persons are named of those that a table lacks.
+# Persons named in a message; the rest is counted.
 _MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a person.
+    """Age in years, sex (M or F), family, site, group and intracranial volume of a person.
 
-    `age` in years; `family` is a name that relatives share; `group` is what a study calls the
-    person's. None, or "" for site and group, is what is not known.
+    Relatives share a `family`. Unknown facts are None; an unknown site or group is "".
     """
 
     age: float | None = None
@@ -32,16 +31,16 @@ class Facts:
     intracranial_mm3: float | None = None
 
 
-# A scan's own name, and its person's.
+# The names of a scan and of its person.
 Named = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Matched:
-    """Which row of a table each scan has: its `rows` and `facts`, by the scan's names.
+    """Rows of a table that belong to scans: `rows` and `facts`, by the scans' names.
 
-    Scans without a row are in neither. `persons` is how many persons the scans are of, `absent`
-    names those without a row; `doubts` says which names could be of several rows.
+    Scans without a row are in neither. `persons` counts the persons of all scans, `absent` names
+    those without a row, and `doubts` says which names fit several rows.
     """
 
     rows: Mapping[Named, str]
@@ -51,12 +50,12 @@ class Matched:
     doubts: tuple[str, ...]
 
     def of(self, scan: str, person: str) -> Facts:
-        """What is known of a scan's person; nothing where the table does not have them."""
+        """Return the facts about a scan's person, empty if the table does not have them."""
         return self.facts.get((scan, person), Facts())
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """All that users are told of the match; nothing where each scan has its row."""
+        """Messages about ambiguous and missing rows; empty if every scan has its row."""
         if not self.absent:
             return self.doubts
         named = ", ".join(self.absent[:_MOST_NAMED])
@@ -68,24 +67,25 @@ class Matched:
 
 
 @dataclass(frozen=True)
-class People:
-    """What a table says of persons (of OASIS: of sessions), by the names that they have there.
+class Participants:
+    """Content of a participants table: facts by the names of persons (or sessions, as in OASIS).
 
-    `columns` has the title that each kind of fact was read from. `notes` are sentences on how
-    numbers were taken, `doubts` on what was not understood, by row and column.
+    `columns` has the title of the column that each fact was read from. `notes` say how values were
+    read, `doubts` which cells were not understood, and `problems` why the table is refused.
     """
 
     facts: Mapping[str, Facts]
     columns: Mapping[str, str]
     notes: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
 
     def match(self, scans: Iterable[Named]) -> Matched:
-        """The rows of scans by their names and their persons'; nobody gets two persons' facts.
+        """Find the rows of scans by the names of the scans and of their persons.
 
-        A row is of the scan or person whose name it has, or with whose name the scan's begins:
-        IXI002 of IXI002-Guys-0828-T1. The longest name counts. Other letters, sub- and zeros (1,
-        01, SUB-01) make no difference where one row and one person alone remain.
+        A row belongs to the scan or person of its name, and to those whose names begin with it:
+        IXI002 to IXI002-Guys-0828-T1. The longest name wins. Case, `sub-` and leading zeros (1,
+        01, SUB-01) are ignored where exactly one row and one person remain.
         """
         every = list(dict.fromkeys(scans))
         rows: dict[Named, str] = {}
@@ -94,7 +94,7 @@ class People:
             if exact:
                 rows[names] = exact[0]
         doubts = self._match_loosely(every, rows)
-        # Several persons with one row may be one.
+        # A row that fits several persons may mean that they are one.
         persons_of: dict[str, dict[str, None]] = defaultdict(dict)
         for (_, person), row in rows.items():
             persons_of[row][person] = None
@@ -113,7 +113,7 @@ class People:
     def _match_loosely(
         self, scans: Iterable[Named], rows: dict[Named, str]
     ) -> list[str]:
-        """Add to `rows` what remains if names are not taken to the letter; the doubtful ones."""
+        """Add the rows that match apart from spelling to `rows`; return what is ambiguous."""
         taken = set(rows.values())
         free: dict[str, list[str]] = defaultdict(list)
         for name in self.facts:
@@ -143,10 +143,10 @@ class People:
 
 
 def _names_of(scan: str, person: str, *, with_folder: bool = True) -> list[str]:
-    """What a row may be called that is of this scan, the longest first.
+    """Return the names that a row of this scan may have, the longest first.
 
-    Of a person in a folder (A/sub-01) these are names with the folder, A/sub-01 or A_sub-01, or
-    those without it.
+    The row of a person in a folder (A/sub-01) is named with the folder, A/sub-01 or A_sub-01, or
+    without it.
     """
     folder, _, person_alone = person.rpartition("/")
     names: dict[str, None] = {}
@@ -159,13 +159,13 @@ def _names_of(scan: str, person: str, *, with_folder: bool = True) -> list[str]:
 
 
 def _loosely(name: str) -> str:
-    """1 of 1, 01, SUB-01 and sub_1: what a name is without letters' case, sub- and zeros."""
+    """Return a name without case, `sub-` and leading zeros: 1 for 1, 01, SUB-01 and sub_1."""
     without = re.sub(r"^sub[-_]?(?=.)", "", name.casefold())
     return re.sub(r"(?<![0-9])0+(?=[0-9])", "", without)
 
 
 def _either(names: Sequence[str]) -> str:
-    """Names as alternatives; of many the first ones."""
+    """Join the first names as alternatives."""
     named = " or ".join(names[:3])
     if len(names) > 3:
         named = f"{named} or {len(names) - 3} more"

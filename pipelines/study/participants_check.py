@@ -1,27 +1,38 @@
-"""What users are told of their tables of persons: what of them was understood, and what was not.
+"""Messages about participants tables: what was understood, and what was not.
 
-Commands say it in a few lines, or as an error; `trinat people` says all.
+Commands print a few lines or raise; `trinat people` prints everything.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from trinat.pipelines.study.files import find_files, persons_in_folders
-from trinat.segmentation.data.identity import Named, identify
-from trinat.segmentation.data.people import Facts, Matched, People
-from trinat.segmentation.data.people_table import read_people
+from trinat.pipelines.study.participants import Facts, Matched, Named, Participants
+from trinat.pipelines.study.participants_table import (
+    inspect_participants,
+    read_participants,
+    refuse_problems,
+)
+from trinat.segmentation.data import identity
 from trinat.segmentation.errors import ConfigError, DatasetError, one_line
 
-# So many lines are printed; the page of a report has all of them.
+# Lines printed by a command; the page of a report has all.
 _MOST_LINES = 5
 _COLUMNS = ("age", "sex", "family", "site", "group", "intracranial_cm3")
 _MM3_PER_CM3 = 1000
 
 
-def say_of_table(
+def read_given(table: Path) -> Participants:
+    """Read the table that a user named; ConfigError if it is not there."""
+    if not table.is_file():
+        raise ConfigError("no such table", where=table)
+    return read_participants(table)
+
+
+def report_table(
     table: Path,
     notes: Sequence[str],
     doubts: Sequence[str],
@@ -29,16 +40,12 @@ def say_of_table(
     *,
     strict: bool = False,
 ) -> None:
-    """Say how a table was read, and what of it was not understood, in five lines at most.
+    """Print how a table was read and what was not understood, in five lines at most.
 
-    With `strict` whatever was not understood is a DatasetError.
+    With `strict`, doubts raise a DatasetError.
     """
     if strict and doubts:
-        what = doubts[0]
-        if len(doubts) > 1:
-            what = f"{what} (and {len(doubts) - 1} more)"
-        remedy = "mend the table, or leave out --strict"
-        raise DatasetError(what, where=table, remedy=remedy)
+        raise _doubtful(table, doubts, "mend the table, or leave out --strict")
     lines = [*notes, *doubts]
     if len(lines) > _MOST_LINES:
         more = len(lines) - _MOST_LINES + 1
@@ -48,7 +55,7 @@ def say_of_table(
         say(f"{table.name}: {line}")
 
 
-def refuse_strangers(table: Path, people: People, matched: Matched) -> None:
+def refuse_strangers(table: Path, people: Participants, matched: Matched) -> None:
     """Raise if no scan has a row in a table that was given for them."""
     if matched.rows or not matched.persons:
         return
@@ -62,7 +69,7 @@ def refuse_strangers(table: Path, people: People, matched: Matched) -> None:
     )
 
 
-def refuse_merged_persons(table: Path, people: People, matched: Matched) -> None:
+def refuse_merged_persons(table: Path, people: Participants, matched: Matched) -> None:
     """Raise if the scans that are taken for one person's have rows of several persons.
 
     Rows of several sessions of a person (OAS2_0001_MR1, OAS2_0001_MR2) are of one.
@@ -71,7 +78,10 @@ def refuse_merged_persons(table: Path, people: People, matched: Matched) -> None
     for (_, person), row in matched.rows.items():
         rows_of[person][row] = None
     for person, rows in rows_of.items():
-        persons = {scan.person for scan in identify([Named(row) for row in rows])}
+        persons = {
+            scan.person
+            for scan in identity.identify([identity.Named(row) for row in rows])
+        }
         sexes = {people.facts[row].sex for row in rows} - {None}
         if len(persons) == 1 and len(sexes) < 2:
             continue
@@ -83,45 +93,46 @@ def refuse_merged_persons(table: Path, people: People, matched: Matched) -> None
         )
 
 
-def match_people(
+def match_participants(
     table: Path,
-    names: Sequence[tuple[str, str]],
+    names: Iterable[Named],
     say: Callable[[str], object],
     *,
     strict: bool = False,
+    is_given: bool = True,
 ) -> Matched:
-    """Whose row of a given table each scan has, by (name, person); says how the table was read.
+    """Match scans to the rows of a table, and print how the table was read.
 
-    ConfigError without the table. DatasetError where it has nobody of these scans, and with
-    `strict` where anything of it is not understood.
+    A table that is not given by the user belongs to the dataset, and may miss its scans or itself.
+    ConfigError for a given table that is not there, DatasetError for one that has none of the
+    scans, and with `strict` for anything that is not understood.
     """
-    if not table.is_file():
-        raise ConfigError("no such table", where=table)
-    people = read_people(table)
+    people = read_given(table) if is_given else read_participants(table)
     matched = people.match(names)
-    refuse_strangers(table, people, matched)
+    if is_given:
+        refuse_strangers(table, people, matched)
     refuse_merged_persons(table, people, matched)
-    doubts = people.doubts + matched.remarks
-    say_of_table(table, people.notes, doubts, say, strict=strict)
+    if people.facts:
+        doubts = people.doubts + matched.remarks
+        report_table(table, people.notes, doubts, say, strict=strict)
     return matched
 
 
-def show_people(
+def show_participants(
     table: Path,
     results: Path | None,
     say: Callable[[str], object],
     *,
     strict: bool = False,
 ) -> None:
-    """Say all that is understood of a table, and what is not; with `results`, of which scans.
+    """Print what is understood of a table, and what is not; with `results`, the rows of its scans.
 
-    The output is a table of tab-separated values, below lines that begin with #. DatasetError for
-    a table that is refused, for one that has nobody of the results, and with `strict` for one of
-    which anything is not understood.
+    The output is a table of tab-separated values, between lines that begin with #. DatasetError for
+    a table that is refused, for one that has none of the scans, and with `strict` for doubts.
     """
     if not table.is_file():
         raise ConfigError("no such table", where=table)
-    people = read_people(table)
+    people = inspect_participants(table)
     for kind, title in people.columns.items():
         say(f"# {kind}: the column {title!r}")
     for note in people.notes:
@@ -149,31 +160,37 @@ def show_people(
         clash = persons_in_folders(files)
         if clash:
             doubts.append(clash)
+    for problem in people.problems:
+        say(one_line(f"# refused: {problem}"))
     for doubt in doubts:
         say(one_line(f"# not understood: {doubt}"))
+    refuse_problems(table, people)
     if strict and doubts:
-        what = f"not understood: {doubts[0]}"
-        if len(doubts) > 1:
-            what = f"{what}, and {len(doubts) - 1} more"
-        raise DatasetError(what, where=table, remedy="mend the table")
+        raise _doubtful(table, doubts, "mend the table")
+
+
+def _doubtful(table: Path, doubts: Sequence[str], remedy: str) -> DatasetError:
+    """Make the error of a table with doubts."""
+    what = f"not understood: {doubts[0]}"
+    if len(doubts) > 1:
+        what = f"{what} (and {len(doubts) - 1} more)"
+    return DatasetError(what, where=table, remedy=remedy)
 
 
 def _row(*cells: str) -> str:
-    """A row of the table; a line or a tab within a name does not end its cell."""
+    """Join cells to a row; a line end or a tab within a name does not end its cell."""
     return "\t".join(one_line(cell) for cell in cells)
 
 
-def _cells(facts: Facts) -> tuple[str, ...]:
-    """Write the facts of a person as text, empty where they are not known."""
-    age = "" if facts.age is None else f"{facts.age:g}"
-    intracranial = ""
+def _cells(facts: Facts) -> list[str]:
+    """Write the facts about a person as text, empty where they are not known."""
+    intracranial_cm3 = None
     if facts.intracranial_mm3 is not None:
-        intracranial = f"{facts.intracranial_mm3 / _MM3_PER_CM3:g}"
-    return (
-        age,
-        facts.sex or "",
-        facts.family or "",
-        facts.site,
-        facts.group,
-        intracranial,
+        intracranial_cm3 = facts.intracranial_mm3 / _MM3_PER_CM3
+    values = (
+        *(facts.age, facts.sex, facts.family, facts.site, facts.group),
+        intracranial_cm3,
     )
+    return [
+        f"{value:g}" if isinstance(value, float) else value or "" for value in values
+    ]

@@ -1,39 +1,40 @@
-"""trinat calibrate: how much a model's views must agree for a structure to be trusted.
+"""Step of `trinat fit`: the limits of the grade, from the agreement between the views.
 
-Phantoms of graded difficulty are segmented; each structure's agreement between the views, which is
-known without a truth, is held against its Dice. The limits are written to the model.yaml.
+Phantoms of graded difficulty are segmented. The agreement of each structure, which is known without
+a truth, is compared with its Dice.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from trinat.pipelines.common.models import load_views
-from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
-from trinat.segmentation.errors import DatasetError, EvaluationError
+from trinat.segmentation.errors import EvaluationError
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.quality import ENOUGH_MM3
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.metrics.counted import Made
 from trinat.segmentation.metrics.overlap import dice, joint_histogram
-from trinat.segmentation.models.checkpoint import update_info
+from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.models.model_info import Quality
-from trinat.segmentation.space.conform import conform
 from trinat.segmentation.synthetic.phantom import phantom
+
+_log = logging.getLogger(__name__)
 
 DOUBTFUL = 0.7  # Dice
 SENSITIVITY = 0.9  # share of the doubtful structures that is below the first limit
-MOST_ALARMED = 0.2  # but at most this share of the others is, even if fewer are caught
+MOST_ALARMED = 0.2  # at most this share of the others is, even if fewer are caught
+# Limits have two digits; the last one is above an agreement of 1.
+_LIMITS = [number / 100 for number in range(102)]
 PRECISION = 0.9  # share of the structures below the second limit that is doubtful
-# Around the thalamus, in mm: parts of all structures, in a sixth of a whole head's time.
+# Field around the thalamus, in mm. It has parts of all structures, in a sixth of the time.
 _FIELD_MM = (96, 112, 96)
 _OFFSET_MM = (0, -8, -8)
 _THALAMUS = (10, 49)
@@ -41,7 +42,6 @@ _WHITE_MATTER = (2, 41)
 
 Floats = NDArray[np.float32]
 Change = Callable[[Floats, np.random.Generator, Any], Floats]
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,9 @@ def cut(image: Floats, _: np.random.Generator, share: float) -> Floats:
 
 @dataclass(frozen=True)
 class GradedPhantom:
-    """A phantom, changed for the worse by an amount that its `change` knows the meaning of.
+    """A phantom with a defect.
 
-    `seed` makes the phantom; the same seed gives the same one.
+    `seed` makes the head; `amount` is the strength of the `change`.
     """
 
     name: str
@@ -151,43 +151,30 @@ def find_limits(points: Sequence[Point]) -> tuple[float, float]:
     the highest below which PRECISION of all structures are doubtful, 0 if there is none; it is not
     above the first. Without any doubtful structure there is nothing to find: EvaluationError.
     """
-    doubtful = sorted(point.agreement for point in points if point.dice < DOUBTFUL)
-    if not doubtful:
+    if not any(point.dice < DOUBTFUL for point in points):
         raise EvaluationError(
             f"no structure of the phantoms has a Dice below {DOUBTFUL}",
             remedy="the model is graded by the general limits",
         )
-    number_to_catch = int(np.ceil(SENSITIVITY * len(doubtful)))
-    catching = _just_above(doubtful[number_to_catch - 1])
-    look = min(catching, _most_tolerable(points))
+    all_rates = {limit: rates(points, limit) for limit in _LIMITS}
+    catching = [
+        limit for limit, (caught, _) in all_rates.items() if caught >= SENSITIVITY
+    ]
+    # The share of no structures is not a number, and tolerable.
+    tolerable = [
+        limit for limit, (_, alarmed) in all_rates.items() if not alarmed > MOST_ALARMED
+    ]
+    look = min(catching[0], tolerable[-1])
     reject = 0.0
-    candidates = {_just_above(agreement) for agreement in doubtful}
-    for limit in sorted(candidates):
-        below = [point for point in points if point.agreement < limit]
-        doubtful_share = np.mean([point.dice < DOUBTFUL for point in below])
-        if limit <= look and doubtful_share >= PRECISION:
+    most_caught = 0.0
+    for limit in _LIMITS:
+        caught, _ = all_rates[limit]
+        below = [point.dice < DOUBTFUL for point in points if point.agreement < limit]
+        # The lowest of the limits that catch as many.
+        if limit <= look and caught > most_caught and np.mean(below) >= PRECISION:
             reject = limit
+            most_caught = caught
     return look, reject
-
-
-def _most_tolerable(points: Sequence[Point]) -> float:
-    """Find the highest limit, of two digits, that alarms at most MOST_ALARMED of the sound ones."""
-    sound = sorted(point.agreement for point in points if point.dice >= DOUBTFUL)
-    if not sound:
-        return 1.0
-    # These may be below the limit; the next one must not.
-    number_to_alarm = int(MOST_ALARMED * len(sound))
-    return _hundredths(sound[number_to_alarm]) / 100
-
-
-def _just_above(agreement: float) -> float:
-    """Return the next number of two digits that is larger."""
-    return (_hundredths(agreement) + 1) / 100
-
-
-def _hundredths(agreement: float) -> int:
-    """Count whole hundredths: 29 in 0.29, although 100 times 0.29 is less than 29 in floats."""
-    return int(np.floor(round(agreement * 100, 9)))
 
 
 def rates(points: Sequence[Point], limit: float) -> tuple[float, float]:
@@ -206,38 +193,21 @@ def _share(flags: Sequence[bool]) -> float:
     return float(np.mean(flags))
 
 
-def calibrate(
-    model: str,
-    subjects: Sequence[Path] = (),
-    *,
-    device: str = "auto",
-    say: Say = lambda line: None,
-) -> list[str]:
-    """Write a model's limits to its model.yaml; return lines that say how good they are.
+def fit_limits(model: Model, *, device: str) -> tuple[Quality, list[str]]:
+    """Find the limits of a model's grades; return them, and lines that say how good they are.
 
-    A subject is a folder of FreeSurfer's: its own labels are the truth. Subjects do not change the
-    limits, which are only held against them. `say` reports each scan.
+    EvaluationError if the model does well on all phantoms.
     """
-    segmenter = load_views(model, device, "copy its folder, and calibrate the copy")
-    real_points = []
-    # Subjects first, so that what cannot be read is known before all the work.
-    for folder in subjects:
-        scan, truth = _read_subject(folder)
-        real_points += _measure(segmenter, folder.name, scan, truth, say)
+    segmenter = Predictor(model, device=device)
     points = []
     for graded in PHANTOMS:
         scan, truth = graded.read()
-        points += _measure(segmenter, graded.name, scan, truth, say)
+        points += _measure(segmenter, graded.name, scan, truth)
     limits = find_limits(points)
     lines = [f"{len(points)} structures in {len(PHANTOMS)} phantoms"]
-    lines += _say_limits(limits, points)
-    origin = "trinat calibrate: " + "; ".join(lines)
-    update_info(
-        segmenter.model.folder, quality=Quality(agreement=limits, origin=origin)
-    )
-    if real_points:
-        lines += [f"real scans, {line}" for line in _say_limits(limits, real_points)]
-    return lines
+    lines += _describe_limits(limits, points)
+    origin = "trinat fit: " + "; ".join(lines)
+    return Quality(agreement=limits, origin=origin), lines
 
 
 def _measure(
@@ -245,12 +215,11 @@ def _measure(
     name: str,
     scan: Volume,
     truth: Volume,
-    say: Say,
 ) -> list[Point]:
     """Segment a scan, and compare it with its truth.
 
-    A point for each structure that the model predicts and that has 100 mm³ in the truth. The
-    truth's CSF is a small region: that of a model that finds all fluid has no point.
+    Each structure that the model predicts and that has 100 mm³ in the truth gives a point. The
+    truth's CSF is a small region, so the CSF of a model that finds all fluid gives none.
     """
     found = segmenter.segment(scan)
     assert found.agreement is not None
@@ -267,12 +236,14 @@ def _measure(
         agreement = np.nan_to_num(found.agreement[label.index])
         points.append(Point(float(agreement), float(values[label.index])))
     mean_dice = np.mean([point.dice for point in points])
-    say(f"{name}: {len(points)} structures, Dice {mean_dice:.2f}")
+    _log.info("%s: %d structures, Dice %.2f", name, len(points), mean_dice)
     return points
 
 
-def _say_limits(limits: tuple[float, float], points: Sequence[Point]) -> Iterator[str]:
-    """Write a line for each of the two limits."""
+def _describe_limits(
+    limits: tuple[float, float], points: Sequence[Point]
+) -> Iterator[str]:
+    """Describe each of the two limits in a line."""
     for name, limit in zip(("look", "reject"), limits, strict=True):
         caught, alarmed = rates(points, limit)
         yield (
@@ -305,18 +276,3 @@ def _cut_out(scan: Volume, truth: Volume) -> tuple[Volume, Volume]:
     affine[:3, 3] += affine[:3, :3] @ corner
     image = scan.data[box].astype(np.float32) / brightness
     return Volume(image, affine), Volume(truth.data[box], affine)
-
-
-def _read_subject(folder: Path) -> tuple[Volume, Volume]:
-    """Read the same part of a real head, and FreeSurfer's labels of it."""
-    image = find_image(folder, "T1")
-    labels = find_labels(folder, "aseg")
-    if image is None or labels is None:
-        raise DatasetError("has no mri/T1.mgz and mri/aseg.mgz", where=folder)
-    # In RAS axes, as phantoms are, so that the same field is cut out.
-    scan = conform(Volume.read(image))
-    label_map = Volume.read(labels, labels=True)
-    truth = conform(label_map, labels=True, plan=scan.plan)
-    if not np.isin(truth.volume.data, _THALAMUS).any():
-        raise DatasetError("has no thalamus", where=labels)
-    return _cut_out(scan.volume, truth.volume)

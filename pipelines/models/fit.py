@@ -1,0 +1,215 @@
+"""trinat fit: a model fitted to scans with truth without training, in up to three steps.
+
+The steps are the weights of the views, the odds of structures, and the limits of the grade. The
+first two need scans with truth, and are kept only if the Dice of persons held out of the fit rises.
+The networks stay as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from pydantic import JsonValue
+
+from trinat.pipelines.common.exits import Exit, batch_exit
+from trinat.pipelines.common.models import check_out, description_of
+from trinat.pipelines.common.text import count
+from trinat.pipelines.evaluate.user_tables import Mappings, read_mapping
+from trinat.pipelines.models.fit_limits import fit_limits
+from trinat.pipelines.models.fit_odds import describe_odds, fit_structure_odds
+from trinat.pipelines.models.fit_weights import describe_weights, fit_view_weights
+from trinat.pipelines.models.held_out import BEFORE, WORTHWHILE
+from trinat.pipelines.models.scans_with_truth import (
+    Reader,
+    pair_scans,
+    require_scans,
+    without_partner,
+)
+from trinat.pipelines.models.settings import FitSettings, Step
+from trinat.pipelines.study.pairing import Pair
+from trinat.segmentation.errors import ConfigError, EvaluationError
+from trinat.segmentation.labels.folding import load_folding
+from trinat.segmentation.models.checkpoint import (
+    Model,
+    load_model,
+    save_changed,
+    update_info,
+)
+from trinat.segmentation.models.zoo import shipped_models
+
+_log = logging.getLogger(__name__)
+
+_STEPS: tuple[Step, ...] = get_args(Step)
+# For each step that is fitted to scans: its functions, and its entry under `metrics`.
+_FITTED_TO_SCANS = {
+    "weights": (fit_view_weights, describe_weights, "fusion_weights"),
+    "odds": (fit_structure_odds, describe_odds, "class_odds"),
+}
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Outcome of `fit`: what each step did or why it was skipped, and whether the model changed."""
+
+    model: Model
+    lines: tuple[str, ...]
+    changed: bool
+    exit: Exit
+
+
+def fit(settings: FitSettings) -> Fitted:
+    """Fit what the data allow, and write a model if anything has changed.
+
+    Scans that cannot be used are logged, and count as failed. Raises EvaluationError if
+    no scan can be used, and ConfigError if no step is possible.
+    """
+    start = load_model(settings.model)
+    _check_place(settings, start)
+    skipped = _impossible_steps(settings, start)
+    if len(skipped) == len(_STEPS):
+        reasons = "; ".join(f"{step}: {why}" for step, why in skipped.items())
+        raise ConfigError(f"nothing can be fitted ({reasons})", where=start.folder)
+
+    reader = _reader(settings)
+    model = start
+    lines = []
+    pairs: list[Pair] = []
+    failures: list[str] = []
+    metrics: dict[str, JsonValue] = {}
+    for step, (fit_step, describe, entry) in _FITTED_TO_SCANS.items():
+        if step in skipped:
+            lines.append(f"{step}: skipped, {skipped[step]}")
+            continue
+        if not pairs:
+            pairs, failures = _find_pairs(settings)
+        found, pairs, failed = fit_step(model, pairs, reader, device=settings.device)
+        failures += failed
+        for reason in failed:
+            _log.info("not used: %s", reason)
+        lines += [f"{step}: fitted to {count(len(pairs), 'scan')}", *found.table()]
+        if found.chosen == BEFORE:
+            lines.append(f"{step}: unchanged, as the mean gains less than {WORTHWHILE}")
+            continue
+        fusion = found.fusions[found.chosen]
+        metrics[entry] = found.figures(found.chosen)
+        # Other figures were measured with another fusion.
+        model = _changed(model, fusion=fusion, metrics=metrics)
+        lines.append(f"{step}: {describe(fusion)}")
+
+    why = skipped.get("limits") or _reason_to_keep_limits(settings, start, model)
+    if why:
+        lines.append(f"limits: skipped, {why}")
+    else:
+        try:
+            quality, found_limits = fit_limits(model, device=settings.device)
+        except EvaluationError as error:
+            # Weights and odds were fitted all the same.
+            lines.append(f"limits: not found, {error}")
+        else:
+            model = _changed(model, quality=quality)
+            lines += [f"limits: {line}" for line in found_limits]
+
+    changed = model.info != start.info
+    if changed:
+        _write(settings, model)
+    exit_status = batch_exit(done=len(pairs), failed=len(failures))
+    return Fitted(model, tuple(lines), changed, exit_status)
+
+
+def _check_place(settings: FitSettings, model: Model) -> None:
+    """Raise before the work if the new model could not be written."""
+    if settings.out is not None:
+        check_out(settings.out, settings.overwrite)
+        description_of(model, settings.out)
+    elif model.folder in shipped_models().values():
+        raise ConfigError(
+            f"{settings.model} comes with trinat and is not changed",
+            remedy="add --out FOLDER",
+        )
+
+
+def _impossible_steps(settings: FitSettings, model: Model) -> dict[str, str]:
+    """Return the reasons against steps that cannot be done or are not wanted."""
+    if (settings.scans is None) != (settings.truth is None):
+        raise ConfigError("--scans and --truth belong together", remedy="give both")
+    skipped: dict[str, str] = {}
+    if len(model.networks) < 2:
+        (view,) = model.networks
+        alone = (
+            f"the model has the {view.value} view alone (join views by trinat bundle)"
+        )
+        skipped |= {"weights": alone, "limits": alone}
+    if all(model.is_merged(view) for view in model.networks):
+        skipped["odds"] = "no view of the model tells left from right"
+    if settings.scans is None:
+        no_scans = "--scans and --truth are not given"
+        skipped |= {"weights": no_scans, "odds": no_scans}
+    if settings.only is not None:
+        for step in _STEPS:
+            if step != settings.only:
+                skipped[step] = f"--only {settings.only}"
+    return skipped
+
+
+def _reason_to_keep_limits(settings: FitSettings, start: Model, model: Model) -> str:
+    """Return why the limits that the model has still hold; "" if they do not."""
+    asked_for = settings.scans is None or settings.only == "limits"
+    if asked_for or start.info.quality is None:
+        return ""
+    before = start.info.fusion
+    after = model.info.fusion
+    if (before.mean, before.weights) != (after.mean, after.weights):
+        return ""
+    # Odds change the agreement between views of no structure.
+    return "those of the model hold, as the weights are the same"
+
+
+def _reader(settings: FitSettings) -> Reader:
+    """Read the tables that translate the label numbers of the truths."""
+    mapping = Mappings()
+    if settings.mapping is not None:
+        mapping = read_mapping(settings.mapping)
+    if settings.numbering is not None:
+        mapping = replace(mapping, truth_numbering=load_folding(settings.numbering))
+    return Reader(mapping, settings.trust_affine)
+
+
+def _find_pairs(settings: FitSettings) -> tuple[list[Pair], list[str]]:
+    """Pair scans and truths; return the pairs, and the truths that have no scan."""
+    assert settings.scans is not None
+    assert settings.truth is not None
+    pairing = pair_scans(settings.scans, settings.truth)
+    failures = without_partner(pairing, pairing.truths_alone, "scan")
+    skipped = without_partner(pairing, pairing.predictions_alone, "truth")
+    for reason in [*skipped, *failures]:
+        _log.info("not used: %s", reason)
+    remedy = "name scans and truths alike"
+    require_scans(pairing.pairs, failures, settings.scans, remedy)
+    return list(pairing.pairs), failures
+
+
+def _changed(model: Model, **changes: object) -> Model:
+    """Return a model with another entry in its model.yaml; its folder stays as it is."""
+    return replace(model, info=model.info.model_copy(update=changes))
+
+
+def _write(settings: FitSettings, model: Model) -> None:
+    """Write a new model, or change the model.yaml of the old one."""
+    if settings.out is None:
+        info = model.info
+        update_info(
+            model.folder,
+            fusion=info.fusion,
+            quality=info.quality,
+            metrics=info.metrics,
+        )
+        return
+    save_changed(
+        model,
+        settings.out,
+        description_of(model, settings.out),
+        parcels=model.parcels,
+        overwrite=settings.overwrite,
+    )

@@ -1,0 +1,141 @@
+"""Step of `trinat fit`: the weights of the views, and the kind of mean.
+
+All views run once over each scan. Then the Dice of the scan is computed with every candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trinat.pipelines.models.held_out import FittedFusion, fit_held_out
+from trinat.pipelines.models.scans_with_truth import (
+    NUMBERS,
+    Reader,
+    not_compared,
+    refuse_another_head,
+    require_scans,
+    work_on_each,
+)
+from trinat.pipelines.study.pairing import Pair
+from trinat.segmentation.grid import around_both
+from trinat.segmentation.inference.fusion_fit import (
+    AmbiguousVoxels,
+    find_ambiguous,
+    weights_to_try,
+)
+from trinat.segmentation.inference.predictor import Predictor
+from trinat.segmentation.inference.prior import most_probable
+from trinat.segmentation.metrics.overlap import dice, joint_histogram
+from trinat.segmentation.models.checkpoint import Model, class_weights
+from trinat.segmentation.models.model_info import Fusion, Mean
+from trinat.segmentation.space.resample import occupied_box
+from trinat.segmentation.space.views import View, to_slices
+
+# The mean Dice over structures of a scan with each candidate, by its place in the list.
+_Scores = NDArray[np.float64]
+
+
+def fit_view_weights(
+    model: Model, pairs: Sequence[Pair], reader: Reader, *, device: str
+) -> tuple[FittedFusion, list[Pair], list[str]]:
+    """Fit the weights of the views, for either kind of mean.
+
+    Returns the result, the pairs that could be used, and the reasons why others could not.
+    EvaluationError if none could.
+    """
+    segmenter = Predictor(model, device=device)
+    own = model.info.fusion
+    candidates = [own]
+    for mean in get_args(Mean):
+        for weights in weights_to_try(segmenter.views):
+            changed = {"mean": mean, "weights": weights, "per_class": {}}
+            candidates.append(own.model_copy(update=changed))
+
+    def score_all(pair: Pair) -> _Scores:
+        ambiguous = _ambiguous_voxels(segmenter, pair, reader)
+        return np.array([_score(segmenter, ambiguous, each) for each in candidates])
+
+    def fit(scans: Sequence[_Scores]) -> Mapping[str, Fusion]:
+        best_first = np.argsort(-np.mean(scans, axis=0), kind="stable")
+        ordered = [candidates[place] for place in best_first if place > 0]
+        best = {}
+        for mean in get_args(Mean):
+            best[f"{mean} mean"] = next(each for each in ordered if each.mean == mean)
+        return best
+
+    def score(scan: _Scores, fusion: Fusion) -> float:
+        return float(scan[candidates.index(fusion)])
+
+    used, scans, failures = work_on_each(pairs, score_all)
+    require_scans(scans, failures, remedy=NUMBERS)
+    return fit_held_out(used, scans, own, fit, score), used, failures
+
+
+def describe_weights(fusion: Fusion) -> str:
+    """Describe the weights of a fusion in one line."""
+    weights = ", ".join(
+        f"{view.value} {weight:.2f}" for view, weight in fusion.weights.items()
+    )
+    return f"{fusion.mean} mean; {weights}"
+
+
+def _score(segmenter: Predictor, scan: AmbiguousVoxels, fusion: Fusion) -> float:
+    """Return the mean Dice of a scan over the structures that the model predicts."""
+    model = segmenter.model
+    rows = class_weights(fusion, model.scheme, segmenter.views, model.folder)
+    weights = dict(zip(segmenter.views, rows, strict=True))
+    values = dice(scan.joint(model.scheme, weights, fusion.mean))
+    values[[0, *not_compared(model)]] = np.nan
+    return float(np.nanmean(values))
+
+
+def _ambiguous_voxels(
+    segmenter: Predictor, pair: Pair, reader: Reader
+) -> AmbiguousVoxels:
+    """Run all views over a scan, and keep the voxels whose class depends on their weights."""
+    model = segmenter.model
+    prepared, classes = reader.read(segmenter, pair)
+    image = segmenter.image_of(prepared).cpu()
+    box = around_both(segmenter.find_brain(image).box, occupied_box(classes > 0))
+    probabilities = _probabilities_of_views(segmenter, image[box])
+    true_in_box = np.ascontiguousarray(classes[box])
+    _refuse_another_head(model, probabilities, true_in_box, pair.truth.path)
+    return find_ambiguous(true_in_box, probabilities, model.scheme)
+
+
+def _probabilities_of_views(
+    segmenter: Predictor, image: torch.Tensor
+) -> dict[View, torch.Tensor]:
+    """Run each view over an image (X, Y, Z): probabilities (X, Y, Z, K or merged K) float16."""
+    probabilities: dict[View, torch.Tensor] = {}
+    for view, part in segmenter.each_view(image):
+        if view not in probabilities:
+            classes = part.probabilities.shape[-1]
+            probabilities[view] = torch.zeros(
+                (*image.shape, classes), dtype=torch.float16
+            )
+        axes = segmenter.model.info.preprocessing.slice_axes(view)
+        slices = to_slices(probabilities[view], axes, trailing=1)
+        slices[part.slices] = part.probabilities.half().cpu()
+    return probabilities
+
+
+def _refuse_another_head(
+    model: Model,
+    probabilities: Mapping[View, torch.Tensor],
+    truth: NDArray[np.uint8],
+    where: Path,
+) -> None:
+    """Raise if the labels of no view that tells sides agree with the truth."""
+    joints = []
+    for view, values in probabilities.items():
+        if not model.is_merged(view):
+            found = most_probable(values)[1].numpy()
+            joints.append(joint_histogram(truth, found, len(model.scheme)))
+    refuse_another_head(joints, model, where)

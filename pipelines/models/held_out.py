@@ -1,0 +1,141 @@
+"""Candidates of a fusion, fitted to scans with truth and scored on persons held out of the fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import pandas as pd
+from pydantic import JsonValue
+
+from trinat.pipelines.study.pairing import Pair
+from trinat.segmentation.models.model_info import Fusion
+
+# A smaller gain of mean Dice is not worth a change.
+WORTHWHILE = 0.001
+BEFORE = "as it was"
+_MOST_FOLDS = 5
+
+Scan = TypeVar("Scan")
+
+
+@dataclass(frozen=True)
+class FittedFusion:
+    """Fusions fitted to scans, with the mean Dice over structures of each scan.
+
+    `dice` and `fusions` have an entry for each candidate. The first one (`BEFORE`) is the model's
+    own fusion; the others follow in the order of how much they change. `fusions` were fitted to all
+    scans, `dice` was measured with fits to the scans of other persons. With a single person,
+    `held_out` is False: the same scans fit and score.
+    """
+
+    persons: tuple[str, ...]
+    scans: tuple[str, ...]
+    dice: Mapping[str, Sequence[float]]
+    fusions: Mapping[str, Fusion]
+    held_out: bool
+
+    @property
+    def chosen(self) -> str:
+        """The candidate to use."""
+        return choose(self.dice)
+
+    def figures(self, candidate: str) -> dict[str, JsonValue]:
+        """Return the entry for `metrics` in model.yaml of a model with this candidate."""
+        return {
+            "scans": len(self.scans),
+            "mean_dice_before": round(float(np.mean(self.dice[BEFORE])), 4),
+            "mean_dice_after": round(float(np.mean(self.dice[candidate])), 4),
+        }
+
+    def table(self) -> list[str]:
+        """Return the lines of a table of the Dice of each scan."""
+        return dice_lines(self.dice, self.scans, held_out=self.held_out)
+
+
+def fit_held_out(
+    pairs: Sequence[Pair],
+    scans: Sequence[Scan],
+    own: Fusion,
+    fit: Callable[[Sequence[Scan]], Mapping[str, Fusion]],
+    score: Callable[[Scan, Fusion], float],
+) -> FittedFusion:
+    """Fit candidates to all scans; score each scan with candidates fitted to other persons.
+
+    Parameters
+    ----------
+    scans
+        What `fit` and `score` need to know of the scan of each pair.
+    own
+        The model's own fusion.
+    fit
+        Fit all candidates to some scans, by name.
+    score
+        Return the mean Dice over structures of a scan with a fusion.
+    """
+    persons = [pair.truth.person for pair in pairs]
+    fold_of_person = folds_of(persons)
+    fold_of = [fold_of_person[person] for person in persons]
+    fitted_to_all = fit(scans)
+    fitted_without = {}
+    for fold in set(fold_of):
+        others = [
+            scan
+            for scan, of_scan in zip(scans, fold_of, strict=True)
+            if of_scan != fold
+        ]
+        # A single person has no others.
+        fitted_without[fold] = fit(others) if others else fitted_to_all
+    dice: dict[str, list[float]] = {name: [] for name in (BEFORE, *fitted_to_all)}
+    for scan, fold in zip(scans, fold_of, strict=True):
+        dice[BEFORE].append(score(scan, own))
+        for name, fusion in fitted_without[fold].items():
+            dice[name].append(score(scan, fusion))
+    return FittedFusion(
+        persons=tuple(persons),
+        scans=tuple(name_of(pair) for pair in pairs),
+        dice=dice,
+        fusions={BEFORE: own, **fitted_to_all},
+        held_out=len(fitted_without) > 1,
+    )
+
+
+def choose(dice: Mapping[str, Sequence[float]]) -> str:
+    """Return the name of the candidate to use, from the Dice of each scan by candidate.
+
+    Candidates are in the order of how much they change. One that changes more is chosen only if
+    its mean is better by `WORTHWHILE`.
+    """
+    names = list(dice)
+    chosen = names[0]
+    for name in names[1:]:
+        if np.mean(dice[name]) - np.mean(dice[chosen]) >= WORTHWHILE:
+            chosen = name
+    return chosen
+
+
+def folds_of(persons: Collection[str]) -> dict[str, int]:
+    """Assign each person to one of at most five folds; a single person makes a single fold."""
+    different = sorted(set(persons))
+    folds = min(len(different), _MOST_FOLDS)
+    return {person: number % folds for number, person in enumerate(different)}
+
+
+def dice_lines(
+    dice: Mapping[str, Sequence[float]], scans: Sequence[str], *, held_out: bool
+) -> list[str]:
+    """Return the lines of a table: the Dice of each scan, a column for each candidate."""
+    judged = "fitted to this very person"
+    if held_out:
+        judged = "fitted without its person"
+    table = pd.DataFrame(dict(dice), list(scans)).rename_axis(columns="scan")
+    table.loc["mean"] = table.mean()
+    rows = table.to_string(float_format="{:.4f}".format).splitlines()
+    return [f"Mean Dice over structures of each scan, {judged}:", *rows]
+
+
+def name_of(pair: Pair) -> str:
+    """Return the name of a scan in tables."""
+    return f"{pair.truth.person} {pair.truth.visit}".strip()

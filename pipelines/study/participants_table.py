@@ -1,0 +1,511 @@
+"""Reader of participants tables: BIDS' participants.tsv, those of IXI and OASIS, and labs' own.
+
+A cell that is not understood is reported by row and column and left out (`doubts`). Whatever could
+give somebody wrong facts refuses the table (`problems`); all problems are reported together.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trinat.pipelines.study.participants import Facts, Participants
+from trinat.segmentation.errors import DatasetError, summarise
+from trinat.segmentation.io.cells import (
+    MISSING,
+    NO_NAME,
+    age_in,
+    may_be_thousands,
+    number_in,
+    sex_in,
+)
+from trinat.segmentation.io.files import Table, read_table, read_text
+
+# Titles in small letters. Keys are compared without spaces; participant_id wins, as BIDS has it.
+_BIDS_KEY = "participantid"
+_IXI_KEY = "ixiid"
+_KEYS = (_BIDS_KEY, "subjectid", "ptid", _IXI_KEY, "id")
+# The first of the titles that is there is read.
+_NAMES = {
+    "family": ("family",),
+    "site": ("site", "scanner"),
+    "group": ("group", "diagnosis", "dx"),
+}
+_AGE = re.compile(
+    r"(?:age|alter|edad)(?: at (?:scan|mri|visit|session))?(?: in)?(?: (?P<unit>\w+))?"
+)
+# These may stand in brackets; the age at onset or at death is another age.
+_AT_THE_SCAN = ("at scan", "at mri", "at visit", "at session")
+_INTRACRANIAL = re.compile(
+    r"(?:estimated ?total ?intra ?cranial ?vol|etiv|icv(?= ))(?: (?P<unit>\S+))?"
+)
+_SEX = (
+    *("sex", "m/f", "gender", "sex id", "sex at birth"),
+    *("geschlecht", "sexe", "sesso", "sexo"),
+)
+# Users may expect titles with these words to be read.
+_LIKE = {
+    "age": re.compile(r"\b(?:age|âge|alter|edad|età|dob|birth\w*|geburt\w*)\b"),
+    "sex": re.compile(r"\b(?:sexe?|sexo|sesso|\w*gender|\w*geschlecht)\b"),
+    "intracranial_mm3": re.compile(r"\b(?:e?tiv|icv|estimatedtotalintracranialvol)\b"),
+}
+_IXI_SEXES = {"1": "m", "2": "f"}
+_PER_YEAR = {
+    **dict.fromkeys(("y", "yr", "yrs", "year", "years"), 1.0),
+    **dict.fromkeys(("m", "mo", "month", "months"), 12.0),
+    **dict.fromkeys(("w", "wk", "week", "weeks"), 365.25 / 7),
+    **dict.fromkeys(("d", "day", "days"), 365.25),
+}
+_MM3_OF = {
+    **dict.fromkeys(("mm3", "mm³", "mm^3"), 1.0),
+    **dict.fromkeys(("cm3", "cm³", "cm^3", "cc", "ccm", "ml"), 1e3),
+    **dict.fromkeys(("l", "dm3", "dm³", "liter", "litre", "liters", "litres"), 1e6),
+}
+_VOLUME_UNITS = {1.0: "mm³", 1e3: "cm³", 1e6: "l"}
+_INTRACRANIAL_MM3 = (0.7e6, 2.3e6)
+
+ValueIn = Callable[[str], Any]
+
+
+@dataclass(frozen=True)
+class _Title:
+    """Title of a column: `name` in small letters with single spaces, `inside` its brackets.
+
+    "SEX_ID (1=m, 2=f)" has the name "sex id", AgeMonths "age months".
+    """
+
+    text: str
+    name: str
+    inside: str
+
+    @classmethod
+    def of(cls, text: str) -> _Title:
+        """Split the text of a title."""
+        match = re.fullmatch(r"(.*?)\s*[(\[](.*)[)\]]\s*", text, re.DOTALL)
+        name, inside = (text, "") if match is None else (match[1], match[2])
+        words = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", " ", name)
+        plain = re.sub(r"[\s_-]+", " ", words).strip().lower()
+        return cls(text, plain, inside.strip().lower())
+
+    @property
+    def key(self) -> str:
+        """The name without spaces: Subject ID, subject_id and SubjectID are one key."""
+        return self.name.replace(" ", "")
+
+
+@dataclass(frozen=True)
+class _Column:
+    """Column that is read; `value_in` reads a cell, or raises ValueError with the reason."""
+
+    place: int
+    title: str
+    value_in: ValueIn = str
+    missing: frozenset[str] = NO_NAME
+
+
+def read_participants(path: Path) -> Participants:
+    """Read a table; a missing file has no participants.
+
+    DatasetError, with all problems, for a table that contradicts itself: two columns of one kind
+    or two rows of one person that differ, volumes in several units.
+    """
+    participants = inspect_participants(path)
+    refuse_problems(path, participants)
+    return participants
+
+
+def refuse_problems(path: Path, participants: Participants) -> None:
+    """Raise a DatasetError if a table has problems."""
+    if participants.problems:
+        raise DatasetError(
+            summarise(participants.problems),
+            where=path,
+            remedy=f"correct the table; `trinat people {path.name}` shows all of it",
+        )
+
+
+def inspect_participants(path: Path) -> Participants:
+    """Read a table with its `problems`.
+
+    DatasetError for a file that is no table, and for one without a column that names persons.
+    """
+    if not path.exists():
+        return Participants({}, {})
+    return _Reader(path, read_table(path), _sidecar(path)).participants()
+
+
+def _sidecar(table: Path) -> dict[str, dict[str, Any]]:
+    """Read BIDS' descriptions of columns in participants.json; all keys become small letters."""
+    path = table.with_suffix(".json")
+    if table.suffix.lower() != ".tsv" or not path.is_file():
+        return {}
+    try:
+        content = json.loads(read_text(path, "utf-8-sig"))
+    except ValueError:
+        raise DatasetError(
+            "is no JSON", where=path, remedy="mend it, or move it away"
+        ) from None
+    found: dict[str, dict[str, Any]] = {}
+    if isinstance(content, dict):
+        for title, described in content.items():
+            if isinstance(described, dict):
+                found[title.lower()] = {
+                    key.lower(): described[key] for key in described
+                }
+    return found
+
+
+class _Reader:
+    """Reader of one table, which collects notes, doubts and problems."""
+
+    def __init__(
+        self, path: Path, table: Table, sidecar: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        self._path = path
+        self._rows = table.rows
+        self._titles = [_Title.of(title) for title in table.titles]
+        self._sidecar = sidecar
+        self._notes: list[str] = []
+        self._doubts: list[str] = []
+        self._problems: list[str] = []
+
+    def participants(self) -> Participants:
+        """Read all rows; rows of one person are joined, as IXI has some without an age."""
+        columns = self._find_columns()
+        values = {kind: self._values(kind, columns[kind]) for kind in columns}
+        for kind in _NAMES:
+            if kind in values:
+                values[kind] = self._with_one_spelling(kind, values[kind])
+        persons = values.pop("person")
+        facts: dict[str, dict[str, Any]] = {}
+        first_row: dict[str, int] = {}
+        for row in self._rows:
+            name = persons.get(row.number)
+            if name is None:
+                self._doubts.append(f"row {row.number}: names no person")
+                continue
+            known = facts.setdefault(name, {})
+            first = first_row.setdefault(name, row.number)
+            for kind, of_rows in values.items():
+                value = of_rows.get(row.number)
+                if value is not None and not _agree(
+                    known.setdefault(kind, value), value
+                ):
+                    self._problems.append(
+                        f"rows {first} and {row.number}: {name} has {_called(kind)} "
+                        f"{known[kind]} and {value} (keep one row of each person, or name "
+                        "scans: sub-01_ses-1)"
+                    )
+        return Participants(
+            {name: Facts(**known) for name, known in facts.items()},
+            {kind: of_kind[0].title for kind, of_kind in columns.items()},
+            tuple(self._notes),
+            tuple(self._doubts),
+            tuple(self._problems),
+        )
+
+    def _find_columns(self) -> dict[str, list[_Column]]:
+        """Find the columns of each kind of fact, and report those that look like one."""
+        found = {"person": self._key_columns()}
+        for kind, words in _NAMES.items():
+            named = [
+                _Column(place, title.text)
+                for word in words
+                for place, title in enumerate(self._titles)
+                if title.name == word
+            ]
+            if named:
+                found[kind] = self._first_title(kind, named)
+        is_ixi = self._titles[found["person"][0].place].key == _IXI_KEY
+        why_unread: dict[int, str] = {}
+        for place, title in enumerate(self._titles):
+            described = self._sidecar.get(title.text.lower(), {})
+            readers: dict[str, Callable[[], ValueIn | None]] = {
+                "age": partial(_age_reader, title, described),
+                "sex": partial(_sex_reader, title, described, is_ixi),
+                "intracranial_mm3": partial(
+                    self._intracranial_reader, place, title, described
+                ),
+            }
+            for kind, reader in readers.items():
+                try:
+                    value_in = reader()
+                except ValueError as error:
+                    why_unread[place] = str(error)
+                    continue
+                if value_in is not None:
+                    column = _Column(place, title.text, value_in, MISSING)
+                    found.setdefault(kind, []).append(column)
+        self._report_unread(found, why_unread)
+        self._refuse_two_languages(found.get("sex", ()))
+        return found
+
+    def _key_columns(self) -> list[_Column]:
+        """Find the column that names the persons."""
+        places = {
+            key: [place for place, title in enumerate(self._titles) if title.key == key]
+            for key in _KEYS
+        }
+        keys = [key for key in _KEYS if places[key]]
+        if _BIDS_KEY in keys:
+            keys = [_BIDS_KEY]
+        if not keys:
+            raise DatasetError(
+                "has no column 'participant_id'",
+                where=self._path,
+                remedy="call the column of the persons' names so (Subject ID, PTID, ID and IXI_ID "
+                "are read, too)",
+            )
+        if len(keys) > 1:
+            named = [self._titles[places[key][0]].text for key in keys]
+            raise DatasetError(
+                f"the columns {_listed(named)} could each name the persons",
+                where=self._path,
+                remedy="call one of them participant_id",
+            )
+        value_in = _ixi_name if keys[0] == _IXI_KEY else str
+        return [
+            _Column(place, self._titles[place].text, value_in)
+            for place in places[keys[0]]
+        ]
+
+    def _first_title(self, kind: str, columns: Sequence[_Column]) -> list[_Column]:
+        """Keep the columns of the first title; report others with other values."""
+        first = columns[0]
+        name = self._titles[first.place].name
+        kept = [column for column in columns if self._titles[column.place].name == name]
+        for column in columns:
+            differs = any(
+                row.cells[column.place] != row.cells[first.place] for row in self._rows
+            )
+            if column not in kept and differs:
+                self._notes.append(
+                    f"{column.title!r} is not read, as {first.title!r} is"
+                )
+        return kept
+
+    def _report_unread(
+        self, found: Mapping[str, Sequence[_Column]], why: Mapping[int, str]
+    ) -> None:
+        """Report columns that users may expect to be read, where nothing else is of their kind."""
+        read = {column.place for columns in found.values() for column in columns}
+        for kind, words in _LIKE.items():
+            for place, title in enumerate(self._titles):
+                if kind in found or place in read or not words.search(title.name):
+                    continue
+                reason = why.get(place, "give the column a plain title if it is")
+                self._doubts.append(
+                    f"{title.text!r} is not read as {_called(kind)}: {reason}"
+                )
+
+    def _refuse_two_languages(self, columns: Sequence[_Column]) -> None:
+        """Refuse H beside M for sex: hombre and mujer, so that M is a woman."""
+        cells = {
+            row.cells[column.place].casefold()
+            for row in self._rows
+            for column in columns
+        }
+        if {"h", "m"} <= cells:
+            self._problems.append(
+                "H and M for sex: M could be a man or a woman (write M and F)"
+            )
+
+    def _values(self, kind: str, columns: Sequence[_Column]) -> dict[int, Any]:
+        """Read the columns of a kind: the value of each row that has one, by its number."""
+        values: dict[int, Any] = {}
+        rows_of: dict[str, list[int]] = defaultdict(list)
+        for row in self._rows:
+            for column in columns:
+                cell = row.cells[column.place]
+                if cell.casefold() in column.missing:
+                    continue
+                try:
+                    value = column.value_in(cell)
+                except ValueError as error:
+                    rows_of[f"{column.title}: {cell!r} {error}"].append(row.number)
+                    continue
+                if not _agree(values.setdefault(row.number, value), value):
+                    titles = _listed([column.title for column in columns])
+                    self._problems.append(
+                        f"row {row.number}: the columns {titles} are both read as "
+                        f"{_called(kind)}, and differ (rename the other one)"
+                    )
+        for what, numbers in rows_of.items():
+            rows = f"row {numbers[0]}"
+            if len(numbers) > 1:
+                rows = f"{rows} and {len(numbers) - 1} more"
+            messages = self._problems if kind == "person" else self._doubts
+            messages.append(f"{rows}, {what}")
+        return values
+
+    def _with_one_spelling(
+        self, kind: str, values: Mapping[int, str]
+    ) -> dict[int, str]:
+        """Give names that differ only in case the spelling that most rows have."""
+        spellings: dict[str, Counter[str]] = defaultdict(Counter)
+        for value in values.values():
+            spellings[value.casefold()][value] += 1
+        chosen = {}
+        for folded, counts in spellings.items():
+            chosen[folded] = counts.most_common(1)[0][0]
+            if len(counts) > 1:
+                self._notes.append(
+                    f"{kind}: {_listed(list(counts))} are read as one, {chosen[folded]!r}"
+                )
+        return {number: chosen[value.casefold()] for number, value in values.items()}
+
+    def _intracranial_reader(
+        self, place: int, title: _Title, described: Mapping[str, Any]
+    ) -> ValueIn | None:
+        """Make the reader of intracranial volumes, in mm³; None for any other column."""
+        match = _INTRACRANIAL.fullmatch(title.name)
+        if match is None:
+            return None
+        unit = _unit(match["unit"] or title.inside, described, _MM3_OF)
+        if unit is None:
+            unit = self._unit_by_size(place, title)
+        low, high = _INTRACRANIAL_MM3
+        limits = f"from {low / unit:,.7g} to {high / unit:,.7g} {_VOLUME_UNITS[unit]}"
+
+        def volume_in(cell: str) -> float:
+            volume_mm3 = number_in(cell) * unit
+            if not low <= volume_mm3 <= high:
+                raise ValueError(f"is no intracranial volume {limits}")
+            return volume_mm3
+
+        return _unless_ambiguous(volume_in)
+
+    def _unit_by_size(self, place: int, title: _Title) -> float:
+        """Find the unit in which a column's volumes are those of heads; refuse several."""
+        low, high = _INTRACRANIAL_MM3
+        first_row: dict[float, int] = {}
+        for row in self._rows:
+            with suppress(ValueError):
+                number = number_in(row.cells[place])
+                for unit in _VOLUME_UNITS:
+                    if low <= number * unit <= high:
+                        first_row.setdefault(unit, row.number)
+        if len(first_row) > 1:
+            both = " and ".join(
+                f"{_VOLUME_UNITS[unit]} (row {row})" for unit, row in first_row.items()
+            )
+            self._problems.append(
+                f"{title.text} is in {both} (write all rows in one unit)"
+            )
+        unit = next(iter(first_row), 1.0)
+        if unit != 1.0:
+            self._notes.append(
+                f"{title.text} is read as {_VOLUME_UNITS[unit]}, by its size"
+            )
+        return unit
+
+
+def _age_reader(title: _Title, described: Mapping[str, Any]) -> ValueIn | None:
+    """Make the reader of ages, in years; None for any other column."""
+    match = _AGE.fullmatch(title.name)
+    if match is None:
+        return None
+    unit = match["unit"] or title.inside
+    if unit in _AT_THE_SCAN:
+        unit = ""
+    per_year = _unit(unit, described, _PER_YEAR) or 1.0
+    return _unless_ambiguous(partial(age_in, per_year=per_year))
+
+
+def _sex_reader(
+    title: _Title, described: Mapping[str, Any], is_ixi: bool
+) -> ValueIn | None:
+    """Make the reader of sexes by words and codes; None for any other column."""
+    if title.name not in _SEX:
+        return None
+    codes: dict[str, str] = {}
+    for one, other in re.findall(r"([^\s,;=]+)\s*[=:]\s*([^\s,;]+)", title.inside):
+        # Either side may be the code: 1=m, or F: 0.
+        for code, word in ((one, other), (other, one)):
+            with suppress(ValueError):
+                codes[code] = sex_in(word)
+                break
+    levels = described.get("levels")
+    if isinstance(levels, dict):
+        for code, meaning in levels.items():
+            # BIDS has a text, or an object with a description.
+            if isinstance(meaning, dict):
+                meaning = meaning.get("Description", "")
+            codes.setdefault(str(code).casefold(), str(meaning).strip())
+    if not codes and is_ixi and title.name == "sex id":
+        codes = _IXI_SEXES
+
+    def sex_of(cell: str) -> str:
+        return sex_in(codes.get(cell.casefold(), cell))
+
+    return sex_of
+
+
+def _unit(
+    of_title: str, described: Mapping[str, Any], units: Mapping[str, float]
+) -> float | None:
+    """Find the unit of a column in its title, or in what participants.json says of it.
+
+    None where neither says it; ValueError for an unknown unit.
+    """
+    if of_title:
+        said = of_title
+    else:
+        text = str(described.get("units", described.get("unit", ""))).strip().lower()
+        # Without what follows the unit: "years old", "month(s)", "yr.".
+        said = re.split(r"[\s(.]", text, maxsplit=1)[0]
+        if said in MISSING:
+            description = str(described.get("description", "")).lower()
+            in_units = re.findall(r"\bin ([^\s,.;()]+)", description)
+            said = next((word for word in in_units if word in units), "")
+    if not said:
+        return None
+    if said not in units:
+        raise ValueError(f"its unit {said!r} is not known")
+    return units[said]
+
+
+def _unless_ambiguous(value_in: Callable[[str], float]) -> ValueIn:
+    """Make a reader that refuses cells such as 33.238 where 33238 is valid as well."""
+
+    def read(cell: str) -> float:
+        value = value_in(cell)
+        if may_be_thousands(cell, value_in):
+            raise ValueError("could be thousands or decimals")
+        return value
+
+    return read
+
+
+def _ixi_name(cell: str) -> str:
+    """Return the name that IXI's scans have: IXI002 for 2."""
+    if not re.fullmatch(r"\d+", cell, re.ASCII):
+        raise ValueError("is no whole number")
+    return f"IXI{int(cell):03d}"
+
+
+def _agree(first: Any, second: Any) -> bool:
+    """Return True for equal values; numbers may differ by rounding."""
+    if isinstance(first, float) and isinstance(second, float):
+        return math.isclose(first, second)
+    return bool(first == second)
+
+
+def _called(kind: str) -> str:
+    """Return the words for a kind of fact in messages."""
+    return "the " + kind.removesuffix("_mm3").replace(
+        "intracranial", "intracranial volume"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Quote names and join them."""
+    return " and ".join(repr(name) for name in names)

@@ -1,0 +1,594 @@
+"""Corpus callosum: found in the white matter around the midsagittal plane, and measured there.
+
+Everything here happens on the working grid, whose axes are right, anterior and superior and whose
+voxels are 1 mm, so that voxel indices are millimetres. The label map of the structures stays as it
+is: the callosum is a part of its white matter.
+
+The method, in order:
+
+1. The midsagittal plane is fitted to where left and right white matter are equally probable.
+2. The probability of white matter that is brighter than cortex is averaged over 5 mm around this
+   plane, as FreeSurfer cuts its callosum out. The largest component of this section is callosum,
+   fornix and septum.
+3. From the body of the callosum, whatever is thicker than its surroundings is cut off (the fornix
+   where it touches), and whatever lies below a gap (the fornix where it does not).
+4. The callosum is what is left, with its border, where voxels are partly filled and darker. It is
+   divided into five equal parts along its long axis, as FreeSurfer does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import ndimage, optimize, sparse
+from scipy.spatial import cKDTree
+
+from trinat.segmentation.grid import moved
+from trinat.segmentation.inference.checks.limits import GradeName
+from trinat.segmentation.io.volume import Volume
+from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.space.conform import ConformPlan
+from trinat.segmentation.space.morphology import largest_part
+
+PARTS = 5
+PROFILE_POINTS = 50
+# Limits of the grade. Borders of sharp scans are 1.3 to 2.2 mm wide; after smoothing by a Gaussian
+# of 2.8 mm (full width at half maximum) 2.6 to 3.3, of 4 mm 3.2 to 3.8.
+EDGE_MM = (2.9, 3.6)
+LENGTH_MM = (55.0, 95.0)
+SMALLEST_MM2 = 200.0
+# FreeSurfer's callosum is this thick from left to right.
+_SLAB_MM = 5.0
+_OFFSETS_MM = np.arange(-2.0, 3.0)
+# The section reaches this far from its middle along the callosum and across it.
+_HALF_LENGTH_MM = 60.0
+_HALF_HEIGHT_MM = 40.0
+_STEP_MM = 0.5
+# Left and right white matter touch where both together have at least this probability.
+_IS_WHITE = 0.6
+# Fewer places where left and right touch make no plane: some 800 are usual.
+_FEWEST_CONTACTS = 100
+# Deviations from the plane that are larger count less (soft L1).
+_USUAL_DEVIATION_MM = 0.5
+# The fornix touches the body only, between these shares of the length from behind; below the
+# front part of the body lies the rostrum, which belongs to the callosum.
+_BODY = (0.2, 0.8)
+_ROSTRUM_FROM = 0.72
+# The fornix touches the callosum along less than this.
+_CONTACT_MM = 20.0
+# The border of the callosum is at most this wide, and this wide where it borders on what networks
+# take for white matter, too.
+_BORDER_MM = 2.0
+_HALF_BORDER_MM = 0.5
+# Cortex and white matter around the callosum are compared where they are this probable, up to this
+# far from its middle.
+_SURE = 0.9
+_REACH_MM = (12, 50, 35)
+# White matter is brighter than cortex by this share of their difference.
+_LEAST_BRIGHTNESS = 0.3
+# Brightness is compared across the outline at these distances from it, outwards.
+_EDGE_OFFSETS_MM = np.arange(-2.5, 3.0, 0.5)
+_REFINEMENTS = 20
+_SIDE_POINTS = 200
+
+
+@dataclass(frozen=True, eq=False)
+class Midplane:
+    """The midsagittal plane, in voxels of the working grid.
+
+    `origin` lies in the plane; `normal`, `forward` and `up` are orthogonal unit vectors.
+    """
+
+    origin: NDArray[np.float64]
+    normal: NDArray[np.float64]
+    forward: NDArray[np.float64]
+    up: NDArray[np.float64]
+
+    def turned(
+        self, origin: NDArray[np.float64], along: NDArray[np.float64]
+    ) -> Midplane:
+        """Return the same plane with another origin and another direction as forward."""
+        return Midplane(origin, self.normal, along, np.cross(self.normal, along))
+
+    def coordinates(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the position (..., 3) of points along forward, up and normal."""
+        axes = np.stack([self.forward, self.up, self.normal])
+        found: NDArray[np.float64] = (points - self.origin) @ axes.T
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """The callosum in its midsagittal section.
+
+    `white` (A, B) is the probability of white matter in the section, 0 beyond the callosum, and
+    `is_callosum` (A, B) is where white matter belongs to the callosum. The axes run along
+    `plane.forward` and `plane.up`, in steps of 0.5 mm around `plane.origin`.
+    """
+
+    plane: Midplane
+    white: NDArray[np.float64]
+    is_callosum: NDArray[np.bool_]
+
+    def parts(self, points: NDArray[np.float64]) -> NDArray[np.uint8]:
+        """Return the part, 1 (posterior) to 5 (anterior), of points (N, 3) in white matter.
+
+        It is 0 for points that do not belong to the callosum.
+        """
+        along, across, from_plane = self.plane.coordinates(points).T
+        columns = (along + _HALF_LENGTH_MM) / _STEP_MM
+        rows = (across + _HALF_HEIGHT_MM) / _STEP_MM
+        share = ndimage.map_coordinates(
+            self.is_callosum.astype(np.float32), [columns, rows], order=1
+        )
+        half_mm = _SLAB_MM / 2
+        is_inside = (share >= 0.5) & (-half_mm <= from_plane) & (from_plane < half_mm)
+        start = self.outline[:, 0].min()
+        shares = (along - start) / self.length_mm
+        numbers = 1 + np.clip(np.floor(PARTS * shares), 0, PARTS - 1)
+        return np.where(is_inside, numbers, 0).astype(np.uint8)
+
+    @cached_property
+    def outline(self) -> NDArray[np.float64]:
+        """Closed outline of the section, (N, 2) in mm, without its last point."""
+        from contourpy import contour_generator
+
+        along, across = _section_axes()
+        lines = contour_generator(along, across, self.white.T).lines(0.5)
+        longest = max((np.asarray(line, np.float64) for line in lines), key=len)
+        return longest[:-1]
+
+    @property
+    def area_mm2(self) -> float:
+        """Area of the section."""
+        return abs(_signed_area(self.outline))
+
+    @property
+    def length_mm(self) -> float:
+        """Distance from the hindmost to the foremost point along the long axis."""
+        return float(np.ptp(self.outline[:, 0]))
+
+    @cached_property
+    def _midline(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The midline (N, 2) from behind to front, and the thickness at its points (N,)."""
+        return find_midline(self.outline, self.white >= 0.5)
+
+    @property
+    def midline_mm(self) -> float:
+        """Length of the curved midline."""
+        points, _ = self._midline
+        return float(_arc_lengths(points)[-1])
+
+    @property
+    def thickness_mm(self) -> NDArray[np.float64]:
+        """Thickness at 50 points, evenly spaced along the midline from behind to front."""
+        points, thickness = self._midline
+        places = _arc_lengths(points)
+        middles = (np.arange(PROFILE_POINTS) + 0.5) / PROFILE_POINTS
+        return np.asarray(np.interp(middles * places[-1], places, thickness))
+
+
+@dataclass(frozen=True, eq=False)
+class Callosum:
+    """Corpus callosum of a scan: label map, volumes, and measures of its midsagittal section.
+
+    Attributes
+    ----------
+    labels : Volume
+        FreeSurfer's 251 (posterior) to 255 (anterior) in the scan's own space, int16.
+    voxels : dict
+        Number of voxels of each part by its name in FreeSurfer, such as "CC_Central".
+    grade : str
+        pass, look or reject, with its `reasons`.
+    section : Section or None
+        The midsagittal section; None if no callosum was found.
+    """
+
+    labels: Volume
+    voxels: dict[str, int]
+    grade: GradeName
+    reasons: tuple[str, ...]
+    section: Section | None
+
+    @property
+    def volumes_mm3(self) -> dict[str, float]:
+        """Volume of each part."""
+        voxel_mm3 = self.labels.grid.voxel_mm3
+        return {name: count * voxel_mm3 for name, count in self.voxels.items()}
+
+    @property
+    def volume_mm3(self) -> float:
+        """Volume of the whole callosum, within 2.5 mm of the midsagittal plane."""
+        return sum(self.volumes_mm3.values())
+
+    @property
+    def measures(self) -> dict[str, float | None]:
+        """Area of the section, lengths and thickness, by their names in callosum.tsv.
+
+        Values are None if no callosum was found.
+        """
+        names = (
+            *("area_mm2", "length_mm", "midline_mm"),
+            *("mean_thickness_mm", "max_thickness_mm"),
+        )
+        if self.section is None:
+            return dict.fromkeys(names)
+        thickness = self.thickness_mm
+        values = (
+            self.section.area_mm2,
+            self.section.length_mm,
+            self.section.midline_mm,
+            float(thickness.mean()),
+            float(thickness.max()),
+        )
+        return dict(zip(names, values, strict=True))
+
+    @property
+    def thickness_mm(self) -> NDArray[np.float64]:
+        """Thickness at 50 points, evenly spaced along the midline from behind to front.
+
+        NaN if no callosum was found.
+        """
+        if self.section is None:
+            return np.full(PROFILE_POINTS, np.nan)
+        return self.section.thickness_mm
+
+
+def measured(
+    section: Section | None,
+    image: Volume,
+    is_white: Volume,
+    plan: ConformPlan,
+) -> Callosum:
+    """Bring a callosum into the scan's own space, measure it and grade it.
+
+    `image` is the scan on the working grid, `is_white` the white matter (bool) in the scan's own
+    space, to which the callosum is limited.
+    """
+    scheme = load_scheme("callosum")
+    parts = np.zeros(is_white.shape, np.uint8)
+    if section is not None:
+        places = is_white.grid.places(np.argwhere(is_white.data))
+        to_working = np.linalg.inv(plan.working.affine)
+        parts[is_white.data] = section.parts(moved(places, to_working))
+    counts = np.bincount(parts.ravel(), minlength=len(scheme))
+    voxels = {}
+    for label in scheme.labels[1:]:
+        voxels[label.name] = int(counts[label.index])
+    labels = Volume(scheme.to_freesurfer(parts), is_white.affine, is_white.codes)
+    grade, reasons = _grade(section, parts, np.asarray(image.data, np.float32))
+    return Callosum(labels, voxels, grade, reasons, section)
+
+
+def _grade(
+    section: Section | None, parts: NDArray[np.uint8], image: NDArray[np.float32]
+) -> tuple[GradeName, tuple[str, ...]]:
+    """Grade a callosum whose `parts` are in the scan's own space, with the reasons."""
+    if section is None or not parts.any():
+        return "reject", ("no callosum found: no white matter crosses the midline",)
+    rejecting = []
+    doubts = []
+    if _touches_edge(parts):
+        rejecting.append("the field of view ends in the callosum")
+    edge_mm = edge_width(section, image)
+    blurred = f"the border of the callosum is blurred over {edge_mm:.1f} mm"
+    if edge_mm > EDGE_MM[1]:
+        rejecting.append(blurred)
+    elif edge_mm > EDGE_MM[0]:
+        doubts.append(blurred)
+    if not LENGTH_MM[0] <= section.length_mm <= LENGTH_MM[1]:
+        doubts.append(f"the callosum is {section.length_mm:.0f} mm long")
+    if section.area_mm2 < SMALLEST_MM2:
+        doubts.append(f"the section of the callosum is {section.area_mm2:.0f} mm²")
+    if rejecting:
+        return "reject", (*rejecting, *doubts)
+    return ("look" if doubts else "pass"), tuple(doubts)
+
+
+def _touches_edge(parts: NDArray[np.uint8]) -> bool:
+    """Return True if the callosum reaches the first or last slice of any axis."""
+    for axis in range(parts.ndim):
+        ends = np.take(parts, [0, -1], axis=axis)
+        if ends.any():
+            return True
+    return False
+
+
+def edge_width(section: Section, image: NDArray[np.float32]) -> float:
+    """Return over how many mm brightness changes from inside the callosum to outside.
+
+    It is the contrast between 2.5 mm inside and outside of the outline, divided by the steepest
+    slope between them; medians of all points of the outline.
+    """
+    outline = section.outline
+    tangents = np.roll(outline, -1, axis=0) - np.roll(outline, 1, axis=0)
+    normals = np.stack([tangents[:, 1], -tangents[:, 0]], axis=1)
+    normals /= np.linalg.norm(normals, axis=1, keepdims=True)
+    if _signed_area(outline) < 0:
+        normals = -normals
+    points = outline[:, None] + _EDGE_OFFSETS_MM[:, None] * normals[:, None]
+    columns = (points[..., 0] + _HALF_LENGTH_MM) / _STEP_MM
+    rows = (points[..., 1] + _HALF_HEIGHT_MM) / _STEP_MM
+    values = ndimage.map_coordinates(
+        _section(image, section.plane), [columns, rows], order=1
+    )
+    contrast = np.median(values[:, 0] - values[:, -1])
+    # In a contrast where the callosum is darker than its surroundings, slopes change sign, too.
+    slopes = -np.diff(values, axis=1) / np.diff(_EDGE_OFFSETS_MM) * np.sign(contrast)
+    steepest = np.median(slopes.max(axis=1))
+    return float(abs(contrast) / max(steepest, 1e-6))
+
+
+def find_callosum(
+    left: NDArray[np.floating],
+    right: NDArray[np.floating],
+    cortex: NDArray[np.floating],
+    image: NDArray[np.floating],
+) -> Section | None:
+    """Find the callosum on the working grid.
+
+    Parameters
+    ----------
+    left, right, cortex : array (X, Y, Z)
+        Probabilities of left and right white matter and of the cortex of both sides.
+    image : array (X, Y, Z)
+        The scan, in any contrast.
+
+    Returns
+    -------
+    Section or None
+        None if too little white matter crosses the midsagittal plane to define it.
+    """
+    plane = fit_midplane(left, right)
+    if plane is None:
+        return None
+    white = np.asarray(left, np.float32) + right
+    bright = _as_white_as_bright(white, cortex, image, plane)
+    kept = np.zeros(0, bool)
+    is_cut = np.zeros(0, bool)
+    # The fornix tilts the first estimate of the long axis; the later ones are free of it.
+    for _ in range(3):
+        section = _section(bright, plane)
+        inside = largest_part(section >= 0.5)
+        if not inside.any():
+            return None
+        kept = without_fornix(inside)
+        is_cut = (section >= 0.5) & ~kept
+        plane_of_kept = plane
+        plane = _along_its_axis(plane, kept)
+    section = _section(white, plane_of_kept)
+    is_callosum = _with_border(kept, section >= 0.5) & ~is_cut
+    section = np.where(is_callosum, section, 0)
+    inside = largest_part(section >= 0.5)
+    if not inside.any():
+        return None
+    section = np.where(inside | (section < 0.5), section, 0)
+    return Section(plane_of_kept, section, is_callosum)
+
+
+def fit_midplane(
+    left: NDArray[np.floating], right: NDArray[np.floating]
+) -> Midplane | None:
+    """Fit a plane to where left and right white matter are equally probable.
+
+    Left lies at low indices of the first axis. Returns None where they hardly touch.
+    """
+    lead = np.asarray(left, np.float32) - right
+    white = np.asarray(left, np.float32) + right
+    is_contact = (lead[:-1] > 0) & (lead[1:] <= 0)
+    is_contact &= (white[:-1] > _IS_WHITE) & (white[1:] > _IS_WHITE)
+    i, j, k = np.nonzero(is_contact)
+    if len(i) < _FEWEST_CONTACTS:
+        return None
+    before = lead[:-1][is_contact]
+    after = lead[1:][is_contact]
+    x = i + before / (before - after)
+    middle = np.array([np.median(x), np.median(j), np.median(k)])
+    terms = np.stack([np.ones(len(x)), j - middle[1], k - middle[2]], axis=1)
+
+    def deviations(coefficients: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(terms @ coefficients - x)
+
+    fitted = optimize.least_squares(
+        deviations,
+        [middle[0], 0, 0],
+        loss="soft_l1",
+        f_scale=_USUAL_DEVIATION_MM,
+    )
+    at_middle, per_forward, per_up = fitted.x
+    normal = np.array([1, -per_forward, -per_up])
+    normal /= np.linalg.norm(normal)
+    forward = np.array([0, 1, 0]) - normal[1] * normal
+    forward /= np.linalg.norm(forward)
+    origin = np.array([at_middle, middle[1], middle[2]])
+    return Midplane(origin, normal, forward, np.cross(normal, forward))
+
+
+def _as_white_as_bright(
+    white: NDArray[np.floating],
+    cortex: NDArray[np.floating],
+    image: NDArray[np.floating],
+    plane: Midplane,
+) -> NDArray[np.float32]:
+    """Lower the probability of white matter (X, Y, Z) where the scan is as grey as cortex.
+
+    Networks repeat mistakes of the labels that they were trained with: FreeSurfer adds cortex and
+    cingulum to a callosum that is stretched over wide ventricles.
+    """
+    near = _around(plane, white.shape)
+    grey = image[near][cortex[near] > _SURE]
+    bright = image[near][white[near] > _SURE]
+    if not grey.size or not bright.size:
+        return np.asarray(white, np.float32)
+    darkest = np.median(grey)
+    contrast = np.median(bright) - darkest
+    brightness = (image - darkest) / contrast
+    # 0.5 at the limit, so that the border lies there.
+    limit = 0.5 + brightness - _LEAST_BRIGHTNESS
+    return np.asarray(np.clip(np.minimum(white, limit), 0, 1), np.float32)
+
+
+def _with_border(
+    core: NDArray[np.bool_], is_white: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Return where white matter of a section (A, B) belongs to the bright core of the callosum.
+
+    Voxels of the border are darker than the core, as partly filled voxels are. Where white matter
+    goes on beyond the border without getting brighter, it is grey matter or the fornix.
+    """
+    to_core = ndimage.distance_transform_edt(~core, sampling=_STEP_MM)
+    is_beyond = is_white & (to_core > _BORDER_MM)
+    if not is_beyond.any():
+        return np.asarray(to_core <= _BORDER_MM)
+    to_beyond = ndimage.distance_transform_edt(~is_beyond, sampling=_STEP_MM)
+    is_border = (to_core <= _BORDER_MM) & (to_beyond > _BORDER_MM)
+    return np.asarray(is_border | (to_core <= _HALF_BORDER_MM))
+
+
+def _around(plane: Midplane, shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """Return a box of some centimetres around a plane's origin, inside an array of this shape."""
+    middle = np.rint(plane.origin).astype(int)
+    return tuple(
+        slice(max(place - reach, 0), min(place + reach, length))
+        for place, reach, length in zip(middle, _REACH_MM, shape, strict=True)
+    )
+
+
+def without_fornix(inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Cut fornix and septum off a section (A, B) of the callosum, whose axes run along and up.
+
+    The upper run of each column of the body is the callosum. Its thickness is opened along the
+    body: what is thicker than everything around it within 20 mm is the fornix that touches.
+    """
+    columns = np.flatnonzero(inside.any(axis=1))
+    first, length = columns[0], np.ptp(columns)
+    start, stop = (int(first + share * length) for share in _BODY)
+    body = inside[start:stop]
+    height = body.shape[1]
+    if not body.any(axis=1).all():
+        # The callosum has a gap; nothing hangs below it that could be told from it.
+        return inside
+    levels = np.arange(height)
+    top = height - 1 - np.argmax(body[:, ::-1], axis=1)
+    is_gap = ~body & (levels < top[:, None])
+    bottom = height - np.argmax(is_gap[:, ::-1], axis=1)
+    bottom = np.where(is_gap.any(axis=1), bottom, 0)
+    thickness = top + 1 - bottom
+    window = round(_CONTACT_MM / _STEP_MM)
+    # Both ends of the callosum are thicker than its body, so that edges open nothing.
+    padded = np.pad(thickness, window, constant_values=height)
+    opened = ndimage.grey_opening(padded, size=window)[window:-window]
+    lowest = top + 1 - opened
+    is_below = levels < lowest[:, None]
+    # Only what is joined to the run is cut where the rostrum lies below.
+    is_before_rostrum = np.arange(start, stop) < first + _ROSTRUM_FROM * length
+    is_cut = is_below & ((levels >= bottom[:, None]) | is_before_rostrum[:, None])
+    kept = inside.copy()
+    kept[start:stop] &= ~is_cut
+    return largest_part(kept)
+
+
+def find_midline(
+    outline: NDArray[np.float64], inside: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the midline (N, 2) of a callosum from behind to front, and its thickness (N,).
+
+    The two ends are the points of the section `inside` (A, B) that are farthest apart by way of
+    the section. They divide the `outline` (M, 2) into two sides; the midline is as far from one
+    side as from the other.
+    """
+    behind, before = _ends(inside)
+    _, (one, other) = cKDTree(outline).query([behind, before])
+    turned = np.roll(outline, -one, axis=0)
+    split = (other - one) % len(outline)
+    sides = (turned[: split + 1], np.vstack([turned[split:], turned[:1]])[::-1])
+    upper, lower = (_resampled(side, _SIDE_POINTS) for side in sides)
+    upper_tree = cKDTree(_resampled(upper, 10 * _SIDE_POINTS))
+    lower_tree = cKDTree(_resampled(lower, 10 * _SIDE_POINTS))
+    midline = (upper + lower) / 2
+    thickness = np.zeros(0)
+    for _ in range(_REFINEMENTS):
+        to_upper, above = upper_tree.query(midline)
+        to_lower, below = lower_tree.query(midline)
+        thickness = to_upper + to_lower
+        middles = (upper_tree.data[above] + lower_tree.data[below]) / 2
+        midline = _resampled(middles, _SIDE_POINTS)
+    to_upper, _ = upper_tree.query(midline)
+    to_lower, _ = lower_tree.query(midline)
+    thickness = to_upper + to_lower
+    return midline, np.asarray(thickness)
+
+
+def _signed_area(outline: NDArray[np.float64]) -> float:
+    """Return the area inside a closed outline (N, 2), negative if it runs clockwise."""
+    x, y = outline.T
+    return float(np.sum(x * np.roll(y, -1) - y * np.roll(x, -1)) / 2)
+
+
+def _section_axes() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the positions of a section's columns and rows, in mm."""
+    along = np.arange(-_HALF_LENGTH_MM, _HALF_LENGTH_MM + _STEP_MM, _STEP_MM)
+    across = np.arange(-_HALF_HEIGHT_MM, _HALF_HEIGHT_MM + _STEP_MM, _STEP_MM)
+    return along, across
+
+
+def _section(white: NDArray[np.floating], plane: Midplane) -> NDArray[np.float64]:
+    """Average a map (X, Y, Z) over the slab around the plane, (A, B); 0 outside the map."""
+    along, across = _section_axes()
+    points = (
+        plane.origin
+        + along[:, None, None, None] * plane.forward
+        + across[:, None, None] * plane.up
+        + _OFFSETS_MM[:, None] * plane.normal
+    )
+    values = ndimage.map_coordinates(white, np.moveaxis(points, -1, 0), order=1)
+    return np.asarray(values.mean(axis=-1, dtype=np.float64))
+
+
+def _along_its_axis(plane: Midplane, kept: NDArray[np.bool_]) -> Midplane:
+    """Move a plane's origin to the middle of a section and turn forward to its long axis."""
+    along, across = _section_axes()
+    columns, rows = np.nonzero(kept)
+    points = np.stack([along[columns], across[rows]], axis=1)
+    middle = points.mean(axis=0)
+    _, axes = np.linalg.eigh(np.cov((points - middle).T))
+    x, y = axes[:, -1] * np.sign(axes[0, -1])
+    origin = plane.origin + middle[0] * plane.forward + middle[1] * plane.up
+    return plane.turned(origin, x * plane.forward + y * plane.up)
+
+
+def _ends(inside: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the two points (2, 2) farthest apart inside a section, hindmost first."""
+    pixels = np.argwhere(inside)
+    pairs = cKDTree(pixels).query_pairs(1.5, output_type="ndarray")
+    distances = np.linalg.norm(pixels[pairs[:, 0]] - pixels[pairs[:, 1]], axis=1)
+    count = len(pixels)
+    graph = sparse.coo_array((distances, pairs.T), (count, count)).tocsr()
+    start = 0
+    ends = []
+    # From any point the farthest one is an end, and from that one the other end.
+    for _ in range(3):
+        reached = sparse.csgraph.dijkstra(graph, directed=False, indices=start)
+        start = int(np.where(np.isfinite(reached), reached, -1).argmax())
+        ends.append(start)
+    along, across = _section_axes()
+    columns, rows = pixels[ends[-2:]].T
+    points = np.stack([along[columns], across[rows]], axis=1)
+    return np.asarray(points[np.argsort(points[:, 0])])
+
+
+def _arc_lengths(points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the distance from the first point of a line (N, 2) to each of its points, along it."""
+    steps = np.linalg.norm(np.diff(points, axis=0), axis=1)
+    return np.concatenate([[0.0], np.cumsum(steps)])
+
+
+def _resampled(points: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+    """Return `count` evenly spaced points of a line (N, 2), with its two ends."""
+    places = _arc_lengths(points)
+    wanted = np.linspace(0, places[-1], count)
+    columns = [np.interp(wanted, places, values) for values in points.T]
+    return np.stack(columns, axis=1)

@@ -1,0 +1,90 @@
+"""Values in the cells of users' tables: numbers, ages, sexes, and the words for a missing value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+# Words for a missing number or code.
+MISSING = frozenset(
+    {"", "n/a", "na", "#n/a", "nan", "none", "null", "unknown", "-", "?", "."}
+)
+# Words for a missing name. A person or a group may be called NA or None.
+NO_NAME = frozenset({"", "n/a"})
+
+_WORDS_OF_SEX = {
+    "M": "m male man boy männlich mann homme masculin maschio uomo hombre masculino",
+    "F": "f female woman girl w weiblich frau femme féminin femmina donna mujer femenino",
+}
+_SEXES = {word: sex for sex, words in _WORDS_OF_SEX.items() for word in words.split()}
+_AGES = (0.0, 120.0)
+
+_PLAIN = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?", re.ASCII)
+# A comma that cannot separate thousands: 61,5 and 1344,123.
+_DECIMAL_COMMA = re.compile(
+    r"[+-]?(?:\d+,(?:\d{1,2}|\d{4,})|(?:0|\d{4,}),\d+)", re.ASCII
+)
+# 1,400,000 and 1,400,000.5; 1.400.000 and 1.400.000,5; 1 400 000.
+_GROUPED = re.compile(
+    r"[+-]?\d{1,3}(?:(?:,\d{3}){2,}(?:\.\d+)?|,\d{3}\.\d+|(?:\.\d{3}){2,}(?:,\d+)?|\.\d{3},\d+"
+    r"|(?:[ \u00a0\u202f']\d{3})+(?:[.,]\d+)?)",
+    re.ASCII,
+)
+
+
+def number_in(cell: str) -> float:
+    """Return the number in a cell.
+
+    Decimal commas and separators of thousands are read where they are unambiguous: 61,5 and
+    1,400,000. ValueError with the reason, as the end of a sentence, for every other cell: 1,400
+    could be either.
+    """
+    if _PLAIN.fullmatch(cell):
+        number = float(cell)
+        if number in (float("inf"), float("-inf")):
+            raise ValueError("is too large")
+        return number
+    if _DECIMAL_COMMA.fullmatch(cell):
+        return float(cell.replace(",", "."))
+    if _GROUPED.fullmatch(cell):
+        # The last mark separates decimals if it stands once.
+        decimals = re.search(r"[.,](\d+)$", cell)
+        if decimals is None or cell.count(cell[decimals.start()]) > 1:
+            return float(re.sub(r"[^\d+-]", "", cell))
+        whole = re.sub(r"[^\d+-]", "", cell[: decimals.start()])
+        return float(f"{whole}.{decimals[1]}")
+    if re.fullmatch(r"[+-]?\d{1,3},\d{3}", cell, re.ASCII):
+        raise ValueError("could be thousands or decimals")
+    raise ValueError("is no number")
+
+
+def may_be_thousands(cell: str, value_in: Callable[[str], float]) -> bool:
+    """Return True if a cell is valid with its point as decimals and as thousands: 33.238 days."""
+    if not re.fullmatch(r"[1-9]\d{0,2}\.\d{3}", cell, re.ASCII):
+        return False
+    try:
+        value_in(cell.replace(".", ""))
+    except ValueError:
+        return False
+    return True
+
+
+def age_in(cell: str, per_year: float = 1) -> float:
+    """Return the age in a cell in years; the cell counts units of which `per_year` are a year.
+
+    ValueError with the reason, as the end of a sentence.
+    """
+    # BIDS censors great ages as 89+.
+    age = number_in(cell.removesuffix("+")) / per_year
+    low, high = _AGES
+    if not low <= age <= high:
+        raise ValueError(f"is no age from {low:g} to {high:g} years")
+    return age
+
+
+def sex_in(cell: str) -> str:
+    """Return M or F for a word in a cell; ValueError for an unknown word."""
+    sex = _SEXES.get(cell.casefold())
+    if sex is None:
+        raise ValueError("is not understood as a sex: write M or F")
+    return sex

@@ -1,0 +1,71 @@
+"""Fits are scored on held-out persons, and a candidate that changes less is preferred."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from trinat.pipelines.models.held_out import BEFORE, choose, fit_held_out
+from trinat.pipelines.study.files import ScanFile
+from trinat.pipelines.study.pairing import Pair
+from trinat.segmentation.models.model_info import Fusion
+
+
+def pair(person: str) -> Pair:
+    file = ScanFile(person, Path(f"{person}.nii"), subject=person, person=person)
+    return Pair(file, file, how="name")
+
+
+def fit(scans: Sequence[float]) -> Mapping[str, Fusion]:
+    """Fit the odds of CSF to the largest of some numbers."""
+    return {"largest": Fusion(csf_odds=max(scans))}
+
+
+def score(scan: float, fusion: Fusion) -> float:
+    return scan + fusion.csf_odds
+
+
+def test_each_person_is_scored_with_a_fit_to_the_others() -> None:
+    pairs = [pair(person) for person in "aab"]
+    found = fit_held_out(pairs, [1.0, 2.0, 5.0], Fusion(), fit, score)
+    assert found.held_out
+    assert found.dice[BEFORE] == [2, 3, 6]
+    # Both scans of the first person with 5, that of the second with 2.
+    assert found.dice["largest"] == [6, 7, 7]
+    # The result is fitted to all.
+    assert found.fusions["largest"].csf_odds == 5
+    assert found.figures("largest") == {
+        "scans": 3,
+        "mean_dice_before": round(11 / 3, 4),
+        "mean_dice_after": round(20 / 3, 4),
+    }
+
+
+def test_a_single_person_is_scored_with_a_fit_to_itself() -> None:
+    found = fit_held_out([pair("a"), pair("a")], [1.0, 2.0], Fusion(), fit, score)
+    assert not found.held_out
+    assert found.dice["largest"] == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("scores", "chosen"),
+    [
+        # Each must gain 0.001 over what changes less.
+        ((0.8, 0.8005, 0.8006, 0.8007), "start"),
+        ((0.8, 0.82, 0.8205, 0.8205), "factors"),
+        ((0.8, 0.82, 0.83, 0.8305), "averaged"),
+        ((0.8, 0.82, 0.81, 0.83), "trained"),
+    ],
+)
+def test_what_changes_less_is_taken_unless_more_is_gained(
+    scores: tuple[float, ...], chosen: str
+) -> None:
+    names = ("start", "factors", "averaged", "trained")
+    # The mean over scans decides.
+    of_scans = {
+        name: (score - 0.1, score + 0.1)
+        for name, score in zip(names, scores, strict=True)
+    }
+    assert choose(of_scans) == chosen
