@@ -113,7 +113,7 @@ def _in_order(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def write_measures(out: Path, entries: Iterable[Entry]) -> None:
-    """Write volumes.tsv and qc.tsv, and parcels.tsv where results have parcels."""
+    """Write volumes.tsv, qc.tsv and, where results have them, parcels.tsv and thickness.tsv."""
     # Of a result that was changed since, what was measured does not hold: its row says so.
     measured = [
         entry for entry in _in_order(entries) if entry.status == "done" or entry.is_kept
