@@ -77,7 +77,7 @@ Overwrite = Annotated[
     bool,
     typer.Option(
         "--overwrite",
-        help="Replace files that trinat did not write; keep a copy (.bak).",
+        help="Replace files that trinat did not write, or that were changed since.",
     ),
 ]
 

@@ -29,7 +29,7 @@ def predict(
         typer.Option(
             "--quiet",
             "-q",
-            help="Print only failures, scans with changed results, and the last line.",
+            help="Print only failures and the last line.",
         ),
     ] = False,
     json_: options.Json = False,

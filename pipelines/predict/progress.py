@@ -49,8 +49,8 @@ def run_with_progress(
 def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Listener]:
     """The listener of a run: messages and progress go to stderr, JSON lines to stdout.
 
-    `interactive` shows a bar, else there are lines as for a log file. With `quiet` only failures,
-    scans with changed results and the last line are shown.
+    `interactive` shows a bar, else there are lines as for a log file. With `quiet` only failures
+    and the last line are shown.
     """
     if as_json:
         yield Listener(
@@ -129,7 +129,7 @@ class _Reporter:
         self._counts[entry.status] += 1
         seen = self._counts.total()
         is_news = entry.is_left_out and not self._quiet
-        if entry.status == "failed" or entry.is_kept or is_news:
+        if entry.status == "failed" or is_news:
             # As every message of trinat: where, what is wrong and what to do.
             where = entry.input or entry.case
             message = f"trinat: {one_line(f'{where}: {entry.reason}')}"
@@ -161,8 +161,6 @@ class _Reporter:
             line += f": {', '.join(graded)}"
         if outcome.skipped:
             line += f"; {outcome.skipped} skipped"
-            if outcome.kept:
-                line += f" ({outcome.kept} with changed results)"
         line += f"; {outcome.failed} failed"
         if outcome.done:
             per_minute = 60 * outcome.done / (time.monotonic() - self._began)

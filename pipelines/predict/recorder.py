@@ -12,12 +12,11 @@ from trinat.pipelines.predict.settings import CaseNames, RunSettings, slices_of
 from trinat.pipelines.study.cases import Case, Person, Refusal, Work
 from trinat.pipelines.study.entry import (
     Entry,
-    Status,
     digest_of,
     digests_of,
     most_doubtful,
 )
-from trinat.pipelines.study.ledger import ChangedError, Ledger
+from trinat.pipelines.study.ledger import Ledger
 from trinat.pipelines.study.record import ScanResult, TimePoint
 from trinat.segmentation.errors import (
     DiskFullError,
@@ -37,7 +36,6 @@ _NO_SERIES = (
 class Outcome:
     """N in = done + skipped + failed, apart from those not begun when the run was stopped.
 
-    - `kept` counts those of the skipped whose result was changed since it was written.
     - `is_part`: the run was a part of the work, and `trinat merge` joins it with the others.
     - `grades` counts the done by grade.
     - `spent` is the time of the workers by stage, where the request has `timings`.
@@ -47,7 +45,6 @@ class Outcome:
     skipped: int
     failed: int
     interrupted: bool
-    kept: int = 0
     is_part: bool = False
     grades: Mapping[str, int] = field(default_factory=dict)
     spent: Spent = field(default_factory=dict)
@@ -73,7 +70,6 @@ def sum_of(outcomes: Sequence[Outcome]) -> Outcome:
         sum(outcome.skipped for outcome in outcomes),
         sum(outcome.failed for outcome in outcomes),
         interrupted=any(outcome.interrupted for outcome in outcomes),
-        kept=sum(outcome.kept for outcome in outcomes),
         is_part=any(outcome.is_part for outcome in outcomes),
         grades=grades,
         spent=together(outcome.spent for outcome in outcomes),
@@ -94,7 +90,6 @@ class Recorder:
     cases: Mapping[str, Case] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     grades: Counter[str] = field(default_factory=Counter)
-    kept: int = 0
     spent: list[Spent] = field(default_factory=list)
     workers: set[str] = field(default_factory=set)
     shown: list[Entry] = field(init=False)
@@ -118,11 +113,9 @@ class Recorder:
             )
         if keep:
             if not entry.is_refusal:
-                entry = replace(entry, aside=self._set_aside(entry))
+                self._remove_outdated(entry)
             self.ledger.add(entry)
         self.counts[entry.status] += 1
-        if entry.is_kept:
-            self.kept += 1
         if entry.result.grade:
             self.grades[entry.result.grade] += 1
         if entry.spent:
@@ -152,38 +145,42 @@ class Recorder:
         self.shown = shown
         return entry
 
-    def _set_aside(self, entry: Entry) -> dict[str, str]:
-        """Move away what earlier attempts at a case have written and this one has not.
+    def _remove_outdated(self, entry: Entry) -> None:
+        """Delete what earlier attempts have written of another scan, or of another label map.
 
-        Returns where each file was moved.
+        Only files are deleted that are as trinat wrote them. Results of a scan that fails now stay
+        while the scan is the same: the ledger says that it has failed.
         """
-        if entry.status == "skipped":
-            return {}
+        before = self.ledger.entries.get(entry.case)
         case = self.cases.get(entry.case)
         if case is None:
             names = CaseNames(Path(), entry.case, {}, bids=False)
         else:
             names = CaseNames(Path(), case.id, case.entities, self.settings.bids)
-        before = self.ledger.entries.get(entry.case)
-        if entry.status == "failed":
-            self.ledger.remove(slices_of(entry.case))
-        elif before is not None:
-            labels_before = names.labels_in(before.outputs)
-            if labels_before == names.labels_in(entry.outputs):
-                # Of the same label map, what was written with other settings is right.
-                return {}
         older = set(names.every())
         if before is not None:
             older.update(before.outputs)
-        return self.ledger.set_aside(sorted(older - entry.outputs.keys()))
+        if entry.status == "failed":
+            self.ledger.remove(slices_of(entry.case))
+            if before is None:
+                return
+            now = before.digest_of_scan(self.settings.out)
+            if now is None or now == before.input_sha256:
+                return
+        elif before is not None:
+            # What was written of the same label map with other settings is right.
+            labels_before = names.labels_in(before.outputs)
+            if labels_before == names.labels_in(entry.outputs):
+                return
+        for name in sorted(older - entry.outputs.keys()):
+            self.ledger.remove(name)
 
     def refuse(self, refusals: Sequence[Refusal], *, are_all: bool) -> None:
         """Note the inputs of this run that cannot be segmented.
 
-        Results that an earlier run made of a refused case are moved aside: they are not of this
-        input. Where `are_all` of the folder's, what earlier runs refused and this one does not is
-        withdrawn, so that no table shows it: a missing file was found, say, or one of two of the
-        same name is gone.
+        Results that an earlier run made of a refused case do not count any more. Where `are_all` of
+        the folder's, what earlier runs refused and this one does not is withdrawn, so that no table
+        shows it: a missing file was found, say, or one of two of the same name is gone.
         """
         if are_all:
             refused_now = {refusal.shown for refusal in refusals}
@@ -201,23 +198,16 @@ class Recorder:
                 entry = Entry(shown, "skipped", shown, refusal.reason)
                 self.note(entry, keep=entry.is_left_out)
             else:
-                aside = self._withdraw(refusal)
-                self.note(Entry(shown, "failed", shown, refusal.reason, aside=aside))
+                self._withdraw(refusal)
+                self.note(Entry(shown, "failed", shown, refusal.reason))
 
-    def _withdraw(self, refusal: Refusal) -> dict[str, str]:
-        """Set aside the result of what was a case before and is refused now.
-
-        Returns what was moved, if the refusal goes to the ledger under the case's own name.
-        """
+    def _withdraw(self, refusal: Refusal) -> None:
+        """Note that the result of what was a case before, and is refused now, holds no more."""
         known = self.ledger.entries.get(refusal.case)
-        if known is None or known.is_withdrawn:
-            return {}
-        failed = Entry(refusal.case, "failed", refusal.shown, refusal.reason)
-        aside = self._set_aside(failed)
-        if refusal.case == refusal.shown:
-            return aside
-        self.ledger.add(replace(failed, status="skipped", aside=aside))
-        return {}
+        if refusal.case == refusal.shown or known is None or known.is_withdrawn:
+            return
+        entry = Entry(refusal.case, "skipped", refusal.shown, refusal.reason)
+        self.ledger.add(entry)
 
     def cases_to_do(
         self, cases: Sequence[Work], stop: Callable[[], bool]
@@ -268,15 +258,15 @@ class Recorder:
     def _note_if_current(self, person: Person) -> bool:
         """Note all scans of a person and return True, if their results need no new run.
 
-        They do not where they are of just these scans at these times. A result that the user has
-        changed stays, and does not count; where the person is done again it is kept, too.
+        They need none if they are of just these scans at these times. A scan whose outputs would
+        replace files of the user has failed, and does not make the others be done again.
         """
-        kept = {}
+        obstructed_scans = {}
         known: dict[str, TimePoint | None] = {}
         for case in person.scans:
             obstructed = self._entry_if_obstructed(case)
             if obstructed is not None:
-                kept[case.id] = obstructed
+                obstructed_scans[case.id] = obstructed
                 continue
             entry = self.ledger.entries.get(case.id)
             if entry is None or not entry.is_current(case, self.settings):
@@ -284,7 +274,7 @@ class Recorder:
             known[case.id] = entry.result.longitudinal
         digests = {case.id: digest_of(*case.files) for case in person.scans}
         for case, year in zip(person.scans, person.years, strict=True):
-            if case.id in kept:
+            if case.id in obstructed_scans:
                 continue
             noted = known[case.id]
             if noted is None or noted.scans != digests:
@@ -293,8 +283,8 @@ class Recorder:
             if whose != (person.name, person.group, year):
                 return False
         for case in person.scans:
-            if case.id in kept:
-                self.note(kept[case.id])
+            if case.id in obstructed_scans:
+                self.note(obstructed_scans[case.id])
             else:
                 self._note_current(case)
         return True
@@ -334,7 +324,6 @@ class Recorder:
             self.counts["skipped"],
             self.counts["failed"],
             interrupted=self.counts.total() < given,
-            kept=self.kept,
             is_part=is_part,
             grades=self.grades,
             spent=together(self.spent, side_by_side=len(self.workers)),
@@ -342,16 +331,10 @@ class Recorder:
 
 
 def _not_placed(entry: Entry, error: Exception) -> Entry:
-    """The entry of a scan whose outputs cannot be put in place.
-
-    It has failed, unless they are there and were changed: then it is skipped.
-    """
-    status: Status = "failed"
-    if isinstance(error, ChangedError):
-        status = "skipped"
+    """Return the failed entry of a scan whose outputs cannot be put in place."""
     return replace(
         entry,
-        status=status,
+        status="failed",
         reason=reason_of(error, where=False),
         no_room=is_disk_full(error),
         outputs={},

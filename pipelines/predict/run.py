@@ -38,7 +38,6 @@ from trinat.pipelines.study.cases import Case, Found, Refusal, Work
 from trinat.pipelines.study.discovery import find_cases, suffix_of_results
 from trinat.pipelines.study.entry import Entry, most_doubtful
 from trinat.pipelines.study.ledger import (
-    ChangedError,
     Ledger,
     LedgerContents,
     ledgers_in,
@@ -55,7 +54,13 @@ from trinat.pipelines.study.naming import (
 )
 from trinat.pipelines.study.persons import persons_of, with_facts
 from trinat.pipelines.study.record import EXCLUDED_GRADES
-from trinat.segmentation.errors import ConfigError, InputError, OutputError, some
+from trinat.segmentation.errors import (
+    ConfigError,
+    DiskFullError,
+    InputError,
+    OutputError,
+    some,
+)
 from trinat.segmentation.metrics.norms import Norms
 from trinat.segmentation.models.zoo import find_model, is_for_any_contrast
 from trinat.segmentation.timing import stage
@@ -382,7 +387,9 @@ class _GrowingTables:
             write_measures(folder, self._ledger.entries.values())
             try:
                 self._ledger.move_in(folder)
-            except ChangedError:
+            except DiskFullError:
+                raise
+            except OutputError:
                 # Somebody has edited a table meanwhile: the end of the run says so.
                 shutil.rmtree(folder)
         ended = time.monotonic()
@@ -419,7 +426,7 @@ def merge(
 ) -> Outcome:
     """Join the ledgers in `out` into run.jsonl, reading each once; make the tables and the page.
 
-    With `overwrite`, tables of the user give way; a copy of them stays. Results of the `excluded`
+    With `overwrite`, tables of the user are replaced. Results of the `excluded`
     grades are in no change.
     """
     ledgers = ledgers_in(out)

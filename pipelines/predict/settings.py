@@ -23,7 +23,6 @@ from trinat.pipelines.common.option import Option, as_tuple, split_devices
 from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.study.cases import Found, Work
 from trinat.pipelines.study.naming import (
-    ASIDE,
     CORRECTIONS,
     T1W,
     WORK,
@@ -65,11 +64,9 @@ BIDSIGNORE = (
     RATINGS,
     CORRECTIONS,
     "report/",
-    "*.bak*",
     *(f"*_{product.suffix}{product.ending}" for product in _NOT_IN_BIDS),
     f"{WORK}/",
     f"{SLICES}/",
-    f"{ASIDE}/",
 )
 # A scan that takes longer than this for each pass of the networks hangs.
 _LIMIT_OF_PASS_S = 7200.0
@@ -429,7 +426,8 @@ class PredictRequest(WorkerOptions):
         ),
     ] = None
     overwrite: Annotated[
-        bool, Option("Replace files that trinat did not write; keep a copy (.bak).")
+        bool,
+        Option("Replace files that trinat did not write, or that were changed since."),
     ] = False
     shard: Annotated[
         Shard | None,

@@ -113,11 +113,8 @@ def _in_order(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def write_measures(out: Path, entries: Iterable[Entry]) -> None:
-    """Write volumes.tsv and qc.tsv, and parcels.tsv where results have parcels."""
-    # Of a result that was changed since, what was measured does not hold: its row says so.
-    measured = [
-        entry for entry in _in_order(entries) if entry.status == "done" or entry.is_kept
-    ]
+    """Write volumes.tsv, qc.tsv and, where results have them, parcels.tsv and thickness.tsv."""
+    measured = [entry for entry in _in_order(entries) if entry.status == "done"]
     write_volumes(out / "volumes.tsv", measured)
     _write_quality(out / "qc.tsv", measured)
     if any(entry.result.parcels for entry in measured):

@@ -49,8 +49,7 @@ class Entry:
 
     - `scan` is the input's path; `input_sha256` is the hash of the bytes that were segmented.
     - `model` is a hash. It is empty where an input was refused before any model was loaded.
-    - `outputs` maps each path to its SHA-256. `aside` maps what earlier attempts had written,
-      and this one has not, to where it was moved.
+    - `outputs` maps each path to its SHA-256.
     - `result` is what tables and pages are made of; empty if there is none.
     - `attempt` numbers the attempts at this case over all ledgers of the folder. It is 0 in
       ledgers from before attempts were numbered.
@@ -71,7 +70,6 @@ class Entry:
     model: str = ""
     settings: str = ""
     outputs: Mapping[str, str] = field(default_factory=dict)
-    aside: Mapping[str, str] = field(default_factory=dict)
     result: ScanResult = field(default_factory=ScanResult)
     timings_s: Mapping[str, float] = field(default_factory=dict)
     worker: str = ""
@@ -132,11 +130,6 @@ class Entry:
     def is_refusal(self) -> bool:
         """Whether its input was refused before any model was loaded."""
         return not self.model
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether it was skipped because its result was changed after a run had written it."""
-        return self.status == "skipped" and not self.is_refusal
 
     @property
     def is_left_out(self) -> bool:

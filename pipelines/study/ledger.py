@@ -5,7 +5,7 @@ reads all ledgers of its folder and numbers its attempts on from there, so no cl
 line that a power cut tore is ignored: its case counts as not done, and is done again.
 
 Before files are moved into place, a line lists them with their hashes. A file in the output folder
-that no line lists is the user's, and is never replaced.
+that no line lists with its present hash is the user's: it is replaced with `overwrite` alone.
 
 `unfit_results` says which files are no longer the result of their scan as it is now.
 """
@@ -28,7 +28,7 @@ from trinat.pipelines.jobs.process import cpu_count
 from trinat.pipelines.study.corrections import correction_of
 from trinat.pipelines.study.discovery import absolute, walk
 from trinat.pipelines.study.entry import Entry, digest_of, digests_of
-from trinat.pipelines.study.naming import ASIDE, FOLD
+from trinat.pipelines.study.naming import FOLD
 from trinat.segmentation.errors import IntegrityError, OutputError
 from trinat.segmentation.io.files import (
     append_whole,
@@ -44,16 +44,12 @@ _FOLDERS_ABOVE = 4
 _NOT_IN_FILE = ("staged", "spent", "no_room", "of_scans")
 
 
-class ChangedError(OutputError):
-    """A file in the place of an output is one that a run wrote, and that was changed since."""
-
-
 class Ledger:
     """Appends entries to one file, each on the disk before `add` returns; moves outputs into place.
 
     `entries` is what holds for each case: what was known before, and what is added. `written` is
     each file (path, sha256) that a run before has written to the folder, or was about to write.
-    With `overwrite`, files of the user give way to outputs; a copy of them stays.
+    With `overwrite`, outputs replace files of the user.
     """
 
     def __init__(
@@ -128,29 +124,28 @@ class Ledger:
             self.entries[entry.case] = entry
 
     def refuse(self, there: Mapping[str, str | None]) -> None:
-        """Refuse to replace files that are not as a run has written them.
+        """Raise OutputError if one of these files is not as a run has written it.
 
-        `there` maps the paths of files to their SHA-256. Raises OutputError if one of them was
-        not written by any run, else ChangedError if one was changed since. With `overwrite`
-        nothing is refused.
+        `there` maps the paths of files to their SHA-256. With `overwrite` nothing is refused.
         """
-        strange = self._strange_among(there)
-        if not strange or self._overwrite:
+        if self._overwrite:
             return
         ours = {name for name, _ in self._written}
-        remedy = "move it away, or give --overwrite, which keeps a copy beside it"
-        for name in strange:
-            if name not in ours:
-                what = f"{name} is there and was not written by trinat"
-                raise OutputError(what, where=self._folder, remedy=remedy)
-        what = f"{strange[0]} was changed since trinat wrote it"
-        raise ChangedError(what, where=self._folder, remedy=remedy)
+        for name, digest in there.items():
+            if (name, digest) in self._written:
+                continue
+            what = f"{name} is there and was not written by trinat"
+            if name in ours:
+                what = f"{name} was changed since trinat wrote it"
+            raise OutputError(
+                what, where=self._folder, remedy="move it away, or give --overwrite"
+            )
 
     def move_in(self, staged: Path, entry: Entry | None = None) -> None:
         """Move all files below `staged` into the folder: an entry's outputs, or the run's own.
 
-        A file that is there with the same bytes stays; one that a run has written is replaced;
-        one of the user is refused, or with `overwrite` renamed. The ledger lists what follows
+        A file that is there with the same bytes stays; one that a run has written is replaced,
+        and with `overwrite` any other. The ledger lists what follows
         before the first file appears. After an OSError no output of the entry is left.
         """
         known: Mapping[str, str] = {} if entry is None else entry.outputs
@@ -166,7 +161,6 @@ class Ledger:
             name: digest for name, digest in there.items() if digest != digests[name]
         }
         self.refuse(changed)
-        strange = self._strange_among(changed)
         self._announce(digests, entry)
         placed: list[Path] = []
         try:
@@ -175,25 +169,15 @@ class Ledger:
                     continue
                 final = self._folder / name
                 final.parent.mkdir(parents=True, exist_ok=True)
-                if name in strange:
-                    final.rename(_kept_name(final))
                 sources[name].replace(final)
                 placed.append(final)
         except OSError:
-            # Half of a case's result is none: it is not even an old one to be set aside.
+            # Half of a case's result is none.
             if entry is not None:
                 for final in placed:
                     final.unlink(missing_ok=True)
             raise
         shutil.rmtree(staged)
-
-    def _strange_among(self, there: Mapping[str, str | None]) -> list[str]:
-        """Those of these files (path -> sha256) that are not as any run has written them."""
-        return [
-            name
-            for name, digest in there.items()
-            if (name, digest) not in self._written
-        ]
 
     def _announce(self, digests: Mapping[str, str], entry: Entry | None) -> None:
         """Say in the ledger which files are about to be written.
@@ -218,22 +202,6 @@ class Ledger:
             self.add(Entry(case, "writing", model=model, outputs=outputs))
             self._written.update(outputs.items())
 
-    def set_aside(self, names: Iterable[str]) -> dict[str, str]:
-        """Move those of these files that a run has written to where nothing looks for results.
-
-        Returns where each was moved. What is the user's stays.
-        """
-        moved = {}
-        for name, digest in digests_of(self._folder, names).items():
-            if (name, digest) not in self._written or not self._is_own(name):
-                continue
-            target = self._folder / ASIDE / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target = _kept_name(target)
-            (self._folder / name).rename(target)
-            moved[name] = target.relative_to(self._folder).as_posix()
-        return moved
-
     def remove(self, name: str) -> None:
         """Delete a file if it is there as a run has written it."""
         for found, digest in digests_of(self._folder, [name]).items():
@@ -252,16 +220,6 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
-
-
-def _kept_name(path: Path) -> Path:
-    """A name beside a file, for its copy: nothing has it yet, and it is no scan's."""
-    beside = path.with_name(f"{path.name}.bak")
-    number = 2
-    while os.path.lexists(beside):
-        beside = path.with_name(f"{path.name}.bak{number}")
-        number += 1
-    return beside
 
 
 def ledgers_in(folder: Path) -> list[Path]:
@@ -392,8 +350,8 @@ def _lines_of(path: Path) -> Iterator[Entry]:
                 continue
             try:
                 entry: Entry = _ENTRY.validate_python(json.loads(line))
-                # A ledger may come from elsewhere, and what it lists is moved, replaced, deleted.
-                for name in (*entry.outputs, *entry.aside.values()):
+                # A ledger may come from elsewhere, and what it lists is replaced and deleted.
+                for name in entry.outputs:
                     listed = PurePosixPath(name)
                     if listed.is_absolute() or ".." in listed.parts or not listed.parts:
                         raise ValueError(f"{name} is not in the folder")
@@ -499,8 +457,6 @@ def _why_unfit(entry: Entry | None, name: str, digest: str, folder: Path) -> str
         return not_of_last_run
     if entry.status == "done" and entry.outputs.get(name) != digest:
         return not_of_last_run
-    if entry.is_kept:
-        return ""
     if entry.status != "done":
         return f"is an old result: its scan has failed since ({entry.reason})"
     now = entry.digest_of_scan(folder)

@@ -66,7 +66,7 @@ def _for_fmriprep(suffix: str, *, label: str = "", desc: str = "") -> _Facts:
 
 
 class Product(Enum):
-    """A file of a scan, and what follows from it: names, .bidsignore, what is set aside, downloads.
+    """A file of a scan, and what follows from it: names, .bidsignore, deletion, downloads.
 
     - `suffix` is that of its name, `ending` has the dot. `own_entities` are those that names of
       BIDS have of it: `seg`, `label` and `desc`. `plain` is its suffix where names are not BIDS.
@@ -205,7 +205,6 @@ PLAIN_PARCEL_TABLE = "parcel_labels.tsv"
 CALLOSUM_TABLE = "seg-callosum_dseg.tsv"
 PLAIN_CALLOSUM_TABLE = "callosum_labels.tsv"
 # Where outputs go that the last attempt at their scan has not made; in the output folder.
-ASIDE = ".trinat-stale"
 # What names of corrected label maps have, in BIDS in the place of `desc-trinat`.
 CORRECTED = "_desc-corrected"
 # The table of all corrections in a folder of results.

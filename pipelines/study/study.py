@@ -145,7 +145,7 @@ class Study:
             raise ConfigError("no such folder", where=self.folder, remedy=remedy)
         items: list[Item] = []
         for folder, entry in entries_in(self.folder):
-            if entry.status == "skipped" and not entry.is_kept:
+            if entry.status == "skipped":
                 continue
             name = (folder / entry.case).relative_to(self.folder).as_posix()
             labels = _output(folder, entry, Product.LABELS)

@@ -29,7 +29,7 @@ def users_files(attempt: Try) -> None:
     if chance.random() < 0.4:
         name = chance.choice(
             (
-                f"{name}.bak",
+                f"{name}.old",
                 f"mine-{Path(name).name}",
                 "notes.txt",
                 f"{name}/x",

@@ -71,7 +71,9 @@ _REACH_MM = (12, 50, 35)
 _LEAST_BRIGHTNESS = 0.3
 # Brightness is compared across the outline at these distances from it, outwards.
 _EDGE_OFFSETS_MM = np.arange(-2.5, 3.0, 0.5)
-_REFINEMENTS = 20
+_REFINEMENTS = 10
+# Points of the midline over which it is smoothed, as the standard deviation of a Gaussian.
+_SMOOTHING = 4.0
 _SIDE_POINTS = 200
 
 
@@ -509,17 +511,17 @@ def find_midline(
     upper_tree = cKDTree(_resampled(upper, 10 * _SIDE_POINTS))
     lower_tree = cKDTree(_resampled(lower, 10 * _SIDE_POINTS))
     midline = (upper + lower) / 2
-    thickness = np.zeros(0)
+    tips = midline[:1], midline[-1:]
     for _ in range(_REFINEMENTS):
-        to_upper, above = upper_tree.query(midline)
-        to_lower, below = lower_tree.query(midline)
-        thickness = to_upper + to_lower
+        _, above = upper_tree.query(midline)
+        _, below = lower_tree.query(midline)
         middles = (upper_tree.data[above] + lower_tree.data[below]) / 2
-        midline = _resampled(middles, _SIDE_POINTS)
+        smooth = ndimage.gaussian_filter1d(middles, _SMOOTHING, axis=0, mode="nearest")
+        # Where the end is blunt, the middles are all some way from it.
+        midline = _resampled(np.vstack([tips[0], smooth, tips[1]]), _SIDE_POINTS)
     to_upper, _ = upper_tree.query(midline)
     to_lower, _ = lower_tree.query(midline)
-    thickness = to_upper + to_lower
-    return midline, np.asarray(thickness)
+    return midline, np.asarray(to_upper + to_lower)
 
 
 def _signed_area(outline: NDArray[np.float64]) -> float:

@@ -75,7 +75,7 @@ def test_a_corrected_result_does_not_stand_in_for_a_new_output(tmp_path: Path) -
     (out / "a_dseg.nii.gz").write_bytes(b"corrected")
     (out / "a_aseg.stats").write_bytes(b"mine")
     outcome = run_serially(scans, out, output=replace(QUICK, stats=True))
-    assert (outcome.kept, outcome.failed) == (0, 1)
+    assert outcome.failed == 1
 
 
 def test_a_correction_beside_its_result_is_never_replaced_or_taken_for_a_scan(
@@ -95,7 +95,7 @@ def test_a_correction_beside_its_result_is_never_replaced_or_taken_for_a_scan(
     again = replace(QUICK, stats=True)
     outcome = run_serially(scans, out, output=again, overwrite=True)
     assert (outcome.done, outcome.failed) == (1, 0)
-    # What gives no result any more has its outputs set aside, and nothing of a person's.
+    # Another scan that gives no result has the outputs of the first deleted, and no one else's.
     (tmp_path / "in/a.nii.gz").write_bytes(b"no scan")
     assert run_serially(scans, out, overwrite=True).failed == 1
     assert not result.exists()
@@ -104,29 +104,26 @@ def test_a_correction_beside_its_result_is_never_replaced_or_taken_for_a_scan(
         assert path.read_bytes() == b"by hand"
 
 
-def test_a_label_map_that_was_corrected_by_hand_is_kept(tmp_path: Path) -> None:
+def test_a_label_map_that_was_changed_by_hand_is_replaced_with_overwrite_alone(
+    tmp_path: Path,
+) -> None:
     scans, out = write_scans(tmp_path / "in", "a.nii.gz"), tmp_path / "out"
     assert run_serially(scans, out).done == 1
     ours = (out / "a_dseg.nii.gz").read_bytes()
-    (out / "a_dseg.nii.gz").write_bytes(b"corrected")
+    (out / "a_dseg.nii.gz").write_bytes(b"changed")
     for _ in range(2):
         outcome = run_serially(scans, out)
-        assert (outcome.skipped, outcome.kept, outcome.exit) == (1, 1, Exit.OK)
-        assert "changed since" in read_entries([out / "run.jsonl"])["a"].reason
-        assert (out / "a_dseg.nii.gz").read_bytes() == b"corrected"
-        # What was measured is not of this label map: the row stays, and says why it is empty.
-        (volumes,) = read_rows(out / "volumes.tsv", required=("total_brain_mm3",))
-        (quality,) = read_rows(out / "qc.tsv", required=("grade", "reasons"))
-        assert volumes == {"case": "a", "total_brain_mm3": ""}
-        assert quality["grade"] == ""
-        assert "changed since" in quality["reasons"]
+        assert (outcome.failed, outcome.exit) == (1, Exit.ALL_FAILED)
+        reason = read_entries([out / "run.jsonl"])["a"].reason
+        assert reason.startswith("a_dseg.nii.gz was changed since")
+        assert "--overwrite" in reason
+        assert (out / "a_dseg.nii.gz").read_bytes() == b"changed"
+        # What was measured is not of this label map.
+        assert not read_rows(out / "volumes.tsv", required=("case",))
     assert run_serially(scans, out, overwrite=True).done == 1
-    assert (out / "a_dseg.nii.gz").read_bytes() == ours
-    assert (out / "a_dseg.nii.gz.bak").read_bytes() == b"corrected"
-    (out / "a_dseg.nii.gz").write_bytes(b"again")
-    assert run_serially(scans, out, overwrite=True).done == 1
-    assert (out / "a_dseg.nii.gz.bak2").read_bytes() == b"again"
-    assert (out / "a_dseg.nii.gz.bak").read_bytes() == b"corrected"
+    assert {path.name: path.read_bytes() for path in out.glob("a_dseg*")} == {
+        "a_dseg.nii.gz": ours
+    }
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -140,7 +137,7 @@ def test_a_table_of_the_users_refuses_the_run_and_nothing_is_written(
         run_serially([str(own / "scan.nii.gz")], own)
     assert contents(own) == before
     assert run_serially([str(own / "scan.nii.gz")], own, overwrite=True).exit == Exit.OK
-    assert (own / f"{name}.bak").read_text() == "mine"
+    assert (own / name).read_text() != "mine"
 
 
 def test_an_output_folder_that_is_the_input_writes_nothing(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from trinat.pipelines.jobs.lock import run_lock
 from trinat.pipelines.predict.run import merge
 from trinat.pipelines.predict.settings import SLICES, Shard
 from trinat.pipelines.study.entry import Entry
-from trinat.pipelines.study.ledger import Ledger, read_entries
-from trinat.pipelines.study.naming import ASIDE, WORK
+from trinat.pipelines.study.ledger import Ledger, read_entries, unfit_results
+from trinat.pipelines.study.naming import WORK
 from trinat.segmentation.errors import EvaluationError, LockedError
 from trinat.segmentation.io.files import read_rows, sha256_of
 
@@ -81,36 +81,42 @@ def test_a_clock_that_ran_ahead_keeps_no_old_volumes_through_shards(
     assert cases == ["b"]
 
 
-def test_outputs_of_a_scan_that_fails_now_are_moved_aside_and_named(two) -> None:
+def test_outputs_of_a_scan_are_deleted_when_another_in_its_place_fails(two) -> None:
     scans, out = two
     old = (out / "a_dseg.nii.gz").read_bytes()
     (scans / "a.nii.gz").write_bytes(b"damaged")
     run_serially(scans, out)
-    assert not (out / "a_dseg.nii.gz").exists()
-    assert not (out / "a_aseg.stats").exists()
-    assert held(out)["a"].aside == {
-        "a_aseg.stats": f"{ASIDE}/a_aseg.stats.bak",
-        "a_dseg.nii.gz": f"{ASIDE}/a_dseg.nii.gz.bak",
-    }
-    assert (out / ASIDE / "a_dseg.nii.gz.bak").read_bytes() == old
+    assert not list(out.glob("a_*"))
     small_scan(0).write(scans / "a.nii.gz")
     assert run_serially(scans, out).done == 1
     assert (out / "a_dseg.nii.gz").read_bytes() == old
 
 
-def test_what_an_older_scan_had_besides_is_moved_aside(two) -> None:
+def test_outputs_of_a_scan_stay_when_the_same_scan_fails(two, truth: Path) -> None:
+    scans, out = two
+    old = (out / "a_dseg.nii.gz").read_bytes()
+    # It was not given as DICOM.
+    assert run_serially(scans, out, output=replace(QUICK, dicom_seg=True)).failed == 2
+    assert (out / "a_dseg.nii.gz").read_bytes() == old
+    # They pass for no result of the last run.
+    assert not read_rows(out / "volumes.tsv", required=("case",))
+    said: list[str] = []
+    with pytest.raises(EvaluationError):
+        _evaluated(out, truth, said)
+
+
+def test_what_an_older_scan_had_besides_is_deleted(two) -> None:
     scans, out = two
     small_scan(9).write(scans / "a.nii.gz")
     run_serially(scans, out)
+    assert (out / "a_dseg.nii.gz").exists()
     assert not (out / "a_aseg.stats").exists()
-    assert held(out)["a"].aside == {"a_aseg.stats": f"{ASIDE}/a_aseg.stats.bak"}
 
 
 def test_what_other_settings_had_besides_the_same_label_map_stays(two) -> None:
     scans, out = two
     run_serially(scans, out, output=replace(QUICK, entropy=True))
     assert (out / "a_aseg.stats").exists()
-    assert held(out)["a"].aside == {}
 
 
 def test_what_the_user_wrote_stays_where_it_is(two) -> None:
@@ -127,7 +133,8 @@ def test_the_result_of_a_scan_that_is_refused_now_is_told_no_more(two) -> None:
     (scans / "a.nii.gz").symlink_to("nowhere")
     run_serially(scans, out)
     assert status_in(out / "summary.tsv") == {"a.nii.gz": "failed", "b": "done"}
-    assert not (out / "a_dseg.nii.gz").exists()
+    reasons = unfit_results(out, [out / "a_dseg.nii.gz", out / "b_dseg.nii.gz"])
+    assert list(reasons) == [out / "a_dseg.nii.gz"]
 
 
 def _evaluated(out: Path, truth: Path, said: list[str]) -> Exit:
