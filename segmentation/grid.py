@@ -36,8 +36,8 @@ class Grid:
     """A regular grid of `shape` voxels, located in space by `affine` (4, 4).
 
     The first three columns of the affine are the steps in mm from a voxel to the next one along
-    each
-    array axis. Its last column is the centre of voxel (0, 0, 0). The grid keeps a read-only copy.
+    each array axis. Its last column is the centre of voxel (0, 0, 0). The grid keeps a read-only
+    copy.
     """
 
     shape: Shape

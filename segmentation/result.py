@@ -63,8 +63,7 @@ class Result(Prediction):
 
     A structure is given by its name ("Left-Hippocampus"), its abbreviation ("L-Hi") or its
     FreeSurfer number (17). A map is a `Volume` (X, Y, Z): `.data` is the array, `.affine` maps
-    voxel
-    indices to RAS mm, `.write(path)` saves it.
+    voxel indices to RAS mm, `.write(path)` saves it.
 
     Attributes
     ----------
@@ -115,8 +114,7 @@ class Result(Prediction):
         """Grade of the scan by the model's limits.
 
         It has `name` (pass, look or reject), `reasons`, and the grade of each of `structures` that
-        has
-        one.
+        has one.
         """
         return grade(self, self.limits)
 
@@ -138,10 +136,8 @@ class Result(Prediction):
         """Volume of the inside of the skull in mm³; None if it is unknown.
 
         It is the volume of `brain_mask()`. It is unknown for models that do not predict all fluid
-        around
-        the brain, for scans that do not show the skull on all sides, and if the field of view ends
-        inside
-        it: `measures_note` says which.
+        around the brain, for scans that do not show the skull on all sides, and if the field of
+        view ends inside it: `measures_note` says which.
 
         Examples
         --------

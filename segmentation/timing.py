@@ -177,8 +177,7 @@ def as_table(*parts: Spent) -> str:
     """Format stages in their order of first use, the rest, and the total of this process.
 
     Several parts, such as those of worker processes, are added. Times are in seconds; processor
-    time
-    may exceed wall time, since threads add up.
+    time may exceed wall time, since threads add up.
     """
     spent = together(parts)
     total_wall = time.perf_counter() - time_process().began

@@ -173,9 +173,9 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
     ) -> None:
         """Look through the subjects' files for the slices that there are.
 
-        `transform(image, labels)`, if there is one, makes the item.
-        Raises ConfigError for a thickness that is not 1, 3, 5 or 7, and DatasetError where the
-        store lacks the view, or a subject its image or labels.
+        `transform(image, labels)`, if there is one, makes the item. Raises ConfigError for a
+        thickness that is not 1, 3, 5 or 7, and DatasetError where the store lacks the view, or a
+        subject its image or labels.
         """
         if thick not in _THICKNESSES:
             remedy = f"choose one of {_THICKNESSES}"

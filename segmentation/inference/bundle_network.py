@@ -101,8 +101,7 @@ class LabelNetwork(nn.Module):
         """Segment scans (N, 1, X, Y, Z) to FreeSurfer numbers, float32, of that shape.
 
         A MetaTensor has its affine. A plain tensor is assumed to have voxels of 1 mm and axes to
-        the right,
-        to the front and upwards. A MetaTensor gives a MetaTensor with the same metadata.
+        the right, to the front and upwards. A MetaTensor gives a MetaTensor with the same metadata.
         """
         labels = torch.zeros_like(image, dtype=torch.float32)
         device = image.device

@@ -43,8 +43,7 @@ def view_weights(
     """Return the weight of each class in each view, (K,), summing to 1 over the views.
 
     `weights` has a number for each view, or one for each of its classes. Left and right of a
-    structure
-    get their mean. Negative weights, and classes without any, are refused.
+    structure get their mean. Negative weights, and classes without any, are refused.
     """
     count = len(scheme)
     by_class = {}
@@ -72,14 +71,12 @@ class ViewAggregator:
     last.
 
     The volume is `fused`: incomplete while slices are added, the fused probabilities once `finish`
-    was
-    called. Classes are innermost because networks return them so and every step but restoring needs
-    them so.
+    was called. Classes are innermost because networks return them so and every step but restoring
+    needs them so.
 
     A sagittal slice shows no side: the probability of a merged structure is divided between left
-    and
-    right in the ratio of the other views at that voxel, so that the sums of an arithmetic mean stay
-    1.
+    and right in the ratio of the other views at that voxel, so that the sums of an arithmetic mean
+    stay 1.
 
     For a geometric mean `fused` accumulates logarithms, from 0 for the lowest probability to 1 for
     certainty, so that voxels that no view has segmented are 0 there, too. In half precision this
@@ -87,9 +84,9 @@ class ViewAggregator:
     probability cannot be distinguished from its partner.
 
     `views` are those that will be added, `weights` as for `view_weights`. The default weights are
-    for
-    models without any: those in a model's model.yaml take precedence (`Model.fusion_weights`). With
-    the sagittal view alone the classes are the merged ones: `scheme` has the classes of the volume.
+    for models without any: those in a model's model.yaml take precedence (`Model.fusion_weights`).
+    With the sagittal view alone the classes are the merged ones: `scheme` has the classes of the
+    volume.
     """
 
     def __init__(
@@ -189,8 +186,7 @@ class ViewAggregator:
         float32.
 
         `before` (N, H, W, K) is the sum of the other views at these voxels. Nothing changes in
-        place, so
-        that `graphs.py` can export this function.
+        place, so that `graphs.py` can export this function.
         """
         weight = self._weights[view]
         if view is View.SAGITTAL and self._is_divided:
@@ -269,8 +265,7 @@ def multiply_csf_odds(fused: Tensor, scheme: LabelScheme, odds: float) -> None:
     """Multiply the odds of CSF against background in probabilities (X, Y, Z, K), in place.
 
     The sum of the two and all other classes are preserved: only the border between CSF and
-    background
-    moves.
+    background moves.
     """
     if odds == 1:
         return

@@ -44,10 +44,8 @@ class ViewGraph(nn.Module):
         """Run slices (N, C, H, W), given the sum of other views, (N, H, W, K), both float32.
 
         Returns the sum with this view, (N, H, W, K), rounded to half precision as the aggregator
-        holds it;
-        this view's own most probable classes, (N, H, W) uint8; and its own probabilities of
-        background and
-        of that class, both (N, H, W).
+        holds it; this view's own most probable classes, (N, H, W) uint8; and its own probabilities
+        of background and of that class, both (N, H, W).
         """
         logits = self.network(slices)
         probabilities = logits.permute(0, 2, 3, 1).softmax(-1)

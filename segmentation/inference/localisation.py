@@ -54,8 +54,7 @@ class BrainRegion:
     """A box of a volume and, within it, the voxels that may be brain.
 
     `mask` and `rim` have the shape of the box. Without a mask all of the box may be brain. The rim
-    is
-    where the mask ends within the scan, so that brain there may continue.
+    is where the mask ends within the scan, so that brain there may continue.
     """
 
     box: Box

@@ -59,8 +59,7 @@ def measure(
     """Compute all measures of a segmentation, from which `evidence` was taken.
 
     The intracranial volume is that of the brain mask in the scan's own voxels. It is None if the
-    scan
-    or the model does not show it; it is never estimated.
+    scan or the model does not show it; it is never estimated.
     """
     why_not = why_not_measured(evidence, found.inside, limits)
     mm3: dict[str, float | None] = {INTRACRANIAL.column: None}
@@ -110,8 +109,7 @@ def skull_shares(evidence: Evidence, inside: NDArray[np.bool_]) -> NDArray[np.fl
     middle.
 
     Compact bone is as dark as air, but marrow and scalp are not. A side outside of the scan has 0.
-    The
-    threshold is above any noise, so that noise is no skull.
+    The threshold is above any noise, so that noise is no skull.
     """
     near = dilated(inside, (_SKULL_FROM,) * 3)
     layer = dilated(inside, (_SKULL_TO,) * 3) & ~near
@@ -127,8 +125,7 @@ def _evenness(evidence: Evidence, inside: NDArray[np.bool_]) -> float:
     """Return the share of directions above the middle in which tissue ends at one distance, 0 to 1.
 
     The thickness of the scalp varies, while a mask ends at a constant distance from what it was
-    grown
-    around: the brain, or the inside of the skull. Tissue beyond the reach has no end.
+    grown around: the brain, or the inside of the skull. Tissue beyond the reach has no end.
     """
     every = (slice(None, None, _STEP),) * 3
     tissue = evidence.image.data[every] > TISSUE
@@ -215,9 +212,8 @@ class ParcelMeasure:
     """Measurement of one parcel of one side.
 
     `share` is that of the cortex of its side. `asymmetry` is left less right, of their mean: 0 if
-    both
-    sides are equal, 2 if only the left one exists. `agreement` is the mean Dice between views, None
-    with one view. Unknown values are None.
+    both sides are equal, 2 if only the left one exists. `agreement` is the mean Dice between views,
+    None with one view. Unknown values are None.
     """
 
     name: str

@@ -123,10 +123,9 @@ class ViewNetwork:
         """Yield the probabilities of a volume (X, Y, Z), batch by batch.
 
         With `mirror`, the axis from side to side and the classes' partners, the mean with the
-        mirrored
-        slice. With `every`, only every n-th slice, on a processor one at a time. With `within`, a
-        mask
-        (X, Y, Z) in host memory, only the rows and columns around its voxels in each batch.
+        mirrored slice. With `every`, only every n-th slice, on a processor one at a time. With
+        `within`, a mask (X, Y, Z) in host memory, only the rows and columns around its voxels in
+        each batch.
 
         Nothing here waits for a GPU: one copy of the volume, and no value is read back.
         """

@@ -66,8 +66,7 @@ class Parcels:
         """Return the classes of `parcellation.whole` in the scan's own space, uint8.
 
         `structures` are the classes of the scan's own voxels. Every voxel of cortex gets a parcel:
-        its
-        own, or that of the nearest voxel with one.
+        its own, or that of the nearest voxel with one.
         """
         on_grid = np.zeros(self.places.shape, np.uint8)
         on_grid[self.places] = self.classes
@@ -123,11 +122,9 @@ def mean_of_views(
     """Return the weighted geometric mean of views and neighbours, and each view's own classes.
 
     The mean is the logarithms (N, K - 1) of parcels for the N voxels that may be cortex, in C
-    order;
-    a view's classes are (N,). `parts` are the views' probabilities of slices along their `axes`, on
-    the device of `cortex`, the probability of cortex of each voxel (X, Y, Z); `weights` are those
-    of
-    each class, (K,).
+    order; a view's classes are (N,). `parts` are the views' probabilities of slices along their
+    `axes`, on the device of `cortex`, the probability of cortex of each voxel (X, Y, Z); `weights`
+    are those of each class, (K,).
     """
     places = may_be_cortex(cortex)
     device = places.device

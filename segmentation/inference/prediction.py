@@ -73,11 +73,10 @@ class Prediction:
     """Labels in the scan's own space, volumes, probabilities and their uncertainty.
 
     `fused` has the fused probabilities on the working grid, (X, Y, Z, K) float16 on the processor,
-    and
-    `image` is what the networks saw there. `agreement` is the mean Dice between views, (K,); None
-    with
-    one view. `not_predicted` names structures that the model does not predict: they have no volume.
-    `csf` is the model's definition of CSF. `parcel_map` has the parcels of the cortex, if wanted.
+    and `image` is what the networks saw there. `agreement` is the mean Dice between views, (K,);
+    None with one view. `not_predicted` names structures that the model does not predict: they have
+    no volume. `csf` is the model's definition of CSF. `parcel_map` has the parcels of the cortex,
+    if wanted.
     """
 
     fused: Tensor
@@ -104,8 +103,7 @@ class Prediction:
         """Class indices in the scan's own space, uint8.
 
         Computed on first access. If the scan has another grid the probabilities are resampled, not
-        the
-        labels.
+        the labels.
         """
         if GridMap.between(self.plan.working, self.plan.scan).reordering:
             # Every voxel of the scan is one of the working grid, so labels can be restored
@@ -247,8 +245,8 @@ class Prediction:
         """Return the probability of one structure in the scan's own space, float32.
 
         `structure` is a name, an abbreviation or a FreeSurfer number; raises a LabelError for an
-        unknown
-        one. Values are 0 to 1. Outside of the working grid background has 1, everything else 0.
+        unknown one. Values are 0 to 1. Outside of the working grid background has 1, everything
+        else 0.
         """
         index = self.scheme.find(structure).index
         values = self.fused[..., index].float().numpy()
@@ -263,8 +261,7 @@ class Prediction:
         """Return grey matter, white matter and CSF in the scan's own space.
 
         The probability of a tissue is the sum of those of its structures: a voxel between two
-        tissues
-        keeps a part of each. Outside of the working grid all are 0.
+        tissues keeps a part of each. Outside of the working grid all are 0.
 
         Examples
         --------
@@ -325,8 +322,7 @@ def clean_up(
     """Keep each class's largest component and fill its holes; return (cleaned map, changed share).
 
     Removed components become the class that surrounds most of them. The share relates the voxels
-    lost
-    or gained to the class's voxels before.
+    lost or gained to the class's voxels before.
     """
     cleaned = indices.copy()
     for k in range(1, classes):
@@ -355,8 +351,7 @@ def with_classes(
     """Change probabilities (X, Y, Z, K) so that the most probable classes become `after`.
 
     They were `before`. In each voxel that differs the two classes exchange their probabilities,
-    which
-    preserves the sums and the entropy.
+    which preserves the sums and the entropy.
     """
     places = torch.from_numpy(np.argwhere(before != after)).unbind(1)
     old = _classes_at(before, places)
@@ -407,8 +402,7 @@ def find_inside(indices: Volume, scheme: LabelScheme) -> NDArray[np.bool_]:
     It is empty if nothing is labelled. Without a cerebellum nothing is cut off.
 
     The inside consists of every structure, the ventricles among them, and of CSF if the model
-    predicts
-    all fluid inside the skull. Three rules make one solid space of these labels:
+    predicts all fluid inside the skull. Three rules make one solid space of these labels:
 
     - The foramen magnum, where the skull ends, is assumed at the height of the lowest voxel of the
       cerebellum. Brain stem and fluid below it belong to the neck. Label maps for synthesis are cut

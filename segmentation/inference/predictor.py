@@ -79,8 +79,7 @@ class Predictor:
     """A model on a device: a loaded one, a shipped one by name ("fast"), or a model folder.
 
     Can be used for many scans, one after another. `views` are those to run, all by default; `batch`
-    is
-    the number of slices in a batch. With `allow_cpu` the processor takes over if a GPU is out of
+    is the number of slices in a batch. With `allow_cpu` the processor takes over if a GPU is out of
     memory even for single slices. With `parcels` the model's networks for parcels divide the
     cortex.
     """
@@ -190,8 +189,7 @@ class Predictor:
         """Segment a scan: labels in its own space, and their uncertainty.
 
         `mirror` averages with the mirrored scan; `samples` predictions use dropout, or the members
-        of an
-        ensemble in turn.
+        of an ensemble in turn.
         """
         conformed = self.prepare(volume)
         return self.infer(conformed, mirror=mirror, samples=samples, seed=seed)
@@ -296,8 +294,7 @@ class Predictor:
         """Combine the results of the views to the prediction of a scan.
 
         `probabilities` (X, Y, Z, K) and `maps`, each view's own classes, are those of the region,
-        as are
-        `parcels`. `remarks` are notes on how they were made; empty ones are dropped.
+        as are `parcels`. `remarks` are notes on how they were made; empty ones are dropped.
         """
         plan = conformed.plan.cropped(region.box)
         _forget_beyond_the_scan(probabilities, plan)
@@ -434,8 +431,7 @@ class Predictor:
         """Yield probabilities of an image (X, Y, Z), of K or merged K classes, view after view.
 
         The sagittal view comes last; `views` are as for `fuse`. Only voxels in `within` (X, Y, Z)
-        are
-        computed, all others are background.
+        are computed, all others are background.
         """
         preprocessing = self.model.info.preprocessing
         left_right, _, _ = source_axes(preprocessing.axes, "RAS")
@@ -556,8 +552,7 @@ class Predictor:
         """Apply the anatomical prior and the odds of structures where networks are uncertain.
 
         Returns why the prior was not applied. `probabilities` (X, Y, Z, K) on the working grid of
-        `plan`
-        change in place.
+        `plan` change in place.
         """
         problem = ""
         prior = self.model.info.prior

@@ -120,8 +120,7 @@ class Reversal:
         """Reverse an image, so that white matter is brighter than cortex, and cortex than fluid.
 
         Voxels darker than white matter become brighter, down to half of its brightness. From there
-        a
-        parabola leads to 0: air stays dark, with less noise than on a straight line.
+        a parabola leads to 0: air stays dark, with less noise than on a straight line.
         """
         darkest = _DARKEST * self.white_matter
         rising = (image / darkest) ** 2 * (_BRIGHTEST - darkest)
@@ -162,8 +161,7 @@ def find_reversal(slices: Iterable[Seen], scheme: LabelScheme) -> Reversal | Non
     """Decide from some slices of a scan how to reverse it; None if its order is that of T1.
 
     `scheme` has the K classes of the slices. In T1 cortex is darker than white matter. In FLAIR it
-    is
-    brighter, but fluid is darker: such a scan stays unchanged.
+    is brighter, but fluid is darker: such a scan stays unchanged.
     """
     # Flags (K,) of the classes that belong to each tissue.
     tissues = [

@@ -191,8 +191,7 @@ def _count_classes(
     """Count the classes of all heads around each voxel of a template, (X Y Z, K).
 
     `to_heads` maps the template's millimetres to voxels of each head. Positions are jittered, so
-    that
-    an average over few heads is smooth. Outside of a head's map is background.
+    that an average over few heads is smooth. Outside of a head's map is background.
     """
     generator = np.random.default_rng(seed)
     voxels_mm = moved(np.argwhere(np.ones(shape, bool)), affine)
@@ -226,8 +225,7 @@ def apply_prior(
     """Apply the prior to fused probabilities (X, Y, Z, K) in place; return why not, or "".
 
     `affine` maps voxels of `fused` to RAS millimetres. Only voxels whose largest probability is
-    below
-    `prior.certain` change; the sums over classes stay.
+    below `prior.certain` change; the sums over classes stay.
     """
     largest, labels = most_probable(fused)
     centroids = _centroids(labels, affine, scheme)
@@ -278,8 +276,7 @@ def weighted_by(
 
     `shares` (N, K) of 255 are the template's values; expected probabilities are at least `floor`. A
     voxel's weight is the mean of the classes' `weights` (K,), by its probabilities. A class of
-    weight
-    0 keeps its probability: the others share the rest.
+    weight 0 keeps its probability: the others share the rest.
     """
     expected = (shares / 255).clamp(min=floor)
     is_changed = weights > 0
@@ -422,8 +419,7 @@ def _fit_affine_near_identity(
     """Return the likeliest affine from points (K, 3) to others: ridge regression towards identity.
 
     Points scatter by `_SCATTER_MM` around their position, and heads differ in shape by `_SHAPES`:
-    with
-    few points or close ones the second dominates.
+    with few points or close ones the second dominates.
     """
     middle = weights @ start / weights.sum()
     root_weights = np.sqrt(weights)[:, None]

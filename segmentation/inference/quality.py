@@ -56,8 +56,7 @@ class Grade:
     """Grade of a scan with its reasons, rejections first, and grades of structures.
 
     With one view there is no agreement. Then structures that were not found are rejected, those
-    that a
-    check names have the grade look, and the others have no grade.
+    that a check names have the grade look, and the others have no grade.
     """
 
     name: GradeName
@@ -87,8 +86,7 @@ def grade_by(evidence: Evidence, limits: Limits = LIMITS) -> Grade:
     """Grade by all checks; rejections come first among the reasons.
 
     A finding that rejects (a value beyond the second limit of its pair) makes the whole a reject;
-    any
-    other finding makes it at least a look. Without findings it passes.
+    any other finding makes it at least a look. Without findings it passes.
     """
     structures = _grade_structures(evidence, limits.agreement)
     findings: list[Finding] = []

@@ -27,11 +27,9 @@ class Uncertainty:
     """Variation of the samples of one scan.
 
     `entropy` (X, Y, Z) is that of the samples' mean, in nats. The others are by class, (K,), and
-    NaN
-    for a class that is in no sample: `iou`, the voxels in all samples of those in any;
+    NaN for a class that is in no sample: `iou`, the voxels in all samples of those in any;
     `pairwise_dice`, the mean over pairs of samples; `volume_cv`, the standard deviation of the
-    volume,
-    of its mean. With one sample the last two are NaN.
+    volume, of its mean. With one sample the last two are NaN.
     """
 
     entropy: NDArray[np.float32]
@@ -65,8 +63,7 @@ class Samples:
         """Summarise the samples; there must be at least one.
 
         Values by class are (K,). Dice and the variation of volumes compare samples, so they are NaN
-        for a
-        single one. Entropy is a map (X, Y, Z).
+        for a single one. Entropy is a map (X, Y, Z).
         """
         assert self._mean is not None
         unknown = np.full(self._classes, np.nan)

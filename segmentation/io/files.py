@@ -302,8 +302,7 @@ def read_table(path: Path) -> Table:
     """Read a .csv, .tsv or Excel table with a header; each row has one cell per column.
 
     The separator is the tab if the header has one, else comma or semicolon. Between tabs, quotes
-    are
-    ordinary characters, as in BIDS. Empty rows, and empty cells beyond the header, are dropped.
+    are ordinary characters, as in BIDS. Empty rows, and empty cells beyond the header, are dropped.
     Raises a DatasetError if the file is no table or a row has too few or too many cells.
     """
     table = _read_ragged(path)
@@ -415,8 +414,7 @@ def _between_tabs(text: str) -> list[tuple[int, list[str]]]:
     """Return the numbers and cells of tab-separated lines.
 
     Quotes are ordinary characters. Quotes around a whole cell, as spreadsheets and `write_tsv`
-    write
-    them, are removed.
+    write them, are removed.
     """
     lines = []
     for number, line in enumerate(re.split(r"\r\n|\n|\r", text), start=1):

@@ -61,9 +61,8 @@ class Header:
     """All header fields that reading needs.
 
     `shape` and `zooms` (mm) are those of the three axes; `dtype` is the voxel type in the file,
-    with
-    its byte order. The voxels begin at byte `offset`; their value is `slope` times the stored value
-    plus `inter`. `bare` is the affine that nibabel assumes if neither form has a code.
+    with its byte order. The voxels begin at byte `offset`; their value is `slope` times the stored
+    value plus `inter`. `bare` is the affine that nibabel assumes if neither form has a code.
     """
 
     shape: Sides
@@ -194,8 +193,7 @@ def check_voxel_bytes(header: Header, where: Path) -> None:
     """Raise a FormatError if the voxels exceed the limits.
 
     Called before voxels are read, so that a wrong header costs no memory. Sizes are those in
-    memory,
-    not those in the file: scaled voxels take at least 4 bytes each.
+    memory, not those in the file: scaled voxels take at least 4 bytes each.
     """
     voxel_bytes = header.dtype.itemsize
     if header.scaled:
@@ -235,8 +233,7 @@ def from_nifti(fields: Any, where: Path) -> Header:
     """Check the fields of a NIfTI-1 or NIfTI-2 header.
 
     `fields` is nibabel's header, in the byte order of the file or in memory. Raises an InputError
-    for
-    anything that contradicts the standard or is no 3D scan in millimetres.
+    for anything that contradicts the standard or is no 3D scan in millimetres.
     """
     # The lowest three bits; those for time do not matter.
     spatial_units = int(fields["xyzt_units"]) & 7

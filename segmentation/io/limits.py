@@ -32,8 +32,7 @@ class _GroupFiles(NamedTuple):
     """File names of a version of Linux control groups.
 
     `folder` holds the groups; `limit` and `use` are files of a group; `given_back` is the line of
-    its
-    statistics with the part of the use that is released when memory gets scarce.
+    its statistics with the part of the use that is released when memory gets scarce.
     """
 
     folder: str

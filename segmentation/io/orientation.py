@@ -46,10 +46,10 @@ def place(
     """Choose the affine of an image.
 
     The s-form takes precedence over the q-form. With `trust`, "sform" and "qform" are taken
-    whatever
-    their codes and whatever the other form says; "header" is nibabel's choice: s-form, else q-form,
-    else voxel axes to the left, front and top. `axes` (as "ASL") is used only if neither form has a
-    code. Raises a GeometryError if the header has no orientation, or contradicts itself or `axes`.
+    whatever their codes and whatever the other form says; "header" is nibabel's choice: s-form,
+    else q-form, else voxel axes to the left, front and top. `axes` (as "ASL") is used only if
+    neither form has a code. Raises a GeometryError if the header has no orientation, or contradicts
+    itself or `axes`.
     """
     qform = header.qform
     sform = header.sform

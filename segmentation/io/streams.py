@@ -137,8 +137,8 @@ class ScanStream:
         """Refuse a header that announces more data than the file can hold, before allocating.
 
         `end` is in decompressed bytes from the start of the file. Raises an IntegrityError if the
-        file is
-        too short even at the best ratio of gzip, and a FormatError at a ratio that no scan reaches.
+        file is too short even at the best ratio of gzip, and a FormatError at a ratio that no scan
+        reaches.
         """
         most = self.size
         if self._packed:

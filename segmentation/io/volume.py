@@ -62,8 +62,7 @@ class Volume:
     """Voxels (X, Y, Z) in the order of the file, and their affine: voxel index -> RAS mm.
 
     `codes` are the (q-form, s-form) codes to write; `notes` are for quality control;
-    `source_sha256`
-    is the digest of the file (of a pair: of header and image in a row).
+    `source_sha256` is the digest of the file (of a pair: of header and image in a row).
     """
 
     data: NDArray[Any]
@@ -126,12 +125,9 @@ class Volume:
         """Return a scan or label map given in any form of `ScanLike`; TypeError for anything else.
 
         A Volume is returned as it is, without a copy. Paths are read and checked with `read`,
-        images and
-        arrays with `of_image` and `of_array`. With `labels` the voxels must be whole numbers.
-        `image`
-        names the image of a torchio.Subject that has several. `trust_affine` and `fill_nonfinite`
-        apply
-        to paths, as in `read`.
+        images and arrays with `of_image` and `of_array`. With `labels` the voxels must be whole
+        numbers. `image` names the image of a torchio.Subject that has several. `trust_affine` and
+        `fill_nonfinite` apply to paths, as in `read`.
         """
         if image is not None or is_subject(scan):
             scan = image_of_subject(scan, image, labels=labels)
@@ -169,15 +165,12 @@ class Volume:
         fails.
 
         `series` names the DICOM files of one series in the folder or zip `path`. Without it, a
-        folder, a
-        zip or a DICOM file must hold one T1-weighted series.
+        folder, a zip or a DICOM file must hold one T1-weighted series.
 
         A scan keeps its integers of up to 32 bits if they are unscaled; all else becomes float32. A
-        label
-        map must hold whole numbers; they become the smallest of uint8, int16 and int32. A map of
-        background alone is legitimate. `trust_affine` and `axes` decide where the header does not:
-        see
-        `orientation.place`.
+        label map must hold whole numbers; they become the smallest of uint8, int16 and int32. A map
+        of background alone is legitimate. `trust_affine` and `axes` decide where the header does
+        not: see `orientation.place`.
         """
         where = Path(path)
         name = where.name.lower()
@@ -241,8 +234,7 @@ class Volume:
 
         Checked as in `of_image`. Voxels of 8, 16 (or signed 32) bits keep their type, other numbers
         become float32. Raises a FormatError for another number of dimensions, for complex numbers
-        and
-        booleans, and for an affine that is not (4, 4). The array itself is never changed.
+        and booleans, and for an affine that is not (4, 4). The array itself is never changed.
         """
         voxels = np.asarray(array)
         to_ras = np.asarray(affine)
@@ -269,8 +261,7 @@ class Volume:
         """Write .nii.gz, .nii or .mgz atomically; the same volume gives the same bytes.
 
         The header is new: geometry, and nothing about the patient. Label maps become uint8 or
-        int16;
-        scans stay uint8, int16 or int32, or become float32.
+        int16; scans stay uint8, int16 or int32, or become float32.
         """
         where = Path(path)
         name = where.name.lower()

@@ -106,8 +106,7 @@ def usable_values(
 
     Unscaled integers of up to 32 bits stay as they are, all else becomes float32; labels must be
     whole and get the smallest type that holds them. Without `fill`, NaN and infinite voxels raise
-    an
-    IntegrityError. The result may be the given array.
+    an IntegrityError. The result may be the given array.
     """
     data = voxels
     stays = data.dtype.itemsize <= _WIDEST_KEPT and data.dtype != np.uint32
@@ -174,8 +173,7 @@ def for_disk(data: NDArray[Any], where: Path, *, labels: bool) -> NDArray[Any]:
     """Convert the voxels to a type that every reader of the written formats knows.
 
     Labels become uint8 or int16; other values stay uint8, int16 or int32, or become float32. Raises
-    a
-    FormatError for voxels without such a type; `where` names the file in it.
+    a FormatError for voxels without such a type; `where` names the file in it.
     """
     if data.dtype == np.bool_:
         data = data.view(np.uint8)

@@ -60,10 +60,8 @@ class ClassMap:
         """Build a class map from `classes`: number -> index.
 
         A scheme's own numbers take precedence over FreeSurfer's table. With `fold` the numbers are
-        those
-        of that table, and FreeSurfer's only as its targets. `extra` maps numbers to FreeSurfer
-        numbers,
-        and those in `ignore` become background.
+        those of that table, and FreeSurfer's only as its targets. `extra` maps numbers to
+        FreeSurfer numbers, and those in `ignore` become background.
         """
         _check_own_rules(extra, ignore)
         freesurfer = freesurfer_targets(classes)
@@ -151,8 +149,7 @@ def _classes_of(
     """Return the class by number, and by left and right target the numbers whose side is open.
 
     A number is open if its two targets are two classes; if both are one class, or neither is any,
-    it
-    is not.
+    it is not.
     """
     table = np.full(max(targets) + 1, _UNKNOWN, np.uint8)
     open_numbers: dict[tuple[int, ...], list[int]] = {}
@@ -176,8 +173,7 @@ def _sideless(
     """Describe the numbers that join the nearest of two sides.
 
     The voxels of a side are those whose numbers become it by `anatomy`, and `with_targets` those
-    with
-    the side's own number.
+    with the side's own number.
     """
     kinds = []
     for (left, right), numbers in open_numbers.items():

@@ -104,11 +104,9 @@ def write_seg(
     """Write the class indices of a scan, on its own grid, as a DICOM SEG of binary segments.
 
     The scan is the series of the files `names` in `place` (a folder or a zip; without names it is
-    the
-    only one in it), as read by `Volume.read(place, series=names)`, and `digest` its
-    `source_sha256`.
-    `left_out` are structures that the model does not predict. The file has the patient and study of
-    the series. The same labels get the same UIDs.
+    the only one in it), as read by `Volume.read(place, series=names)`, and `digest` its
+    `source_sha256`. `left_out` are structures that the model does not predict. The file has the
+    patient and study of the series. The same labels get the same UIDs.
     """
     source = load(place, names, whole=True)
     if source.digest != digest:

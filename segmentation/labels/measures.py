@@ -34,8 +34,7 @@ class Measure:
     """One volume of aseg.stats: the names in its line, and the structures that it sums.
 
     `key` and `name` are the first and second field of the line, `words` the third. `numbers` are
-    those
-    of the structures; empty for the intracranial volume, which is no sum.
+    those of the structures; empty for the intracranial volume, which is no sum.
     """
 
     key: str

@@ -145,12 +145,9 @@ class LabelScheme:
         """Convert a map of FreeSurfer numbers (X, Y, Z) to class indices.
 
         With `fold` the map has the numbers of that table instead. `extra` maps numbers to
-        FreeSurfer
-        numbers and `ignore` lists numbers that become background, both before any table.
-        `spacing_mm`
-        decides which side is nearest; `where` names the file in errors. Raises a LabelError for
-        unknown
-        numbers.
+        FreeSurfer numbers and `ignore` lists numbers that become background, both before any table.
+        `spacing_mm` decides which side is nearest; `where` names the file in errors. Raises a
+        LabelError for unknown numbers.
         """
         array = np.asarray(array)
         if not np.issubdtype(array.dtype, np.integer):
@@ -179,8 +176,7 @@ class LabelScheme:
         """Convert class indices to FreeSurfer numbers; raise a LabelError for an invalid index.
 
         `indices` have any shape and an integer type; the numbers have the same shape. An empty
-        array is
-        allowed.
+        array is allowed.
         """
         indices = np.asarray(indices)
         if not np.issubdtype(indices.dtype, np.integer):
@@ -198,10 +194,8 @@ class LabelScheme:
         """Return the scheme of a network that cannot distinguish sides: one class per pair.
 
         Classes keep their order; a pair takes the place of its first. Raises a LabelError if a
-        class has
-        a side and no partner. The result maps classes of this scheme to merged ones, for training,
-        and
-        back.
+        class has a side and no partner. The result maps classes of this scheme to merged ones, for
+        training, and back.
         """
         if self.has_unpartnered_sides:
             raise LabelError(
@@ -250,8 +244,7 @@ class LabelScheme:
         """Return the label with this name, abbreviation or FreeSurfer number.
 
         Case does not matter, and spaces, underscores and dashes are equal. A name without its side
-        is
-        enough if there is one side only. Raises a LabelError for no match and for several.
+        is enough if there is one side only. Raises a LabelError for no match and for several.
         """
         # For each accepted spelling, the names of the structures that it means.
         names_of: dict[str, list[str]] = {}
@@ -333,8 +326,7 @@ def tissue_numbers(scheme: LabelScheme) -> NDArray[np.int64]:
     """Return the tissue number of each class, (K,); 0 for background and classes without a tissue.
 
     The table of the scheme `tissue4` assigns FreeSurfer's structures to grey matter, white matter
-    and
-    CSF. Raises a LabelError for a class that consists of several tissues.
+    and CSF. Raises a LabelError for a class that consists of several tissues.
     """
     table = load_scheme("tissue4")
     numbers = np.zeros(len(scheme), np.int64)

@@ -34,12 +34,12 @@ def mean_interval(
 ) -> Values:
     """Return 95 % confidence intervals of the mean over persons, (P, M) to (2, M).
 
-    The interval is Student's t interval, computed on a scale that has no bounds and
-    transformed back (delta method): the logit of the mean of values between two bounds, the
-    logarithm of the mean of values with one lower bound (unless the error is larger than the mean:
-    then Student's t, cut at the bound), and the mean itself otherwise. So it never leaves the
-    possible range, and covers the mean of skewed values, such as Dice, more often
-    than Student's t alone. docs/notes/statistics.md has the simulated coverage of several methods.
+    The interval is Student's t interval, computed on a scale that has no bounds and transformed
+    back (delta method): the logit of the mean of values between two bounds, the logarithm of the
+    mean of values with one lower bound (unless the error is larger than the mean: then Student's t,
+    cut at the bound), and the mean itself otherwise. So it never leaves the possible range, and
+    covers the mean of skewed values, such as Dice, more often than Student's t alone.
+    docs/notes/statistics.md has the simulated coverage of several methods.
 
     Parameters
     ----------

@@ -152,14 +152,11 @@ class GridMap:
     @property
     def blur(self) -> NDArray[np.float64]:
         """Return the variance by which linear interpolation blurs along each source axis, in
-        voxels²,
-        (3,).
+        voxels², (3,).
 
         It is the mean over the target. A value at part f of the way from one voxel to the next is a
-        mean
-        of both, which has the variance f (1 - f): 0 where voxels are copied, 1/6 on average over
-        all
-        positions.
+        mean of both, which has the variance f (1 - f): 0 where voxels are copied, 1/6 on average
+        over all positions.
         """
         drawn = np.random.default_rng(0)
         voxels = [drawn.integers(length, size=_SAMPLE_VOXELS) for length in self.shape]

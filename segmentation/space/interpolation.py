@@ -160,8 +160,7 @@ def source_positions(to: GridMap, rows: slice, point: Point) -> list[Tensor]:
     """Return the source positions of a slab's voxels: an index along each axis, float32.
 
     Three tensors (rows, Y, Z). If the grids are aligned, each depends on one of them and has length
-    1
-    along the others.
+    1 along the others.
     """
     axes = to.source_axes
     # Indices of the slab's voxels, shifted by the sample point.
@@ -186,8 +185,7 @@ def rows_at(values: Tensor, places: Tensor) -> Tensor:
     """Interpolate values (X, Y, Z, K) trilinearly at positions (N, 3) in voxels: (N, K), same type.
 
     Edge values are repeated outside. The type is a floating one; in float16 the shares of voxels
-    are
-    rounded to a two-thousandth.
+    are rounded to a two-thousandth.
     """
     x, y, z, classes = values.shape
     rows, shares = _corners((x, y, z), places)

@@ -257,8 +257,7 @@ class _LabelVotes:
         """Return the winning ranks on the target grid, int16.
 
         The result has the shape of `to`. Most voxels have one label around them and need no vote;
-        the
-        others are counted in blocks, so that memory stays bounded.
+        the others are counted in blocks, so that memory stays bounded.
         """
         out = torch.empty(to.shape, dtype=torch.int16)
         points = sample_points(to)

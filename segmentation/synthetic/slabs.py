@@ -59,8 +59,7 @@ class Draw:
         """Draw knots of smooth fields (B, C, ...) for planes of `size`, with random strengths.
 
         Knots are `spacing_mm` apart; the standard deviation of each field is drawn from 0 to
-        `strength`.
-        The caller interpolates between them.
+        `strength`. The caller interpolates between them.
         """
         knots = [max(2, round(length / spacing_mm) + 1) for length in size]
         values = self.normal(count, channels, *knots)

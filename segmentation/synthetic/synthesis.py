@@ -155,8 +155,8 @@ class _ClassBrightness(NamedTuple):
 def _paint(draw: Draw, entries: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Return the intensities of voxels, and that of white matter.
 
-    `entries` holds one tensor (B, C, H, W) for each sample within a voxel. Returns images
-    (B, C, H, W) and the brightness (B,) that becomes 1 on the working grid's scale.
+    `entries` holds one tensor (B, C, H, W) for each sample within a voxel. Returns images (B, C, H,
+    W) and the brightness (B,) that becomes 1 on the working grid's scale.
     """
     heads = draw.heads
     count = len(entries[0])

@@ -98,8 +98,7 @@ def aim(
 
     With `learn_fluid`, everything between brain and skull is learnt as CSF, so that brain and CSF
     together fill the skull; else it is background. Raises a DatasetError for maps without any of
-    the
-    scheme's structures, or without cerebral white matter.
+    the scheme's structures, or without cerebral white matter.
     """
     # FreeSurfer's numbers in place of private ones, where these exist.
     folded = np.array([GENERATION_FOLDED.get(int(n), int(n)) for n in maps.numbers])

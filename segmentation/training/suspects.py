@@ -194,8 +194,8 @@ def rank(
     """A row a subject, the most suspect first: score, why, structure, and the measures.
 
     The score is the largest distance from the other subjects, in spreads of what is usual, 0 where
-    nothing is beyond their median. Of a score above `limit`, `why` says what it comes from,
-    and `structure` which one is farthest from theirs; others have none. `names` are those of the
+    nothing is beyond their median. Of a score above `limit`, `why` says what it comes from, and
+    `structure` which one is farthest from theirs; others have none. `names` are those of the
     classes.
     """
     subjects = list(found)

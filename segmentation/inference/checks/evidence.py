@@ -43,9 +43,8 @@ class Evidence:
 
     `image` is 0 in empty background and about 1 at the bright end of the tissue; `indices` has the
     class of each voxel. `scan` is the grid of the scan's own voxels. `volumes_mm3` has the
-    predicted
-    structures. `agreement` is the mean Dice between views, (K,); None with one view. `csf` is the
-    model's definition of CSF.
+    predicted structures. `agreement` is the mean Dice between views, (K,); None with one view.
+    `csf` is the model's definition of CSF.
     """
 
     image: Volume

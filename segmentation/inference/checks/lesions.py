@@ -88,8 +88,7 @@ def find_places(evidence: Evidence) -> dict[str, Place]:
     """Return the dark and the bright places in the brain, by kind.
 
     Empty if white matter or cortex is too small, or has no brightness, to compare with, and if
-    cortex
-    is brighter: the thresholds are for T1.
+    cortex is brighter: the thresholds are for T1.
     """
     if evidence.brightness is None:
         return {}
@@ -140,8 +139,7 @@ def _with_edge(
     """Keep the places whose rim has such a brightness relative to the white matter just outside.
 
     `means` is the brightness of blocks, `weights` their voxels of white matter. Shading is as
-    bright on
-    either side.
+    bright on either side.
     """
     parts, count = ndimage.label(places)
     found = np.zeros_like(places)

@@ -34,8 +34,7 @@ class Limits:
     rejected.
 
     The limits of `missing` are inclusive: one structure not found is enough to look. A single
-    number
-    is a limit beyond which a person looks, or a least size.
+    number is a limit beyond which a person looks, or a least size.
     """
 
     # Mean Dice between views, of a structure and on average over structures; for models
