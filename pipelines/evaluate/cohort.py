@@ -76,6 +76,7 @@ _TABLES = (
     "volumes.csv",
     "parcels.csv",
     "thickness.csv",
+    "callosum.csv",
     "left_out.csv",
     "adjustment.csv",
     "harmonisation.csv",
@@ -217,6 +218,10 @@ def report_cohort(
         if not thickness.empty:
             write_table(settings.out / "thickness.csv", thickness)
             written.append("thickness.csv")
+        callosum = _callosum_table(chosen, group.ledger, settings.excluded)
+        if not callosum.empty:
+            write_table(settings.out / "callosum.csv", callosum)
+            written.append("callosum.csv")
         facts = provenance(started, settings.command, known.scheme.name)
         facts["predictions"] = str(settings.predictions)
         if len(group.ledger.models) > 1:
@@ -515,12 +520,7 @@ def _thickness_table(
             if sheet.mm is None or name in left_out:
                 continue
             row = {
-                "subject": scan.subject,
-                "session": scan.session,
-                "group": scan.group,
-                "site": scan.site,
-                "sex": scan.sex,
-                "age": scan.age,
+                **_person_columns(scan),
                 "structure": name,
                 "side": sheet.side,
                 "thickness_mm": sheet.mm,
@@ -528,6 +528,35 @@ def _thickness_table(
             }
             rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _callosum_table(
+    chosen: Chosen, ledger: Ledgers, excluded: Collection[str]
+) -> pd.DataFrame:
+    """Return a row for each scan whose corpus callosum was measured.
+
+    Corrected scans and callosa of the `excluded` grades have none.
+    """
+    rows = []
+    for file, scan in zip(chosen.files, chosen.scans, strict=True):
+        callosum = ledger.of(file).callosum
+        if file.corrects is not None or scan.left_out or callosum is None:
+            continue
+        if callosum.grade not in excluded:
+            rows.append({**_person_columns(scan), **callosum.columns()})
+    return pd.DataFrame(rows)
+
+
+def _person_columns(scan: Scan) -> dict[str, str | float | None]:
+    """Return the columns that say whose scan a row is of."""
+    return {
+        "subject": scan.subject,
+        "session": scan.session,
+        "group": scan.group,
+        "site": scan.site,
+        "sex": scan.sex,
+        "age": scan.age,
+    }
 
 
 def _scheme_of_parcels(measured: Mapping[str, ParcelResult]) -> LabelScheme:

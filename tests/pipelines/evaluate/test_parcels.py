@@ -138,6 +138,36 @@ def test_a_report_has_a_table_of_thickness(tmp_path: Path) -> None:
     assert list(found.thickness_mm) == [2.5, 2.5]
 
 
+def test_a_report_has_a_table_of_the_callosum(tmp_path: Path) -> None:
+    names = ["a", "b", "c", "d"]
+    out = write_study(tmp_path / "out", names, with_parcels=names)
+    lines = []
+    for line in (out / "run.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        measured = {
+            "grade": "reject" if entry["case"] == "b" else "pass",
+            "reasons": [],
+            "volumes_mm3": {"CC_Anterior": 900},
+            "total_mm3": 3200,
+            "area_mm2": 640,
+            "length_mm": 70,
+            "midline_mm": 80,
+            "mean_thickness_mm": 6.5,
+            "max_thickness_mm": 12,
+            "thickness_mm": [2, 7],
+        }
+        entry["result"]["callosum"] = measured
+        lines.append(json.dumps(entry))
+    (out / "run.jsonl").write_text("\n".join(lines) + "\n")
+    # Of the four scans c is rejected.
+    report_cohort(CohortSettings(out, tmp_path / "report", excluded=("reject",)))
+    found = pd.read_csv(tmp_path / "report/callosum.csv")
+    assert list(found.subject) == ["a", "d"]
+    assert list(found.area_mm2) == [640, 640]
+    assert list(found.thickness_02_mm) == [7, 7]
+    assert list(found.CC_Anterior_mm3) == [900, 900]
+
+
 def test_a_parcel_that_is_far_from_the_group_stands_out(tmp_path: Path) -> None:
     names = [f"p{number}" for number in range(9)]
     out = write_study(tmp_path / "out", names, with_parcels=names)
