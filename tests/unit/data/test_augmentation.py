@@ -224,11 +224,6 @@ def test_contrast_follows_one_curve_in_a_slice_and_its_neighbours() -> None:
     assert float(has_one_top.float().mean()) == pytest.approx(0.8, abs=0.1)
 
 
-def test_files_without_a_contrast_of_their_own_have_the_bytes_they_had() -> None:
-    assert "contrast" not in only("gain").model_dump()
-    assert only("contrast", 0.3).model_dump()["contrast"] == 0.3
-
-
 def test_gamma_is_a_power() -> None:
     images, labels = batch(1)
     changed, _ = apply(only("gamma", gamma_range=(2.0, 2.0)), images, labels)

@@ -13,18 +13,12 @@ class File(BaseModel):
     network: Architecture = PUBLISHED
 
 
-def test_a_file_that_names_no_architecture_has_a_quicknat_and_is_written_as_before() -> (
-    None
-):
+def test_a_file_that_names_no_architecture_has_a_quicknat() -> None:
     plain = File.model_validate({"network": {"filters": 4, "depth": 1}})
     named = File.model_validate(
         {"network": {"architecture": "quicknat", "filters": 4, "depth": 1}}
     )
     assert plain == named == File(network=QuickNatConfig(filters=4, depth=1))
-    # Files from before `architecture` and `unshuffle` have neither.
-    assert " ".join(plain.model_dump(mode="json")["network"]) == (
-        "classes channels filters kernel depth excitation bottleneck activation order dropout"
-    )
     finer = File(network=QuickNatConfig(unshuffle=2))
     assert File.model_validate(finer.model_dump(mode="json")) == finer
     network = build(plain.network)
