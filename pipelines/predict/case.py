@@ -1,6 +1,6 @@
-"""One case, from its file to its outputs, in steps that a pipeline can overlap.
+"""Segmentation of one case, from file to outputs, in steps that a pipeline can overlap.
 
-A case is a scan, or the scans of a person, which are segmented together.
+A case is a scan, or all scans of a person, which are segmented together.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from trinat.segmentation.models.checkpoint import load_model
 from trinat.segmentation.space.views import View
 from trinat.segmentation.timing import stage, time_process, timed
 
-# What is noted of a scan that has no others to be compared with.
+# Note on the only scan of a person in a longitudinal run.
 _ONLY_SCAN = "no other scan of this person to compare with: segmented by itself"
 
 
 class CaseWorker:
-    """The model, loaded once, and what to do with each case."""
+    """Worker that loads the model once and segments one case after another."""
 
     def __init__(self, settings: RunSettings, device: str) -> None:
         self.settings = settings
@@ -75,14 +75,14 @@ class CaseWorker:
         self._has_label_table = False
 
     def do(self, case: Work) -> Entry:
-        """All steps of a case; what fails becomes a failed entry."""
+        """Run all steps of a case; return a failed entry if a step fails."""
         finish = self.begin(case)
         return finish()
 
     def begin(self, case: Work) -> Callable[[], Entry]:
-        """Read and segment a case; the returned function does the rest, in any thread.
+        """Read and segment a case; return a function that does the remaining steps in any thread.
 
-        What fails becomes a failed entry.
+        If a step fails, that function returns a failed entry.
         """
         try:
             scan = read(case, self.settings)
@@ -101,8 +101,8 @@ class CaseWorker:
     ) -> CaseInProgress | PersonInProgress:
         """Bring the scan to the working grid.
 
-        Of a person's scans those that show nothing fail. The others stay as they were read: they
-        are resampled once, to the space of all.
+        Scans of a person that cannot be conformed fail. The other scans of a person stay as they
+        were read, because they are resampled only once, to their common space.
         """
         if isinstance(scan, PersonInProgress):
             kept = []
@@ -126,16 +126,16 @@ class CaseWorker:
     def infer(
         self, scan: CaseInProgress | PersonInProgress
     ) -> CaseInProgress | PersonInProgress:
-        """Segment the scan on the working grid, or a person's scans in the space of all.
+        """Segment the scan on the working grid, or a person's scans in their common space.
 
-        The scan's digest is the seed of dropout. The conformed image is released here, since it is
-        as large as the scan.
+        The digest of the scan seeds dropout. The conformed image is released here, since it is as
+        large as the scan.
         """
         if isinstance(scan, PersonInProgress):
             return self._infer_person(scan)
         assert scan.conformed is not None
         output = self.settings.output
-        # The same scan draws the same dropout, in whatever order scans are done.
+        # Seed by content, so that dropout does not depend on the order of scans.
         seed = int(scan.digest[:15], 16)
         with timed(scan.clock):
             scan.found = self._predictor.infer(
@@ -148,10 +148,10 @@ class CaseWorker:
         return scan
 
     def write(self, scan: CaseInProgress | PersonInProgress) -> Entry:
-        """Write the outputs of a scan; its entry, a failed one if that fails.
+        """Write the outputs of a scan and return its entry, or a failed entry if writing fails.
 
-        With `no_room` it has failed for want of room on the disk. The entry of a person has those
-        of the scans.
+        `no_room` of the entry is set if the disk is full. The entry of a person contains the
+        entries of the scans.
         """
         if isinstance(scan, PersonInProgress):
             entries = list(scan.failed)
@@ -162,7 +162,7 @@ class CaseWorker:
                     entries.append(self._failed(one.case, error))
                     continue
                 entries.append(self.write(one))
-                # It is as large as all that the others have in common.
+                # A prediction is as large as everything that the other scans share.
                 one.found = None
             person = Entry.of(scan.case, self.settings, "done")
             return replace(person, of_scans=tuple(entries))
@@ -172,7 +172,10 @@ class CaseWorker:
             return replace(self._failed(scan.case, error), no_room=is_disk_full(error))
 
     def _write(self, scan: CaseInProgress) -> Entry:
-        """Restore and judge; write to a folder of the case's own, from which the run moves all."""
+        """Restore and grade a scan, and write its files to a staging folder of its own.
+
+        The run moves the files into place from there.
+        """
         assert scan.found is not None
         found = scan.found
         changes: dict[str, float] = {}
@@ -181,7 +184,8 @@ class CaseWorker:
                 with stage("clean"):
                     found, changes = found.cleaned()
             with stage("restore"):
-                # Labels in the scan's own space are computed when they are first asked for.
+                # Labels in the scan's own space are computed on first access: do it inside this
+                # stage.
                 _ = found.indices
             with stage("grade"):
                 result, volumes = judge(
@@ -203,7 +207,8 @@ class CaseWorker:
                         **result.callosum.volumes_mm3,
                         "CorpusCallosum": result.callosum.total_mm3,
                     }
-            # A name of its own: on a cluster a worker given up for dead may still be at it.
+            # Use a unique name: on a cluster, a worker that was given up for dead may still be
+            # writing.
             staging = self.settings.staging / secrets.token_hex(8)
             with stage("write"):
                 model = self._predictor.model.name
@@ -243,15 +248,15 @@ class CaseWorker:
         )
 
     def _infer_person(self, person: PersonInProgress) -> PersonInProgress:
-        """Segment the scans of a person that show one head; the others are refused."""
-        # In an order that is the same for the same scans, so that results are, too.
+        """Segment the scans of a person that show the same head; refuse the others."""
+        # Sort the scans, so that the results do not depend on the order of input.
         volumes = [_volume(scan) for scan in person.scans]
         person.scans = [person.scans[number] for number in in_order(volumes)]
         head = None
         if len(person.scans) > 1:
             with stage("align"):
                 heads = heads_of([_to_align(scan) for scan in person.scans])
-            # The head that more than half of the scans show, if one is, is the person's.
+            # The person's head is the head that more than half of the scans show, if there is one.
             if 2 * len(heads[0].scans) > len(person.scans):
                 head = heads[0]
             for case, reason in _refused(person.scans, heads, head):
@@ -260,12 +265,12 @@ class CaseWorker:
             person.scans = [person.scans[number] for number in kept]
         try:
             if len(person.scans) == 1:
-                # The only one that is left is segmented as any scan is.
+                # A single remaining scan is segmented like any other scan.
                 self.infer(self.prepare(person.scans[0]))
             elif person.scans:
                 assert head is not None
                 person.stretches_percent = head.stretches_percent
-                # The time is that of all; the clock of the first has it.
+                # The scans are timed together, on the clock of the first scan.
                 with timed(person.scans[0].clock):
                     person.together = segment_person(
                         self._predictor,
@@ -275,7 +280,7 @@ class CaseWorker:
                         mirror=self.settings.output.mirror,
                     )
         except Exception as error:
-            # They are segmented together, or not at all.
+            # The scans are segmented together, so all of them fail.
             person.failed += [self._failed(scan.case, error) for scan in person.scans]
             person.scans = []
         for scan in person.scans:
@@ -297,9 +302,9 @@ def _to_align(scan: CaseInProgress) -> Volume:
 def _refused(
     scans: Sequence[CaseInProgress], heads: Sequence[Head], head: Head | None
 ) -> list[tuple[Case, str]]:
-    """Each scan that does not show the person's head, and why it is refused.
+    """Return each scan that does not show the person's head, with the reason to refuse it.
 
-    `heads` are all heads that the scans show, `head` is the person's, if one is.
+    `heads` are all heads that the scans show; `head` is the person's head, if there is one.
     """
     refused = []
     for other in heads:
@@ -323,7 +328,7 @@ def _refused(
 
 
 def _take_result(person: PersonInProgress, number: int) -> None:
-    """Give a scan its part of what was segmented together, and what tables of changes need of it.
+    """Give a scan its part of the joint segmentation and the data for the tables of changes.
 
     A scan that was segmented by itself has its result already.
     """

@@ -1,4 +1,4 @@
-"""What a case gives: its numbers, as the group's tables and page show them, and its files."""
+"""Result and output files of a case: its numbers in the ledger, and the files beside its scan."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from trinat.segmentation.space.views import reoriented
 from trinat.segmentation.timing import stage
 
 _TISSUE_MAPS = [product for product in Product if "label" in product.own_entities]
-# A structure of which clean-up changed a smaller share is not reported.
+# Smallest share of a structure changed by clean-up that is reported.
 _REPORTED_CHANGE = 0.01
 
 
@@ -70,7 +70,7 @@ def judge(
     """Compute the result of a scan from its segmentation: grades, volumes, doubts, notes.
 
     `changes` is the share of each structure that clean-up has changed; `limits` are the model's
-    limits of quality. Returns the volumes of the brain as a whole, too.
+    limits of quality. The volumes of the brain as a whole are returned, too.
     """
     volumes_mm3 = found.volumes_mm3
     evidence = Evidence.of(found)
@@ -117,7 +117,7 @@ def judge(
 
 
 def thickness_results(found: CortexThickness) -> dict[str, ThicknessResult]:
-    """Return the thickness of parcels by name, and after those of a side that of its hemisphere."""
+    """Return the thickness by name: the parcels of a side, followed by the side's hemisphere."""
     results = {}
     for hemisphere in found.hemispheres:
         parcels = [sheet for sheet in found.parcels if sheet.side == hemisphere.side]
@@ -135,9 +135,9 @@ def thickness_results(found: CortexThickness) -> dict[str, ThicknessResult]:
 def _by_structure(
     found: Prediction, volumes_mm3: Mapping[str, float], values: np.ndarray
 ) -> dict[str, float | None]:
-    """Values (K,) of classes by the names of structures, without background.
+    """Map values (K,) of classes to the names of structures, without background.
 
-    Structures that the model cannot predict have no volume, and no value.
+    Structures that the model cannot predict are left out.
     """
     by_name = {}
     for label in found.scheme.labels[1:]:
@@ -177,7 +177,7 @@ def callosum_result(found: Callosum) -> CallosumResult:
 
 
 def _raw(case: Case) -> str:
-    """The URI of a case's scan, as BIDS has it."""
+    """Return the BIDS URI of a case's scan."""
     return f"bids:raw:{case.shown}"
 
 
@@ -189,9 +189,9 @@ def _rounded(value: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class CaseFiles:
-    """Writes the files of a case from its segmentation, below the folder `staging`.
+    """Writer of the files of a case, below the folder `staging`.
 
-    `sources` are the cases whose scans it was made of.
+    `sources` are the cases whose scans the segmentation was made of.
     """
 
     staging: Path
@@ -204,26 +204,26 @@ class CaseFiles:
 
     @cached_property
     def names(self) -> CaseNames:
-        """Where the files go."""
+        """Paths of the files."""
         case = self.case
         return CaseNames(self.staging, case.id, case.entities, self.settings.bids)
 
     @property
     def picture(self) -> str:
-        """The path of the picture below `staging`; "" where none is wanted."""
+        """Path of the picture below `staging`; "" if no picture is wanted."""
         if not self.wants(Product.PICTURE):
             return ""
         return str(self.names.path(Product.PICTURE).relative_to(self.staging))
 
     @cached_property
     def _output(self) -> OutputSettings:
-        """The settings of the run, with the further outputs that this case alone gets."""
+        """Output settings of the run, with the additional outputs of this case."""
         also: dict[str, Any] = dict.fromkeys(self.case.also, True)
         return replace(self.settings.output, **also)
 
     @cached_property
     def _origin(self) -> dict[str, Any]:
-        """What the JSON beside a file says of where it is from."""
+        """Provenance of a file, as written to its JSON sidecar."""
         origin: dict[str, Any] = {}
         if self.settings.bids:
             origin["SpatialReference"] = _raw(self.case)
@@ -236,16 +236,16 @@ class CaseFiles:
         return origin
 
     def wants(self, product: Product) -> bool:
-        """Whether a product of this case is written."""
+        """Return True if a product of this case is written."""
         return self._output.wants(product)
 
     def write_all(
         self, digest: str, result: ScanResult, *, label_table: bool
     ) -> dict[str, str]:
-        """Write every product that is wanted; returns the outputs of the case (path -> SHA-256).
+        """Write every product that is wanted; return the outputs of the case (path -> SHA-256).
 
-        `digest` is the SHA-256 of the scan, `result` what its line of the ledger says. With
-        `label_table` what the numbers of label maps mean is written, too.
+        `digest` is the SHA-256 of the scan, `result` is its result in the ledger. With
+        `label_table`, the tables that explain the numbers of label maps are written, too.
         """
         self.names.path(Product.LABELS).parent.mkdir(parents=True)
         writers: dict[Product, Callable[[], None]] = {
@@ -282,7 +282,7 @@ class CaseFiles:
         for path in sorted(self.staging.rglob("*")):
             if path.is_file():
                 outputs[str(path.relative_to(self.staging))] = sha256_of(path)
-        # No outputs of the case: the run decides whether they stay.
+        # Slices are no outputs of the case: the run decides which of them are kept.
         if self.picture:
             _write_slices(self.staging / slices_of(self.case.id), self.found)
         if label_table:
@@ -301,13 +301,13 @@ class CaseFiles:
         return outputs
 
     def _write_sidecar(self, product: Product, **facts: str) -> None:
-        """In a BIDS dataset, the JSON beside a file: these facts of it, and where it is from."""
+        """Write the JSON sidecar of a file in a BIDS dataset: these facts and the provenance."""
         if self.settings.bids:
             content = {**facts, **self._origin}
             _write_json(self.names.path(product, ".json"), content)
 
     def _write_labels(self) -> None:
-        """The label map, and in a BIDS dataset the JSON beside it."""
+        """Write the label map, with a JSON sidecar in a BIDS dataset."""
         labels = self.found.indices
         if self._output.format == "aseg":
             labels = self.found.labels
@@ -316,7 +316,7 @@ class CaseFiles:
         self._write_sidecar(Product.LABELS)
 
     def _write_stats(self) -> None:
-        """aseg.stats, as FreeSurfer has it."""
+        """Write aseg.stats in FreeSurfer's format."""
         found = self.found
         voxels = dict(found.voxels)
         if self.wants(Product.CALLOSUM):
@@ -327,7 +327,7 @@ class CaseFiles:
         write_whole(self.names.path(Product.STATS), table)
 
     def _write_parcels(self) -> None:
-        """The label map with parcels in place of the cortex."""
+        """Write the label map with parcels in place of the cortex."""
         labels = self.found.parcel_indices
         if self._output.format == "aseg":
             labels = self.found.parcel_labels
@@ -341,7 +341,7 @@ class CaseFiles:
         self._write_sidecar(Product.CALLOSUM)
 
     def _write_parcel_stats(self) -> None:
-        """parcels.stats: structures and parcels as `mri_segstats` lists them."""
+        """Write parcels.stats: structures and parcels as `mri_segstats` lists them."""
         found = self.found
         assert found.parcel_map is not None
         parcellation = found.parcel_map.parcellation
@@ -356,18 +356,18 @@ class CaseFiles:
         write_whole(self.names.path(Product.PARCEL_STATS), table)
 
     def _write_thickness(self) -> None:
-        """The thickness of the cortex in mm, and 0 elsewhere."""
+        """Write the thickness map of the cortex, in mm, with 0 elsewhere."""
         self.found.thickness_map.write(self.names.path(Product.THICKNESS))
 
     def _write_cortex_stats(self, product: Product, side: Side) -> None:
-        """lh.aparc.stats or rh.aparc.stats."""
+        """Write lh.aparc.stats or rh.aparc.stats."""
         table = format_cortex_stats(
             self.case.stem, self.found.cortex_thickness, side, self.found.parcel_voxels
         )
         write_whole(self.names.path(product), table)
 
     def _write_brain_mask(self, product: Product) -> None:
-        """What is inside the skull, 1 there and 0 elsewhere; in a BIDS dataset with a JSON."""
+        """Write the mask of the inside of the skull (1, else 0), with a JSON sidecar in BIDS."""
         mask = self.found.brain
         numbers = replace(mask, data=mask.data.astype(np.uint8))
         _in_axes_of(product, numbers).write(self.names.path(product), labels=True)
@@ -375,17 +375,17 @@ class CaseFiles:
 
     @cached_property
     def _tissues(self) -> Tissues:
-        """What all files of tissues are written from."""
+        """Tissues that all tissue files are written from."""
         return self.found.tissues()
 
     def _write_tissue_labels(self, product: Product) -> None:
-        """The most probable tissue of each voxel."""
+        """Write the most probable tissue of each voxel."""
         labels = self._tissues.labels
         _in_axes_of(product, labels).write(self.names.path(product), labels=True)
         self._write_sidecar(product)
 
     def _write_tissue_map(self, product: Product) -> None:
-        """The probability of one tissue."""
+        """Write the probability map of one tissue."""
         found = _in_axes_of(
             product, self._tissues.by_label[product.own_entities["label"]]
         )
@@ -393,13 +393,14 @@ class CaseFiles:
         self._write_sidecar(product)
 
     def _write_entropy(self) -> None:
-        """The entropy of each voxel's probabilities."""
+        """Write the entropy of each voxel's probabilities."""
         self.found.entropy.write(self.names.path(Product.ENTROPY))
 
     def _write_probabilities(self) -> None:
-        """One 4D file, background first, and the JSON that says what each of its maps is of.
+        """Write the probabilities as one 4D file, background first, with a JSON sidecar.
 
-        As BIDS has it, that is the abbreviation in the label table beside the label maps.
+        The JSON lists the structure of each map by its abbreviation in the label table, as BIDS
+        requires.
         """
         labels = [
             label
@@ -413,7 +414,7 @@ class CaseFiles:
         _write_json(self.names.path(Product.PROBABILITIES, ".json"), content)
 
     def _write_dicom_seg(self, digest: str) -> None:
-        """A DICOM SEG that refers to the series of the scan."""
+        """Write a DICOM SEG that refers to the series of the scan."""
         from trinat.segmentation.labels.dicom_seg import write_seg
 
         write_seg(
@@ -428,7 +429,7 @@ class CaseFiles:
         )
 
     def _write_page(self, digest: str, result: ScanResult) -> None:
-        """The page of the scan alone."""
+        """Write the page of a single scan."""
         facts = {
             "trinat": version("trinat"),
             "date": datetime.now(UTC).date().isoformat(),
@@ -447,7 +448,7 @@ class CaseFiles:
 
     @stage("picture")
     def _write_picture(self) -> None:
-        """A mosaic of slices with their labels."""
+        """Write a mosaic of slices with their labels."""
         found = self.found
         mosaic = draw_mosaic(
             found.image, found.working, found.scheme, title=self.case.stem
@@ -456,27 +457,27 @@ class CaseFiles:
 
 
 def _in_axes_of(product: Product, volume: Volume) -> Volume:
-    """A volume as it goes into the file of a product.
+    """Return a volume with the axes that the file of a product needs.
 
-    fMRIPrep puts a scan's axes into the order RAS, and lays masks and maps over it as arrays.
+    fMRIPrep reorients scans to RAS and overlays masks and maps on them as plain arrays.
     """
     return reoriented(volume, "RAS") if product.for_fmriprep else volume
 
 
 @stage("picture")
 def _write_slices(path: Path, found: Prediction) -> None:
-    """What the page of the run shows of a scan, its most doubtful structure first.
+    """Write the slices of a scan for the page of the run, centred on its most doubtful structure.
 
-    JSON, with pictures of the slices inside. The folder of `path` must not exist.
+    The file is JSON with embedded pictures. The folder of `path` must not exist.
     """
     labels = found.scheme.labels
     focus = 0
     if found.agreement is not None:
         voxels = np.bincount(found.working.data.ravel(), minlength=len(labels))
         agreement = np.nan_to_num(found.agreement)
-        # Structures that were not found are no place to look at.
+        # Structures that were not found cannot be shown.
         agreement = np.where(voxels > 0, agreement, np.inf)
-        # Nor is background.
+        # Skip background.
         focus = 1 + int(np.argmin(agreement[1:]))
     content = asdict(view_result(found.image, found.working, focus=focus))
     del content["truth"]
@@ -497,10 +498,10 @@ def format_aseg_stats(
     voxel_mm3: float,
     volumes: BrainVolumes,
 ) -> str:
-    """`aseg.stats` in FreeSurfer's form; measures that are not known have no line, but a reason.
+    """Format volumes as FreeSurfer's `aseg.stats`.
 
-    Rows are sorted by FreeSurfer number and counted from 1. Structures that are not in `voxels`
-    have no row; those with 0 voxels have one.
+    Unknown measures have no line; a note says why. Rows are sorted by FreeSurfer number and counted
+    from 1. Structures that are not in `voxels` have no row; structures with 0 voxels have one.
     """
     lines = [
         "# Title Segmentation Statistics",
@@ -525,7 +526,7 @@ def format_aseg_stats(
     for index, label in enumerate(found, start=1):
         count = voxels[label.name]
         volume_mm3 = count * voxel_mm3
-        # Columns are parted by spaces.
+        # Columns are separated by spaces.
         name = "_".join(label.name.split())
         lines.append(
             f"{index:3d} {label.fs_id:3d} {count:9d} {volume_mm3:13.3f}  {name}"
@@ -538,9 +539,8 @@ def format_cortex_stats(
 ) -> str:
     """Format the thickness of one side as FreeSurfer's `?h.aparc.stats`.
 
-    The order of columns is FreeSurfer's, by which its programs read them. Voxels stand in place of
-    vertices, the surface is the middle one, and there is no curvature. Parcels without cortex have
-    no row.
+    Columns are in FreeSurfer's order, which its programs rely on. Voxels replace vertices, the
+    surface is the middle surface, and there is no curvature. Parcels without cortex have no row.
     """
     (hemisphere,) = (sheet for sheet in found.hemispheres if sheet.side == side)
     lines = [

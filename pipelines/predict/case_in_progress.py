@@ -1,6 +1,6 @@
-"""A scan on its way from file to outputs, and its first step: reading.
+"""State of a scan between file and outputs, and its first step: reading.
 
-Imports no torch: the first scan is read while that loads.
+Imports no torch: the first scan is read while torch is being imported.
 """
 
 from __future__ import annotations
@@ -25,46 +25,46 @@ if TYPE_CHECKING:
 
 @dataclass
 class CaseInProgress:
-    """A scan on its way: each step adds what the next one needs and drops what it does not.
+    """State of a scan: each step adds what the next step needs and drops what it does not need.
 
-    `volume` is there after reading, `conformed` after preparing, `found` after the networks.
-    `digest` is the SHA-256 of the bytes that were read.
+    `volume` is set by reading, `conformed` by preparing and `found` by the networks. `digest` is
+    the SHA-256 of the bytes that were read.
     """
 
     case: Case
     volume: Volume | None = None
     digest: str = ""
     conformed: Conformed | None = None
-    # Of one of several scans of a person: as it is aligned with the others.
+    # Image that is aligned with the person's other scans; None for a single scan.
     to_align: Volume | None = None
     found: Prediction | None = None
     clock: Clock = field(default_factory=Clock)
-    # Of one of several scans of a person: what the tables of changes are made of, and the cases
-    # of all scans that it was segmented with.
+    # Set for one of several scans of a person: data for the tables of changes, and the cases of all
+    # scans that it was segmented with.
     longitudinal: TimePoint | None = None
     together: tuple[Case, ...] = ()
 
 
 @dataclass
 class PersonInProgress:
-    """The scans of a person on their way, and the entries of those that gave no result.
+    """State of a person's scans, with the entries of the scans that failed.
 
-    `together` is there after the networks, where two or more scans are left.
+    `together` is set by the networks if two or more scans are left.
     """
 
     case: Person
     scans: list[CaseInProgress]
     failed: list[Entry] = field(default_factory=list)
     together: Together | None = None
-    # How much larger the head is in each of the scans than in the first of them.
+    # Size of the head in each scan relative to most of the scans, as a change in per cent.
     stretches_percent: tuple[float, ...] = ()
 
 
 def read(case: Work, settings: RunSettings) -> CaseInProgress | PersonInProgress:
-    """Read the scan of a case, or those of a person.
+    """Read the scan of a case, or the scans of a person.
 
-    What is wrong with the scan of a case raises. Scans of a person that cannot be read fail, and
-    do not take the others with them.
+    Errors in the scan of a case are raised. Scans of a person that cannot be read become failed
+    entries, and the other scans continue.
     """
     if not isinstance(case, Person):
         return _read_scan(case, settings)
@@ -79,10 +79,10 @@ def read(case: Work, settings: RunSettings) -> CaseInProgress | PersonInProgress
 
 
 def _read_scan(case: Case, settings: RunSettings) -> CaseInProgress:
-    """Read the scan of a case. What is wrong with its file raises, as does one that was changed.
+    """Read the scan of a case; raise if its file is damaged or was changed.
 
-    The time is taken on the clock of the scan. `refuse_changed` raises if a store knows another
-    checksum.
+    Reading is timed on the clock of the scan. `refuse_changed` raises if the checksum in a store
+    differs.
     """
     scan = CaseInProgress(case)
     with timed(scan.clock), stage("read"):
@@ -93,7 +93,7 @@ def _read_scan(case: Case, settings: RunSettings) -> CaseInProgress:
             trust_affine=settings.output.trust_affine,
             fill_nonfinite=settings.output.fill_nonfinite,
         )
-    # Taken while it was read: what is in the ledger is what was segmented.
+    # Computed during reading, so that the ledger has the bytes that were segmented.
     if scan.volume.source_sha256 is not None:
         scan.digest = scan.volume.source_sha256
     refuse_changed(case.sha256, scan.digest, case.path)

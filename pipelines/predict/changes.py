@@ -1,4 +1,4 @@
-"""Tables and page of how volumes and cortical thickness of persons change between scans."""
+"""Tables and page of changes in a person's volumes and cortical thickness between scans."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trinat.pipelines.study.record import EXCLUDED_GRADES, TimePoint
 from trinat.segmentation.io.files import sha256_of, write_tsv, write_whole
 from trinat.segmentation.models.zoo import MODEL_FILE, shipped_models
 
-# What scans were segmented by and with: the hash of the model; each scan, and what it held.
+# Joint segmentation: hash of the model, and the scans with their digests.
 _Segmentation = tuple[str, frozenset[Any]]
 _COLUMNS = (
     "person",
@@ -52,9 +52,9 @@ def renew_changes(
     excluded: Collection[str],
     results: Path,
 ) -> None:
-    """Write the tables and the page into `folder`, from where the ledger places them.
+    """Write the tables and the page into `folder`, from where the ledger moves them into place.
 
-    Files of an earlier run that are not written again are removed: their results are gone.
+    Files of an earlier run that are not written again are removed, because their results are gone.
     """
     written = write_changes(folder, entries, excluded, results)
     for name in CHANGES:
@@ -68,11 +68,11 @@ def write_changes(
     excluded: Collection[str] = EXCLUDED_GRADES,
     results: Path | None = None,
 ) -> tuple[str, ...]:
-    """Write the tables and the page into `folder`, of the persons with two or more scans.
+    """Write the tables and the page of all persons with two or more scans into `folder`.
 
-    Scans and structures of the `excluded` grades are time points, but in no change. `results` is
-    the folder that paths of scans start from; else it is `folder`. Returns the names of the files;
-    without any person nothing is written.
+    Scans and structures of the `excluded` grades are time points, but enter no change. Paths of
+    scans are relative to `results`, by default to `folder`. Returns the names of the files; nothing
+    is written if there are no such persons.
     """
     persons = _persons_in(entries, folder if results is None else results)
     if not persons:
@@ -100,7 +100,7 @@ def _thickness_rows(
 ) -> list[list[Any]]:
     """Return a row of thickness_changes.tsv for each parcel of a person.
 
-    Scans with doubts about their thickness are in no row.
+    Scans with doubts about their thickness enter no row.
     """
     first = _time_point(scans[0])
     whole = {case for case, structure, _ in _left_out(scans, excluded) if not structure}
@@ -152,8 +152,8 @@ def courses_in(
 ) -> list[Course]:
     """Return the course of each structure of each person with two or more scans that count.
 
-    `results` is the folder that paths of scans start from. Scans whose cases are `rejected` do not
-    count, nor do scans and structures of the `excluded` grades.
+    Paths of scans are relative to `results`. Scans whose cases are `rejected` do not count, nor do
+    scans and structures of the `excluded` grades.
     """
     persons = _persons_in(entries, results)
     courses = []
@@ -167,7 +167,9 @@ def courses_in(
 def _left_out(
     scans: Sequence[Entry], excluded: Collection[str]
 ) -> list[tuple[str, str, str]]:
-    """What of a person's scans is in no change: the scan, the structure ("" is all of it), why."""
+    """Return (scan, structure or "" for the whole scan, reason) for everything left out of
+    changes.
+    """
     rows = []
     first_with: dict[str, str] = {}
     for entry in scans:
@@ -181,9 +183,9 @@ def _left_out(
 
 
 def _why_unfit(entry: Entry, first_with: dict[str, str]) -> str:
-    """Why a scan says nothing of change, whatever its grade; empty where it does.
+    """Return why a scan cannot be used for changes, whatever its grade; "" if it can.
 
-    `first_with` has the person's earlier scans by their bytes, and gets this one.
+    `first_with` maps digests to the person's earlier scans; this scan is added.
     """
     digest = entry.input_sha256
     if digest and first_with.setdefault(digest, entry.case) != entry.case:
@@ -199,15 +201,15 @@ def _why_unfit(entry: Entry, first_with: dict[str, str]) -> str:
 
 
 def _persons_in(entries: Iterable[Entry], results: Path) -> dict[str, list[Entry]]:
-    """The scans of each person in the order of time, of persons that have two or more.
+    """Return the scans of each person in chronological order, for persons with two or more scans.
 
-    Volumes of different segmentations are never compared: of each person, the scans are those
-    that were segmented together last. A scan that has been removed since is in none of them, and
-    neither is one that has another name by now.
+    Volumes of different segmentations are never compared: only the scans of a person's latest joint
+    segmentation are returned. Segmentations that include a scan that has since been removed or
+    renamed are skipped.
     """
     known = {entry.case: entry for entry in entries}
     moved = _moved(known.values(), results)
-    # Of each person, those that were segmented together: the scans in it and what they hold.
+    # For each person, the scans by joint segmentation.
     found: dict[str, dict[_Segmentation, list[Entry]]] = {}
     for entry in known.values():
         time_point = entry.result.longitudinal
@@ -230,7 +232,7 @@ def _persons_in(entries: Iterable[Entry], results: Path) -> dict[str, list[Entry
 
 
 def _in_time(scans: Iterable[Entry]) -> list[Entry]:
-    """Scans in the order of time; in that of names where a time is not known."""
+    """Sort scans by time, or by name if any time is not known."""
     ordered: list[Entry] = natsorted(scans, key=lambda entry: entry.case)
     years = {entry.case: _time_point(entry).year for entry in ordered}
     known = {case: year for case, year in years.items() if year is not None}
@@ -240,10 +242,10 @@ def _in_time(scans: Iterable[Entry]) -> list[Entry]:
 
 
 def _moved(entries: Iterable[Entry], results: Path) -> set[str]:
-    """The cases whose scans have another name or place by now.
+    """Return the cases whose scans have been renamed or moved.
 
-    Such a scan is gone, and one that is there has the same bytes. `results` is the folder that
-    paths of scans start from.
+    The file of such a scan is missing, and another case has a scan with the same bytes. Paths of
+    scans are relative to `results`.
     """
     there = set()
     gone = {}
@@ -260,10 +262,10 @@ def _moved(entries: Iterable[Entry], results: Path) -> set[str]:
 def _is_whole(
     segmentation: _Segmentation, known: Mapping[str, Entry], moved: Collection[str]
 ) -> bool:
-    """Whether the results of a segmentation are all written and none was replaced since.
+    """Return True if all results of a segmentation are written and none was replaced since.
 
-    A run may have stopped between two of them. A scan that failed, or was corrected by hand, has
-    no result. One of the `moved` cases has its result under another name.
+    A run may have stopped between two of the results. Scans that failed or were corrected by hand
+    have no result. The result of one of the `moved` cases is under another name.
     """
     _, scans = segmentation
     for case, _ in scans:
@@ -275,23 +277,25 @@ def _is_whole(
 
 
 def _together(entry: Entry) -> _Segmentation:
-    """The model that segmented a scan, the scans with it, itself too, and what each held then."""
+    """Return the model that segmented a scan, and all scans segmented together with their
+    digests.
+    """
     time_point = entry.result.longitudinal
     scans = {} if time_point is None else time_point.scans
     return entry.model, frozenset(scans.items())
 
 
 def _time_point(entry: Entry) -> TimePoint:
-    """Return the part of a scan in the segmentation of its person's scans."""
+    """Return the data of a scan in the joint segmentation of its person."""
     time_point = entry.result.longitudinal
     assert time_point is not None
     return time_point
 
 
 def _courses(scans: Sequence[Entry], excluded: Collection[str]) -> list[Course]:
-    """The course of each structure of a person.
+    """Return the course of each structure of a person.
 
-    A structure with fewer than two scans that are not left out has none.
+    Structures with fewer than two usable scans have no course.
     """
     first = _time_point(scans[0])
     retest = _retest_of(scans[0])
@@ -299,7 +303,7 @@ def _courses(scans: Sequence[Entry], excluded: Collection[str]) -> list[Course]:
     taken = [entry for entry in scans if entry.case not in whole]
     courses = []
     for name in first.volumes_mm3:
-        # Their times may be known where that of a scan that is left out is not.
+        # Sort again: all remaining times may be known even if the time of an omitted scan is not.
         of_structure = _in_time(
             entry
             for entry in taken
@@ -329,10 +333,10 @@ def _courses(scans: Sequence[Entry], excluded: Collection[str]) -> list[Course]:
 
 
 def _retest_of(entry: Entry) -> Mapping[str, float]:
-    """What two scans of an unchanged person differ by, in per cent, by structure.
+    """Return the test-retest difference of each structure in an unchanged person, in per cent.
 
-    It was measured for shipped models, with all their views. A model of one's own may have their
-    name: it has none.
+    It was measured for shipped models with all their views. The hash is compared, because a user's
+    own model may have the same name.
     """
     name = entry.result.model
     shipped = shipped_models().get(name)
@@ -344,7 +348,7 @@ def _retest_of(entry: Entry) -> Mapping[str, float]:
 
 
 def _row(course: Course) -> list[Any]:
-    """Write a course as a row of changes.tsv."""
+    """Format a course as a row of changes.tsv."""
     change: Change = course.change
     beyond = change.is_beyond_noise
     words = {True: "yes", False: "no", None: None}
@@ -372,9 +376,10 @@ def _rounded(value: float | None, digits: int) -> float | None:
 def _write_time_points(
     path: Path, persons: Mapping[str, Sequence[Entry]], excluded: Collection[str]
 ) -> None:
-    """A row a scan: its person, its time, and the volumes that changes are computed from.
+    """Write a row for each scan: its person, its time, and the volumes that changes are computed
+    from.
 
-    `left_out` says which of them no change is computed from, and why.
+    The column `left_out` lists structures or scans that enter no change, with the reasons.
     """
     names: dict[str, None] = {}
     for scans in persons.values():

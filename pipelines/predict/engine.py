@@ -1,6 +1,6 @@
-"""Engines, which do cases: in this process, in worker processes, or on a cluster.
+"""Engines that process cases: in this process, in worker processes, or on a cluster.
 
-Imports no torch: a worker process reads its first scan while that loads.
+Imports no torch: a worker process reads its first scan while torch is being imported.
 """
 
 from __future__ import annotations
@@ -34,30 +34,33 @@ if TYPE_CHECKING:
     from trinat.pipelines.jobs.cluster import Cluster
     from trinat.pipelines.predict.case import CaseWorker
 
-# One being read, one in the networks, one being written.
+# One case being read, one in the networks, one being written.
 _IN_HAND = 3
 _T = TypeVar("_T")
 _InProgress = CaseInProgress | PersonInProgress
 
 
 class Engine(Protocol):
-    """Does cases, in any order, and yields one entry for each that was begun."""
+    """Protocol of engines, which process cases in any order and yield one entry for each case
+    begun.
+    """
 
     def run(
         self, cases: Iterable[Work | None], stop: Callable[[], bool], /
     ) -> Iterator[Entry]:
-        """`stop` is asked often; once true, what is in hand is finished and no more begun.
+        """Process cases until they are exhausted or `stop` returns True.
 
-        A None among the cases says that there is none yet: it is asked again.
+        `stop` is called often. Once it returns True, cases in hand are finished and no more are
+        begun. A None among the cases means that no case is ready yet: the iterator is asked again.
         """
         ...
 
 
 class SerialEngine:
-    """One scan after another in this process: no worker has to start, and a crash ends the run.
+    """Engine that processes one scan after another in this process.
 
-    A scan is written while the next one is in the networks. `on_stage` is as of `local_engine`; a
-    scan has one stage here.
+    No worker has to start, but a crash ends the run. A scan is written while the next scan is in
+    the networks. `on_stage` is as in `local_engine`; a scan has only one stage here.
     """
 
     def __init__(
@@ -73,9 +76,9 @@ class SerialEngine:
     def run(
         self, cases: Iterable[Work | None], stop: Callable[[], bool]
     ) -> Iterator[Entry]:
-        """Do the cases, as `Engine` says.
+        """Process the cases; see `Engine.run`.
 
-        One thread writes the results of a scan while the next one is segmented.
+        One thread writes the results of a scan while the next scan is segmented.
         """
         from trinat.pipelines.predict.case import CaseWorker
 
@@ -96,7 +99,8 @@ class SerialEngine:
                     writing = None
                 if finish is not None:
                     writing = _Beside(finish)
-                # It holds a scan, which is not kept here while the next one is read.
+                # Drop the reference to the scan, so that it is released before the next scan is
+                # read.
                 del finish
                 if case is None:
                     time.sleep(POLL_S)
@@ -108,10 +112,10 @@ class SerialEngine:
 
 
 class _Beside(threading.Thread):
-    """Finishes a case while this thread goes on.
+    """Thread that finishes a case in the background.
 
-    No pool of threads: where memory ends, its thread may die without a word, and whoever waits for
-    the result waits for ever.
+    A thread pool is not used, because its thread may die silently when memory runs out, and waiting
+    for the result would then never end.
     """
 
     def __init__(self, finish: Callable[[], Entry]) -> None:
@@ -128,11 +132,11 @@ class _Beside(threading.Thread):
         except BaseException as error:
             self._error = error
         finally:
-            # It holds a scan.
+            # Drop the reference to the scan.
             del self._finish
 
     def entry(self) -> Entry:
-        """What became of the case, when it is finished; or the error that there was."""
+        """Wait for the case; return its entry or raise its error."""
         self.join()
         if self._entry is None:
             raise self._error
@@ -140,13 +144,13 @@ class _Beside(threading.Thread):
 
 
 def do_cases(connection: Connection, settings: RunSettings, device: str) -> None:
-    """What a worker process runs: reading, networks and writing of different scans at once.
+    """Run a worker process, which reads, segments and writes different scans at the same time.
 
-    It talks with its parent through one pipe, as `Pool` says: the answer to a case is its entry.
-    Returns when it is asked to finish.
+    It communicates with its parent through one pipe, as `Pool` describes: the answer to a case is
+    its entry. Returns when the parent asks it to finish.
     """
     if settings.threads:
-        # Threads started later take their number from here, not from torch's own setting.
+        # Threads started later read their number from here, not from torch's own setting.
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)
     if settings.timings:
         time_process()
@@ -154,9 +158,10 @@ def do_cases(connection: Connection, settings: RunSettings, device: str) -> None
 
 
 class _Steps:
-    """Three steps in three threads, with room for one case between them: memory is bounded.
+    """Pipeline of three steps in three threads.
 
-    The first scan is read while torch and the model are loaded.
+    The queues between the steps hold one case each, which bounds memory. The first scan is read
+    while torch and the model are loaded.
     """
 
     def __init__(
@@ -171,13 +176,13 @@ class _Steps:
         self._worker: Future[CaseWorker] = Future()
         self._speaking = threading.Lock()
         self._stopping = threading.Event()
-        # None is the last in each queue.
+        # None marks the end of each queue.
         self._given: queue.Queue[Work | None] = queue.Queue()
         self._read: queue.Queue[_InProgress | None] = queue.Queue(1)
         self._segmented: queue.Queue[_InProgress | None] = queue.Queue(1)
 
     def run(self) -> None:
-        """Load the model and do the cases that come; networks run in this thread."""
+        """Load the model and process incoming cases; the networks run in this thread."""
         self._start_thread(self._listen)
         self._start_thread(self._read_all)
         writer = self._start_thread(self._write_all)
@@ -203,12 +208,12 @@ class _Steps:
         return thread
 
     def _listen(self) -> None:
-        """Take what the parent sends, until it is to finish."""
+        """Receive cases from the parent until it asks to finish."""
         while True:
             try:
                 case = self._connection.recv()
             except (EOFError, OSError):
-                # The parent is gone: whoever runs next does these cases again.
+                # The parent is gone; the next run repeats these cases.
                 os._exit(1)
             if case is None:
                 self._stopping.set()
@@ -217,7 +222,7 @@ class _Steps:
             self._given.put(case)
 
     def _read_all(self) -> None:
-        """The first step: scans are read and brought to their grid, unless the run is to finish."""
+        """Run the first step: read scans and conform them, unless the run is stopping."""
         while True:
             case = self._given.get()
             if case is None:
@@ -226,17 +231,17 @@ class _Steps:
                 continue
             scan = self._step("reading", case, partial(read, case, self._settings))
             if scan is not None:
-                # While the model is loaded the case waits.
+                # The case waits here until the model is loaded.
                 worker = self._worker.result()
                 scan = self._step("reading", case, partial(worker.prepare, scan))
             if scan is not None:
                 self._read.put(scan)
-            # A scan is large: it is not held here while the next one is waited for.
+            # Drop the reference to the large scan before waiting for the next case.
             del scan
         self._read.put(None)
 
     def _infer_all(self) -> None:
-        """The second step: networks segment what was read."""
+        """Run the second step: segment scans with the networks."""
         worker = self._worker.result()
         while True:
             scan = self._read.get()
@@ -251,7 +256,7 @@ class _Steps:
         self._segmented.put(None)
 
     def _write_all(self) -> None:
-        """The third step: outputs are written and the parent gets the entry."""
+        """Run the third step: write outputs and send the entry to the parent."""
         while True:
             scan = self._segmented.get()
             if scan is None:
@@ -263,7 +268,9 @@ class _Steps:
             del scan
 
     def _step(self, name: str, case: Work, work: Callable[[], _T]) -> _T | None:
-        """What the work gives; None if it failed, which the parent is sent as a failed entry."""
+        """Return the result of `work`; if it fails, send a failed entry to the parent and
+        return None.
+        """
         self._say((case.id, name))
         try:
             result = work()
@@ -276,7 +283,7 @@ class _Steps:
         return result
 
     def _say(self, message: object) -> None:
-        """Send to the parent; one thread at a time."""
+        """Send a message to the parent, from one thread at a time."""
         with self._speaking:
             self._connection.send(message)
 
@@ -290,10 +297,11 @@ def local_engine(
     on_stage: Callable[[str, str], None] = ignore_stage,
     target: Callable[..., None] = do_cases,
 ) -> Engine:
-    """An engine with a process for each of `devices` (cpu twice for two on the CPU); see `Pool`.
+    """Return an engine with a process for each of `devices`; see `Pool`.
 
-    `timeout_s` is the limit for one scan; 0 or None: none. `on_stage` is called with a case and
-    the stage that it enters, and with ("", "ready") when a process is ready.
+    A device can be repeated: cpu twice gives two processes on the CPU. `timeout_s` is the limit for
+    one scan; 0 or None: no limit. `on_stage` is called with a case and the stage that it enters,
+    and with ("", "ready") when a process is ready.
     """
     return Pool[Work, Entry](
         target,
@@ -308,7 +316,7 @@ def local_engine(
 
 
 class DaskEngine:
-    """Each scan is a task of a cluster; `where` and `config` are as of `Cluster`."""
+    """Engine that runs each scan as a task of a cluster; for `where` and `config` see `Cluster`."""
 
     def __init__(
         self,
@@ -319,7 +327,7 @@ class DaskEngine:
         device: str = "auto",
         task: Callable[[RunSettings, str, Work], Entry] | None = None,
     ) -> None:
-        # With asyncio, which no worker process is to wait for.
+        # Imported late because it imports asyncio, which worker processes do not need.
         from trinat.pipelines.jobs.cluster import Cluster, local_workers
 
         count = local_workers(where)
@@ -336,27 +344,28 @@ class DaskEngine:
     def run(
         self, cases: Iterable[Work | None], stop: Callable[[], bool]
     ) -> Iterator[Entry]:
-        """Do the cases, as `Engine` says."""
+        """Process the cases; see `Engine.run`."""
         yield from self._cluster.run(cases, stop)
 
 
 def segment(settings: RunSettings, device: str, case: Work) -> Entry:
-    """On a worker of a cluster: one scan, with the model that the worker has loaded once.
+    """Segment one scan on a worker of a cluster, with the model that the worker has loaded once.
 
-    The entry says how it ended, also if it failed. `device` is a device of the worker's machine.
+    Failures are returned as failed entries, too. `device` is a device of the worker's machine.
     """
     from distributed import get_worker
 
-    # As many as the worker was started for: the machine that asks knows nothing of this one. This
-    # is set for every scan, since a worker may do each in another thread with its own number.
+    # Use the number of threads that the worker was started with, since the submitting machine does
+    # not know this machine. Set it for every scan, because a worker may run each scan in another
+    # thread with its own setting.
     prepare_process(settings.threads or get_worker().state.nthreads)
     return _worker(settings, device).do(case)
 
 
-# One only: workers of a scheduler that lives on see run after run, with other models.
+# Keep one model only: workers of a long-lived scheduler serve many runs with different models.
 @lru_cache(maxsize=1)
 def _worker(settings: RunSettings, device: str) -> CaseWorker:
-    """The case worker of this process, with its model loaded."""
+    """Return the case worker of this process, with its model loaded."""
     from trinat.pipelines.predict.case import CaseWorker
 
     return CaseWorker(settings, device)

@@ -1,4 +1,4 @@
-"""`trinat.segment_many`: what `trinat predict` does, in this process, as a table."""
+"""`trinat.segment_many`: `trinat predict` in this process, with a table as the result."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def segment_many(
 
     Parameters
     ----------
-    paths : list of paths and images, or one of them
+    paths : list of paths and images, or a single one
         Scans, folders of scans or glob patterns; images as `trinat.segment` takes them. The third
-        of a list is called image-3.
+        item of a list, if it is an image, is called image-3.
     out : path, optional
-        Folder for all that `trinat predict` writes; what is there and current is not done again.
+        Folder for all that `trinat predict` writes; results that are there and current are kept.
         Without it only the table is kept.
     progress : bool
         Show progress and failures on stderr.
@@ -62,7 +62,7 @@ def segment_many(
     Returns
     -------
     DataFrame
-        One row a scan, in natural order: `scan`, `status` (done, failed, skipped), `grade`,
+        One row per scan, in natural order: `scan`, `status` (done, failed, skipped), `grade`,
         `reason`, `labels` (file, with `out`), and in mm³ `total_brain_mm3`, the measures of
         `Result.measures` and each structure.
 
@@ -77,7 +77,7 @@ def segment_many(
         inputs, written, refused = _split_inputs(paths, Path(images), image)
         entries: list[Entry] = []
         folder = Path(temporary if out is None else out)
-        # Without a folder nobody sees what is written.
+        # Without an output folder these files would be discarded.
         written_files = dict.fromkeys(("picture", "brain_mask"), out is not None)
         if inputs or written:
             found = Found.of(written, ())
@@ -99,7 +99,7 @@ def segment_many(
             entries = _predict(
                 request, device, progress=progress, sum_up=out is not None
             )
-        # An entry of what was done before is a skipped one; its result is in the ledger.
+        # Scans done by an earlier run have skipped entries; their results are in the ledger.
         known = read_entries(ledgers_in(folder))
     rows = [known.get(entry.case, entry) for entry in entries]
     return _table(refused + rows, None if out is None else folder)
@@ -108,9 +108,9 @@ def segment_many(
 def _split_inputs(
     scans: Any, folder: Path, image: str | None
 ) -> tuple[list[str], list[Case], list[Entry]]:
-    """The paths that are given, cases of images, and a failed entry for each that is no scan.
+    """Split inputs into paths, cases of images in memory, and failed entries for anything else.
 
-    Images in memory are written to `folder`. `image` names that of a torchio.Subject.
+    Images in memory are written to `folder`. `image` is the name of the image in a torchio.Subject.
     """
     is_one = isinstance(scans, str | os.PathLike | Volume) or hasattr(scans, "dataobj")
     if is_one or is_foreign_image(scans):
@@ -124,7 +124,7 @@ def _split_inputs(
             continue
         name = f"image-{number}"
         path = folder / f"{name}.nii"
-        # The name is for Subjects alone: other images of the list have none.
+        # Only Subjects have named images; other images of the list do not.
         name_in_subject = image if is_subject(scan) else None
         try:
             Volume.of(scan, image=name_in_subject).write(path)
@@ -140,9 +140,10 @@ def _split_inputs(
 def _predict(
     request: PredictRequest, device: str, *, progress: bool, sum_up: bool
 ) -> list[Entry]:
-    """Do a request in this process; returns the entries of its inputs as they end.
+    """Run a request in this process; return the entries of its inputs in the order in which they
+    end.
 
-    With `progress` failures and progress go to stderr, with `sum_up` also a last line.
+    With `progress`, failures and progress go to stderr; with `sum_up`, a last line, too.
     """
     entries: list[Entry] = []
     engine = partial(SerialEngine, device=device)
@@ -167,7 +168,9 @@ def _predict(
 
 
 def _table(entries: Iterable[Entry], out: Path | None) -> pd.DataFrame:
-    """A row a scan, as of `segment_many`; files are below `out`."""
+    """Return a table with a row for each scan, as `segment_many` describes; files are below
+    `out`.
+    """
     import pandas as pd
 
     rows = []

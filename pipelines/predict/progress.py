@@ -1,4 +1,4 @@
-"""What a person, a log file or a machine hears of a run."""
+"""Reporting of a run: progress for a person, lines for a log file, or JSON lines for a program."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from trinat.pipelines.predict.settings import PredictRequest
 from trinat.pipelines.study.entry import Entry
 from trinat.segmentation.errors import one_line
 
-# Stages of a case, as a person reads them; what waits for its turn is not told.
+# Names of a case's stages in messages; waiting is not shown.
 _STAGES = {"reading": "reading", "networks": "segmenting", "writing": "writing"}
-# Grades in the last line; rejected ones come last.
+# Grades in the order of the last line.
 _GRADES = ("pass", "look", "reject")
 
 
 def run_with_progress(
     requests: Sequence[PredictRequest], *, quiet: bool, as_json: bool = False
 ) -> Outcome:
-    """Do one request after another, until one is interrupted; returns the sum of their outcomes.
+    """Run requests one after another until one is interrupted; return the sum of their outcomes.
 
-    With `as_json` stdout has a line of JSON for each entry and one for the end, and nothing else.
+    With `as_json`, stdout gets one line of JSON for each entry and one for the end, and nothing
+    else.
     """
     outcomes = []
     interactive = sys.stderr.isatty()
@@ -47,9 +48,9 @@ def run_with_progress(
 
 @contextmanager
 def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Listener]:
-    """The listener of a run: messages and progress go to stderr, JSON lines to stdout.
+    """Provide the callbacks of a run: messages and progress go to stderr, JSON lines to stdout.
 
-    `interactive` shows a bar, else there are lines as for a log file. With `quiet` only failures
+    `interactive` shows a progress bar instead of lines for a log file. With `quiet` only failures
     and the last line are shown.
     """
     if as_json:
@@ -73,7 +74,7 @@ def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Liste
 
 
 class _Reporter:
-    """Counts the entries of a run and shows them to a person; `began` is its monotonic time."""
+    """Counter of a run's entries that shows its progress; `began` is its monotonic start time."""
 
     def __init__(self, shown: Progress, *, quiet: bool, began: float) -> None:
         self._shown = shown
@@ -82,15 +83,15 @@ class _Reporter:
         self._total = 0
         self._counts: Counter[str] = Counter()
         self._is_ready = False
-        # What each case in hand is at.
+        # Current stage of each case in hand.
         self._stages: dict[str, str] = {}
 
     def start(self, count: int) -> None:
-        """The run has this many inputs."""
+        """Set the number of inputs of the run."""
         self._total = count
 
     def enter(self, case: str, stage: str) -> None:
-        """Show which stage a case has come to, or (without a case) the run."""
+        """Show the stage that a case, or (without a case) the run, has entered."""
         if stage == "starting":
             self._show_at_work("loading the model")
         elif stage == "ready":
@@ -100,13 +101,13 @@ class _Reporter:
         self._show_stage(case, stage)
 
     def _show_stage(self, case: str, stage: str) -> None:
-        """Show the stage of a case, unless that is to wait for its turn or for the model."""
+        """Show the stage of a case, unless the case is waiting for its turn or for the model."""
         words = _STAGES.get(stage)
         if words and self._is_ready:
             self._show_at_work(f"{case}: {words}")
 
     def _show_at_work(self, words: str) -> None:
-        """Show what is at work; before the first scan has ended, a log file has all of it."""
+        """Show the current work; log files get every line until the first scan has ended."""
         seen = self._counts.total()
         line = f"{seen}/{self._total} {words}"
         failed = self._counts["failed"]
@@ -114,7 +115,7 @@ class _Reporter:
         self._shown.enter(line, seen, self._total, failed=failed, every_s=every_s)
 
     def stop(self) -> None:
-        """Say at once what a run that was asked to stop waits for."""
+        """Report at once which work a stopping run is waiting for."""
         if self._quiet:
             return
         begun = count(len(self._stages), "scan")
@@ -124,13 +125,13 @@ class _Reporter:
         )
 
     def hear(self, entry: Entry) -> None:
-        """Show the failure of an entry, if it is one, and how far the run is."""
+        """Show the failure of an entry, if it has failed, and the progress of the run."""
         self._stages.pop(entry.case, None)
         self._counts[entry.status] += 1
         seen = self._counts.total()
         is_news = entry.is_left_out and not self._quiet
         if entry.status == "failed" or is_news:
-            # As every message of trinat: where, what is wrong and what to do.
+            # Format as all messages of trinat: file, problem, remedy.
             where = entry.input or entry.case
             message = f"trinat: {one_line(f'{where}: {entry.reason}')}"
             if self._quiet:
@@ -138,7 +139,7 @@ class _Reporter:
             else:
                 self._shown.say(message)
         if entry.status == "skipped":
-            # What was done before says nothing of the time that is left.
+            # Restart the estimate of the remaining time: skipped scans take none.
             self._shown.begin(seen)
         seconds = time.monotonic() - self._began
         per_minute = 60 * self._counts["done"] / seconds
@@ -150,7 +151,7 @@ class _Reporter:
             self._show_stage(case, stage)
 
     def end(self, outcome: Outcome, out: Path) -> None:
-        """Sum up the run in a line, with the place of its page."""
+        """Sum up the run in a line, with the path of its page."""
         line = f"{outcome.done} done"
         graded = []
         for name in _GRADES:
@@ -165,7 +166,7 @@ class _Reporter:
         if outcome.done:
             per_minute = 60 * outcome.done / (time.monotonic() - self._began)
             line += f", {per_minute:.1f} scans/min"
-        # A part of the work has no page of its own: trinat merge makes that of all parts.
+        # A part of the work has no page of its own: trinat merge makes the page of all parts.
         where = out if outcome.is_part else out / "report.html"
         sys.stderr.write(f"{line}: {where}\n")
         if outcome.interrupted:
@@ -173,7 +174,7 @@ class _Reporter:
 
 
 def _say_remark(line: str) -> None:
-    """Print how a table was read, also beside JSON lines: stdout is theirs."""
+    """Print how a table was read, on stderr even with JSON lines, which go to stdout."""
     sys.stderr.write(f"trinat: {one_line(line)}\n")
 
 

@@ -1,4 +1,4 @@
-"""What becomes of each input: files in place, a line in the ledger, counts; the run's outcome."""
+"""Recorder of a run's inputs: moves files into place, writes the ledger and counts outcomes."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _NO_SERIES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """N in = done + skipped + failed, apart from those not begun when the run was stopped.
+    """Counts of a run: inputs = done + skipped + failed, plus inputs not begun when it was stopped.
 
     - `is_part`: the run was a part of the work, and `trinat merge` joins it with the others.
-    - `grades` counts the done by grade.
-    - `spent` is the time of the workers by stage, where the request has `timings`.
+    - `grades` counts the done scans by grade.
+    - `spent` is the time of the workers by stage, if the request has `timings`.
     """
 
     done: int
@@ -51,16 +51,17 @@ class Outcome:
 
     @property
     def exit(self) -> Exit:
-        """The exit status of a command that ends with this outcome."""
+        """Exit status of a command that ends with this outcome."""
         if self.interrupted:
             return Exit.INTERRUPTED
         return batch_exit(done=self.done + self.skipped, failed=self.failed)
 
 
 def sum_of(outcomes: Sequence[Outcome]) -> Outcome:
-    """The outcome of several runs that were done one after another, until one was interrupted.
+    """Return the outcome of several runs that were done one after another until one was
+    interrupted.
 
-    Counts and times are added. No outcomes give one of zeros.
+    Counts and times are added. Without outcomes, all counts are zero.
     """
     grades: Counter[str] = Counter()
     for outcome in outcomes:
@@ -78,10 +79,10 @@ def sum_of(outcomes: Sequence[Outcome]) -> Outcome:
 
 @dataclass
 class Recorder:
-    """Notes what becomes of each input of a run, and decides which cases are to be done.
+    """Recorder of the outcome of each input, which also decides which cases to segment.
 
     `on_entry` is called with each entry. `cases` are the run's cases by id. `shown` are the most
-    doubtful cases so far, of which the page of the folder has slices.
+    doubtful cases so far, whose slices are on the page of the folder.
     """
 
     settings: RunSettings
@@ -101,8 +102,9 @@ class Recorder:
     def note(self, entry: Entry, *, keep: bool = True) -> None:
         """Move a case's files into place, add its line to the ledger, and count it.
 
-        Without `keep` there is no line: the one that is there still holds. DiskFullError where
-        the disk has no room, as the scans to come would be segmented for nothing.
+        Without `keep` no line is added, because the line in the ledger is still valid.
+        DiskFullError is raised if the disk is full, since all further scans would be segmented in
+        vain.
         """
         if entry.staged:
             entry = self._move_in(entry)
@@ -124,9 +126,9 @@ class Recorder:
         self.on_entry(entry)
 
     def _move_in(self, entry: Entry) -> Entry:
-        """Move a case's files into place; returns its entry, or a failed one if that fails.
+        """Move a case's files into place; return its entry, or a failed entry if moving fails.
 
-        Slices are kept of the most doubtful cases alone.
+        Slices are kept only for the most doubtful cases.
         """
         others = [other for other in self.shown if other.case != entry.case]
         shown = most_doubtful([*others, entry])
@@ -146,10 +148,10 @@ class Recorder:
         return entry
 
     def _remove_outdated(self, entry: Entry) -> None:
-        """Delete what earlier attempts have written of another scan, or of another label map.
+        """Delete files that earlier attempts wrote for another scan or another label map.
 
-        Only files are deleted that are as trinat wrote them. Results of a scan that fails now stay
-        while the scan is the same: the ledger says that it has failed.
+        Only files that are unchanged since trinat wrote them are deleted. If a scan fails now, its
+        earlier results stay as long as the scan is the same: the ledger says that it has failed.
         """
         before = self.ledger.entries.get(entry.case)
         case = self.cases.get(entry.case)
@@ -168,7 +170,7 @@ class Recorder:
             if now is None or now == before.input_sha256:
                 return
         elif before is not None:
-            # What was written of the same label map with other settings is right.
+            # Files made from the same label map with other settings are still valid.
             labels_before = names.labels_in(before.outputs)
             if labels_before == names.labels_in(entry.outputs):
                 return
@@ -176,11 +178,12 @@ class Recorder:
             self.ledger.remove(name)
 
     def refuse(self, refusals: Sequence[Refusal], *, are_all: bool) -> None:
-        """Note the inputs of this run that cannot be segmented.
+        """Record the inputs of this run that cannot be segmented.
 
-        Results that an earlier run made of a refused case do not count any more. Where `are_all` of
-        the folder's, what earlier runs refused and this one does not is withdrawn, so that no table
-        shows it: a missing file was found, say, or one of two of the same name is gone.
+        Results that an earlier run made of a refused case no longer count. If the refusals
+        `are_all` of the folder's, inputs that earlier runs refused and this run does not are
+        withdrawn, so that no table shows them: a missing file was found, say, or one of two files
+        of the same name is gone.
         """
         if are_all:
             refused_now = {refusal.shown for refusal in refusals}
@@ -194,7 +197,7 @@ class Recorder:
         for refusal in refusals:
             shown = refusal.shown
             if refusal.harmless:
-                # A twin of a case is reported, but is no case of its own in the ledger.
+                # A twin of a case is reported, but it is no case of its own in the ledger.
                 entry = Entry(shown, "skipped", shown, refusal.reason)
                 self.note(entry, keep=entry.is_left_out)
             else:
@@ -202,7 +205,7 @@ class Recorder:
                 self.note(Entry(shown, "failed", shown, refusal.reason))
 
     def _withdraw(self, refusal: Refusal) -> None:
-        """Note that the result of what was a case before, and is refused now, holds no more."""
+        """Record that the result of a former case that is now refused is no longer valid."""
         known = self.ledger.entries.get(refusal.case)
         if refusal.case == refusal.shown or known is None or known.is_withdrawn:
             return
@@ -212,9 +215,10 @@ class Recorder:
     def cases_to_do(
         self, cases: Sequence[Work], stop: Callable[[], bool]
     ) -> Iterator[Work]:
-        """The cases that have to be segmented; those that need not or cannot be are noted.
+        """Yield the cases that have to be segmented; record the cases that are current or
+        impossible.
 
-        `stop` is asked before each: looking through what is done takes long where there is much.
+        `stop` is called before each case, because checking the results of a large study takes long.
         """
         for case in cases:
             if stop():
@@ -240,9 +244,11 @@ class Recorder:
                 self.note(obstructed)
 
     def _person_to_do(self, person: Person) -> Person | None:
-        """The person, with the scans that can be segmented; None, with entries, if none is to do.
+        """Return the person with the scans to segment, or None if there are none; record the
+        others.
 
-        They are segmented together: where one is new, changed or gone, all are done again.
+        The scans are segmented together: if one is new, changed or missing, all are segmented
+        again.
         """
         impossible: dict[str, Entry] = {}
         for case in person.scans:
@@ -256,10 +262,11 @@ class Recorder:
         return person.only(lambda case: case.id not in impossible)
 
     def _note_if_current(self, person: Person) -> bool:
-        """Note all scans of a person and return True, if their results need no new run.
+        """Record all scans of a person and return True if their results are current.
 
-        They need none if they are of just these scans at these times. A scan whose outputs would
-        replace files of the user has failed, and does not make the others be done again.
+        They are current if they were made of exactly these scans at these times. A scan whose
+        outputs would replace files of the user fails, but the others are not segmented again for
+        that.
         """
         obstructed_scans = {}
         known: dict[str, TimePoint | None] = {}
@@ -290,12 +297,12 @@ class Recorder:
         return True
 
     def _note_current(self, case: Case) -> None:
-        # The entry of the run that did it still holds.
+        # The entry of the earlier run is still valid.
         unchanged = "done before, nothing changed"
         self.note(Entry(case.id, "skipped", case.shown, unchanged), keep=False)
 
     def _why_impossible(self, case: Case) -> str:
-        """Why a case cannot be segmented as it is wanted; empty where it can."""
+        """Return why a case cannot be segmented with these settings; "" if it can."""
         if self.settings.require_checksum and not has_checksum(case.path):
             return NO_CHECKSUM
         wants_seg = self.settings.output.dicom_seg or "dicom_seg" in case.also
@@ -304,7 +311,7 @@ class Recorder:
         return ""
 
     def _entry_if_obstructed(self, case: Case) -> Entry | None:
-        """The entry of a case in the place of whose outputs there are files of the user."""
+        """Return a failed entry if files of the user are in the place of a case's outputs."""
         names = CaseNames(Path(), case.id, case.entities, self.settings.bids)
         paths = names.all(self.settings.output, case.path)
         digests = digests_of(self.settings.out, map(str, paths))
@@ -315,7 +322,7 @@ class Recorder:
         return None
 
     def outcome(self, given: int, *, is_part: bool) -> Outcome:
-        """What the run came to; `given` is the number of its inputs.
+        """Return the outcome of the run; `given` is the number of its inputs.
 
         A run with fewer entries than inputs was interrupted.
         """

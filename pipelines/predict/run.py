@@ -1,4 +1,4 @@
-"""A run of trinat predict: scans in, labels in their own space out, and a record of every one.
+"""Runs of trinat predict: segment scans in their own space and record the outcome of each.
 
 `predict` does a run, or a part of the work. `merge` joins the parts.
 """
@@ -69,10 +69,10 @@ _BIDS_FILES = (
     *("dataset_description.json", "README.md", ".bidsignore"),
     *(LABEL_TABLE, PARCEL_TABLE, CALLOSUM_TABLE),
 )
-# Between two renewals of growing tables.
+# Minimum time between two updates of growing tables.
 _LEAST_PAUSE_S = 10.0
 _PAUSE_RATIO = 20
-# The name of the whole work, where a part has a name of its own.
+# Name of the whole work in place of a part's name.
 _WHOLE = ".all"
 
 
@@ -82,13 +82,13 @@ def _ignore(*_: object) -> None:
 
 @dataclass(frozen=True)
 class Listener:
-    """What a run calls as it goes on; by default nothing.
+    """Callbacks invoked during a run; all default to no-ops.
 
-    - `on_start` with the number of inputs, `on_entry` with the entry of each, and `on_end` with the
+    - `on_start` gets the number of inputs, `on_entry` the entry of each input, and `on_end` the
       outcome and the output folder.
-    - `on_remark` with sentences on files that are not read, and how tables of persons were.
-    - `on_stage` with what is at work, as of `local_engine`, and ("", "starting") before that.
-    - `on_stop` once a signal asks the run to stop, while it finishes what is in hand.
+    - `on_remark` gets sentences on files that are not read, and on how tables of persons were read.
+    - `on_stage` gets the current work as in `local_engine`, and ("", "starting") before that.
+    - `on_stop` is called when a signal asks the run to stop, while it finishes cases in hand.
     """
 
     on_start: Callable[[int], object] = _ignore
@@ -100,7 +100,7 @@ class Listener:
 
 
 def predict(request: PredictRequest, heard: Listener | None = None) -> Outcome:
-    """Do what is missing or changed in the output folder; `heard` is told of it."""
+    """Segment the cases that are missing or changed in the output folder; report to `heard`."""
     if heard is None:
         heard = Listener()
     request.check()
@@ -116,7 +116,7 @@ def predict(request: PredictRequest, heard: Listener | None = None) -> Outcome:
                 suffix=request.suffix,
                 any_contrast=is_for_any_contrast(model),
             )
-    # Also where nothing is left: they say what was not taken, and why.
+    # Report remarks even if there are no cases: they explain what was left out.
     for remark in found.remarks:
         heard.on_remark(remark)
     if not found.cases and not found.refusals:
@@ -150,7 +150,7 @@ def predict(request: PredictRequest, heard: Listener | None = None) -> Outcome:
             folder = _make_tables_folder(staging)
             if found.bids_root is not None:
                 write_bids_files(folder, request.out, found.bids_root)
-            # A part of the work leaves the tables to `merge`.
+            # Tables of partial work are written by `merge`.
             if not request.part:
                 entries = ledger.entries.values()
                 _renew_tables(ledger, folder, entries, request.excluded, request.out)
@@ -163,7 +163,7 @@ def predict(request: PredictRequest, heard: Listener | None = None) -> Outcome:
 def _check_for_fmriprep(
     suffix: str, found: Found, say: Callable[[str], object]
 ) -> None:
-    """Refuse what fMRIPrep takes no results of; say which persons have more scans than it takes."""
+    """Raise if fMRIPrep cannot use the results; report persons with more scans than it accepts."""
     if found.bids_root is None or suffix != T1W:
         raise ConfigError(
             "--for fmriprep: the scans are no T1w scans of a BIDS dataset",
@@ -181,7 +181,7 @@ def _check_for_fmriprep(
 def _with_facts(
     request: PredictRequest, found: Found, say: Callable[[str], object]
 ) -> tuple[Case, ...]:
-    """The cases with age, sex and head of their persons, which norms go by."""
+    """Return the cases with age, sex and intracranial volume of their persons, for norms."""
     table = request.people
     if table is None:
         if found.bids_root is None:
@@ -195,9 +195,9 @@ def _with_facts(
 def _inputs_of_part(
     request: PredictRequest, found: Found, say: Callable[[str], object]
 ) -> tuple[Sequence[Work], Sequence[Refusal]]:
-    """Cases and refusals of the request's shard; the first shard reports all refusals.
+    """Return the cases and refusals of the request's shard; the first shard reports all refusals.
 
-    With --longitudinal the scans of a person are one case, and of one shard.
+    With --longitudinal, the scans of a person are one case and belong to one shard.
     """
     given: Sequence[Work] = found.cases
     if request.output.longitudinal:
@@ -216,20 +216,21 @@ def _inputs_of_part(
 
 @contextmanager
 def held(folder: Path, part: str) -> Iterator[None]:
-    """Hold an output folder for the whole work ("" as `part`), or for a part of it.
+    """Lock an output folder for the whole work ("" as `part`), or for a part of it.
 
-    `folder` is its work folder; a link in its place is an OutputError. LockedError where another
-    run is at work that may not be at work beside this one: two runs that have scans in common would
-    refuse each other's results as a user's files.
+    `folder` is its work folder; OutputError is raised if it is a link. LockedError is raised if
+    another run is active that may not run at the same time: two runs that have scans in common
+    would refuse each other's results as a user's files.
     """
     _refuse_link(folder)
     with ExitStack() as stack:
         if not part:
-            # `merge` holds the same one: it may be done beside parts, but not beside this.
+            # `merge` takes the same lock: it may run beside parts, but not beside a whole run.
             stack.enter_context(run_lock(folder / "lock"))
         own = part or _WHOLE
         stack.enter_context(run_lock(folder / f"lock{own}"))
-        # Each has taken its own lock by now: of two that begin at once, one sees the other.
+        # Check after taking our own lock: of two runs that start at once, at least one sees the
+        # other.
         for lock in sorted(folder.glob("lock.*")):
             other = lock.name.removeprefix("lock")
             if not _may_be_beside(own, other):
@@ -238,15 +239,15 @@ def held(folder: Path, part: str) -> Iterator[None]:
 
 
 def _refuse_link(folder: Path) -> None:
-    """Refuse a work folder that is a link: what is in it is deleted, wherever that is."""
+    """Raise if a work folder is a link, since its content is deleted wherever it points to."""
     if folder.is_symlink():
         raise OutputError("is a link", where=folder, remedy="remove it")
 
 
 def _may_be_beside(part: str, other: str) -> bool:
-    """Whether two parts may be done at once.
+    """Return True if two parts may run at the same time.
 
-    Shards of one division may, and jobs of participants, each with its own.
+    Shards of the same division may, and so may jobs of different participants.
     """
     if part == other:
         return True
@@ -261,7 +262,7 @@ def _may_be_beside(part: str, other: str) -> bool:
 
 @contextmanager
 def _emptied(staging: Path) -> Iterator[None]:
-    """Empty a folder for what is on its way into place, before the block and after it.
+    """Empty a staging folder before and after the block.
 
     Only a killed run leaves files there.
     """
@@ -278,10 +279,11 @@ def _open_ledger(
     cases: Sequence[Case],
     refusals: Sequence[Refusal],
 ) -> Ledger:
-    """The ledger of this part of the work, which knows what earlier runs have done.
+    """Return the ledger of this part of the work, which includes the results of earlier runs.
 
-    OutputError if a file that the run writes for the whole folder is there as a user's. ConfigError
-    if the folder has results of other scans of the dataset, such as T1w of T2w.
+    OutputError is raised if a file of the user is in the place of a file that the run writes for
+    the whole folder, and ConfigError if the folder has results of other scans of the dataset, such
+    as T1w instead of T2w.
     """
     own_files: list[str] = []
     if not request.part:
@@ -293,7 +295,7 @@ def _open_ledger(
         own_files += [PLAIN_LABEL_TABLE, PLAIN_PARCEL_TABLE, PLAIN_CALLOSUM_TABLE]
     needed = None
     if request.part:
-        # A part of the work makes no tables, and needs to know of its own cases alone.
+        # A part of the work makes no tables, so it needs only the entries of its own cases.
         needed = {case.id for case in cases}
         needed.update(refusal.case for refusal in refusals)
     ledger = Ledger.resume(
@@ -303,7 +305,8 @@ def _open_ledger(
         overwrite=request.overwrite,
     )
     if settings.bids:
-        # Tables and changes go by participant and session, which would mix two kinds of scans.
+        # Tables and changes are keyed by participant and session, which would mix two kinds of
+        # scans.
         for entry in ledger.entries.values():
             other = suffix_of_results(entry.outputs)
             if other not in (None, request.suffix):
@@ -324,7 +327,7 @@ def _segment(
     stop: Callable[[], bool],
     on_stage: Callable[[str, str], None],
 ) -> None:
-    """Segment the cases that are not current; a run with nothing to do starts no engine."""
+    """Segment the cases that are not current; start no engine if there are none."""
     to_do = recorder.cases_to_do(cases, stop)
     first = next(to_do, None)
     if first is None:
@@ -343,7 +346,7 @@ def _segment(
     growing = (
         None if request.part else _GrowingTables(recorder.ledger, settings.staging)
     )
-    # Scans that are segmented together, without those that were noted as impossible.
+    # Scans that are segmented together, without the scans recorded as impossible.
     together: dict[str, tuple[Case, ...]] = {}
 
     def begun() -> Iterator[Work]:
@@ -366,10 +369,10 @@ def _segment(
 
 
 class _GrowingTables:
-    """Tables of measures that grow while a run goes on, so that they can be used before its end.
+    """Tables of measures that grow during a run, so that they can be used before its end.
 
-    The first scan has its row at once. Later the tables are renewed as often as that takes a
-    twentieth of the time at most: those of 100,000 scans take seconds.
+    The first scan gets its row at once. Later the tables are renewed only as often as that takes at
+    most a twentieth of the time, since writing the tables of 100,000 scans takes seconds.
     """
 
     def __init__(self, ledger: Ledger, staging: Path) -> None:
@@ -378,7 +381,7 @@ class _GrowingTables:
         self._due = 0.0
 
     def renew(self) -> None:
-        """Write volumes.tsv and qc.tsv of what has ended so far, if they are due."""
+        """Write volumes.tsv and qc.tsv of the scans that have ended so far, if they are due."""
         begun = time.monotonic()
         if begun < self._due:
             return
@@ -390,14 +393,14 @@ class _GrowingTables:
             except DiskFullError:
                 raise
             except OutputError:
-                # Somebody has edited a table meanwhile: the end of the run says so.
+                # Somebody has edited a table in the meantime: the end of the run reports it.
                 shutil.rmtree(folder)
         ended = time.monotonic()
         self._due = ended + max(_LEAST_PAUSE_S, _PAUSE_RATIO * (ended - begun))
 
 
 def _make_tables_folder(staging: Path) -> Path:
-    """Where the run's own files wait, on the disk of the output."""
+    """Create the folder where the run's own files wait, on the disk of the output."""
     folder = staging / "tables"
     folder.mkdir(parents=True)
     return folder
@@ -410,7 +413,7 @@ def _renew_tables(
     excluded: Collection[str],
     out: Path,
 ) -> None:
-    """Write the tables and pages of a group into `folder`; remove those that have no results."""
+    """Write the tables and pages of a group into `folder`; remove outdated tables and pages."""
     write_tables(folder, entries, out)
     for name in TABLES:
         if not (folder / name).exists():
@@ -424,10 +427,10 @@ def merge(
     overwrite: bool = False,
     excluded: Collection[str] = EXCLUDED_GRADES,
 ) -> Outcome:
-    """Join the ledgers in `out` into run.jsonl, reading each once; make the tables and the page.
+    """Join the ledgers in `out` into run.jsonl, reading each once; write the tables and the page.
 
-    With `overwrite`, tables of the user are replaced. Results of the `excluded`
-    grades are in no change.
+    With `overwrite`, tables of the user are replaced. Results of the `excluded` grades enter no
+    change.
     """
     ledgers = ledgers_in(out)
     joined = out / "run.jsonl"
@@ -451,7 +454,8 @@ def merge(
             folder = _make_tables_folder(staging)
             _renew_tables(ledger, folder, entries.values(), excluded, out)
             ledger.move_in(folder)
-            # Each part of the work has kept the slices of its own most doubtful cases.
+            # Each part of the work has kept the slices of its own most doubtful cases; drop the
+            # surplus.
             shown = {slices_of(entry.case) for entry in most_doubtful(entries.values())}
             for case in entries:
                 slices = slices_of(case)

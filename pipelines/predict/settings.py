@@ -1,9 +1,9 @@
-"""What a run of trinat predict is asked for, and the files that it writes.
+"""Request and settings of a run of trinat predict, and the names of the files that it writes.
 
-A `PredictRequest` is everything, checked and typed; of it `RunSettings` are what each worker needs
-to know, and `OutputSettings` what changes results.
+A `PredictRequest` is the whole request, checked and typed. Its `RunSettings` are passed to each
+worker, and its `OutputSettings` determine the results.
 
-Imports no torch and no volumes: the command line has them at once.
+Imports no torch and no volumes, so that the command line starts quickly.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.metrics.norms import Norms
 
-# Parts of the help of trinat predict.
+# Sections of the help of trinat predict.
 INPUT = "Input"
 SEGMENTATION = "Segmentation"
 FILES = "Output files"
 MACHINE = "Machine"
 
-# In the order in which they are computed.
+# In the order of computation.
 _VIEWS = ("coronal", "axial", "sagittal")
 TABLES = (
     *("summary.tsv", "volumes.tsv", "qc.tsv", "report.html"),
     *("parcels.tsv", "thickness.tsv", "callosum.tsv"),
 )
-# Of a run with --longitudinal: changes of persons, the volumes that they are of, their page.
+# Files of a run with --longitudinal: changes, their volumes, their page, changes of thickness.
 CHANGES = (
     *("changes.tsv", "timepoints.tsv", "changes.html"),
     "thickness_changes.tsv",
 )
-# The page shows slices of the most doubtful scans; they are kept beside it.
+# Folder beside the page with its slices of the most doubtful scans.
 SLICES = ".trinat-page"
 _NOT_IN_BIDS = [product for product in Product if not product.is_in_bids]
-# What BIDS has no names for, and nothing else.
+# Exactly the files for which BIDS has no names.
 BIDSIGNORE = (
     "*.jsonl",
     *TABLES,
@@ -68,12 +68,12 @@ BIDSIGNORE = (
     f"{WORK}/",
     f"{SLICES}/",
 )
-# A scan that takes longer than this for each pass of the networks hangs.
+# Time for each pass of the networks after which a scan counts as hung.
 _LIMIT_OF_PASS_S = 7200.0
 
 
 def split_views(text: str) -> tuple[str, ...]:
-    """The views of "axial, coronal", in the order in which they are computed."""
+    """Return the views of "axial, coronal", in the order of computation."""
     chosen = [word.strip() for word in text.split(",") if word.strip()]
     for view in chosen:
         if view not in _VIEWS:
@@ -82,7 +82,7 @@ def split_views(text: str) -> tuple[str, ...]:
     return tuple(view for view in _VIEWS if view in chosen)
 
 
-# Settings that the hash of a result has always had. A new one is not added here.
+# Settings that have been in the hash of a result from the start. Do not add new settings here.
 _IN_EVERY_DIGEST = frozenset(
     (
         *("views", "precision", "mirror", "samples", "clean", "longitudinal"),
@@ -95,12 +95,12 @@ _IN_EVERY_DIGEST = frozenset(
 
 @dataclass(frozen=True)
 class OutputSettings:
-    """What changes the results: any change here makes every case of a folder be done again.
+    """Settings that affect the results: after any change, every case of a folder is done again.
 
-    `views` are in the order in which they are computed; empty: all that the model has. The settings
-    from `stats` to `page` write files: those `Product`s that name them as their `setting`. Label
-    maps are always written, and what `fmriprep` asks for in BIDS datasets alone. `reference` is
-    what pages compare volumes with: norms, or normal ranges (structure, lowest and highest mm³).
+    `views` are in the order of computation; empty: all views of the model. The settings from
+    `stats` to `page` write files: the `Product`s that name them as their `setting`. Label maps are
+    always written, and the files of `fmriprep` only in BIDS datasets. `reference` is the reference
+    for volumes on pages: norms, or normal ranges (structure, lowest and highest mm³).
     """
 
     views: Annotated[
@@ -229,24 +229,25 @@ class OutputSettings:
 
     @property
     def parcel_stats(self) -> bool:
-        """Whether the volumes of parcels are written as FreeSurfer has them."""
+        """True if the volumes of parcels are written in FreeSurfer's format."""
         return self.stats and self.parcels
 
     @property
     def cortex_stats(self) -> bool:
-        """Whether thickness, area and volume of parcels are written as FreeSurfer has them."""
+        """True if thickness, area and volume of parcels are written in FreeSurfer's format."""
         return self.stats and self.thickness
 
     def wants(self, product: Product) -> bool:
-        """Whether a product is written: label maps always, others by their setting."""
+        """Return True if a product is written: always for label maps, else by its setting."""
         if product is Product.LABELS:
             return True
         return bool(getattr(self, product.setting))
 
     def digest(self) -> str:
-        """A hash of trinat's version and of all settings, those that came later where they are set.
+        """Return a hash of trinat's version and the settings.
 
-        So results from before a setting stay.
+        Settings that were added later enter the hash only if they differ from their default, so
+        that results from before a setting remain valid.
         """
         usual = asdict(OutputSettings())
         content = {
@@ -261,9 +262,9 @@ class OutputSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """Options of a run that each of its workers knows; of these `output` alone changes results.
+    """Options of a run that each worker receives; only `output` affects the results.
 
-    `timings` asks for the time that the run's processes spend, for its outcome.
+    `timings` requests the time that the processes of the run spend, for its outcome.
     """
 
     output: OutputSettings = field(default_factory=OutputSettings)
@@ -292,12 +293,12 @@ class WorkerOptions:
 
 @dataclass(frozen=True)
 class RunSettings(WorkerOptions):
-    """Everything that a worker needs to know.
+    """Settings of a worker.
 
-    `out` is the output folder, `model` a model's folder. Outputs wait in `staging`, which is on the
-    disk of `out` and emptied at start and end. With `bids` names follow BIDS. `parcels_sha256` is
-    that of the model's own model of parcels, where these are asked for, and `stripper_sha256` that
-    of the model which strips whole heads, if the model has one.
+    `out` is the output folder, `model` the folder of a model. Outputs wait in `staging`, which is
+    on the disk of `out` and emptied at start and end. With `bids`, names follow BIDS.
+    `parcels_sha256` is the hash of the model's own model of parcels, if parcels are requested, and
+    `stripper_sha256` the hash of the model that strips whole heads, if the model has one.
     """
 
     out: Path
@@ -309,7 +310,7 @@ class RunSettings(WorkerOptions):
     stripper_sha256: str = ""
 
     def digest(self, case: Work) -> str:
-        """A hash of all that results of a case depend on, besides scan and model."""
+        """Return a hash of everything that results of a case depend on, besides scan and model."""
         further: list[Any] = []
         if self.parcels_sha256:
             further.append(self.parcels_sha256)
@@ -324,15 +325,16 @@ class RunSettings(WorkerOptions):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-# Returns an `Engine`, whose module takes too long to import for a command line that shows its help.
+# Returns an `Engine`; typed as Any because the engine module is slow to import for a command line
+# that only shows its help.
 EngineMaker = Callable[[RunSettings], Any]
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Part K of N of a list of cases, 1 to N; the same cases wherever it is computed.
+    """Part K of N of a list of cases, 1 to N; the same cases on every machine.
 
-    Shards of one list have no case in common, and have all cases together.
+    The shards of a list are disjoint and together contain all cases.
     """
 
     part: int
@@ -340,7 +342,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str | None) -> Shard | None:
-        """The shard of "K/N", none of None; ConfigError where that is not a part."""
+        """Parse "K/N", or return None without text; raise ConfigError for an invalid part."""
         if not text:
             return None
         part, slash, of = text.partition("/")
@@ -352,12 +354,12 @@ class Shard:
         return cls(int(part), int(of))
 
     def __str__(self) -> str:
-        """What the names of its ledger, lock and staging folder have in addition."""
+        """Return the suffix of the names of its ledger, lock and staging folder."""
         return f".shard-{self.part}-of-{self.of}"
 
     @classmethod
     def of_part(cls, text: str) -> Shard | None:
-        """The shard whose `str` is `text`; None for the name of another part."""
+        """Return the shard whose `str` is `text`; None for the name of another part."""
         match = re.fullmatch(r"\.shard-(\d+)-of-(\d+)", text)
         if match is None:
             return None
@@ -366,17 +368,17 @@ class Shard:
 
 @dataclass(frozen=True)
 class PredictRequest(WorkerOptions):
-    """Everything that a run is asked for.
+    """Complete request of a run.
 
     - `model` is a name or a folder, `devices` are one or more device names.
     - `timeout_s` is for one scan; 0 is no limit, None the default of `limit_s`.
-    - `participants` and `sessions` select from a BIDS dataset; empty: all. `suffix` is BIDS's word
-      for the kind of its scans.
-    - `people` is a table of participants, for `output.reference` if these are norms.
-    - `persons` is a table that says whose each scan is, for `output.longitudinal`. Results of the
-      `excluded` grades are in no change.
+    - `participants` and `sessions` select from a BIDS dataset; empty: all. `suffix` is the BIDS
+      suffix of its scans.
+    - `people` is a table of participants, for `output.reference` if this contains norms.
+    - `persons` is a table that assigns scans to persons, for `output.longitudinal`. Results of the
+      `excluded` grades enter no change.
     - `found` are cases that were found already, in place of `inputs`.
-    - `engine` makes another engine than processes on this machine.
+    - `engine` creates an engine that replaces processes on this machine.
     """
 
     inputs: Annotated[
@@ -481,9 +483,10 @@ class PredictRequest(WorkerOptions):
 
     @property
     def part(self) -> str:
-        """The name of this part of the work, in the names of its ledger and lock; "" for all.
+        """Name of this part of the work, in the names of its ledger and lock; "" for the whole
+        work.
 
-        Jobs of one participant each, as BIDS Apps are run, may share an output folder so.
+        Jobs of one participant each, as BIDS Apps are run, can thus share an output folder.
         """
         if self.shard is not None:
             return str(self.shard)
@@ -497,7 +500,7 @@ class PredictRequest(WorkerOptions):
         return "." + safe_component("_".join(parts))
 
     def check(self) -> None:
-        """ConfigError for options that do not go together, or not without one another."""
+        """Raise ConfigError for options that contradict or require each other."""
         reads_persons = isinstance(self.output.reference, Norms)
         if self.output.reference and not self.output.page:
             raise ConfigError("--reference is for pages", remedy="give --page too")
@@ -534,9 +537,9 @@ class PredictRequest(WorkerOptions):
         *,
         bids: bool = False,
     ) -> RunSettings:
-        """What each worker needs to know.
+        """Return the settings of each worker.
 
-        `model` is the model's folder; outputs wait in `staging`; with `bids` names follow BIDS.
+        `model` is the model's folder; outputs wait in `staging`; with `bids`, names follow BIDS.
         """
         from trinat.segmentation.models.zoo import (
             MODEL_FILE,
@@ -547,7 +550,7 @@ class PredictRequest(WorkerOptions):
         options = {
             option.name: getattr(self, option.name) for option in fields(WorkerOptions)
         }
-        # Another engine knows its own machines.
+        # A custom engine chooses the number of threads for its own machines.
         if self.threads is None and self.engine is None:
             options["threads"] = max(1, cpu_count() // len(self.worker_devices))
         digest = sha256_of(model / MODEL_FILE)
@@ -571,7 +574,7 @@ class PredictRequest(WorkerOptions):
 
     @property
     def limit_s(self) -> float:
-        """Time limit for a scan, in seconds: two hours for each pass of the networks."""
+        """Time limit for a scan, in seconds; by default two hours for each pass of the networks."""
         if self.timeout_s is not None:
             return self.timeout_s
         passes = 1 + self.output.samples
@@ -581,27 +584,32 @@ class PredictRequest(WorkerOptions):
 
     @property
     def worker_devices(self) -> list[str]:
-        """A device for each process: GPUs in turn, and on the CPU as many as there are workers."""
+        """Device of each process: the devices in turn, for as many processes as there are
+        workers.
+        """
         count = max(self.workers, len(self.devices))
         return [self.devices[number % len(self.devices)] for number in range(count)]
 
 
 def _joined(labels: Iterable[str], prefix: str) -> str:
-    """Labels such as 01 or sub-01 without their prefix, each once and in natural order."""
+    """Join labels such as 01 or sub-01 without their prefix, unique and in natural order."""
     short = {label.removeprefix(prefix) for label in labels}
     return "-".join(natsorted(short))
 
 
 def slices_of(case: str) -> str:
-    """Where the slices of a case are kept, for as long as it is one of the most doubtful."""
+    """Return the path of a case's slices, which exist while it is one of the most doubtful
+    cases.
+    """
     return f"{SLICES}/{safe_component(case)}.json"
 
 
 @dataclass(frozen=True)
 class CaseNames:
-    """Where the files of one case go: beside one another, below `root`.
+    """Names of the files of a case, which are beside one another below `root`.
 
-    `id` is the case's, folder/stem. `entities` are those of its BIDS name, used with `bids` alone.
+    `id` is the id of the case, folder/stem. `entities` are those of its BIDS name, used only with
+    `bids`.
     """
 
     root: Path
@@ -610,14 +618,14 @@ class CaseNames:
     bids: bool
 
     def all(self, output: OutputSettings, scan: Path) -> list[Path]:
-        """Every file that these settings write of a scan, except the JSON beside some."""
+        """Return every file written for a scan with these settings, except the JSON sidecars."""
         others = [product for product in Product if product is not Product.LABELS]
         wanted = [product for product in others if output.wants(product)]
         paths = [self.path(product) for product in wanted]
         return [self.labels(output, scan), *paths]
 
     def every(self) -> list[str]:
-        """Whatever any run may have written of the scan, with any settings; relative to `root`."""
+        """Return every file that any run may have written for the scan, relative to `root`."""
         paths = []
         for product in Product:
             if product.for_fmriprep and not self.bids:
@@ -627,7 +635,7 @@ class CaseNames:
         return [self._relative(path) for path in paths]
 
     def labels_in(self, outputs: Mapping[str, str]) -> set[tuple[str, str]]:
-        """The label maps among outputs (path -> SHA-256), with their SHA-256."""
+        """Return the label maps among outputs (path -> SHA-256), with their SHA-256."""
         names = {
             self._relative(self.path(Product.LABELS)),
             self._relative(self.path(Product.LABELS, ".mgz")),
@@ -635,12 +643,12 @@ class CaseNames:
         return {(name, digest) for name, digest in outputs.items() if name in names}
 
     def labels(self, output: OutputSettings, scan: Path) -> Path:
-        """The label map of a scan; its type may follow that of the scan."""
+        """Return the path of a scan's label map, whose format may follow that of the scan."""
         is_mgz = output.mgz and scan.suffix.lower() in (".mgz", ".mgh")
         return self.path(Product.LABELS, ".mgz" if is_mgz else "")
 
     def path(self, product: Product, ending: str = "") -> Path:
-        """The file of a product, with another ending than its own if one is given."""
+        """Return the path of a product, with its default ending unless another one is given."""
         folder, _, stem = self.id.rpartition("/")
         suffix = product.plain
         if self.bids:

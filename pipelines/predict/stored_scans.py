@@ -1,4 +1,4 @@
-"""Scans that a slice store was made from, as requests: one for a part of its split, or a fold."""
+"""Requests to segment the scans of a slice store: a part of its split, or its folds."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from trinat.segmentation.models.zoo import find_model
 
 @dataclass(frozen=True)
 class StoredScans:
-    """Scans of a store, with the settings that they were read with when it was made.
+    """Scans of a store, with the settings that they were read with when the store was made.
 
-    `found` maps a folder's name to its cases: with `folds` a folder for each fold, below the output
-    folder and below that of the models, else the one name "", which is the output folder itself.
+    `found` maps the name of a folder to its cases. With `folds` there is a folder for each fold,
+    below the output folder and below the folder of the models; else the only name is "", the output
+    folder itself.
     """
 
     found: Mapping[str, Found]
@@ -38,9 +39,9 @@ class StoredScans:
         *,
         folds: bool = False,
     ) -> StoredScans:
-        """The scans of one part of a store's split; with `folds` the test scans of each fold.
+        """Find the scans of a part of a store's split; with `folds`, the test scans of each fold.
 
-        DatasetError if the store has no split, or none of the kind that is asked for.
+        DatasetError is raised if the store has no split, or no split of the requested kind.
         """
         store = Store(path)
         subjects = {}
@@ -56,7 +57,8 @@ class StoredScans:
         return cls(found, folds, info.trust_affine, info.fill_nonfinite)
 
     def check_models(self, model: str) -> None:
-        """Refuse models of folds that differ in their views: one of them is not trained to its end.
+        """Raise if the models of folds differ in their views, since a fold is then not fully
+        trained.
 
         `model` is the folder of all folds. ModelError names the first fold that lacks a view.
         """
@@ -77,9 +79,9 @@ class StoredScans:
                 )
 
     def requests(self, request: PredictRequest) -> list[PredictRequest]:
-        """What is requested, for each folder: its scans and, with folds, the fold's own model.
+        """Return a request for each folder: its scans and, with folds, the fold's own model.
 
-        Scans are read as the store read them, unless the request says otherwise.
+        Scans are read with the settings of the store unless the request sets its own.
         """
         output = request.output
         if output.trust_affine is None:

@@ -1,4 +1,4 @@
-"""What a group of scans gives: tables, the page and BIDS files, all made from ledger entries.
+"""Group outputs of a run: tables, the page and BIDS files, all made from ledger entries.
 
 report.html shows the most doubtful scans with slices, then each scan's grade and its picture.
 """
@@ -43,7 +43,7 @@ from trinat.segmentation.io.files import write_tsv, write_whole
 if TYPE_CHECKING:
     from trinat.segmentation.labels.scheme import LabelScheme
 
-# Numbers of BIDS' standard labels for our groups of structures.
+# Indices of BIDS' standard labels for our groups of structures.
 _BIDS_LABELS = {
     "background": 0,
     "white-matter": 2,
@@ -77,7 +77,7 @@ For research, not for diagnosis.
 
 
 class _Slices(BaseModel):
-    """What a worker wrote of a scan for the page: tiled pictures, and where to look first."""
+    """Slices that a worker wrote for the page: tiled pictures, and the position to show first."""
 
     shape: tuple[int, int, int]
     columns: int
@@ -91,12 +91,11 @@ class _Slices(BaseModel):
 def write_tables(
     out: Path, entries: Iterable[Entry], results: Path | None = None
 ) -> None:
-    """summary.tsv, volumes.tsv, qc.tsv and report.html, in natural order of cases.
+    """Write summary.tsv, volumes.tsv, qc.tsv and report.html, in natural order of cases.
 
-    parcels.tsv, thickness.tsv and callosum.tsv are written where results have these
-    measures.
+    parcels.tsv, thickness.tsv and callosum.tsv are written if results have these measures.
 
-    `results` is where the scans' own files are, or will be; else they are in `out`.
+    `results` is the folder that has, or will have, the scans' own files; by default `out`.
     """
     ordered = _in_order(entries)
     folder = out if results is None else results
@@ -126,9 +125,10 @@ def write_measures(out: Path, entries: Iterable[Entry]) -> None:
 
 
 def _write_summary(path: Path, entries: Sequence[Entry], folder: Path) -> None:
-    """A row a scan: what became of it, why, and how long it took.
+    """Write a row for each scan: its status, the reason and the time it took.
 
-    Of a result whose scan is gone since it says so; `folder` is the output folder.
+    The reason also says if the scan of a result has since disappeared; `folder` is the output
+    folder.
     """
     rows = []
     for entry in entries:
@@ -144,10 +144,10 @@ def _write_summary(path: Path, entries: Sequence[Entry], folder: Path) -> None:
 
 
 def write_volumes(path: Path, entries: Sequence[Entry]) -> None:
-    """A row a scan: volumes in mm³, then each structure's as a share of the total brain.
+    """Write a row for each scan: volumes in mm³, then each structure's share of the total brain.
 
-    Cells of scans without that structure or measure, as of failed ones, are empty (n/a). The order
-    is that of `entries`.
+    Cells for structures or measures that a scan does not have, such as those of a failed scan, are
+    empty (n/a). Rows are in the order of `entries`.
     """
     measures = _keys_in(entry.result.measures_mm3 for entry in entries)
     names = _keys_in(entry.result.volumes_mm3 for entry in entries)
@@ -161,7 +161,7 @@ def write_volumes(path: Path, entries: Sequence[Entry]) -> None:
         row += [measured.get(name) for name in measures]
         row += [volumes.get(name) for name in names]
         for name in names:
-            # Not known where either is not.
+            # The share is unknown if the volume or the total is unknown.
             share = None
             if name in volumes and total:
                 share = round(volumes[name] / total, 6)
@@ -173,9 +173,11 @@ def write_volumes(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def _write_quality(path: Path, entries: Sequence[Entry]) -> None:
-    """A row a scan: its grade and why, the grade of each structure, and what that rests on."""
+    """Write a row for each scan: its grade and reasons, the grades of structures, and their
+    basis.
+    """
     names = _keys_in(entry.result.structure_grades for entry in entries)
-    # Each measure of a structure once, in the order in which they come first.
+    # Used as an ordered set of the measures of structures.
     measures: dict[tuple[str, str], None] = {}
     for entry in entries:
         for measure, by_structure in entry.result.structure_measures().items():
@@ -198,7 +200,7 @@ def _write_quality(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def write_parcels(path: Path, entries: Sequence[Entry]) -> None:
-    """A row a scan and parcel; scans without parcels have none."""
+    """Write a row for each scan and parcel; scans without parcels have no rows."""
     key_names, keys = _keys(entries)
     rows = []
     for key, entry in zip(keys, entries, strict=True):
@@ -208,7 +210,7 @@ def write_parcels(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def write_thickness(path: Path, entries: Sequence[Entry]) -> None:
-    """Write a row a scan: mean thickness in mm, with the columns of `aparcstats2table`."""
+    """Write a row for each scan: mean thickness in mm, with the columns of `aparcstats2table`."""
     key_names, keys = _keys(entries)
     rows = []
     columns: dict[str, str] = {}
@@ -238,12 +240,14 @@ def _write_callosum(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def _keys_in(mappings: Iterable[Iterable[str]]) -> list[str]:
-    """Return the keys of mappings, each once, in the order in which they come first."""
+    """Return the unique keys of mappings, in the order of their first appearance."""
     return list(dict.fromkeys(chain.from_iterable(mappings)))
 
 
 def _keys(entries: Sequence[Entry]) -> tuple[list[str], list[list[str | None]]]:
-    """Names and values of the columns that say whose a row is: in a BIDS dataset as BIDS has it."""
+    """Return the names and values of the columns that identify a row, named as in BIDS if
+    possible.
+    """
     keys: list[list[str | None]] = []
     for entry in entries:
         match = _BIDS_CASE.fullmatch(entry.case)
@@ -258,13 +262,13 @@ def _keys(entries: Sequence[Entry]) -> tuple[list[str], list[list[str | None]]]:
 def _write_page(path: Path, entries: Sequence[Entry], results: Path) -> None:
     """Write the page of all entries, given in natural order; `results` has the scans' own files.
 
-    Pictures are linked, not included, so that pages of many scans stay small. An existing page is
+    Pictures are linked, not embedded, so that pages of many scans stay small. An existing page is
     replaced.
     """
     ranked = sorted(entries, key=attrgetter("doubt"))
     counts = Counter(entry.grade for entry in entries)
-    # Volumes of each structure in all scans, from the smallest. Those of rejected scans and
-    # structures are not what others are held against.
+    # Sorted volumes of each structure over all scans. Rejected scans and structures are left out,
+    # so that others are not compared with them.
     volumes: dict[str, list[float]] = defaultdict(list)
     for entry in entries:
         for name, volume_mm3 in entry.result.counted_volumes().items():
@@ -291,12 +295,12 @@ def _write_page(path: Path, entries: Sequence[Entry], results: Path) -> None:
 
 
 def _scans(ranked: Iterable[Entry]) -> Table:
-    """A row for each scan; sorted by its grade it has the order of `ranked`."""
+    """Return a table with a row for each scan; sorted by grade it has the order of `ranked`."""
     rows: list[list[Any]] = []
     for rank, entry in enumerate(ranked):
         grade = entry.grade
         graded = Cell(grade, rank, kind=grade)
-        # A scan without a result has no volume to show.
+        # None for a scan without a result.
         brain = _ml(entry.result.total_brain_mm3)
         intracranial = _ml(entry.result.intracranial_mm3)
         page = Product.PAGE.among(entry.outputs)
@@ -313,12 +317,12 @@ def _scans(ranked: Iterable[Entry]) -> Table:
 
 
 def _ml(mm3: float | None) -> float | None:
-    """A volume in ml; None where it is not known, or is none."""
+    """Convert a volume to ml; return None if it is unknown or 0."""
     return mm3 / 1000 if mm3 else None
 
 
 def _facts(entries: Iterable[Entry]) -> dict[str, str]:
-    """How the results were made: the version, the models, the days of the first and the last."""
+    """Return the provenance of the results: version, models, and first and last day."""
     models: dict[str, None] = {}
     days = set()
     for entry in entries:
@@ -337,13 +341,15 @@ def _facts(entries: Iterable[Entry]) -> dict[str, str]:
 def _case(
     entry: Entry, results: Path, volumes: Mapping[str, Sequence[float]]
 ) -> dict[str, Any]:
-    """A scan as the page shows it: its slices, and its structures among those of the batch."""
+    """Return a scan as shown on the page: its slices, and its structures compared with the
+    batch.
+    """
     result = entry.result
     try:
         file = results / slices_of(entry.case)
         slices = _Slices.model_validate_json(file.read_bytes())
     except (OSError, ValueError):
-        # Missing or damaged.
+        # The file is missing or damaged.
         slices = None
     return {
         "title": f"{entry.case}: {entry.grade}",
@@ -357,7 +363,7 @@ def _case(
 
 
 def _structures(entry: Entry, volumes: Mapping[str, Sequence[float]]) -> Table:
-    """Return the structures of a scan, the doubtful first, with their volumes among the batch's."""
+    """Return the structures of a scan, the most doubtful first, with their ranks in the batch."""
     result = entry.result
     counted = result.counted_volumes()
     rows: list[list[Any]] = []
@@ -368,7 +374,7 @@ def _structures(entry: Entry, volumes: Mapping[str, Sequence[float]]) -> Table:
         rows.append(
             [
                 Cell(short_name(name), len(rows)),
-                # Sorting has the most urgent first.
+                # Sorting starts with the most urgent.
                 Cell(grade, urgency, kind=grade),
                 volume_mm3,
                 _place_in_batch(
@@ -378,7 +384,7 @@ def _structures(entry: Entry, volumes: Mapping[str, Sequence[float]]) -> Table:
                 result.doubt_about(name),
             ]
         )
-    # Within a grade they stay in the order of the scheme.
+    # The sort is stable: within a grade, structures keep the order of the scheme.
     urgency_of = {grade: place for place, grade in enumerate(GRADES)}
     rows.sort(key=lambda row: urgency_of.get(row[1].text, len(GRADES)))
     place_hint = (
@@ -399,9 +405,9 @@ def _structures(entry: Entry, volumes: Mapping[str, Sequence[float]]) -> Table:
 def _place_in_batch(
     volume_mm3: float, of_batch: Sequence[float], *, is_one: bool
 ) -> Cell:
-    """Where a volume is among those of the batch, which are in order.
+    """Return the rank of a volume among the sorted volumes of the batch.
 
-    `is_one` is whether it is one of them: a rejected one is not.
+    `is_one` is True if the volume is one of them, which it is not if it was rejected.
     """
     if not of_batch:
         return number(None, hint="all are rejected")
@@ -424,11 +430,12 @@ def _place_in_batch(
 
 
 def write_bids_files(folder: Path, out: Path, raw: Path) -> None:
-    """dataset_description.json, README.md and .bidsignore, for `out`; `raw` is what was segmented.
+    """Write dataset_description.json, README.md and .bidsignore of `out`; `raw` is the input
+    dataset.
 
-    They are written into `folder`, from where they are moved to `out` as the other outputs are.
+    They are written into `folder`, from where they are moved to `out` like the other outputs.
     """
-    # As seen from the output, so that no path of this machine gets into the file.
+    # Relative to the output, so that no path of this machine gets into the file.
     raw_from_out = Path(os.path.relpath(raw.resolve(), out.resolve()))
     description = {
         "Name": "trinat segmentations",
@@ -444,7 +451,8 @@ def write_bids_files(folder: Path, out: Path, raw: Path) -> None:
 
 
 def write_label_table(path: Path, scheme: LabelScheme, *, by_index: bool) -> None:
-    """What the numbers in label maps mean, as BIDS has it; all maps of a dataset inherit it.
+    """Write the BIDS table that explains the numbers of label maps; it applies to the whole
+    dataset.
 
     The numbers are class indices with `by_index`, else FreeSurfer's.
     """
