@@ -353,8 +353,9 @@ def inline_svg(
         for child in list(parent):
             if child.tag in (_METADATA, _STYLE_TAG):
                 parent.remove(child)
+    by_id = {element.get("id"): element for element in root.iter()}
     for gid, names in (titles or {}).items():
-        group = root.find(f".//*[@id='{gid}']")
+        group = by_id.get(gid)
         if group is None:
             continue
         # Shapes that are only defined are no marks.
