@@ -1,1 +1,1 @@
-"""How good a label map is: overlap, surface, volume, statistics."""
+"""Metrics of label maps: overlap, surface distances, volumes and statistics."""

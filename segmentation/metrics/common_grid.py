@@ -1,4 +1,4 @@
-"""Two label maps made comparable: brought to one grid, and cut to the slices that are labelled."""
+"""Common grid and labelled slices of two label maps, so that they can be compared."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from trinat.segmentation.grid import Grid
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.space.views import reoriented
 
-# Headers store places as float32, and rotations as quaternions of float32.
-_TOLERANCE = 0.02  # of a voxel, at the corners of the volume
+# Headers store positions as float32, and rotations as quaternions of float32.
+_TOLERANCE = 0.02  # voxels, at the corners of the volume
 
 
 def on_grid_of(
     labels: Volume, reference: Volume, *, resample: bool = False
 ) -> tuple[Volume, str]:
-    """The label map voxel by voxel against the reference, and a note on what was done for that.
+    """Bring a label map to the reference's grid, and return it with a note on what was done.
 
-    Axes that only run in another order or direction are reordered, which loses nothing. Any other
-    difference is refused, or with `resample` each label's indicator is interpolated linearly and
-    the largest wins, as where trinat restores its own results.
+    Axes that only run in another order or direction are reordered without loss. Any other
+    difference raises GeometryError. With `resample`, each label's indicator is interpolated
+    linearly instead and the largest wins, as when trinat restores its own results.
     """
     same_axes = reoriented(labels, reference.axcodes)
     apart_mm = same_axes.grid.apart_mm(reference.grid)
@@ -39,7 +39,7 @@ def on_grid_of(
             f"not on the truth's grid: {difference}",
             remedy="use --resample to bring it there, and the report will say so",
         )
-    # Imported here: it brings torch along.
+    # Imported here because it imports torch.
     from trinat.segmentation.space.grid_map import GridMap
     from trinat.segmentation.space.resample import resample_labels
 
@@ -50,7 +50,10 @@ def on_grid_of(
 
 
 def _difference(labels: Grid, reference: Grid, apart_mm: float) -> str:
-    """What differs, the most telling first; `apart_mm` once axes run alike."""
+    """Describe the most important difference of two grids;
+
+    `apart_mm` applies to equally oriented axes.
+    """
     if labels.shape != reference.shape:
         return f"{_times(labels.shape)} voxels against {_times(reference.shape)}"
     if not np.allclose(labels.spacing_mm, reference.spacing_mm, rtol=1e-3):
@@ -61,24 +64,24 @@ def _difference(labels: Grid, reference: Grid, apart_mm: float) -> str:
 
 
 def _times(numbers: Sequence[float]) -> str:
-    """Write lengths for people, as "1×1×1.2"."""
+    """Format lengths for messages, as "1×1×1.2"."""
     return "×".join(f"{number:g}" for number in numbers)
 
 
 Indices = NDArray[np.uint8]
 Spacing = tuple[float, float, float]
 
-# So few lone slices can also be a small structure whole; with so many structures they cannot.
+# Few single slices with few structures can also be a whole small structure.
 _FEW_SLICES = 3
 _FEW_STRUCTURES = 3
 
 
 @dataclass(frozen=True, eq=False)
 class DrawnSlices:
-    """The slices of a map that hold labels, no two of them neighbours.
+    """Labelled slices of a map in which no two labelled slices are neighbours.
 
-    They are at `places` along an `axis` with `total` slices. `thickness_mm` is the usual distance
-    from one to the next.
+    The slices are at `places` along an `axis` with `total` slices. `thickness_mm` is the median
+    distance from one labelled slice to the next.
     """
 
     axis: int
@@ -88,9 +91,8 @@ class DrawnSlices:
 
     @property
     def note(self) -> str:
-        """What a reader of the measurements must know.
-
-        One sentence for the column `note` of the tables.
+        """Sentence for the column `note` of the tables: the measurements are of the drawn
+        slices only.
         """
         drawn = f"{len(self.places)} slices"
         if len(self.places) == 1:
@@ -102,20 +104,20 @@ class DrawnSlices:
         )
 
     def alone(self, labels: Indices) -> Indices:
-        """The drawn slices side by side, as a map of thick slices."""
+        """Return the drawn slices side by side, as a map of thick slices."""
         return labels.take(self.places, axis=self.axis)
 
     def blank_between(self, labels: Indices) -> Indices:
-        """The whole map with background on all other slices."""
+        """Return the whole map with background on all other slices."""
         blank = np.zeros_like(labels)
-        # Views with the slices' axis first.
+        # Views whose first axis is that of the slices.
         from_slices = np.moveaxis(labels, self.axis, 0)
         to_slices = np.moveaxis(blank, self.axis, 0)
         to_slices[self.places] = from_slices[self.places]
         return blank
 
     def spacing_mm(self, spacing_mm: Spacing) -> Spacing:
-        """That of the map of thick slices."""
+        """Return the voxel spacing of the map of thick slices."""
         steps_mm = list(spacing_mm)
         steps_mm[self.axis] = self.thickness_mm
         x, y, z = steps_mm
@@ -125,7 +127,7 @@ class DrawnSlices:
 def labelled_slices(
     true: Indices, predicted: Indices, spacing_mm: Spacing
 ) -> tuple[Indices, Indices, Spacing]:
-    """What is measured: both maps on the slices on which the truth is drawn, and their spacing."""
+    """Return both maps on the slices on which the truth is drawn, and their spacing."""
     drawn = drawn_slices(true, spacing_mm)
     if drawn is None:
         return true, predicted, spacing_mm
@@ -133,10 +135,10 @@ def labelled_slices(
 
 
 def drawn_slices(truth: Indices, spacing_mm: Spacing) -> DrawnSlices | None:
-    """The labelled slices of a truth that is drawn on single ones alone; None for a whole one.
+    """Find the labelled slices of a truth drawn on single slices; None for a truth drawn in full.
 
     `truth` (X, Y, Z) holds class indices. Slices count as single if no two of them are neighbours.
-    A few slices of few structures are not enough to say so: a small structure may be as thin.
+    A few slices of few structures do not count: a small structure may be as thin.
     """
     for axis in range(3):
         slices = truth.shape[axis]

@@ -1,6 +1,6 @@
-"""Which structures count: in the comparison of two label maps, and in the mean of a group.
+"""Selection of the structures that count in a comparison of label maps and in a group's mean.
 
-The command line, `trinat.evaluate`, ratings and reports all ask here.
+The command line, `trinat.evaluate`, ratings and reports all use this module.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from trinat.segmentation.labels.scheme import Label, LabelScheme, load_scheme
 from trinat.segmentation.metrics.definitions import NOT_PREDICTED, OTHER_CSF
 
 ALL_STRUCTURES = "all"
-# CSF outside the ventricles has no edge that raters agree on; background is no structure.
+# Raters do not agree on the edge of CSF outside the ventricles; background is no structure.
 _IN_NO_MEAN = ("background", CSF_GROUP)
 
 
 def members_of_groups(scheme: LabelScheme) -> dict[str, tuple[Label, ...]]:
-    """The structures whose mean is a group's value, by the group's name; first, all of them.
+    """Return the structures that each group's mean includes, by group name, starting with "all".
 
-    A label is in the group of all structures and in its own. Groups are in the order in which the
-    scheme names them first.
+    A label is in the group of all structures and in its own. Groups are in the order of their first
+    label in the scheme.
     """
     members: dict[str, list[Label]] = {ALL_STRUCTURES: []}
     for label in scheme.labels:
@@ -36,12 +36,12 @@ def members_of_groups(scheme: LabelScheme) -> dict[str, tuple[Label, ...]]:
 
 @dataclass(frozen=True)
 class Made:
-    """What is known of how a prediction was made.
+    """Provenance of a prediction: its label scheme, and the structures that it does not predict.
 
-    `named` are structures that a person says are not predicted, in words of the scheme that
-    measures. `source` is the scheme of the model; where it is not known, the one that measures
-    stands for it. `not_predicted` are structures of `source`. `csf` is what the model calls CSF;
-    None where it is not known.
+    `named` are structures that the user declares as not predicted, by names of the measuring
+    scheme. `source` is the scheme of the model; None if unknown, then the measuring scheme replaces
+    it. `not_predicted` are structures of `source`. `csf` is the model's definition of CSF; None if
+    unknown.
     """
 
     named: tuple[str, ...] = ()
@@ -56,12 +56,14 @@ class Made:
         *,
         truth_csf: Csf | None = None,
     ) -> dict[str, str]:
-        """Structures of `scheme` that do not count, and why; `rejected` names raters by structure.
+        """Return the structures of `scheme` that do not count, with the reason for each.
 
-        The two schemes may use one name for different things: CSF of tissue4 has the ventricles.
-        So their structures meet by FreeSurfer number, and one counts as long as any part of it
-        does. Where a truth is compared, `truth_csf` is what it calls CSF: a structure with CSF
-        that is something else in the truth does not count.
+        `rejected` has the raters who rejected a structure, by structure. The two schemes may use
+        one name for different things: CSF of tissue4 includes the ventricles. Therefore structures
+        are matched by FreeSurfer number, and a structure counts as long as any part of it counts.
+        `truth_csf` is the truth's definition of CSF, if there is a truth: a structure with CSF does
+        not count if the truth defines CSF differently. Raises ConfigError if `scheme` lacks a
+        structure in `named`.
         """
         for name in self.named:
             if name not in scheme.names[1:]:
@@ -86,17 +88,19 @@ class Made:
             elif not other_csf.isdisjoint(predicted):
                 found[label.name] = OTHER_CSF
             elif len(rejecting) == len(predicted):
-                raters = dict.fromkeys(rejecting)  # each once
+                raters = dict.fromkeys(rejecting)  # without duplicates
                 found[label.name] = f"rejected by {', '.join(raters)}"
         return found
 
     def measured_though_rejected(
         self, scheme: LabelScheme, rejected: Mapping[str, str]
     ) -> set[str]:
-        """Rejected structures that are only a part of what `scheme` measures, or unknown to it.
+        """Return rejected structures that are only part of a structure of `scheme`, or unknown to
+        it.
 
-        `rejected` has a reason for each name. The caller tells the user of these: their rejection
-        has no effect on the measurements.
+        `rejected` has a reason for each name. The caller reports these structures to the user:
+        their
+        rejection has no effect on the measurements.
         """
         found = self.left_out(scheme, rejected)
         gone: set[str] = set()
@@ -113,10 +117,11 @@ def made_by(
     named: Collection[str] = (),
     csf: Csf | None = None,
 ) -> Made:
-    """How a prediction was made, as far as its files say it.
+    """Derive the provenance of a prediction from its files.
 
-    `predicted` are the structures that a ledger has volumes of; without any, nothing is known.
-    `rated` are those that raters judged. `scheme` measures; `named` and `csf` are as in `Made`.
+    `predicted` are the structures with volumes in a ledger; if empty, nothing is known. `rated` are
+    the structures that raters judged. `scheme` is the measuring scheme; `named` and `csf` are as in
+    `Made`.
     """
     source = _scheme_of({*predicted, *rated}, scheme)
     not_predicted: tuple[str, ...] = ()
@@ -128,7 +133,7 @@ def made_by(
 
 
 def _scheme_of(names: Collection[str], scheme: LabelScheme) -> LabelScheme | None:
-    """The scheme with structures of all these names: `scheme` itself, else one of trinat's own."""
+    """Find a scheme with structures of all these names: `scheme` itself, else a shipped scheme."""
     if set(names) <= set(scheme.names):
         return scheme
     for shipped in SHIPPED_SCHEMES:
@@ -139,13 +144,13 @@ def _scheme_of(names: Collection[str], scheme: LabelScheme) -> LabelScheme | Non
 
 
 def _parts(scheme: LabelScheme, source: LabelScheme) -> dict[str, list[str]]:
-    """Of each structure of `scheme`: those of `source` whose voxels become it."""
+    """Map each structure of `scheme` to the structures of `source` whose voxels become it."""
     by_class: list[list[str]] = [[] for _ in scheme.labels]
     for part in source.labels[1:]:
         for index in scheme.classes_of_number(part.fs_id):
             by_class[index].append(part.name)
     for label in scheme.labels:
-        # Where a map lacks it, it is made around that structure.
+        # A rim that a map lacks is made around that structure.
         if label.rim_of is not None:
             by_class[label.index].extend(by_class[label.rim_of])
     return dict(zip(scheme.names, by_class, strict=True))

@@ -1,4 +1,4 @@
-"""What each metric is called, means, does where a structure is absent, and where it is shown.
+"""Names, definitions, values for absent structures and places of display of all metrics.
 
 The report prints these texts, docs/metrics.md is checked against them, and the tests hold the
 code to them. `pair.py` computes the values.
@@ -13,7 +13,7 @@ from typing import Literal
 TOLERANCES_MM = (1.0, 2.0)
 BOUNDARY_WIDTH_MM = 2.0
 
-# What a structure's absence from the truth, the prediction or both is called in the note column.
+# Words of the note column for a structure absent from the truth, the prediction or both.
 Absence = Literal[
     "absent from both",
     "missed",
@@ -30,10 +30,10 @@ Better = Literal["higher", "lower", "zero", "none"]
 
 @dataclass(frozen=True)
 class Metric:
-    """One row of the tables; the last three say its value where a structure is absent.
+    """Definition of a metric; the last three fields are its values for absent structures.
 
-    `key` is its name in tables, `title` that on pages. `unit` is empty for shares. `better` says
-    which values are good: higher, lower, near zero, or neither.
+    `key` is its name in tables, `title` its name on pages. `unit` is empty for shares. `better`
+    says which values are good: higher, lower, near zero, or neither.
     """
 
     key: str
@@ -48,28 +48,28 @@ class Metric:
 
     @property
     def least(self) -> float:
-        """The value that no other is below."""
+        """Smallest possible value."""
         if self.better == "zero":
             return -100.0
         return 0.0
 
     @property
     def most(self) -> float:
-        """The value that no other is above: a share ends at 1."""
+        """Largest possible value; 1 for a share."""
         if self.unit:
             return math.inf
         return 1.0
 
     @property
     def shown_unit(self) -> str:
-        """The unit as people write it."""
+        """Unit as shown to users."""
         if self.unit == "mm3":
             return "mm³"
         return self.unit
 
     @property
     def title_with_unit(self) -> str:
-        """The heading of a column."""
+        """Column heading: the title with its unit."""
         if not self.unit:
             return self.title
         return f"{self.title} ({self.shown_unit})"
@@ -82,12 +82,12 @@ def _share(
     missed: str = "0",
     invented: str = "0",
 ) -> Metric:
-    """Define a share: it goes from 0 to 1, and 1 is perfect."""
+    """Define a share from 0 to 1, where 1 is perfect."""
     return Metric(key, title, "", "higher", definition, "undefined", missed, invented)
 
 
 def _distance(key: str, title: str, definition: str) -> Metric:
-    """Define a distance in mm: it is undefined unless both maps have the structure."""
+    """Define a distance in mm, which is undefined unless both maps have the structure."""
     return Metric(
         key, title, "mm", "lower", definition, "undefined", "undefined", "undefined"
     )
@@ -100,7 +100,7 @@ def _volume(
     missed: str,
     invented: str,
 ) -> Metric:
-    """Define a volume in mm³: no mean over structures says anything."""
+    """Define a volume in mm³, for which a mean over structures is meaningless."""
     return Metric(
         key, title, "mm3", "none", definition, "0", missed, invented, averaged=False
     )
@@ -215,9 +215,10 @@ _ALL = (
     ),
 )
 
-# All are in metrics.csv, in summary.json and in the report's table of structures. Where else:
+# Every metric is in metrics.csv, in summary.json and in the report's table of structures. The
+# selections below are also shown elsewhere:
 METRICS: dict[str, Metric] = {metric.key: metric for metric in _ALL}
-# In cards, summary tables and comparisons of models: few, so that the tests stay few.
+# Cards, summary tables and comparisons of models: few metrics, to keep the number of tests small.
 HEADLINE = (
     "dice",
     "iou",
@@ -226,9 +227,9 @@ HEADLINE = (
     "assd",
     "absolute_volume_difference",
 )
-# In the heat map, structures.csv and the LaTeX table.
+# Heat map, structures.csv and the LaTeX table.
 PRINTED = HEADLINE[:4]
-# In box plots.
+# Box plots.
 PLOTTED = (*PRINTED, "assd", "boundary_iou", "volume_difference")
-# Digits after the point, by unit.
+# Decimal places by unit.
 DIGITS = {"": 3, "mm": 2, "%": 1, "mm3": 0}

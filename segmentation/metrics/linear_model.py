@@ -1,4 +1,4 @@
-"""Linear regression whose intervals hold when groups are small, uneven and vary differently.
+"""Linear regression with valid intervals for small, unequal and heteroscedastic groups.
 
 statsmodels fits by ordinary least squares. Standard errors are robust (HC2), and the t distribution
 has the degrees of freedom of Bell and McCaffrey (Imbens and Kolesár, Review of Economics and
@@ -19,9 +19,9 @@ from scipy import special
 
 Values = NDArray[np.float64]
 
-_TAIL = 0.025  # of an interval of 95 %, on each side
+_TAIL = 0.025  # on each side of a 95 % interval
 _UNKNOWN = float("nan")
-# scipy looks for the noncentrality of much larger t for ever.
+# For much larger t, scipy's search for the noncentrality does not end.
 _MOST_T = 1000.0
 # Residuals below this share of the values are rounding errors.
 _ROUNDING = 1e-12
@@ -89,7 +89,7 @@ class Design:
             return None
         if not np.allclose(coefficients @ self._projection, coefficients, atol=1e-8):
             return None
-        # The weight of each person's value in the estimate.
+        # Weight of each person's value in the estimate.
         shares = self._weighted @ (self._inverse_square @ coefficients)
         of_exact = np.abs(shares[self.is_fitted_exactly]).max(initial=0)
         if of_exact > 1e-9 * np.abs(shares).max():
@@ -130,18 +130,18 @@ class LinearModel:
 
     @property
     def fitted(self) -> Values:
-        """The expected value of each person, (N,)."""
+        """Expected value of each person, (N,)."""
         return np.asarray(self._fit.fittedvalues)
 
     @property
     def studentised_residuals(self) -> Values:
-        """Residuals in their standard deviations, (N,); NaN for a person fitted exactly."""
+        """Studentised residuals, (N,); NaN for a person fitted exactly."""
         rest = 1 - self.design.leverage
         rest = np.where(self.design.is_fitted_exactly, np.nan, rest)
         return np.asarray(self._fit.wresid / (self.residual_sd * np.sqrt(rest)))
 
     def estimate(self, contrast: Contrast | None) -> Estimate:
-        """Estimate a contrast of the model's design; None has no estimate."""
+        """Estimate a contrast of the model's design; all values are NaN for None."""
         if contrast is None or not self._has_spread:
             return Estimate()
         variance = float((contrast.robust_weights * self._fit.wresid**2).sum())
@@ -179,7 +179,7 @@ def _noncentrality(t: float, freedom: float) -> tuple[float, float]:
     """Return the 95 % interval of the noncentrality of a t statistic; NaN for extreme ones."""
     if abs(t) > _MOST_T:
         return _UNKNOWN, _UNKNOWN
-    # Mirrored, because scipy's function fails in the far tail that a negative t asks for.
+    # Mirrored, because scipy's function fails in the far tail of a negative t.
     low, high = special.nctdtrinc(freedom, [1 - _TAIL, _TAIL], abs(t))
     if t < 0:
         return -float(high), -float(low)

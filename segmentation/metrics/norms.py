@@ -1,10 +1,10 @@
-"""Norms: the volumes of healthy persons by age, sex and intracranial volume, and where one lies.
+"""Norms of volumes in healthy persons by age, sex and intracranial volume.
 
-They are Cole and Green's LMS (Statistics in Medicine 11, 1305, 1992). Of persons of one sex, age
-and size of head, the median volume is M; S is how far they differ from it, and L how skewed that
-is: a volume V has z = ((V / M)^L - 1) / (L S).
+The norms follow the LMS method of Cole and Green (Statistics in Medicine 11, 1305, 1992). For
+persons of one sex, age and size of head, M is the median volume, S the spread around it and L the
+skewness: a volume V has z = ((V / M)^L - 1) / (L S).
 
-Imports no numpy: the command line has norms at once.
+Imports no numpy, so that the command line loads norms without delay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
 
-# The columns of a table of norms.
+# Columns of a table of norms.
 COLUMNS = (
     "structure",
     "sex",
@@ -37,19 +37,20 @@ COLUMNS = (
     "model",
 )
 SEXES = ("F", "M")
-# The z of the centiles that tables and pages show.
+# z of the centiles that tables and pages show.
 _Z_OF_95 = NormalDist().inv_cdf(0.95)
-# So little is none.
+# A smaller skewness counts as 0.
 NO_SKEWNESS = 1e-6
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The norm of one structure and sex: at each of `ages` L, the median M in mm3, and S.
+    """Norm of one structure and sex: L, the median M in mm3, and S at each of `ages`.
 
-    M is of a head of `intracranial_mm3`; it goes with the `intracranial_power` of the head's own
-    volume. Both are None where norms know nothing of heads. `persons` are behind the curve, and
-    `near` of these within five years of an age.
+    M applies to a head of `intracranial_mm3`, and scales with the `intracranial_power` of a
+    person's own intracranial volume. Both are None for norms without intracranial volume. `persons`
+    is the number of persons behind the curve, and `near` how many of them are within five years of
+    each age.
     """
 
     ages: Sequence[float]
@@ -62,15 +63,16 @@ class Curve:
     intracranial_power: float | None = None
 
     def at(self, age: float, intracranial_mm3: float | None) -> Equals:
-        """What persons of this age have, with heads of this size.
+        """Return the distribution for persons of this age and intracranial volume.
 
-        NormError where the age is outside of the curve's, or where the head must be known.
+        Raises NormError if the age is outside of the curve's range, or if the norms need an
+        intracranial volume and it is None.
         """
         first, last = self.ages[0], self.ages[-1]
-        # Whole years: the last one ends with its last day.
+        # Ages are whole years, so the last year ends with its last day.
         if not first <= age < last + 1:
             raise NormError(f"norms are for ages from {first:g} to {last:g}")
-        # Between two years in a straight line.
+        # Linear interpolation between two years.
         place = bisect_right(self.ages, age) - 1
         after = min(place + 1, len(self.ages) - 1)
         share = 0.0
@@ -89,26 +91,26 @@ class Curve:
 
 
 class NormError(ValueError):
-    """Why norms say nothing of a person, as a phrase."""
+    """Reason why norms do not apply to a person, as a phrase."""
 
 
 @dataclass(frozen=True)
 class Equals:
-    """What persons of one sex, age and size of head have: L, the median M in mm3, and S."""
+    """Distribution for one sex, age and size of head: L, the median M in mm3, and S."""
 
     skewness: float
     median_mm3: float
     spread: float
 
     def z(self, volume_mm3: float) -> float:
-        """How many standard deviations a volume above 0 is from the median."""
+        """Return the z score of a volume above 0."""
         logarithm = math.log(volume_mm3 / self.median_mm3)
         if abs(self.skewness) < NO_SKEWNESS:
             return logarithm / self.spread
         return math.expm1(self.skewness * logarithm) / self.skewness / self.spread
 
     def volume_mm3(self, z: float) -> float:
-        """Find the volume at a z; 0 or infinite where no volume is that far."""
+        """Return the volume at a z score; 0 or infinite if no volume reaches it."""
         if abs(self.skewness) < NO_SKEWNESS:
             return self.median_mm3 * math.exp(self.spread * z)
         power = 1 + self.skewness * self.spread * z
@@ -119,10 +121,10 @@ class Equals:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a volume lies among those of a person's equals.
+    """Position of a volume in the distribution of a person's sex, age and size of head.
 
-    `low_mm3` and `high_mm3` are their 5th and 95th centile, `median_mm3` is the 50th; `persons` are
-    behind these.
+    `low_mm3` and `high_mm3` are the 5th and 95th centile, `median_mm3` the 50th; `persons` is the
+    number of persons behind them.
     """
 
     z: float
@@ -135,16 +137,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Norms:
-    """All curves of a table, whose text it keeps: TSV with the columns `COLUMNS`.
+    """All curves of a table of norms, with its text: TSV with the columns `COLUMNS`.
 
-    `model` is the SHA-256 of the model whose volumes they are of; "" where it is not known.
+    `model` is the SHA-256 of the model that measured the volumes; "" if it is not known.
     """
 
     table: str
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, object]]) -> Norms:
-        """Make the norms of rows that have these columns, of which each is right by itself."""
+        """Create norms from rows with these columns; each row must be valid by itself."""
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, delimiter="\t", lineterminator="\n")
         writer.writeheader()
@@ -157,12 +159,12 @@ class Norms:
 
     @property
     def model(self) -> str:
-        """The hash of the model that all rows have."""
+        """SHA-256 of the model, the same in all rows."""
         return self._rows[0]["model"]
 
     @cached_property
     def curves(self) -> dict[tuple[str, str], Curve]:
-        """The curves by structure and sex (F or M)."""
+        """Curves by structure and sex (F or M)."""
         of_curve = defaultdict(list)
         for row in self._rows:
             of_curve[row["structure"], row["sex"]].append(row)
@@ -176,7 +178,9 @@ class Norms:
         age: float | None,
         intracranial_mm3: float | None,
     ) -> Place:
-        """Find where a volume lies; NormError where norms say nothing of it, or of the person."""
+        """Find the position of a volume; raise NormError if no norm applies to it or to the
+        person.
+        """
         if age is None or not sex:
             raise NormError("age and sex are not known")
         curve = self.curves.get((structure, sex))
@@ -223,7 +227,7 @@ def _curve_of(rows: Iterable[Mapping[str, str]]) -> Curve:
 def rows_of(
     structure: str, sex: str, curve: Curve, model: str
 ) -> list[dict[str, object]]:
-    """Write one curve as the rows of a table of norms."""
+    """Format a curve as rows of a table of norms."""
     rows = []
     for place, age in enumerate(curve.ages):
         equals = Equals(

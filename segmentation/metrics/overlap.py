@@ -1,7 +1,7 @@
-"""Overlap and volumes of two label maps; everything here is a reading of one joint histogram.
+"""Overlap and volumes of two label maps, all computed from one joint histogram.
 
-`joint[t, p]` counts the voxels that the truth calls class t and the prediction class p, (K, K).
-A ratio whose denominator is zero is NaN: it is undefined, not good and not bad.
+`joint[t, p]` counts the voxels with class t in the truth and class p in the prediction, (K, K).
+A ratio with a denominator of zero is NaN: undefined, neither good nor bad.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Values = NDArray[np.float64]
 
 
 def check_shapes(truth: NDArray[Any], prediction: NDArray[Any]) -> None:
-    """Two maps can be compared voxel by voxel only where they have the same voxels."""
+    """Raise EvaluationError unless both maps have the same three-dimensional shape."""
     if truth.shape != prediction.shape or truth.ndim != 3:
         raise EvaluationError(
             f"the truth has {truth.shape} voxels and the prediction {prediction.shape}"
@@ -29,10 +29,10 @@ def check_shapes(truth: NDArray[Any], prediction: NDArray[Any]) -> None:
 def joint_histogram(
     truth: NDArray[Any], prediction: NDArray[Any], classes: int
 ) -> Counts:
-    """Voxels by true and predicted class index, two (X, Y, Z) maps to (K, K).
+    """Count voxels by true and predicted class index, from two (X, Y, Z) maps to (K, K).
 
-    Row t, column p has the voxels that are t in the truth and p in the prediction. EvaluationError
-    for maps of two shapes and for indices that are no class.
+    Row t, column p counts the voxels with class t in the truth and p in the prediction. Raises
+    EvaluationError for different shapes and for indices that are no class.
     """
     check_shapes(truth, prediction)
     _check_classes("truth", truth, classes)
@@ -60,14 +60,14 @@ def _check_classes(name: str, labels: NDArray[Any], classes: int) -> None:
 
 
 def dice(joint: Counts) -> Values:
-    """2 |T and P| / (|T| + |P|) of each class, (K,)."""
+    """Return 2 |T and P| / (|T| + |P|) of each class, (K,)."""
     true = joint.sum(1)
     predicted = joint.sum(0)
     return _ratio(2 * joint.diagonal(), true + predicted)
 
 
 def iou(joint: Counts) -> Values:
-    """|T and P| / |T or P| of each class, (K,)."""
+    """Return |T and P| / |T or P| of each class, (K,)."""
     true = joint.sum(1)
     predicted = joint.sum(0)
     in_both = joint.diagonal()
@@ -76,20 +76,22 @@ def iou(joint: Counts) -> Values:
 
 
 def precision(joint: Counts) -> Values:
-    """Share of the prediction that is right, (K,)."""
+    """Return the share of the prediction that is correct, (K,)."""
     return _ratio(joint.diagonal(), joint.sum(0))
 
 
 def recall(joint: Counts) -> Values:
-    """Share of the truth that was found, (K,)."""
+    """Return the share of the truth that was found, (K,)."""
     return _ratio(joint.diagonal(), joint.sum(1))
 
 
 def generalised_dice(joint: Counts, without: Collection[int] = ()) -> float:
-    """Dice over all classes but background and `without`, each weighted by 1 / (true volume)^2.
+    """Return the Dice over all classes except background and `without`, weighted by 1 / (true
+    volume)^2.
 
-    A class that the truth lacks gets the largest weight of those it has, as in MONAI, so that
-    inventing a structure costs something.
+    A class that the truth lacks gets the largest weight among the classes that it has, as in MONAI,
+    so
+    that false positives lower the value.
     """
     classes = [n for n in range(1, len(joint)) if n not in without]
     true = joint.sum(1)[classes].astype(float)
@@ -105,14 +107,14 @@ def generalised_dice(joint: Counts, without: Collection[int] = ()) -> float:
 
 
 def side_swap(joint: Counts, partners: NDArray[np.integer[Any]]) -> Values:
-    """Share of a paired structure's overlap that carries the other side's label, (K,).
+    """Return the share of a paired structure's overlap that carries the other side's label, (K,).
 
-    0 is right, 1 is a prediction with left and right exchanged; NaN for midline classes.
+    0 is correct, 1 is a prediction with left and right exchanged; NaN for midline classes.
     """
     classes = np.arange(len(joint))
     straight = joint.diagonal()
     crossed = joint[classes, partners]
-    # Both sides of a pair together.
+    # Sum over both sides of a pair.
     wrong = crossed + crossed[partners]
     right = straight + straight[partners]
     shares = _ratio(wrong, right + wrong)
@@ -120,17 +122,17 @@ def side_swap(joint: Counts, partners: NDArray[np.integer[Any]]) -> Values:
 
 
 def volumes_mm3(voxels: Counts, spacing_mm: tuple[float, float, float]) -> Values:
-    """Voxel counts to cubic millimetres."""
+    """Convert voxel counts to cubic millimetres."""
     return np.asarray(voxels * float(np.prod(spacing_mm)), np.float64)
 
 
 def volume_difference_percent(truth_mm3: Values, prediction_mm3: Values) -> Values:
-    """(prediction - truth) / truth in percent; NaN where there is no truth to relate it to."""
+    """Return (prediction - truth) / truth in percent; NaN if the true volume is 0."""
     return 100 * _ratio(prediction_mm3 - truth_mm3, truth_mm3)
 
 
 def _ratio(part: NDArray[Any], whole: NDArray[Any]) -> Values:
-    """Element by element, (K,); NaN where the whole is 0."""
+    """Divide element by element, (K,); NaN where the whole is 0."""
     result = np.full(len(part), np.nan)
     np.divide(part, whole, out=result, where=whole > 0)
     return result

@@ -1,4 +1,4 @@
-"""All metrics of all structures of one truth and one prediction, in one pass."""
+"""Measurement of all metrics of all structures of one truth and one prediction."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 Indices = NDArray[np.uint8]
 Values = NDArray[np.float64]
 
-# Structures with such a note are in no mean, and no scan lacks them.
+# Structures with these notes are left out of means, and do not count as missing values.
 _NEVER = (NOT_PREDICTED, OTHER_CSF)
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One number: `structure` is a label's name, or `group:<name>` for a mean over a group.
+    """One value: `structure` is a label's name, or `group:<name>` for a mean over a group.
 
-    `fs_id` is None for groups. `value` is NaN where it is undefined; `note` says then why, or which
-    policy for absent structures gave the value.
+    `fs_id` is None for groups. `value` is NaN if it is undefined; `note` then has the reason, or
+    the policy for absent structures that gave the value.
     """
 
     structure: str
@@ -56,12 +56,12 @@ class Measurement:
 
 @dataclass(frozen=True, eq=False)
 class PairMeasurements:
-    """The measurements of one prediction, by class of a scheme.
+    """Measurements of one prediction, by class of a scheme.
 
-    `joint` (K, K) counts voxels by true and predicted class; it has no voxel of a rejected
-    structure in the prediction. `values[metric]` has one number per class, (K,), NaN where
-    undefined. `notes` (K,) says why: an `Absence`, or why the structure does not count; else it is
-    empty. `without_confusions` are true classes of which nobody asks what they were labelled as.
+    `joint` (K, K) counts voxels by true and predicted class; rejected structures have no voxels in
+    the prediction. `values[metric]` has one number per class, (K,), NaN if undefined. `notes` (K,)
+    has the reason: an `Absence`, or why the structure does not count; else it is empty.
+    `without_confusions` are true classes whose confusions are not reported.
     """
 
     scheme: LabelScheme
@@ -73,11 +73,11 @@ class PairMeasurements:
     voxel_mm3: float
 
     def rows(self) -> list[Measurement]:
-        """Everything in long form: per structure, per group, confusions."""
+        """Return all values in long form: by structure, by group, and confusions."""
         return [*self._structures(), *self._groups(), *self._confusions()]
 
     def _structures(self) -> Iterator[Measurement]:
-        """Every metric of every structure; those on the midline have no side to swap."""
+        """Yield every metric of every structure; midline structures have no side swap."""
         for label in self.scheme.labels[1:]:
             note = self.notes[label.index]
             for metric, values in self.values.items():
@@ -88,12 +88,14 @@ class PairMeasurements:
                 yield Measurement(label.name, label.fs_id, metric, value, unit, note)
 
     def _groups(self) -> Iterator[Measurement]:
-        """Plain means over the structures of a group; the note counts what has no value."""
+        """Yield unweighted means over the structures of each group; the note counts undefined
+        values.
+        """
         for group, members in members_of_groups(self.scheme).items():
             predicted = [
                 label for label in members if self.notes[label.index] not in _NEVER
             ]
-            # Structures on the midline have no other side.
+            # Midline structures have no other side.
             paired = [label for label in predicted if label.partner is not None]
             for metric, values in self.values.items():
                 labels = paired if metric == "side_swap" else predicted
@@ -113,7 +115,7 @@ class PairMeasurements:
         yield Measurement(every, None, "generalised_dice", self.generalised_dice, "")
 
     def _confusions(self) -> Iterator[Measurement]:
-        """What each true class was labelled as, in mm3; background is a class here."""
+        """Yield the predicted classes of each true class, in mm3, including background."""
         for true, predicted in np.argwhere(self.joint):
             if true == predicted == 0 or true in self.without_confusions:
                 continue
@@ -132,9 +134,10 @@ def compare(
 ) -> PairMeasurements:
     """Measure a prediction against the truth, two (X, Y, Z) maps of the scheme's class indices.
 
-    Structures that are `excluded` (with why, as `Made.left_out` has it) have no value but their
-    true volume, and are in no mean. What is rejected is background in the prediction; CSF that is
-    not compared stays, as what other structures were labelled as.
+    Structures in `excluded` (with the reason, as returned by `Made.left_out`) have only a true
+    volume, and are left out of means. Rejected structures become background in the prediction. CSF
+    that is not compared is kept, as a predicted class of other structures. Raises EvaluationError
+    if the prediction has a structure that it was said not to predict.
     """
     excluded = excluded or {}
     overlap.check_shapes(truth, prediction)
@@ -144,7 +147,7 @@ def compare(
     voxels = truth.size
     truth, prediction = _crop(truth, prediction)
     joint = overlap.joint_histogram(truth, prediction, len(scheme))
-    # All that was cropped is background in both.
+    # All cropped voxels are background in both.
     joint[0, 0] += voxels - truth.size
     true_voxels = joint.sum(1)
     predicted_voxels = joint.sum(0)
@@ -177,7 +180,9 @@ def compare(
 def _classes_by_reason(
     scheme: LabelScheme, excluded: Mapping[str, str]
 ) -> tuple[list[int], list[int], list[int]]:
-    """Excluded classes: those not predicted, those of another CSF, and those rejected."""
+    """Return the excluded classes: those not predicted, those of another CSF, and those
+    rejected.
+    """
     unknown: list[int] = []
     other_csf: list[int] = []
     rejected: list[int] = []
@@ -199,7 +204,7 @@ def _voxel_values(
     spacing_mm: tuple[float, float, float],
     scheme: LabelScheme,
 ) -> dict[str, Values]:
-    """Metrics that follow from counts of voxels alone, each (K,)."""
+    """Compute the metrics that follow from voxel counts alone, each (K,)."""
     true_mm3 = overlap.volumes_mm3(joint.sum(1), spacing_mm)
     predicted_mm3 = overlap.volumes_mm3(joint.sum(0), spacing_mm)
     difference_percent = overlap.volume_difference_percent(true_mm3, predicted_mm3)
@@ -222,7 +227,7 @@ def _surface_values(
     spacing_mm: tuple[float, float, float],
     classes: int,
 ) -> dict[str, Values]:
-    """Metrics that need a structure's shape, each computed in the structure's own box."""
+    """Compute the metrics that depend on shape, in the bounding box of each structure."""
     dice_keys = [f"surface_dice_{tolerance:g}mm" for tolerance in TOLERANCES_MM]
     keys = ["hd95", "hd100", "assd", *dice_keys, "boundary_iou", "centroid_distance"]
     values = {key: np.full(classes, np.nan) for key in keys}
@@ -231,7 +236,7 @@ def _surface_values(
         predicted = prediction[box] == index
         distances = surface.surface_distances(true, predicted, spacing_mm)
         if distances is None:
-            # One of the two is empty: nothing of either surface is near.
+            # One of the two is empty, so no part of the other surface is near.
             for key in (*dice_keys, "boundary_iou"):
                 values[key][index] = 0.0
             continue
@@ -250,7 +255,7 @@ def _surface_values(
 
 
 def _crop(truth: Indices, prediction: Indices) -> tuple[Indices, Indices]:
-    """Both maps within the box that holds every structure of either, in one order in memory."""
+    """Crop both maps to the bounding box of all structures, as C-contiguous arrays."""
     occupied = (truth > 0) | (prediction > 0)
     boxes = ndimage.find_objects(occupied.view(np.uint8))
     if not boxes:
@@ -262,8 +267,8 @@ def _crop(truth: Indices, prediction: Indices) -> tuple[Indices, Indices]:
 def _boxes(
     truth: Indices, prediction: Indices
 ) -> Iterator[tuple[int, tuple[slice, ...]]]:
-    """The smallest box around each class in either map, for the classes that are in one."""
-    # A list of boxes by class, from 1 on; None where a class below the largest is not there.
+    """Yield the bounding box of each class that is in at least one of the maps."""
+    # Boxes by class, from 1 on; None for an absent class below the largest.
     true_boxes = ndimage.find_objects(truth)
     predicted_boxes = ndimage.find_objects(prediction)
     pairs = zip_longest(true_boxes, predicted_boxes)
@@ -279,7 +284,7 @@ def _boxes(
 
 
 def _absence(true: Any, predicted: Any) -> Absence | Literal[""]:
-    """What a structure with so many true and predicted voxels is called; empty if it is in both."""
+    """Return the word for a structure that one or both maps lack; "" if both have it."""
     if true and predicted:
         return ""
     if true:
@@ -351,7 +356,9 @@ def evaluate(
 
 
 def _by_structure(found: PairMeasurements) -> pd.DataFrame:
-    """Measurements with a row a structure and a column a metric."""
+    """Return the measurements as a table with a row for each structure and a column for each
+    metric.
+    """
     import pandas as pd
 
     scheme = found.scheme
@@ -359,16 +366,16 @@ def _by_structure(found: PairMeasurements) -> pd.DataFrame:
     table = pd.DataFrame(found.values, index=structures)
     table.insert(0, "freesurfer", scheme.fs_ids)
     table["note"] = found.notes
-    # Background is no structure.
+    # Without the background.
     return table.iloc[1:]
 
 
 def _made_of(
     given: object, not_predicted: Collection[str] = (), csf: Csf | None = None
 ) -> Made:
-    """What a Result says of how it was made; nothing else has these attributes.
+    """Return the provenance of a Result from its attributes, which other objects do not have.
 
-    Of anything else only what is known from elsewhere: `not_predicted`, and `csf`.
+    For other objects only `not_predicted` and `csf` are known.
     """
     return Made(
         named=tuple(not_predicted),
@@ -381,7 +388,9 @@ def _made_of(
 def _volumes_of(
     truth: ScanLike | NDArray[Any], prediction: ScanLike | NDArray[Any]
 ) -> tuple[Volume, Volume]:
-    """Both as volumes; an array alone has the affine of the other one, else voxels of 1 mm."""
+    """Return both as volumes; a bare array gets the affine of the other one, else voxels of 1
+    mm.
+    """
     true = getattr(truth, "labels", truth)
     predicted = getattr(prediction, "labels", prediction)
     affine = np.eye(4)

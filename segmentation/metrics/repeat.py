@@ -1,8 +1,8 @@
-"""How far label maps of two scans of one person agree, once the scans lie on one another.
+"""Agreement of label maps of two scans of one person after alignment of the scans.
 
-The scans are aligned as where a person's scans are segmented together: rigidly, in a space halfway
-between them. Every label map is resampled once, into that space, so that no scan is the one that is
-interpolated. Volumes are those of the maps as they are.
+The scans are aligned as when a person's scans are segmented together: rigidly, in a space halfway
+between them. Every label map is resampled once, into that space, so that both are interpolated
+alike. Volumes are measured before resampling.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ __all__ = ["Agreement", "LaidMap", "TwoScans", "agreement", "lay", "two_scans"]
 class TwoScans:
     """Two scans of one head in the space halfway between them.
 
-    `likeness` is that of the aligned scans, near 1 for one head. The second head is turned by
-    `turned_deg` against the first, and its middle is `shifted_mm` away. It is larger by
-    `stretch_percent` along the axis where that is most; 0 for one size.
+    `likeness` is the correlation of the aligned scans, near 1 for one head. The second head is
+    rotated by `turned_deg` against the first, and its middle is `shifted_mm` away. It is larger by
+    `stretch_percent` along the axis of the largest difference; 0 for equal sizes.
     """
 
     space: PersonSpace
@@ -48,9 +48,9 @@ class TwoScans:
 
 @dataclass(frozen=True, eq=False)
 class LaidMap:
-    """A label map in the space of two scans: class indices, (X, Y, Z).
+    """Label map in the space of two scans: class indices, (X, Y, Z).
 
-    `volumes_mm3` are of each class, (K,), before anything was resampled.
+    `volumes_mm3` are the volumes of each class, (K,), before resampling.
     """
 
     classes: NDArray[np.uint8]
@@ -59,9 +59,9 @@ class LaidMap:
 
 @dataclass(frozen=True, eq=False)
 class Agreement:
-    """Two label maps compared, by class (K,).
+    """Agreement of two label maps by class, (K,).
 
-    `dice` is NaN where neither has the class. `difference_percent` is the second volume less the
+    `dice` is NaN for a class in neither map. `difference_percent` is the second volume less the
     first, in per cent of the mean of both.
     """
 
@@ -70,7 +70,7 @@ class Agreement:
 
 
 def two_scans(first: Volume, second: Volume) -> TwoScans:
-    """Align two scans; EvaluationError where they do not show one head."""
+    """Align two scans; raise EvaluationError if they do not show one head."""
     images = [image_to_align(first), image_to_align(second)]
     heads = heads_of(images)
     if len(heads) > 1:
@@ -106,7 +106,7 @@ def lay(
 
 
 def agreement(first: LaidMap, second: LaidMap) -> Agreement:
-    """Compare two label maps that lie on one another."""
+    """Compare two label maps in the same space."""
     joint = overlap.joint_histogram(
         first.classes, second.classes, len(first.volumes_mm3)
     )

@@ -1,8 +1,8 @@
-"""Statistics of methods that are compared over persons.
+"""Statistics for the comparison of methods over persons.
 
-The unit is the person: sessions of one person are averaged before anything here sees them. NaN
-means "undefined for this person" and is left out, one structure and metric at a time; every
-result says over how many persons it runs. Intervals are of 95 %.
+The unit is the person: callers average the sessions of a person first. NaN means "undefined for
+this person" and is left out, separately for each structure and metric; every result has the number
+of persons that it includes. Intervals are 95 % intervals.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ Values = NDArray[np.float64]
 # With five pairs the smallest two-sided Wilcoxon p is 2 / 2^5 = 0.0625: it cannot reach 0.05.
 FEWEST_PERSONS = 6
 _SIGNIFICANT = 0.05
-# Above this, normal approximation: enumeration takes more than a millisecond.
+# Above this number of differences, a normal approximation: enumeration takes more than a
+# millisecond.
 _MOST_EXACT = 100
-# Of an interval of 95 %, on each side.
+# On each side of a 95 % interval.
 _TAIL = 0.025
-# Half widths of Student's t, of the mean, above which its logarithm says nothing.
+# Above this half width of Student's t interval, relative to the mean, the logarithm is unreliable.
 _LARGE_ERROR = 1.5
 
 
@@ -73,7 +74,7 @@ def mean_interval(
 
 @dataclass(frozen=True)
 class PairedTest:
-    """Two methods on the same persons; `p` is None where no honest test can be made, see `note`.
+    """Test of two methods on the same persons; `p` is None if no valid test exists, see `note`.
 
     `mean_difference` is in the unit of the values.
     """
@@ -86,12 +87,12 @@ class PairedTest:
 
 
 def paired_test(first: Values, second: Values) -> PairedTest:
-    """Wilcoxon's signed-rank test of `second` against `first`, one value a person, (P,).
+    """Test `second` against `first` by Wilcoxon's signed-rank test, one value a person, (P,).
 
-    The p value is exact up to 100 differences: the share of all 2^n choices of signs whose sum of
-    ranks is as far from the middle. Equal differences share the mean of their ranks. Persons
-    without a difference leave the ranks, as Wilcoxon has it: they have no sign to choose, and p
-    is never below 2 / 2^n of the n others. Persons without a value from both are left out.
+    The p value is exact up to 100 differences: the share of all 2^n choices of signs whose rank sum
+    is at least as far from the middle. Equal differences share the mean of their ranks. Persons
+    without a difference are dropped, as in Wilcoxon's definition: their sign is not defined, and p
+    is never below 2 / 2^n for the n others. Persons without a value from both methods are left out.
     """
     difference = _without_rounding(second - first, first, second)
     left_out = int(np.isnan(difference).sum())
@@ -104,7 +105,8 @@ def paired_test(first: Values, second: Values) -> PairedTest:
         return PairedTest(0, float("nan"), None, float("nan"), note)
     mean = float(difference.mean())
     changed = difference[difference != 0]
-    # Matched-pairs rank-biserial: ranks in favour less ranks against, of all; 0 without a change.
+    # Matched-pairs rank-biserial: positive less negative ranks, as a share of all; 0 if all are
+    # equal.
     effect = 0.0
     if len(changed):
         ranks: Any = stats.rankdata(np.abs(changed))
@@ -128,9 +130,9 @@ def paired_test(first: Values, second: Values) -> PairedTest:
 
 
 def fewest_persons_for(tests: int) -> int:
-    """The fewest persons with whom one of `tests` tests can be significant (5 %) after Holm.
+    """Return the fewest persons with whom one of `tests` tests can be significant (5 %) after Holm.
 
-    Holm multiplies the least p by the number of tests, and with n persons p is at least 2 / 2^n.
+    Holm multiplies the smallest p by the number of tests, and with n persons p is at least 2 / 2^n.
     """
     persons = FEWEST_PERSONS
     while tests * 2 / 2**persons > _SIGNIFICANT:
@@ -139,12 +141,12 @@ def fewest_persons_for(tests: int) -> int:
 
 
 def _exact_p(changed: Values) -> float:
-    """Two-sided p of Wilcoxon's signed-rank test over all signs of these differences, (n,)."""
-    # Ranks of ties end in a half: doubled, all are whole numbers, and no sum is rounded.
+    """Return the two-sided p of Wilcoxon's signed-rank test over all signs of differences (n,)."""
+    # Ranks of ties can end in a half. Doubled ranks are whole numbers, so that sums are exact.
     doubled = 2 * stats.rankdata(np.abs(changed))
     ranks = np.rint(doubled).astype(int)
     total = int(ranks.sum())
-    # probability[s]: that the ranks of positive signs have the sum s, where signs are coins.
+    # probability[s]: probability that the positive ranks sum to s if signs are random.
     probability = np.zeros(total + 1)
     probability[0] = 1.0
     for rank in ranks:
@@ -152,14 +154,16 @@ def _exact_p(changed: Values) -> float:
         positive[rank:] = probability[: total + 1 - rank]
         probability = (probability + positive) / 2
     observed = int(ranks[changed > 0].sum())
-    # Twice the distance of each sum from the middle one.
+    # Twice the distance of each sum from the middle sum.
     distances = np.abs(2 * np.arange(total + 1) - total)
     is_as_far = distances >= distances[observed]
     return min(1.0, float(probability[is_as_far].sum()))
 
 
 def _without_rounding(difference: Values, first: Values, second: Values) -> Values:
-    """Differences that are rounding errors become 0, and those apart by one become equal."""
+    """Set differences that are rounding errors to 0, and make those equal that differ by
+    rounding.
+    """
     largest = max(
         float(np.nanmax(np.abs(first), initial=0)),
         float(np.nanmax(np.abs(second), initial=0)),
@@ -184,9 +188,9 @@ def holm(p_values: Values) -> Values:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Bland-Altman: bias of `second - first`, its SD and the 95 % limits, mean ± 1.96 SD.
+    """Bland-Altman analysis: bias of `second - first`, its SD and the 95 % limits, mean ± 1.96 SD.
 
-    In the unit of the measurements. All but `persons` are NaN where there are too few persons.
+    Values are in the unit of the measurements, and NaN (except `persons`) for too few persons.
     """
 
     persons: int
@@ -197,9 +201,9 @@ class Agreement:
 
 
 def bland_altman(first: Values, second: Values) -> Agreement:
-    """How far two measurements of the same persons lie apart, (P,) and (P,).
+    """Compute the Bland-Altman agreement of two measurements of the same persons, (P,) and (P,).
 
-    Persons in whom one of the two is NaN are left out. One person has a bias and no limits.
+    Persons with a NaN are left out. A single person has a bias and no limits.
     """
     difference = second - first
     difference = difference[~np.isnan(difference)]
@@ -220,9 +224,10 @@ def bland_altman(first: Values, second: Values) -> Agreement:
 
 
 def icc_2_1(measurements: Values) -> float:
-    """ICC(2,1) of Shrout and Fleiss: two-way random, absolute agreement, single, (P, raters).
+    """Return ICC(2,1) of Shrout and Fleiss: two-way random, absolute agreement, single, (P,
+    raters).
 
-    NaN for fewer than two persons with all measurements, or where nothing varies.
+    NaN for fewer than two persons with all measurements, and if nothing varies.
     """
     complete = measurements[~np.isnan(measurements).any(1)]
     n, k = complete.shape
@@ -236,9 +241,9 @@ def icc_2_1(measurements: Values) -> float:
 
 
 def mean_squares(measurements: Values) -> tuple[float, float, float]:
-    """Those of the two-way analysis of variance, (P, raters): persons, raters, residual.
+    """Return the mean squares of persons, raters and residual in a two-way ANOVA, (P, raters).
 
-    There are two or more of each, and no NaN.
+    Needs at least two persons and two raters, and no NaN.
     """
     n, k = measurements.shape
     grand_mean = measurements.mean()
@@ -253,9 +258,10 @@ def mean_squares(measurements: Values) -> tuple[float, float, float]:
 
 
 def cohen_kappa(first: Sequence[str], second: Sequence[str]) -> float:
-    """Agreement of two raters beyond chance over the same items; 1 is full, 0 that of chance.
+    """Return Cohen's kappa, the agreement of two raters beyond chance over the same items.
 
-    NaN for no items, and where both always gave one and the same rating: chance explains that.
+    1 is full agreement, 0 agreement by chance. NaN for no items, and if both raters always gave the
+    same single rating, which chance explains.
     """
     if not first:
         return float("nan")
@@ -272,9 +278,9 @@ def cohen_kappa(first: Sequence[str], second: Sequence[str]) -> float:
 
 
 def within_subject_cv_percent(first: Values, second: Values) -> float:
-    """Within-subject coefficient of variation of two scans a person, in percent, (P,) and (P,).
+    """Return the within-subject coefficient of variation of two scans, in percent, (P,) and (P,).
 
-    Root mean square over persons of (SD / mean); of two values, SD = |a - b| / sqrt(2).
+    It is the root mean square over persons of (SD / mean); for two values, SD = |a - b| / sqrt(2).
     """
     mean = (first + second) / 2
     known = ~np.isnan(mean) & (mean > 0)
@@ -286,10 +292,10 @@ def within_subject_cv_percent(first: Values, second: Values) -> float:
 
 
 def robust_z(values: Values, *, least_spread: float = 0.0) -> Values:
-    """Distance from the median in robust SDs, (P,); NaN where most values are the same.
+    """Return the distance from the median in robust SDs, (P,); NaN if most values are the same.
 
-    The median absolute deviation times 1.4826 is the SD of a normal distribution, and one wild
-    value does not move it. An SD is at least `least_spread`, a share of the median.
+    The median absolute deviation times 1.4826 is the SD of a normal distribution, and resists
+    outliers. The SD is at least `least_spread`, a share of the median.
     """
     undefined = np.full(len(values), np.nan)
     if np.isnan(values).all():
@@ -305,5 +311,5 @@ def robust_z(values: Values, *, least_spread: float = 0.0) -> Values:
 
 
 def _join(*notes: str) -> str:
-    """The notes that are not empty, as one."""
+    """Join the notes that are not empty."""
     return "; ".join(note for note in notes if note)

@@ -1,9 +1,9 @@
-"""Distances between two masks, and what is read off them.
+"""Distances between the surfaces of two masks, and metrics derived from them.
 
 A surface point is a voxel corner with voxels of the mask and others around it; its weight is the
-area of the surface there. Geometry is computed once, then each number is a short reduction of it.
-Definitions follow DeepMind's surface-distance; so does the table of areas, which follows here
-from the shapes instead of 256 lists of normals.
+area of the surface there. Geometry is computed once; each metric is a short reduction of it.
+Definitions follow DeepMind's surface-distance, and so does the table of areas, which is derived
+here from the shapes instead of 256 lists of normals.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _VOXELS_PER_QUERY = 25
 
 @dataclass(frozen=True, eq=False)
 class SurfaceDistances:
-    """Distance from each surface point to the nearest of the other surface, and its area.
+    """Distance from each surface point to the nearest point of the other surface, and its area.
 
-    Of the truth (T,) and of the prediction (P,); a point's area is that of the surface there.
+    There are T points of the truth, (T,), and P of the prediction, (P,).
     """
 
     from_truth_mm: Values
@@ -45,14 +45,15 @@ class SurfaceDistances:
 def surface_distances(
     truth: Mask, prediction: Mask, spacing_mm: Spacing
 ) -> SurfaceDistances | None:
-    """Distances both ways between two (X, Y, Z) masks; None where one of them is empty.
+    """Compute the distances in both directions between two (X, Y, Z) masks; None if a mask is
+    empty.
 
     Surfaces run between voxels. `spacing_mm` is the size of a voxel along the masks' axes;
-    distances are in mm, areas in mm². Both masks must have one shape.
+    distances are in mm, areas in mm². Both masks must have the same shape.
     """
     truth_codes = corner_codes(truth)
     prediction_codes = corner_codes(prediction)
-    # 0 and 255 are "no surface"; adding one in uint8 makes them 1 and 0.
+    # 0 and 255 mean no surface; adding 1 in uint8 makes them 1 and 0.
     truth_border = truth_codes + np.uint8(1) > 1
     prediction_border = prediction_codes + np.uint8(1) > 1
     if not truth_border.any() or not prediction_border.any():
@@ -67,9 +68,9 @@ def surface_distances(
 
 
 def hausdorff_mm(distances: SurfaceDistances, percent: float = 100) -> float:
-    """The larger of the two directed percentiles, by surface area.
+    """Return the larger of the two directed percentile distances, weighted by surface area, in mm.
 
-    100 is the Hausdorff distance itself, 95 the usual robust one. In mm.
+    100 is the Hausdorff distance itself, 95 the usual robust one.
     """
     from_truth = _percentile(
         distances.from_truth_mm, distances.truth_areas_mm2, percent
@@ -81,14 +82,14 @@ def hausdorff_mm(distances: SurfaceDistances, percent: float = 100) -> float:
 
 
 def average_symmetric_distance_mm(distances: SurfaceDistances) -> float:
-    """Mean distance over both surfaces together, by surface area."""
+    """Return the mean distance over both surfaces together, weighted by surface area."""
     of_truth = distances.from_truth_mm @ distances.truth_areas_mm2
     of_prediction = distances.from_prediction_mm @ distances.prediction_areas_mm2
     return float((of_truth + of_prediction) / _total_area(distances))
 
 
 def surface_dice(distances: SurfaceDistances, tolerance_mm: float) -> float:
-    """Share of both surfaces, by area, that lies within the tolerance of the other."""
+    """Return the share of both surfaces, by area, within the tolerance of the other."""
     limit = tolerance_mm + _ROUNDING_MM
     truth_is_near = distances.from_truth_mm <= limit
     prediction_is_near = distances.from_prediction_mm <= limit
@@ -103,11 +104,10 @@ def boundary_iou(
     spacing_mm: Spacing,
     width_mm: float,
 ) -> float:
-    """IoU of the two rims: each mask's voxels no farther than `width_mm` from a voxel outside.
+    """Return the IoU of two rims: each mask's voxels within `width_mm` of a voxel outside.
 
-    Distances run between voxel centres; a rim is at least one voxel thick; what lies beyond the
-    array is outside. Rims of large structures show errors that hide behind their insides in the
-    plain IoU.
+    Distances are between voxel centres; a rim is at least one voxel thick; voxels beyond the array
+    are outside. Rims of large structures show errors that the plain IoU dilutes by the interior.
     """
     truth_rim = truth & ~_eroded(truth, spacing_mm, width_mm)
     prediction_rim = prediction & ~_eroded(prediction, spacing_mm, width_mm)
@@ -118,7 +118,7 @@ def boundary_iou(
 
 
 def centroid_distance_mm(truth: Mask, prediction: Mask, spacing_mm: Spacing) -> float:
-    """Distance between the centres of gravity of two (X, Y, Z) masks; NaN where one is empty."""
+    """Return the distance between the centroids of two (X, Y, Z) masks; NaN if a mask is empty."""
     if not truth.any() or not prediction.any():
         return float("nan")
     apart = (_centroid(truth) - _centroid(prediction)) * spacing_mm
@@ -126,12 +126,12 @@ def centroid_distance_mm(truth: Mask, prediction: Mask, spacing_mm: Spacing) -> 
 
 
 def _total_area(distances: SurfaceDistances) -> Any:
-    """Of both surfaces, in mm2."""
+    """Return the area of both surfaces in mm2."""
     return distances.truth_areas_mm2.sum() + distances.prediction_areas_mm2.sum()
 
 
 def _percentile(distances_mm: Values, areas_mm2: Values, percent: float) -> float:
-    """The smallest distance that at least `percent` of the area does not exceed."""
+    """Return the smallest distance that at least `percent` of the area does not exceed."""
     order = np.argsort(distances_mm)
     shares = np.cumsum(areas_mm2[order])
     rank = int(np.searchsorted(shares / shares[-1], percent / 100))
@@ -140,15 +140,15 @@ def _percentile(distances_mm: Values, areas_mm2: Values, percent: float) -> floa
 
 
 def _nearest_mm(points: Mask, targets: Mask, spacing_mm: Spacing) -> Values:
-    """Distance from each point to the nearest target, in the order of `np.nonzero`.
+    """Return the distance from each point to the nearest target, in the order of `np.nonzero`.
 
     Surfaces worth comparing nearly coincide, so most points find their target among the nearest
-    voxels: looked up offset by offset, nearest first. The few others ask a search tree, or, when
-    they are many, a distance transform of the box. The three agree to rounding.
+    voxels, which are looked up offset by offset, nearest first. The remaining points query a search
+    tree or, if there are many, a distance transform of the box. The three agree to rounding.
     """
     offsets, distances_mm = _near_offsets(spacing_mm)
     reach = np.abs(offsets).max(0)
-    # Whatever the order in memory of the targets, flat indices below count in C order.
+    # The flat indices below assume C order, whatever the memory order of the targets.
     margins = [(r, r) for r in reach]
     padded = np.pad(np.ascontiguousarray(targets), margins)
     strides = np.array(padded.strides)
@@ -156,7 +156,7 @@ def _nearest_mm(points: Mask, targets: Mask, spacing_mm: Spacing) -> Values:
     coordinates = np.argwhere(points)
     flat = (coordinates + reach) @ strides
     nearest_mm = np.empty(len(flat))
-    # Numbers of the points that have not met a target yet.
+    # Indices of the points without a target so far.
     waiting = np.arange(len(flat))
     for offset, distance in zip(offsets @ strides, distances_mm, strict=True):
         is_hit = is_target[flat[waiting] + offset]
@@ -176,13 +176,13 @@ def _nearest_mm(points: Mask, targets: Mask, spacing_mm: Spacing) -> Values:
 
 @lru_cache(maxsize=16)
 def _near_offsets(spacing_mm: Spacing) -> tuple[NDArray[np.int64], Values]:
-    """Every voxel offset within about two voxels, nearest first, and how far it is in mm."""
+    """Return all voxel offsets within about two voxels, nearest first, and their lengths in mm."""
     mean_spacing_mm = float(np.prod(spacing_mm)) ** (1 / 3)
     return _ball(spacing_mm, _NEAR_VOXELS * mean_spacing_mm)
 
 
 def _ball(spacing_mm: Spacing, radius_mm: float) -> tuple[NDArray[np.int64], Values]:
-    """Voxel offsets no longer than the radius, shortest first, (N, 3), and their lengths in mm."""
+    """Return voxel offsets within a radius, shortest first, (N, 3), and their lengths in mm."""
     limit_mm = radius_mm + _ROUNDING_MM
     lines = []
     for step_mm in spacing_mm:
@@ -199,9 +199,9 @@ def _ball(spacing_mm: Spacing, radius_mm: float) -> tuple[NDArray[np.int64], Val
 
 
 def _eroded(mask: Mask, spacing_mm: Spacing, radius_mm: float) -> Mask:
-    """Voxels with nothing but the mask within the radius and beside them, by whole-array shifts.
+    """Erode a mask by a radius, and at least to the face neighbours, by whole-array shifts.
 
-    Thirty-three shifts at 1 mm and a radius of 2 mm: a tenth of the time of a distance transform.
+    At 1 mm and a radius of 2 mm this takes 33 shifts: a tenth of the time of a distance transform.
     """
     steps = np.eye(3, dtype=np.int64)
     within, _ = _ball(spacing_mm, radius_mm)
@@ -232,9 +232,9 @@ _CORNERS = np.array(
 
 
 def corner_codes(mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """The eight bits around each voxel corner of a mask, (X, Y, Z) to (X+1, Y+1, Z+1).
+    """Return the codes of the eight voxels around each corner, (X, Y, Z) to (X+1, Y+1, Z+1).
 
-    0 and 255 mean all out and all in: no surface there. What lies beyond the array is out.
+    0 and 255 mean that all are out or in: no surface. Voxels beyond the array are out.
     """
     bits = np.pad(mask, 1).view(np.uint8)
     # The second voxel along x has the next bit; along y the next two bits, along z the next four.
@@ -246,15 +246,15 @@ def corner_codes(mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
 
 @lru_cache(maxsize=16)
 def surfel_areas_mm2(spacing_mm: tuple[float, float, float]) -> NDArray[np.float64]:
-    """Surface area for each code, (256,).
+    """Return the surface area for each code, (256,), in mm².
 
-    A code has one bit for each of the 2 x 2 x 2 voxels around a corner. In mm².
+    A code has one bit for each of the 2 x 2 x 2 voxels around a corner.
     """
     x, y, z = spacing_mm
     face_areas = np.array([y * z, x * z, x * y])  # of the voxel faces across x, y and z
     areas = np.zeros(256)
     for code in range(256):
-        # Inside and outside share their surface: look at whichever has fewer voxels.
+        # Inside and outside share their surface, so use the side with fewer voxels.
         smaller = code
         if code.bit_count() > 4:
             smaller = 255 - code
@@ -262,18 +262,18 @@ def surfel_areas_mm2(spacing_mm: tuple[float, float, float]) -> NDArray[np.float
         for part in _connected_parts(voxels):
             normals = _normals(_CORNERS[part])
             areas[code] += np.linalg.norm(normals * face_areas, axis=1).sum()
-    areas.setflags(write=False)  # it is shared by everyone who asks
+    areas.setflags(write=False)  # the cached array is shared by all callers
     return areas
 
 
 def _connected_parts(voxels: list[int]) -> list[list[int]]:
-    """Voxels grouped by shared faces; each group is cut off by a sheet of its own."""
+    """Group voxels by shared faces; each group is cut off by a surface of its own."""
     parts: list[list[int]] = []
     for voxel in voxels:
         joined = [voxel]
         others = []
         for part in parts:
-            # Two voxels share a face where they differ in one coordinate.
+            # Two voxels share a face if they differ in one coordinate.
             if any((voxel ^ other).bit_count() == 1 for other in part):
                 joined += part
             else:
@@ -283,9 +283,9 @@ def _connected_parts(voxels: list[int]) -> list[list[int]]:
 
 
 def _normals(part: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Area vectors, in units of voxel faces, of the triangles that cut one part off, (T, 3).
+    """Return area vectors of the triangles that cut off a part, in units of voxel faces, (T, 3).
 
-    `part` (1 to 4, 3) has the places of connected voxels in a cube of eight.
+    `part` (1 to 4, 3) has the positions of connected voxels in a cube of eight.
     """
     ones = np.ones(3)
     # Axes along which the part is one voxel thin.
@@ -315,7 +315,9 @@ def _normals(part: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def _centroid(mask: Mask) -> Values:
-    """Mean voxel index along each axis, (3,), from the mask's profile along that axis."""
+    """Return the mean voxel index along each axis, (3,), from the mask's profile along that
+    axis.
+    """
     # Two short sums: counting along the last axis first is several times faster than one
     # reduction over two axes at once.
     along_xy = np.count_nonzero(mask, axis=2)
