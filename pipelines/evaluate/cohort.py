@@ -1,8 +1,8 @@
-"""trinat report: a folder of label maps without a truth, as tables and as a page.
+"""trinat report: volumes of a folder of label maps without ground truth, as tables and a page.
 
 volumes.csv has the volumes of all structures, and how unusual each is in the group. The page also
-shows failures, and pictures of the most unusual scans. Ledgers of trinat predict beside the label
-maps add grades, uncertainty, and which structures the model knows.
+shows failures, and pictures of the most unusual scans. If there are ledgers of trinat predict next
+to the label maps, they add grades, uncertainty, and the structures that the model knows.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _TABLES = (
     "change_effects.csv",
     "raters.csv",
 )
-# By whom a scan or structure of an excluded grade is rejected.
+# Who rejected a scan or structure of an excluded grade.
 _QUALITY_CONTROL = {
     "reject": "quality control",
     "look": "quality control (graded look)",
@@ -96,10 +96,10 @@ _OUTPUTS = (*_TABLES, "figures", "report.html")
 
 @dataclass(frozen=True)
 class Known:
-    """The label maps that were found, and the tables that were read.
+    """Label maps and tables that were read before measuring.
 
-    `matched` says whose each label map is by the `table` of `people`, and `doubts` what was not
-    understood of that table.
+    `matched` assigns each label map to a person in the `table` of `people`; `doubts` are notices
+    about entries of that table that were not understood.
     """
 
     scheme: LabelScheme
@@ -115,7 +115,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Ledgers:
-    """What the ledgers beside the label maps say: all entries, and the result of each map.
+    """Ledgers next to the label maps: all entries, and the result of each map.
 
     `folders` has the entries of each folder with a ledger.
     """
@@ -125,7 +125,7 @@ class Ledgers:
 
     @property
     def entries(self) -> list[Entry]:
-        """The entries of all folders."""
+        """All entries, over all folders."""
         return [entry for entries in self.folders.values() for entry in entries]
 
     def of(self, file: ScanFile) -> ScanResult:
@@ -134,14 +134,14 @@ class Ledgers:
 
     @property
     def models(self) -> set[str]:
-        """The hashes of the models that made the results, as far as it is known."""
+        """The hashes of the models that made the results, as far as they are known."""
         done = [entry for entry in self.entries if entry.status == "done"]
         return {entry.model for entry in done if entry.model}
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The label maps that were measured, and a scan for each, which may be left out.
+    """Measured label maps, and a scan for each, which may be left out.
 
     `in_part` are rejected structures, as (SHA-256 of the map, name), that were measured as a part
     of another structure.
@@ -154,7 +154,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class MeasuredGroup:
-    """Label maps that were measured, and what is known of them.
+    """Measured label maps, with the tables and ledgers that describe them.
 
     `failures` are scans without volumes, as (name, reason); `digests` are the SHA-256 of the label
     maps.
@@ -175,11 +175,11 @@ def report_cohort(
     ),
     say: Callable[[str], None] = lambda line: None,
 ) -> Exit:
-    """Measure every label map, write volumes.csv and the page; failures are in the page.
+    """Measure every label map, write volumes.csv and the page; failures are listed in the page.
 
     `progress(result, done, total)` is called after each map, `say` with a line for each failure.
-    EvaluationError where no label map is left (all failed or are left out), where volumes are to be
-    adjusted and too few scans have an intracranial volume, and where they are to be harmonised and
+    EvaluationError if no label map is left (all failed or are left out), if volumes are to be
+    adjusted and too few scans have an intracranial volume, or if volumes are to be harmonised and
     sites have too few persons.
     """
     started = datetime.now(UTC)
@@ -253,10 +253,10 @@ def measure_group(
     say: Callable[[str], None],
     check: Callable[[pd.DataFrame, Path], None],
 ) -> MeasuredGroup:
-    """Measure every label map, and say which failed and which are left out.
+    """Measure every label map, and report which ones failed or are left out.
 
-    `check` may raise before any voxel is read. It gets the participants table, and a frame with a
-    row for each scan that may count: subject, age, sex, site and group. EvaluationError where no
+    `check` may raise before any voxel is read. It gets a frame with a row for each scan that may
+    count (subject, age, sex, site and group), and the participants table. EvaluationError if no
     label map is left.
     """
     known = _read_known(settings, say)
@@ -281,7 +281,7 @@ def measure_group(
     )
     chosen = _choose(measured, known, ledger, settings.excluded)
 
-    # Label maps that are unfit or could not be read, and scans without one.
+    # Label maps that are unfit or could not be read, and scans without a label map.
     failures = [
         *((file.name, unfit[file.result]) for file in found if file.result in unfit),
         *((result.subject, result.failure) for result in measured if result.failure),
@@ -318,10 +318,10 @@ def measure_group(
 
 
 def _read_known(settings: CohortSettings, say: Callable[[str], None]) -> Known:
-    """Read the scheme and the tables, find the label maps, and say what is not clear of them.
+    """Read the scheme and the tables, find the label maps, and report what is unclear about them.
 
-    ConfigError for a table that the user has named and that is not there, DatasetError where it has
-    nobody of these label maps.
+    ConfigError for a table that the user has named and that does not exist, DatasetError if it has
+    no person of these label maps.
     """
     scheme = load_scheme(settings.labels)
     ranges: list[Range] = []
@@ -382,7 +382,7 @@ def _choose(
     ledger: Ledgers,
     excluded: Collection[str],
 ) -> Chosen:
-    """Make a scan of each label map that was measured, and say which are left out and why.
+    """Make a scan of each measured label map, and record which are left out and why.
 
     Structures that were rejected, or that the model does not know, have no volume.
     """
@@ -396,7 +396,7 @@ def _choose(
         rejected_here = rejected.get(result.sha256, {})
         facts = ledger.of(result.file)
         if result.file.corrects is not None:
-            # The grades are of what a person has corrected since.
+            # The grades describe the prediction, which a person has corrected since.
             facts = facts.corrected()
         names = measured_in(scheme, facts.volumes_mm3, facts.parcels)
         made = made_by(names, rated, scheme)
@@ -412,7 +412,7 @@ def _choose(
             for structure, volume_mm3 in scan.volumes_mm3.items()
             if structure not in structures
         }
-        # What the model does not predict is not said of each scan.
+        # Structures that the model does not predict are not listed for each scan.
         why_structures = {
             structure: why
             for structure, why in structures.items()
@@ -433,7 +433,7 @@ def _choose(
             for structure in made.measured_though_rejected(scheme, rejected_here):
                 chosen.in_part.add((result.sha256, structure))
 
-    # Scans of equal names are named after their files.
+    # Scans with equal names are named after their files.
     times = Counter(scan.name for scan in chosen.scans)
     for number, file in enumerate(chosen.files):
         if times[chosen.scans[number].name] > 1:
@@ -442,7 +442,7 @@ def _choose(
 
 
 def _two_kinds_of_heads(chosen: Chosen, ledger: Ledgers) -> str:
-    """A sentence where intracranial volumes are measured in some scans and a table's in others."""
+    """Return a warning if intracranial volumes are partly measured and partly from the table."""
     measured = 0
     of_table = 0
     for file, scan in zip(chosen.files, chosen.scans, strict=True):
@@ -463,9 +463,9 @@ def _two_kinds_of_heads(chosen: Chosen, ledger: Ledgers) -> str:
 def _with_parcels(
     chosen: Chosen, ledger: Ledgers, excluded: Collection[str]
 ) -> Cohort | None:
-    """The scans with the volumes of their parcels in the place of structures; None without any.
+    """Return the scans with volumes of parcels instead of structures; None if no scan has any.
 
-    Parcels of the `excluded` grades have no volume. Scans that were corrected are not among them.
+    Parcels of the `excluded` grades have no volume. Corrected scans are not included.
     """
     scans = []
     facts_of: dict[str, ParcelResult] = {}
@@ -508,7 +508,7 @@ def _thickness_table(
     """Return a row for each scan and parcel whose thickness was measured.
 
     Corrected scans, scans with doubts about their thickness, and parcels of the `excluded` grades
-    have none.
+    have no row.
     """
     rows = []
     for file, scan in zip(chosen.files, chosen.scans, strict=True):
@@ -535,7 +535,7 @@ def _callosum_table(
 ) -> pd.DataFrame:
     """Return a row for each scan whose corpus callosum was measured.
 
-    Corrected scans and callosa of the `excluded` grades have none.
+    Corrected scans and callosa of the `excluded` grades have no row.
     """
     rows = []
     for file, scan in zip(chosen.files, chosen.scans, strict=True):
@@ -548,7 +548,7 @@ def _callosum_table(
 
 
 def _person_columns(scan: Scan) -> dict[str, str | float | None]:
-    """Return the columns that say whose scan a row is of."""
+    """Return the columns that identify and describe the person of a row."""
     return {
         "subject": scan.subject,
         "session": scan.session,
@@ -560,15 +560,16 @@ def _person_columns(scan: Scan) -> dict[str, str | float | None]:
 
 
 def _scheme_of_parcels(measured: Mapping[str, ParcelResult]) -> LabelScheme:
-    """The parcels as classes with their partners on the other side, by what a ledger says of each.
+    """Return a label scheme of the parcels and their partners, from the ledger's facts.
 
-    So parcels of any table can be compared, also of one that is no longer there.
+    It does not need the parcellation table, so parcels of any table can be compared, even if the
+    table no longer exists.
     """
     names = sorted(measured, key=lambda name: measured[name].freesurfer)
     grey = (128, 128, 128)
     labels = [Label(0, "background", 0, None, grey, "BG", "background")]
     for index, name in enumerate(names, start=1):
-        # ctx-lh-insula and ctx-rh-insula.
+        # Such as ctx-lh-insula and ctx-rh-insula.
         first, hemisphere, parcel = name.split("-", 2)
         other = {"lh": "rh", "rh": "lh"}[hemisphere]
         partner = None
@@ -592,9 +593,9 @@ def _scheme_of_parcels(measured: Mapping[str, ParcelResult]) -> LabelScheme:
 
 
 def _scan(result: MapVolumes, person: Facts, facts: ScanResult) -> Scan:
-    """Describe the scan of a label map.
+    """Return the scan of a label map.
 
-    `person` is what the table says of the person, `facts` are those of the ledger.
+    `person` has the facts of the person in the table, `facts` are those of the ledger.
     """
     file = result.file
     uncertainty = {
@@ -602,7 +603,7 @@ def _scan(result: MapVolumes, person: Facts, facts: ScanResult) -> Scan:
         for structure, variation in facts.volume_cv.items()
         if variation is not None
     }
-    # A scan's own, as the ledger has it, else that of the person's row in the table.
+    # The ledger's measurement of this scan takes precedence over the person's row in the table.
     intracranial_mm3 = facts.intracranial_mm3
     if intracranial_mm3 is None:
         intracranial_mm3 = person.intracranial_mm3
@@ -625,7 +626,7 @@ def _scan(result: MapVolumes, person: Facts, facts: ScanResult) -> Scan:
 def _changes(
     group: MeasuredGroup, cohort: Cohort, settings: CohortSettings
 ) -> Changes | None:
-    """Compare the changes of persons who were segmented over time; None where there are none."""
+    """Compare the changes of persons with longitudinal segmentations; None if there are none."""
     courses = []
     rejected = {
         absolute(file.result)
@@ -648,9 +649,9 @@ def _changes(
 def _write_tables(
     out: Path, cohort: Cohort, parcels: Cohort | None, changes: Changes | None
 ) -> list[str]:
-    """Write volumes.csv and the other tables that are not empty; the names of what was written."""
+    """Write volumes.csv and the other tables that are not empty; return the names of the files."""
     write_table(out / "volumes.csv", cohort.frame.drop(columns="scan"))
-    # A row for each scan, and each structure of the others, that is in no number.
+    # A row for each scan that is left out, and for each structure left out of another scan.
     left_out = [
         (scan.subject, scan.session, "", scan.grade, scan.left_out)
         for scan in cohort.left_out

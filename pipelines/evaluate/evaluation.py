@@ -1,7 +1,7 @@
-"""trinat evaluate: predictions against truths, as tables and as a report.
+"""trinat evaluate: measure predictions against ground truth; write tables and a report.
 
-pairs.csv has every file of both sides and what became of it, metrics.csv every value that was
-measured. From these follow summary.json, the tables for papers, the figures and report.html.
+pairs.csv has every file of both sides and its outcome, metrics.csv every value that was
+measured. summary.json, the tables for papers, the figures and report.html are computed from these.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _OUTPUTS = (
     "figures",
     "report.html",
 )
-# Columns of pairs.csv; the facts are of the pairs that were measured or rejected.
+# Columns of pairs.csv; the facts are filled for pairs that were measured or rejected.
 _COLUMNS = (
     "subject",
     "session",
@@ -99,9 +99,9 @@ def _publish(
     started: datetime,
     say: Callable[[str], None],
 ) -> None:
-    """Write the tables and the report, and say what was not measured.
+    """Write the tables and the report, and report what was not measured.
 
-    Where nothing was measured there is pairs.csv alone, and an EvaluationError.
+    If nothing was measured, only pairs.csv is written, and EvaluationError is raised.
     """
     from trinat.pipelines.report.summary import evaluate_frame
 
@@ -212,7 +212,7 @@ def _row_alone(
 
 
 def _notices(inputs: Inputs, done: Sequence[Done]) -> list[str]:
-    """Collect what a reader has to know of the labels."""
+    """Return notices about the labels for the reader of the report."""
     lines: set[str] = set()
     for of_model in inputs.notes.values():
         lines.update(of_model.taught)
@@ -233,7 +233,7 @@ def _notices(inputs: Inputs, done: Sequence[Done]) -> list[str]:
             if digest:
                 digest = rated_sha256(result.task.pair.prediction, digest)
             seen.add(digest)
-            if result.rejected:  # all of the map
+            if result.rejected:  # the whole map is rejected
                 continue
             rejected = result.task.rejected.get(digest, {})
             made = result.task.made

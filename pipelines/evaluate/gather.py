@@ -1,7 +1,7 @@
-"""The files of an evaluation: found, paired, and refused before hours of measuring.
+"""Input files of an evaluation: found, paired and validated before hours of measuring.
 
-Truths are label maps in a folder, or a part of a store. Of predictions that trinat made, the
-ledger beside them says which scans they are of, which failed, and what the model can predict.
+Ground truth is a folder of label maps or a part of a store. For predictions made by trinat, the
+ledger next to them has their scans, the scans that failed, and what the model can predict.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True)
 class LedgerNotes:
-    """What the ledger beside predictions, if there is one, says of them.
+    """Entries of the ledgers next to predictions; empty without a ledger.
 
     `structures` and `parcels` are those with a volume: the model knows them. `scans` has the scan
-    of each label map, `taught` what reports say of models that learnt other models' labels, and
-    `failed` the reason by case. `csf` is what the models call CSF, each meaning once.
+    of each label map, `taught` the sentences of reports on models that learnt from other models'
+    labels, and `failed` the reason by case. `csf` has each meaning of CSF among the models once.
     """
 
     models: set[str] = field(default_factory=set)
@@ -64,7 +64,7 @@ class LedgerNotes:
 
     @property
     def called_csf(self) -> Csf | None:
-        """What the models call CSF: all fluid where any does; None where no ledger says it."""
+        """The models' meaning of CSF: all fluid if any model means that, None if unknown."""
         if "intracranial" in self.csf:
             return "intracranial"
         return next(iter(self.csf), None)
@@ -72,9 +72,9 @@ class LedgerNotes:
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What is read before anything is measured.
+    """Inputs of an evaluation, read before anything is measured.
 
-    `settings` are completed from the store, and `subjects` are the store's. `truth` is that of
+    `settings` are completed from the store, and `subjects` are the store's. `truth` is the truth of
     the settings. `notes`, `pairings` and `mappings` are by model; `unfit` has the predictions that
     cannot be measured, and why.
     """
@@ -93,10 +93,10 @@ class Inputs:
 
 
 def named_models(predictions: Sequence[Path], names: Sequence[str]) -> dict[str, Path]:
-    """Give each model's predictions a name: the folder or file of each, by the model's name.
+    """Return the folder or file of each model's predictions by the model's name.
 
-    Models have the names given, else those in the ledgers beside the predictions, else those of
-    the folders. Two of one name are a ConfigError.
+    The names are those given, else those in the ledgers next to the predictions, else those of the
+    folders. Two models of the same name are a ConfigError.
     """
     if names and len(names) != len(predictions):
         raise ConfigError(
@@ -106,7 +106,7 @@ def named_models(predictions: Sequence[Path], names: Sequence[str]) -> dict[str,
     if not chosen:
         for place in predictions:
             models = sorted(read_notes(place).models)
-            # A ledger of no model or of several has no name for these predictions.
+            # A ledger with no model or with several does not give a name for these predictions.
             if len(models) == 1 and models[0]:
                 chosen.append(models[0])
         if len(set(chosen)) != len(predictions):
@@ -119,9 +119,9 @@ def named_models(predictions: Sequence[Path], names: Sequence[str]) -> dict[str,
 
 
 def gather(settings: EvaluationSettings, say: Callable[[str], None]) -> Inputs:
-    """Find the files of both sides and pair them; refuse what cannot be measured.
+    """Find the files of both sides and pair them; raise if they cannot be measured.
 
-    All that a user can get wrong is refused here: before hours of measuring, not after.
+    All user errors are reported here: before hours of measuring, not after.
     """
     truth = settings.truth
     if truth is None:
@@ -130,7 +130,7 @@ def gather(settings: EvaluationSettings, say: Callable[[str], None]) -> Inputs:
     subjects: tuple[str, ...] = ()
     if settings.part or settings.folds:
         store = Store(truth)
-        # Without a part, those that a cross-validation tests.
+        # Without a part, use the subjects that a cross-validation tests.
         subjects = store.part(settings.part) if settings.part else store.tested()
         trust = settings.trust_affine or store.info.trust_affine
         settings = replace(settings, labels=store.scheme_name, trust_affine=trust)
@@ -184,7 +184,7 @@ def find_predictions(
     notes: Mapping[str, LedgerNotes],
     say: Callable[[str], None],
 ) -> tuple[dict[str, list[ScanFile]], dict[Path, str]]:
-    """Find the label maps of each model, and why some of them are unfit; say which scans failed."""
+    """Find the label maps of each model and why some are unfit; report which scans failed."""
     found: dict[str, list[ScanFile]] = {}
     unfit: dict[Path, str] = {}
     for model, place in settings.models.items():
@@ -215,9 +215,9 @@ def made_of_model(
     csf: Csf | None,
     rated: Collection[str] = (),
 ) -> Made:
-    """What the predictions of a model are of; refuses a wrong name before anything is measured.
+    """Return the structures of a model's predictions; raise for a wrong name before measuring.
 
-    `csf` is what they call CSF where their ledger does not say it.
+    `csf` is their meaning of CSF if their ledger has none.
     """
     names = measured_in(scheme, notes.structures, notes.parcels)
     made = made_by(names, rated, scheme, not_predicted, notes.called_csf or csf)
@@ -226,15 +226,15 @@ def made_of_model(
 
 
 def plan_tasks(inputs: Inputs) -> list[Task]:
-    """Plan one measurement for each pair of each model; EvaluationError where there is no pair.
+    """Plan one measurement for each pair of each model; raise EvaluationError if there is no pair.
 
-    Nothing is measured yet. A structure that the label scheme lacks, in --not-predicted or in
-    ratings, is refused here.
+    Nothing is measured yet. A structure in --not-predicted or in ratings that the label scheme
+    lacks is refused here.
     """
     settings = inputs.settings
     rejected = rejections(inputs.ratings)
     rated = rejected_structures(inputs.ratings)
-    # What the truth calls CSF, if nobody says it, is a small region.
+    # CSF of the truth is a small region unless the options or a ledger say otherwise.
     truth_csf = settings.csf or read_notes(inputs.truth).called_csf or "region"
     csf_pred = one_each(settings.csf_pred, settings.models, "--csf-pred")
     tasks = []
@@ -257,7 +257,7 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
             )
             tasks.append(task)
     if not tasks:
-        # What stood in the way of the first file, if anything did.
+        # Report the first doubt about an unpaired file, if there is any.
         reasons = [
             f"{file.shown}: {pairing.doubts[file.path]}"
             for pairing in inputs.pairings.values()
@@ -274,7 +274,7 @@ def plan_tasks(inputs: Inputs) -> list[Task]:
 
 
 def mappings_of(settings: EvaluationSettings) -> dict[str, Mappings]:
-    """Read how label numbers are mapped, by model; those of the truth are the same for each."""
+    """Read the mappings of label numbers by model; all share the mapping of the truth."""
     mappings = Mappings()
     if settings.mapping is not None:
         mappings = read_mapping(settings.mapping)
@@ -290,7 +290,7 @@ def mappings_of(settings: EvaluationSettings) -> dict[str, Mappings]:
 def one_each(
     given: tuple[ValueT, ...], models: Collection[str], option: str
 ) -> dict[str, ValueT]:
-    """What an option says of each model, with one value for all or one for each; {} without any."""
+    """Return an option's values by model, given once for all or for each; {} without any."""
     if not given:
         return {}
     if len(given) == 1:
@@ -304,7 +304,7 @@ def one_each(
 
 
 def read_notes(predictions: Path) -> LedgerNotes:
-    """Read what the ledgers say of all cases; notes are empty where there is no ledger."""
+    """Read the notes of all cases from the ledgers; empty without a ledger."""
     notes = LedgerNotes()
     for place, entry in entries_for(predictions):
         if entry.status == "failed":
@@ -326,7 +326,7 @@ def predictions_in(
 ) -> list[ScanFile]:
     """Find the label maps in a folder, `corrected` or as predicted, or the one file that was given.
 
-    Those of a run whose names had to be made safe get back the names of their scans.
+    Label maps whose file names had to be made safe get the names of their scans back.
     """
     files = []
     for file in find_files(place, parcels=parcels, corrected=corrected):

@@ -1,6 +1,6 @@
-"""Label maps measured in processes of a pool: pairs with a truth, and maps alone.
+"""Measurement of label maps in a process pool: pairs with a ground truth, and maps alone.
 
-Each is measured by itself; one that fails says why, and the others go on.
+Each is measured on its own: an error is recorded in its result and does not stop the others.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ KILLED = "its process was killed (out of memory?)"
 class Task:
     """One pair to measure, with all that a worker process needs for it.
 
-    `rejected` has, by the SHA-256 of a prediction, the structures that raters rejected and by
-    whom; the structure "" is all of the label map. `truth_csf` is what the truth calls CSF.
+    `rejected` has, by the SHA-256 of a prediction, the structures that raters rejected and the
+    raters' names; the structure "" stands for the whole label map. `truth_csf` is the truth's
+    meaning of CSF.
     """
 
     model: str
@@ -56,7 +57,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Done:
-    """One pair measured, or why it was not: a `failure`, or by whom it was `rejected`.
+    """Outcome of one pair: its rows, or a `failure`, or the rater who `rejected` it.
 
     `failure` and `rejected` are empty for a pair that was measured; `facts` are the columns of
     pairs.csv that come from the files.
@@ -79,8 +80,8 @@ class Done:
 class AlignedPair:
     """Both label maps of a pair on the truth's grid.
 
-    `true` and `predicted` are (X, Y, Z) class indices, `facts` columns of the table of pairs,
-    and `note` says what was done to compare the two.
+    `true` and `predicted` are (X, Y, Z) class indices, `facts` columns of the table of pairs, and
+    `note` describes how the two were made comparable.
     """
 
     truth: Volume
@@ -95,9 +96,9 @@ def measure_all(
     jobs: int,
     finished: Callable[[Done, int, int], object] = lambda done, so_far, total: None,
 ) -> list[Done]:
-    """Measure pairs in processes of their own; results have the order of the tasks.
+    """Measure pairs in worker processes; results have the order of the tasks.
 
-    `finished(result, done, total)` is called with each as it comes.
+    `finished(result, done, total)` is called with each result as it arrives.
     """
     results = isolated(
         _measure_pair,
@@ -109,13 +110,13 @@ def measure_all(
         finished=finished,
         torch_threads=None,
     )
-    # What comes back from a process holds a copy of its task.
+    # Results from a worker carry a pickled copy of their task; put the original back.
     pairs = zip(results, tasks, strict=True)
     return [replace(result, task=task) for result, task in pairs]
 
 
 def _measure_pair(task: Task) -> Done:
-    """Measure one pair; whatever is wrong with its files becomes its failure."""
+    """Measure one pair; an error in its files becomes the failure of the result."""
     try:
         pair = read_pair(task)
         scheme = load_scheme(task.scheme)
@@ -136,7 +137,7 @@ def _measure_pair(task: Task) -> Done:
 def read_pair(task: Task) -> AlignedPair:
     """Read both label maps and bring them to one grid, as class indices.
 
-    Raises where one cannot be read, where the truth is not what its store knows, and where the
+    Raises if a map cannot be read, if the truth differs from its record in the store, or if the
     prediction is on another grid and may not be resampled.
     """
     pair = task.pair
@@ -173,7 +174,7 @@ def read_pair(task: Task) -> AlignedPair:
     )
     slices = drawn_slices(true, truth.spacing_mm)
     if slices is not None:
-        # The truth has labels on some slices only: between them nothing is known.
+        # The truth is labelled on some slices only and unknown between them.
         notes.append(slices.note)
         predicted = slices.blank_between(predicted)
     return AlignedPair(truth, true, predicted, facts, "; ".join(notes))
@@ -196,9 +197,9 @@ def as_classes(
     mapping: Mapping[int, int],
     fold: FoldingTable | None,
 ) -> NDArray[np.uint8]:
-    """Return class indices of a label map; what a store says of it goes before the user's words.
+    """Return class indices of a label map; a store's metadata takes precedence over options.
 
-    EvaluationError for a map without parcels where the scheme has them: none would be found.
+    EvaluationError for a map without parcels if the scheme has parcels: none would be found.
     """
     classes = scheme.from_freesurfer(
         labels.data,
@@ -219,22 +220,22 @@ def as_classes(
 
 
 def scan_of(task: Task) -> dict[str, str]:
-    """Return the columns that say what a row of a table is of: subject, session and model."""
+    """Return the columns that identify the scan of a row: subject, session and model."""
     truth = task.pair.truth
     return {"subject": truth.person, "session": truth.visit, "model": task.model}
 
 
 def rated_sha256(file: ScanFile, sha256: str) -> str:
-    """The SHA-256 of the label map that raters judge: of parcels, the map of the structures."""
+    """Return the SHA-256 of the map that raters judge: for parcels, the map of structures."""
     structures = structures_beside(file.path)
     return sha256 if structures is None else sha256_of(structures)
 
 
 @dataclass(frozen=True)
 class MapVolumes:
-    """One label map: its volumes in mm³ by structure, or why it was not measured.
+    """Volumes of one label map in mm³ by structure, or the reason why it was not measured.
 
-    `sha256` is of the file that raters judge; empty where it could not be read.
+    `sha256` is the hash of the file that raters judge; empty if it could not be read.
     """
 
     file: ScanFile
@@ -250,7 +251,7 @@ class MapVolumes:
 
 @dataclass(frozen=True)
 class _MapTask:
-    """A file, the scheme of its labels, and what to trust of its orientation."""
+    """A file, the scheme of its labels, and the orientation headers to trust."""
 
     file: ScanFile
     scheme: str
@@ -266,8 +267,8 @@ def measure_volumes(
 ) -> list[MapVolumes]:
     """Measure label maps in the order of files, and call `finished(result, done, total)` with each.
 
-    `scheme` is the name or file of a label scheme. Without a number of `jobs` there are as many
-    as processors. A file that cannot be read gives a result with its failure.
+    `scheme` is the name or file of a label scheme. The default number of `jobs` is the number of
+    processors. A file that cannot be read gives a result with its failure.
     """
     tasks = [_MapTask(file, scheme, trust_affine) for file in files]
     return isolated(
@@ -281,7 +282,7 @@ def measure_volumes(
 
 
 def _measure_map(task: _MapTask) -> MapVolumes:
-    """Measure all the scheme's structures; one that is not in the map has 0."""
+    """Measure all the scheme's structures; a structure that is not in the map has 0."""
     file = task.file
     scheme = load_scheme(task.scheme)
     try:

@@ -1,4 +1,4 @@
-"""trinat norms: a lab's own controls, as a table that other scans are compared with.
+"""trinat norms: normative volumes from a lab's own controls, as a table to compare scans with.
 
 Curves are smooth over age. log M is a natural cubic spline of age, a step between the sexes, and a
 multiple of the logarithm of the intracranial volume; log S is a straight line over age; L is a
@@ -37,19 +37,19 @@ from trinat.segmentation.metrics.norms import (
 
 Values = NDArray[np.float64]
 
-# What is known of a person beside volumes.
+# Columns of persons that are not volumes.
 _FACTS = ("age", "sex", "intracranial_mm3")
-# If more persons than this have no intracranial volume, norms know nothing of heads.
+# If the intracranial volume is missing for a larger share of persons, norms are fitted without it.
 _MOST_WITHOUT_HEAD = 0.2
-# Fewer persons have no centiles: neither in all, nor of a sex, nor around an age.
+# Fewest persons for centiles: in all, of a sex, and around an age.
 FEWEST_PERSONS = 80
 FEWEST_OF_SEX = 20
 FEWEST_NEAR = 5
-# So many years before and after an age are near.
+# Distance in years within which a person's age is near an age of the curve.
 NEAR_YEARS = 5.0
-# The knots of the spline, by the number of persons; as quantiles of age, the ends are knots too.
+# The knots of the spline, by the number of persons, as quantiles of age. The ends are knots, too.
 _KNOTS = {0: (0, 1 / 3, 2 / 3, 1), 200: (0, 1 / 4, 1 / 2, 3 / 4, 1)}
-# How skewed volumes may be: 1 is a normal distribution, 0 a log-normal one.
+# Limits of the skewness: 1 is a normal distribution, 0 a log-normal one.
 _SKEWNESS = (-3.0, 4.0)
 
 
@@ -60,10 +60,10 @@ def make_norms(
     progress: Callable[[MapVolumes, int, int], object],
     say: Callable[[str], None],
 ) -> Exit:
-    """Measure the label maps of controls, and write their norms; `say` hears who is left out.
+    """Measure the label maps of controls and write their norms; `say` reports who is left out.
 
-    `group` is what the table calls controls; without it all persons are. EvaluationError where
-    these are too few, ConfigError where they may be patients, or have volumes of several models.
+    `group` is the table's name for controls; without it all persons are controls. EvaluationError
+    if there are too few, ConfigError if they may be patients, or have volumes of several models.
     """
     if os.path.lexists(out) and not (out.is_file() and is_of_norms(out)):
         raise OutputError(
@@ -97,7 +97,7 @@ def make_norms(
     refused = []
     has_norms = pd.Series(False, index=persons.index)
     for structure in persons.columns.difference(list(_FACTS), sort=False):
-        # Persons of a sex that has enough of them count, if these are enough.
+        # Only a sex with enough persons is fitted, and only if enough persons remain.
         having = persons[persons[structure] > 0]
         number_of_sex = having["sex"].map(having["sex"].value_counts())
         known = having[number_of_sex >= FEWEST_OF_SEX]
@@ -142,15 +142,15 @@ def _persons(
     group: str | None,
     say: Callable[[str], None],
 ) -> pd.DataFrame:
-    """Make a row for each control: age, sex, intracranial volume, and each structure's volume.
+    """Return a row for each control: age, sex, intracranial volume, and each structure's volume.
 
-    Those of several scans have the mean. Who has no age or sex is left out, and who is of a sex
-    that has too few.
+    Values of several scans of a person are averaged. Persons without an age or a sex are left out,
+    and so are persons of a sex that has too few.
     """
     cohort = cohort_of(measured.chosen.scans, measured.known.scheme)
     frame = cohort.frame[cohort.frame["metric"] == "volume"]
     frame = _of_group(frame, group, measured.known.table)
-    # Of several scans the first sex that is known.
+    # The first known sex among a person's scans.
     with_sex = frame.assign(sex=frame["sex"].where(frame["sex"] != ""))
     by_person = with_sex.groupby("subject", sort=False)
     facts = by_person.agg(
@@ -185,7 +185,7 @@ def _of_group(frame: pd.DataFrame, group: str | None, table: Path) -> pd.DataFra
                 remedy="give --group with the one that is healthy",
             )
         return frame
-    # The table's spellings of one group are one already.
+    # Spellings of a group were unified when the table was read.
     of_group = frame["group"].str.casefold() == group.strip().casefold()
     if not of_group.any():
         known = ", ".join(groups) or "none"
@@ -196,14 +196,14 @@ def _of_group(frame: pd.DataFrame, group: str | None, table: Path) -> pd.DataFra
 
 
 def _refuse_few(persons: pd.DataFrame, settings: CohortSettings) -> None:
-    """Raise if fewer persons have an age and a sex than norms need."""
+    """Raise EvaluationError if too few persons have an age and a sex."""
     of_sex = persons["sex"].value_counts()
     if of_sex[of_sex >= FEWEST_OF_SEX].sum() < FEWEST_PERSONS:
         raise _too_few(persons, settings)
 
 
 def _too_few(persons: pd.DataFrame, settings: CohortSettings) -> EvaluationError:
-    """Make the error of a group with too few persons for norms."""
+    """Return the error for a group with too few persons for norms."""
     sexes = ", ".join(f"{(persons['sex'] == sex).sum()} {sex}" for sex in SEXES)
     return EvaluationError(
         f"{count(len(persons), 'person')} left ({sexes}), and norms need "
@@ -215,20 +215,20 @@ def _too_few(persons: pd.DataFrame, settings: CohortSettings) -> EvaluationError
 def _say_left_out(
     persons: pd.DataFrame, are_left_out: pd.Series, why: str, say: Callable[[str], None]
 ) -> None:
-    """Name persons who are in no norms."""
+    """Report the persons who are left out of the norms."""
     names = list(persons.index[are_left_out])
     if names:
         say(f"left out: {count(len(names), 'person')} {why}: {_some(names)}")
 
 
 def _some(names: Sequence[str]) -> str:
-    """List the first names, and say how many more there are."""
+    """Return the first names, and the number of the others."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(names[:5]) + more
 
 
 def _model_of(measured: MeasuredGroup, folder: Path) -> str:
-    """Find the hash of the model that made the label maps; "" where no ledger says it."""
+    """Return the hash of the model that made the label maps; "" if no ledger has it."""
     models = measured.ledger.models
     if len(models) > 1:
         raise ConfigError(
@@ -243,7 +243,7 @@ def _model_of(measured: MeasuredGroup, folder: Path) -> str:
 class Controls:
     """Healthy persons, N: their volumes of one structure, ages, sexes and intracranial volumes.
 
-    `is_male` is 0 or 1. `intracranial_mm3` is None where it is not known of all.
+    `is_male` is 0 or 1. `intracranial_mm3` is None if it is unknown for any of them.
     """
 
     volume_mm3: Values
@@ -253,11 +253,11 @@ class Controls:
 
 
 def fit_curves(controls: Controls) -> dict[str, Curve]:
-    """Fit curves of women (F) and men (M) at each year of age; only of a sex that persons have.
+    """Fit curves of women (F) and men (M) at each year of age, for each sex among the controls.
 
-    Controls are as many as `FEWEST_PERSONS` and `FEWEST_OF_SEX` say, and have volumes above 0. A
-    curve ends where fewer than `FEWEST_NEAR` of them are near, and has no ages that none of its sex
-    is older or younger than.
+    There must be as many controls as `FEWEST_PERSONS` and `FEWEST_OF_SEX` require, with volumes
+    above 0. A curve ends where fewer than `FEWEST_NEAR` controls are near, and does not go beyond
+    the youngest and oldest control of its sex.
     """
     model = _Model.of(controls)
     found = optimize.minimize(
@@ -272,10 +272,10 @@ def fit_curves(controls: Controls) -> dict[str, Curve]:
 
 @dataclass(frozen=True)
 class _Model:
-    """The likelihood of controls: its parameters are those of log M, two of log S, and L.
+    """Likelihood of the controls; the parameters are those of log M, two of log S, and L.
 
-    `design` (N, P) is that of log M. Its columns are a spline of age, and then, where they are
-    known and vary, sex and the logarithm of the intracranial volume from its mean.
+    `design` (N, P) is the design matrix of log M. Its columns are a spline of age, and then, if
+    they are known and vary, sex and the logarithm of the intracranial volume from its mean.
     """
 
     controls: Controls
@@ -310,25 +310,28 @@ class _Model:
 
     @property
     def _decades(self) -> Values:
-        """Ages from the middle, in tens of years."""
+        """Ages relative to the middle age, in decades."""
         return (self.controls.age - self.middle_age) / 10
 
     def start(self) -> Values:
-        """Where the fit begins: least squares of the logarithm, one spread, and no skewness."""
+        """Return the initial parameters: least squares of the logarithm, one spread, no
+        skewness.
+        """
         logarithms = np.log(self.controls.volume_mm3)
         found, *_ = np.linalg.lstsq(self.design, logarithms, rcond=None)
         spread = (logarithms - self.design @ found).std()
         return np.append(found, [np.log(max(spread, 1e-6)), 0.0, 0.5])
 
     def bounds(self) -> list[tuple[float | None, float | None]]:
-        """Of each parameter; the skewness alone has any."""
+        """Return the bounds of each parameter; only the skewness is bounded."""
         free = [(None, None)] * (self.design.shape[1] + 2)
         return [*free, _SKEWNESS]
 
     def loss(self, parameters: Values) -> tuple[float, Values]:
-        """Compute the negative log likelihood a person, and its gradient.
+        """Compute the mean negative log likelihood per person, and its gradient.
 
-        With y = log(V / M) and u = (exp(L y) - 1) / L, a person's is log S + (u / S)^2 / 2 - L y.
+        For y = log(V / M) and u = (exp(L y) - 1) / L a person's term is log S + (u / S)^2 / 2 - L
+        y.
         """
         logarithm = np.log(self.controls.volume_mm3) - self.design @ parameters[:-3]
         level, slope, skewness = parameters[-3:]
@@ -341,7 +344,7 @@ class _Model:
         z = u / spread
         value = (log_spread + z**2 / 2 - skewness * logarithm).mean()
 
-        # u' = power with respect to y; y falls with log M.
+        # The derivative of u with respect to y is `power`; y falls with log M.
         by_logarithm = z * power / spread - skewness
         by_spread = 1 - z**2
         u_by_skewness = (logarithm * power - u) / skewness
@@ -356,7 +359,7 @@ class _Model:
         return float(value), gradient
 
     def curve(self, parameters: Values, sex: int) -> Curve:
-        """Compute the curve of a sex, at those years that enough persons are near."""
+        """Compute the curve of a sex, at the years of age that enough persons are near."""
         controls = self.controls
         of_sex = controls.age[controls.is_male == sex]
         ages = np.arange(np.floor(of_sex.min()), np.floor(of_sex.max()) + 1)
@@ -369,8 +372,8 @@ class _Model:
         design = self._design_at(ages, sex)
         level, slope, skewness = parameters[-3:]
         spread = np.exp(level) * self._relative_spread(ages, slope)
-        # A fitted spread is too small for new persons: by what parameters were fitted, and by how
-        # uncertain the median is.
+        # A fitted spread is too small for new persons: correct it for the number of fitted
+        # parameters and for the uncertainty of the median.
         persons = len(controls.age)
         freedom = persons - len(parameters)
         leverage = self._leverage(design, ages, slope)
@@ -391,7 +394,7 @@ class _Model:
         )
 
     def _design_at(self, ages: Values, sex: int) -> Values:
-        """Make the rows of the design for persons of a sex with a head of the mean size."""
+        """Return rows of the design matrix for persons of a sex with the mean head size."""
         columns = [_spline(self.knots, ages)]
         if np.ptp(self.controls.is_male):
             columns.append(np.full((len(ages), 1), float(sex)))
@@ -400,11 +403,11 @@ class _Model:
         return np.hstack(columns)
 
     def _relative_spread(self, ages: Values, slope: float) -> Values:
-        """The spread of persons at these ages, in units of that at the middle age."""
+        """Return the spread of persons at these ages, relative to the spread at the middle age."""
         return np.exp(slope * (ages - self.middle_age) / 10)
 
     def _leverage(self, design: Values, ages: Values, slope: float) -> Values:
-        """The variance of the median in units of that of a person, at these ages, (A,).
+        """Return the variance of the median relative to that of a person, at these ages, (A,).
 
         `design` (A, P) has the rows of these ages.
         """
@@ -427,7 +430,7 @@ def _spline(knots: Values, ages: Values) -> Values:
 
 
 def _longest_run(flags: NDArray[np.bool_]) -> slice:
-    """Find the longest run of true flags; an empty slice where there is none."""
+    """Return the longest run of true flags; an empty slice if there is none."""
     best = slice(0, 0)
     start = 0
     for place, flag in enumerate(np.append(flags, False)):

@@ -1,7 +1,7 @@
-"""trinat evaluate --repeat: how far labels and predictions agree over two scans of a person.
+"""trinat evaluate --repeat: scan-rescan agreement of labels and predictions.
 
-What labels of two scans of one person agree by is the limit of what can be measured with them. All
-maps of a pair of scans are laid on one another in the same way (`segmentation/metrics/repeat.py`).
+The agreement of the labels of two scans of a person limits what can be measured with them. All
+maps of a pair of scans are registered in the same way (`segmentation/metrics/repeat.py`).
 pairs.csv has every pair of scans, repeat.csv every value, structures.csv the means over persons.
 """
 
@@ -66,15 +66,15 @@ if TYPE_CHECKING:
 __all__ = ["evaluate_repeat"]
 
 _OUTPUTS = ("pairs.csv", "repeat.csv", "structures.csv", "report.html")
-# Of a pair of scans, in pairs.csv.
+# Columns of pairs.csv that describe the registration of two scans.
 _FACTS = ("likeness", "turned_deg", "shifted_mm", "stretch_percent")
-# Options of other evaluations.
+# Options that --repeat does not have.
 _NOT_HERE = ("ratings", "resample", "show_heads", "latex", "csv")
 
 
 @dataclass(frozen=True)
 class _Scan:
-    """One scan, the label map of it where there is one, and its predictions by model."""
+    """One scan, its label map if there is one, and its predictions by model."""
 
     image: ScanFile
     labels: ScanFile | None
@@ -82,7 +82,7 @@ class _Scan:
 
     @property
     def has_map(self) -> bool:
-        """Whether there is anything to compare."""
+        """True if the scan has labels or a prediction to compare."""
         return self.labels is not None or bool(self.predictions)
 
 
@@ -114,7 +114,7 @@ class _Done:
 
     @property
     def subject(self) -> str:
-        """What a line of progress names."""
+        """Name of the pair in the progress report."""
         return self.task.person
 
 
@@ -126,8 +126,8 @@ def evaluate_repeat(
 ) -> Exit:
     """Compare the maps of every two scans of each person, write the tables and the page.
 
-    `progress(result, done, total)` is called after each pair, `say` with a line for each that
-    failed and for what is to be checked. EvaluationError where nothing can be compared.
+    `progress(result, done, total)` is called after each pair, `say` with a line for each pair that
+    failed and for each guess that needs checking. EvaluationError if nothing can be compared.
     """
     started = datetime.now(UTC)
     for option in _NOT_HERE:
@@ -212,7 +212,7 @@ def _find_scans(
     notes: Mapping[str, LedgerNotes],
     say: Callable[[str], None],
 ) -> tuple[list[_Scan], dict[Path, str]]:
-    """Find the scans, the label maps and predictions of each, and which predictions are unfit."""
+    """Find the scans with their label maps and predictions, and the predictions that are unfit."""
     assert settings.images is not None
     labels: list[ScanFile] = []
     if settings.truth is not None:
@@ -221,7 +221,7 @@ def _find_scans(
     maps = {"": labels, **found}
     every_map = [file.path for files in maps.values() for file in files]
     images = find_images(settings.images, every_map)
-    # The map of each image, by what made it ("" for labels) and the image.
+    # The label map of each image, by model ("" for labels) and image.
     map_of: dict[str, dict[Path, ScanFile]] = {}
     for maker, files in maps.items():
         pairing = pair_files(images, files, guess=True)
@@ -248,7 +248,7 @@ def _plan(
 ) -> tuple[list[_Task], list[tuple[str, str, str]]]:
     """Plan a task for every two scans of each person.
 
-    The second result has what is in no task: the person, the scan, and why.
+    The second result lists the scans that are in no task: the person, the scan, and why.
     """
     mappings = mappings_of(settings)
     csf_pred = one_each(settings.csf_pred, settings.models, "--csf-pred")
@@ -285,7 +285,7 @@ def _plan(
                 settings.trust_affine,
                 mappings,
                 made,
-                # What labels call CSF, if nobody says it, is a small region.
+                # CSF of the labels is a small region unless the options or a ledger say otherwise.
                 labels_csf or "region",
             )
             tasks.append(task)
@@ -299,16 +299,16 @@ def _plan(
 
 
 def _id_of(image: ScanFile, images: Path) -> str:
-    """What a scan is called among all: folders and name, as `trinat predict` calls it."""
+    """Return the id of a scan, its folders and name, as in `trinat predict`."""
     stem = without_suffix(image.path)
     if not image.name.endswith(stem) or not images.is_dir():
-        return image.name  # a subject of FreeSurfer's, whose folder has the name
+        return image.name  # a subject of FreeSurfer, named by its folder
     return (image.path.parent.relative_to(images) / stem).as_posix()
 
 
 def _measure(task: _Task) -> _Done:
-    """Compare the maps of two scans; whatever is wrong with their files becomes the failure."""
-    # Imported here: it brings torch along.
+    """Compare the maps of two scans; an error in their files becomes the failure of the result."""
+    # Imported here because it imports torch.
     from trinat.segmentation.metrics.repeat import two_scans
 
     try:
@@ -324,7 +324,7 @@ def _measure(task: _Task) -> _Done:
 
 
 def _compare(task: _Task, both: TwoScans) -> list[dict[str, Any]]:
-    """Rows of repeat.csv: a row for each structure and each two maps that are compared."""
+    """Return rows of repeat.csv: one for each structure and each two maps that are compared."""
     scheme = load_scheme(task.scheme)
     scans = (task.first, task.second)
     numbered = next(iter(task.mappings.values()))
@@ -361,9 +361,9 @@ def _laid(
     both: TwoScans,
     number: int,
 ) -> LaidMap | None:
-    """Read a map of scan `number`, and lay it into the space of both scans; None without a file.
+    """Read a map of scan `number` and resample it to the space of both scans; None without a file.
 
-    `numbers` are how its numbers are mapped to FreeSurfer's, and its folding table.
+    `numbers` are the mapping of its label numbers to FreeSurfer's, and its folding table.
     """
     from trinat.segmentation.metrics.repeat import lay
 
@@ -385,9 +385,9 @@ def _rows(
     others: Sequence[LaidMap | None],
     left_out: Mapping[str, str],
 ) -> list[dict[str, Any]]:
-    """Rows of the map of the scan at the first place with another map of that at the second.
+    """Return rows that compare the map at the first place with another map at the second.
 
-    None where one of the two is missing. A structure that is `left_out` has no row.
+    The list is empty if one of the two is missing. A structure that is `left_out` has no row.
     """
     from trinat.segmentation.metrics.repeat import agreement
 

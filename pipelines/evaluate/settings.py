@@ -1,4 +1,4 @@
-"""What `trinat evaluate` and `trinat report` are asked to do; their options are these fields."""
+"""Settings of `trinat evaluate` and `trinat report`; their options are these fields."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from trinat.segmentation.labels import DEFAULT_SCHEME, Csf
 
 
 def _meanings_of_csf(typed: Iterable[str] | None) -> tuple[Csf, ...]:
-    """The words of --csf-pred; ConfigError for another one."""
+    """Read --csf-pred; raise ConfigError for a word that is not a meaning of CSF."""
     meanings = []
     for word in as_tuple(typed):
-        # Typer has no list of choices that are a Literal.
+        # Typer cannot check a list of choices given as a Literal.
         if word not in get_args(Csf):
             raise ConfigError(
                 f"--csf-pred {word}: no such meaning of CSF",
@@ -46,10 +46,10 @@ def _covariates(typed: str | None) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelMapOptions:
-    """What both commands are asked about label maps.
+    """Options for label maps that both commands share.
 
-    What was rejected in `ratings`, a file of what people said of the results, does not count. Where
-    people have corrected a result, the correction stands for it, unless it is `uncorrected`.
+    Results rejected in `ratings`, a file of people's ratings, do not count. If people have
+    corrected a result, the correction replaces it, unless `uncorrected` is set.
     """
 
     trust_affine: TrustAffine = None
@@ -79,21 +79,22 @@ class LabelMapOptions:
 
 @dataclass(frozen=True)
 class EvaluationSettings(LabelMapOptions):
-    """What `trinat evaluate` was asked to do.
+    """Settings of `trinat evaluate`.
 
     `truth` is a folder or file of label maps, or with `part` or `folds` a store; `folds` are the
     test parts of a cross-validation. `models` has the place of each model's predictions.
 
-    `labels` is the label scheme that measures. `mapping` is a table of label numbers of the
-    dataset's own. `numbering` is of the truth (a folding table's name or file), and
+    `labels` is the label scheme that measures. `mapping` is a table of the dataset's own label
+    numbers. `numbering` is the numbering of the truth (a folding table's name or file), and
     `numbering_pred` that of the predictions: one for all, or one for each model.
 
     With `repeat`, scans of one person are compared with each other: `images` are the scans,
-    `persons` is a table of whose they are, and without a `truth` predictions alone are compared.
+    `persons` is a table that assigns them to persons, and without a `truth` only predictions are
+    compared.
 
-    `csf` is what the truth calls CSF; without it, what a ledger beside the truth says, else a small
-    region. `csf_pred` is what predictions without a ledger call CSF: one for all, or one for each
-    model; without it nothing is known of them.
+    `csf` is the meaning of CSF in the truth; without it, the meaning in a ledger next to the truth,
+    else a small region. `csf_pred` is the meaning of CSF in predictions without a ledger: one for
+    all, or one for each model; without it their meaning is unknown.
     """
 
     truth: Path | None
@@ -116,7 +117,7 @@ class EvaluationSettings(LabelMapOptions):
         Option(
             "Numbering of the true label maps, if not FreeSurfer's: neuromorphometrics, or a "
             "TSV file with columns first, last, name, target. A store has its own numbering.",
-            names=("--numbering", "--fold"),  # the second in the first versions
+            names=("--numbering", "--fold"),  # the second is older
         ),
     ] = None
     numbering_pred: Annotated[
@@ -189,11 +190,11 @@ class EvaluationSettings(LabelMapOptions):
 
 @dataclass(frozen=True)
 class CohortSettings(LabelMapOptions):
-    """What `trinat report` was asked to do.
+    """Settings of `trinat report`.
 
-    `adjust` is how volumes are adjusted for the intracranial volume, `harmonise` what effects are
-    taken away of, if at all, and `covariates` those of the linear model; None chooses them. Scans
-    and structures of the `excluded` grades are in no number.
+    `adjust` is the method of adjusting volumes for the intracranial volume, `harmonise` the factor
+    whose effects are removed, if any, and `covariates` those of the linear model; None chooses
+    them. Scans and structures of the `excluded` grades are in no number.
     """
 
     predictions: Annotated[

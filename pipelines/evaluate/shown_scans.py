@@ -1,4 +1,4 @@
-"""Scans that pages show: the lowest ones of an evaluation, and the most unusual of a cohort."""
+"""Selection of scans to show: the lowest of an evaluation, the most unusual of a cohort."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trinat.pipelines.report.evaluation import WorstScan
 
 _MOST_PICTURES = 12
-# Scans are shown by grade first; those that passed or have no grade come last.
+# Order of grades: rejected scans first; scans that passed or have no grade come last.
 _RANKS = {"reject": 0, "look": 1}
 _LAST_RANK = 2
 
@@ -36,10 +36,10 @@ def lowest_scans(
     measured: Sequence[Done],
     images: Sequence[ScanFile],
 ) -> tuple[list[WorstScan], list[str]]:
-    """Show the five lowest scans; the second result are notices for the reader of the report.
+    """Return views of the five lowest scans, and notices for the reader of the report.
 
-    `frame` has the values of all pairs. A scan whose image is missing or unfit is shown without
-    it, and a notice says so.
+    `frame` has the values of all pairs. A scan whose image is missing or unfit is shown without it,
+    and a notice says so.
     """
     from trinat.pipelines.report.summary import worst_scans
 
@@ -90,7 +90,7 @@ def _worst_scan(
     *,
     show_head: bool,
 ) -> WorstScan:
-    """Make one scan ready to be shown; `row` is its line of `worst_scans`.
+    """Return the view of one scan; `row` is its line of `worst_scans`.
 
     Structures that are `left_out` are not compared.
     """
@@ -130,11 +130,11 @@ def cohort_pictures(
     images: Path | None,
     trust_affine: TrustAffine | None,
 ) -> list[tuple[str, str, bytes]]:
-    """Give title, text and PNG for each of the most unusual scans that can be shown.
+    """Return title, text and PNG for each of the most unusual scans that can be shown.
 
-    `scans` are those that the cohort was made of, what it leaves out among them, and `files` their
-    label maps. A picture is the one that was made with the prediction, or a new one where `images`
-    has the scan.
+    `scans` are all scans of the cohort, including those it leaves out, and `files` their label
+    maps. A picture is the one that was made with the prediction, or a new one if `images` has the
+    scan.
     """
     image_of = {}
     if images is not None:
@@ -142,8 +142,8 @@ def cohort_pictures(
         pairing = pair_files(files, found)
         image_of = {pair.truth.name: pair.prediction.path for pair in pairing.pairs}
 
-    # By grade, then by the largest distance from the group. What is left out has no distance: it
-    # is not held against the group.
+    # By grade, then by the largest distance from the group. Scans that are left out have no
+    # distance, because they are not compared with the group.
     largest_z = np.zeros(len(scans))
     counted = [number for number, scan in enumerate(scans) if not scan.left_out]
     largest_z[counted] = np.nan_to_num(cohort.largest_z())
@@ -158,7 +158,7 @@ def cohort_pictures(
     for number in most_unusual[:_MOST_PICTURES]:
         file = files[number]
         scan = scans[number]
-        # `trinat predict` writes a picture beside each label map.
+        # `trinat predict` writes a picture next to each label map.
         stem, ending, _ = file.path.name.rpartition("_dseg")
         of_prediction = file.path.with_name(f"{stem}_qc.png")
         png = None

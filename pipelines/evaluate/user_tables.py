@@ -1,4 +1,4 @@
-"""Tables that users give: label numbers, expected volumes of structures, and norms."""
+"""Readers of user tables: label numbers, expected volumes of structures, and norms."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.norms import COLUMNS, SEXES, Norms
 
-# Who measures label maps has no need of the report, which takes half a second to import.
+# Importing the report takes half a second, and measuring label maps does not need it.
 if TYPE_CHECKING:
     from trinat.pipelines.report.cohort import Range
 
-# The first row of a table is on this line of its file.
+# Line number of the first row of a table in its file.
 _FIRST_LINE = 2
-# The possible numbers of a table of norms; within them no z-score overflows.
+# Valid numbers in a table of norms; within these limits no z-score overflows.
 _LIMITS_OF_NORMS = {
     "age": (0, 120),
     "persons": (1, 1e9),
@@ -40,19 +40,20 @@ _LIMITS_OF_NORMS = {
     "intracranial_power": (-5, 5),
 }
 _WHOLE = ("persons", "persons_near")
-# Of a table of ranges.
+# Columns of persons in a table of ranges.
 _COLUMNS_OF_PERSONS = ("sex", "age_from", "age_to")
 _ABOUT_PERSONS = re.compile(r"(^|[^a-z])(age|sex|gender)")
-# What a number in thousands may look like, and one below; any other tells decimals from thousands.
+# Matches numbers that may have a thousands separator (2.800) or be below a thousand. Any other
+# number in the table shows whether points are decimal points or separators.
 _UP_TO_THOUSANDS = re.compile(r"\d{1,3}(\.\d{3})?", re.ASCII)
 _BOTH_SEXES = frozenset({"", "all", "any", "both", "b", "mf", "m/f", "m+f"})
 
 
 @dataclass(frozen=True)
 class Mappings:
-    """Label numbers of a dataset's own -> FreeSurfer numbers, for either side.
+    """Mapping of a dataset's own label numbers to FreeSurfer numbers, for either side.
 
-    Where a side has a folding table as its numbering, all its numbers are those of the table.
+    If a side has a folding table as its numbering, all its numbers are those of the table.
     """
 
     truth: Mapping[int, int] = field(default_factory=dict)
@@ -62,10 +63,10 @@ class Mappings:
 
 
 def read_mapping(path: Path) -> Mappings:
-    """Read a table with columns `number` and `freesurfer`, and maybe `of`.
+    """Read a table with columns `number` and `freesurfer`, and optionally `of`.
 
-    `of` is truth (the default), prediction or both. Anything else, and a number that is not
-    whole, is a ConfigError with its line.
+    `of` is truth (the default), prediction or both. Any other word, and a number that is not whole,
+    is a ConfigError with its line.
     """
     truth: dict[int, int] = {}
     prediction: dict[int, int] = {}
@@ -99,11 +100,12 @@ def read_mapping(path: Path) -> Mappings:
 
 
 def read_ranges(path: Path, scheme: LabelScheme) -> list[Range]:
-    """Read a table of structure, low_mm3 and high_mm3, and maybe sex, age_from and age_to.
+    """Read a table of structure, low_mm3 and high_mm3, and optionally sex, age_from and age_to.
 
-    A structure is the name or the FreeSurfer number of one of the scheme's. A range to a whole year
-    includes that year's last day, unless another range begins with that year. ConfigError with its
-    row for an unknown structure or sex, and for limits that are no numbers or the wrong way round.
+    A structure is the name or the FreeSurfer number of a structure of the scheme. A range to a
+    whole year includes that year's last day, unless another range begins with that year.
+    ConfigError with its row for an unknown structure or sex, and for limits that are not numbers or
+    in the wrong order.
     """
     from trinat.pipelines.report.cohort import Range
 
@@ -149,7 +151,7 @@ def _refuse_thousands(volumes: Sequence[str], path: Path) -> None:
 
 
 def _refuse_unread(titles: Iterable[str], path: Path) -> None:
-    """ConfigError for a column of ages or sexes that is not one of a table of ranges."""
+    """Raise ConfigError for a column of ages or sexes that a table of ranges does not have."""
     for title in titles:
         if _ABOUT_PERSONS.search(title.lower()) and title not in _COLUMNS_OF_PERSONS:
             raise ConfigError(
@@ -162,9 +164,9 @@ def _refuse_unread(titles: Iterable[str], path: Path) -> None:
 def ranges_for_all(
     path: Path, scheme: LabelScheme
 ) -> tuple[tuple[str, float, float], ...]:
-    """The ranges of a table (structure, lowest and highest mm³) that hold for everyone.
+    """Return the ranges of a table that hold for everyone: structure, lowest and highest mm³.
 
-    ConfigError where none does.
+    ConfigError if there is none.
     """
     found = tuple(
         (limits.structure, limits.low_mm3, limits.high_mm3)
@@ -181,15 +183,15 @@ def ranges_for_all(
 
 
 def is_of_norms(path: Path) -> bool:
-    """Whether a table is one of `trinat norms`, by its titles."""
+    """Return True if the column names are those of a table of `trinat norms`."""
     return {"l", "m_mm3", "s"} <= set(read_table(path).titles)
 
 
 def read_norms(path: Path, scheme: LabelScheme) -> Norms:
     """Read a table as `trinat norms` writes it; a structure may be a FreeSurfer number.
 
-    ConfigError with its line for an unknown structure or sex, for what is no number, for ages that
-    do not rise, and for several models or sizes of head of one curve.
+    ConfigError with its line for an unknown structure or sex, for a cell that is not a number, for
+    ages that do not rise, and for several models or several head sizes in one curve.
     """
     by_number = {str(label.fs_id): label.name for label in scheme.labels}
     rows = read_rows(path, required=COLUMNS)
@@ -238,7 +240,7 @@ def read_norms(path: Path, scheme: LabelScheme) -> Norms:
 
 
 def refuse_other_model(norms: Norms, table: Path, models: Iterable[str]) -> None:
-    """ConfigError where a table is of one model, and what is compared of none of its volumes."""
+    """Raise ConfigError if a table of norms and the compared volumes are of different models."""
     others = {model for model in models if model}
     if norms.model and others - {norms.model}:
         raise ConfigError(
@@ -260,8 +262,9 @@ def _limit_in(column: str, cell: str) -> Any:
 
 
 def _to_the_last_day(limits: Range, ranges: Iterable[Range]) -> Range:
-    """Extend a range to the end of its last year: 20 to 29 goes on to the 30th birthday."""
-    # A range for both sexes ends where one for either begins.
+    """Extend a range to the end of its last year: 20 to 29 includes all ages below 30."""
+    # A range ends where another range begins that is for the same sex, or if either is for both
+    # sexes.
     begins_another = any(
         other.age_from == limits.age_to
         for other in ranges
