@@ -1,5 +1,5 @@
-"""Finding scans and label maps: folders, BIDS datasets, SUBJECTS_DIRs, lists, stores.
+"""Scans, label maps and results of a study: discovery, names, ledgers, pairing, participants.
 
-`naming` says what results are called, `people` what is understood of tables of persons, `ratings`
-what people said of results.
+`naming` defines the names of results, `participants` reads tables of persons, and `ratings` holds
+the verdicts of raters on results.
 """

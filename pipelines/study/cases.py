@@ -1,6 +1,6 @@
-"""What a run is given: cases to segment, and what of its input cannot be one.
+"""Inputs of a run: cases to segment, and refusals of inputs that cannot be segmented.
 
-Nothing that was given is dropped: a run reports its cases and its refusals, each with a reason.
+No input is dropped: a run reports its cases and its refusals, each with a reason.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ from trinat.pipelines.study.participants import Facts
 
 @dataclass(frozen=True)
 class Case:
-    """One scan: where it is, and what its outputs are called.
+    """A scan, with its location and the names of its outputs.
 
-    `id` is unique and stands for the case in ledger and tables; it is also folder/stem.
+    `id` is unique and identifies the case in ledger and tables; it is also folder/stem.
     """
 
     id: str
     path: Path
-    shown: str  # path below the input's root, for people
+    shown: str  # path below the input's root, for messages
     entities: Mapping[str, str] = field(default_factory=dict)  # only in a BIDS dataset
-    # Of a store's: where the dataset vouches for axes; what the file was when the store was made.
+    # For scans of a store: axes that the dataset vouches for, and hash of the file when the store
+    # was made.
     axes: str | None = None
     sha256: str = ""
-    also: tuple[str, ...] = ()  # settings of further outputs that this case alone gets
-    # The DICOM files that it is, in the folder or zip `path`.
+    also: tuple[str, ...] = ()  # settings of additional outputs of this case
+    # DICOM files of the scan, in the folder or zip `path`.
     series: tuple[str, ...] = ()
-    facts: Facts | None = None  # of the person, where a result depends on these
+    facts: Facts | None = None  # facts about the person, if a result depends on them
 
     @property
     def stem(self) -> str:
-        """The last part of the id: what the names of its outputs begin with."""
+        """Last part of the id, with which the names of its outputs begin."""
         return self.id.rpartition("/")[2]
 
     @property
     def decides_outputs(self) -> object:
-        """The key of its output files: cases with equal keys would write the same files."""
+        """Key of its output files: cases with equal keys would write the same files."""
         if not self.entities:
             return self.id
         folder = self.id.rpartition("/")[0]
@@ -51,21 +52,22 @@ class Case:
 
     @property
     def scans(self) -> tuple[Case, ...]:
-        """The scan itself, as the scans of a `Person`."""
+        """The scan itself, for compatibility with `Person`."""
         return (self,)
 
     @property
     def work(self) -> int:
-        """How many scans it takes as long as, for limits of time."""
+        """Duration relative to a usual scan, for time limits."""
         return 1
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All files that the scan consists of, a header before its image; a zip as a whole.
+        """Files that the scan consists of, a header before its image; a zip as a whole.
 
-        The paths need not exist. They are what a ledger hashes to see whether a scan changed.
+        The paths need not exist. A ledger hashes the files to detect whether a scan has changed.
         """
-        # Unlike `Path.is_file` it answers False where that cannot be known.
+        # Unlike `Path.is_file`, this returns False instead of raising if the path cannot be
+        # checked.
         is_zip = os.path.isfile(self.path)  # noqa: PTH113
         if self.series and not is_zip:
             return tuple(self.path / name for name in self.series)
@@ -79,10 +81,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Person:
-    """Several scans of one person, which are segmented together.
+    """Several scans of a person, which are segmented together.
 
     `years` is the time of each scan, in years from any start; None if it is not known. `group` is
-    the person's in a study; "" if nothing says it.
+    the person's group in a study; "" if it is not known.
     """
 
     name: str
@@ -92,36 +94,38 @@ class Person:
 
     @property
     def id(self) -> str:
-        """A key that is no scan's: these are paths, and end with no slash."""
+        """Key that differs from every id of a scan, because those are paths without a slash at
+        the end.
+        """
         return f"{self.name}/"
 
     @property
     def shown(self) -> str:
-        """The name of the person, for people."""
+        """Name of the person, for messages."""
         return self.name
 
     @property
     def path(self) -> Path:
-        """The path of the first scan."""
+        """Path of the first scan."""
         return self.scans[0].path
 
     @property
     def facts(self) -> Facts | None:
-        """None: the facts are those of each scan."""
+        """None, because facts belong to each scan."""
         return None
 
     @property
     def work(self) -> int:
-        """How many scans it takes as long as, for limits of time: the template is one more."""
+        """Duration relative to a usual scan, for time limits: the template counts as one more."""
         return len(self.scans) + 1
 
     @property
     def unit(self) -> Work:
-        """The work for an engine: the only scan of a person is segmented by itself."""
+        """Work for an engine: the only scan of a person is segmented by itself."""
         return self if len(self.scans) > 1 else self.scans[0]
 
     def only(self, keep: Callable[[Case], bool]) -> Person | None:
-        """Return the person with some of the scans alone; None without any."""
+        """Return the person with only the scans to keep; None if there are none."""
         kept = [number for number, scan in enumerate(self.scans) if keep(scan)]
         if not kept:
             return None
@@ -130,29 +134,29 @@ class Person:
         return Person(self.name, scans, years, self.group)
 
 
-# What is segmented at once.
+# Unit of work that is segmented at once.
 Work = Case | Person
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Something that was given and is not segmented; `harmless`: nothing is missing without it.
+    """An input that is not segmented; `harmless` if nothing is missing without it.
 
-    `shown` is how the user named it; `reason` is a phrase for the ledger.
+    `shown` is the name that the user gave; `reason` is a phrase for the ledger.
     """
 
     shown: str
     reason: str
     harmless: bool = False
-    case: str = ""  # the id of the case that it would have been, and may have been in a run before
+    case: str = ""  # id of the case that it would have been, and may have been in an earlier run
 
 
 @dataclass(frozen=True)
 class Found:
-    """All that an input holds: cases, refusals, and its root where it is a BIDS dataset.
+    """Content of an input: cases, refusals, and its root if it is a BIDS dataset.
 
-    `bids_root` is None for all other inputs. `remarks` are sentences on files beside the scans,
-    which nobody takes for scans.
+    `bids_root` is None for all other inputs. `remarks` are sentences on files beside the scans that
+    are not mistaken for scans.
     """
 
     cases: tuple[Case, ...]
@@ -168,9 +172,9 @@ class Found:
         bids_root: Path | None = None,
         remarks: Iterable[str] = (),
     ) -> Found:
-        """Cases in natural order; those that would write the same output are refused.
+        """Return the cases in natural order; refuse cases that would write the same output.
 
-        All of the twins are refused, as none of them is more right than the others.
+        All of such twins are refused, because nothing says which of them is right.
         """
         by_outputs: dict[object, list[Case]] = defaultdict(list)
         for case in cases:

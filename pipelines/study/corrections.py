@@ -1,16 +1,17 @@
-"""Corrected label maps: their names beside results, what is said of them, how they are saved.
+"""Corrected label maps: their names beside results, their metadata, and how they are saved.
 
-A correction is three files beside the label map that `trinat predict` wrote, which stays as it is:
+A correction consists of three files beside the label map written by `trinat predict`, which stays
+unchanged:
 
 - `NAME_desc-corrected_dseg.nii.gz`, the whole label map after the correction, on the same grid and
-  with the same numbers. In a BIDS dataset `desc-corrected` stands in the place of `desc-trinat`.
-- `NAME_desc-corrected_mask.nii.gz`, 1 where a person changed the label. It stays true when a later
-  run replaces the result.
-- `NAME_desc-corrected_dseg.json`: who, when, how long, what was changed, and of which result.
+  with the same numbers. In a BIDS dataset `desc-corrected` replaces `desc-trinat`.
+- `NAME_desc-corrected_mask.nii.gz`, 1 where a person changed the label. It remains valid when a
+  later run replaces the result.
+- `NAME_desc-corrected_dseg.json`: who, when, how long, what was changed, and in which result.
 
-A label map of this name alone, from another program, is a correction, too. What its JSON says holds
-only for the map and the mask whose hashes it has: where one of them is of another saving, the
-changed voxels are those that differ from the result.
+A label map of this name alone, from another program, is a correction, too. The JSON applies only to
+the map and the mask whose hashes it lists: if one of them was saved at another time, the changed
+voxels are the voxels that differ from the result.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ from trinat.segmentation.metrics.common_grid import on_grid_of
 
 _LABELS = f"_{Product.LABELS.suffix}"
 _TRINAT = f"_desc-{Product.LABELS.own_entities['desc']}"
-# How names of maps of parcels end, in a folder of files and in a BIDS dataset.
+# Endings of names of parcel maps, in a plain folder and in a BIDS dataset.
 _PARCELS = (
     f"_{Product.PARCELS.plain}",
     f"_seg-{Product.PARCELS.own_entities['seg']}{_LABELS}",
@@ -81,12 +82,12 @@ _COLUMNS = (
     "result_sha256",
 )
 _PATIENCE_S = 5.0
-# Of a folder in which a saving is prepared.
+# Prefix and suffix of the folder in which a correction is prepared.
 _STAGED = (".trinat-correction-", ".tmp")
 
 
 class _Stated(BaseModel):
-    """A part of the JSON, whose keys are written as BIDS writes them: CorrectedBy."""
+    """Base of the parts of the JSON, whose keys are in BIDS' spelling: CorrectedBy."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, alias_generator=to_pascal, populate_by_name=True
@@ -94,7 +95,7 @@ class _Stated(BaseModel):
 
 
 class Session(_Stated):
-    """One saving: by whom, when (ISO 8601, UTC), and after how many minutes of work."""
+    """One saving of a correction: by whom, when (ISO 8601, UTC), and the minutes of work."""
 
     by: str
     at: str
@@ -102,13 +103,13 @@ class Session(_Stated):
 
 
 class Facts(_Stated):
-    """What the JSON beside a corrected label map says.
+    """Content of the JSON sidecar of a corrected label map.
 
-    `sha256` is of the corrected label map, `mask_sha256` of its mask of changed voxels,
-    `result_sha256` of the result that was corrected, and `scan_sha256` of the scan that this is of
-    ("" if that is not known). `structures` has the voxels of each structure that were changed:
-    those that became its own and those that were. In a BIDS dataset `spatial_reference` and
-    `sources` are those of the result.
+    `sha256` is the hash of the corrected label map, `mask_sha256` of its mask of changed voxels,
+    `result_sha256` of the result that was corrected, and `scan_sha256` of the scan of this result
+    ("" if unknown). `structures` counts the changed voxels of each structure: voxels that it gained
+    and voxels that it lost. In a BIDS dataset `spatial_reference` and `sources` are copied from the
+    result.
     """
 
     sha256: str = Field(validation_alias="SHA256", serialization_alias="SHA256")
@@ -129,16 +130,17 @@ class Facts(_Stated):
 
     @property
     def minutes(self) -> float:
-        """How long all sessions took together."""
+        """Total minutes of all sessions."""
         return sum(session.minutes for session in self.sessions)
 
 
 @dataclass(frozen=True)
 class Correction:
-    """A corrected label map, and the result beside it.
+    """A corrected label map and the result beside it.
 
-    `facts` is None if there is no JSON beside it, or one of other bytes. `scan_sha256` is the scan
-    that was corrected, also if another program has saved the map again; "" if it is not known.
+    `facts` is None if there is no JSON sidecar or if the sidecar belongs to other bytes.
+    `scan_sha256` is the hash of the scan that was corrected, even if another program has saved the
+    map again; "" if it is not known.
     """
 
     path: Path
@@ -168,14 +170,17 @@ class Correction:
         return ""
 
     def read(self) -> Volume:
-        """The corrected label map on the grid of the result; GeometryError if it has another."""
+        """Read the corrected label map on the grid of the result; raise GeometryError if grids
+        differ.
+        """
         result = Volume.read(self.result, labels=True)
         return _on_grid_of(result, Volume.read(self.path, labels=True), self.path)
 
     def changed(self) -> NDArray[np.bool_]:
-        """Where a person changed the label (X, Y, Z), in the order of axes of the result.
+        """Return the voxels whose label a person changed (X, Y, Z), in the axes of the result.
 
-        By the mask beside the map; without JSON it is where map and result differ.
+        They are read from the mask beside the map; without JSON they are the voxels that differ
+        from the result.
         """
         if self.facts is not None:
             return Volume.read(mask_path(self.result), labels=True).data > 0
@@ -184,11 +189,11 @@ class Correction:
 
 
 class OvertakenError(OutputError):
-    """A correction that does not build on the one that was saved last."""
+    """Error for a correction that does not build on the correction saved last."""
 
 
 def corrected_path(result: Path) -> Path:
-    """Where the correction of a label map is, in whichever format, or would be."""
+    """Return the path of a label map's correction, in any format, whether it exists or not."""
     for ending in _endings(result):
         path = _beside(result, Product.LABELS.suffix, ending)
         if path.is_file():
@@ -197,7 +202,7 @@ def corrected_path(result: Path) -> Path:
 
 
 def structures_beside(path: Path) -> Path | None:
-    """The label map of structures beside a map of parcels; None without it, or of any other."""
+    """Return the label map of structures beside a map of parcels; None if there is none."""
     stem = without_suffix(path)
     for parcels in _PARCELS:
         if stem.endswith(parcels):
@@ -206,33 +211,33 @@ def structures_beside(path: Path) -> Path | None:
 
 
 def has_parcels_from_before(path: Path) -> bool:
-    """Whether this is a map of parcels of a scan whose structures are corrected by hand."""
+    """Return True for a map of parcels of a scan whose structures are corrected by hand."""
     structures = structures_beside(path)
     return structures is not None and corrected_path(structures).is_file()
 
 
 def mask_path(result: Path) -> Path:
-    """Where the mask of changed voxels is, of the correction of a label map."""
+    """Return the path of the mask of changed voxels of a label map's correction."""
     return _beside(result, Product.BRAIN_MASK.suffix, Product.BRAIN_MASK.ending)
 
 
 def sidecar_path(result: Path) -> Path:
-    """Where the JSON is, of the correction of a label map."""
+    """Return the path of the JSON sidecar of a label map's correction."""
     return _beside(result, Product.LABELS.suffix, ".json")
 
 
 def is_correction(path: Path) -> bool:
-    """Whether a file is called as a corrected label map is."""
+    """Return True if a file has the name of a corrected label map."""
     return is_scan(path) and stem_ends(path, f"{CORRECTED}{_LABELS}")
 
 
 def result_of(path: Path) -> Path | None:
-    """The label map that a correction is of, by its name; None where it is not there."""
+    """Return the label map that a correction belongs to by its name; None if it does not exist."""
     return _label_map(path, without_suffix(path)[: -len(f"{CORRECTED}{_LABELS}")])
 
 
 def _label_map(beside: Path, stem: str) -> Path | None:
-    """The label map of a scan beside another file of it, in whichever format."""
+    """Return the label map of a scan beside another of its files, in any format."""
     for name in (f"{stem}{_TRINAT}{_LABELS}", f"{stem}{_LABELS}", stem):
         for ending in _endings(beside):
             result = beside.with_name(f"{name}{ending}")
@@ -242,9 +247,9 @@ def _label_map(beside: Path, stem: str) -> Path | None:
 
 
 def correction_of(result: Path) -> Correction | None:
-    """The correction of a label map; None where there is none.
+    """Return the correction of a label map; None if there is none.
 
-    IntegrityError where its JSON is not as `save_correction` writes it.
+    IntegrityError is raised if its JSON is not in the format of `save_correction`.
     """
     path = corrected_path(result)
     if not path.is_file():
@@ -254,7 +259,7 @@ def correction_of(result: Path) -> Correction | None:
     if facts is not None:
         mask = mask_path(result)
         hashes = (sha256_of(path), sha256_of(mask) if mask.is_file() else "")
-        # A saving that was cut short has replaced some of the files.
+        # An interrupted saving has replaced only some of the files.
         if hashes != (facts.sha256, facts.mask_sha256):
             facts = None
     return Correction(path, result, facts, scan_sha256)
@@ -280,7 +285,7 @@ def _are_sides_swapped(corrected: NDArray[Any], result: NDArray[Any]) -> bool:
 
 
 def find_corrections(folder: Path) -> list[Correction]:
-    """The corrections of the results anywhere below a folder, sorted by their paths."""
+    """Return the corrections of all results below a folder, sorted by their paths."""
     found = []
     for path in sorted(walk(folder, wanted=is_correction)):
         result = result_of(path)
@@ -304,9 +309,10 @@ def save_correction(
 ) -> Correction:
     """Write a corrected label map beside a result, with its mask and its JSON.
 
-    `builds_on` is the SHA-256 of the map that was corrected: the result, or the correction that was
-    there. `names` are those of the numbers in it. All is written before anything is replaced, while
-    `lock` is held. OvertakenError where another correction was saved meanwhile: nothing is written.
+    `builds_on` is the SHA-256 of the map that was corrected: the result, or the existing
+    correction. `names` maps its numbers to structures. All files are written before any file is
+    replaced, while `lock` is held. OvertakenError is raised if another correction was saved in the
+    meantime: nothing is written.
     """
     with run_lock(lock, patience_s=_PATIENCE_S):
         original = Volume.read(result, labels=True)
@@ -317,7 +323,8 @@ def save_correction(
         if earlier is not None:
             shown = earlier.read()
             shown_sha256 = sha256_of(earlier.path)
-        # A saving that was cut short has left its map and not its JSON: it may come again.
+        # An interrupted saving has left its map but not its JSON, so the same map may be saved
+        # again.
         is_same = np.array_equal(shown.data, corrected.data)
         if shown_sha256 != builds_on:
             if not is_same:
@@ -334,7 +341,7 @@ def save_correction(
             sessions = before.sessions
             is_ours = earlier is not None and earlier.facts is not None
             if before.result_sha256 != result_sha256 and is_ours:
-                # The result was replaced since: the mask alone knows what was changed in it.
+                # The result was replaced since then: only the mask knows what was changed in it.
                 changed = Volume.read(mask_path(result), labels=True).data > 0
                 changed = changed | (corrected.data != shown.data)
                 result_sha256 = before.result_sha256
@@ -354,9 +361,9 @@ def save_correction(
 def list_correction(
     table: Path, scan: str, correction: Correction, *, lock: Path
 ) -> None:
-    """Put what a correction's JSON says into the table of a folder, in the place of its scan's row.
+    """Write the facts of a correction to the table of a folder, replacing the row of its scan.
 
-    The table is for people: commands go by the files themselves. The other rows stay.
+    The table is for people only: commands read the files themselves. The other rows stay.
     """
     facts = correction.facts
     assert facts is not None
@@ -387,9 +394,9 @@ def list_correction(
 def _write(
     result: Path, corrected: Volume, changed: NDArray[np.bool_], facts: Facts
 ) -> Correction:
-    """Write the three files, none of which is in its place before all are complete.
+    """Write the three files, and move them into place once all are complete.
 
-    What savings that were killed have left is removed: the caller holds the lock.
+    Leftovers of killed savings are removed, which is safe because the caller holds the lock.
     """
     path = corrected_path(result)
     mask = mask_path(result)
@@ -412,12 +419,12 @@ def _write(
             facts = facts.model_copy(update=hashes)
             content = facts.model_dump_json(by_alias=True, exclude_none=True, indent=2)
             write_whole(staged / sidecar.name, content + "\n")
-            # The JSON comes last: what it says is then true.
+            # Move the JSON last, so that its content is true as soon as it is visible.
             for file in (mask, path, sidecar):
                 (staged / file.name).replace(file)
         sync(path.parent)
     except OutputError as error:
-        # For people it is about the correction, not about a file that is being staged.
+        # Report the path of the correction instead of the staged file.
         error.where = str(path)
         raise
     except OSError as error:
@@ -431,7 +438,7 @@ def _changed_by_structure(
     changed: NDArray[np.bool_],
     names: Mapping[int, str],
 ) -> dict[str, int]:
-    """How many of the changed voxels each structure has lost or gained; those without any not."""
+    """Count the changed voxels that each structure lost or gained; omit structures without any."""
     was = original.data[changed]
     now = corrected.data[changed]
     counts = {}
@@ -443,7 +450,7 @@ def _changed_by_structure(
 
 
 def _origin_of(result: Path) -> dict[str, Any]:
-    """What the JSON beside a result of a BIDS dataset says of where it is from."""
+    """Return the provenance in the JSON sidecar of a result in a BIDS dataset."""
     path = result.with_name(f"{without_suffix(result)}.json")
     if not path.is_file():
         return {}
@@ -455,7 +462,7 @@ def _origin_of(result: Path) -> dict[str, Any]:
 
 
 def _read_facts(path: Path) -> Facts | None:
-    """What a JSON says; None where it is not there."""
+    """Read a JSON sidecar; return None if it does not exist."""
     if not path.is_file():
         return None
     try:
@@ -468,7 +475,7 @@ def _read_facts(path: Path) -> Facts | None:
 
 
 def _overtaken(result: Path, earlier: Correction | None) -> OvertakenError:
-    """What to raise for a correction that does not build on the last one."""
+    """Return the error for a correction that does not build on the last correction."""
     what = "its result has changed since it was shown"
     if earlier is not None:
         what = "another correction was saved meanwhile"
@@ -480,7 +487,7 @@ def _overtaken(result: Path, earlier: Correction | None) -> OvertakenError:
 
 
 def _on_grid_of(result: Volume, corrected: Volume, path: Path) -> Volume:
-    """A correction in the order of axes of its result; GeometryError where grids differ."""
+    """Return a correction in the axis order of its result; raise GeometryError if grids differ."""
     try:
         on_grid, _ = on_grid_of(corrected, result)
     except GeometryError:
@@ -491,18 +498,18 @@ def _on_grid_of(result: Volume, corrected: Volume, path: Path) -> Volume:
 
 
 def _beside(result: Path, suffix: str, ending: str) -> Path:
-    """The name of a file of the correction of a label map."""
+    """Return the path of a file of a label map's correction."""
     stem = without_suffix(result)
     stem = stem.removesuffix(_LABELS).removesuffix(_TRINAT)
     return result.with_name(f"{stem}{CORRECTED}_{suffix}{ending}")
 
 
 def _endings(path: Path) -> tuple[str, ...]:
-    """The file's own ending, and the others that a label map may have beside it."""
+    """Return the file's own ending, and the other endings of label maps."""
     own = _ending(path)
     return (own, *(ending for ending in (".nii.gz", ".nii", ".mgz") if ending != own))
 
 
 def _ending(path: Path) -> str:
-    """The ending of a name that `without_suffix` takes away, as .nii.gz."""
+    """Return the ending of a name that `without_suffix` removes, such as .nii.gz."""
     return path.name[len(without_suffix(path)) :]

@@ -1,10 +1,10 @@
-"""Where scans to segment are: a file, a folder, a glob, a list, a BIDS dataset, a SUBJECTS_DIR.
+"""Discovery of scans: a file, a folder, a glob, a list, a BIDS dataset, a SUBJECTS_DIR.
 
-Nothing given is lost: what cannot become a case is returned with the reason. Walks through folders,
-and what kind a file is by its name, are here too, for whoever looks for label maps.
+No input is lost: whatever cannot become a case is returned with the reason. Directory walks and the
+recognition of files by name are here too, for the discovery of label maps.
 
-`os.path` instead of `Path` in places: its functions answer False where those of `Path` raise, for
-want of permission or because a name is too long.
+`os.path` replaces `Path` in places: its functions return False where those of `Path` raise, for
+lack of permission or because a name is too long.
 """
 
 from __future__ import annotations
@@ -27,58 +27,58 @@ from trinat.segmentation.io.files import read_text
 from trinat.segmentation.io.streams import SCAN_SUFFIXES, what_to_give
 
 _LISTS = (".txt", ".list")
-# Images of other programs, which somebody may expect to be segmented.
+# Image formats of other programs that users may expect to be segmented.
 _NOT_READ = (".nrrd", ".nhdr", ".mha", ".mhd", ".mnc", ".mif", ".mif.gz")
-# The space of their results; that of others is called by their suffix.
+# Space of results of T1w scans; the space of other results is named after their suffix.
 _SPACE_OF_T1W = "orig"
-# Where BIDS has folders; one that cannot be read may hide scans.
+# Folders of BIDS; an unreadable one may hide scans.
 _BIDS_FOLDERS = ("sub-*", "sub-*/anat", "sub-*/ses-*", "sub-*/ses-*/anat")
 
 
 def _ends_with(file: Path, *endings: str) -> bool:
-    """Whether a file's name ends so, in whatever letters."""
+    """Return True if a file's name has one of these endings, ignoring case."""
     return file.name.lower().endswith(endings)
 
 
 def is_dir(path: Path) -> bool:
-    """Whether it is a folder; False where that cannot be known."""
+    """Return True if the path is a directory, False if it is not or cannot be checked."""
     return os.path.isdir(path)  # noqa: PTH112 - see above
 
 
 def is_file(path: Path) -> bool:
-    """Whether it is a regular file; False where that cannot be known."""
+    """Return True if the path is a regular file, False if it is not or cannot be checked."""
     return os.path.isfile(path)  # noqa: PTH113 - see above
 
 
 def is_closed(folder: Path) -> bool:
-    """Whether it is a folder that may not be listed or entered."""
+    """Return True if the path is a directory that may not be listed or entered."""
     return not os.access(folder, os.R_OK | os.X_OK) and is_dir(folder)
 
 
 def is_scan(path: Path) -> bool:
-    """Whether it is called as a scan is, in any format but DICOM."""
+    """Return True if a file has the name of a scan, in any format but DICOM."""
     if path.name.startswith("."):
         return False
     return path.name.lower().endswith(SCAN_SUFFIXES)
 
 
 def is_dicom_or_zip(path: Path) -> bool:
-    """Whether it is a file in which DICOM images may be."""
+    """Return True if the path is a file that may contain DICOM images."""
     return is_file(path) and (path.suffix.lower() == ".zip" or is_dicom(path))
 
 
 def is_result(path: Path) -> bool:
-    """Whether it is called as a result of `trinat predict` is."""
+    """Return True if a file has the name of a result of `trinat predict`."""
     return is_scan(path) and stem_ends(path, *RESULT_ENDINGS)
 
 
 def stem_ends(path: Path, *endings: str) -> bool:
-    """Whether the name, in small letters and without .nii.gz or the like, has one of the ends."""
+    """Return True if the name, in lower case and without a suffix like .nii.gz, has an ending."""
     return without_suffix(path).lower().endswith(endings)
 
 
 def absolute(path: str | Path) -> Path:
-    """Absolute, without `..`, links kept."""
+    """Return the path as absolute, without `..`; links are kept."""
     return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
 
 
@@ -92,7 +92,7 @@ def walk(
     on_closed: Callable[[OSError], None] = _fail,
     wanted: Callable[[Path], bool] = is_scan,
 ) -> Iterator[Path]:
-    """The files below a folder that are `wanted`, through links to folders, never twice round.
+    """Yield the `wanted` files below a folder; follow links to folders, but visit no folder twice.
 
     `exclude` is not searched; `on_closed` is called for each folder that cannot be read.
     """
@@ -106,7 +106,7 @@ def walk(
             subfolders.clear()
             continue
         seen.add(real)
-        # In place: os.walk enters those that are left in this list.
+        # Assign in place: os.walk enters the folders that are left in this list.
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         for name in names:
             if wanted(here / name):
@@ -122,12 +122,12 @@ def find_cases(
     suffix: str = T1W,
     any_contrast: bool = False,
 ) -> Found:
-    """Every scan that `inputs` name, in natural order; `exclude` is never searched (the output).
+    """Return every scan in `inputs`, in natural order; never search `exclude` (the output).
 
-    Participants and sessions, if given, say which scans of a BIDS dataset are meant, and `suffix`
-    of which kind they are. Of DICOM series, those that are T1-weighted are taken, or with
-    `any_contrast` all anatomical ones. Raises ConfigError for a dataset among other inputs, for a
-    suffix without one, or for an input that is the output folder.
+    Participants, sessions and `suffix` select scans of a BIDS dataset. Of DICOM series, the
+    T1-weighted series are taken, or with `any_contrast` all anatomical series. Raises ConfigError
+    for a dataset among other inputs, for a suffix without a dataset, or for an input that is the
+    output folder.
     """
     if not suffix.isalnum():
         raise ConfigError(
@@ -146,7 +146,8 @@ def find_cases(
         if is_subjects_dir(root):
             return find_subjects(absolute(root))
     else:
-        # In a dataset the layout says whose a scan is; a walk through all files does not know that.
+        # The layout of a dataset assigns scans to persons, which a walk through all files cannot
+        # do.
         for given in map(Path, inputs):
             if is_bids(given) or is_subjects_dir(given):
                 what = "a BIDS dataset or SUBJECTS_DIR is given alone"
@@ -156,7 +157,7 @@ def find_cases(
     remarks: list[str] = []
     root, paths = _expand_all(inputs, exclude, refusals, remarks)
     paths = _without_results(inputs, paths, refusals)
-    dicom: dict[Path, None] = {}  # as a set in order
+    dicom: dict[Path, None] = {}  # used as an ordered set
     for path in paths:
         if not is_scan(path) and is_dicom_or_zip(path):
             dicom[path] = None
@@ -172,9 +173,9 @@ def _expand_all(
     refusals: list[Refusal],
     remarks: list[str],
 ) -> tuple[Path, list[Path]]:
-    """(the folder that output paths mirror from, scans) of all inputs together.
+    """Return the folder that output paths mirror from, and the scans of all inputs together.
 
-    An input that has no scan becomes a refusal; other files beside DICOM become a remark.
+    An input without scans becomes a refusal; other files beside DICOM become a remark.
     """
     roots: list[Path] = []
     paths: list[Path] = []
@@ -205,7 +206,9 @@ def _without_results(
     paths: list[Path],
     refusals: list[Refusal],
 ) -> list[Path]:
-    """Scans alone, unless results are all there is or were named one by one."""
+    """Return the scans without results, unless there are only results or they were named one
+    by one.
+    """
     named = {absolute(given) for given in inputs}
     results = {path for path in paths if path not in named and is_result(path)}
     if len(results) == len(set(paths)):
@@ -223,13 +226,13 @@ def _without_results(
 def _expand_folder(
     folder: Path, exclude: Path | None, refusals: list[Refusal], remarks: list[str]
 ) -> tuple[Path, list[Path]]:
-    """As `_expand_all`, of a folder: the scans and DICOM files anywhere below it."""
+    """Expand a folder as in `_expand_all`: the scans and DICOM files anywhere below it."""
     if exclude and folder.resolve() == exclude.resolve():
         what = "is the output folder, too"
         raise ConfigError(what, where=folder, remedy="choose another --out")
     image = find_image(folder)
     if image:
-        # A subject of FreeSurfer's: its other images are results.
+        # In a subject of FreeSurfer, the other images are results.
         return folder.parent, [image]
 
     def note_closed(error: OSError) -> None:
@@ -238,7 +241,7 @@ def _expand_folder(
     def is_visible(file: Path) -> bool:
         return not file.name.startswith(".")
 
-    # A header stands for its pair.
+    # A header stands for its pair of files.
     every = list(walk(folder, exclude, note_closed, is_visible))
     headers = {file.with_suffix("") for file in every if _ends_with(file, ".hdr")}
     files = [
@@ -276,7 +279,7 @@ def _expand_folder(
 
 
 def _read_list(path: Path) -> tuple[Path, list[Path]]:
-    """One path a line, relative to the list; empty lines and # comments are passed over."""
+    """Read one path per line, relative to the list; skip empty lines and # comments."""
     scans = []
     for line in read_text(path, "utf-8-sig", "surrogateescape").splitlines():
         name = line.strip()
@@ -289,9 +292,10 @@ def _read_list(path: Path) -> tuple[Path, list[Path]]:
 
 
 def _expand_glob(pattern: str, exclude: Path | None) -> tuple[Path, list[Path]]:
-    """As `_expand_all`, of a pattern; the root is its parts before the first wildcard."""
+    """Expand a pattern as in `_expand_all`; the root is its parts before the first wildcard."""
     scans = []
-    # Not Path.glob: patterns are relative to the current folder or absolute, as in a shell.
+    # Patterns are relative to the current folder or absolute, as in a shell, which Path.glob does
+    # not support.
     for match in natsorted(glob.glob(pattern, recursive=True)):  # noqa: PTH207
         path = absolute(match)
         if is_file(path) and (is_scan(path) or is_dicom_or_zip(path)):
@@ -299,7 +303,7 @@ def _expand_glob(pattern: str, exclude: Path | None) -> tuple[Path, list[Path]]:
     if exclude:
         output = absolute(exclude)
         outside = [path for path in scans if not path.is_relative_to(output)]
-        # Unless all of it is there: then names tell scans from results.
+        # If all matches are in the output folder, keep them: names tell scans from results.
         if outside:
             scans = outside
     if not scans:
@@ -315,13 +319,13 @@ def _expand_glob(pattern: str, exclude: Path | None) -> tuple[Path, list[Path]]:
 def _name_cases(
     root: Path, paths: Iterable[Path], refusals: list[Refusal]
 ) -> Iterator[Case]:
-    """Cases that mirror the tree below `root`."""
+    """Yield cases that mirror the tree below `root`."""
     seen: set[Path] = set()
     for path in paths:
         relative = path.relative_to(root)
         parts = (*relative.parts[:-1], without_suffix(path))
         name = "/".join(safe_component(part) for part in parts)
-        # Not resolved: in some archives equal scans of two sessions are links to one file.
+        # Do not resolve links: in some archives equal scans of two sessions are links to one file.
         same = path
         if path.suffix == ".img":
             same = path.with_suffix(".hdr")
@@ -346,7 +350,7 @@ def _name_series(
     refusals: list[Refusal],
     any_contrast: bool,
 ) -> Iterator[Case]:
-    """A case for each series in zips and DICOM files below `root` that is a scan.
+    """Yield a case for each series that is a scan, in zips and DICOM files below `root`.
 
     The other series become refusals.
     """
@@ -366,7 +370,7 @@ def _series_in(
     refusals: list[Refusal],
     any_contrast: bool,
 ) -> Iterator[Case]:
-    """As `_name_series`, of one zip, or of these files of a folder."""
+    """Yield cases as in `_name_series`, from one zip or from these files of a folder."""
     try:
         found = find_series(place, names, any_contrast=any_contrast)
     except (InputError, OSError) as error:
@@ -387,7 +391,8 @@ def _series_in(
         if not series.reason:
             yield Case(name, place, name, series=series.files)
         elif has_scan and not series.damaged:
-            # No scan, and beside one; a damaged file may be a part of it.
+            # The series is no scan, but there is a scan beside it. A damaged file may be a part of
+            # a scan.
             reason = f"{LEFT_OUT}{series.reason}"
             refusals.append(Refusal(name, reason, harmless=True, case=name))
         else:
@@ -395,9 +400,9 @@ def _series_in(
 
 
 def is_bids(root: Path, suffix: str = T1W) -> bool:
-    """Whether it is a BIDS dataset: one that says so, or a folder with such scans as BIDS has it.
+    """Return True for a BIDS dataset: it has a description, or scans in BIDS' layout.
 
-    `suffix` is BIDS's word for them.
+    `suffix` is the BIDS suffix of the scans.
     """
     if not is_dir(root):
         return False
@@ -411,12 +416,13 @@ def find_bids(
     sessions: Collection[str],
     suffix: str = T1W,
 ) -> Found:
-    """The scans of a BIDS dataset that have a suffix; participants and sessions say which of them.
+    """Return the scans of a BIDS dataset with a suffix, of some participants and sessions or of
+    all.
 
-    Labels may have their prefix or not (01, sub-01). Refused are folders that may not be read,
-    images whose names say another person than their folders, and participants without such a scan.
-    InputError where the whole dataset has none. Results of other scans than T1w have the suffix in
-    their names, as BIDS has it.
+    Labels may have their prefix or not (01, sub-01). Folders that cannot be read, images whose
+    names contradict their folders about the person, and participants without such a scan are
+    refused. InputError is raised if the whole dataset has no such scan. Results of scans other than
+    T1w have the suffix in their names, as in BIDS.
     """
     wanted = {label.removeprefix("sub-") for label in participants}
     visits = {label.removeprefix("ses-") for label in sessions}
@@ -439,7 +445,7 @@ def find_bids(
             continue
         if visits and facts.get("ses") not in visits:
             continue
-        # Results have these two of their own.
+        # Results have these two entities of their own.
         for added in ("space", "desc"):
             facts.pop(added, None)
         if suffix != T1W:
@@ -459,7 +465,7 @@ def find_bids(
 
 
 def _misplaced(root: Path, suffix: str, images: Collection[Path]) -> Iterator[str]:
-    """A remark on files of a suffix that are none of its images: not quite as BIDS has them."""
+    """Yield a remark on files with this suffix that are not quite in BIDS' layout."""
     taken = set(images)
     others = []
     for pattern in _BIDS_FOLDERS:
@@ -478,7 +484,7 @@ def _misplaced(root: Path, suffix: str, images: Collection[Path]) -> Iterator[st
 
 
 def suffix_of_results(outputs: Iterable[str]) -> str | None:
-    """The suffix of the scan of a BIDS dataset that has these results; None of other scans."""
+    """Return the suffix of the BIDS scan that has these results; None for other scans."""
     for output in outputs:
         space = entities(Path(output).name.partition(".")[0]).get("space")
         if space == _SPACE_OF_T1W:
@@ -489,15 +495,15 @@ def suffix_of_results(outputs: Iterable[str]) -> str | None:
 
 
 def is_subjects_dir(root: Path) -> bool:
-    """Whether it is a SUBJECTS_DIR of FreeSurfer's: a folder of subjects with images."""
+    """Return True for a SUBJECTS_DIR of FreeSurfer: a folder of subjects with images."""
     return is_dir(root) and any(find_image(folder) for folder in root.iterdir())
 
 
 def find_subjects(root: Path) -> Found:
-    """The image of each subject in a SUBJECTS_DIR.
+    """Return the image of each subject in a SUBJECTS_DIR.
 
-    Folders without `mri/`, templates, longitudinal bases and scans that are there twice are passed
-    over. A folder that may not be read, or whose `mri/` has no image, is refused.
+    Folders without `mri/`, templates, longitudinal bases and duplicate scans are skipped. A folder
+    that cannot be read, or whose `mri/` has no image, is refused.
     """
     cases: list[Case] = []
     refusals: list[Refusal] = []
@@ -535,5 +541,5 @@ def find_subjects(root: Path) -> Found:
 
 
 def _closed_folder(folder: object) -> Refusal:
-    """The refusal of a folder (its name or path, for people) that may not be read."""
+    """Return the refusal of an unreadable folder, given by its name or path."""
     return Refusal(str(folder), "this folder cannot be read: check its permissions")

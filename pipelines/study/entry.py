@@ -1,4 +1,4 @@
-"""Entry: the outcome of one input of one run. A line of the ledger, and a worker's answer."""
+"""Entry of the ledger: the outcome of one input of one run, and a worker's answer."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.timing import Spent
 
 Status = Literal["done", "failed", "skipped", "writing"]
-# The page of a run shows slices of this many scans, the most doubtful.
+# Number of scans, the most doubtful ones, whose slices are on the page of a run.
 MOST_SHOWN = 5
 
 
 class Run(Protocol):
-    """The facts of a run that its entries record; `digest` is a hash of what results depend on."""
+    """Facts of a run that its entries record; `digest` is a hash of what results depend on."""
 
     @property
     def out(self) -> Path:
-        """The output folder."""
+        """Output folder."""
 
     @property
     def model_sha256(self) -> str:
-        """The hash of the model."""
+        """Hash of the model."""
 
     def digest(self, case: Work) -> str:
         """Return a hash of what the result of a case depends on, besides scan and model."""
@@ -88,7 +88,7 @@ class Entry:
 
         The path of the scan is relative to the output folder.
         """
-        # As seen from the output, so that no path of this machine gets into the ledger.
+        # Relative to the output, so that no path of this machine gets into the ledger.
         scan = os.path.relpath(case.path, run.out.resolve())
         return cls(
             case.id,
@@ -102,22 +102,22 @@ class Entry:
 
     @classmethod
     def failed(cls, case: Work, run: Run, reason: str) -> Entry:
-        """Return the entry of a case that gave no result, for this reason."""
+        """Return the entry of a case that gave no result, with the reason."""
         return cls.of(case, run, "failed", reason)
 
     @property
     def grade(self) -> str:
-        """The grade of the scan; without one, the status."""
+        """Grade of the scan; without one, the status."""
         return self.result.grade or self.status
 
     @property
     def why(self) -> str:
-        """The reasons for the grade; without any, the reason for the status."""
+        """Reasons for the grade; without any, the reason for the status."""
         return "; ".join(self.result.reasons) or self.reason
 
     @property
     def doubt(self) -> tuple[int, float, object]:
-        """A key to sort scans by, the most doubtful first: grade, agreement of views, name."""
+        """Sort key of scans, the most doubtful first: grade, agreement of views, name."""
         urgency = GRADES.index(self.grade if self.grade in GRADES else "ungraded")
         agreement = self.result.mean_agreement
         return (
@@ -128,17 +128,17 @@ class Entry:
 
     @property
     def is_refusal(self) -> bool:
-        """Whether its input was refused before any model was loaded."""
+        """True if its input was refused before any model was loaded."""
         return not self.model
 
     @property
     def is_left_out(self) -> bool:
-        """Whether it is a part of the input that is no scan to segment, such as a localiser."""
+        """True for a part of the input that is no scan to segment, such as a localiser."""
         return self.status == "skipped" and self.reason.startswith(LEFT_OUT)
 
     @property
     def is_withdrawn(self) -> bool:
-        """Whether it was refused once and is no longer given: no table shows it."""
+        """True if it was refused once and is no longer given; tables do not show it."""
         return self.status == "skipped" and self.is_refusal and not self.is_left_out
 
     def is_current(self, case: Case, run: Run) -> bool:
@@ -151,21 +151,21 @@ class Entry:
             return False
         if self.settings != run.digest(case):
             return False
-        # The scan comes last: where anything else has changed it is not read.
+        # Check the scan last: it is not read if anything else has changed.
         if not self.is_written(run.out):
             return False
         return digest_of(*case.files) == self.input_sha256
 
     def is_written(self, folder: Path) -> bool:
-        """Whether its outputs are in `folder`, and are as they were written."""
+        """Return True if its outputs are in `folder`, unchanged since they were written."""
         return all(
             digest_of(folder / path) == digest for path, digest in self.outputs.items()
         )
 
     def digest_of_scan(self, folder: Path) -> str | None:
-        """SHA-256 of the scan as it is now; None where it is missing or consists of many files.
+        """Return the SHA-256 of the scan as it is now; None if it is missing or has many files.
 
-        `folder` is the output folder, which the path of the scan starts from.
+        The path of the scan is relative to `folder`, the output folder.
         """
         if not self.scan:
             return None
@@ -174,7 +174,7 @@ class Entry:
 
 
 def digest_of(*paths: Path) -> str | None:
-    """SHA-256 over the bytes of these files; None if one is missing or not a regular file."""
+    """Return the SHA-256 of the bytes of files; None if one is missing or not a regular file."""
     try:
         return sha256_of(*paths)
     except (InputError, OSError):
@@ -182,7 +182,10 @@ def digest_of(*paths: Path) -> str | None:
 
 
 def digests_of(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
-    """SHA-256 of those of these names that are in the folder; None for what is not a file."""
+    """Return the SHA-256 of the named files in a folder; None for entries that are not files.
+
+    Names that do not exist are left out.
+    """
     digests = {}
     for name in names:
         if os.path.lexists(folder / name):
@@ -204,6 +207,6 @@ def taught_by_models(entries: Iterable[Entry]) -> list[str]:
 
 
 def most_doubtful(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the scans of which the page has slices, the most doubtful first."""
+    """Return the scans whose slices are on the page, the most doubtful first."""
     done = (entry for entry in entries if entry.status == "done")
     return nsmallest(MOST_SHOWN, done, key=attrgetter("doubt"))

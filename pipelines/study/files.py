@@ -1,11 +1,11 @@
-"""Label maps and images that are compared or measured, and whose they are by their names.
+"""Label maps and images to compare or measure, with their subjects and sessions by name.
 
-Which file belongs to which is decided elsewhere (`pipelines/study/pairing.py`), by the subject,
-the session and the BIDS entities that are found here.
+`pipelines/study/pairing.py` matches files by the subject, the session and the BIDS entities that
+are found here.
 
-Here are also the files that a store was made from: scans to segment, label maps to compare with. A
-store knows where they were and what they were, by their SHA-256: whoever reads them can say that a
-file is gone, or has changed since.
+The original files of a store are here, too: scans to segment and label maps to compare with. A
+store knows their paths and SHA-256, so that readers can report a file that is missing or has
+changed.
 """
 
 from __future__ import annotations
@@ -61,21 +61,21 @@ from trinat.segmentation.labels.folding import FoldingTable
 if TYPE_CHECKING:
     from trinat.segmentation.data.store import Original, Store
 
-# All that can be read; a header stands for its pair.
+# All readable formats; a header stands for its pair of files.
 _READ = tuple(suffix for suffix in SCAN_SUFFIXES if suffix != ".img")
-# How BIDS ends the names of scans.
+# Endings of names of scans in BIDS.
 _SCANS = ("_t1w", "_t2w", "_pdw", "_flair")
-# What a file is, not whose: these may differ between the two files of a pair.
+# Entities that describe the kind of a file: they may differ between the two files of a pair.
 _NOT_IDENTITY = ("space", "desc", "label", "res", "den", "seg", "atlas")
 _AGAIN = "put it back, or run `trinat prepare` again with its new place"
 
 
 @dataclass(frozen=True)
 class ScanFile:
-    """A label map or image, and whose it is by its name.
+    """A label map or image, with the subject and scan that its name says.
 
-    `subject` and `session` are what pairs of files are found by; `person` and `visit` whom tables
-    count, and which of the person's scans it is.
+    `subject` and `session` are used to find pairs of files. `person` is the person counted in
+    tables, and `visit` distinguishes the scans of a person.
     """
 
     name: str
@@ -84,13 +84,13 @@ class ScanFile:
     session: str = ""
     # BIDS entities, sorted; empty for other names.
     identity: tuple[tuple[str, str], ...] = ()
-    # Below the folder that was searched, where they say whose the file is; empty of BIDS.
+    # Folders below the folder that was searched, if they identify the subject; empty in BIDS.
     folders: tuple[str, ...] = ()
-    is_given: bool = False  # by itself, not as one of a folder
-    # The label map that it is a correction of, under whose name it stands.
+    is_given: bool = False  # named by itself, not found in a folder
+    # The label map that this file corrects, and whose name it takes.
     corrects: Path | None = None
-    # Of a store's: as of a Case, and the dataset's own label numbers -> FreeSurfer numbers, before
-    # those of its folding table.
+    # For files of a store: axes and hash as in `Case`, and the mapping from the dataset's own label
+    # numbers to FreeSurfer numbers, which precedes its folding table.
     axes: str | None = None
     sha256: str = ""
     numbers: Mapping[int, int] = field(default_factory=dict)
@@ -100,19 +100,19 @@ class ScanFile:
 
     @property
     def result(self) -> Path:
-        """The label map that a ledger knows: of a correction, the one that it is of."""
+        """Label map that a ledger knows: for a correction, the label map that was corrected."""
         return self.corrects or self.path
 
     @property
     def shown(self) -> str:
-        """What people are told of the file: its folders and its name."""
+        """Name of the file in messages: its folders and its name."""
         return "/".join((*self.folders, self.path.name))
 
     @property
     def scan(self) -> str:
-        """Which of the person's scans it is, "ses-1_run-2"; empty where the name does not say.
+        """Name of the person's scan, such as "ses-1_run-2"; empty if the file name has none.
 
-        Two scans of one person are told apart by it.
+        It distinguishes two scans of one person.
         """
         rest = dict(self.identity)
         rest.pop("sub", None)
@@ -130,14 +130,14 @@ def find_files(
     parcels: bool = False,
     corrected: bool = True,
 ) -> list[ScanFile]:
-    """Label maps (or with suffix "T1w" images) under a folder, in natural order.
+    """Return the label maps (or with suffix "T1w" images) under a folder, in natural order.
 
-    Understood: one file; a BIDS dataset or derivative; a FreeSurfer SUBJECTS_DIR; folders of
-    files called *_dseg, and what is neither such a file's scan nor a result; a folder of files.
-    With `parcels`, maps of parcels where there are any.
+    Supported are a single file; a BIDS dataset or derivative; a FreeSurfer SUBJECTS_DIR; folders of
+    files called *_dseg, with other files that are neither scans of these nor results; a folder of
+    files. With `parcels`, maps of parcels are preferred if there are any.
 
-    In a folder, a correction stands in the place of the label map that it is of, under its name;
-    unless they are to be taken as they were before they were `corrected`.
+    In a folder, a correction replaces the label map that it corrects, under the name of that label
+    map. Without `corrected`, label maps are taken as they were before correction.
     """
     if place.is_file():
         if is_archive(place):
@@ -166,9 +166,10 @@ def find_files(
 
 
 def find_images(place: Path, label_maps: Iterable[Path]) -> list[ScanFile]:
-    """The scans under a folder that label maps are of.
+    """Return the scans of label maps under a folder.
 
-    In a BIDS dataset these are T1w scans, or those whose suffix all the maps have as their space.
+    In a BIDS dataset these are T1w scans, or scans with the suffix that all the maps have as their
+    space.
     """
     spaces = {entities(without_suffix(path)).get("space", "") for path in label_maps}
     suffix = "T1w"
@@ -180,7 +181,7 @@ def find_images(place: Path, label_maps: Iterable[Path]) -> list[ScanFile]:
 
 
 def _files_below(place: Path, suffix: str, *, parcels: bool) -> list[ScanFile]:
-    """The files of a folder, by the first of the known layouts in which there are any."""
+    """Return the files of a folder, by the first known layout in which there are any."""
     of_labels = suffix == Product.LABELS.suffix
     bids = [_named(path) for path in anat_files(place, suffix)]
     if bids:
@@ -203,18 +204,18 @@ def _files_below(place: Path, suffix: str, *, parcels: bool) -> list[ScanFile]:
             files = []
             for path in marked:
                 file = _named(path)
-                # Folders say whose it is as long as BIDS entities do not.
+                # Folders identify the subject unless BIDS entities do.
                 if not file.identity:
                     folders = path.parent.relative_to(place).parts
                     file = replace(file, folders=folders)
                 files.append(file)
             return files
     paths = image_files(place, _READ).values()
-    # A result beside the scans is no scan.
+    # Skip results beside the scans.
     files = [_named(path) for path in paths if of_labels or not is_result(path)]
     if files or of_labels:
         return files
-    # Scans are found in folders as `trinat predict` finds them.
+    # Search subfolders for scans in the same way as `trinat predict`.
     for path in walk(place):
         if path.name.lower().endswith(_READ) and not is_result(path):
             folders = path.parent.relative_to(place).parts
@@ -223,9 +224,9 @@ def _files_below(place: Path, suffix: str, *, parcels: bool) -> list[ScanFile]:
 
 
 def _with_corrections(files: Sequence[ScanFile], *, corrected: bool) -> list[ScanFile]:
-    """The files, each label map with the path of its correction where it has one.
+    """Return the files, with the path of the correction for each corrected label map.
 
-    Corrections whose label map is there are no files of their own.
+    Corrections of a listed label map are not listed as files of their own.
     """
     there = {file.path for file in files}
     kept = []
@@ -240,9 +241,9 @@ def _with_corrections(files: Sequence[ScanFile], *, corrected: bool) -> list[Sca
 
 
 def _of_one_kind(files: Sequence[ScanFile], kinds: Sequence[str]) -> list[ScanFile]:
-    """Label maps of a BIDS dataset: of each scan those of the first of these kinds that it has.
+    """Return the label maps of a BIDS dataset: for each scan, those of the first kind available.
 
-    Those of a scan are in one folder and have the same identity.
+    The label maps of a scan are in one folder and have the same identity.
     """
     of_scan: dict[object, list[ScanFile]] = defaultdict(list)
     for file in files:
@@ -258,9 +259,9 @@ def _of_one_kind(files: Sequence[ScanFile], kinds: Sequence[str]) -> list[ScanFi
 
 
 def _is_plain(labels: Path) -> bool:
-    """Whether a label map of a BIDS dataset lies on its scan, in no template's space.
+    """Return True for a BIDS label map in the space of its scan, not in that of a template.
 
-    Nor is it of the same structures once more, with parcels.
+    Label maps that repeat the same structures with parcels are not plain.
     """
     space = entities(without_suffix(labels)).get("space")
     is_on_scan = space in OWN_SPACES or f"_{space}".lower() in _SCANS
@@ -268,7 +269,8 @@ def _is_plain(labels: Path) -> bool:
 
 
 def _of_subjects_dir(root: Path, find: Callable[[Path], Path | None]) -> list[ScanFile]:
-    """What `find` gives of each subject in a SUBJECTS_DIR; empty where it is none.
+    """Return the file that `find` returns for each subject in a SUBJECTS_DIR; empty for other
+    folders.
 
     Templates and longitudinal bases are no subjects.
     """
@@ -290,12 +292,14 @@ def _of_subjects_dir(root: Path, find: Callable[[Path], Path | None]) -> list[Sc
 
 
 def _marked_label_maps(place: Path, word: str) -> list[Path]:
-    """Files called *_dseg (or another word) below; if there are any, other label maps, too."""
+    """Return files called *_dseg (or another word) below; if there are any, other label maps,
+    too.
+    """
     ending = f"_{word}"
     marked = [path for path in walk(place) if stem_ends(path, ending)]
     if not marked:
         return []
-    # Beside label maps are the scans that they are of, and a run's entropies and probabilities.
+    # The folder also has the scans of the label maps, and entropies and probabilities of a run.
     scans = {without_suffix(path).lower().removesuffix(ending) for path in marked}
     others = []
     for path in image_files(place, _READ).values():
@@ -307,7 +311,7 @@ def _marked_label_maps(place: Path, word: str) -> list[Path]:
 
 
 def _with_parcels(place: Path, structures: Sequence[Path]) -> list[Path]:
-    """Maps of parcels below, and of scans without one the map of structures, which is named."""
+    """Return the maps of parcels below, and the given map of structures for scans without one."""
     parcels = _marked_label_maps(place, Product.PARCELS.plain)
     has_parcels = {structures_beside(path) for path in parcels}
     kept = list(parcels)
@@ -319,9 +323,10 @@ def _with_parcels(place: Path, structures: Sequence[Path]) -> list[Path]:
 
 
 def _apart(files: Sequence[ScanFile]) -> Iterator[ScanFile]:
-    """Files of one name get the names of their folders, too: a/T1 and b/T1 are of two persons.
+    """Add the names of folders to files of the same name: a/T1 and b/T1 are of two persons.
 
-    Their names become a_T1 and b_T1; where two would become one (a_b/c and a/b_c), a_b/c and a/b_c.
+    Their names become a_T1 and b_T1. If two of these would be equal (a_b/c and a/b_c), the names
+    become a_b/c and a/b_c.
     """
     times = Counter(file.name for file in files)
     names = []
@@ -345,9 +350,10 @@ def _apart(files: Sequence[ScanFile]) -> Iterator[ScanFile]:
 
 
 def _with_persons(files: Sequence[ScanFile], place: Path) -> list[ScanFile]:
-    """The files with their persons and visits; a name that says no person is one by itself.
+    """Return the files with their persons and visits; a name without a person is a person by
+    itself.
 
-    Files of BIDS names, of which several folders have the same, get the names of their folders.
+    Files with BIDS names that occur in several folders get the names of their folders.
     """
     identities = []
     for file in files:
@@ -356,7 +362,7 @@ def _with_persons(files: Sequence[ScanFile], place: Path) -> list[ScanFile]:
         if file.person:
             identity = Identity(file.person, scan=file.visit)
         elif file.identity:
-            # Only entities tell scans of BIDS apart: not the suffix, nor what the file is.
+            # BIDS scans are distinguished by entities only, not by the suffix or the kind of file.
             identity = replace(identity, scan=file.scan)
         identities.append(identity)
     named = []
@@ -371,9 +377,9 @@ def _with_persons(files: Sequence[ScanFile], place: Path) -> list[ScanFile]:
 
 
 def corrected_among(files: Sequence[ScanFile]) -> str:
-    """A sentence on label maps that people have corrected; empty where there are none.
+    """Return a sentence on label maps that people have corrected; "" if there are none.
 
-    Maps of parcels are never corrected: those of a scan whose structures are do not fit these.
+    Maps of parcels are never corrected, so they disagree with corrected structures of their scan.
     """
     corrected = sum(file.corrects is not None for file in files)
     if corrected:
@@ -391,7 +397,7 @@ def corrected_among(files: Sequence[ScanFile]) -> str:
 
 
 def persons_in_folders(files: Sequence[ScanFile]) -> str:
-    """A sentence on persons who are told apart by their folders; empty where there are none."""
+    """Return a sentence on persons who are distinguished by their folders; "" if there are none."""
     apart = {file.person for file in files if "/" in file.person}
     if not apart:
         return ""
@@ -400,26 +406,28 @@ def persons_in_folders(files: Sequence[ScanFile]) -> str:
 
 
 def two_maps_of_a_scan(files: Iterable[ScanFile]) -> str:
-    """A sentence on two label maps of one scan, which count as two scans; empty if none are."""
+    """Return a sentence on two label maps of one scan, which count as two scans; "" if there
+    are none.
+    """
     seen: dict[tuple[str, str], ScanFile] = {}
     for file in files:
         other = seen.setdefault((file.person, file.visit), file)
         if other is not file:
             both = f"{other.shown} and {file.shown}"
             if other.shown == file.shown:
-                # In a SUBJECTS_DIR all have one name.
+                # In a SUBJECTS_DIR all files have the same name.
                 both = f"{other.name} and {file.name}"
             return f"{both} are both of {file.person} {file.visit}".strip()
     return ""
 
 
 def _named(path: Path) -> ScanFile:
-    """A file and whose it is by its name alone: by the entities of BIDS, or the name itself."""
+    """Identify a file by its name alone: by its BIDS entities, or by the name itself."""
     name = without_suffix(path)
     facts: dict[str, str] = {}
     if name.startswith("sub-"):
         facts = entities(name)
-    # What looks like an entity and is none, as in sub-01_ses-2.auto, may tell scans apart.
+    # Parts that look like entities but are not, as in sub-01_ses-2.auto, may distinguish scans.
     with_dash = [part.split("-")[0] for part in name.split("_") if "-" in part]
     if "sub" not in facts or not facts.keys() >= set(with_dash):
         name = name.removesuffix(f"_{Product.LABELS.suffix}")
@@ -436,9 +444,9 @@ def _named(path: Path) -> ScanFile:
 
 
 def as_scan(file: ScanFile, scan: Path) -> ScanFile:
-    """A label map under the name of the scan that it is of.
+    """Return a label map under the name of its scan.
 
-    The path stays that of the label map.
+    The path stays the path of the label map.
     """
     named = _named(scan)
     person = file.person
@@ -456,9 +464,10 @@ def as_scan(file: ScanFile, scan: Path) -> ScanFile:
 
 
 def refuse_changed(known: str, digest: str | None, where: Path) -> None:
-    """Raise if a file is not what a store was made from (`known`, empty for other files).
+    """Raise InputError if a file has changed since a store was made from it.
 
-    `digest` is the SHA-256 of the file as it was read. InputError with the file in `where`.
+    `known` is the SHA-256 in the store, "" for files that are in no store; `digest` is the SHA-256
+    of the file as it was read, and `where` is its path.
     """
     if known and digest != known:
         remedy = "run `trinat prepare` again"
@@ -468,9 +477,9 @@ def refuse_changed(known: str, digest: str | None, where: Path) -> None:
 
 
 def stored_cases(store: Store, subjects: Iterable[str]) -> Found:
-    """The scans of subjects, called as their subjects are; those that are gone are refused.
+    """Return the scans of subjects as cases named after their subjects; refuse missing scans.
 
-    Raises DatasetError if all are gone, or the store knows no scan of a subject.
+    Raises DatasetError if all scans are missing, or if the store knows no scan of a subject.
     """
     cases: list[Case] = []
     refusals: list[Refusal] = []
@@ -488,10 +497,10 @@ def stored_cases(store: Store, subjects: Iterable[str]) -> Found:
 
 
 def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanFile]:
-    """The label maps of subjects (or kind "image" their scans), with whose they are.
+    """Return the label maps of subjects (or with kind "image" their scans), with their persons.
 
-    In the order of `subjects`. They have the store's own label numbers and axes, so that they are
-    read as `trinat prepare` read them. No map is opened.
+    They are in the order of `subjects`, with the store's own label numbers and axes, so that they
+    are read as `trinat prepare` read them. No map is opened.
     """
     people = {
         participant.subject: participant.person for participant in store.participants
@@ -511,7 +520,7 @@ def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanF
             numbers=numbers,
             fold=store.info.fold,
         )
-        # Named as what trinat predicts of it.
+        # Use the name of trinat's prediction for this scan.
         file = as_scan(file, Path(f"{name}_dseg.nii.gz"))
         if not file.identity:
             session = name.removeprefix(people[name]).strip("_-")
@@ -521,7 +530,10 @@ def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanF
 
 
 def _original(store: Store, subject: str, kind: str) -> Original:
-    """The file that a subject's slices were made from; DatasetError where the store has none."""
+    """Return the file that a subject's slices were made from;
+
+    DatasetError if the store has none.
+    """
     entry = store.info.subjects[subject]
     original = entry.labels
     if kind == "image":

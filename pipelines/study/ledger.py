@@ -1,13 +1,13 @@
-"""The ledger: one line of JSON for each input of each run, appended when its outcome is known.
+"""Ledger of a run: one line of JSON for each input, appended when its outcome is known.
 
-The last line of a case is the one that holds. Between ledgers it is the last attempt: each run
-reads all ledgers of its folder and numbers its attempts on from there, so no clock is needed. A
-line that a power cut tore is ignored: its case counts as not done, and is done again.
+The last line of a case is the valid one. Across ledgers it is the last attempt: each run reads all
+ledgers of its folder and continues the numbering of attempts, so no clock is needed. A line that
+was torn by a power cut is ignored: its case counts as not done, and is done again.
 
 Before files are moved into place, a line lists them with their hashes. A file in the output folder
-that no line lists with its present hash is the user's: it is replaced with `overwrite` alone.
+whose present hash is in no line belongs to the user: it is replaced only with `overwrite`.
 
-`unfit_results` says which files are no longer the result of their scan as it is now.
+`unfit_results` returns the files that are no longer the result of their scan as it is now.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ from trinat.segmentation.io.files import (
 )
 
 _LEDGERS = "run*.jsonl"
-# How many folders above a file are searched for the ledger of its result.
+# Number of folders above a file that are searched for the ledger of its result.
 _FOLDERS_ABOVE = 4
-# Fields of an entry that are for the run alone.
+# Fields of an entry that exist only during the run.
 _NOT_IN_FILE = ("staged", "spent", "no_room", "of_scans")
 
 
 class Ledger:
-    """Appends entries to one file, each on the disk before `add` returns; moves outputs into place.
+    """Append-only ledger file, which also moves outputs into place.
 
-    `entries` is what holds for each case: what was known before, and what is added. `written` is
-    each file (path, sha256) that a run before has written to the folder, or was about to write.
-    With `overwrite`, outputs replace files of the user.
+    Each entry is on the disk before `add` returns. `entries` has the valid entry of each case: the
+    known entries and those that were added. `written` has each file (path, sha256) that an earlier
+    run has written to the folder, or was about to write. With `overwrite`, outputs replace files of
+    the user.
     """
 
     def __init__(
@@ -78,12 +79,13 @@ class Ledger:
         *,
         overwrite: bool = False,
     ) -> Self:
-        """The ledger of a run, which knows what all runs before have done in its folder.
+        """Return the ledger of a run, with the results of all earlier runs in its folder.
 
-        With `cases` it knows of these alone, and of refused inputs. `own_files` are what the run
-        writes for the whole folder: OutputError if one is there as a user's.
+        With `cases` only the entries of these cases and of refused inputs are read. `own_files` are
+        the files that the run writes for the whole folder: OutputError is raised if one of them
+        belongs to the user.
         """
-        # Before the ledgers are read: a job beside this one lists what it writes before it does.
+        # Hash before reading the ledgers: a parallel job lists its files before it writes them.
         there = digests_of(path.parent, own_files)
         before = read_ledgers(ledgers_in(path.parent), cases)
         ledger = cls(path, before.entries, before.written, overwrite=overwrite)
@@ -91,9 +93,9 @@ class Ledger:
         return ledger
 
     def add(self, entry: Entry) -> None:
-        """Append an entry; one without a number is the attempt after the one that held so far.
+        """Append an entry; without an attempt number it gets the number after the last attempt's.
 
-        The line is on the disk when this returns; after a failure the file is as it was. The file
+        The line is on the disk when this returns; after a failure the file is unchanged. The file
         is opened with the first entry and stays open until the ledger is closed.
         """
         if entry.status != "writing" and not entry.attempt:
@@ -106,7 +108,7 @@ class Ledger:
                     "is a link to nothing", where=self._path, remedy="remove it"
                 )
             file = open_to_append(self._path)
-            # A torn last line must not swallow the next one.
+            # End a torn last line, so that it does not swallow the next one.
             if file.tell():
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
@@ -126,7 +128,7 @@ class Ledger:
     def refuse(self, there: Mapping[str, str | None]) -> None:
         """Raise OutputError if one of these files is not as a run has written it.
 
-        `there` maps the paths of files to their SHA-256. With `overwrite` nothing is refused.
+        `there` maps the paths of files to their SHA-256. With `overwrite` no file is refused.
         """
         if self._overwrite:
             return
@@ -144,9 +146,9 @@ class Ledger:
     def move_in(self, staged: Path, entry: Entry | None = None) -> None:
         """Move all files below `staged` into the folder: an entry's outputs, or the run's own.
 
-        A file that is there with the same bytes stays; one that a run has written is replaced,
-        and with `overwrite` any other. The ledger lists what follows
-        before the first file appears. After an OSError no output of the entry is left.
+        An existing file with the same bytes stays; a file that a run has written is replaced, and
+        with `overwrite` any other file. The ledger lists the files before the first of them
+        appears. After an OSError no output of the entry is left.
         """
         known: Mapping[str, str] = {} if entry is None else entry.outputs
         sources: dict[str, Path] = {}
@@ -172,7 +174,7 @@ class Ledger:
                 sources[name].replace(final)
                 placed.append(final)
         except OSError:
-            # Half of a case's result is none.
+            # Remove the partial result of a case.
             if entry is not None:
                 for final in placed:
                     final.unlink(missing_ok=True)
@@ -180,10 +182,10 @@ class Ledger:
         shutil.rmtree(staged)
 
     def _announce(self, digests: Mapping[str, str], entry: Entry | None) -> None:
-        """Say in the ledger which files are about to be written.
+        """Announce in the ledger which files are about to be written.
 
-        Files of the whole folder have a line apart: jobs that do other parts of the work read
-        that one, and not those of this job's cases.
+        Files of the whole folder get a line of their own: jobs on other parts of the work read that
+        line, but not the lines of this job's cases.
         """
         of_case: dict[str, str] = {}
         of_folder: dict[str, str] = {}
@@ -197,19 +199,21 @@ class Ledger:
         self._add_writing("", "", of_folder)
 
     def _add_writing(self, case: str, model: str, outputs: Mapping[str, str]) -> None:
-        """A line for files (path -> sha256) that are about to be written, if it is news."""
+        """Add a line for files (path -> sha256) that are about to be written, unless all are
+        listed.
+        """
         if not self._written.issuperset(outputs.items()):
             self.add(Entry(case, "writing", model=model, outputs=outputs))
             self._written.update(outputs.items())
 
     def remove(self, name: str) -> None:
-        """Delete a file if it is there as a run has written it."""
+        """Delete a file if it is unchanged since a run has written it."""
         for found, digest in digests_of(self._folder, [name]).items():
             if (found, digest) in self._written and self._is_own(name):
                 (self._folder / name).unlink()
 
     def _is_own(self, name: str) -> bool:
-        """Whether a file is in the folder itself, and no link leads elsewhere on the way."""
+        """Return True if a file is in the folder itself, and not reached through a link."""
         path = self._folder / name
         home = self._folder.resolve()
         return not path.is_symlink() and path.parent.resolve().is_relative_to(home)
@@ -223,28 +227,28 @@ class Ledger:
 
 
 def ledgers_in(folder: Path) -> list[Path]:
-    """The ledgers of all runs and shards in an output folder."""
+    """Return the ledgers of all runs and shards in an output folder."""
     return sorted(folder.glob(_LEDGERS))
 
 
 def with_folds(folder: Path) -> list[Path]:
-    """An output folder, and the folders of its folds where it is one of a cross-validation."""
+    """Return an output folder and, for a cross-validation, the folders of its folds."""
     folds = sorted(folder.glob(FOLD.format("*")))
     return [folder, *folds]
 
 
 def entries_in(folder: Path) -> Iterator[tuple[Path, Entry]]:
-    """What holds for each case of an output folder or of its folds, and in which of these it is."""
+    """Yield the valid entry of each case of an output folder or its folds, with the folder."""
     for each in with_folds(folder):
         for entry in read_entries(ledgers_in(each)).values():
             yield each, entry
 
 
 def entries_for(place: Path) -> Iterator[tuple[Path, Entry]]:
-    """What holds for each case of label maps, and in which output folder it is.
+    """Yield the valid entry of each case of label maps, with its output folder.
 
-    `place` is an output folder, one with several of them in it, or a folder or file in one. Of the
-    last, only the cases with files in `place` count.
+    `place` is an output folder, a folder with several output folders in it, or a folder or file in
+    one. In the last case only cases with files in `place` are returned.
     """
     here = absolute(place)
     for folder, contents in _ledgers_of(place):
@@ -256,7 +260,7 @@ def entries_for(place: Path) -> Iterator[tuple[Path, Entry]]:
 
 
 def _ledgers_of(place: Path) -> Iterator[tuple[Path, LedgerContents]]:
-    """Each output folder of label maps, and what its ledgers say."""
+    """Yield each output folder of label maps with the content of its ledgers."""
     for folder in _output_folders(place):
         try:
             contents = read_ledgers(ledgers_in(folder))
@@ -268,7 +272,9 @@ def _ledgers_of(place: Path) -> Iterator[tuple[Path, LedgerContents]]:
 
 
 def _output_folders(place: Path) -> list[Path]:
-    """Where the ledgers of label maps are: here and in folds, else in folders below, else above."""
+    """Return the folders with the ledgers of label maps: here and in folds, else below, else
+    above.
+    """
     if ledgers_in(place):
         return with_folds(place)
     if place.is_dir():
@@ -283,14 +289,14 @@ def _output_folders(place: Path) -> list[Path]:
 
 
 class LedgerContents:
-    """What ledgers say, which are read one after the other.
+    """Content of ledgers that are read one after the other.
 
-    `entries` is the entry that holds for each case. In one ledger that is the last one, between
-    ledgers the one with the highest number; no clock is needed. Of equal numbers (ledgers of two
+    `entries` is the valid entry of each case: the last entry in a ledger, and across ledgers the
+    entry with the highest attempt number; no clock is needed. For equal numbers (ledgers of two
     folders were put together) see `_standing`.
 
-    `written` is each file (path, sha256) that the ledgers list, `writers` the case that each file
-    is of, by its path.
+    `written` has each file (path, sha256) that the ledgers list, `writers` maps the path of each
+    file to its case.
     """
 
     def __init__(self) -> None:
@@ -299,10 +305,10 @@ class LedgerContents:
         self.writers: dict[str, str] = {}
 
     def read(self, path: Path, cases: Collection[str] | None = None) -> None:
-        """Add what a ledger says, or only what it says of `cases` and of refused inputs.
+        """Add the content of a ledger, or only the entries of `cases` and of refused inputs.
 
-        A ledger of 100,000 cases takes a gigabyte as entries: who needs a part asks for that alone.
-        IntegrityError if a line is no entry.
+        A ledger of 100,000 cases takes a gigabyte as entries, so callers should request only the
+        cases that they need. IntegrityError is raised if a line is no entry.
         """
         last: dict[str, Entry] = {}
         for entry in _lines_of(path):
@@ -323,7 +329,7 @@ class LedgerContents:
 def read_ledgers(
     paths: Iterable[Path], cases: Collection[str] | None = None
 ) -> LedgerContents:
-    """What these ledgers say together; with `cases`, only of these and of refused inputs."""
+    """Return the joint content of ledgers; with `cases`, only of these and of refused inputs."""
     contents = LedgerContents()
     for path in paths:
         contents.read(path, cases)
@@ -331,7 +337,7 @@ def read_ledgers(
 
 
 def read_entries(paths: Iterable[Path]) -> dict[str, Entry]:
-    """The entry that holds for each case in these ledgers."""
+    """Return the valid entry of each case in these ledgers."""
     return read_ledgers(paths).entries
 
 
@@ -339,9 +345,9 @@ _ENTRY = TypeAdapter(Entry)
 
 
 def _lines_of(path: Path) -> Iterator[Entry]:
-    """The entries of a ledger, in its order, without lines that were torn.
+    """Yield the entries of a ledger in its order, without torn lines.
 
-    IntegrityError if a line is no entry.
+    IntegrityError is raised if a line is no entry.
     """
     with open_regular(path) as file:
         for number, text in enumerate(file, start=1):
@@ -350,13 +356,14 @@ def _lines_of(path: Path) -> Iterator[Entry]:
                 continue
             try:
                 entry: Entry = _ENTRY.validate_python(json.loads(line))
-                # A ledger may come from elsewhere, and what it lists is replaced and deleted.
+                # Check paths: a ledger may come from elsewhere, and the files that it lists are
+                # deleted.
                 for name in entry.outputs:
                     listed = PurePosixPath(name)
                     if listed.is_absolute() or ".." in listed.parts or not listed.parts:
                         raise ValueError(f"{name} is not in the folder")
             except (ValueError, RecursionError) as error:
-                # Only a write that was cut short may be broken: the last, or one before a rerun.
+                # Tolerate only interrupted writes: the last line, or a line before a rerun.
                 if line.endswith(b"}") or not line.startswith((b"{", b"\0")):
                     what = f"line {number} is no entry of a ledger"
                     remedy = "restore the file, or remove it to do everything again"
@@ -366,25 +373,25 @@ def _lines_of(path: Path) -> Iterator[Entry]:
 
 
 def _is_later(entry: Entry, other: Entry, folder: Path) -> bool:
-    """Whether an entry is of a later attempt than one of another ledger."""
+    """Return True if an entry is of a later attempt than an entry of another ledger."""
     if entry.attempt != other.attempt:
         return entry.attempt > other.attempt
-    # A ledger that was joined has the same entries as its parts.
+    # A merged ledger has the same entries as its parts.
     if entry == other:
         return False
     own_standing = _standing(entry, folder)
     other_standing = _standing(other, folder)
     if own_standing != other_standing:
         return own_standing > other_standing
-    # Nothing says which is later. The same one holds in whatever order ledgers are read.
+    # Nothing says which is later: choose independently of the order in which ledgers are read.
     return entry.reason > other.reason
 
 
 def _standing(entry: Entry, folder: Path) -> int:
-    """How well an entry fits what is there now, for entries whose attempts have equal numbers.
+    """Rank how well an entry fits the present files, for entries with equal attempt numbers.
 
-    A result of the scan as it is now counts most. A failure counts more than a result of a scan
-    that is another one now, or of which nothing is known.
+    A result of the present scan ranks first. A failure ranks above a result of a scan that has
+    changed since, or whose state is unknown.
     """
     if entry.status != "done":
         return 2
@@ -401,12 +408,12 @@ def unfit_results(
 ) -> dict[Path, str]:
     """Return which files are not the result of their scan as it is now, and why.
 
-    `folder` is one of `entries_for`, with these files. A result that the user has changed or added
-    is never unfit. `corrected` are the files whose corrections count in their place: these are
-    unfit if they are of another scan, or cannot be right.
+    `folder` is a place as in `entries_for`, with these files. A result that the user has changed or
+    added is never unfit. `corrected` are the files whose corrections replace them: they are unfit
+    if their corrections are of another scan, or cannot be right.
     """
     unfit: dict[Path, str] = {}
-    # The hash of the scan that each file is the result of.
+    # Hash of the scan of each result.
     scans: dict[Path, str] = {}
     for each, contents in _ledgers_of(folder):
         ours: dict[str, Path] = {}
@@ -441,7 +448,7 @@ def _unfit_in(
         entry = contents.entries.get(contents.writers[name])
         return _why_unfit(entry, name, digest, folder)
 
-    # Threads, since these are hashes of large files.
+    # Threads suffice, since large files are hashed.
     with ThreadPoolExecutor(cpu_count()) as pool:
         reasons = list(pool.map(judge, ours))
     judged = zip(ours.values(), reasons, strict=True)
@@ -449,7 +456,7 @@ def _unfit_in(
 
 
 def _why_unfit(entry: Entry | None, name: str, digest: str, folder: Path) -> str:
-    """Why a file that a run has written is unfit; empty where it is the result of its scan."""
+    """Return why a file written by a run is unfit; "" if it is the result of its scan."""
     not_of_last_run = (
         "is not of the last run that was finished: run trinat predict again"
     )

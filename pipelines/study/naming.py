@@ -1,7 +1,7 @@
-"""Names of results: suffixes, BIDS names.
+"""Names of results: suffixes and BIDS names.
 
-Names from outside (of files, folders, subjects) reach a path of an output only by way of
-`safe_component` in `segmentation/data/sources/base.py`.
+External names (of files, folders, subjects) enter output paths only through `safe_component` in
+`segmentation/data/sources/base.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-# The order of entities in a file name, by the schema of BIDS 1.11.
+# Order of entities in a file name, by the schema of BIDS 1.11.
 _ORDER = (
     "sub", "tpl", "ses", "cohort", "sample", "task", "tracksys", "acq", "nuc", "voi", "ce", "trc",
     "stain", "rec", "dir", "run", "mod", "echo", "flip", "inv", "mt", "part", "proc", "hemi",
@@ -22,7 +22,7 @@ _ORDER = (
 
 @dataclass(frozen=True)
 class _Facts:
-    """What is known of a product; see `Product`."""
+    """Properties of a product; see `Product`."""
 
     suffix: str
     ending: str
@@ -39,7 +39,7 @@ class _Facts:
 
 
 def _tissue(label: str) -> _Facts:
-    """The map of a tissue's probability, by its label in BIDS."""
+    """Return the properties of a tissue's probability map, by its label in BIDS."""
     return _Facts(
         "probseg",
         ".nii.gz",
@@ -53,7 +53,7 @@ def _tissue(label: str) -> _Facts:
 
 
 def _for_fmriprep(suffix: str, *, label: str = "", desc: str = "") -> _Facts:
-    """What fMRIPrep looks for under this name among the derivatives that it is given."""
+    """Return the properties of a file that fMRIPrep looks for by this name in its derivatives."""
     return _Facts(
         suffix,
         ".nii.gz",
