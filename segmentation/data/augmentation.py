@@ -1,7 +1,8 @@
-"""Augmentation of batches of slices in torch, on the device where they are trained on.
+"""Augmentation of batches of slices in torch, on the device that trains.
 
-Transforms work on a batch at once: affine and elastic deformation take half the time of MONAI's
-(docs/notes/speed.md). Transforms of MONAI and TorchIO can be added by name, one slice at a time.
+Transforms work on a whole batch: affine and elastic deformation take half the time of MONAI's
+(docs/notes/speed.md). Transforms of MONAI and TorchIO can be added by name; they run one slice at a
+time.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from trinat.segmentation.space.views import View
 
 _Range = tuple[float, float]
 
-# Curves of contrast: up to what hardly any tissue exceeds, how many values they have, how many of
-# them rise all the way, and how many fall again from a brightness between these two on.
+# Contrast curves: upper limit of the intensity, which hardly any tissue exceeds; number of knots;
+# share of curves that rise throughout; share that fall again, and the range of brightness where the
+# fall starts.
 _BRIGHTEST = 1.2
 _KNOTS = 7
 _RISING_SHARE = 0.5
@@ -31,7 +33,7 @@ _TOP = (0.5, 0.9)
 
 
 class AugmentationConfig(BaseModel):
-    """How often, as a share of slices (0 switches off), and how much at most. Lengths in voxels."""
+    """Probability (share of slices; 0 disables) and strength of each change; lengths in voxels."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -48,7 +50,7 @@ class AugmentationConfig(BaseModel):
     elastic_shift: float = Field(default=2.5, ge=0)
     elastic_spacing: float = Field(default=32.0, ge=4)
 
-    # a contrast of the slice's own: brightness follows a curve that is drawn for it
+    # a random contrast for each slice: brightness follows a curve that is drawn for it
     contrast: Share = 0.0
 
     gain: Share = 0.8
@@ -66,16 +68,16 @@ class AugmentationConfig(BaseModel):
     noise: Share = 0.3
     noise_std: _Range = (0.005, 0.06)
 
-    # random transforms of TorchIO and MONAI, in this order and before all else
+    # random transforms of TorchIO and MONAI, applied in this order before everything else
     transforms: tuple[NamedTransform, ...] = ()
 
 
 class Augmenter:
-    """Applies a config's changes to batches of slices of one view, at random.
+    """Random augmentation of batches of slices of one view, as a config says.
 
     The order is: transforms of TorchIO and MONAI, flip, deformation, contrast, brightness,
-    resolution and noise. Each slice of a batch has its own random numbers. A generator's seed fixes
-    the result on a device.
+    resolution and noise. Each slice of a batch has its own random numbers. The seed of the
+    generator determines the result on a device.
     """
 
     def __init__(
@@ -84,9 +86,9 @@ class Augmenter:
         view: View,
         scheme: LabelScheme,
     ) -> None:
-        """`scheme` is that of the labels: in sagittal slices the merged one.
+        """Set up the transforms. `scheme` is the scheme of the labels: merged for sagittal slices.
 
-        Raises ConfigError where slices shall be flipped and a class has no other side.
+        Raises ConfigError if slices are flipped and a class has no counterpart on the other side.
         """
         if config.flip and scheme.has_unpartnered_sides:
             raise ConfigError(
@@ -97,7 +99,7 @@ class Augmenter:
         self.config = config
         self.view = view
         self._transforms = SliceTransforms(config.transforms)
-        # What is no class, such as IGNORE, stays as it is.
+        # Values that are no class, such as IGNORE, map to themselves.
         self._partner = torch.arange(256)
         self._partner[: len(scheme)] = torch.from_numpy(
             scheme.partner_permutation.copy()
@@ -109,10 +111,10 @@ class Augmenter:
         labels: Tensor,
         generator: torch.Generator,
     ) -> tuple[Tensor, Tensor]:
-        """Images (N, C, H, W) float and labels (N, H, W) of any integer type, both kept as given.
+        """Return augmented copies of images (N, C, H, W) float and integer labels (N, H, W).
 
-        With a `generator` on the processor the same parameters are used on any device, and a GPU is
-        never waited for.
+        With a `generator` on the CPU, every device uses the same parameters, and a GPU is never
+        synchronised.
         """
         draw = _Draw(generator, len(images))
         config = self.config
@@ -121,7 +123,8 @@ class Augmenter:
         is_flipped = upload(draw.happens(config.flip), images.device)
         images, labels = self._flip(images, labels, is_flipped)
         images, labels = _deform(images, labels, config, draw)
-        # Where it is off it draws no numbers: recipes from before it give the same batches.
+        # Disabled contrast draws no random numbers, so that older recipes still produce the same
+        # batches.
         if config.contrast:
             images = _change_contrast(images, config, draw)
         images = _brighten(images, config, draw)
@@ -134,10 +137,11 @@ class Augmenter:
         labels: Tensor,
         chosen: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Exchange the person's sides: left labels become right ones where the view has both."""
+        """Mirror slices left to right and, in views with both sides, swap left and right labels."""
         image_chosen = _per_slice(chosen)
         if self.view is View.SAGITTAL:
-            # Left and right are along the slices: only the order of the neighbours turns.
+            # Sagittal slices are stacked from left to right: only the order of the neighbours is
+            # reversed.
             return torch.where(image_chosen, images.flip(1), images), labels
         self._partner = self._partner.to(labels.device)
         mirrored = labels.flip(-1).long()
@@ -148,7 +152,7 @@ class Augmenter:
 
 
 class _Draw:
-    """Random numbers for a batch, one row a slice, on the generator's device."""
+    """Random numbers for a batch, one row per slice, on the generator's device."""
 
     def __init__(self, generator: torch.Generator, count: int) -> None:
         self.generator = generator
@@ -156,40 +160,40 @@ class _Draw:
         self.device = generator.device
 
     def happens(self, share: float) -> Tensor:
-        """(N,) bool: whether something happens to each slice, with probability `share`."""
+        """Return (N,) bool that are True with probability `share`, drawn for each slice."""
         return self.uniform(0, 1) < share
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
-        """(N, *shape), evenly between the two."""
+        """Draw (N, *shape) from the uniform distribution between `low` and `high`."""
         size = (self.count, *shape)
         drawn = torch.rand(size, generator=self.generator, device=self.device)
         return low + (high - low) * drawn
 
     def normal(self, *shape: int) -> Tensor:
-        """(N, *shape), with mean 0 and standard deviation 1."""
+        """Draw (N, *shape) with mean 0 and standard deviation 1."""
         size = (self.count, *shape)
         return torch.randn(size, generator=self.generator, device=self.device)
 
     def seed(self) -> int:
-        """A seed for what draws its numbers elsewhere."""
+        """Draw a seed for another random number generator."""
         drawn = torch.randint(2**31, (), generator=self.generator, device=self.device)
         return int(drawn)
 
 
 def upload(values: Tensor, device: torch.device) -> Tensor:
-    """Values of this machine's memory on the device; on a GPU, without waiting for its work."""
+    """Copy values from host memory to the device; to a GPU without waiting for its queued work."""
     if device.type != "cuda" or values.device.type != "cpu":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
 
 
 def _per_slice(values: Tensor) -> Tensor:
-    """(N,) as (N, 1, 1, 1): one value a slice, to be combined with images (N, C, H, W)."""
+    """Reshape (N,) to (N, 1, 1, 1), which broadcasts against images (N, C, H, W)."""
     return values.view(-1, 1, 1, 1)
 
 
 def _indices(chosen: Tensor) -> Tensor:
-    """Where `chosen` (N,) is true."""
+    """Return the indices at which `chosen` (N,) is true."""
     return chosen.nonzero().flatten()
 
 
@@ -199,7 +203,7 @@ def _transform(
     labels: Tensor,
     draw: _Draw,
 ) -> tuple[Tensor, Tensor]:
-    """Each slice by the named transforms, on the processor and back, kept in the same types."""
+    """Apply the named transforms to each slice on the CPU; types and device are preserved."""
     changed_images = []
     changed_labels = []
     for image, classes in zip(images.cpu().float(), labels.cpu(), strict=True):
@@ -217,7 +221,10 @@ def _deform(
     config: AugmentationConfig,
     draw: _Draw,
 ) -> tuple[Tensor, Tensor]:
-    """Affine and elastic deformation in one resampling: linear for images, nearest for labels."""
+    """Apply affine and elastic deformation in a single resampling.
+
+    Interpolation is linear for images and nearest for labels.
+    """
     height, width = images.shape[-2:]
     is_affine = draw.happens(config.affine)
     is_elastic = draw.happens(config.elastic)
@@ -229,7 +236,7 @@ def _deform(
     if not len(chosen):
         return images, labels
 
-    # A slice that is only warped has the identity as its matrix, and no shift.
+    # Slices with elastic deformation only have the identity matrix and no shift.
     identity = torch.eye(2, device=draw.device)
     matrix = torch.where(is_affine.view(-1, 1, 1), matrix, identity)
     shift = shift * is_affine[:, None]
@@ -262,21 +269,21 @@ def _source_places(
     height: int,
     width: int,
 ) -> Tensor:
-    """Where each voxel of the result comes from, as `grid_sample` wants it, (N, H, W, 2).
+    """Return the source of each voxel of the result, as `grid_sample` expects it, (N, H, W, 2).
 
-    `matrix` (N, 2, 2) and `shift` (N, 2) act on places from the slice's centre; `warp` (N, 2,
-    knots down, knots across) is added to them; all in voxels, rows first.
+    `matrix` (N, 2, 2) and `shift` (N, 2) are applied to positions relative to the centre of the
+    slice; `warp` (N, 2, knots down, knots across) is added to them; all in voxels, rows first.
     """
     device = matrix.device
     rows = torch.arange(height, device=device) - (height - 1) / 2
     columns = torch.arange(width, device=device) - (width - 1) / 2
-    # Places from the centre, (2, H, W).
+    # Positions relative to the centre, (2, H, W).
     mesh = torch.meshgrid(rows, columns, indexing="ij")
     grid = torch.stack(mesh)
     turned = torch.einsum("nij,jhw->nihw", matrix, grid)
     source = turned + shift.view(-1, 2, 1, 1)
     source += interpolate(warp, (height, width), mode="bicubic", align_corners=True)
-    # grid_sample wants columns before rows, and -1..1 from edge to edge of the outer voxels.
+    # grid_sample expects columns before rows, and -1..1 from edge to edge of the outer voxels.
     down, across = source.unbind(1)
     x = across * (2 / width)
     y = down * (2 / height)
@@ -284,9 +291,9 @@ def _source_places(
 
 
 def _affine(config: AugmentationConfig, draw: _Draw) -> tuple[Tensor, Tensor]:
-    """Matrix (N, 2, 2) and shift (N, 2) from each place in the result to its source."""
+    """Draw matrix (N, 2, 2) and shift (N, 2) from each position in the result to its source."""
     angle = draw.uniform(-1, 1) * math.radians(config.rotation_deg)
-    # As many enlarge by a factor as shrink by it.
+    # Uniform in the logarithm: enlarging by a factor is as likely as shrinking by it.
     log_scale = draw.uniform(-1, 1, 2) * math.log1p(config.scaling)
     scale = torch.exp(log_scale)
     shear = draw.uniform(-1, 1) * config.shearing
@@ -303,10 +310,10 @@ def _affine(config: AugmentationConfig, draw: _Draw) -> tuple[Tensor, Tensor]:
 
 
 def _change_contrast(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
-    """Another contrast for some slices: brightness follows a random curve.
+    """Change the contrast of some slices: brightness follows a random curve.
 
-    Most curves rise, as brightness does from fluid over grey to white matter. Some fall from grey
-    to white matter, as in FLAIR. Air is dark in all.
+    Most curves rise, as brightness does from fluid to grey to white matter. Some fall from grey to
+    white matter, as in FLAIR. Air is dark in all of them.
     """
     is_changed = draw.happens(config.contrast)
     heights = draw.uniform(0, _BRIGHTEST, _KNOTS)
@@ -330,9 +337,9 @@ def _change_contrast(images: Tensor, config: AugmentationConfig, draw: _Draw) ->
 
 
 def _along_curves(images: Tensor, heights: Tensor) -> Tensor:
-    """Images (N, C, H, W) whose brightness follows curves with these heights (N, knots).
+    """Map the brightness of images (N, C, H, W) through curves with the given heights (N, knots).
 
-    Knots are at even distances from 0 to the brightest; what is brighter is as bright as that.
+    Knots are evenly spaced from 0 to `_BRIGHTEST`; brighter values are clipped to it.
     """
     intervals = heights.shape[1] - 1
     place = (images * (intervals / _BRIGHTEST)).clamp(0, intervals)
@@ -345,7 +352,7 @@ def _along_curves(images: Tensor, heights: Tensor) -> Tensor:
 
 
 def _brighten(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
-    """Gain, bias field and gamma; 0 stays 0."""
+    """Apply gain, bias field and gamma; 0 stays 0."""
     gain = draw.uniform(*config.gain_range)
     has_gain = draw.happens(config.gain)
     device = images.device
@@ -368,23 +375,23 @@ def _brighten(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor
 
 
 def _degrade(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
-    """Blur, low resolution along rows, columns or both, and noise where there is signal."""
+    """Blur, lower the resolution along rows, columns or both, and add noise to the signal."""
     images = _coarsen(images, config, draw)
     has_noise = draw.happens(config.noise)
     strength = torch.where(has_noise, draw.uniform(*config.noise_std), 0.0)
     if config.noise:
-        # Whole images of noise are too large to draw elsewhere and bring over.
+        # Noise for whole images is too large to draw on the CPU and upload.
         device = images.device
         generator = torch.Generator(device).manual_seed(draw.seed())
         noise = torch.empty_like(images).normal_(generator=generator)
         noisy = images + noise * upload(_per_slice(strength), device)
-        # Empty background, as around a stripped brain, stays empty.
+        # Empty background, such as around a skull-stripped brain, stays empty.
         images = torch.where(images > 0, noisy, images)
     return images
 
 
 def _coarsen(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
-    """Blur in the plane, and low resolution along rows, columns or both."""
+    """Blur in the plane, and lower the resolution along rows, columns or both."""
     is_blurred = draw.happens(config.blur)
     sigma = draw.uniform(*config.blur_sigma)
     is_coarse = draw.happens(config.low_resolution)
@@ -395,7 +402,7 @@ def _coarsen(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
         return images
 
     device = images.device
-    # Both are linear along each axis: one matrix for the rows, one for the columns.
+    # Both are linear along each axis, so one matrix for rows and one for columns does both.
     widths = torch.where(is_blurred, sigma, 1e-3)[chosen]
     operators = []
     for axis, length in enumerate(images.shape[-2:]):
@@ -412,7 +419,7 @@ def _coarsen(images: Tensor, config: AugmentationConfig, draw: _Draw) -> Tensor:
 
 
 def _blur_matrix(sigma: Tensor, length: int) -> Tensor:
-    """Gaussian smoothing along one axis, (N, L, L); each row sums to 1."""
+    """Return matrices of Gaussian smoothing along one axis, (N, L, L); each row sums to 1."""
     place = torch.arange(length, device=sigma.device, dtype=sigma.dtype)
     distance = (place[:, None] - place) / sigma.view(-1, 1, 1)
     weights = torch.exp(-0.5 * distance**2)
@@ -420,9 +427,10 @@ def _blur_matrix(sigma: Tensor, length: int) -> Tensor:
 
 
 def _coarse_matrix(factor: Tensor, length: int) -> Tensor:
-    """Voxels `factor` times as long, seen again at the old spacing by linear interpolation.
+    """Return matrices that average to longer voxels and interpolate back to the original spacing.
 
-    `factor` (N,), at least 1, to (N, L, L); each row sums to 1.
+    `factor` (N,) is the length of the longer voxels in original voxels, at least 1. The result is
+    (N, L, L); each row sums to 1. Interpolation is linear.
     """
     place = torch.arange(length, device=factor.device, dtype=factor.dtype)
     step = factor[:, None]
@@ -430,12 +438,12 @@ def _coarse_matrix(factor: Tensor, length: int) -> Tensor:
     weight = (place / step - below)[..., None]
 
     def average(voxel: Tensor) -> Tensor:
-        """Weights (N, L, L) of the old voxels in the long ones, as far as they overlap."""
+        """Return the weights (N, L, L) of original voxels in the longer ones, by their overlap."""
         centre = (voxel * step)[..., None]
         distance = (place - centre).abs()
         reach = step[..., None] / 2 + 0.5
         overlap = (reach - distance).clamp(0, 1)
-        # Beyond the last voxel there is the last voxel again.
+        # Past the last voxel, the last voxel is repeated.
         outside = overlap.sum(-1, keepdim=True) == 0
         last = (place == length - 1).to(overlap.dtype)
         overlap = torch.where(outside, last, overlap)

@@ -1,7 +1,7 @@
-"""Slices of a store, read ahead or as a torch dataset, and the order of training.
+"""Slices of a store, read ahead or as a torch dataset, and their order in training.
 
-`SliceDataset` knows which slices there are and where each stands (`Place`); `SubjectFiles` reads
-them, `SliceReaders` does so in threads; `BalancedSampler` says in which order training takes them.
+`SliceDataset` indexes the slices and their locations (`Place`); `SubjectFiles` reads them,
+`SliceReaders` reads them in threads; `BalancedSampler` determines their order in training.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from trinat.segmentation.labels.scheme import IGNORE, LabelScheme
 from trinat.segmentation.space.views import View
 
 _THICKNESSES = (1, 3, 5, 7)
-# Of slices without a label every eighth is kept, in the order of the volume, so that background
+# Every eighth of the slices without a label is kept, in the order of the volume, so that background
 # outside the brain is learnt too.
 _KEEP_EVERY = 8
 
-# Open files are kept, up to this many: opening costs as much as reading two slices.
+# Maximum number of files kept open: opening a file costs as much as reading two slices.
 _OPEN_FILES = 256
 
 
-# Called with image (C, H, W) and labels (H, W); returns both as they are used.
+# Called with image (C, H, W) and labels (H, W); returns both as they are used in training.
 SliceTransform = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Place(NamedTuple):
-    """Slice `middle` of the file with that number, with neighbours: `thick` slices in all.
+    """Location of a slab: slice `middle` of file number `file`, and its neighbours, `thick` in all.
 
     `file` counts in the order of the subjects that a dataset was made of; `middle` counts slices of
     the view from 0.
@@ -52,10 +52,10 @@ class Place(NamedTuple):
 
 
 class StoredSlice(NamedTuple):
-    """What a file holds of a slice: codes (C, H, W), labels (H, W) and which of these count.
+    """Stored data of a slice: codes (C, H, W), labels (H, W) and the mask of labels that count.
 
-    C is the number of slices in the slab; the labels are those of its middle slice. All of them
-    count where `counted` is None.
+    C is the number of slices in the slab; the labels belong to its middle slice. If `counted` is
+    None, all of them count.
     """
 
     image: Quantised
@@ -64,7 +64,7 @@ class StoredSlice(NamedTuple):
 
     @property
     def targets(self) -> NDArray[np.uint8]:
-        """What is learnt, (H, W): the labels, and IGNORE where they do not count."""
+        """Training targets, (H, W): the labels, and IGNORE where they do not count."""
         if self.counted is None:
             return self.labels
         return np.where(self.counted, self.labels, np.uint8(IGNORE))
@@ -74,9 +74,9 @@ StoredChange = Callable[[StoredSlice], StoredSlice]
 
 
 class SubjectFiles:
-    """Subjects' files by number; when too many are open, the first that was opened is closed.
+    """Subjects' files by number; when too many are open, the file that was opened first is closed.
 
-    Files are opened when a slice of them is first asked for, and again in each process: an open
+    Files are opened when a slice of them is first requested, and again in each process: an open
     HDF5 file cannot be shared after a fork.
     """
 
@@ -85,11 +85,10 @@ class SubjectFiles:
         self._open: dict[int, None] = {}
 
     def __getitem__(self, number: int) -> SubjectFile:
-        """The file of that number, which may be opened from here on."""
+        """Return the file with that number and keep it open; close the oldest if too many are."""
         with FILES:
             if number not in self._open:
                 if len(self._open) >= _OPEN_FILES:
-                    # A dict keeps the order in which its keys came.
                     oldest = next(iter(self._open))
                     del self._open[oldest]
                     self._files[oldest].close()
@@ -97,7 +96,7 @@ class SubjectFiles:
         return self._files[number]
 
     def read(self, place: Place) -> StoredSlice:
-        """The slice at a place, with its neighbours, and its labels."""
+        """Read the slice at a place, with its neighbours, and its labels."""
         file = self[place.file]
         labels = file.labels(place.view, place.middle, place.middle + 1)
         image = file.slab(place.view, place.middle, place.thick)
@@ -105,16 +104,16 @@ class SubjectFiles:
         return StoredSlice(image, labels[0], None if counted is None else counted[0])
 
     def name(self, place: Place) -> str:
-        """Subject and slice of a place, for messages."""
+        """Return subject and slice of a place, for messages."""
         subject = self._files[place.file].path.stem
         return f"{subject}:{place.middle}"
 
 
 class SliceReaders:
-    """`workers` threads that read ahead; with none, slices are read when they are used.
+    """Pool of `workers` threads that read ahead; with 0 workers, slices are read on demand.
 
-    Their number decides how soon slices are there, and nothing else. While zlib unpacks, and it
-    takes most of the time, Python goes on: the thread that trains is hardly held up.
+    The number of workers affects the speed only, not the result. zlib releases the GIL while it
+    decompresses, which takes most of the time, so the thread that trains is hardly delayed.
     """
 
     def __init__(self, files: SubjectFiles, workers: int) -> None:
@@ -126,9 +125,10 @@ class SliceReaders:
     def order(
         self, places: Sequence[Place], changes: Sequence[StoredChange] | None = None
     ) -> list[Callable[[], StoredSlice]]:
-        """Have slices read; each is waited for, or without workers read, when it is called.
+        """Schedule slices for reading; calling an item of the result waits for its slice.
 
-        With `changes`, one for each place, a slice is changed as soon as it is read.
+        Without workers, the call itself reads the slice. With `changes`, one for each place, a
+        slice is changed as soon as it is read.
         """
         reads: list[Callable[[], StoredSlice]]
         if changes is None:
@@ -144,22 +144,22 @@ class SliceReaders:
         return change(self.files.read(place))
 
     def close(self) -> None:
-        """Read nothing more."""
+        """Shut down the reader threads and cancel pending reads."""
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)
 
 
 class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
-    """Item: image (C, H, W) float32 of `thick` neighbouring slices, labels (H, W) uint8.
+    """Dataset of image slices (C, H, W) float32, C = `thick`, and their labels (H, W) uint8.
 
     Labels that do not count in training are IGNORE.
 
-    Beyond the volume's ends the neighbours are background. An item depends on its index alone,
+    Beyond the ends of the volume the neighbours are background. An item depends on its index alone,
     not on the worker that reads it. Slices without a label are items too, but only every eighth of
     them in a volume.
 
-    `subject_of` and `slice_of` (M,) say where each item stands, `class_counts` (M, K) how many
-    voxels of each class it has.
+    `subject_of` and `slice_of` (M,) are the subject and slice number of each item, `class_counts`
+    (M, K) its number of voxels per class.
     """
 
     def __init__(
@@ -171,11 +171,11 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
         thick: int = 1,
         transform: SliceTransform | None = None,
     ) -> None:
-        """Look through the subjects' files for the slices that there are.
+        """Index the slices in the subjects' files.
 
-        `transform(image, labels)`, if there is one, makes the item. Raises ConfigError for a
-        thickness that is not 1, 3, 5 or 7, and DatasetError where the store lacks the view, or a
-        subject its image or labels.
+        `transform(image, labels)`, if given, makes the item. Raises ConfigError for a thickness
+        that is not 1, 3, 5 or 7, and DatasetError if the store lacks the view, or a subject its
+        image or labels.
         """
         if thick not in _THICKNESSES:
             remedy = f"choose one of {_THICKNESSES}"
@@ -202,7 +202,7 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
         return self.transform(image, labels)
 
     def place(self, index: int) -> Place:
-        """Where an item stands among `files`."""
+        """Return the location of an item in `files`."""
         file = int(self.subject_of[index])
         middle = int(self.slice_of[index])
         return Place(file, self.view, middle, self.thick)
@@ -210,7 +210,7 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
     def _index(
         self, store: Store
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint32]]:
-        """Subject and slice of each item (M,), and its voxels per class (M, K)."""
+        """Return subject and slice of each item (M,), and its voxels per class (M, K)."""
         if not self.subjects:
             raise DatasetError("no subject to take slices from", where=store.root)
         subjects: list[NDArray[np.int32]] = []
@@ -227,9 +227,9 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
                 )
             file = self.files[number]
             per_slice = file.class_counts(self.view)
-            # Slices that have a label, and every eighth of the others.
+            # Slices that have a label, and every eighth of the other slices.
             is_chosen = np.asarray(per_slice[:, 1:].any(axis=1))
-            # Where nothing counts there is nothing to learn.
+            # A slice in which no voxel counts teaches nothing.
             is_background = ~is_chosen & (per_slice[:, 0] > 0)
             without_label = np.flatnonzero(is_background)
             is_chosen[without_label[::_KEEP_EVERY]] = True
@@ -242,22 +242,22 @@ class SliceDataset(Dataset[tuple[Tensor, Tensor]]):
 
 
 class BalancedSampler(Sampler[int]):
-    """Draws items with repetition: a share of them for a class that they hold, the rest evenly.
+    """Sampler with replacement: a share of the draws is balanced by class, the rest are uniform.
 
-    For the share, a foreground class is drawn first and then one of the items that hold it, so
-    that the amygdala is met as often as the cortex. Seed and epoch decide all. An epoch has as many
-    draws as there are items.
+    For the share, a foreground class is drawn first and then one of the items that contain it, so
+    that the amygdala is seen as often as the cortex. Seed and epoch determine the order. An epoch
+    has as many draws as there are items.
     """
 
     def __init__(self, dataset: SliceDataset, *, share: float, seed: int) -> None:
-        """`share`, from 0 to 1, is that of the items drawn for a class."""
+        """Set up the sampler; `share`, 0 to 1, is the share of items that are drawn for a class."""
         if not 0 <= share <= 1:
             raise ConfigError(f"a share is between 0 and 1, not {share}")
         self._count = len(dataset)
         self._share = share
         self._seed = seed
         self._epoch = 0
-        # For each foreground class that there is, the items that hold it.
+        # Items that contain each foreground class, for classes that occur.
         self._holders: list[NDArray[np.intp]] = []
         for voxels in dataset.class_counts[:, 1:].T:
             items = np.flatnonzero(voxels)
@@ -265,7 +265,7 @@ class BalancedSampler(Sampler[int]):
                 self._holders.append(items)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration gives the order of."""
+        """Set the epoch whose order the next iteration returns."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -292,6 +292,6 @@ def open_slices(
     *,
     thick: int = 1,
 ) -> SliceDataset:
-    """The slices of one part of a split, after checking that the split fits the store."""
+    """Return the slices of one part of a split, after checking that the split fits the store."""
     opened = Store(store)
     return SliceDataset(opened, opened.part(part, split), view, thick=thick)

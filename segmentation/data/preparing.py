@@ -1,6 +1,7 @@
-"""From a subject's files to its arrays on the working grid, and when to do it again.
+"""Preparation of subjects: from files to arrays on the working grid, with a fingerprint.
 
-Labels that explain the scan better some voxels away do not lie on it: a note says so.
+If labels explain the scan better when they are shifted by some voxels, they are misplaced: a note
+says so.
 """
 
 from __future__ import annotations
@@ -31,26 +32,26 @@ from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.space.conform import conform
 from trinat.segmentation.space.views import View
 
-# Image and labels that are further apart than this are not on one grid.
+# Tolerance for image and labels on the same grid.
 _SAME_GRID_MM = 1e-3
-# How a note begins on labels that do not lie on their scan.
+# Start of the note on labels that are misaligned with their scan.
 BADLY_PLACED = "the labels do not lie on the scan"
-# Labels are tried so many voxels of 1 mm away along each axis.
+# Shifts of labels that are tried along each axis, in voxels of 1 mm.
 _SHIFTS = (-6, -3, 3, 6)
-# Every second voxel along each axis is looked at.
+# Every second voxel along each axis is compared.
 _STRIDE = 2
-# Labels of the whole brain fill about 0.4 of the box around them, those of the cortex alone 0.2.
+# Labels of the whole brain fill about 0.4 of their bounding box, labels of the cortex alone 0.2.
 _BRAIN_FILLS = 0.3
-# Where each axis of the working grid leads, down and up.
+# Directions of the axes of the working grid, towards lower and higher indices.
 _TOWARDS = (("left", "right"), ("back", "front"), ("bottom", "top"))
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How subjects are cut: into which classes, along which views, on how large a working grid.
+    """Settings for cutting subjects into slices: classes, views and size of the working grid.
 
-    `trust_affine` says what to believe where headers leave the orientation open; `fill_nonfinite`,
-    whether values that are no numbers become 0.
+    `trust_affine` says what to believe if headers leave the orientation open; `fill_nonfinite`,
+    whether values that are not finite become 0.
     """
 
     scheme: LabelScheme
@@ -61,10 +62,10 @@ class Cut:
 
 
 def prepare_subject(subject: Subject, path: Path, cut: Cut, fingerprint: str) -> None:
-    """Read, conform, cut and write one subject, or raise with the reason why not.
+    """Read, conform, cut and write one subject, or raise an error with the reason.
 
-    One plan brings image and labels to the working grid. The slices go to the file `path`, and the
-    `fingerprint` with them.
+    One plan brings image and labels to the working grid. The slices are written to the file `path`,
+    together with the `fingerprint`.
     """
     notes: list[str] = []
     if subject.note:
@@ -79,7 +80,7 @@ def prepare_subject(subject: Subject, path: Path, cut: Cut, fingerprint: str) ->
         )
         notes.extend(image.notes)
     classes = _read_classes(subject, cut, image)
-    # Which voxels count, on the subject's own grid; None where all do.
+    # Voxels that count, on the subject's own grid; None if all do.
     mask = None
     if subject.mask is not None:
         mask = Volume.read(subject.mask, labels=True, trust_affine=cut.trust_affine)
@@ -119,7 +120,7 @@ def prepare_subject(subject: Subject, path: Path, cut: Cut, fingerprint: str) ->
 def classes_of(
     subject: Subject, label_map: Volume, scheme: LabelScheme
 ) -> NDArray[np.uint8]:
-    """Class index of each voxel of the subject's label map, which has been read."""
+    """Return the class index of each voxel of the subject's label map, which has been read."""
     return scheme.from_freesurfer(
         label_map.data,
         spacing_mm=label_map.spacing_mm,
@@ -131,7 +132,7 @@ def classes_of(
 
 
 def _read_classes(subject: Subject, cut: Cut, image: Volume | None) -> Volume | None:
-    """The subject's label map in classes of the scheme, on its own grid, if it has one."""
+    """Return the subject's label map in classes of the scheme, on its own grid, if it has one."""
     if subject.labels is None:
         return None
     label_map = Volume.read(
@@ -142,7 +143,7 @@ def _read_classes(subject: Subject, cut: Cut, image: Volume | None) -> Volume | 
     )
     if image is not None:
         _require_same_grid(image, label_map, subject.labels)
-    # Folding comes before conforming: which side is nearest is a question to the original map.
+    # Fold before conforming: the nearest side must be determined in the original map.
     indices = classes_of(subject, label_map, cut.scheme)
     if not indices.any():
         raise LabelError(
@@ -151,7 +152,8 @@ def _read_classes(subject: Subject, cut: Cut, image: Volume | None) -> Volume | 
             remedy="check its numbers, or leave the subject out",
         )
     if subject.csf is not None:
-        # CSF is where all else is background and a model's label map, on the scan's grid, has it.
+        # CSF is assigned to background voxels that a model's label map, on the scan's grid, marks
+        # as CSF.
         (csf,) = cut.scheme.classes_of_number(GENERATION_SURROUNDINGS)
         found = Volume.read(subject.csf, labels=True).data
         is_fluid = (indices == 0) & (found == GENERATION_SURROUNDINGS)
@@ -162,7 +164,7 @@ def _read_classes(subject: Subject, cut: Cut, image: Volume | None) -> Volume | 
 def _on_working_grid(
     image: Volume | None, classes: Volume | None, mask: Volume | None, cut: Cut
 ) -> tuple[Volume | None, Volume | None, Volume | None]:
-    """Image, classes and mask on the working grid: where there is an image, by its plan."""
+    """Bring image, classes and mask to the working grid, by the image's plan if there is one."""
     if image is None:
         if classes is None:
             return None, None, None
@@ -172,7 +174,7 @@ def _on_working_grid(
     def by_plan_of_image(labels: Volume | None) -> Volume | None:
         if labels is None:
             return None
-        # What is within the tolerance of the image's grid is on it.
+        # Grids within the tolerance are treated as the image's grid.
         on_grid = replace(labels, affine=image.affine)
         return conform(on_grid, labels=True, plan=conformed.plan).volume
 
@@ -187,9 +189,9 @@ def fingerprint(
     csf: str | None = None,
     mask: str | None = None,
 ) -> str:
-    """SHA-256 over every setting that shapes the result, and over the inputs.
+    """Return the SHA-256 of all settings that affect the result, and of the inputs.
 
-    `image`, `labels`, `csf` and `mask` are the inputs' own hashes, by `digest_of`.
+    `image`, `labels`, `csf` and `mask` are the hashes of the inputs, by `digest_of`.
     """
     settings: dict[str, Any] = {
         "format": FORMAT,
@@ -215,9 +217,9 @@ def fingerprint(
 
 
 def digest_of(path: Path | None) -> str | None:
-    """SHA-256 of a file; of an Analyze pair, of header and image in a row.
+    """Return the SHA-256 of a file; for an Analyze pair, of header and image concatenated.
 
-    None for no path. This is how a store knows whether a file is still the one that it was made
+    None for no path. A store compares it to know whether a file is still the file that it was made
     from.
     """
     if path is None:
@@ -228,7 +230,7 @@ def digest_of(path: Path | None) -> str | None:
 
 
 def _require_same_grid(image: Volume, labels: Volume, where: Path | None) -> None:
-    """Refuse labels that are not on the image's grid."""
+    """Raise GeometryError if labels are not on the image's grid."""
     if image.shape != labels.shape:
         what = f"labels have shape {labels.shape}, the image {image.shape}"
     else:
@@ -243,11 +245,11 @@ def _require_same_grid(image: Volume, labels: Volume, where: Path | None) -> Non
 def shift_of_labels(
     image: NDArray[np.floating], classes: NDArray[np.integer]
 ) -> tuple[int, int, int] | None:
-    """The shift (voxels along X, Y, Z) at which classes fit the image better; None where they fit.
+    """Return the shift (voxels in X, Y, Z) at which classes fit the image better; None if they fit.
 
-    Both are (X, Y, Z) on the working grid. How well they fit is the share of the image's variance
-    that lies between classes. Of labels that leave much of the brain out, as parcels of the cortex
-    do, this says nothing: they are taken to fit.
+    Both are (X, Y, Z) on the working grid. The fit is the share of the image's variance that lies
+    between classes. Labels that leave out much of the brain, such as cortical parcels, cannot be
+    judged in this way: they are taken to fit.
     """
     occupied = np.argwhere(classes > 0)
     if not len(occupied):
@@ -267,7 +269,8 @@ def shift_of_labels(
         share = _explained(seen, classes[_box(low, high, shift)])
         if share > best:
             best = share
-            # Classes are taken from there, so they belong the other way.
+            # The classes were read from the shifted position, so they belong in the opposite
+            # direction.
             found = [-step for step in shift]
     return None if found is None else (found[0], found[1], found[2])
 
@@ -277,7 +280,7 @@ def _box(
     high: NDArray[np.integer],
     shift: tuple[int, ...] | list[int],
 ) -> tuple[slice, ...]:
-    """Every second voxel of a box that is moved by a shift."""
+    """Return slices for every second voxel of a box, moved by a shift."""
     return tuple(
         slice(int(first) + step, int(last) + step, _STRIDE)
         for first, last, step in zip(low, high, shift, strict=True)
@@ -285,7 +288,7 @@ def _box(
 
 
 def _explained(values: NDArray[np.float64], classes: NDArray[np.integer]) -> float:
-    """The share (0 to 1) of the variance of values (N,) that lies between classes; 0 of none."""
+    """Return the share (0 to 1) of the variance of values (N,) between classes."""
     groups = classes.ravel()
     counts = np.bincount(groups)
     sums = np.bincount(groups, values)

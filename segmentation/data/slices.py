@@ -1,17 +1,17 @@
-"""One subject's slices in one HDF5 file: three views of image and labels, and what they hold.
+"""HDF5 file of one subject: slices of image and labels in three views, and class counts.
 
 Layout, chunked by slice (N slices, H rows, W columns, K classes of the view's scheme):
 
     <view>/image          (N, H, W) uint16   value = (code - zero) * scale, see `Quantised`
     <view>/labels         (N, H, W) uint8    class indices; the merged scheme's in sagittal
-    <view>/counted        (N, H, W) uint8    1 where labels count in training; not there if all do
-    <view>/class_counts   (N, K) uint32      voxels of each class in each slice, of those that count
+    <view>/counted        (N, H, W) uint8    1 where labels count in training; absent if all do
+    <view>/class_counts   (N, K) uint32      voxels of each class in each slice that count
 
 A random slice takes half the time and a third of the space of float32 (docs/notes/data.md).
 
-4,096 levels are 40 times finer than a good scan's noise and twice finer than a half float near
-the bright end. They stand in the lower 12 bits, so that of the shuffled bytes one half hardly
-changes from voxel to voxel and the other is mere noise: both are unpacked faster than a mixture.
+4,096 levels are 40 times finer than a good scan's noise and twice as fine as a half float near the
+bright end. They are in the lower 12 bits, so that after shuffling one half of the bytes hardly
+changes from voxel to voxel and the other half is pure noise: both decompress faster than a mixture.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ from trinat.segmentation.labels.scheme import LabelScheme, MergedScheme
 from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import View, slice_axes, to_slices
 
-# Raised whenever the same scan would be stored otherwise; older stores are then prepared again.
+# Incremented whenever the same scan would be stored differently; older stores are then prepared
+# again.
 FORMAT = 2
 
-# Read by every HDF5 since 1.10; without times of writing in it.
+# File format that every HDF5 since 1.10 reads, and that has no timestamps.
 _LIBVER = ("v110", "v110")
 _BLOCK_BYTES = 1 << 24
 _REMEDY = "run `trinat prepare` again"
@@ -50,7 +51,7 @@ _IMAGE_PACKING: dict[str, Any] = {
 }
 _LABEL_PACKING: dict[str, Any] = {"compression": "gzip", "compression_opts": 1}
 
-# Files are opened, looked into and closed by one thread at a time; each unpacks what it has read.
+# Only one thread at a time opens, inspects or closes files; each decompresses its own data.
 FILES = threading.RLock()
 
 _HISTOGRAM_BINS = 64
@@ -58,7 +59,7 @@ _HISTOGRAM_TOP = 1.5
 _PERCENTILES = {"p1": 1, "p50": 50, "p99": 99}
 
 _LEVELS = 4096
-# In float32; an image with less between its values is flat.
+# In float32; an image with a smaller step between its values is flat.
 _SMALLEST_STEP = float(np.finfo(np.float32).tiny)
 
 
@@ -74,11 +75,11 @@ def write_subject(
     fingerprint: str,
     notes: tuple[str, ...] = (),
 ) -> Statistics:
-    """Cut (X, Y, Z) arrays of the working grid into slices and write them, whole or not at all.
+    """Cut (X, Y, Z) arrays of the working grid into slices and write them atomically.
 
-    Of labels only those that are `counted` count in training; without it all do. The same arguments
-    give the same bytes: nothing in the file depends on when it was written. Raises DatasetError
-    where `labels` has classes that `scheme` lacks.
+    Only labels that are `counted` count in training; without it all do. The same arguments give the
+    same bytes: nothing in the file depends on when it was written. Raises DatasetError if `labels`
+    has classes that `scheme` lacks.
     """
     voxels: tuple[int, ...] = ()
     counts: dict[View, NDArray[np.int64]] = {}
@@ -103,11 +104,11 @@ def write_subject(
     if image is not None:
         attributes["image_scale"] = image.scale
         attributes["image_zero"] = image.zero
-    # Refuses a scheme without a sagittal view before there is a file.
+    # Raises for a scheme without a sagittal view before the file is created.
     merged = None
     if labels is not None and View.SAGITTAL in views:
         merged = scheme.merged
-    # Made in memory: where a disk is full, HDF5 itself fails at several places and in disorder.
+    # Built in memory: on a full disk, HDF5 itself fails in several places and unpredictably.
     with h5py.File(
         "slices",
         "w",
@@ -142,11 +143,11 @@ def _add_labels(
 ) -> None:
     """Add a view's labels, and its voxels per slice and class (N, K).
 
-    Sagittal slices get the classes of `merged`, which no longer tell left from right.
+    Sagittal slices get the classes of `merged`, which do not distinguish left from right.
     """
     if view is View.SAGITTAL and merged is not None:
         labels = merged.to_merged.astype(np.uint8)[labels]
-        # (K, classes of the merged scheme): 1 where a class becomes a merged one.
+        # (K, classes of the merged scheme): 1 where a class maps to a merged class.
         membership = np.eye(len(merged.scheme), dtype=int)[merged.to_merged]
         per_slice = per_slice @ membership
     _add_slices(group, "labels", labels, view, _LABEL_PACKING)
@@ -167,15 +168,15 @@ def _add_slices(
 
 
 def scheme_table(scheme: LabelScheme) -> dict[str, Any]:
-    """A scheme as a plain value: enough to compare and to rebuild names, numbers and colours."""
+    """Return a scheme as plain values, from which names, numbers and colours can be rebuilt."""
     return {"name": scheme.name, "labels": [asdict(label) for label in scheme.labels]}
 
 
 class SubjectFile:
-    """Reads slices of one subject; opened at first use in each process, and never pickled open.
+    """Reader of one subject's slices, opened at first use in each process and never pickled open.
 
-    Threads may share it. All methods raise IntegrityError where the file is damaged, and
-    DatasetError where it has another format or lacks what is asked for.
+    Threads may share it. All methods raise IntegrityError if the file is damaged, and DatasetError
+    if it has another format or lacks the requested data.
     """
 
     def __init__(self, path: Path) -> None:
@@ -194,19 +195,20 @@ class SubjectFile:
         return state
 
     def image(self, view: View, start: int, stop: int) -> NDArray[np.float32]:
-        """Intensities of slices start..stop-1, (N, H, W) float32."""
+        """Read intensities of slices start..stop-1, (N, H, W) float32."""
         return self.codes(view, start, stop).values()
 
     def codes(self, view: View, start: int, stop: int) -> Quantised:
-        """Slices as they are stored, (N, H, W): those there are of start..stop-1."""
+        """Read the stored codes of slices start..stop-1, (N, H, W), as far as they exist."""
         codes: NDArray[np.uint16] = self._read(view, "image", start, stop)
         return Quantised(codes, self._scale, self._zero)
 
     def slab(self, view: View, middle: int, thick: int) -> Quantised:
-        """`thick` slices around the middle one, (C, H, W); beyond the ends is background.
+        """Read `thick` slices around the middle slice, (C, H, W), padded with background at the
+        ends.
 
-        `view` and `middle` as in `Place`; C is `thick`. The codes beyond the ends are those of
-        intensity 0. The file is opened if it is not open, and stays open.
+        `view` and `middle` as in `Place`; C is `thick`. The padding has the code of intensity 0.
+        The file is opened if it is not open, and stays open.
         """
         start = middle - thick // 2
         slab = self.codes(view, max(start, 0), start + thick)
@@ -219,49 +221,49 @@ class SubjectFile:
         return replace(slab, codes=padded)
 
     def labels(self, view: View, start: int, stop: int) -> NDArray[np.uint8]:
-        """Class indices of slices start..stop-1, (N, H, W)."""
+        """Read class indices of slices start..stop-1, (N, H, W)."""
         slices: NDArray[np.uint8] = self._read(view, "labels", start, stop)
         return slices
 
     def counted(self, view: View, start: int, stop: int) -> NDArray[np.bool_] | None:
-        """Where labels of slices start..stop-1 count in training, (N, H, W); None: all do."""
+        """Read the mask of labels that count in training, (N, H, W); None if all labels do."""
         if not self.has(view, "counted"):
             return None
         return np.asarray(self._read(view, "counted", start, stop) > 0)
 
     def slice_count(self, view: View) -> int:
-        """How many slices the view has."""
+        """Return the number of slices of the view."""
         name = "image" if self.has(view, "image") else "labels"
         return len(self._dataset(view, name))
 
     def class_counts(self, view: View) -> NDArray[np.uint32]:
-        """Voxels of each class in each slice, (N, K), of those that count in training."""
+        """Return voxels of each class in each slice, (N, K), of those that count in training."""
         counts: NDArray[np.uint32] = self._dataset(view, "class_counts")[:]
         return counts
 
     def has(self, view: View, name: str) -> bool:
-        """Whether the view has a dataset `name`, such as image or labels."""
+        """Return True if the view has a dataset `name`, such as image or labels."""
         return f"{view.value}/{name}" in self._opened()
 
     @property
     def affine(self) -> NDArray[np.float64]:
-        """(4, 4), from voxels of the working grid to RAS millimetres."""
+        """Affine (4, 4) from voxels of the working grid to RAS millimetres."""
         affine: NDArray[np.float64] = self._opened().attrs["affine"]
         return affine
 
     @property
     def fingerprint(self) -> str:
-        """The hash of everything that the slices were made from."""
+        """Hash of everything that the slices were made from."""
         return str(self._opened().attrs["fingerprint"])
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was noticed when the scan was read."""
+        """Remarks that were made when the scan was read."""
         return tuple(json.loads(self._opened().attrs["notes"]))
 
     @property
     def statistics(self) -> Statistics:
-        """The return value of `write_subject`, as stored in the file."""
+        """Return value of `write_subject`, as stored in the file."""
         values = json.loads(self._opened().attrs["statistics"])
         percentiles = values.pop("percentiles")
         per_class = {name: tuple(entries) for name, entries in values.items()}
@@ -270,7 +272,7 @@ class SubjectFile:
     def close(self) -> None:
         """Close the file; the next call of another method opens it again.
 
-        Closing twice does nothing. In a forked process the file of the parent is forgotten, not
+        Closing twice does nothing. In a forked process the parent's file is dropped without being
         closed.
         """
         with FILES:
@@ -280,7 +282,7 @@ class SubjectFile:
             self._datasets = {}
 
     def _read(self, view: View, name: str, start: int, stop: int) -> NDArray[Any]:
-        """Slices start..stop-1 of a dataset, as far as there are such."""
+        """Read slices start..stop-1 of a dataset, as far as they exist."""
         try:
             with FILES:
                 dataset = self._dataset(view, name)
@@ -300,7 +302,7 @@ class SubjectFile:
         return slices
 
     def _dataset(self, view: View, name: str) -> h5py.Dataset:
-        """A dataset of the opened file, looked up by name once."""
+        """Return a dataset of the opened file, looked up by name once."""
         file = self._opened()
         dataset = self._datasets.get((view, name))
         if dataset is None:
@@ -312,20 +314,20 @@ class SubjectFile:
         return dataset
 
     def _opened(self) -> h5py.File:
-        """The file, opened by this process."""
-        # A handle that came along through fork shares its file position with the parent.
+        """Return the file, opened by this process."""
+        # A handle that was inherited through fork shares its file position with the parent.
         if self._file is None or self._pid != os.getpid():
             self._file = self._open()
             self._pid = os.getpid()
         return self._file
 
     def _open(self) -> h5py.File:
-        """Open the file and read what all of its slices have in common."""
+        """Open the file and read the attributes that all of its slices share."""
         self._datasets = {}
         try:
-            # HDF5 opens by name: what it would wait for is refused here.
+            # HDF5 opens by name, so refuse first any special file on which it would block.
             open_regular(self.path).close()
-            # Random slices gain nothing from a chunk cache; read-only disks know no locks.
+            # Random slices gain nothing from a chunk cache; read-only disks do not support locks.
             file = h5py.File(self.path, "r", rdcc_nbytes=0, locking=False)
         except OSError as error:
             what = "not a readable slice file"
@@ -346,10 +348,10 @@ def _unpack(
     into: NDArray[Any],
     is_shuffled: bool,
 ) -> None:
-    """Fill a slice from its chunk. HDF5 would let one thread do this at a time; zlib lets all.
+    """Decompress a chunk into a slice. HDF5 would allow one thread at a time; zlib allows all.
 
     HDF5 leaves out a filter that gains nothing, and sets its bit in `filters_left_out`: the lowest
-    for the filter that was applied first. Shuffling, if there is any, comes before compression.
+    bit for the filter that was applied first. Shuffling, if there is any, comes before compression.
     """
     compression_bit = 0b10 if is_shuffled else 0b01
     if filters_left_out & compression_bit:
@@ -361,7 +363,7 @@ def _unpack(
     if not is_shuffled or filters_left_out & shuffling_bit:
         into[...] = np.frombuffer(data, into.dtype).reshape(into.shape)
         return
-    # Shuffled: the first bytes of all values, then the second bytes.
+    # Shuffled order: the first bytes of all values, then the second bytes.
     values = into.view(np.uint8).reshape(-1, into.itemsize)
     parts = np.frombuffer(data, np.uint8).reshape(into.itemsize, -1)
     for byte, part in enumerate(parts):
@@ -370,10 +372,10 @@ def _unpack(
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a subject holds, on the working grid of 1 mm³ voxels.
+    """Statistics of a subject's image and labels, on the working grid of 1 mm³ voxels.
 
-    `voxels` and `class_means` (of intensity, 0 where a class has no voxel) have an entry a class.
-    `percentiles` and `histogram` are of the head, which is where intensity is above 0. The
+    `voxels` and `class_means` (of intensity, 0 for a class without voxels) have one entry per
+    class. `percentiles` and `histogram` describe the head, which is where intensity is above 0. The
     histogram has 64 bins from 0 to 1.5; the last is open above.
     """
 
@@ -386,13 +388,13 @@ class Statistics:
 def _count_along_axes(
     labels: NDArray[np.uint8], classes: int
 ) -> dict[View, NDArray[np.int64]]:
-    """Voxels of each class in each slice of each view, (N, K), in labels (X, Y, Z).
+    """Count voxels of each class in each slice of each view, (N, K), in labels (X, Y, Z).
 
-    Raises DatasetError where a voxel's class is not below `classes`.
+    Raises DatasetError if a voxel's class is not below `classes`.
     """
     if labels.size and int(labels.max()) >= classes:
         raise DatasetError(f"class {labels.max()} in a map of {classes} classes")
-    # Only the box around what is labelled needs counting: a fifth of the working grid.
+    # Only the bounding box of the labels needs counting: a fifth of the working grid.
     box = occupied_box(labels > 0)
     counts = {}
     for view in View:
@@ -412,15 +414,15 @@ def describe(
     labels: NDArray[np.uint8] | None,
     voxels: tuple[int, ...],
 ) -> Statistics:
-    """Statistics of an image and its labels, (X, Y, Z) on one grid; either may be missing.
+    """Compute statistics of an image and its labels, (X, Y, Z) on one grid; either may be missing.
 
-    `voxels` are those of each class, empty without labels.
+    `voxels` is the number of voxels of each class, empty without labels.
     """
     if image is None:
         return Statistics(voxels=voxels)
     class_means: tuple[float, ...] = ()
     if labels is not None:
-        # 0 for background and for classes without a voxel.
+        # The mean is 0 for background and for classes without a voxel.
         inside = labels > 0
         classes_inside = labels[inside]
         values = image[inside].astype(np.float64)
@@ -433,7 +435,7 @@ def describe(
     if head.size:
         levels = np.percentile(head, tuple(_PERCENTILES.values())).tolist()
         percentiles = dict(zip(_PERCENTILES, levels, strict=True))
-    # The last bin takes everything above its top.
+    # The last bin includes everything above its upper edge.
     capped = np.minimum(head, np.float32(_HISTOGRAM_TOP))
     histogram, _ = np.histogram(capped, _HISTOGRAM_BINS, (0, _HISTOGRAM_TOP))
     return Statistics(voxels, class_means, percentiles, tuple(histogram.tolist()))
@@ -451,9 +453,9 @@ class Quantised:
     zero: int
 
     def values(self) -> NDArray[np.float32]:
-        """The intensities, in the shape of the codes.
+        """Return the intensities, in the shape of the codes.
 
-        A new array of float32; what was below 0 before is below 0 again.
+        A new array of float32; values that were below 0 before are below 0 again.
         """
         values: NDArray[np.float32] = self.codes.astype(np.float32)
         if self.zero:
@@ -462,10 +464,11 @@ class Quantised:
         return values
 
     def filling_16_bits(self) -> Quantised:
-        """The same values, bit for bit, in codes up to 65,520: seen as a picture, not black.
+        """Return the same values, bit for bit, in codes up to 65,520, which are visible as a
+        picture.
 
         Codes and step change by a power of two, by which floating-point numbers are multiplied
-        exactly. Codes that need more than 12 bits already stay as they are.
+        exactly. Codes that need more than 12 bits already are unchanged.
         """
         if self.codes.max(initial=0) >= _LEVELS:
             return self
@@ -477,8 +480,8 @@ class Quantised:
 def quantise(image: NDArray[np.float32]) -> Quantised:
     """Spread the values from the lowest (0 or below) to the highest over 4,096 codes.
 
-    Any shape; 0 is always among the values that have a code of their own. An image that is 0
-    everywhere gets the scale 1. Values must be finite.
+    Any shape; 0 always has a code of its own. An image that is 0 everywhere gets the scale 1.
+    Values must be finite.
     """
     low = min(float(image.min()), 0.0)
     high = max(float(image.max()), 0.0)

@@ -1,4 +1,4 @@
-"""Who trains, who validates, who tests: persons and families are never divided."""
+"""Splits into training, validation and test subjects; persons and families are never divided."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _AGE_BINS = 5
 class Participant:
     """One subject of a store: a session of a person, who may belong to a family (twins).
 
-    `age` in years. `scan` is the SHA-256 of what the subject was made from. Persons of one family,
-    or with the same scan, are never divided among parts.
+    `age` in years. `scan` is the SHA-256 of the file that the subject was made from. Persons of one
+    family, or with the same scan, are never divided among parts.
     """
 
     subject: str
@@ -56,9 +56,9 @@ class Split(BaseModel):
     test: tuple[str, ...] = ()
 
     def part(self, name: Part) -> tuple[str, ...]:
-        """The subjects of that part.
+        """Return the subjects of one part.
 
-        In the order of the file; empty if the part is empty.
+        They are in the order of the file; empty if the part is empty.
         """
         parts: dict[Part, tuple[str, ...]] = {
             "train": self.train,
@@ -68,7 +68,7 @@ class Split(BaseModel):
         return parts[name]
 
     def write(self, path: Path) -> None:
-        """Write the split as JSON, whole or not at all."""
+        """Write the split as JSON, atomically."""
         with atomic_text(path) as file:
             file.write(json.dumps(self.model_dump(), indent=1) + "\n")
 
@@ -79,10 +79,10 @@ class Split(BaseModel):
         *,
         where: str = "",
     ) -> None:
-        """Raise where this split belongs to another store or a person stands in two parts.
+        """Raise DatasetError if the split belongs to another store or divides a person.
 
-        `participants` are those of the store, `store` is its fingerprint, and `where` the split's
-        place, for messages.
+        `participants` are the participants of the store, `store` is its fingerprint, and `where`
+        the location of the split, for messages.
         """
         if self.store != store:
             raise DatasetError(
@@ -106,7 +106,7 @@ class Split(BaseModel):
     def _refuse_divided(
         self, participants: Sequence[Participant], what: str, where: str
     ) -> None:
-        """Raise where participants that belong together stand in two parts."""
+        """Raise DatasetError if participants that belong together are in different parts."""
         for group in _groups(participants):
             subjects = {participant.subject for participant in group}
             parts = [part for part in PARTS if not subjects.isdisjoint(self.part(part))]
@@ -120,10 +120,9 @@ class Split(BaseModel):
 
 
 def read_split(path: Path) -> Split:
-    """The split in a file; raises DatasetError where there is none.
+    """Read a split from a file; raise DatasetError if there is none.
 
-    The message names what is wrong in the file. Whether its subjects are in a store is not looked
-    at.
+    The message names the mistake in the file. The subjects are not checked against a store.
     """
     try:
         return Split.model_validate_json(read_text(path))
@@ -138,9 +137,9 @@ def read_split(path: Path) -> Split:
 
 
 def read_exclusions(path: Path) -> tuple[str, ...]:
-    """Subjects of a text file, one a line; what follows a # is a remark.
+    """Read subjects from a text file with one subject per line; text after # is a comment.
 
-    Empty lines are passed over; the order is kept. DatasetError for a file that is missing or is
+    Empty lines are skipped; the order is kept. Raises DatasetError for a file that is missing or
     not text. An empty list is allowed.
     """
     try:
@@ -162,9 +161,9 @@ def make_split(
     seed: int,
     store: str,
 ) -> Split:
-    """Persons in the proportions train : validation : test, spread evenly over age and sex.
+    """Split persons in the proportions train : validation : test, balanced by age and sex.
 
-    Raises DatasetError where the ratios cannot be met, or there are fewer persons than parts.
+    Raises DatasetError if the ratios cannot be met, or there are fewer persons than parts.
     """
     if min(ratios) < 0 or ratios[0] <= 0:
         raise DatasetError(
@@ -184,10 +183,10 @@ def make_folds(
     store: str,
     validate: bool = True,
 ) -> list[Split]:
-    """Make one split a fold: fold i tests, fold i + 1 validates, the others train.
+    """Make one split per fold: fold i tests, fold i + 1 validates, the others train.
 
-    Without `validate` nobody validates, and all but fold i train. ConfigError if no fold is left to
-    train, DatasetError for fewer persons than folds.
+    Without `validate` nobody validates, and all but fold i train. Raises ConfigError if no fold is
+    left to train, DatasetError for fewer persons than folds.
     """
     fewest = 3 if validate else 2
     if folds < fewest:
@@ -199,7 +198,7 @@ def make_folds(
     dealt = _deal(participants, (1.0,) * folds, np.random.default_rng(seed))
     splits = []
     for test in range(folds):
-        # The folds in a circle: the first tests, the second validates.
+        # Rotate the folds: the first tests, the second validates.
         circle = dealt[test:] + dealt[:test]
         validating: list[str] = []
         training_folds = circle[1:]
@@ -229,7 +228,7 @@ def make_published_split(
     seed: int,
     store: str,
 ) -> Split:
-    """A dataset's own division: the subjects `training` train, all others test.
+    """Apply a dataset's published split: the subjects in `training` train, all others test.
 
     `validation` persons (or families) of the training part validate, spread over sex and age.
     """
@@ -243,7 +242,7 @@ def make_published_split(
         )
     rng = np.random.default_rng(seed)
     ordered = _in_strata(groups, rng)
-    # Evenly spaced in the order of sex and age, from a random start.
+    # Evenly spaced in the order of sex and age, with a random offset.
     start = rng.random()
     chosen: set[int] = set()
     for step in range(validation):
@@ -273,7 +272,7 @@ def _split(
     seed: int,
     store: str,
 ) -> Split:
-    """A split of these subjects, each part in natural order."""
+    """Return a split of the given subjects, each part in natural order."""
     return Split(
         store=store,
         seed=seed,
@@ -284,19 +283,19 @@ def _split(
 
 
 def _subjects(participants: Iterable[Participant]) -> list[str]:
-    """Their names, in the order given."""
+    """Return the subjects' names, in the order given."""
     return [participant.subject for participant in participants]
 
 
 def _by_subject(participants: Sequence[Participant]) -> list[Participant]:
-    """Participants by name, so that nothing depends on the order in which they are given."""
+    """Sort participants by name, so that results do not depend on the order of the input."""
     return sorted(participants, key=lambda participant: participant.subject)
 
 
 def _groups(participants: Sequence[Participant]) -> list[list[Participant]]:
-    """Participants that belong together: by person, family or scan, or through others."""
+    """Group participants that share a person, family or scan, directly or through others."""
     count = len(participants)
-    # (i, j) is 1 where i has a fact of j, the first participant that has it.
+    # (i, j) is 1 if participant i shares a value with j, the first participant that has it.
     joined = lil_array((count, count), dtype=np.int8)
     first_with: dict[tuple[str, str], int] = {}
     for index, participant in enumerate(participants):
@@ -318,9 +317,9 @@ def _deal(
 ) -> list[list[str]]:
     """Deal groups out in the order of sex and age, always to the part that is furthest behind.
 
-    Returns the subjects of each part; one whose ratio is 0 gets none, each other at least one.
-    Neighbours in that order go to different parts, so every part sees all ages and both sexes
-    without bins that would have to be filled; the order within equals is random.
+    Returns the subjects of each part. A part whose ratio is 0 gets none, every other part at least
+    one. Neighbours in that order go to different parts, so every part covers all ages and both
+    sexes without bins that would have to be filled; the order among equals is random.
     """
     groups = _groups(_by_subject(participants))
     wanted = [part for part, ratio in enumerate(ratios) if ratio > 0]
@@ -331,7 +330,8 @@ def _deal(
         )
     shares = np.asarray(ratios, float) / sum(ratios)
     dealt: list[list[list[Participant]]] = [[] for _ in ratios]
-    # Where each part starts in its rhythm is random too, else the first are always the same.
+    # Start each part at a random phase; otherwise the first groups would always go to the same
+    # part.
     credit = shares * rng.random(len(ratios))
     for group in _in_strata(groups, rng):
         credit += shares * len(group)
@@ -341,7 +341,7 @@ def _deal(
         dealt[part].append(group)
     for part in wanted:
         if not dealt[part]:
-            # The largest part gives it one group, the first of all that it has.
+            # The largest part donates the first of its groups.
             donor = int(np.argmax([len(of_part) for of_part in dealt]))
             moved = next(group for group in groups if group in dealt[donor])
             dealt[donor].remove(moved)
@@ -352,7 +352,7 @@ def _deal(
 def _in_strata(
     groups: list[list[Participant]], rng: np.random.Generator
 ) -> list[list[Participant]]:
-    """Groups by sex and fifth of the age range of persons, in random order within each."""
+    """Sort groups by sex and age bin (quintiles of age), in random order within each bin."""
     ages = _ages(chain.from_iterable(groups))
     edges = np.empty(0)
     if ages:
@@ -360,7 +360,7 @@ def _in_strata(
         edges = np.quantile(ages, inner_shares)
 
     def stratum(group: list[Participant]) -> tuple[str, int]:
-        """Sex, empty where it is not known, and number of the bin of age, -1 likewise."""
+        """Return sex ("" if unknown) and the number of the age bin (-1 if unknown)."""
         sex = min(participant.sex or "" for participant in group)
         known = _ages(group)
         if not known:
@@ -372,5 +372,5 @@ def _in_strata(
 
 
 def _ages(participants: Iterable[Participant]) -> list[float]:
-    """The ages that are known."""
+    """Return the known ages."""
     return [person.age for person in participants if person.age is not None]

@@ -1,10 +1,10 @@
-"""A slice store: a folder with one HDF5 file a subject, and what they have in common.
+"""Slice store: a folder with one HDF5 file per subject, and the files that they share.
 
-store.json         scheme, views and settings; of every subject its fingerprint, the hash of its
+store.json         scheme, views and settings; for each subject its fingerprint, the hash of its
                    file, and the files that it was made from
 split.json         who trains, validates and tests, once `trinat split` was run
 participants.tsv   person, session, family, age, sex of every subject: yours to complete
-ledger.tsv         every subject that the source named: done, failed or skipped, and why
+ledger.tsv         every subject that the source listed: done, failed or skipped, and why
 subjects/<id>.h5   the slices
 """
 
@@ -40,7 +40,7 @@ from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.scheme import Label, LabelScheme
 from trinat.segmentation.space.views import View
 
-# Of store.json. Files of subjects have their own (slices.py), so that they need not be made again.
+# Version of store.json. Subjects' files have their own (slices.py) and stay when this changes.
 FORMAT: Literal[3] = 3
 SPLIT = "split.json"
 
@@ -48,18 +48,19 @@ _PARTICIPANT_COLUMNS = ("participant_id", "person", "session", "family", "age", 
 _LEDGER_COLUMNS = ("subject", "status", "reason")
 
 
-# Names become file names: those of a store that came from elsewhere too.
+# Names become file names, also in stores that were made elsewhere.
 _SubjectName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}$")]
 
 
 class _Strict(BaseModel):
-    """A record of which no key is ignored."""
+    """Base of immutable records that forbid unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class FileStamp(_Strict):
-    """The content of a file, and by what it is taken as unchanged without being read.
+    """Hash of a file, with the size and time by which it is recognised as unchanged without
+    reading.
 
     `size` in bytes, `mtime_ns` in nanoseconds since 1970.
     """
@@ -70,16 +71,16 @@ class FileStamp(_Strict):
 
     @classmethod
     def of(cls, path: Path) -> FileStamp:
-        """The stamp of a file as it is; reads all of it."""
+        """Stamp a file in its present state; this reads all of it."""
         state = path.stat()
         digest = sha256_of(path)
         return cls(sha256=digest, size=state.st_size, mtime_ns=state.st_mtime_ns)
 
     def renewed(self, path: Path) -> FileStamp | None:
-        """Of the file as it is, read only if its size or time changed; None if its content did.
+        """Return a stamp of the present file, or None if its content has changed.
 
-        The same stamp if nothing changed; a new one, with the new time, if only the time did.
-        OSError if the file is missing.
+        The file is read only if its size or time changed. The same stamp if nothing changed; a new
+        stamp, with the new time, if only the time did. Raises OSError if the file is missing.
         """
         state = path.stat()
         if (state.st_size, state.st_mtime_ns) == (self.size, self.mtime_ns):
@@ -91,8 +92,8 @@ class FileStamp(_Strict):
 class Original(_Strict):
     """A file that a subject was made from.
 
-    `sha256` is, of an Analyze pair, that of header and image in a row. `axes` are the voxel axes
-    where the dataset vouches for them and the header lacks them.
+    For an Analyze pair, `sha256` is the hash of header and image concatenated. `axes` are the voxel
+    axes if the dataset vouches for them and the header lacks them.
     """
 
     path: Path
@@ -101,9 +102,9 @@ class Original(_Strict):
 
 
 class Pseudo(_Strict):
-    """The model that made a subject's labels, which are no truth.
+    """Model that made a subject's labels, which are not ground truth.
 
-    `sha256` is that of its model.yaml; no voxel can have a class of `not_predicted`.
+    `sha256` is the hash of its model.yaml; no voxel can have a class of `not_predicted`.
     """
 
     model: str
@@ -115,10 +116,10 @@ class Pseudo(_Strict):
 
 
 class StoredSubject(_Strict):
-    """What store.json says of a subject.
+    """Entry of a subject in store.json.
 
-    `image` and `labels` are the originals; of what was made from pictures there are none. `extra`
-    takes numbers of the label map to FreeSurfer numbers; the numbers of `ignore` are background.
+    `image` and `labels` are the original files; subjects made from pictures have none. `extra` maps
+    numbers of the label map to FreeSurfer numbers; the numbers of `ignore` are background.
     """
 
     fingerprint: str
@@ -134,16 +135,16 @@ class StoredSubject(_Strict):
 
     @property
     def scan(self) -> str | None:
-        """SHA-256 of what it was made from: equal of one scan under two names."""
+        """SHA-256 of the original file, which is equal for one scan under two names."""
         original = self.image or self.labels
         return None if original is None else original.sha256
 
 
 class StoreInfo(_Strict):
-    """What store.json says.
+    """Contents of store.json.
 
     `trust_affine`, `fill_nonfinite` and `fold` say how originals are read; `fold` is the numbering
-    of all label maps (None: FreeSurfer's). `csf` is what the labels call CSF.
+    of all label maps (None: FreeSurfer's). `csf` is the definition of CSF in the labels.
     """
 
     format: Literal[3] = FORMAT
@@ -157,14 +158,14 @@ class StoreInfo(_Strict):
     subjects: dict[_SubjectName, StoredSubject]
 
     def write(self, root: Path) -> None:
-        """Write store.json in the folder `root`, whole or not at all."""
+        """Write store.json in the folder `root`, atomically."""
         content = json.dumps(self.model_dump(mode="json"), indent=1)
         with atomic_text(root / "store.json") as file:
             file.write(content + "\n")
 
 
 class LedgerRow(_Strict):
-    """What became of a subject that the source named.
+    """Outcome of preparing a subject that the source listed.
 
     `reason` is empty for a subject that was done without a remark.
     """
@@ -177,7 +178,7 @@ class LedgerRow(_Strict):
 class Store:
     """A store opened for reading.
 
-    What it is asked for and does not have raises DatasetError; what is damaged, IntegrityError.
+    Raises DatasetError for requests that the store cannot fulfil, IntegrityError for damaged files.
     """
 
     def __init__(self, root: Path) -> None:
@@ -205,26 +206,31 @@ class Store:
 
     @property
     def views(self) -> tuple[View, ...]:
-        """The views that there are slices of."""
+        """Views in which the store has slices."""
         return self.info.views
 
     @cached_property
     def scheme(self) -> LabelScheme:
-        """Of whole volumes; slices of a view have the classes that are `seen_in` it."""
+        """Label scheme of whole volumes; slices of a view have the classes that are `seen_in`
+        it.
+        """
         table = self.info.scheme
         labels = TypeAdapter(tuple[Label, ...]).validate_python(table["labels"])
         return LabelScheme(table["name"], labels)
 
     @property
     def scheme_name(self) -> str:
-        """What `load_scheme` finds the scheme by: a shipped one's name, or a table in the store."""
+        """Argument of `load_scheme` for the scheme: a shipped scheme's name, or a table in the
+        store.
+        """
         own = self.root / f"{self.scheme.name}.tsv"
         return str(own) if own.is_file() else self.scheme.name
 
     def part(self, name: Part, split: Path | None = None) -> tuple[str, ...]:
-        """The subjects of one part of a split, after checking that the split fits this store.
+        """Return the subjects of one part of a split, after checking that the split fits this
+        store.
 
-        `split` is the split's file; without it, that of the store itself.
+        `split` is the file of the split; the default is the store's own.
         """
         if name not in PARTS:
             remedy = f"choose {', '.join(PARTS[:-1])} or {PARTS[-1]}"
@@ -236,22 +242,22 @@ class Store:
         return subjects
 
     def split(self, path: Path | None = None) -> Split:
-        """The split in a file, or the store's own, after checking that it fits this store."""
+        """Read a split (by default the store's own) and check that it fits this store."""
         place = self._path_of_split(path)
         assignment = read_split(place)
         assignment.check(self.participants, self.fingerprint, where=str(place))
         return assignment
 
     def _path_of_split(self, given: Path | None) -> Path:
-        """Where a split is; without a file, the store's own."""
+        """Return the path of a split: the given file, or the store's own."""
         return self.root / SPLIT if given is None else given
 
     @property
     def folds(self) -> tuple[Path, ...]:
-        """The files of the splits of a cross-validation, in the order of their numbers.
+        """Files of the cross-validation splits, in the order of their numbers.
 
-        DatasetError if there are none, or if one in the middle is missing: a cross-validation
-        without one of its parts would leave persons out.
+        Raises DatasetError if there are none, or if one in the middle is missing: a
+        cross-validation without one of its parts would leave persons out.
         """
         possible = paths_of_folds(self.root / SPLIT, len(self.subjects))
         paths = [path for path in possible if path.is_file()]
@@ -264,17 +270,17 @@ class Store:
         return tuple(paths)
 
     def tested(self) -> tuple[str, ...]:
-        """The subjects of all folds' test parts: everyone with labels, once."""
+        """Return the subjects of all folds' test parts: each labelled subject once."""
         subjects: list[str] = []
         for fold in self.folds:
             subjects.extend(self.part("test", fold))
         return tuple(subjects)
 
     def check(self, subjects: Iterable[str]) -> None:
-        """Refuse a subject whose file is not what `trinat prepare` left.
+        """Raise IntegrityError for the first subject whose file changed since `trinat prepare`.
 
-        Only the size and the time of an unchanged file are looked at; a file with another time is
-        read whole. IntegrityError names the first file that is not as it was.
+        Only the size and the time of an unchanged file are compared; a file with another time is
+        read whole.
         """
         for subject in subjects:
             path = subject_path(self.root, subject)
@@ -287,10 +293,10 @@ class Store:
                 )
 
     def pseudo_labels(self, subjects: Iterable[str]) -> str:
-        """Which models made labels of these subjects; empty where none did.
+        """Return the models that made labels of these subjects; "" if none did.
 
         Models with the beginning of their hashes, sorted and joined by "; ". A run records this, so
-        that nobody takes labels of a model for labels of a person.
+        that nobody mistakes labels of a model for labels of a person.
         """
         models: set[str] = set()
         for subject in subjects:
@@ -300,24 +306,26 @@ class Store:
         return "; ".join(sorted(models))
 
     def file(self, subject: str) -> SubjectFile:
-        """The subject's slices, opened when they are read."""
+        """Return the reader of a subject's slices, which opens its file at the first read."""
         if subject not in self.info.subjects:
             raise DatasetError(f"has no subject {subject!r}", where=self.root)
         return SubjectFile(subject_path(self.root, subject))
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes with any subject's inputs or settings; a split belongs to one fingerprint."""
+        """Hash that changes with any subject's inputs or settings; a split belongs to one
+        fingerprint.
+        """
         subjects = self.info.subjects.items()
         pairs = sorted((name, subject.fingerprint) for name, subject in subjects)
         return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
     @cached_property
     def participants(self) -> tuple[Participant, ...]:
-        """One entry a subject, from participants.tsv, which users complete by hand.
+        """Participants, one per subject, from participants.tsv, which users complete by hand.
 
-        DatasetError, with all problems, if a subject has no row or no person, or if an age or a sex
-        is not understood.
+        Raises DatasetError, with all problems, if a subject has no row or no person, or if an age
+        or a sex cannot be parsed.
         """
         table = self.root / "participants.tsv"
         rows = _rows_by_name(table)
@@ -353,7 +361,7 @@ class Store:
 
     @property
     def copies(self) -> tuple[str, ...]:
-        """Sentences on subjects whose scans are the same bytes: no split divides them."""
+        """Sentences on subjects whose scans are byte-identical: no split divides them."""
         subjects_of: dict[str, list[str]] = defaultdict(list)
         for name, subject in self.info.subjects.items():
             if subject.scan is not None:
@@ -366,37 +374,37 @@ class Store:
 
     @property
     def labelled(self) -> list[Participant]:
-        """Who can train, validate and test."""
+        """Participants with labels, who can train, validate and test."""
         stored = self.info.subjects
         return [one for one in self.participants if stored[one.subject].has_labels]
 
     @property
     def ledger(self) -> tuple[LedgerRow, ...]:
-        """The rows of ledger.tsv."""
+        """Rows of ledger.tsv."""
         path = self.root / "ledger.tsv"
         rows = read_rows(path, required=_LEDGER_COLUMNS)
         return tuple(LedgerRow.model_validate(row) for row in rows)
 
 
 def paths_of_folds(path: Path, count: int) -> list[Path]:
-    """split-0.json, split-1.json, ... of split.json."""
+    """Return split-0.json, split-1.json, ... for split.json."""
     return [path.with_stem(f"{path.stem}-{index}") for index in range(count)]
 
 
 def subject_path(root: Path, subject: str) -> Path:
-    """Where a store's subject has its slices."""
+    """Return the path of a subject's slices in a store."""
     return root / "subjects" / f"{subject}.h5"
 
 
 def write_participants(root: Path, subjects: Sequence[Subject]) -> list[str]:
-    """Write participants.tsv; what a reader has filled in where we know nothing stays.
+    """Write participants.tsv, keeping what a user has filled in where nothing is known.
 
-    Our values replace those in the table, but for the person: whose scan it is somebody may have
-    mended there. Cells that we would leave empty keep what they have, and so do columns that are
-    not ours. Rows of subjects that are not given are removed. Columns: participant_id, person,
-    session, family, age, sex.
+    Known values replace those in the table, except for the person, which somebody may have
+    corrected there. Cells without a known value are kept, and so are additional columns. Rows of
+    subjects that are not given are removed. Columns: participant_id, person, session, family, age,
+    sex.
 
-    Returns a line for each subject whose person the table knows better.
+    Returns a line for each subject whose person in the table differs and was kept.
     """
     path = root / "participants.tsv"
     present: dict[str, dict[str, str]] = {}
@@ -433,9 +441,9 @@ def write_participants(root: Path, subjects: Sequence[Subject]) -> list[str]:
 
 
 def _rows_by_name(path: Path) -> dict[str, dict[str, str]]:
-    """The rows of participants.tsv by the subjects' names; empty where nothing is known.
+    """Read the rows of participants.tsv by subject; unknown cells become "".
 
-    Names are taken as they stand: a person may be called NA.
+    Names are taken literally: a person may be called NA.
     """
     table = read_table(path)
     for name in _PARTICIPANT_COLUMNS[:2]:
