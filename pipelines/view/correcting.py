@@ -1,12 +1,13 @@
-"""Corrections as the page sends them: changed voxels, drafts that outlive their tab, savings.
+"""Corrections sent by the page: changed voxels, drafts that survive their tab, and saving.
 
-Changes are relative to the map that was shown: the indices of voxels, first axis first on RAS axes,
-as n uint32, and then the place of each one's new structure in the study's table, as n uint8; all
-little-endian. So a voxel that nobody touched keeps its number, whatever that is.
+Changes are relative to the map that was shown. They consist of the indices of voxels, first axis
+first on RAS axes, as n uint32, and then the place of each voxel's new structure in the study's
+table, as n uint8; all little-endian. A voxel that was not edited keeps its number, whatever that
+is.
 
-Drafts are kept here, and not by the browser. A browser keeps what it stores by the address of the
-page, whose port is another one after each start of `trinat view`. Each tab has a draft of its own,
-so that no tab replaces what is painted in another.
+Drafts are stored on the server rather than in the browser. Browser storage is bound to the address
+of the page, whose port changes with each start of `trinat view`. Each tab has its own draft, so
+that no tab overwrites what is painted in another.
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.metrics.common_grid import on_grid_of
 from trinat.segmentation.space.views import reoriented
 
-# The bytes of a request: of 13 million changed voxels.
+# Maximum size of a request in bytes: room for 13 million changed voxels.
 MAX_CHANGES = 1 << 26
 _BYTES_A_VOXEL = 5
 
 
 @dataclass(frozen=True)
 class Painted:
-    """Changes as they come from a tab.
+    """Changes sent by a tab.
 
-    `builds_on` is the SHA-256 of the map that they are relative to, `minutes` how long they took,
-    `tab` where they are from. `takes` is another tab, whose draft is in them ("" for none).
+    `builds_on` is the SHA-256 of the map that they are relative to, `minutes` the time they took,
+    and `tab` the tab that sent them. `takes` is another tab whose draft is included ("" for none).
     """
 
     content: bytes
@@ -65,7 +66,7 @@ class Painted:
 
 @dataclass(frozen=True)
 class _DraftFacts:
-    """Facts before the changes in the file of a draft."""
+    """Header of a draft file, stored before the changes."""
 
     scan: str
     rater: str
@@ -78,17 +79,17 @@ _DRAFT_FACTS = TypeAdapter(_DraftFacts)
 
 
 class Corrections:
-    """What the page asks of corrections and drafts of a study, by the numbers of its scans."""
+    """Corrections and drafts of a study for the page; scans are addressed by number."""
 
     def __init__(self, study: Study, voxels: Voxels) -> None:
         self._study = study
         self._voxels = voxels
 
     def facts(self, item: Item) -> dict[str, Any]:
-        """Return what the page is told of a scan: its correction, and the rater's drafts.
+        """Return the correction of a scan and the rater's drafts, as sent to the page.
 
-        The last draft is the first. `correction` is None where there is none; little is known of a
-        label map from elsewhere. `unreadable` has a line for each file that cannot be used.
+        Drafts are sorted from newest to oldest. `correction` is None if there is none; an imported
+        label map has few details. `unreadable` has a line for each file that cannot be used.
         """
         drafts: list[dict[str, Any]] = []
         unreadable: list[str] = []
@@ -115,7 +116,7 @@ class Corrections:
         return {"correction": correction, "drafts": drafts, "unreadable": unreadable}
 
     def _said_of(self, item: Item) -> dict[str, Any] | None:
-        """What the page is told of the correction of a scan."""
+        """Return the correction of a scan as sent to the page, or None if there is none."""
         if item.labels is None:
             return None
         correction = correction_of(item.labels)
@@ -139,7 +140,7 @@ class Corrections:
         return said
 
     def draft(self, number: int, tab: str) -> bytes:
-        """The changes of a draft; InputError where it is not there."""
+        """Return the changes of a draft; raise InputError if it does not exist."""
         item = self._study[number]
         path = self._draft(item, tab)
         if not path.is_file():
@@ -147,7 +148,7 @@ class Corrections:
         return self._read_draft(path, item)[1]
 
     def keep(self, number: int, painted: Painted) -> None:
-        """Keep changes as the draft of their tab."""
+        """Store changes as the draft of their tab."""
         item = self._study[number]
         _unpacked(painted.content)
         known = _DraftFacts(
@@ -170,10 +171,10 @@ class Corrections:
         self._draft(self._study[number], tab).unlink(missing_ok=True)
 
     def save(self, number: int, painted: Painted) -> None:
-        """Write the corrected label map beside the result; the drafts in it go.
+        """Write the corrected label map next to the result and delete the drafts that it includes.
 
-        InputError where nothing was changed or the map cannot be corrected here, OvertakenError
-        where the map that the changes build on is not the last one.
+        Raises InputError if nothing was changed or the map cannot be corrected here, and
+        OvertakenError if the changes are not based on the latest map.
         """
         item = self._study[number]
         if item.labels is None:
@@ -206,7 +207,7 @@ class Corrections:
         places: NDArray[np.uint8],
         numbers: NDArray[np.int32],
     ) -> Volume:
-        """The map that the page shows of a scan, in its own axes, with some voxels changed."""
+        """Return the map shown for a scan, in its own axes, with the changes applied."""
         item = self._study[number]
         assert item.shown is not None
         shown = Volume.read(item.shown, labels=True)
@@ -220,18 +221,19 @@ class Corrections:
         if indices.max() >= ras.data.size or places.max() >= len(numbers):
             raise InputError("changes are not of this map: reload", where=item.name)
         data = np.array(ras.data, np.int32, order="F")
-        # A view, the first axis first.
+        # `reshape` returns a view here, so the assignment changes `data`; first axis first.
         data.reshape(-1, order="F")[indices] = numbers[places]
         return reoriented(replace(ras, data=data), shown.axcodes)
 
     def _names(self) -> list[str]:
-        """The structures of the study's table, in its order."""
+        """Return the names of structures in the order of the study's table."""
         return [structure.name for structure in self._study.structures]
 
     def _numbers(self, item: Item) -> NDArray[np.int32]:
-        """The number of each place of the study's table in the label map of a scan; of 0, 0.
+        """Return the label number in a scan's map for each place of the study's table; 0 for place
+        0.
 
-        InputError where the scan's own folder does not have a structure of the study.
+        Raises InputError if the scan's own folder lacks a structure of the study.
         """
         structures = structures_in(item.folder) or self._study.structures
         number_of = {structure.name: structure.number for structure in structures}
@@ -241,7 +243,7 @@ class Corrections:
         return np.array([0, *(number_of[name] for name in self._names())], np.int32)
 
     def _drafts(self, item: Item) -> Path:
-        """Return the folder with the drafts of a scan; OutputError if a link leads elsewhere."""
+        """Return the folder with the drafts of a scan; raise OutputError if it is a link."""
         folder = self._study.drafts(item)
         for path in (folder, folder.parent):
             if path.is_symlink():
@@ -252,7 +254,7 @@ class Corrections:
         return self._drafts(item) / f"{self._key(item)}-{tab}.draft"
 
     def _read_draft(self, path: Path, item: Item) -> tuple[_DraftFacts, bytes]:
-        """Return the facts and the changes in a draft; InputError if it is none of this scan."""
+        """Return header and changes of a draft; raise InputError if it belongs to another scan."""
         head, _, changes = read_bytes(path).partition(b"\n")
         try:
             known = _DRAFT_FACTS.validate_json(head)
@@ -268,16 +270,16 @@ class Corrections:
         return known, changes
 
     def _key(self, item: Item) -> str:
-        """What the names of a rater's drafts of a scan begin with.
+        """Return the prefix of the file names of a rater's drafts of a scan.
 
-        The scan's own name may have slashes.
+        It is a hash, because the scan's own name may contain slashes.
         """
         whose = f"{self._study.corrector}\n{item.name}"
         return hashlib.sha256(whose.encode("utf-8", "surrogateescape")).hexdigest()[:24]
 
 
 def _unpacked(content: bytes) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
-    """Indices (n,) and places (n,) of changed voxels."""
+    """Return indices (n,) and places (n,) of changed voxels."""
     count, rest = divmod(len(content), _BYTES_A_VOXEL)
     if rest:
         raise InputError("not changes: send n uint32 and then n uint8")
@@ -286,7 +288,7 @@ def _unpacked(content: bytes) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
 
 
 def _named(error: TrinatError) -> str:
-    """Return the reason of an error with the name of its file alone: clients see it."""
+    """Return the reason of an error with the bare name of its file, as clients see the text."""
     return f"{Path(error.where or '').name}: {reason_of(error, where=False)}"
 
 

@@ -1,8 +1,8 @@
-"""Who may ask a server of trinat, and how much: before every application that listens on a port.
+"""Request guard for the HTTP servers: authentication, allowed hosts and size limits.
 
-A page of another site can make a browser send requests here, also under a name that it lets point
-to this machine (DNS rebinding), but it cannot choose their Host, Origin and Sec-Fetch-Site. Other
-programs and other users of this machine can, but do not know the token.
+A page of another site can make a browser send requests here, also under a name that it resolves
+to this machine (DNS rebinding), but it cannot choose their Host, Origin and Sec-Fetch-Site
+headers. Other programs and other users of this machine can, but they do not know the token.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trinat.segmentation.errors import one_line
 
-# Scripts, styles and data from this server alone; pictures and workers also made by the page.
+# Scripts, styles and data from this server only; pictures and workers may also be created by the
+# page.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; font-src 'self'; "
     "img-src 'self' data: blob:; worker-src 'self' blob:; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'"
 )
-# The policy of a site: `wasm-unsafe-eval` lets ONNX Runtime compile WebAssembly.
+# Content policy of a site: `wasm-unsafe-eval` lets ONNX Runtime compile WebAssembly.
 SITE_POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; "
     "connect-src 'self'; img-src 'self' data: blob:; worker-src 'self' blob:; "
@@ -50,27 +51,28 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-# The bytes of a request's head, and of its body where a server takes no uploads.
+# Maximum size in bytes of a request's head, and of its body if the server takes no uploads.
 MAX_HEAD = 1 << 14
 MAX_BODY = 1 << 16
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
-# A body may take this long, and a second more for each of its next bytes.
+# A body has this long to arrive, plus one second for each `_BYTES_PER_S` bytes received.
 _PATIENCE_S = 20.0
 _BYTES_PER_S = 10_000
-# What a refused client still sends is read for this long: it would miss the answer otherwise.
+# Time for reading the rest of a refused request: a client that is still sending would otherwise
+# miss the answer.
 _DRAIN_S = 2.0
 
 _log = logging.getLogger("trinat.web")
 
 
 def new_token() -> str:
-    """A secret that no one can guess, of letters that an address may have."""
+    """Return a random secret of characters that are safe in a URL."""
     return secrets.token_urlsafe(32)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens at this address."""
+    """Return True if an address can be reached from this machine only."""
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
@@ -78,9 +80,10 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Names:
-    """What a server at `host` and `port` is called; `public` by proxies before it, on any port.
+    """Host names of a server at `host` and `port`; `public` names those of its proxies, on any
+    port.
 
-    `value in names` says whether a Host header is one of ours.
+    `value in names` tells whether a Host header is allowed.
     """
 
     host: str
@@ -88,7 +91,7 @@ class Names:
     public: Collection[str] = ()
 
     def __contains__(self, value: str) -> bool:
-        """Whether a Host header is one of ours."""
+        """Return True if a Host header is allowed."""
         found = _HOST.fullmatch(value)
         if not found:
             return False
@@ -104,19 +107,19 @@ class Names:
             return True
         if host not in ("0.0.0.0", "::"):
             return False
-        # Asked for by an address, a machine cannot have been mistaken for another.
+        # DNS rebinding needs a name, so any IP address is safe.
         is_address = name.startswith("[") or name.replace(".", "").isdecimal()
         return is_address or name == socket.gethostname().lower()
 
 
 class Guard:
-    """ASGI middleware: lets in who knows the token and asks by one of the server's names.
+    """ASGI middleware that admits requests with the token and an allowed host name.
 
-    `max_body` is the most bytes that a request may have, `policy` the content policy of answers.
-    Refusals are JSON of one line, {"reason": ...}.
+    `max_body` is the maximum size of a request in bytes, `policy` the content policy of answers.
+    Refusals are JSON on one line, {"reason": ...}.
 
-    A browser that opens the page with `?token=` gets a cookie in its place. The cookie is not
-    the token: browsers send it to every server on this machine, whatever its port.
+    A browser that opens the page with `?token=` is given a cookie instead. The cookie is not the
+    token, because browsers send it to every server on this machine, whatever its port.
     """
 
     def __init__(
@@ -137,7 +140,9 @@ class Guard:
         self._cookie = hashlib.sha256(f"cookie {token}".encode()).hexdigest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check a request and pass it on; a fault of the application becomes a 500 of one line."""
+        """Check a request and pass it on; turn an exception of the application into a one-line
+        500.
+        """
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -154,7 +159,7 @@ class Guard:
         except HTTPException as error:
             await answer.refuse(error)
         except Exception as error:
-            # Where it was raised: its text may name a file or a person.
+            # Log only where the error was raised: its text may name a file or a person.
             frame = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{Path(frame.filename).name}:{frame.lineno}"
             _log.error("%s at %s", type(error).__name__, place)
@@ -162,9 +167,9 @@ class Guard:
                 await answer.refuse(HTTPException(500, f"a fault of trinat at {place}"))
 
     def _check(self, scope: Scope) -> None:
-        """Raise HTTPException for a request that is not to be answered."""
+        """Raise HTTPException if a request must be refused."""
         headers = Headers(scope=scope)
-        # uvicorn's own limit counts what comes in several pieces alone.
+        # uvicorn's own limit only applies to heads that arrive in several pieces.
         if sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEAD:
             status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
             raise HTTPException(status, "the request's head is too long")
@@ -179,12 +184,12 @@ class Guard:
             self._check_token(headers)
 
     def _check_token(self, headers: Headers) -> None:
-        """Raise HTTPException unless a request has the token, or the cookie in its place."""
+        """Raise HTTPException unless a request has the token or the cookie."""
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and _same(given.strip(), self._token):
             return
         if _same(_cookie(headers, self._cookie_name), self._cookie):
-            # Sites on other ports of this machine are the same site to a cookie.
+            # Cookies ignore the port: another server on this machine counts as the same site.
             if headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
                 return
             raise _other_site()
@@ -196,9 +201,10 @@ class Guard:
         )
 
     def _exchange(self, scope: Scope) -> None:
-        """Send a browser that opens the page with the token on without it, with the cookie.
+        """Redirect a browser that opens the page with the token to the page without it, with a
+        cookie.
 
-        Raises the HTTPException that does so; nothing happens to other requests.
+        The redirect is raised as an HTTPException; other requests are left alone.
         """
         is_page = scope["method"] == "GET" and scope["path"] == "/"
         if not is_page or not self._is_ours(scope):
@@ -222,7 +228,7 @@ class Guard:
 
 
 class _Body:
-    """A request's body: not more than `limit` bytes, and not slower than a poor line."""
+    """Body of a request, limited to `limit` bytes and to a minimum speed."""
 
     def __init__(self, receive: Receive, limit: int, headers: Headers) -> None:
         self._receive = receive
@@ -233,13 +239,15 @@ class _Body:
         self.more = True
 
     def check(self) -> None:
-        """Refuse a body that says of itself that it is too large, before any of it is read."""
+        """Raise HTTPException if the declared length is too large, before reading the body."""
         length = self._headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self._limit:
             raise self._too_large()
 
     async def receive(self) -> Message:
-        """The next part of the body, as ASGI has it; HTTPException if it is late or too much."""
+        """Return the next ASGI message of the body; raise HTTPException if it is late or too
+        large.
+        """
         if not self.more:
             return await self._receive()
         allowed_s = _PATIENCE_S + self._bytes / _BYTES_PER_S
@@ -256,7 +264,9 @@ class _Body:
         return message
 
     async def drain(self) -> None:
-        """Read on for a while; one that waits to be asked for its body is not asked."""
+        """Read and discard the body for a while, unless the client waits for permission to
+        send it.
+        """
         if "expect" in self._headers:
             return
         with suppress(TimeoutError):
@@ -270,7 +280,7 @@ class _Body:
 
 
 class _Answer:
-    """An answer: has the headers that keep browsers safe, whoever gives it."""
+    """Response that always has the security headers."""
 
     def __init__(self, send: Send, policy: str, body: _Body) -> None:
         self._send = send
@@ -279,7 +289,7 @@ class _Answer:
         self._begun = False
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer; after a refusal, once the body of the request is over."""
+        """Send a part of the answer; before a refusal, drain the body of the request."""
         if message["type"] == "http.response.start":
             self._begun = True
             headers = MutableHeaders(scope=message)
@@ -287,14 +297,14 @@ class _Answer:
                 headers.setdefault(name, value)
             headers["Content-Security-Policy"] = self._policy
             if message["status"] >= HTTPStatus.BAD_REQUEST:
-                # What is left of the body would be taken for the next request.
+                # The rest of the body would be parsed as the next request.
                 await self._body.drain()
                 if self._body.more:
                     headers["Connection"] = "close"
         await self._send(message)
 
     async def refuse(self, error: HTTPException) -> None:
-        """Say why, unless an answer has begun."""
+        """Send the reason of a refusal, unless a response has already begun."""
         if self._begun:
             return
         body = json.dumps({"reason": one_line(error.detail)}).encode() + b"\n"
@@ -311,12 +321,12 @@ class _Answer:
 
 
 def _same(given: str, known: str) -> bool:
-    """Compared in a time that does not tell how much of it is right."""
+    """Compare secrets in constant time."""
     return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), known.encode())
 
 
 def _cookie(headers: Headers, name: str) -> str:
-    """The value of a request's cookie; "" if it has none of this name."""
+    """Return the value of a cookie of a request, or "" if it has none of this name."""
     for part in headers.get("cookie", "").split(";"):
         found, _, value = part.strip().partition("=")
         if found == name:

@@ -1,7 +1,7 @@
-"""What starts a server: listening on a port until a signal ends it, and the files of a site.
+"""HTTP server: listens on a port until a signal stops it, and serves the files of a site.
 
-uvicorn does the work, with its own logging off and with a protocol that waits for no client for
-ever.
+uvicorn does the work, with its own logging disabled and with a protocol that times out slow
+clients.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from trinat.pipelines.jobs.process import stop_signals
 from trinat.pipelines.view.guard import MAX_BODY, MAX_HEAD, POLICY, Guard, Names
 from trinat.segmentation.errors import ConfigError
 
-# How long the head of a request may take.
+# Timeout for the head of a request, in seconds.
 _HEAD_S = 10.0
 _MAX_CONNECTIONS = 512
-# How long answers that have begun may take after the signal.
+# Time to finish responses after the signal, in seconds.
 _LAST_ANSWERS_S = 3
-# With the guard's Cross-Origin-Opener-Policy, what a browser wants before threads share memory.
+# Together with the guard's Cross-Origin-Opener-Policy, browsers require this header for threads
+# with shared memory.
 _ISOLATION = {"Cross-Origin-Embedder-Policy": "require-corp"}
 
 
@@ -49,21 +50,21 @@ def answer(
     policy: str = POLICY,
     say: Callable[[str], object],
 ) -> None:
-    """Answer requests until a signal; `say` gets the address with the token once it is listened at.
+    """Answer requests until a signal; `say` is called with the address and token once listening.
 
-    Port 0 is any free one. `names` are those of proxies before this server. `token`, `max_body`
-    (bytes) and `policy` are those of `Guard`. Raises ConfigError where it cannot listen.
+    Port 0 is any free one. `names` are those of reverse proxies. `token`, `max_body` (bytes) and
+    `policy` are those of `Guard`. Raises ConfigError if it cannot listen.
     """
     with _listen(host, port) as listening:
         port = listening.getsockname()[1]
         called = Names(host, port, names)
         guard = Guard(app, token, called, max_body=max_body, policy=policy)
-        # Less is said than by default, and what is kept has limits.
+        # Less logging than by default, and limits for everything that is buffered.
         configuration = uvicorn.Config(
             guard,
             http=_Protocol,
             ws="none",
-            # Its lines hold addresses and tracebacks; ours come from the guard.
+            # uvicorn logs addresses and tracebacks; the guard logs instead.
             log_config=None,
             log_level=logging.CRITICAL,
             access_log=False,
@@ -75,7 +76,7 @@ def answer(
         )
         server = uvicorn.Server(configuration)
 
-        # An address that stands for every one is shown as this machine's name.
+        # Show this machine's name instead of a wildcard address.
         shown = host
         if host in ("0.0.0.0", "::"):
             shown = socket.gethostname()
@@ -85,14 +86,14 @@ def answer(
         def stop() -> None:
             server.should_exit = True
 
-        # uvicorn repeats the signal that ended it, which would end this process as well.
+        # uvicorn raises the signal again when it has stopped, which would end this process as well.
         with stop_signals(stop):
             say(f"http://{shown}:{port}/?token={token}")
             server.run(sockets=[listening])
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens, or ConfigError with what to change."""
+    """Return a listening socket, or raise ConfigError with what to change."""
     family = socket.AF_INET
     if ":" in host:
         family = socket.AF_INET6
@@ -109,13 +110,13 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class _Protocol(H11Protocol):
-    """HTTP/1.1 that does not wait for a head without an end, and refuses a broken one in JSON.
+    """HTTP/1.1 protocol with a timeout for request heads and with JSON answers to malformed ones.
 
-    The timer runs while a head may come: from the connection, or the end of the request before,
-    to the end of the head.
+    The timer runs while a head is expected: from the connection, or the end of the previous
+    request, to the end of the head.
     """
 
-    _slow: Any = None  # the timer of a head that has begun
+    _slow: Any = None  # timer of a head that has begun
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -130,7 +131,7 @@ class _Protocol(H11Protocol):
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        """Start the timer, or stop it if the head is over."""
+        """Start the timer, or stop it if the head is complete."""
         if self.conn.their_state is not h11.IDLE:
             self._unwatch()
         elif self._slow is None:
@@ -146,13 +147,13 @@ class _Protocol(H11Protocol):
             self._end(HTTPStatus.REQUEST_TIMEOUT, "the request came too slowly")
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn calls for what is no request."""
+        """Answer input that is not an HTTP request; uvicorn calls this method."""
         reason = "not a request in HTTP/1.1, or its head is too long"
         self._end(HTTPStatus.BAD_REQUEST, reason)
 
     def _end(self, status: HTTPStatus, reason: str) -> None:
-        """Say why, and close the connection."""
-        # Where an answer has begun already, this one cannot be given.
+        """Send the reason, and close the connection."""
+        # If a response has already begun, no other can be sent.
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps({"reason": reason}).encode() + b"\n"
             headers = [
@@ -171,19 +172,19 @@ class _Protocol(H11Protocol):
 
 
 class _IsolatedFiles(StaticFiles):
-    """Files with the headers that threads in a browser need."""
+    """Static files with the headers that browsers require for threads."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
-        """The file, or the page itself for the folder."""
+        """Return a file, or the page itself for the folder."""
         response = await super().get_response(path, scope)
         response.headers.update(_ISOLATION)
         return response
 
 
 def make_site_app(folder: Path) -> Starlette:
-    """The files of a site, as an application that knows nothing of who may ask.
+    """Return an application for the files of a site, without any access control.
 
-    ConfigError for a folder that is no such site.
+    Raises ConfigError if the folder is not such a site.
     """
     if not (folder / "models.json").is_file():
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The routes of the page: scans are called by their number in the list, never by a path."""
+"""Routes of the page: scans are addressed by their number in the list, never by a path."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from trinat.segmentation.errors import InputError, TrinatError
 
 _PAGE = resources.files("trinat.pipelines.view") / "page"
 _MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
-# What answers under each path: the page, its styles and scripts, and NiiVue.
+# Static files by path: the page, its styles and scripts, and NiiVue.
 _FILES = {"/": "index.html", "/niivue.js": "niivue/niivue.umd.js"}
 for _file in _PAGE.iterdir():
     if _file.name.endswith((".css", ".js")):
         _FILES[f"/{_file.name}"] = _file.name
 
-# What there is of a scan beside its facts.
+# Kinds of content of a scan.
 _KINDS = (
     *("scan", "labels", "predicted", "against", "entropy", "mask", "surfaces"),
     *("parcels", "parcel-surfaces"),
 )
 
 _TAB = re.compile("[0-9a-f]{16}")
-# So many scans are listed to be corrected next.
+# Maximum number of scans in the list of those to correct next.
 _MOST_NEXT = 50
 
 
 class _Judgement(BaseModel):
-    """A rating as the page sends it.
+    """A rating sent by the page.
 
-    `structure` is empty for the whole scan, `rating` to take one back.
+    `structure` is empty for the whole scan; an empty `rating` withdraws an earlier one.
     """
 
     structure: str
@@ -55,13 +55,13 @@ class _Judgement(BaseModel):
 
 
 def make_app(study: Study) -> Starlette:
-    """The page of a folder of results, as an application that knows nothing of who may ask."""
+    """Return the application for a folder of results, without any access control."""
     refused = dict.fromkeys((TrinatError, OSError), _refuse)
     return Starlette(routes=routes_of(study, Voxels(study)), exception_handlers=refused)
 
 
 def routes_of(study: Study, voxels: Voxels) -> list[BaseRoute]:
-    """The page and what it asks for."""
+    """Return the routes of the page and of its requests."""
     answers = _Answers(study, voxels)
     return [
         *(Route(path, answers.file) for path in _FILES),
@@ -80,7 +80,7 @@ def routes_of(study: Study, voxels: Voxels) -> list[BaseRoute]:
 
 
 class _Answers:
-    """What the page gets about a study, one method a route."""
+    """Request handlers for a study, one method per route."""
 
     def __init__(self, study: Study, voxels: Voxels) -> None:
         self._study = study
@@ -88,27 +88,27 @@ class _Answers:
         self._corrections = Corrections(study, voxels)
 
     def file(self, request: Request) -> Response:
-        """A file of the page."""
+        """Return a file of the page."""
         name = _FILES[request.url.path]
         content = _PAGE.joinpath(*name.split("/")).read_bytes()
         media_type = _MEDIA_TYPES[name.rpartition(".")[2]]
         return Response(content, media_type=media_type)
 
     def overview(self, _: Request) -> Response:
-        """The list of scans and structures."""
+        """Return the list of scans and structures."""
         return JSONResponse(self._study.overview())
 
     def raters(self, _: Request) -> Response:
-        """How far raters agree."""
+        """Return the agreement between raters."""
         return JSONResponse(self._study.raters())
 
     def next(self, _: Request) -> Response:
-        """The names of the scans to correct next, the first first."""
+        """Return the names of the scans to correct next, most useful first."""
         scans, _corrected = next_of(self._study, _MOST_NEXT)
         return JSONResponse([each.scan for each in scans])
 
     def detail(self, request: Request) -> Response:
-        """All that is known of one scan."""
+        """Return all details of a scan."""
         return JSONResponse(self._detail(request.path_params["number"]))
 
     def _detail(self, number: int) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class _Answers:
         return self._study.detail(item) | self._corrections.facts(item)
 
     def content(self, request: Request) -> Response:
-        """Voxels or surfaces of one scan; with ?step=2 every second voxel of each axis."""
+        """Return voxels or surfaces of a scan; with ?step=2 every second voxel of each axis."""
         number = request.path_params["number"]
         kind = request.path_params["kind"]
         if kind not in _KINDS:
@@ -128,7 +128,7 @@ class _Answers:
         return Response(content, media_type="application/octet-stream")
 
     def value(self, request: Request) -> Response:
-        """The scan's own value at ?mm=x,y,z; null outside of it."""
+        """Return the scan's own value at ?mm=x,y,z, or null outside of it."""
         words = request.query_params.get("mm", "").split(",")
         try:
             place_mm = [float(word) for word in words]
@@ -140,7 +140,7 @@ class _Answers:
         return JSONResponse({"value": value})
 
     async def rate(self, request: Request) -> Response:
-        """Keep a rating; the answer is the scan with it."""
+        """Store a rating and return the updated scan."""
         number = request.path_params["number"]
         item = self._study[number]
         body = await request.body()
@@ -154,20 +154,20 @@ class _Answers:
         return JSONResponse(await run_in_threadpool(self._detail, number))
 
     async def correct(self, request: Request) -> Response:
-        """Save a correction of the changes in the body; the answer is the scan with it."""
+        """Save a correction from the changes in the body and return the updated scan."""
         number = request.path_params["number"]
         painted = await _painted(request)
         await run_in_threadpool(self._corrections.save, number, painted)
         return JSONResponse(await run_in_threadpool(self._detail, number))
 
     def draft(self, request: Request) -> Response:
-        """The changes of a draft."""
+        """Return the changes of a draft."""
         number = request.path_params["number"]
         content = self._corrections.draft(number, _tab(request.path_params["tab"]))
         return Response(content, media_type="application/octet-stream")
 
     async def keep(self, request: Request) -> Response:
-        """Keep the changes in the body as the draft of a tab."""
+        """Store the changes in the body as the draft of a tab."""
         number = request.path_params["number"]
         painted = await _painted(request)
         await run_in_threadpool(self._corrections.keep, number, painted)
@@ -181,7 +181,7 @@ class _Answers:
 
 
 async def _painted(request: Request) -> Painted:
-    """The changes in the body of a request, and what its address says of them."""
+    """Return the changes in the body of a request, with the parameters of its address."""
     given = request.query_params
     minutes = -1.0
     with suppress(ValueError):
@@ -199,7 +199,7 @@ async def _painted(request: Request) -> Painted:
 
 
 def _tab(name: str) -> str:
-    """The name of a tab, which becomes a part of a file's name."""
+    """Return the name of a tab if it is valid: it becomes part of a file name."""
     if not _TAB.fullmatch(name):
         raise InputError("not the name of a tab: give 16 hexadecimal digits")
     return name

@@ -1,8 +1,7 @@
-"""Voxels as the page gets them: all of one scan on one grid, with axes that run as RAS.
+"""Voxel data for the page: everything of a scan is on one grid, with RAS axes.
 
-The page lays arrays over one another without a look at their affines. So every array is turned to
-RAS axes here, whatever axes its file has, and label maps on another grid are resampled to the
-scan's.
+The page overlays arrays without looking at their affines. So every array is reoriented to RAS here,
+whatever the axes of its file, and label maps on another grid are resampled to the scan's.
 """
 
 from __future__ import annotations
@@ -29,38 +28,38 @@ from trinat.segmentation.rendering.mesh import Surface, surface_net
 from trinat.segmentation.space.views import reoriented
 
 _BRIGHTEST_PERCENT = 99.8
-_BRIGHTEST_NATS = 2 * np.log(2)  # four structures as likely as one another
+_BRIGHTEST_NATS = 2 * np.log(2)  # four equally likely structures
 _LABELS = ("labels", "predicted", "against", "parcels")
-# Surfaces, and the labels that they are of.
+# Kinds of surfaces, and the labels that they are made of.
 _SURFACES = {"surfaces": "labels", "parcel-surfaces": "parcels"}
-# Surfaces of larger boxes are of every other voxel: what a page can turn round smoothly.
+# Larger boxes are meshed from every other voxel, so that the page can rotate the surface smoothly.
 _LARGE_BOX = 60**3
 
 
 class Voxels:
-    """Reads what the page asks for; the maps that were looked at last are kept."""
+    """Reader of the content that the page asks for; caches the most recent maps."""
 
     def __init__(self, study: Study) -> None:
-        """Of the scans of a study, by their numbers in its list."""
+        """Create a reader for the scans of a study, by their numbers in its list."""
         self._study = study
         self._lock = Lock()
         self._read_once = lru_cache(maxsize=4)(self._read)
-        # With the scan's own values, for what is under the cross-hair.
+        # Cache of the original values, for display under the cross-hair.
         self._whole = lru_cache(maxsize=1)(_read_whole)
 
     def forget(self) -> None:
-        """Drop all voxels that are kept."""
+        """Clear the caches."""
         self._read_once.cache_clear()
         self._whole.cache_clear()
 
     def scan(self, number: int) -> Volume:
-        """What the page shows of a scan, by its number: as uint8 on RAS axes."""
+        """Return the image of a scan, by its number, as uint8 on RAS axes."""
         return self._volume(number, "scan")
 
     def value(self, number: int, place_mm: Sequence[float]) -> float | None:
-        """The scan's own value in the voxel at a place (3,) in RAS mm; None outside of the scan.
+        """Return the scan's own value at a place (3,) in RAS mm; None outside of the scan.
 
-        InputError where the study does not have the scan.
+        Raises InputError if the study does not have the scan.
         """
         item = self._study[number]
         path = _existing(self._study.image(item), "scan", item)
@@ -76,15 +75,15 @@ class Voxels:
         return float(volume.data[tuple(voxel)])
 
     def content(self, number: int, kind: str, step: int) -> bytes:
-        """What the page gets of a scan, by its number, with every `step`-th voxel of each axis.
+        """Return content of a scan, by its number, with every `step`-th voxel of each axis.
 
-        - "scan", "entropy" and "mask" (its outline): a NIfTI file with 8 bits a voxel.
+        - "scan", "entropy" and "mask" (its outline): a NIfTI file with 8 bits per voxel.
         - "labels", "predicted" (before its correction) and "against" (the label map to compare
-          with): a byte a voxel, the first axis first; it is the place of its structure in the
-          study's table, 0 for none. So are "parcels", by the study's table of parcels.
+          with): one byte per voxel, the first axis first; it is the place of its structure in the
+          study's table, 0 for none. "parcels" is the same for the study's table of parcels.
         - "surfaces" and "parcel-surfaces": those of all structures or parcels, whatever the step.
 
-        InputError if there is no such scan, or nothing of this kind of it.
+        Raises InputError if there is no such scan, or if it has no content of this kind.
         """
         if kind in _SURFACES:
             return _surfaces(self._volume(number, _SURFACES[kind]))
@@ -96,23 +95,23 @@ class Voxels:
         return bytes(nib.Nifti1Image(data, affine).to_bytes())
 
     def _volume(self, number: int, kind: str) -> Volume:
-        """All voxels of one kind, as uint8 on RAS axes.
+        """Return the volume of one kind, as uint8 on RAS axes.
 
-        What is kept is read again once the label map has changed.
+        A cached volume is read again after the label map has changed.
         """
-        # One at a time: the page asks for a scan and its labels at once, which need each other.
+        # Serialised: the page asks for a scan and its labels at once, and labels need the scan.
         with self._lock:
             item = self._study[number]
             shown = item.parcels if kind == "parcels" else item.shown
             return self._read_once(number, kind, digest(shown))
 
     def _read(self, number: int, kind: str, version: str) -> Volume:
-        """As `_volume`; `version` is the digest of the label map, for what is kept of it."""
+        """Read a volume for `_volume`; `version`, the digest of the label map, is a cache key."""
         item = self._study[number]
         if kind == "scan":
             image = self._study.image(item)
             if image is None:
-                # Black, on the grid of the label map.
+                # Without an image: black, on the grid of the label map.
                 path = _existing(item.labels, kind, item)
                 return _to_bytes(_read_ras(path, labels=True), np.inf)
             volume = self._whole(image, image.stat().st_mtime_ns)
@@ -124,7 +123,7 @@ class Voxels:
             return _to_bytes(_read_ras(path), _BRIGHTEST_NATS)
         if kind == "mask":
             mask = _read_ras(_existing(self._study.mask(item), kind, item), labels=True)
-            # The voxels that share a face with what is outside.
+            # Voxels that share a face with the outside.
             inside = mask.data > 0
             core = ndimage.binary_erosion(inside, border_value=1)
             outline = np.where(inside & ~core, 255, 0).astype(np.uint8)
@@ -150,12 +149,12 @@ class Voxels:
     def _places_in_table(
         self, labels: Volume, folder: Path | None, *, parcels: bool
     ) -> NDArray[np.uint8]:
-        """Each voxel's place in the study's table of structures, from 1; 0 where it has none.
+        """Return each voxel's place in the study's table of structures, from 1; 0 if it has none.
 
-        With `parcels` in its table of parcels.
+        With `parcels`, the table of parcels is used.
 
-        The numbers of a label map are those of its folder's own label table, or else those of
-        FreeSurfer. Structures are the same where their names are.
+        The numbers of a label map are those of its folder's own label table, or otherwise those of
+        FreeSurfer. Structures are matched by name.
         """
         known = self._study.parcels if parcels else self._study.structures
         structures = [] if folder is None else structures_in(folder, parcels=parcels)
@@ -174,12 +173,12 @@ class Voxels:
         place_of_number = np.zeros(largest + 1, np.uint8)
         for number, name in name_of.items():
             place_of_number[number] = place_of.get(name, 0)
-        # A number below 0 is of no structure.
+        # Negative numbers belong to no structure.
         return np.asarray(place_of_number[np.maximum(numbers, 0)])
 
 
 def _surfaces(labels: Volume) -> bytes:
-    """For each structure its number and counts (3 uint32), vertices and faces.
+    """Return the surfaces of all structures: number and counts (3 uint32), vertices, faces of each.
 
     Structures without a surface are left out. Vertices are float32 in RAS mm, faces three uint32
     each; all are little-endian.
@@ -199,9 +198,9 @@ def _surfaces(labels: Volume) -> bytes:
 
 
 def _surface_of(labels: Volume, number: int, box: Box) -> Surface:
-    """The surface of one structure in a box around it, smoothed; coarser in a large box.
+    """Return the smoothed surface of one structure in a box around it; coarser in a large box.
 
-    Of a structure of a voxel or two, which smoothing would take away, it is that of the voxels.
+    A structure of one or two voxels, which smoothing would remove, is not smoothed.
     """
     mask = (labels.data[box] == number).astype(np.float32)
     step = 1
@@ -218,7 +217,7 @@ def _surface_of(labels: Volume, number: int, box: Box) -> Surface:
 
 
 def _existing(path: Path | None, kind: str, item: Item) -> Path:
-    """A file of a scan; InputError if there is none."""
+    """Return a file of a scan; raise InputError if there is none."""
     if path is None:
         raise InputError(f"has no {kind}", where=item.name)
     return path
@@ -229,12 +228,12 @@ def _read_ras(path: Path, *, labels: bool = False) -> Volume:
 
 
 def _read_whole(path: Path, _: int) -> Volume:
-    """A scan on RAS axes with its own values; kept until the time of its last change differs."""
+    """Read a scan on RAS axes with its own values; its modification time is a cache key."""
     return _read_ras(path)
 
 
 def _to_bytes(volume: Volume, brightest: float) -> Volume:
-    """Voxels from 0 to `brightest` as 0 to 255."""
+    """Rescale voxels from 0 to `brightest` to uint8, 0 to 255."""
     data = volume.data.astype(np.float32) * (255 / brightest)
     np.clip(data, 0, 255, out=data)
     return replace(volume, data=data.astype(np.uint8))
