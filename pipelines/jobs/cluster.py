@@ -1,7 +1,8 @@
-"""The same work on a cluster, by Dask: on this machine, on a scheduler that runs, or through jobs.
+"""Processing on a cluster with Dask: on this machine, an existing scheduler, or batch jobs.
 
-One item a task and one task a worker at a time: who dies is to blame for no more than its own item.
-The scheduler is a single point of failure; the ledger covers it, as the same command goes on.
+Each task has one item and each worker one task at a time, so that a worker that dies costs no more
+than its own item. The scheduler is a single point of failure; the ledger covers it, since the same
+command resumes the run.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
-# An item that has killed three workers is set aside.
+# An item that has killed three workers is given up.
 _ALLOWED_FAILURES = 2
 _QUEUES = {
     "slurm": "SLURMCluster",
@@ -37,12 +38,12 @@ _QUEUES = {
 
 
 def is_cluster(text: str) -> bool:
-    """Whether `text` is a word that `Cluster` takes as `where`."""
+    """Return True if `text` is a valid `where` of `Cluster`."""
     return text in _QUEUES or text.startswith(("local:", "tcp://", "tls://"))
 
 
 def local_workers(where: str) -> int:
-    """The N of local:N; 0 of any other cluster."""
+    """Return the N of local:N, or 0 for any other cluster."""
     if not where.startswith("local:"):
         return 0
     count = where.removeprefix("local:")
@@ -53,11 +54,12 @@ def local_workers(where: str) -> int:
 
 @dataclass(frozen=True)
 class Cluster(Generic[Item, Answer]):
-    """Does items as tasks of Dask.
+    """Runs items as Dask tasks.
 
     - `where` is local:N, tcp://scheduler:8786, or slurm, pbs, sge, lsf with a `config` file. The
-      file holds `jobs`, how many workers to ask for, and what dask-jobqueue's class takes.
-    - `task` is what a worker does with an item.
+      file holds `jobs`, the number of workers to request, and the arguments of dask-jobqueue's
+      class.
+    - `task` processes an item on a worker.
     - `failed` makes the answer for an item whose task has raised, or has killed its workers, with
       the reason.
     """
@@ -70,7 +72,7 @@ class Cluster(Generic[Item, Answer]):
     def run(
         self, items: Iterable[Item | None], stop: Callable[[], bool]
     ) -> Iterator[Answer]:
-        """Work on the items, as `Pool.run` does."""
+        """Process the items, as `Pool.run` does."""
         from distributed import wait
 
         waiting = iter(items)
@@ -78,18 +80,18 @@ class Cluster(Generic[Item, Answer]):
         is_exhausted = False
         with self._client() as client:
             while True:
-                # Asked every time: workers of a queue come later than this begins.
+                # Asked in every round: workers of a batch queue may start later.
                 with self._interrupted_if_lost():
                     workers = list(client.sync(_ask, client)["workers"].values())
                 if not is_exhausted:
                     is_exhausted = self._submit(client, waiting, running, workers, stop)
                 if is_exhausted and not running:
                     return
-                # What is in hand where the last worker has gone would wait for the queue.
+                # Without any worker, the running items would wait for the batch queue.
                 if stop() and not (running and workers):
                     return
                 if not running:
-                    # No worker has come yet: the queue decides when.
+                    # No worker has started yet; the batch queue decides when.
                     time.sleep(POLL_S)
                     continue
                 with self._interrupted_if_lost(), suppress(TimeoutError):
@@ -110,7 +112,7 @@ class Cluster(Generic[Item, Answer]):
         workers: Sequence[Mapping[str, Any]],
         stop: Callable[[], bool],
     ) -> bool:
-        """Add to `running` until each worker has an item; True where there are no more."""
+        """Add to `running` until each worker has an item; return True if no items are left."""
         needs = None
         if any("GPU" in worker["resources"] for worker in workers):
             needs = {"GPU": 1}
@@ -126,7 +128,7 @@ class Cluster(Generic[Item, Answer]):
         return False
 
     def _answer_of(self, future: Any, item: Item) -> Answer:
-        """The answer that a task has come to, or a failed one where it has raised."""
+        """Return the result of a task, or the answer for a failed item if the task has raised."""
         error = future.exception()
         if error is None:
             answer: Answer = future.result()
@@ -138,9 +140,9 @@ class Cluster(Generic[Item, Answer]):
 
     @contextmanager
     def _interrupted_if_lost(self) -> Iterator[None]:
-        """InterruptedRunError where the scheduler is lost.
+        """Raise InterruptedRunError if the scheduler is lost.
 
-        Without it nobody knows of an item in hand: it is neither done nor failed.
+        The state of the running items is then unknown: they are neither done nor failed.
         """
         from distributed import CancelledError
 
@@ -153,12 +155,12 @@ class Cluster(Generic[Item, Answer]):
 
     @contextmanager
     def _client(self) -> Iterator[Client]:
-        """A client of the scheduler; a cluster that is started for it ends with the block."""
+        """Yield a client of the scheduler; a cluster that is started for it ends with the block."""
         import dask
         from distributed import Client
 
         dask.config.set({"distributed.scheduler.allowed-failures": _ALLOWED_FAILURES})
-        # What matters is in the ledger; a lost worker needs no traceback on the terminal.
+        # The ledger has all that matters; a lost worker needs no traceback on the terminal.
         for name in ("distributed", "distributed.client"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         cluster = self._cluster()
@@ -178,7 +180,7 @@ class Cluster(Generic[Item, Answer]):
                     cluster.close()
 
     def _cluster(self) -> Any:
-        """The cluster to start, or None where one runs already."""
+        """Return the cluster to start, or None if one is already running."""
         count = local_workers(self.where)
         if count:
             from distributed import LocalCluster
@@ -191,7 +193,7 @@ class Cluster(Generic[Item, Answer]):
                 )
         if self.where not in _QUEUES:
             return None
-        # Workers come as jobs of a queue, as the config file says.
+        # Workers are batch jobs, configured by the file.
         import dask_jobqueue
 
         if self.config is None:
@@ -201,7 +203,7 @@ class Cluster(Generic[Item, Answer]):
             )
         options = read_yaml(self.config)
         jobs = options.pop("jobs", 1)
-        # One item at a time a worker, whatever the number of processors it may use.
+        # One item at a time per worker, whatever the number of its processors.
         options.setdefault("processes", 1)
         kind = getattr(dask_jobqueue, _QUEUES[self.where])
         cluster = kind(**options)
@@ -210,10 +212,10 @@ class Cluster(Generic[Item, Answer]):
 
 
 async def _ask(client: Client) -> dict[str, Any]:
-    """What the scheduler knows; ConnectionError as soon as the client has lost it."""
+    """Return the scheduler's state; raise ConnectionError as soon as the client has lost it."""
     if client.scheduler is None:
         raise ConnectionError
-    # By itself this would look for a lost scheduler for half a minute.
+    # On its own, this call would look for a lost scheduler for half a minute.
     asked: asyncio.Future[dict[str, Any]] = asyncio.ensure_future(
         client.scheduler.identity(n_workers=-1)
     )

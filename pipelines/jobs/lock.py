@@ -1,9 +1,10 @@
-"""One run at a time in an output folder, also across machines that share a disk; and whose it is.
+"""Locks on output folders, also across machines that share a disk; and marks of ownership.
 
-On one machine the kernel's file lock decides: it ends with its process, whatever ended it. Between
-machines, where such locks often do not reach, the holder touches the file while it lives.
+On one machine the kernel's file lock decides: it ends with its process, whatever the cause. Between
+machines, where such locks often have no effect, the holder touches the file periodically.
 
-A folder whose files a command replaces on every run carries a mark, so that no other is taken.
+A folder whose files a command replaces on every run carries a mark, so that no other folder is
+overwritten.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from trinat.segmentation.io.files import (
 )
 
 _BEAT_S = 15.0
-# How often one who waits for a lock asks for it.
+# Interval between attempts to acquire a lock.
 _ASK_S = 0.2
-# A holder on another machine that has not touched its lock for this long is dead.
+# A holder on another machine that has not touched its lock for this long is considered dead.
 _SILENT_S = 4 * _BEAT_S
 _MARK = ".trinat"
 _TEXT = "Files of this folder are replaced when the command runs again.\n"
@@ -41,20 +42,21 @@ _TEXT = "Files of this folder are replaced when the command runs again.\n"
 
 @dataclass(frozen=True)
 class _Holder:
-    """Who holds a lock, as its file says."""
+    """Holder of a lock, as written in the lock file."""
 
     host: str
     pid: int
-    # Containers may share a host name; their processes have other numbers.
+    # Containers may share a host name but have separate process numbers.
     namespace: str
 
 
 @contextmanager
 def run_lock(path: Path, *, patience_s: float = 0.0) -> Iterator[None]:
-    """Hold `path` while the block runs, or raise LockedError, naming who has it.
+    """Hold the lock `path` while the block runs; raise LockedError, with the holder, if it is
+    taken.
 
-    Whoever has it is waited for as long as `patience_s`. Folders that are made for the lock are
-    removed afterwards if they are empty then.
+    A lock that is taken is retried for `patience_s`. Folders created for the lock are removed
+    afterwards if they are empty.
     """
     made = [folder for folder in path.parents if not folder.exists()]
     try:
@@ -90,20 +92,20 @@ def run_lock(path: Path, *, patience_s: float = 0.0) -> Iterator[None]:
 
 
 def _remove_empty(*folders: Path) -> None:
-    """A run that was refused leaves no folder behind."""
+    """Remove folders that are empty, so that a refused run leaves none behind."""
     with contextlib.suppress(OSError):
         for folder in dict.fromkeys(folders):
             folder.rmdir()
 
 
 def _acquire(path: Path) -> int:
-    """Take the lock; its open file, which has our name in it, or LockedError."""
+    """Acquire the lock and return its open file, with our name in it; or raise LockedError."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except FileNotFoundError:
-            # A run that ended has just removed the folder, which was empty.
+            # A run that just ended has removed the folder, which was empty.
             continue
         except OSError as error:
             if error.errno != errno.ELOOP:
@@ -121,12 +123,12 @@ def _acquire(path: Path) -> int:
 
 
 def _take(path: Path, descriptor: int) -> bool:
-    """Lock an open file and write our name into it; False if it is no longer at its path."""
+    """Lock an open file and write our name into it; return False if it is no longer at its path."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise _locked(path, _read_patiently(descriptor)) from None
-    # The last holder may have removed the file between our opening and locking it.
+    # The previous holder may have removed the file between our opening and locking it.
     try:
         there = path.lstat()
     except FileNotFoundError:
@@ -140,16 +142,16 @@ def _take(path: Path, descriptor: int) -> bool:
         os.pwrite(descriptor, name.encode(), 0)
         os.fsync(descriptor)
     except OSError as error:
-        path.unlink()  # ours, and without a name
+        path.unlink()  # our file, still without a name
         raise not_written(path, error) from error
     return True
 
 
 def refuse_held(path: Path) -> None:
-    """Raise LockedError if somebody holds `path` now, naming who; it is not taken.
+    """Raise LockedError, with the holder, if `path` is locked now; the lock is not acquired.
 
-    A file that does not exist is held by nobody. Also refused is a lock whose owner on another
-    machine is still alive.
+    A file that does not exist is not locked. A lock whose holder on another machine is still alive
+    is refused, too.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
@@ -165,14 +167,16 @@ def refuse_held(path: Path) -> None:
 
 
 def _refuse_living(path: Path, descriptor: int) -> None:
-    """LockedError if a machine on which the kernel's locks are not ours has touched the lock."""
+    """Raise LockedError if a machine that does not share our kernel's locks has touched the
+    file.
+    """
     holder = _read(descriptor)
     if holder is None:
         return
     me = _myself()
     if (holder.host, holder.namespace) == (me.host, me.namespace):
         return
-    # Its age by the clock of the disk that holds it, which may not be ours.
+    # Measure its age with the clock of the disk, which may differ from ours.
     probe = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         probe.touch()
@@ -182,21 +186,21 @@ def _refuse_living(path: Path, descriptor: int) -> None:
             probe.unlink()
     silent = now - os.fstat(descriptor).st_mtime
     if silent < 0:
-        # Dated in the future: from now on it is silent, or touched by who holds it.
+        # Dated in the future: reset it, so that only a live holder touches it from now on.
         os.utime(descriptor)
     if silent < _SILENT_S:
         raise _locked(path, holder)
 
 
 def _beat(descriptor: int, stop: threading.Event) -> None:
-    """Touch the lock again and again until `stop` is set."""
+    """Touch the lock periodically until `stop` is set."""
     while not stop.wait(_BEAT_S):
         with contextlib.suppress(OSError):
             os.utime(descriptor)
 
 
 def _read(descriptor: int) -> _Holder | None:
-    """Who has written its name into the lock; None if no one has, or not to the end."""
+    """Return the holder written in the lock file; None if there is none or it is incomplete."""
     try:
         return _Holder(**json.loads(os.pread(descriptor, 4096, 0)))
     except (ValueError, TypeError):
@@ -204,7 +208,7 @@ def _read(descriptor: int) -> _Holder | None:
 
 
 def _read_patiently(descriptor: int) -> _Holder | None:
-    """As `_read`, of a lock that another holds: it may be about to write its name."""
+    """Read the holder of a lock, with retries: it may be about to write its name."""
     for _ in range(20):
         holder = _read(descriptor)
         if holder:
@@ -214,7 +218,7 @@ def _read_patiently(descriptor: int) -> _Holder | None:
 
 
 def _myself() -> _Holder:
-    """This process as a holder."""
+    """Return this process as a holder."""
     try:
         namespace = str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -223,7 +227,7 @@ def _myself() -> _Holder:
 
 
 def _locked(path: Path, holder: _Holder | None) -> LockedError:
-    """The error that says who holds a lock, as far as its file does."""
+    """Return the error for a lock that is taken, with its holder if known."""
     who = "another process"
     if holder:
         who = f"process {holder.pid} on {holder.host}"
@@ -232,7 +236,9 @@ def _locked(path: Path, holder: _Holder | None) -> LockedError:
 
 
 def keep_only(folder: Path, names: Iterable[str], written: Collection[str]) -> None:
-    """Remove files and folders of these `names` that an earlier run has left, but the `written`."""
+    """Remove files and folders of these `names` left by an earlier run, except for the
+    `written`.
+    """
     for name in set(names) - set(written):
         path = folder / name
         if path.is_dir():
@@ -242,10 +248,10 @@ def keep_only(folder: Path, names: Iterable[str], written: Collection[str]) -> N
 
 
 def refuse_foreign(folder: Path, names: Iterable[str]) -> None:
-    """Raise OutputError for a folder that has files of these names and no mark of a command.
+    """Raise OutputError for a folder that has files of these names but no mark of a command.
 
-    So a command never replaces files that somebody else put there. An empty or missing folder
-    passes; what is no folder is refused, too.
+    This prevents a command from replacing files of other origin. An empty or missing folder is
+    accepted; a path that is not a folder is refused.
     """
     if folder.exists() and not folder.is_dir():
         raise OutputError("is no folder", where=folder, remedy="give another --out")
@@ -284,11 +290,11 @@ def claimed(
     *,
     within: Iterable[str] = (),
 ) -> Iterator[None]:
-    """Lock a folder whose files this command replaces, and mark it before its first file.
+    """Lock a folder whose files this command replaces, and mark it before the first file is
+    written.
 
-    The mark lets a run that was killed be repeated; its unfinished files, also in the folders
-    `within`, are removed. A folder without a mark that has files of these `names` is refused
-    (OutputError).
+    The mark lets a killed run be repeated; its unfinished files, also in the folders `within`, are
+    removed. A folder without a mark that has files of these `names` is refused (OutputError).
     """
     refuse_foreign(folder, names)
     with run_lock(folder / ".lock"):

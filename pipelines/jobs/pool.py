@@ -1,7 +1,7 @@
-"""Worker processes: work on many items, of which one that ends its process costs that item alone.
+"""Pool of worker processes, in which an item that crashes its process costs that item only.
 
-`Pool` feeds processes, watches them, and replaces those that die. It is the one account of which
-item is to blame. `isolated` is a function over items in such processes.
+`Pool` feeds processes, watches them, and replaces those that die. It alone decides which item is
+to blame. `isolated` is a function over items in such processes.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from trinat.pipelines.jobs.process import deaf_to_interrupts, prepare_process
 from trinat.segmentation.errors import DeviceError
 from trinat.segmentation.timing import stage
 
-# What a process sends once it is ready to work.
+# Message of a process that is ready to work.
 READY = "ready"
-# The stage of an item that waits for its turn: its clock stands still.
+# Stage of an item that waits for its turn: its clock is stopped.
 WAITING = "waiting"
 POLL_S = 0.5
-# Processes that may die before they are ready.
+# Maximum number of processes that may die before they are ready.
 _FAILED_STARTS = 2
 
 
 class Item(Protocol):
-    """What a pool works on."""
+    """Item of work of a pool."""
 
     @property
     def id(self) -> str:
-        """What it is called in messages; no other item has it."""
+        """Unique id, used in messages."""
         ...
 
     @property
     def work(self) -> int:
-        """How many usual items it takes as long as, for limits of time."""
+        """Amount of work, relative to a usual item; scales the time limit."""
         ...
 
 
@@ -58,35 +58,38 @@ Given = TypeVar("Given")
 
 @dataclass(frozen=True)
 class Done(Generic[Answer]):
-    """What a process sends when it is done with an item."""
+    """Message of a process that has finished an item."""
 
     id: str
     answer: Answer
 
 
 def ignore_stage(item: str, stage: str) -> None:
-    """Hear of no stage."""
+    """Ignore a change of stage; the default callback."""
 
 
 @dataclass(eq=False)
 class Pool(Generic[ItemT, Answer]):
-    """A process for each of `devices` (cpu twice for two on the CPU), which runs `target`.
+    """Worker processes, one for each of `devices` (cpu twice for two on the CPU), that run
+    `target`.
 
     `target` gets its end of a connection, then `args`, then its device. It receives items, and None
     when there are no more. It sends READY, (item id, stage) as a stage of an item begins, `Done`,
-    or an exception, which ends all.
+    or an exception, which ends the pool.
 
-    When a process dies with several items at work, each of them is done again in a process of its
-    own: only the one that dies there too is to blame. `failed` makes the answer for an item that
-    has ended its process or took too long, with the reason.
+    When a process dies with several items at work, each of them is repeated in a process of its
+    own:
+    only an item that crashes that process, too, is to blame. `failed` makes the answer for an item
+    that has crashed its process or exceeded the time limit, with the reason.
 
-    - `room` is how many items a process has in hand. Where that is one it is at work at once, and
-      tried again before it is blamed, while no other is at work: all memory is for it.
+    - `room` is the number of items a process holds. If it is 1, the item is at work at once; after
+      a crash it is retried while no other is at work, so that it has all of the memory, before it
+      is blamed.
     - `timeout_s` is the limit for one item; 0 or None: none.
-    - `on_stage` is called with an item's id and the stage that it enters, and with ("", "ready")
-      when a process is ready.
-    - `context` starts the processes. It is not fork: torch's and OpenMP's threads do not survive
-      that.
+    - `on_stage` is called with an item's id and its new stage, and with ("", "ready") when a
+      process is ready.
+    - `context` starts the processes. It is not fork, because threads of torch and OpenMP do not
+      survive a fork.
     """
 
     target: Callable[..., None]
@@ -101,21 +104,21 @@ class Pool(Generic[ItemT, Answer]):
     context: SpawnContext | ForkServerContext = field(
         default_factory=lambda: multiprocessing.get_context("spawn")
     )
-    # Items of which one has brought a process down, and innocent ones that are to be given again.
+    # Items that may have crashed a process, and innocent items to be repeated.
     _suspects: deque[ItemT] = field(default_factory=deque, init=False)
     _again: deque[ItemT] = field(default_factory=deque, init=False)
-    # Items are given while a worker starts, until one has died of something before it was ready.
+    # Workers are given items while they start, until one has died before it was ready.
     _early: bool = field(default=True, init=False)
     _failed_starts: int = field(default=0, init=False)
 
     def run(
         self, items: Iterable[ItemT | None], stop: Callable[[], bool]
     ) -> Iterator[Answer]:
-        """Answers, in any order, one for each item that was begun.
+        """Yield one answer for each item that was begun, in any order.
 
-        `stop` is asked often; once true, what is in hand is finished and no more begun. A None
-        among the items says that there is none yet: it is asked again. No process is left when the
-        iterator ends or is closed.
+        `stop` is polled; once it is true, running items are finished and no more are begun. None
+        among the items means that none is available yet; the iterator is asked again. No process is
+        left when this iterator ends or is closed.
         """
         waiting = iter(items)
         workers = [self._start(device) for device in self.devices]
@@ -139,8 +142,8 @@ class Pool(Generic[ItemT, Answer]):
                     workers.remove(worker)
                     worker.connection.close()
                     if stop() and worker.process.exitcode == -signal.SIGTERM:
-                        # A queue ends all processes of a job with one signal: what this one had in
-                        # hand is not to blame, and is left for the next run.
+                        # A batch queue ends all processes of a job with one signal: the items of
+                        # this process are not to blame, and are left for the next run.
                         continue
                     yield from self._bury(worker)
                     if not worker.finishing:
@@ -158,7 +161,8 @@ class Pool(Generic[ItemT, Answer]):
                 worker.kill()
 
     def _start(self, device: str) -> _Worker[ItemT]:
-        # A signal to the whole group ends this helper of Python's, too; Python starts it again.
+        # A signal to the whole process group also ends Python's resource tracker, which Python
+        # restarts.
         warnings.filterwarnings("ignore", "resource_tracker: process died unexpectedly")
         ours, theirs = self.context.Pipe()
         process = self.context.Process(
@@ -166,7 +170,7 @@ class Pool(Generic[ItemT, Answer]):
             args=(self.target, theirs, *self.args, device),
             daemon=True,
         )
-        # While it imports, too, where Python would print a traceback.
+        # Includes its imports, during which Python would print a traceback at Ctrl-C.
         with deaf_to_interrupts():
             process.start()
         theirs.close()
@@ -175,9 +179,10 @@ class Pool(Generic[ItemT, Answer]):
     def _leaves_room_for_suspect(
         self, worker: _Worker[ItemT], workers: Sequence[_Worker[ItemT]]
     ) -> bool:
-        """Whether a worker gets nothing now, since a suspect is tried while no other is at work.
+        """Return True if a worker must stay idle, because a suspect is tried while no other is at
+        work.
 
-        A suspect that waits is given out once the others have run empty.
+        A waiting suspect is handed out once the other workers are idle.
         """
         if self.room > 1:
             return False
@@ -192,7 +197,7 @@ class Pool(Generic[ItemT, Answer]):
         waiting: Iterator[ItemT | None],
         stop: Callable[[], bool],
     ) -> None:
-        """Give a worker the items that it may have now; let it finish when there are no more."""
+        """Give a worker the items that it may have now; let it finish if there are no more."""
         may_begin = worker.ready or self._early
         if worker.finishing or not may_begin:
             return
@@ -204,12 +209,12 @@ class Pool(Generic[ItemT, Answer]):
         worker.alone = False
         entered = WAITING if self.room > 1 else "at work"
         if self._suspects:
-            # A suspect is tried by itself: a worker with other items in hand runs empty first.
+            # A suspect is tried alone: a worker with other items finishes them first.
             if not worker.in_hand:
                 suspect = self._suspects.popleft()
                 worker.alone = worker.give(suspect, entered)
                 if not worker.alone:
-                    # The process is gone: the suspect waits for the next one.
+                    # The process is gone: keep the suspect for the next one.
                     self._suspects.appendleft(suspect)
             return
         while len(worker.in_hand) < self.room:
@@ -222,12 +227,12 @@ class Pool(Generic[ItemT, Answer]):
             if item is None:
                 return
             if not worker.give(item, entered):
-                # The process is gone, too.
+                # The process is gone: keep the item.
                 self._again.appendleft(item)
                 return
 
     def _receive(self, worker: _Worker[ItemT]) -> tuple[list[Answer], bool]:
-        """Answers that a worker has sent, and whether it lives."""
+        """Return the answers that a worker has sent, and whether the worker is alive."""
         answers: list[Answer] = []
         try:
             while worker.connection.poll():
@@ -251,10 +256,10 @@ class Pool(Generic[ItemT, Answer]):
         return answers, True
 
     def _bury(self, worker: _Worker[ItemT]) -> Iterator[Answer]:
-        """What becomes of the items that a dead worker had in hand.
+        """Decide about the items of a dead worker.
 
-        Yields the answer for the item that is to blame, if one is. DeviceError where processes die
-        when they start.
+        Yields the answer for the item that is to blame, if any. Raises DeviceError if processes
+        keep dying at their start.
         """
         if worker.finishing and worker.process.exitcode == 0:
             return
@@ -269,20 +274,23 @@ class Pool(Generic[ItemT, Answer]):
             self._again.extend(hand.item for hand in worker.in_hand.values())
             return
         at_work = [hand for hand in worker.in_hand.values() if hand.stage != WAITING]
-        # With room for one the others may have had its memory: it is tried once more, without them.
+        # With `room` 1, items of other processes may have taken its memory: it is retried alone
+        # first.
         if len(worker.in_hand) == 1 and at_work and (worker.alone or self.room > 1):
             (hand,) = at_work
             reason = f"its process died while {hand.stage} ({worker.how_it_died()})"
             yield self.failed(hand.item, reason)
             return
-        # One of those at work has done it; those that waited are innocent.
+        # One of the items at work crashed the process; those that waited are innocent.
         self._suspects.extend(hand.item for hand in at_work)
         self._again.extend(
             hand.item for hand in worker.in_hand.values() if hand.stage == WAITING
         )
 
     def _late_item(self, worker: _Worker[ItemT]) -> _InHand[ItemT] | None:
-        """An item that has taken too long; DeviceError if the worker takes too long to start."""
+        """Return an item that has exceeded its limit; raise DeviceError if the worker starts
+        too slowly.
+        """
         if not self.timeout_s:
             return None
         if not worker.ready and time.monotonic() - worker.started > self.timeout_s:
@@ -296,7 +304,7 @@ class Pool(Generic[ItemT, Answer]):
         return None
 
     def _failed_late(self, worker: _Worker[ItemT], late: _InHand[ItemT]) -> Answer:
-        """The answer for a late item; the others of its process are given again."""
+        """Return the answer for a late item; the other items of its process are repeated."""
         for hand in worker.in_hand.values():
             if hand is not late:
                 self._again.append(hand.item)
@@ -307,9 +315,9 @@ class Pool(Generic[ItemT, Answer]):
 
 @dataclass
 class _InHand(Generic[ItemT]):
-    """An item that a process has got: the stage it is in, and the time it was at work.
+    """Item held by a process, with its stage and its working time.
 
-    Seconds; `since` is when its stage began, on the clock of `time.monotonic`.
+    Times are in seconds; `since` is the start of the stage by `time.monotonic`.
     """
 
     item: ItemT
@@ -318,14 +326,14 @@ class _InHand(Generic[ItemT]):
     spent_s: float = 0.0
 
     def enter(self, stage: str) -> None:
-        """Begin another stage; the time of one that waits does not count."""
+        """Begin another stage; waiting time does not count."""
         self.spent_s = self.seconds
         self.since = time.monotonic()
         self.stage = stage
 
     @property
     def seconds(self) -> float:
-        """How long the item has been at work until now."""
+        """Working time of the item until now."""
         if self.stage == WAITING:
             return self.spent_s
         return self.spent_s + time.monotonic() - self.since
@@ -333,10 +341,10 @@ class _InHand(Generic[ItemT]):
 
 @dataclass
 class _Worker(Generic[ItemT]):
-    """A process that works on one device, and what its parent knows of it.
+    """Worker process on one device, as seen by its parent.
 
-    It is `ready` once it says so, and `finishing` when it gets no more items. One that is `alone`
-    has a single item, which may have brought another process down.
+    It is `ready` once it has sent READY, and `finishing` when it gets no more items. A worker that
+    is `alone` has a single item, which may have crashed another process.
     """
 
     process: BaseProcess
@@ -349,7 +357,7 @@ class _Worker(Generic[ItemT]):
     in_hand: dict[str, _InHand[ItemT]] = field(default_factory=dict)
 
     def give(self, item: ItemT, entered: str) -> bool:
-        """Hand an item over; False if the process is gone, which its connection will say."""
+        """Send an item; return False if the process is gone, which its connection will report."""
         try:
             self.connection.send(item)
         except OSError:
@@ -358,19 +366,19 @@ class _Worker(Generic[ItemT]):
         return True
 
     def finish(self) -> None:
-        """Let it end when what it has in hand is done."""
+        """Let the process end after its current items."""
         self.finishing = True
         with suppress(OSError):
             self.connection.send(None)
 
     def kill(self) -> None:
-        """End it now."""
+        """Kill the process."""
         self.process.kill()
         self.process.join()
         self.connection.close()
 
     def how_it_died(self) -> str:
-        """The signal or exit status that it ended with, for people."""
+        """Describe the signal or exit status that ended the process."""
         code = self.process.exitcode
         if code == -9:
             return "killed, perhaps for want of memory"
@@ -382,20 +390,20 @@ class _Worker(Generic[ItemT]):
 def _run_target(
     target: Callable[..., None], connection: Connection, *args: Any
 ) -> None:
-    """What a process of a pool runs."""
-    # A signal to the whole group is the parent's to hear; its own end is this process's, too.
+    """Run `target`; entry point of a process of a pool."""
+    # The parent handles a signal to the whole group; this process follows its own.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     follow_parent()
     target(connection, *args)
-    # Taking torch down takes part of a second, which the run would wait for.
+    # Tearing down torch takes part of a second, which would delay the run.
     os._exit(0)
 
 
 def follow_parent() -> None:
-    """Leave Ctrl-C to the parent, and end with it.
+    """Leave Ctrl-C to the parent process, and exit when it exits.
 
-    Ctrl-C reaches every process of a terminal: the parent alone decides what it means. A process
-    does not outlive a parent that was killed, and write where another run is.
+    Ctrl-C reaches every process of a terminal: the parent alone decides what to do. A process must
+    not outlive a killed parent and write where another run is at work.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -410,7 +418,7 @@ def follow_parent() -> None:
 
 @dataclass(frozen=True)
 class _Numbered(Generic[Given]):
-    """One of the items of `isolated`."""
+    """Item of `isolated` with its number."""
 
     id: str
     given: Given
@@ -419,7 +427,7 @@ class _Numbered(Generic[Given]):
 
 @dataclass(frozen=True)
 class _Raised:
-    """An error of the work in a process of `isolated`, as of `pickled`."""
+    """Error raised by the work in a process of `isolated`, encoded by `pickled`."""
 
     error: bytes
 
@@ -433,11 +441,13 @@ def isolated(
     finished: Callable[[Answer, int, int], object] = lambda answer, done, total: None,
     torch_threads: int | None = 1,
 ) -> list[Answer]:
-    """The answers in the order of items; `killed` is that for an item whose process died.
+    """Return the answers in the order of items; `killed` is the answer for an item whose process
+    died.
 
-    `finished(answer, done, total)` is called as each comes. With one job all is done in this
-    process. Without a number of threads torch is not touched: work that seldom needs it need not
-    wait for its import. The first error of the work is raised once what is in hand is finished.
+    `finished(answer, done, total)` is called after each item. With one job, all work is done in
+    this process. Without a number of threads, torch is not configured, so that work that seldom
+    needs torch does not wait for its import. The first error of the work is raised once the running
+    items are finished.
     """
     processes = min(jobs, len(items))
     answers: dict[int, Answer] = {}
@@ -472,10 +482,10 @@ def _work_in_turn(
     torch_threads: int | None,
     device: str,
 ) -> None:
-    """What a process of `isolated` runs: one item after another."""
+    """Process one item after another; entry point of a process of `isolated`."""
     prepare_process(torch_threads)
     connection.send(READY)
-    # No more comes where the parent is gone.
+    # EOF means that the parent is gone.
     with suppress(EOFError):
         while (item := connection.recv()) is not None:
             answer: Answer | _Raised
@@ -487,12 +497,12 @@ def _work_in_turn(
 
 
 def pickled(error: Exception) -> bytes:
-    """The error with its traceback, for --debug; as text, if it cannot be unpickled."""
+    """Pickle an error with its traceback, for --debug; as text if it cannot be unpickled."""
     error.add_note(traceback.format_exc())
     try:
         content = pickle.dumps(error)
         pickle.loads(content)
-    # Of any kind: both run code of the error's own class.
+    # Any exception: both calls run code of the error's own class.
     except Exception:
         as_text = RuntimeError(f"{type(error).__name__}: {error}")
         as_text.__notes__ = error.__notes__
@@ -501,22 +511,22 @@ def pickled(error: Exception) -> bytes:
 
 
 def worker_pool(processes: int, module: str) -> ProcessPoolExecutor:
-    """Processes for single calls, which have imported the module that their work is in.
+    """Return an executor whose processes have imported the module of their work.
 
-    They end with this one. One that dies breaks all. Torch has one thread in each.
+    The processes end with this one. If one dies, all calls fail. Torch has one thread in each.
     """
     context = _forked_from_clean(module)
     return ProcessPoolExecutor(processes, context, _start_worker)
 
 
 def _start_worker() -> None:
-    """What a process of `worker_pool` does before its first call."""
+    """Initialise a process of `worker_pool`."""
     follow_parent()
     prepare_process(1)
 
 
 def _forked_from_clean(module: str) -> ForkServerContext:
-    """Processes are forked from one clean process that has imported this module once."""
+    """Return a context that forks from one clean process that has imported this module once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([module])
     return context

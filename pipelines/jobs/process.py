@@ -1,4 +1,4 @@
-"""A process: what it sets up, the processors that it may use, and the signals that stop it."""
+"""Process setup: memory, processors and the signals that stop it."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-# glibc's names for these are macros in malloc.h.
+# glibc defines these as macros in malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
-# Buffers up to this size are kept by the process when freed. A layer's activations are
-# reused by the next layer, so the process grows by its largest layers once, not per call.
+# Freed buffers up to this size are kept by the process. A layer's activations are reused by the
+# next layer, so the process grows by its largest layers once, not per call.
 _KEPT_BYTES = 1 << 30
-# After a signal, for what is in hand: less than a queue or a container waits may be too little for
-# one scan on a processor, more than this is a scan that hangs.
+# Time for finishing the running items after a signal: a grace period shorter than that of a queue
+# or a container may be too short for a scan on a processor; a scan that takes longer hangs.
 GRACE_S = 60.0
 
 
 def prepare_process(threads: int | None = None) -> None:
     """Set up memory and, if a number is given, torch's threads.
 
-    To be called once, at the start of every command that computes.
+    Call it once, at the start of every command that computes.
     """
     tune_allocation()
     if threads is not None:
@@ -41,12 +41,13 @@ def prepare_process(threads: int | None = None) -> None:
 
 
 def tune_allocation() -> bool:
-    """Keep large freed buffers instead of returning them to the kernel; True where it took effect.
+    """Keep large freed buffers instead of returning them to the kernel; return True if it took
+    effect.
 
-    By default glibc maps each buffer above 32 MiB when needed and unmaps it when freed: each layer
-    of a network pays page faults for its whole output: a small convolutional network ran
-    3.4 times faster with this call (docs/notes/speed.md). `mallopt` works on the running
-    process: no environment variable to set before start, and nothing to inherit.
+    By default glibc maps each buffer above 32 MiB when needed and unmaps it when freed, so that
+    each layer of a network pays page faults for its whole output: a small convolutional network ran
+    3.4 times faster with this call (docs/notes/speed.md). `mallopt` works on the running process:
+    it needs no environment variable before the start, and nothing is inherited.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -58,9 +59,11 @@ def tune_allocation() -> bool:
 
 
 def prepare_training(device: torch.device, *, deterministic: bool = False) -> None:
-    """Let torch look for the fastest kernels of a GPU, which pays: in training sizes stay.
+    """Enable torch's search for the fastest GPU kernels, which pays off as sizes are constant in
+    training.
 
-    Or for those that give the same bits each time; an operation that has none raises RuntimeError.
+    With `deterministic`, select reproducible kernels instead; an operation without one raises
+    RuntimeError.
     """
     import torch
 
@@ -70,12 +73,14 @@ def prepare_training(device: torch.device, *, deterministic: bool = False) -> No
         return
     torch.backends.cudnn.benchmark = not deterministic
     if deterministic:
-        # cuBLAS reads it when it is first used.
+        # cuBLAS reads the variable when it is first used.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def cpu_count() -> int:
-    """Processors that this process may use: a job's share, not the machine's."""
+    """Return the number of processors that this process may use: a job's share, not the
+    machine's.
+    """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -83,12 +88,12 @@ def cpu_count() -> int:
 
 @contextmanager
 def deaf_to_interrupts() -> Iterator[None]:
-    """Processes started here, and later by threads started here, never see a Ctrl-C.
+    """Block Ctrl-C in processes started in this block, and later by threads started in it.
 
-    It reaches all processes of a terminal, and what it means is this one's to decide: it does when
-    the block ends.
+    Ctrl-C reaches all processes of a terminal, but this process alone decides what to do; it
+    receives the signal when the block ends.
     """
-    # Starting it, as the first process would, lets interrupts through again.
+    # Starting the tracker later, with the first process, would unblock interrupts again.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -101,8 +106,8 @@ def deaf_to_interrupts() -> Iterator[None]:
 def stop_signals(stop: Callable[[], object]) -> Iterator[None]:
     """Call `stop` at SIGTERM, SIGUSR1, Ctrl-C or an alarm; only in the main thread.
 
-    The handlers from before are back when the context ends. In another thread nothing is changed,
-    as Python allows handlers in the main thread alone.
+    The previous handlers are restored at the end of the block. Other threads are left alone, since
+    Python allows signal handlers in the main thread only.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -121,16 +126,16 @@ def stop_signals(stop: Callable[[], object]) -> Iterator[None]:
 
 
 class _OverdueError(BaseException):
-    """Ends the block at once: what is in hand is left for the next run."""
+    """Leaves the block at once; the running items are left for the next run."""
 
 
 @contextmanager
 def stop_on_signal(on_stop: Callable[[], object]) -> Iterator[Callable[[], bool]]:
     """Turn the first signal into a flag, which the yielded function returns.
 
-    What is in hand can be finished so. A second signal, or the end of the grace, leaves the block
-    at once, wherever it is. `on_stop` is called when the flag is first seen, and not by the handler
-    of the signal: that may come in the middle of a line that is printed.
+    This lets running items finish. A second signal, or the end of the grace period, leaves the
+    block at once, wherever it is. `on_stop` is called when the flag is first seen rather than by
+    the signal handler, which may interrupt the printing of a line.
     """
     is_asked = False
     is_told = False

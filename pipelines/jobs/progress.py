@@ -1,4 +1,4 @@
-"""Progress of a long work: a bar on a terminal, lines in a log file, both with the time left.
+"""Progress of long tasks: a bar on a terminal, lines in a log file, both with the time left.
 
 Commands use `progress` directly, or `batch_progress` for subjects and `byte_progress` for
 downloads. A log file gets a line every few seconds at most, and always the last one.
@@ -23,16 +23,16 @@ from trinat.segmentation.errors import one_line
 from trinat.segmentation.timing import heard_by
 
 MINUTE_S = 60.0
-LINE_S = 3.0  # Between two lines of a log file, however fast the work.
-STAGE_S = 10.0  # Without a line in a log file, before one says what is at work.
-_REMEMBERED = 11  # The pace is that of the last ten lines: what was current at first is forgotten.
+LINE_S = 3.0  # minimum interval between lines of a log file
+STAGE_S = 10.0  # silence in a log file before a line names the current stage
+_REMEMBERED = 11  # Points from which the pace is measured: the last ten intervals.
 
 
 class Progress:
-    """What is done, said so that a log file stays readable.
+    """Progress reporter that keeps log files short.
 
-    `say` prints a line. `bar`, on a terminal, is called at every step with the text, what is done
-    and the total, and lines of progress are then left out. `clock` gives seconds.
+    `say` prints a line. `bar`, on a terminal, is called at every step with the text, the amount
+    done and the total, and progress lines are then left out. `clock` returns seconds.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class Progress:
         self._clock = clock
         self._said_at = clock()
         self._lock = threading.Lock()
-        # What says a stage later, where a line was said too shortly before it.
+        # Timer that prints a stage later if the last line is too recent.
         self._later: threading.Timer | None = None
         self.begin()
 
     def begin(self, done: float = 0) -> None:
-        """Measure the pace from here, where this much is done already."""
+        """Measure the pace from here, starting at this amount."""
         self._past = deque([(self._clock(), done)], maxlen=_REMEMBERED)
 
     def show(
@@ -63,17 +63,18 @@ class Progress:
         failed: int = 0,
         every_s: float = LINE_S,
     ) -> bool:
-        """Show `head`; True if it is a line of the log: at the end, or `every_s` after the last.
+        """Show `head`; return True if it is due in the log: at the end, or `every_s` after the
+        last.
 
-        `done` and `total` are in any one unit; None is a total that is not known, and gives no time
-        left. A bar is drawn at every call.
+        `done` and `total` may have any common unit. `total` is None if it is unknown; no remaining
+        time is then shown. A bar is drawn at every call.
         """
         now = self._clock()
         text = self._text(head, now, done, total, failed)
         if self._bar:
             self._bar(text, done, total)
         with self._lock:
-            # It may be over, and who calls knows what is at work now.
+            # The pending stage may be over; the caller knows the current one.
             self._forget()
             is_soon = now - self._said_at < every_s
             if is_soon and done != total:
@@ -93,10 +94,10 @@ class Progress:
         failed: int = 0,
         every_s: float = STAGE_S,
     ) -> None:
-        """Show what is at work meanwhile: a line once none was said for `every_s` seconds.
+        """Show the current stage; as a line once none was printed for `every_s` seconds.
 
-        Where the next line comes before that, this one is never said. It says nothing of the pace,
-        since nothing more is done.
+        If another line comes first, this one is dropped. It does not affect the pace, since no more
+        is done.
         """
         now = self._clock()
         text = self._text(head, now, done, total, failed)
@@ -115,12 +116,12 @@ class Progress:
                 self.say(text)
 
     def end(self) -> None:
-        """Say nothing more of what was at work."""
+        """Cancel the pending line."""
         with self._lock:
             self._forget()
 
     def _say_later(self, text: str) -> None:
-        """Say what has been at work for a while, unless something was said or begun since."""
+        """Print the pending stage, unless a line was printed or another stage begun since."""
         with self._lock:
             if self._later is threading.current_thread():
                 self._forget()
@@ -128,7 +129,7 @@ class Progress:
                 self.say(text)
 
     def _forget(self) -> None:
-        """Nothing is to be said later."""
+        """Cancel the pending line; the lock must be held."""
         if self._later:
             self._later.cancel()
         self._later = None
@@ -136,7 +137,7 @@ class Progress:
     def _text(
         self, head: str, now: float, done: float, total: float | None, failed: int
     ) -> str:
-        """A line of progress, with the time left at the pace of the last lines, if it is known."""
+        """Return a line of progress, with the time left at the recent pace if it is known."""
         text = head
         if failed:
             text += f", {failed} failed"
@@ -155,9 +156,9 @@ def progress(
     terminal: bool | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Progress]:
-    """Progress on stderr, a bar if that is a `terminal`; a quiet one says nothing.
+    """Yield progress on stderr, as a bar on a `terminal`; with `quiet` nothing is printed.
 
-    `terminal` None looks at stderr. `clock` gives seconds.
+    With `terminal` None, stderr is examined. `clock` returns seconds.
     """
     if terminal is None:
         terminal = not quiet and sys.stderr.isatty()
@@ -178,22 +179,22 @@ class _Stderr(logging.Handler):
     """Log handler that prints messages to stderr, above a bar if there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print the message as a line; rich puts a bar's own stream in the place of stderr."""
+        """Print the message as a line; rich redirects stderr while a bar is shown."""
         sys.stderr.write(one_line(record.getMessage()) + "\n")
         sys.stderr.flush()
 
 
 @contextmanager
 def log_lines(quiet: bool) -> Iterator[None]:
-    """Print what trinat logs to stderr within the block, from INFO on; with `quiet` nothing.
+    """Print trinat's log from INFO on to stderr within the block; with `quiet` nothing.
 
-    Within another such block it does nothing, so that no line is printed twice.
+    A nested block has no effect, so that no line is printed twice.
     """
     logger = logging.getLogger("trinat")
     if any(isinstance(each, _Stderr | logging.NullHandler) for each in logger.handlers):
         yield
         return
-    # Without any handler Python itself would print warnings.
+    # Without any handler, Python itself would print warnings.
     handler: logging.Handler = logging.NullHandler()
     level = logger.level
     if not quiet:
@@ -209,14 +210,14 @@ def log_lines(quiet: bool) -> Iterator[None]:
 
 @contextmanager
 def _bar(clock: Callable[[], float]) -> Iterator[Progress]:
-    """Progress as a bar on the terminal, gone after the block; what is said stands above it."""
+    """Yield progress as a bar on the terminal, removed after the block; lines appear above it."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
     description = TextColumn("{task.description}", markup=False)
-    # Time that passes shows that a long step is alive.
+    # The elapsed time shows that a long step is alive.
     columns = (BarColumn(), TimeElapsedColumn(), description)
     with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=None)
@@ -231,22 +232,22 @@ def _bar(clock: Callable[[], float]) -> Iterator[Progress]:
 
 
 class OfSubject(Protocol):
-    """The outcome of one subject, whatever was done with it."""
+    """Outcome of one subject, of any task."""
 
     @property
     def subject(self) -> str:
-        """What the subject is called."""
+        """Name of the subject."""
 
     @property
     def failure(self) -> str:
-        """Why nothing came of it; "" where something did."""
+        """Reason of a failure; "" for a success."""
 
 
 @contextmanager
 def batch_progress(quiet: bool) -> Iterator[Callable[[OfSubject, int, int], None]]:
-    """Subjects done, of how many, and how many of them failed.
+    """Show the numbers of subjects done, in total and failed.
 
-    Yields what to call after each subject, with its outcome, how many are done and of how many.
+    Yields a function to call after each subject with its outcome, the number done and the total.
     """
     failed = 0
     with progress(quiet) as shown:
@@ -264,14 +265,15 @@ def batch_progress(quiet: bool) -> Iterator[Callable[[OfSubject, int, int], None
 def byte_progress(
     name: str, quiet: bool
 ) -> Iterator[Callable[[int, int | None], None]]:
-    """Bytes of a download; yields what to call with those that are there, and their number.
+    """Show the progress of a download; yields a function to call with the bytes so far and the
+    total.
 
-    The number is None where the server does not say it.
+    The total is None if the server does not report it.
     """
     with progress(quiet) as shown:
 
         def fetched(done: int, total: int | None) -> None:
-            if done != total:  # The command itself says that it has all.
+            if done != total:  # The command itself reports the end.
                 shown.show(f"{name} {done / 1e9:.2f} GB", done, total, every_s=MINUTE_S)
 
         yield fetched
@@ -279,7 +281,7 @@ def byte_progress(
 
 @contextmanager
 def stage_progress(name: str, quiet: bool) -> Iterator[None]:
-    """The stages that begin in the block, as a bar or a line each: `name` is what is worked on."""
+    """Show the stages that begin in the block, as a bar or a line each; `name` is the item."""
     with progress(quiet) as shown:
 
         def begun(stage: str) -> None:
