@@ -1,1 +1,1 @@
-"""What several jobs share: `config` and `option` (settings), `exits`, `models` (where they are)."""
+"""Shared parts of several jobs: `config` and `option` (settings), `exits`, `models` (paths)."""

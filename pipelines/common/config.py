@@ -18,10 +18,9 @@ Checked = TypeVar("Checked", bound=BaseModel)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file that holds a mapping; anything else is a ConfigError.
+    """Read a YAML file that holds a mapping; anything else is a ConfigError with the file's name.
 
-    The message names the file. YAML that would make other objects than texts, numbers, lists and
-    mappings is refused.
+    YAML tags that would create objects other than strings, numbers, lists and mappings are refused.
     """
     try:
         content = parse_yaml(read_bytes(path))
@@ -37,10 +36,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def find_recipe(name_or_path: str | Path, folder: str) -> Path:
-    """A YAML file, or a shipped one by its name: `fast` is configs/train/fast.yaml.
+    """Return the path of a YAML file, or of a shipped one by name: `fast` is
+    configs/train/fast.yaml.
 
-    A file goes first. `folder` is one in configs/. ConfigError for neither, with the names that
-    exist.
+    A file takes precedence. `folder` is a folder of configs/. Raises ConfigError, with the names
+    that exist, if there is neither.
     """
     path = Path(name_or_path)
     if path.is_file():
@@ -57,10 +57,10 @@ def find_recipe(name_or_path: str | Path, folder: str) -> Path:
 def with_settings(
     content: Mapping[str, Any], settings: Sequence[str]
 ) -> dict[str, Any]:
-    """A copy of `content` with each `key.in.it=value` set; values are written as in YAML.
+    """Return a copy of `content` with each `key.in.it=value` set; values are in YAML syntax.
 
-    `key.0` is the first item of a list. Raises ConfigError for what is no such setting, or leads
-    nowhere.
+    `key.0` is the first item of a list. Raises ConfigError for a malformed setting, or a key that
+    does not exist.
     """
     dumped = yaml.safe_dump(dict(content))
     result: dict[str, Any] = yaml.safe_load(dumped)
@@ -83,9 +83,9 @@ def check(
     *,
     typed: Collection[str] = (),
 ) -> Checked:
-    """`content` as a `model`, or a ConfigError that names the first bad key and where it stands.
+    """Validate `content` as a `model`; raise ConfigError with the first bad key and its source.
 
-    It stands in the file `where`, or on the command line if it is one of the keys `typed` there.
+    The source is the file `where`, or the command line if the key is among those `typed` there.
     """
     try:
         return model.model_validate(content)
@@ -99,16 +99,16 @@ def check(
 
 
 def _put(content: Any, keys: list[str], value: Any, setting: str) -> None:
-    """Set a value in nested mappings and lists; mappings on the way are made.
+    """Set a value in nested mappings and lists; missing mappings are created.
 
-    `setting` is what was typed, for the ConfigError where a key leads nowhere.
+    `setting` is the typed text, for the ConfigError if a key does not exist.
     """
     *path, last = keys
     for key in path:
         if _is_place(content, key):
             content = content[int(key)]
         elif isinstance(content, dict):
-            # `key:` alone means an empty mapping.
+            # A bare `key:` means an empty mapping.
             if content.get(key) is None:
                 content[key] = {}
             content = content[key]
@@ -123,7 +123,7 @@ def _put(content: Any, keys: list[str], value: Any, setting: str) -> None:
 
 
 def _is_place(content: Any, key: str) -> bool:
-    """Whether a key is the number of an item in a list."""
+    """Return True if a key is the number of an item in a list."""
     if not isinstance(content, list) or not key.isdigit():
         return False
     return int(key) < len(content)

@@ -1,7 +1,7 @@
-"""What the exit status of every command means.
+"""Exit status of all commands.
 
-A command that was ended by an error has the status of that kind of error. A batch that came to its
-end has one by how many of its inputs failed.
+A command that was ended by an error has the status of that kind of error. The status of a completed
+batch depends on the number of failed inputs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from trinat.segmentation import errors
 
 
 class Exit(IntEnum):
-    """The statuses; docs/commands.md explains them to users."""
+    """Exit statuses; docs/commands.md explains them to users."""
 
     OK = 0
     USAGE = 2
@@ -32,7 +32,7 @@ _BY_ERROR: tuple[tuple[type[errors.TrinatError], Exit], ...] = (
 
 
 def exit_code(error: errors.TrinatError) -> Exit:
-    """The status for a command that this error ended."""
+    """Return the exit status of a command that was ended by this error."""
     for kind, code in _BY_ERROR:
         if isinstance(error, kind):
             return code
@@ -40,9 +40,9 @@ def exit_code(error: errors.TrinatError) -> Exit:
 
 
 def batch_exit(*, done: int, failed: int) -> Exit:
-    """The status for a batch: a skipped input counts as done.
+    """Return the exit status of a batch, in which skipped inputs count as done.
 
-    OK also for a batch of nothing.
+    An empty batch is OK, too.
     """
     if not failed:
         return Exit.OK

@@ -1,4 +1,4 @@
-"""Packages that some commands alone need: the extras of the installation."""
+"""Optional packages of some commands: the extras of the installation."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from trinat.segmentation.errors import ConfigError, extra_remedy
 
 
 def require_extra(extra: str, *packages: str, what: str = "") -> None:
-    """Refuse to go on without the packages of an extra: ConfigError, with how to install them.
+    """Raise ConfigError, with the command to install, if packages of an extra are missing.
 
-    `what` is the error's text; by default it names the first package that is not there.
+    `what` is the error's text; by default it names the first missing package.
     """
     for package in packages:
         if find_spec(package) is None:

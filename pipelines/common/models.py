@@ -1,4 +1,4 @@
-"""Where the commands on models find them, where they may write them, and whose they are."""
+"""Paths of models for the commands that read or write them, and licence notices."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def check_out(out: Path, overwrite: bool) -> None:
-    """Refuse a folder that a model may not be written to.
+    """Raise ModelError if a model must not be written to a folder.
 
-    A folder that is missing or empty may always be written to. Nothing but a model is replaced,
-    and that only with `overwrite`. Anything else is a ModelError.
+    A missing or empty folder is always accepted. Only a model is replaced, and only with
+    `overwrite`.
     """
     if not out.exists():
         return
@@ -43,9 +43,9 @@ def check_out(out: Path, overwrite: bool) -> None:
 
 
 def find_source(given: Path) -> Path:
-    """The model folder of a training run; a folder that is no such run is returned as it is.
+    """Return the model folder of a training run; any other folder is returned unchanged.
 
-    A path that is no folder is a ModelError.
+    Raises ModelError if the path is not a folder.
     """
     is_model = (given / MODEL_FILE).is_file()
     model_of_run = given / "model"
@@ -61,7 +61,7 @@ def find_source(given: Path) -> Path:
 def description_of(model: Model, out: Path) -> Description:
     """Return the description of a model under the name of the folder `out`.
 
-    ConfigError if that is no name for a model.
+    Raises ConfigError if this is not a valid name for a model.
     """
     from trinat.segmentation.models.model_info import Description
 
@@ -71,7 +71,7 @@ def description_of(model: Model, out: Path) -> Description:
 
 
 def say_licences(models: Iterable[str]) -> None:
-    """Print the licence of each model where it is not that of trinat: once, also if quiet."""
+    """Print the licence of each model that differs from trinat's: once each, also if quiet."""
     notices = [licence_notice(find_model(model)) for model in models]
     for notice in dict.fromkeys(notices):
         if notice:

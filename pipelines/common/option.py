@@ -1,9 +1,9 @@
-"""What a field of settings says of itself, so that a command line can be made of it.
+"""Annotations of settings fields, from which command-line options are made.
 
     mirror: Annotated[bool, Option("Average with the prediction of the mirrored scan.")] = False
 
-This is the one place where an option is declared: its type, its help and its default. Imports
-nothing heavy, since worker processes read settings, too.
+An option is declared here only: its type, its help and its default. The module imports nothing
+heavy, since worker processes read settings, too.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]+)?")
 
 @dataclass(frozen=True)
 class Option:
-    """How a field is asked for on a command line.
+    """Command-line form of a field.
 
-    - `names` is what is typed for it; by default its own name, and for a switch that is on the
-      opposite, too. With `is_argument` it has a place and no name.
-    - `typed` is the type of what is typed, where it is another than the field's, and `default` what
-      stands for nothing typed; `parse` makes the field's value of it.
-    - `min` to `is_file` limit what can be typed. `panel` is the part of the help it stands in.
+    - `names` are the option's names; by default the field's own name and, for a switch that is on,
+      its opposite. With `is_argument` it is a positional argument.
+    - `typed` is the type on the command line if it differs from the field's, and `default` the
+      value if the option is absent; `parse` converts to the field's value.
+    - `min` to `is_file` restrict the input. `panel` is the section of the help text.
     """
 
     help: str
@@ -44,7 +44,7 @@ class Option:
     panel: str | None = None
 
 
-# Options of several commands, with one meaning and one help text each.
+# Options shared by several commands, with the same meaning and help text.
 
 Device = Annotated[str, Option("auto, cpu, cuda or cuda:1.", envvar="TRINAT_DEVICE")]
 Threads = Annotated[
@@ -65,12 +65,12 @@ OverwriteModel = Annotated[bool, Option("Replace the model in --out.")]
 
 
 def as_tuple(typed: Iterable[str] | None) -> tuple[str, ...]:
-    """The words that were typed for an option that takes several; none where it was not typed."""
+    """Return the values of an option that takes several; empty if the option is absent."""
     return tuple(typed or ())
 
 
 def split_devices(text: str) -> tuple[str, ...]:
-    """The device names of "cuda:0,cuda:1", or of its short form "cuda:0,1"."""
+    """Return the device names of "cuda:0,cuda:1", or of its short form "cuda:0,1"."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
         raise ConfigError("--device is empty", remedy="give auto, cpu or cuda:0")
