@@ -66,18 +66,19 @@ def _for_fmriprep(suffix: str, *, label: str = "", desc: str = "") -> _Facts:
 
 
 class Product(Enum):
-    """A file of a scan, and what follows from it: names, .bidsignore, deletion, downloads.
+    """A kind of output file of a scan; determines names, .bidsignore, deletion and downloads.
 
-    - `suffix` is that of its name, `ending` has the dot. `own_entities` are those that names of
-      BIDS have of it: `seg`, `label` and `desc`. `plain` is its suffix where names are not BIDS.
-    - `further` are endings of what may be there as well: in its place, or the JSON beside it.
-    - `is_in_bids` is whether BIDS has a name for it; else .bidsignore lists it.
-    - `download` is what clients of the service call it, and `media_type` what they are told that it
-      is; "" where the service has none.
-    - `setting` is the field of `OutputSettings` that asks for it: of its name in small letters, if
-      no other is given.
-    - `for_fmriprep` is whether it is there for fMRIPrep to find: in BIDS datasets alone, without
-      the entity `space`.
+    - `suffix` is the suffix of its name, `ending` includes the dot. `own_entities` are its own
+      entities in BIDS names: `seg`, `label` and `desc`. `plain` is its suffix if names do not
+      follow BIDS.
+    - `further` are other possible endings: of files in its place, or of the JSON sidecar.
+    - `is_in_bids` is True if BIDS has a name for it; else .bidsignore lists it.
+    - `download` is its name for clients of the service, and `media_type` its media type for them;
+      "" if the service does not offer it.
+    - `setting` is the field of `OutputSettings` that requests it; by default its own name in lower
+      case.
+    - `for_fmriprep` is True for files that only fMRIPrep looks for: they exist in BIDS datasets
+      only, without the entity `space`.
 
     A product is written by the function for it in `CaseFiles.write_all`.
     """
@@ -167,14 +168,14 @@ class Product(Enum):
         self.for_fmriprep = facts.for_fmriprep
 
     def entities(self, of_scan: Mapping[str, str]) -> dict[str, str]:
-        """The entities that its name in BIDS has beside those of the scan, or in their place."""
+        """Return the entities of its BIDS name that extend or replace those of the scan."""
         if self.for_fmriprep:
             return self.own_entities
         return {"space": of_scan.get("space", "orig"), **self.own_entities}
 
     def among(self, names: Collection[str]) -> str | None:
-        """The first of these files, by their names, that is this product; None without one."""
-        # A .json beside another file says how that was made.
+        """Return the first of these files that is named as this product; None if there is none."""
+        # A .json beside another file is its sidecar, not the product.
         endings = [self.ending, *(end for end in self.further if end != ".json")]
         either = "|".join(re.escape(ending) for ending in endings)
         own = "".join(
@@ -189,29 +190,28 @@ class Product(Enum):
         return None
 
 
-# BIDS's word for the scans that are taken unless others are asked for.
+# Default suffix of the scans in a BIDS dataset.
 T1W = "T1w"
-# The folder of each part of a cross-validation, in that of all its models or all its results.
+# Folder of a fold of a cross-validation, in the folder of all its models or results.
 FOLD = "fold-{}"
-# What is not finished yet, and locks; in the output folder.
+# Folder of unfinished files and locks, in the output folder.
 WORK = ".trinat-work"
-# What the numbers in all label maps mean: of a BIDS dataset, and elsewhere.
+# Tables that explain the numbers of all label maps: in a BIDS dataset, and elsewhere.
 LABEL_TABLE = "desc-trinat_dseg.tsv"
 PLAIN_LABEL_TABLE = "labels.tsv"
-# The same of maps with parcels.
+# Tables that explain the numbers of maps of parcels.
 PARCEL_TABLE = "seg-parcels_dseg.tsv"
 PLAIN_PARCEL_TABLE = "parcel_labels.tsv"
-# The same of maps of the corpus callosum.
+# Tables that explain the numbers of maps of the corpus callosum.
 CALLOSUM_TABLE = "seg-callosum_dseg.tsv"
 PLAIN_CALLOSUM_TABLE = "callosum_labels.tsv"
-# Where outputs go that the last attempt at their scan has not made; in the output folder.
-# What names of corrected label maps have, in BIDS in the place of `desc-trinat`.
+# Part of the names of corrected label maps; in BIDS it replaces `desc-trinat`.
 CORRECTED = "_desc-corrected"
-# The table of all corrections in a folder of results.
+# Table of all corrections in a folder of results.
 CORRECTIONS = "corrections.tsv"
-# How the reasons of what is no scan begin, where that is no failure.
+# Prefix of the reasons for leaving out files that are no scans, which is no failure.
 LEFT_OUT = "left out: "
-# How the names of results end that may be beside scans: ours, and the masks of others.
+# Endings of names of results that may be beside scans: our results, and masks of other programs.
 RESULT_ENDINGS = (
     *("_dseg", "_tissues", "_parcels", "_callosum", "_probseg"),
     *("_mask", "_brainmask", "_entropy", "_thickness"),
@@ -219,16 +219,16 @@ RESULT_ENDINGS = (
 
 
 def bids_name(entities: Mapping[str, str], **added: str) -> str:
-    """A derivative's name without its suffix: the source's entities and ours, as sub-1_desc-x."""
+    """Return a derivative's name without its suffix, such as sub-1_desc-x."""
     merged = {**entities, **added}
     ordered = sorted(merged, key=_rank)
     return "_".join(f"{entity}-{merged[entity]}" for entity in ordered)
 
 
 def _rank(entity: str) -> int:
-    """Where an entity stands in a name.
+    """Return the position of an entity in a name.
 
-    Unknown entities keep their order, before the ones that tell derivatives apart.
+    Unknown entities keep their order, before the entities that distinguish derivatives.
     """
     if entity in _ORDER:
         return _ORDER.index(entity)

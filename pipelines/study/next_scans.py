@@ -1,7 +1,7 @@
-"""Which scans of a folder of results to correct next (trinat next, and the viewer).
+"""Selection of the scans to correct next, for trinat next and the viewer.
 
-A correction teaches the scans that are like its own, each in proportion to its doubt. Scans are
-ranked greedily: each pick covers as much of the remaining doubt as possible (facility location,
+The correction of a scan teaches the model about similar scans, in proportion to their doubt. Scans
+are ranked greedily: each pick covers as much of the remaining doubt as possible (facility location,
 Nemhauser et al. 1978: the result is never far from the best choice). Only ledgers are read: the
 agreement of the views and the volume of each structure.
 """
@@ -23,14 +23,14 @@ from trinat.segmentation.errors import EvaluationError
 
 Values = NDArray[np.float64]
 
-# So many scans are compared with each other, beside those that were corrected: the most doubtful.
+# Number of scans, the most doubtful ones, that are compared beside those that were corrected.
 _MOST_COMPARED = 2000
 
 
 def persons_of(items: Sequence[Item]) -> list[str]:
-    """Whose each scan of a folder of results is.
+    """Return the person of each scan of a folder of results.
 
-    As it was segmented together with others of its person; else by its name and its folders.
+    Persons are taken from joint segmentations; else from the names and folders of scans.
     """
     identities = identify([Named.of_path(item.name) for item in items])
     persons = []
@@ -42,7 +42,7 @@ def persons_of(items: Sequence[Item]) -> list[str]:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A scan by its number; `share` of all doubt is what its correction is expected to teach."""
+    """A scan by its number; `share` is the part of all doubt that its correction should cover."""
 
     scan: int
     share: float
@@ -50,7 +50,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Next:
-    """A scan to correct; `share` of all doubt is what its correction is expected to teach."""
+    """A scan to correct; `share` is the part of all doubt that its correction should cover."""
 
     scan: str
     person: str
@@ -60,16 +60,18 @@ class Next:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """All of it, as JSON has it."""
+        """All fields, for JSON."""
         return asdict(self)
 
 
 def next_of(
     study: Study, most: int, elsewhere: Collection[str] = ()
 ) -> tuple[list[Next], int]:
-    """Return the scans of a study to correct next, `most` at most, and how many were corrected.
+    """Return the scans of a study to correct next, `most` at most, and the number of corrected
+    scans.
 
-    Scans named in `elsewhere` were corrected, too. EvaluationError if no scan has a result.
+    Scans named in `elsewhere` count as corrected, too. EvaluationError is raised if no scan has a
+    result.
     """
     items = [item for item in study.items if item.entry.status == "done"]
     if not items:
@@ -107,9 +109,9 @@ def next_of(
 
 
 def features_of(items: Sequence[Item]) -> Values:
-    """What scans are compared by, (N, F): logarithms of volumes, and agreements of the views.
+    """Return the features that scans are compared by, (N, F): log volumes and agreements of views.
 
-    NaN where a structure was not found or not measured.
+    Features are NaN for structures that were not found or not measured.
     """
     results = [item.entry.result for item in items]
     volumes = [result.volumes_mm3 for result in results]
@@ -130,7 +132,7 @@ def features_of(items: Sequence[Item]) -> Values:
 
 
 def doubts_of(items: Sequence[Item]) -> Values:
-    """How far the views of each scan disagree, (N,); 1 where nobody knows."""
+    """Return the disagreement of the views in each scan, (N,); 1 if it is unknown."""
     doubts = []
     for item in items:
         agreement = item.agreement
@@ -139,10 +141,10 @@ def doubts_of(items: Sequence[Item]) -> Values:
 
 
 def likeness(features: Values) -> Values:
-    """How alike scans are, (N, N) from 0 to 1, by their features (N, F).
+    """Return the similarity of scans, (N, N) from 0 to 1, from their features (N, F).
 
-    Features count alike: each is taken in its standard deviations; what is not known (NaN) is as
-    usual. Two scans that are as far apart as is usual (the median) have the likeness 0.61.
+    Features have equal weight: each is standardised, and unknown values (NaN) count as average. Two
+    scans at the median distance have the similarity 0.61.
     """
     known = ~np.isnan(features)
     count = np.maximum(known.sum(0), 1)
@@ -151,7 +153,7 @@ def likeness(features: Values) -> Values:
     spread = np.sqrt((deviations**2).sum(0) / count)
     scaled = deviations / np.where(spread > 0, spread, 1)
     lengths = (scaled**2).sum(1)
-    # Rounding may take a square below 0.
+    # Rounding may make a square negative.
     squares = np.maximum(lengths[:, None] + lengths - 2 * scaled @ scaled.T, 0)
     of_pairs = squares[np.triu_indices(len(squares), 1)]
     usual = float(np.median(of_pairs)) if len(of_pairs) else 0.0
@@ -167,10 +169,10 @@ def propose(
     corrected: Sequence[int],
     most: int,
 ) -> list[Proposal]:
-    """The scans to correct next, the first first; at most so many, and of no person two.
+    """Return the scans to correct next in order of priority, at most `most` and one per person.
 
-    `alike` (N, N) is from `likeness`, `doubts` (N,) are 0 or more. Those of `corrected` scans'
-    persons are not proposed, and what is like them is taught already.
+    `alike` (N, N) is from `likeness`, `doubts` (N,) are 0 or more. Persons with a `corrected` scan
+    are skipped, and scans that are similar to a corrected scan count as covered.
     """
     total = float(doubts.sum())
     done = {persons[scan] for scan in corrected}
@@ -182,7 +184,7 @@ def propose(
         free = [scan for scan, person in enumerate(persons) if person not in done]
         if not free:
             break
-        # What each would teach of each scan, beyond what is taught already.
+        # Doubt that each scan would cover beyond what is covered already.
         more = np.maximum(alike[free] - taught, 0) @ doubts
         best = int(np.argmax(more))
         scan = free[best]

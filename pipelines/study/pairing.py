@@ -1,7 +1,7 @@
-"""Which prediction belongs to which truth, and how we know.
+"""Matching of predictions to reference label maps, by file name.
 
-Rules are tried from the most specific to the loosest. A rule makes a pair only where it names one
-file on each side; of a file without a partner the result says what stood in the way.
+Rules are tried from the most specific to the loosest. A rule makes a pair only if it finds exactly
+one file on each side. For a file without a partner, the result gives the reason.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 from trinat.pipelines.study.files import ScanFile
 from trinat.segmentation.data.sources.base import natural_order, safe_component
 
-# So many files or pairs are named in a message; of the others it has the number.
+# Number of files or pairs that are named in a message; the rest is counted.
 _MOST_NAMED = 3
 
 _SEPARATORS = "_-. "
 _SEPARATOR = re.compile(r"[_. -]")
-# What files are called beside their scans; any other word may tell one scan from another.
+# Words that name kinds of files beside scans; any other word may distinguish two scans.
 _KINDS = frozenset(
     {
         "seg",
@@ -55,7 +55,7 @@ _KINDS = frozenset(
     }
 )
 
-# What two files have in common, by one rule; files with an empty key match none.
+# Returns the property by which a rule matches two files; an empty key matches no file.
 Key = Callable[[ScanFile], object]
 # A truth and a prediction that may belong together.
 _Match = tuple[ScanFile, ScanFile]
@@ -65,7 +65,7 @@ _Match = tuple[ScanFile, ScanFile]
 class Pair:
     """A truth and its prediction; `how` is the rule that found them.
 
-    `is_guess` where no name says that they belong together: the user is asked to check it.
+    `is_guess` is True if no name says that they belong together: the user is asked to check it.
     """
 
     truth: ScanFile
@@ -78,7 +78,7 @@ class Pair:
 class Pairing:
     """Pairs, and the files of either side that have no partner.
 
-    `doubts` has, by the path of such a file, why it has none, unless no name was like its own.
+    `doubts` maps the path of such a file to the reason, unless no name was similar to its name.
     """
 
     pairs: tuple[Pair, ...]
@@ -88,9 +88,10 @@ class Pairing:
 
     @property
     def guesses(self) -> list[str]:
-        """List what the user is asked to check, one line a pair; of many pairs the first ones.
+        """List the pairs that the user is asked to check, one line each; of many pairs the first
+        ones.
 
-        Empty if all pairs are certain.
+        The list is empty if all pairs are certain.
         """
         guessed = [pair for pair in self.pairs if pair.is_guess]
         lines = []
@@ -109,14 +110,14 @@ def pair_files(
     *,
     guess: bool = False,
 ) -> Pairing:
-    """Pair by the most specific rule that names one file on each side, then by the next.
+    """Pair files by the most specific rule that finds one file on each side, then by the next rule.
 
-    A rule looks at all files, not only at those that are left: taking some away does not make
-    the others unique. The looser readings of names are tried where no stricter one has found a
-    pair. With `guess` they include what is left of names whose beginnings and endings differ.
+    A rule considers all files, not only the remaining ones: removing files does not make the others
+    unique. Looser readings of names are tried if no stricter reading has found a pair. With `guess`
+    they include the remaining parts of names whose beginnings and endings differ.
 
-    Two files whose names or folders say that they are of two sessions or persons never become a
-    pair, by whatever rule.
+    Two files whose names or folders say that they are of two sessions or persons are never paired,
+    by any rule.
     """
     matching = _Matching(list(truths), list(predictions))
     for how, key in _RULES:
@@ -136,7 +137,7 @@ def _name(file: ScanFile) -> str:
     return file.name
 
 
-# The strict rules, the most specific first: what `Pair.how` says, and the key.
+# Strict rules, the most specific first: the text of `Pair.how`, and the key.
 _RULES: tuple[tuple[str, Key], ...] = (
     ("BIDS entities", lambda file: file.identity),  # empty for other names
     ("name", _name),
@@ -147,7 +148,7 @@ _RULES: tuple[tuple[str, Key], ...] = (
 
 @dataclass
 class _Matching:
-    """The files of both sides, and the pairs and doubts that the rules tried so far have left."""
+    """Files of both sides, with the pairs and doubts from the rules tried so far."""
 
     truths: list[ScanFile]
     predictions: list[ScanFile]
@@ -174,8 +175,8 @@ class _Matching:
         *,
         is_guess: bool = False,
     ) -> None:
-        """Make pairs of those that match each other alone; remember why others do not."""
-        # Those whose names do not say that they are of two scans or persons.
+        """Pair files that match only each other; remember why other files do not."""
+        # Matches whose names do not say that they are of two scans or persons.
         possible = []
         for truth, prediction in matches:
             if not _same_scan(truth, prediction):
@@ -203,7 +204,7 @@ class _Matching:
                 self.pairs.append(Pair(truth, prediction, how, guessed))
 
     def take_by_one_ending(self) -> None:
-        """`case_1` belongs to `case_1_seg`, where all names of one side end alike."""
+        """Pair `case_1` with `case_1_seg`, if all names of one side have the same ending."""
         ending = _common_ending([file.name for file in self.predictions])
         if ending:
             matches = self.alike(_name, _name_without(ending))
@@ -214,15 +215,15 @@ class _Matching:
             self._take_by_ending(matches, ending)
 
     def _take_by_ending(self, matches: list[_Match], ending: str) -> None:
-        """Take matches of names that are alike but for an ending."""
+        """Take matches of names that are equal except for an ending."""
         is_guess = not _says_kind_alone(ending)
         self.take(matches, f"name and {ending}", is_guess=is_guess)
 
     def take_by_beginning(self, *, guess: bool) -> None:
-        """`case_1` belongs to `case_1_seg`; whether to `case_1_b` is a guess.
+        """Pair `case_1` with `case_1_seg`; a pair of `case_1` with `case_1_b` is a guess.
 
-        One name begins the other, up to a separator, and no longer name on its side does so, too:
-        `case_1_b_seg` belongs to `case_1_b` if that exists.
+        One name must begin with the other, up to a separator, and no longer name on the other's
+        side may fit as well: `case_1_b_seg` belongs to `case_1_b` if that exists.
         """
         matches: list[_Match] = []
         truths_by_name = _by_name(self.truths)
@@ -242,7 +243,7 @@ class _Matching:
             self.take(matches, "beginning of the name", is_guess=is_guess)
 
     def take_by_distinct_parts(self) -> None:
-        """`t_1_manual` belongs to `p_1_auto`, where all names of a side begin and end alike."""
+        """Pair `t_1_manual` with `p_1_auto`, if all names of a side share beginning and ending."""
         truth_parts = _distinct_parts(self.truths)
         prediction_parts = _distinct_parts(self.predictions)
         matches = self.alike(
@@ -253,7 +254,7 @@ class _Matching:
         self.take(matches, how, is_guess=True)
 
     def take_the_only_two(self) -> None:
-        """Take the one file of each side, if the user has named one of them at least."""
+        """Pair the only file of each side, if the user has named at least one of them."""
         if len(self.truths) != 1 or len(self.predictions) != 1:
             return
         truth = self.truths[0]
@@ -264,7 +265,9 @@ class _Matching:
             self.take([(truth, prediction)], "being the only files", is_guess=True)
 
     def result(self) -> Pairing:
-        """Return the pairs in natural order of the truths, and what is left of both sides."""
+        """Return the pairs in natural order of the truths, and the remaining files of both
+        sides.
+        """
         pairs = sorted(self.pairs, key=lambda pair: natural_order(pair.truth.name))
         truths = self._without_partner(self.truths)
         predictions = self._without_partner(self.predictions)
@@ -273,7 +276,7 @@ class _Matching:
         return Pairing(tuple(pairs), truths, predictions, doubts)
 
     def _without_partner(self, files: Iterable[ScanFile]) -> tuple[ScanFile, ...]:
-        """Return those of the files that are in no pair."""
+        """Return the files that are in no pair."""
         taken = self._taken()
         return tuple(file for file in files if id(file) not in taken)
 
@@ -291,7 +294,7 @@ class _Matching:
 
 
 def _name_without(ending: str) -> Key:
-    """Make a key: the name without an ending, where it has that."""
+    """Make a key: the name without an ending, if it has that ending."""
 
     def shortened(file: ScanFile) -> str:
         return file.name.removesuffix(ending)
@@ -300,7 +303,7 @@ def _name_without(ending: str) -> Key:
 
 
 def _by_name(files: Iterable[ScanFile]) -> dict[str, list[ScanFile]]:
-    """Sort files by their names; several may have one name."""
+    """Group files by their names; several files may have the same name."""
     by_name: dict[str, list[ScanFile]] = defaultdict(list)
     for file in files:
         by_name[file.name].append(file)
@@ -316,7 +319,7 @@ def _not_unique(candidates: list[ScanFile], rivals: list[ScanFile]) -> str:
 
 
 def _either(files: Sequence[ScanFile]) -> str:
-    """Name files as alternatives; of many the first ones."""
+    """Name files as alternatives; of many files only the first."""
     names = sorted((file.shown for file in files), key=natural_order)
     more = len(names) - _MOST_NAMED
     if more > 0:
@@ -325,7 +328,7 @@ def _either(files: Sequence[ScanFile]) -> str:
 
 
 def _same_scan(one: ScanFile, other: ScanFile) -> bool:
-    """Tell whether no entity that both names carry differs: session 1 is not session 2."""
+    """Return True if no entity that both names have differs: session 1 is not session 2."""
     entities = dict(other.identity)
     for entity, value in one.identity:
         if entities.get(entity, value) != value:
@@ -336,7 +339,7 @@ def _same_scan(one: ScanFile, other: ScanFile) -> bool:
 
 
 def _says_less(one: ScanFile, other: ScanFile) -> bool:
-    """Tell whether one says which scan it is and the other does not.
+    """Return True if one file identifies its scan and the other does not.
 
     sub-01_ses-1 may be sub-01, and p1/T1 may be T1.
     """
@@ -351,30 +354,30 @@ def _safe_folders(file: ScanFile) -> list[str]:
 
 
 def _folders_differ(one: ScanFile, other: ScanFile) -> bool:
-    """Tell whether both are in subfolders that are of two persons: p1/T1 is not p2/T1.
+    """Return True if both files are in subfolders of two persons: p1/T1 is not p2/T1.
 
-    One may be deeper: disc1/p1/T1 can be p1/T1.
+    One folder may be deeper: disc1/p1/T1 can be p1/T1.
     """
     both = (_safe_folders(one), _safe_folders(other))
     shorter, longer = sorted(both, key=len)
-    # Each search goes on behind the folder found before: the order of folders counts.
+    # Each search continues behind the folder found before: the order of folders counts.
     rest = iter(longer)
     return not all(part in rest for part in shorter)
 
 
-# What the names of two files have in common: beginnings, endings, and what is left of them.
+# The functions below find common parts of names: beginnings, endings, and the rest.
 
 
 def _says_kind_alone(ending: str) -> bool:
-    """Tell whether an ending says what a file is (`_seg`), not whose (`_MR2`)."""
+    """Return True if an ending names the kind of a file (`_seg`), not its scan (`_MR2`)."""
     words = [word for word in _SEPARATOR.split(ending) if word]
     return all(word.casefold() in _KINDS for word in words)
 
 
 def _common_ending(names: Sequence[str]) -> str:
-    """Find what all names end with, from a separator on, as `_seg`; empty if there is none.
+    """Find the common ending of all names, from a separator on, such as `_seg`; "" without one.
 
-    It has no digits: these tell scans apart. Of fewer than two names nothing is known.
+    It has no digits, because digits distinguish scans. It is unknown for fewer than two names.
     """
     if len(names) < 2:
         return ""
@@ -388,10 +391,10 @@ def _common_ending(names: Sequence[str]) -> str:
 
 
 def _common_beginning(names: Sequence[str]) -> str:
-    """Find what all names begin with, up to a separator or a digit; empty for fewer than two names.
+    """Find the common beginning of names, up to a separator or a digit; "" for fewer than two
+    names.
 
-    A beginning ends where names begin to say whose they are: "sub-01", "sub-02" have "sub-" in
-    common.
+    The beginning ends where the identity of the subject starts: "sub-01" and "sub-02" share "sub-".
     """
     if len(names) < 2:
         return ""
@@ -400,7 +403,7 @@ def _common_beginning(names: Sequence[str]) -> str:
     next_letters = [name[length : length + 1] for name in names]
     if all(letter.isdigit() for letter in next_letters):
         return before_digits
-    # -1 where there is no separator: then nothing is left.
+    # -1 without a separator, so that nothing is left.
     last_separator = max(before_digits.rfind(mark) for mark in _SEPARATORS)
     return before_digits[: last_separator + 1]
 
@@ -416,9 +419,9 @@ def _shared_beginning(names: Sequence[str]) -> str:
 
 
 def _distinct_parts(files: Sequence[ScanFile]) -> dict[Path, str]:
-    """Take off the beginning and the ending that all the files' names share.
+    """Return the files' names without the beginning and the ending that all of them share.
 
-    Files of one name in two folders have the same part.
+    Files with the same name in two folders have the same part.
     """
     names = [file.name for file in files]
     beginning = _common_beginning(names)
@@ -433,9 +436,9 @@ def _distinct_parts(files: Sequence[ScanFile]) -> dict[Path, str]:
 def _longest_beginning(
     name: str, files_by_name: Mapping[str, list[ScanFile]]
 ) -> list[ScanFile]:
-    """Find the files with the longest name that `name` begins with, up to a separator; or none.
+    """Find the files with the longest name that is the beginning of `name`, up to a separator.
 
-    The whole name itself is not looked for.
+    The complete name itself does not count. The list is empty if there is none.
     """
     for end in range(len(name) - 1, 0, -1):
         beginning = name[:end]

@@ -1,6 +1,6 @@
-"""Group scans by person and by date of acquisition: from a table, a BIDS dataset, or names.
+"""Groups of scans by person and by date of acquisition: from a table, a BIDS dataset, or names.
 
-Imports no torch and no volumes: the command line has them at once.
+Imports no torch and no volumes, so that the command line starts quickly.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from trinat.segmentation.io.files import read_table
 
 _NEEDED_COLUMNS = ("scan", "person")
 _DAYS_OF_YEAR = 365.25
-# When years of dates are counted from.
+# Start of the years that dates are converted to.
 _START = date(2000, 1, 1)
-# Columns of times, and what their numbers are.
+# Columns of times, with the unit of their numbers.
 _UNIT_OF_COLUMN = {
     "date": "years",
     "years": "years",
@@ -47,19 +47,19 @@ _UNIT_OF_COLUMN = {
     "days": "days",
     "date (days)": "days",
 }
-# Of other titles with such words users may think that they are read.
+# Words in other titles that users may expect to be read as times.
 _LIKE_TIMES = re.compile(r"date|time|age\b|year|month|week|day")
-# Ages and years since a baseline; years of the calendar.
+# Valid ranges: ages and years since a baseline, and calendar years.
 _YEARS = ((-120, 120), (1900, 2200))
-# No person was scanned over a longer time.
+# Longest time between two scans of a person.
 _LONGEST_YEARS = 60
-# So many scans are named of those that a table lacks.
+# Number of scans named in a message about scans missing from a table.
 _MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
 class _Visit:
-    """What a table says of one scan: whose it is, when it was taken, the person's group."""
+    """Data in a table about a scan: its person, its time, and the person's group."""
 
     person: str
     year: float | None = None
@@ -74,12 +74,12 @@ def persons_of(
     *,
     strict: bool = False,
 ) -> list[Person]:
-    """The persons of all cases, in the order of their first scans; each has at least one scan.
+    """Return the persons of all cases in the order of their first scans, each with its scans.
 
-    A table (scan, person, date, group) says whose each scan is. Without one a BIDS dataset does, or
-    the scan's name: OAS1_0001_MR1 and OAS1_0001_MR2 are two scans of OAS1_0001. Any other scan is
-    of a person of its own. `say` hears what is not understood of tables; with `strict` that is a
-    DatasetError.
+    A table (scan, person, date, group) assigns scans to persons. Without a table they are assigned
+    by a BIDS dataset, or by name: OAS1_0001_MR1 and OAS1_0001_MR2 are two scans of OAS1_0001. Any
+    other scan belongs to a person of its own. `say` is called with everything in tables that is not
+    understood; with `strict` this raises a DatasetError.
     """
     known: dict[str, _Visit] = {}
     if table is not None:
@@ -109,7 +109,9 @@ def persons_of(
 
 
 def _named(cases: Sequence[Case]) -> list[Identity]:
-    """Return the identities of scans by names and folders; else each is of a person of its own."""
+    """Return the identities of scans by names and folders; other scans get a person of their
+    own.
+    """
     return identify([Named.of_path(case.id) for case in cases])
 
 
@@ -120,10 +122,11 @@ def with_facts(
     *,
     strict: bool = False,
 ) -> list[Case]:
-    """The cases with what a table of participants says of their persons.
+    """Return the cases with the facts about their persons from a participants table.
 
-    `say` hears what is not understood of it; with `strict` that is a DatasetError, as is a table
-    that has nobody of the scans. ConfigError without the table.
+    `say` is called with everything in it that is not understood; with `strict` this raises a
+    DatasetError, and so does a table without any person of the scans. ConfigError is raised if the
+    table does not exist.
     """
     if not table.is_file():
         raise ConfigError(
@@ -147,7 +150,7 @@ def _from_bids(
     *,
     strict: bool,
 ) -> dict[str, _Visit]:
-    """What a BIDS dataset says of each case, by id.
+    """Return the data about each case in a BIDS dataset, by id.
 
     Times are from sub-*_sessions.tsv and *_scans.tsv, groups from participants.tsv.
     """
@@ -192,7 +195,7 @@ def _from_bids(
 
 
 def _in_several_groups(visits: Iterable[_Visit]) -> dict[str, list[str]]:
-    """The persons whose visits are in more than one group, with these groups in their order."""
+    """Return the persons whose visits are in more than one group, with these groups in order."""
     groups_of: dict[str, list[str]] = defaultdict(list)
     for visit in visits:
         groups = groups_of[visit.person]
@@ -207,10 +210,11 @@ def _times_in(
     read: dict[Path, Mapping[str, float | None]],
     doubts: list[str],
 ) -> Mapping[str, float | None]:
-    """The `acq_time` of each row of a BIDS table, in years, by its `key`; none without the file.
+    """Return the `acq_time` of each row of a BIDS table, in years, by its `key`; {} without the
+    file.
 
-    `read` has the tables that were read before. A time that is none is as good as no time (None),
-    as scans do not need it, and becomes one of the `doubts`.
+    `read` caches the tables that were read before. An invalid time counts as missing (None),
+    because scans do not need a time, and is added to `doubts`.
     """
     if path not in read:
         found: dict[str, float | None] = {}
@@ -234,10 +238,10 @@ def _from_table(
     *,
     strict: bool,
 ) -> dict[str, _Visit]:
-    """What a table says of each case that it names, by id.
+    """Return the data about each case in a table, by id.
 
-    ConfigError where a column is missing, a row names no scan of the run, or one twice, or where
-    times or groups do not fit each other; DatasetError for what is no table.
+    ConfigError is raised if a column is missing, if a row names no scan of the run or a scan twice,
+    or if times or groups contradict each other; DatasetError for a file that is no table.
     """
     table = read_table(path)
     titles = [title.lower() for title in table.titles]
@@ -295,9 +299,9 @@ def _from_table(
 
 
 def _names_of(cases: Sequence[Case], folder: Path) -> dict[str, str]:
-    """What a table may call each scan, with its id; `folder` is that of the table.
+    """Return the names by which a table may refer to scans, with their ids.
 
-    A name that several scans have is none.
+    `folder` is the folder of the table. A name that several scans share is left out.
     """
     names: dict[str, str | None] = {}
     for case in cases:
@@ -307,7 +311,7 @@ def _names_of(cases: Sequence[Case], folder: Path) -> dict[str, str]:
             own.add(str(case.path.relative_to(folder)))
         for name in own:
             names[name] = None if name in names else case.id
-    # A full name is one scan's even where it is another one's file name.
+    # Full names take precedence: they are unique even if they equal another scan's file name.
     for case in cases:
         names[case.id] = case.id
         names[case.shown] = case.id
@@ -316,9 +320,9 @@ def _names_of(cases: Sequence[Case], folder: Path) -> dict[str, str]:
 
 @dataclass
 class _Times:
-    """The column of a table that says when scans were taken, and its unit: dates, or numbers.
+    """Column of times in a table, with its unit: dates, or numbers.
 
-    One table has one kind of them: an age beside a date is centuries away from it.
+    A table must not mix them: an age beside a date would be centuries apart.
     """
 
     column: str
@@ -329,7 +333,7 @@ class _Times:
 
     @classmethod
     def of(cls, titles: Sequence[str], path: Path) -> _Times:
-        """The one column of times that there is among titles in small letters, if any."""
+        """Find the only column of times among titles in lower case; without one, assume "date"."""
         there = [title for title in titles if title in _UNIT_OF_COLUMN]
         if len(there) > 1:
             both = " and ".join(repr(title) for title in there)
@@ -340,7 +344,7 @@ class _Times:
         return cls(column, _UNIT_OF_COLUMN[column], path)
 
     def year(self, cells: Mapping[str, str], line: int) -> float | None:
-        """When a row's scan was taken, in years from any start; None where it does not say."""
+        """Return the time of a row's scan, in years from any start; None if the cell is empty."""
         text = cells.get(self.column, "")
         if text.lower() in MISSING:
             return None
@@ -352,7 +356,7 @@ class _Times:
                     line, f"{text!r} is a date, and other lines have numbers"
                 )
             return year
-        # A number of days, or of years such as an age.
+        # The cell is a number of days, or of years such as an age.
         try:
             number = number_in(text)
             if self.unit == "days" and may_be_thousands(text, _days_in):
@@ -369,7 +373,7 @@ class _Times:
         return number
 
     def check(self, visits: Iterable[_Visit]) -> None:
-        """Raise where numbers of years of one person are too far apart to be that."""
+        """Raise ConfigError if the times of a person are too far apart to be years."""
         years: dict[str, list[float]] = defaultdict(list)
         for visit in visits:
             if visit.year is not None:
@@ -384,7 +388,7 @@ class _Times:
                 )
 
     def _error(self, line: int, what: str) -> ConfigError:
-        """What to raise for the time in a line."""
+        """Return the error for the time in a line."""
         return ConfigError(
             f"line {line}: {what}",
             where=self.path,
@@ -393,7 +397,7 @@ class _Times:
 
 
 def _days_in(cell: str) -> float:
-    """A number of days of one person; ValueError for more than a person lives."""
+    """Return a number of days; raise ValueError if it exceeds the longest time between scans."""
     days = number_in(cell)
     if days > _LONGEST_YEARS * _DAYS_OF_YEAR:
         raise ValueError("is too long")
@@ -401,10 +405,10 @@ def _days_in(cell: str) -> float:
 
 
 def _year_of_date(text: str) -> float | None:
-    """A date or time as ISO 8601 has it, 2024-05-31 or 20240531, in years; None if it is none.
+    """Convert an ISO 8601 date or time, 2024-05-31 or 20240531, to years; None if it is invalid.
 
-    Years of one length, counted from 2000 on, so that equal numbers of days are equal times. Around
-    then the whole part is the year of the date.
+    Years have equal length and are counted from 2000 on, so that equal numbers of days are equal
+    times. Near 2000 the integer part is the year of the date.
     """
     try:
         moment = datetime.fromisoformat(text)

@@ -1,6 +1,6 @@
-"""What people say of results: ratings.tsv, a line for each result or structure that one judged.
+"""Ratings of results: ratings.tsv, a row for each result or structure that a rater judged.
 
-A rating is of the bytes of a label map, by their SHA-256: once they change it is stale.
+A rating refers to the bytes of a label map, by their SHA-256: once they change it is stale.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PATIENCE_S = 5.0
 class Rating:
     """A rater's verdict on a scan or on a structure of it.
 
-    `structure` is empty for the whole scan, `rating` for a judgement that is taken back.
+    `structure` is empty for the whole scan, `rating` for a verdict that was withdrawn.
     """
 
     scan: str
@@ -39,8 +39,8 @@ class Rating:
     rating: str
     remark: str
     rater: str
-    rated: str  # when, ISO 8601
-    sha256: str  # of the label map that was judged
+    rated: str  # time, ISO 8601
+    sha256: str  # hash of the label map that was judged
 
 
 _COLUMNS = tuple(field.name for field in fields(Rating))
@@ -48,9 +48,9 @@ _JUDGED = ("scan", "structure", "sha256")
 
 
 def read_ratings(path: Path) -> list[Rating]:
-    """All lines; none where there is no such file.
+    """Read all ratings; return none if the file does not exist.
 
-    Raises DatasetError for a file without one of the columns, or with a verdict that is none.
+    Raises DatasetError for a file without one of the columns, or with an unknown verdict.
     """
     if not path.exists():
         return []
@@ -72,23 +72,23 @@ def read_ratings(path: Path) -> list[Rating]:
 
 
 def save_rating(path: Path, rating: Rating, *, lock: Path) -> None:
-    """Put a rating in the place of the same rater's one before; all others stay.
+    """Replace the same rater's earlier rating; keep all others.
 
-    The file is written whole while `lock` is held, which another process may have for a moment.
+    The file is written as a whole while `lock` is held, which another process may hold briefly.
     """
     with run_lock(lock, patience_s=_PATIENCE_S):
         kept = [other for other in read_ratings(path) if _key(other) != _key(rating)]
         if rating.rating:
             kept.append(rating)
-        # What is empty becomes n/a in the table.
+        # Empty cells become n/a in the table.
         lines = [[value or None for value in astuple(line)] for line in kept]
         write_tsv(path, _COLUMNS, lines)
 
 
 def rejections(ratings: Iterable[Rating]) -> dict[str, dict[str, str]]:
-    """By the SHA-256 of a label map: what of it was rejected ("" is all of it), and by whom.
+    """Map the SHA-256 of a label map to its rejected structures ("" is all of it) and their raters.
 
-    Maps of which nothing was rejected are not in it.
+    Maps without a rejection are left out.
     """
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for rating in ratings:
@@ -102,15 +102,15 @@ def rejections(ratings: Iterable[Rating]) -> dict[str, dict[str, str]]:
 
 
 def rejected_structures(ratings: Iterable[Rating]) -> set[str]:
-    """Names of all structures that someone rejected in some scan."""
+    """Return the names of all structures that someone rejected in some scan."""
     rejected = {rating.structure for rating in ratings if rating.rating == "reject"}
     return rejected - {""}
 
 
 def read_given(path: Path | None) -> list[Rating]:
-    """The ratings of a file that a user named; none where none was.
+    """Return the ratings of a file that a user named; none without a file.
 
-    ConfigError if it is missing: a name with a typing error must not count as no ratings.
+    ConfigError is raised if the file is missing: a typing error must not count as no ratings.
     """
     if path is None:
         return []
@@ -125,10 +125,10 @@ def use_of_ratings(
     seen: Collection[str],
     in_part: Collection[tuple[str, str]],
 ) -> str:
-    """What became of ratings, given the SHA-256 of the label maps that were looked at.
+    """Describe how ratings were used, given the SHA-256 of the label maps that were looked at.
 
-    `in_part`: rejected structures (SHA-256, name) that the label scheme has no structure for, or
-    only one with other parts, so that they were measured.
+    `in_part` are rejected structures (SHA-256, name) without a counterpart of the same extent in
+    the label scheme, so that they were measured.
     """
     fresh = [rating for rating in ratings if rating.sha256 in seen]
     rejected = {
@@ -152,18 +152,18 @@ def use_of_ratings(
 
 
 def agreement_table(ratings: Iterable[Rating]) -> pd.DataFrame:
-    """Each two raters on what both judged: share of equal ratings in percent, and Cohen's kappa.
+    """Compare each pair of raters: share of equal ratings in percent, and Cohen's kappa.
 
-    Scans and structures are judged apart: `of` says which. If a rater judged one thing twice, the
-    last time counts. Empty if no two raters judged the same.
+    Scans and structures are compared separately: `of` says which. If a rater judged the same item
+    twice, the last verdict counts. The table is empty if no two raters judged the same item.
     """
-    import pandas as pd  # with SciPy too slow for the start of the page
+    import pandas as pd  # with SciPy too slow to import when the page starts
 
     from trinat.segmentation.metrics.statistics import cohen_kappa
 
     given = pd.DataFrame([astuple(rating) for rating in ratings], columns=_COLUMNS)
     given = given.drop_duplicates([*_JUDGED, "rater"], keep="last")
-    # A row for each scan or structure, a column for each rater.
+    # One row per scan or structure, one column per rater.
     table = given.pivot(index=list(_JUDGED), columns="rater", values="rating")
     of_structures = table.index.get_level_values("structure") != ""
     rows = []
@@ -183,12 +183,12 @@ def agreement_table(ratings: Iterable[Rating]) -> pd.DataFrame:
 
 
 def _key(rating: Rating) -> tuple[str, str, str]:
-    """What a file has one line of: a rater's last word on a scan or structure."""
+    """Return the key of a row, for which a rater's last verdict counts."""
     return rating.scan, rating.structure, rating.rater
 
 
 def _plain(cell: str) -> str:
-    """A cell as it was before `write_tsv` made it safe for spreadsheets."""
+    """Return a cell as it was before `write_tsv` made it safe for spreadsheets."""
     if cell == "n/a":
         return ""
     if cell.startswith(("'=", "'+", "'-", "'@")):

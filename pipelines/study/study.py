@@ -1,7 +1,7 @@
-"""What the page shows of a folder of results: its scans and their files, from ledgers and tables.
+"""Folder of results as shown by the viewer: its scans and their files, from ledgers and tables.
 
 No voxel is read here: a study of 100,000 scans is listed by its ledgers. Label maps are hashed one
-by one, when a scan is looked at or a rating of it is listed.
+by one, when a scan is viewed or one of its ratings is listed.
 """
 
 from __future__ import annotations
@@ -55,14 +55,15 @@ from trinat.segmentation.io.files import read_rows, sha256_of
 from trinat.segmentation.labels import DEFAULT_SCHEME
 from trinat.segmentation.labels.scheme import load_scheme
 
-# Of a structure's volumes at most this many are sent, so that the page of 100,000 scans is small.
+# Number of quantiles to which a structure's volumes are reduced, so that the page of 100,000 scans
+# is small.
 _QUANTILES = 101
 _COLOR = re.compile(r"#[0-9A-Fa-f]{6}")
 
 
 @dataclass(frozen=True)
 class Structure:
-    """A row of a label table."""
+    """Row of a label table."""
 
     number: int  # in label maps
     name: str
@@ -72,9 +73,9 @@ class Structure:
 
 @dataclass(frozen=True)
 class Item:
-    """One scan of the list: what the ledger says of it, its label map and its map of parcels.
+    """A scan of the list: its ledger entry, its label map and its map of parcels.
 
-    `folder` is the output folder of its ledger: the study's own, or that of a fold.
+    `folder` is the output folder of its ledger: the study's own folder, or that of a fold.
     """
 
     name: str
@@ -85,7 +86,7 @@ class Item:
 
     @property
     def shown(self) -> Path | None:
-        """The label map that the page shows and people judge: a correction before its result."""
+        """Label map that is shown and rated: the correction if there is one, else the result."""
         if self.labels is None:
             return None
         corrected = corrected_path(self.labels)
@@ -93,7 +94,7 @@ class Item:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the list says of it; without a grade its status, as "failed"."""
+        """Facts for the list; the grade of a scan without one is its status, such as "failed"."""
         return {
             "name": self.name,
             "grade": self.entry.grade,
@@ -108,11 +109,11 @@ class Item:
 
 @dataclass(frozen=True)
 class Study:
-    """A folder of results, and what to compare them with.
+    """A folder of results, and the data to compare them with.
 
-    `rater` is the name under which ratings and corrections are saved. `images` has the scans where
-    they are not where they were read; `against` has other label maps. `labels` names the scheme of
-    label maps whose folder has no label table.
+    `rater` is the name under which ratings and corrections are saved. `images` is a folder of
+    scans, for scans that have moved since they were read; `against` is a folder of other label
+    maps. `labels` names the scheme of label maps whose folder has no label table.
     """
 
     folder: Path
@@ -123,23 +124,23 @@ class Study:
 
     @property
     def corrector(self) -> str:
-        """The name under which corrections are saved."""
+        """Name under which corrections are saved."""
         return self.rater
 
     def drafts(self, item: Item) -> Path:
-        """The folder with the drafts of a scan's correction, among those of others."""
+        """Return the folder of correction drafts, which is shared by all scans."""
         return self.folder / WORK / "drafts"
 
     def drafted(self, item: Item) -> None:
-        """Note that a draft was kept; a folder of results has nothing to note."""
+        """Record that a draft was saved; a folder of results needs no record."""
 
     def corrected(self, item: Item, correction: Correction, lock: Path) -> None:
-        """Note that a correction was saved."""
+        """Record that a correction was saved."""
         list_correction(self.folder / CORRECTIONS, item.name, correction, lock=lock)
 
     @cached_property
     def items(self) -> list[Item]:
-        """Scans in the order to look at them: the doubtful first."""
+        """Scans in the order of review: the most doubtful first."""
         if not self.folder.is_dir():
             remedy = "give the --out of trinat predict"
             raise ConfigError("no such folder", where=self.folder, remedy=remedy)
@@ -152,7 +153,7 @@ class Study:
             parcels = _output(folder, entry, Product.PARCELS)
             items.append(Item(name, folder, entry, labels, parcels))
         if not items:
-            # Label maps of another origin.
+            # These are label maps of another origin.
             for file in find_files(self.folder, corrected=False):
                 entry = Entry(file.name, "done")
                 items.append(Item(file.name, self.folder, entry, file.path))
@@ -162,10 +163,10 @@ class Study:
 
     @cached_property
     def structures(self) -> list[Structure]:
-        """What the numbers in the label maps mean, without background."""
+        """Structures of the label maps, without background."""
         structures = structures_in(self.folder)
         if not structures:
-            # By the FreeSurfer numbers that are on disk.
+            # Use FreeSurfer numbers, as in the files.
             for label in load_scheme(self.labels).labels[1:]:
                 structures.append(
                     Structure(
@@ -176,51 +177,54 @@ class Study:
 
     @cached_property
     def parcels(self) -> list[Structure]:
-        """What the numbers in maps of parcels mean; none where the folder has no such maps."""
+        """Structures of the maps of parcels; empty if the folder has no label table for them."""
         return structures_in(self.folder, parcels=True)
 
     def __getitem__(self, number: int) -> Item:
-        """A scan by its place in the list; InputError where there is none."""
+        """Return a scan by its position in the list; raise InputError if there is none."""
         if not 0 <= number < len(self.items):
             raise InputError("no such scan in this study")
         return self.items[number]
 
     def image(self, item: Item) -> Path | None:
-        """Its scan: where `trinat predict` read it, or among `images`; None if it is not there."""
+        """Return the path of the scan, as `trinat predict` read it or in `images`;
+
+        None if missing.
+        """
         if self.images is None:
             path = item.folder / item.entry.scan
         elif item.entry.input:
             path = self.images / item.entry.input
         else:
-            # A label map of another origin: no ledger says where its scan was.
+            # For a label map of another origin, no ledger has the path of the scan.
             return self._images.get(item.name)
         if path.is_file():
             return path
         return self._images.get(item.name)
 
     def other(self, item: Item) -> Path | None:
-        """The label map of the same scan in the folder to compare with."""
+        """Return the label map of the same scan in the folder to compare with."""
         return self._others.get(item.name)
 
     def entropy(self, item: Item) -> Path | None:
-        """Its map of voxel entropy, if one was asked for."""
+        """Return the entropy map, if it was written."""
         return _output(item.folder, item.entry, Product.ENTROPY)
 
     def mask(self, item: Item) -> Path | None:
-        """Its brain mask, if one was written."""
+        """Return the brain mask, if it was written."""
         return _output(item.folder, item.entry, Product.BRAIN_MASK)
 
     def overview(self) -> dict[str, Any]:
-        """The list of scans and the distribution of each structure's volumes.
+        """Return the list of scans and the distribution of each structure's volumes.
 
-        `parcels` has the same of what maps of parcels have.
+        `parcels` has the same for the structures in maps of parcels.
         """
         ratings = self.ratings()
         against = ""
         if self.against:
             against = self.against.resolve().name
 
-        # Each scan with the rater's own rating of the whole of it.
+        # Maps each scan to the rater's own rating of the whole scan.
         own_ratings = {}
         for rating in ratings:
             if rating["mine"] and not rating["structure"]:
@@ -249,9 +253,9 @@ class Study:
         }
 
     def _structure_rows(self, structures: Sequence[Structure]) -> list[dict[str, Any]]:
-        """Structures or parcels, each with the distribution of its volumes over the study.
+        """Return structures or parcels, each with the distribution of its volumes over the study.
 
-        Those of rejected scans and structures are not in it.
+        Rejected scans and structures are left out.
         """
         volumes: dict[str, list[float]] = defaultdict(list)
         for item in self.items:
@@ -270,7 +274,7 @@ class Study:
         return rows
 
     def detail(self, item: Item) -> dict[str, Any]:
-        """All that is known of one scan."""
+        """Return all facts about a scan."""
         ratings = [rating for rating in self.ratings() if rating["scan"] == item.name]
         return {
             **item.facts,
@@ -292,9 +296,9 @@ class Study:
         remark: str,
         sha256: str,
     ) -> None:
-        """Keep the rater's judgement of a label map with this digest.
+        """Save the rater's judgement of a label map with this digest.
 
-        InputError if the label map has changed since, or the study has no such structure.
+        InputError is raised if the label map has changed since, or the study has no such structure.
         """
         if not sha256 or digest(item.shown) != sha256:
             what = "has changed since it was shown"
@@ -315,7 +319,7 @@ class Study:
         save_rating(self.folder / RATINGS, saved, lock=lock)
 
     def ratings(self) -> list[dict[str, Any]]:
-        """Every rating, whether it is the rater's own, and whether its result has changed."""
+        """Return all ratings, marked as the rater's own and as stale if the result has changed."""
         label_maps = {item.name: item.shown for item in self.items}
         rows = []
         for rating in read_ratings(self.folder / RATINGS):
@@ -326,7 +330,7 @@ class Study:
         return rows
 
     def raters(self) -> list[dict[str, Any]]:
-        """How far each two raters agree; None for a kappa that is not defined."""
+        """Return the agreement of each pair of raters; an undefined kappa is None."""
         table = agreement_table(read_ratings(self.folder / RATINGS)).astype(object)
         known = table.where(table.notna(), None)
         rows = known.values.tolist()
@@ -334,7 +338,7 @@ class Study:
 
     @cached_property
     def _images(self) -> Mapping[str, Path]:
-        """The scans among `images`, by name."""
+        """Scans in `images`, by name."""
         if self.images is None:
             return {}
         label_maps = [item.labels for item in self.items if item.labels is not None]
@@ -342,16 +346,16 @@ class Study:
 
     @cached_property
     def _others(self) -> Mapping[str, Path]:
-        """The label maps among `against`, by the name of their scan."""
+        """Label maps in `against`, by the name of their scan."""
         if self.against is None:
             return {}
         return _files_of_items(self.items, find_files(self.against))
 
 
 def _output(folder: Path, entry: Entry, product: Product) -> Path | None:
-    """One of a scan's output files, by the ledger; None where it has none.
+    """Return an output file of a scan, by its ledger; None if there is none.
 
-    A path that leads out of the folder is none of its files, whatever the ledger says.
+    A path that leads out of the folder is ignored, whatever the ledger says.
     """
     name = product.among(entry.outputs)
     if name is None or not (folder / name).resolve().is_relative_to(folder.resolve()):
@@ -362,18 +366,18 @@ def _output(folder: Path, entry: Entry, product: Product) -> Path | None:
 def _files_of_items(
     items: Sequence[Item], files: Sequence[ScanFile]
 ) -> dict[str, Path]:
-    """Which of these files is of which item, by the item's name.
+    """Map the names of items to their files.
 
     Files are paired with the items' label maps as `trinat evaluate` pairs predictions with truths.
     """
     label_maps: list[ScanFile] = []
-    # By the id() of a label map's ScanFile, the name of its item.
+    # Maps the id() of a label map's ScanFile to the name of its item.
     item_of: dict[int, str] = {}
     for item in items:
         if item.labels is None:
             continue
         (label_map,) = find_files(item.labels)
-        # A label map is called as its scan where the name of that had to be made safe.
+        # Use the original name of the scan if the name of the label map is its sanitized form.
         scan = Path(item.entry.input)
         if safe_component(without_suffix(scan)) == label_map.name:
             label_map = as_scan(label_map, scan)
@@ -386,9 +390,9 @@ def _files_of_items(
 
 
 def digest(path: Path | None) -> str:
-    """SHA-256 of a label map as it is now; "" of one that is gone.
+    """Return the SHA-256 of a label map as it is now; "" if it is missing.
 
-    A file is read again only where its time, size or inode has changed.
+    A file is read again only if its time, size or inode has changed.
     """
     if path is None or not path.is_file():
         return ""
@@ -398,16 +402,16 @@ def digest(path: Path | None) -> str:
 
 @cache
 def _digest_of(path: Path, *_: int) -> str:
-    """Kept as long as the facts of the file, which come behind its path, stay the same."""
+    """Return a file's SHA-256, cached for as long as the other arguments stay the same."""
     return sha256_of(path)
 
 
 def structures_in(folder: Path, *, parcels: bool = False) -> list[Structure]:
-    """The structures of a folder's label table, or of its first fold's; none without a table.
+    """Return the structures in the label table of a folder or of its first fold; empty without one.
 
-    With `parcels` the table is that of maps of parcels.
+    With `parcels`, the table for maps of parcels is read.
 
-    Rows whose number or colour cannot be used are left out, and so is background.
+    Background is left out, and so are rows with an unusable number or colour.
     """
     plain, in_bids = PLAIN_LABEL_TABLE, LABEL_TABLE
     if parcels:
