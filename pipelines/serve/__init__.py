@@ -1,1 +1,1 @@
-"""The service: segmentations over HTTP, with a job queue that survives a restart."""
+"""HTTP service for segmentations, with a job queue that survives a restart."""

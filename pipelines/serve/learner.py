@@ -1,9 +1,9 @@
-"""`trinat learn` as a job of the queue: what was corrected in its scans becomes a model.
+"""`trinat learn` as a job of the service: trains a model from the corrections in its queue.
 
-The folder `learning` of the queue has the record of the last job, job.json, and the model that it
-has made. A job waits for the scans that were accepted before it, and then works beside later ones,
-in a process of its own with a low priority. After a restart it goes on. What a training has
-prepared of the scans is deleted when the job ends.
+The folder `learning` of the queue has the record of the last job, job.json, and the resulting
+model. A job waits for the scans that were accepted before it, and then runs beside later ones, in a
+process of its own with a low priority. It is resumed after a restart. The training data prepared
+from the scans are deleted when the job ends.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MODEL = "own"
 
 
 class Learning(BaseModel):
-    """What a client gets to know of a job."""
+    """State of a job, as clients see it."""
 
     state: State = "queued"
     scans: int = Field(description="corrected when it was asked for")
@@ -50,22 +50,22 @@ class Learning(BaseModel):
 
 
 class _Record(Learning):
-    """A job as its record on the disk has it."""
+    """State of a job, as stored on disk."""
 
-    after: int = 0  # the number of the last scan that was accepted before it
-    begun: int = 0  # how often work on it was begun
+    after: int = 0  # number of the last scan accepted before the job
+    begun: int = 0  # number of starts of the work
 
 
 class Learner:
-    """The job of learning of a queue: there is one at a time, and the last one is kept.
+    """Learning job of a queue: at most one at a time; the last one is kept as `job`.
 
-    `job` is that one. Model and threads are those of the service.
+    Model and threads are those of the service.
     """
 
     def __init__(
         self, study: QueueStudy, model: str, device: str, threads: int | None
     ) -> None:
-        """Take up the job that an earlier server left."""
+        """Read the job of an earlier server, if there is one."""
         self._study = study
         self._folder = study.folder / "learning"
         self._settings = LearnSettings(
@@ -86,12 +86,12 @@ class Learner:
 
     @property
     def model(self) -> Path:
-        """The model of the job as a zip; it is there once the job is done."""
+        """Path of the model as a zip; the file exists once the job is done."""
         return self._folder / f"{_MODEL}.zip"
 
     @property
     def corrected(self) -> list[Item]:
-        """The corrected scans; a DICOM series has no scan that could be read again."""
+        """Corrected scans, without DICOM series, whose image cannot be read again."""
         return [
             item
             for item in self._study.items
@@ -101,15 +101,15 @@ class Learner:
         ]
 
     def start(self) -> None:
-        """Go on with the job that an earlier server left, if it has not ended."""
+        """Resume an unfinished job of an earlier server."""
         with self._lock:
             if self.job is not None and self.job.state in ("queued", "running"):
                 self._begin()
 
     def ask(self) -> Learning:
-        """Have a model learnt of what is corrected now.
+        """Start learning a model from the current corrections.
 
-        FullError while another job has not ended, InputError where nothing is corrected.
+        Raises FullError while another job has not ended, and InputError if nothing is corrected.
         """
         with self._lock:
             if self._thread.is_alive():
@@ -133,7 +133,7 @@ class Learner:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def stop(self) -> None:
-        """Leave the job to the next start."""
+        """Stop the work; the next start of the server resumes it."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -144,10 +144,10 @@ class Learner:
         self._thread.start()
 
     def _run(self) -> None:
-        """What the thread does: wait for its turn, work, note what came of it."""
+        """Wait for the job's turn, work, and record the outcome; target of the thread."""
         job = self.job
         assert job is not None
-        # Its turn comes when all scans that were accepted before it have ended.
+        # The job waits until all scans that were accepted before it have ended.
         while any(
             not each.ended and each.number <= job.after
             for each in self._study.submissions
@@ -167,10 +167,10 @@ class Learner:
             self._end(job, "failed", reason_of(error, where=False))
 
     def _work(self, job: _Record) -> None:
-        """Learn in a process; with the server it ends, and is begun again."""
+        """Learn in a process that ends with the server; the next start begins it again."""
         scans = _GivenScans(self._study.folder, rater="", given=self.corrected)
         receiver, sender = multiprocessing.Pipe(duplex=False)
-        # Not by fork: threads are at work here.
+        # Not fork, because this process has threads.
         process = multiprocessing.get_context("spawn").Process(
             target=_learn, args=(sender, scans, self._settings)
         )
@@ -208,7 +208,7 @@ class Learner:
         _log.info("learning %s", state)
 
     def _note(self) -> None:
-        """Bring the record on the disk up to date; where the disk is full it stays as it is."""
+        """Update the record on disk; on a full disk the old record stays."""
         assert self.job is not None
         try:
             with atomic_text(self._folder / _RECORD_FILE) as file:
@@ -219,7 +219,7 @@ class Learner:
 
 @dataclass(frozen=True)
 class _GivenScans(Study):
-    """Scans that were listed before, for another process."""
+    """Study with a fixed list of scans, for another process."""
 
     given: Sequence[Item] = field(kw_only=True)
 
@@ -234,7 +234,7 @@ class _GivenScans(Study):
 
 @dataclass(frozen=True)
 class _Answer:
-    """What the process says: of what it does while it is running, at last what came of it."""
+    """Message of the process: its current step while running, and finally its outcome."""
 
     state: State
     said: str = ""
@@ -255,7 +255,7 @@ class _Sender(logging.Handler):
 
 
 def _learn(connection: Connection, study: Study, settings: LearnSettings) -> None:
-    """What the process does: make the model, and pack it."""
+    """Make the model and pack it; target of the process."""
     follow_parent()
     os.nice(10)
     from trinat.pipelines.learn.learning import learn

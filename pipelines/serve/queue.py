@@ -147,7 +147,7 @@ class Submission(Segmentation):
 
 
 class FullError(Exception):
-    """No more scans are accepted for now."""
+    """The queue accepts no more scans for now."""
 
 
 class Queue:
@@ -261,7 +261,7 @@ class Queue:
         if row["state"] == "running":
             since = time.time() - row["started"]
             columns["seconds"] = round(since)
-            # By the mean of the scans since the start; unknown before the first is done.
+            # From the mean of the scans since the start; unknown before the first is done.
             if self.ended["done"]:
                 left = self.busy_s / self.ended["done"] - since
                 columns["seconds_left"] = max(1, round(left))
@@ -269,7 +269,7 @@ class Queue:
 
     @property
     def submissions(self) -> list[Submission]:
-        """All scans, in the order of acceptance."""
+        """Return all scans, in the order of acceptance."""
         return self._select()
 
     def find(self, id: str = "", number: int = 0) -> Submission | None:
@@ -278,7 +278,9 @@ class Queue:
         return found[0] if found else None
 
     def token(self) -> str:
-        """Return the token of the queue; it is made once, so that links survive a restart."""
+        """Return the token of the queue; it is created only once, so that links survive a
+        restart.
+        """
         path = self.folder / "token"
         if not path.exists():
             with atomic_text(path) as file:
@@ -290,7 +292,7 @@ class Queue:
     def upload(self, client: str) -> Iterator[Path]:
         """Yield a folder for an upload, which is removed after the block unless it was accepted.
 
-        Raises FullError where the queue is full, or the client has as many scans as it may.
+        Raises FullError if the queue is full, or the client has reached its limit.
         """
         id = secrets.token_hex(16)
         with self._lock:
@@ -364,7 +366,7 @@ class Queue:
         return None
 
     def enter(self, id: str, stage: str) -> None:
-        """Note that a stage of the work on a scan begins; unknown stages change nothing.
+        """Record the start of a stage of the work on a scan; unknown stages change nothing.
 
         The first stage counts as a start of the work, so that a restart knows how often it was
         begun.
@@ -383,10 +385,10 @@ class Queue:
         )
 
     def finish(self, entry: Entry) -> Submission | None:
-        """Note the outcome of a scan, and take its results from `entry.staged`.
+        """Record the outcome of a scan, and take its results from `entry.staged`.
 
-        Results that cannot be stored make it a failed scan. None if it was deleted meanwhile, or
-        if the disk has no room for the outcome: then the engine gets the scan again.
+        Results that cannot be stored make it a failed scan. Returns None if it was deleted
+        meanwhile, or if the disk has no room for the outcome: then the engine gets the scan again.
         """
         with self._lock:
             self._given.discard(entry.case)
@@ -434,7 +436,7 @@ class Queue:
         sync(self._place(submission.id))
 
     def renew(self, submission: Submission) -> None:
-        """Keep a scan that has ended as long as one that ends now: it was worked on."""
+        """Restart the retention period of a scan that has ended, since it is in use."""
         self._update(
             "UPDATE jobs SET ended = :now WHERE id = :id AND ended",
             id=submission.id,
@@ -485,24 +487,24 @@ class Queue:
 
 
 class _StoppedError(Exception):
-    """What is in hand is left in the queue."""
+    """Raised to leave the engine; unfinished scans stay in the queue."""
 
 
 class EngineThread(threading.Thread):
-    """Takes scans from the queue, has the engine segment them, and gives back what came of each.
+    """Thread that passes scans from the queue to the engine, and outcomes back to the queue.
 
     The engine asks an endless iterator for cases, works on them in processes or on a cluster, and
-    yields a line of the ledger for each.
+    yields a ledger entry for each.
 
-    `ready` once a model is loaded; `error` is what ended the engine, if anything did.
+    `ready` is set once a model is loaded; `error` is the exception that ended the engine, if any.
     """
 
     def __init__(self, queue: Queue, plan: PredictRequest, model: Path) -> None:
-        """With the engine of `plan`, or worker processes on this machine if it has none."""
+        """Create a thread with the engine of `plan`, or with worker processes on this machine."""
         super().__init__(name="engine", daemon=True)
         self.queue = queue
         self.error: Exception | None = None
-        # An engine of the plan's own, on a cluster, says nothing of stages.
+        # An engine of the plan's own, on a cluster, does not report stages.
         self._silent = plan.engine is not None
         self.ready = self._silent
         settings = plan.settings(model, queue.staging)
@@ -520,7 +522,7 @@ class EngineThread(threading.Thread):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """What the thread does; when the engine has ended by itself, it ends the server."""
+        """Run the engine; if it ends by itself, stop the server."""
         try:
             for entry in self._engine.run(self._cases(), self._leave_if_stopping):
                 submission = self.queue.finish(entry)
@@ -534,16 +536,16 @@ class EngineThread(threading.Thread):
             self.error = error
             _log.error("%s", reason_of(error, where=False))
         self.ready = False
-        # The server ends with its engine; the queue stays for its next start.
+        # Without an engine the server stops; the next start resumes the queue.
         os.kill(os.getpid(), signal.SIGTERM)
 
     def stop(self) -> None:
-        """Leave what is in hand to the next start."""
+        """Stop the engine; the next start resumes unfinished scans."""
         self._stopping.set()
         self.join(_STOP_S)
 
     def _on_stage(self, case: str, stage: str) -> None:
-        """What the engine calls at each stage of a case; with no case, a model is loaded."""
+        """Record the start of a stage of a case; without a case, a model was loaded."""
         if case:
             self.queue.enter(case, stage)
         elif not self.ready:
@@ -551,13 +553,13 @@ class EngineThread(threading.Thread):
             _log.info("ready")
 
     def _leave_if_stopping(self) -> bool:
-        """What the engine asks again and again; raises to leave it at once."""
+        """Return False to the engine's polling, or raise to leave it at once."""
         if self._stopping.is_set():
             raise _StoppedError
         return False
 
     def _cases(self) -> Iterator[Case | None]:
-        """The scans of the queue without an end; None while none waits."""
+        """Yield the scans of the queue endlessly; None while none waits."""
         swept = 0.0
         while True:
             if time.monotonic() - swept > _SWEEP_S:

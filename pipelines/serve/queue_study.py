@@ -1,7 +1,7 @@
-"""The queue as the page of results lists it.
+"""The queue as a study, for the page of results.
 
-The page is that of `trinat view`. Its study is made of the queue as it is at each request, not of a
-folder's ledger. It takes corrections, and no ratings.
+The page is that of `trinat view`. Its study is made from the current queue at each request rather
+than from a folder's ledger. It accepts corrections, but no ratings.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from trinat.segmentation.labels.scheme import LabelScheme
 def study_of(
     queue: Queue, scheme: LabelScheme, parcels: LabelScheme | None = None
 ) -> QueueStudy:
-    """The study that the page shows; writes the tables of its labels into the queue's folder.
+    """Return the study for the page; write the tables of its labels into the queue's folder.
 
-    `parcels` is the scheme of maps of parcels, where the service makes them.
+    `parcels` is the scheme of parcel maps, if the service makes them.
     """
     write_label_table(queue.folder / PLAIN_LABEL_TABLE, scheme, by_index=False)
     table = queue.folder / PLAIN_PARCEL_TABLE
@@ -37,51 +37,51 @@ def study_of(
 
 @dataclass(frozen=True)
 class QueueStudy(Study):
-    """The scans of a queue as a study: the last first, and not to be rated.
+    """Scans of a queue as a study: newest first, without ratings.
 
-    Scans have the numbers with which they were accepted: those of a list would change.
+    Scans are numbered in the order of acceptance, because positions in a list would change.
     """
 
     queue: Queue = field(kw_only=True)
 
     @property
     def corrector(self) -> str:
-        """A service does not know who asks: whoever has the token may correct."""
+        """Empty: a service cannot tell users apart, and whoever has the token may correct."""
         return "service"
 
     def drafts(self, item: Item) -> Path:
-        """Beside the scan: they are deleted with it."""
+        """Return a folder next to the scan, so that drafts are deleted with it."""
         return self.queue.drafts(self._submission(item))
 
     def drafted(self, item: Item) -> None:
-        """Keep the scan as if it had ended now: somebody is at work on it."""
+        """Restart the retention period of the scan: somebody is correcting it."""
         self.queue.renew(self._submission(item))
 
     def corrected(self, item: Item, correction: Correction, lock: Path) -> None:
-        """Keep the scan as if it had ended now."""
+        """Restart the retention period of the scan."""
         self.queue.renew(self._submission(item))
 
     @property
     def submissions(self) -> list[Submission]:
-        """Those of the queue as it is now, the last one first."""
+        """Current scans of the queue, newest first."""
         return self.queue.submissions[::-1]
 
     @property
     def items(self) -> list[Item]:
-        """Every scan of the queue, whatever its state."""
+        """All scans of the queue, in any state."""
         return [self._item(submission) for submission in self.submissions]
 
     def __getitem__(self, number: int) -> Item:
-        """The scan that was accepted as this number; InputError if it is not there."""
+        """Return the scan with this number of acceptance; raise InputError if it does not exist."""
         submission = self.queue.find(number=number)
         if submission is None:
             raise InputError("no such scan: deleted, or never there")
         return self._item(submission)
 
     def image(self, item: Item) -> Path | None:
-        """The scan that was sent, from the start; None of DICOM, whose scan is a zip.
+        """Return the uploaded scan; None for DICOM, which is stored as a zip.
 
-        A scan that failed may not be readable: it is not shown.
+        A failed scan is not shown, because it may not be readable.
         """
         scan = Path(item.entry.scan)
         if scan.suffix == ".zip" or item.entry.status == "failed":
@@ -89,14 +89,16 @@ class QueueStudy(Study):
         return scan
 
     def mask(self, item: Item) -> Path | None:
-        """The brain mask of a scan that is done."""
+        """Return the brain mask of a scan that is done."""
         if item.labels is None:
             return None
         path = self.queue.file(self._submission(item), Product.BRAIN_MASK)
         return path if path.is_file() else None
 
     def overview(self) -> dict[str, Any]:
-        """With what a page needs to send a scan, to follow it and to take its results."""
+        """Return the overview, with the details for uploading and following scans and for
+        results.
+        """
         submissions = {submission.id: submission for submission in self.submissions}
         overview = super().overview()
         scans = []
@@ -119,21 +121,21 @@ class QueueStudy(Study):
         )
 
     def _submission(self, item: Item) -> Submission:
-        """What was accepted as a scan; InputError if it was deleted meanwhile."""
+        """Return the submission of a scan; raise InputError if it was deleted meanwhile."""
         submission = self.queue.find(item.name)
         if submission is None:
             raise InputError("no such scan: deleted, or never there")
         return submission
 
     def _item(self, submission: Submission) -> Item:
-        """A scan as the page lists it: with its label map once it is done."""
+        """Return a scan as the page lists it: with its label map once it is done."""
         labels = None
         parcels = None
         if submission.state == "done":
             labels = self.queue.file(submission, Product.LABELS)
             if submission.result.parcels:
                 parcels = self.queue.file(submission, Product.PARCELS)
-        # States of a queue that no ledger has, as queued, are grades to the page.
+        # The page treats states that no ledger has, such as queued, as grades.
         state: Any = submission.state
         entry = Entry(
             submission.id,

@@ -1,7 +1,7 @@
-"""The service: what it answers under each address, as docs/service.md has them, and its run.
+"""The HTTP service: its routes, as documented in docs/service.md, and its main loop.
 
-An id is looked up in the queue, and no path on the disk has a part that a client has chosen. The
-page and what it asks for are in `viewer.py`; `guard.py` stands before all of it.
+Ids are looked up in the queue, and no path on the disk has a part that was chosen by a client. The
+page and its routes are in `viewer.py`; `guard.py` protects all of it.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ _ANSWERED_ERRORS = (
 )
 
 
-# When a client that was sent away may ask again, in seconds.
+# Retry-After of refused clients, in seconds.
 _RETRY_S = "10"
 _POLL_S = 0.2
-# After this many polls without news an event is sent all the same, so that the line stays open.
+# Number of polls without news after which an event is sent anyway, as a keep-alive.
 _SILENT_POLLS = 75
 
 router = APIRouter()
@@ -91,11 +91,11 @@ router = APIRouter()
 
 @dataclass(frozen=True)
 class _ResultFile:
-    """A file that a client may ask for.
+    """A file that a client may request.
 
-    `product` is the output of the engine that it is; None for a file that is called as clients
-    call it. `output` is the word by which a client has to have asked for it; "" if it is always
-    made.
+    `product` is the output of the engine; None for a file that is stored under the client's name
+    for it. `output` is the word by which a client must have requested it at upload; "" if it is
+    always made.
     """
 
     product: Product | None
@@ -104,7 +104,7 @@ class _ResultFile:
 
 
 def _word_for(product: Product) -> str:
-    """The word by which a client asks for a product; "" where it is always made."""
+    """Return the word by which a client requests a product; "" if it is always made."""
     words = (word for word, setting in OUTPUTS.items() if setting == product.setting)
     return next(words, "")
 
@@ -119,29 +119,29 @@ _RESULTS = {
     "corrected.nii.gz": _ResultFile(None, "", "application/gzip"),
     "parcels.tsv": _ResultFile(None, "", "text/tab-separated-values"),
 }
-# Made by a service with --parcels alone.
+# Only made by a service with --parcels.
 _OF_PARCELS = ("parcels.nii.gz", "parcels.tsv")
 
 
 class Results:
-    """Finds the files of finished scans; what is missing is a refusal for the client.
+    """Files of finished scans; a missing file is a refusal for the client.
 
     The engine leaves its usual outputs in the folder result/ of a scan. Label maps in MGZ and the
-    probabilities of one structure are made of these when they are first asked for, beside them, and
-    deleted with them.
+    probabilities of one structure are derived from these at the first request, stored beside them,
+    and deleted with them.
     """
 
     def __init__(self, queue: Queue, scheme: LabelScheme) -> None:
-        """Finds those of the scans in `queue`, whose label maps follow `scheme`."""
+        """Serve the scans in `queue`, whose label maps follow `scheme`."""
         self._queue = queue
         self._labels = {label.name: label for label in scheme.labels}
-        # Files are made one at a time: each takes memory.
+        # Files are made one at a time, since each takes memory.
         self._making = threading.Lock()
 
     def file(self, submission: Submission, name: str) -> Path:
-        """Return the path of a result by its name; labels.mgz is made when it is first asked for.
+        """Return the path of a result by its name; labels.mgz is made at the first request.
 
-        A name that is none, and a result that the scan does not have, are refused.
+        Unknown names, and results that the scan does not have, are refused.
         """
         if name not in _RESULTS:
             made = [each for each in _RESULTS if not self._missing(submission, each)]
@@ -175,9 +175,9 @@ class Results:
         return ""
 
     def probability(self, submission: Submission, structure: str) -> Path:
-        """The map of one structure, by its name in the scheme, as a file of its own.
+        """Return the path of the probability map of one structure, by its name in the scheme.
 
-        It is taken out of the 4D file of all maps, in the order that the JSON beside that says.
+        It is extracted from the 4D file of all maps, in the order given by the JSON beside it.
         """
         if "probabilities" not in submission.outputs:
             raise HTTPException(404, _not_asked("probabilities"))
@@ -191,7 +191,7 @@ class Results:
         path = self._queue.result(submission) / name
         with self._making:
             if not path.exists():
-                # The other maps of the file are not read into memory.
+                # The proxy reads only this map of the file into memory.
                 image = nib.load(maps)
                 number = abbreviations.index(label.abbreviation)
                 values = np.asarray(image.dataobj[..., number], np.float32)
@@ -200,13 +200,13 @@ class Results:
 
 
 def _not_asked(output: str) -> str:
-    """Return the refusal of a result that is made on demand, and was not demanded."""
+    """Return the refusal of an optional result that was not requested."""
     return f"not made: ask for it with outputs={output}"
 
 
 @dataclass(frozen=True)
 class Service:
-    """What routes work with; `make_app` puts it into the application's state."""
+    """State shared by the routes; `make_app` puts it into the application's state."""
 
     queue: Queue
     engine: EngineThread
@@ -217,7 +217,7 @@ class Service:
 
 
 async def _service(request: Request) -> Service:
-    """The service that `make_app` has put into the application, for FastAPI's `Depends`."""
+    """Return the service of the application, for FastAPI's `Depends`."""
     service: Service = request.app.state.service
     return service
 
@@ -228,7 +228,7 @@ AtService = Annotated[Service, Depends(_service)]
 def _known(
     id: Annotated[str, InPath(pattern="^[0-9a-f]{32}$")], service: AtService
 ) -> Submission:
-    """The scan with this id, or a refusal."""
+    """Return the scan with this id, or refuse."""
     submission = service.queue.find(id)
     if submission is None:
         raise HTTPException(404, "no such segmentation: deleted, or never there")
@@ -239,7 +239,7 @@ Known = Annotated[Submission, Depends(_known)]
 
 
 def _done(submission: Known) -> Submission:
-    """The scan with this id if it has results, or a refusal."""
+    """Return the scan with this id if it has results, or refuse."""
     if submission.state != "done":
         raise HTTPException(409, f"no result: it is {submission.state}")
     return submission
@@ -429,7 +429,7 @@ def metrics(service: AtService) -> str:
 
 
 async def _events(queue: Queue, submission: Submission) -> AsyncIterator[str]:
-    """A line whenever something about a scan has changed, until it has ended or is deleted."""
+    """Yield an event whenever the state of a scan has changed, until it has ended or is deleted."""
     sent = ""
     silent_polls = 0
     while now := queue.find(submission.id):
@@ -454,20 +454,20 @@ def make_app(
     device: str = "auto",
     threads: int | None = None,
 ) -> FastAPI:
-    """The service over a queue: its routes and its page.
+    """Return the application for a queue: the routes of the service and of its page.
 
-    `engine` is asked whether it is ready, and not started. `model` is the name or the folder of the
-    model at work, `scheme` its labels, and `parcels` those of its maps of parcels, if any. With
-    `device` and `threads` a model is learnt. The queue is made to drop what the page holds in
-    memory of a scan that is deleted.
+    `engine` is only asked for its state, and not started. `model` is the name or the folder of the
+    model in use, `scheme` its labels, and `parcels` those of its parcel maps, if any. With `device`
+    and `threads` a model is learnt. The queue is made to clear the page's cache when a scan is
+    deleted.
     """
     app = FastAPI(
         title="trinat",
         version=version("trinat"),
         description=_DESCRIPTION,
-        docs_url=None,  # their pages would come from elsewhere
+        docs_url=None,  # these pages would load files from elsewhere
         redoc_url=None,
-        # For the document alone: the guard has let in who comes so far.
+        # For the OpenAPI document only: the guard has already checked the token.
         dependencies=[Depends(HTTPBearer(auto_error=False))],
         exception_handlers=dict.fromkeys(_ANSWERED_ERRORS, _answer_error),
     )
@@ -483,7 +483,7 @@ def make_app(
 
 
 async def _answer_error(_: Request, error: Exception) -> Response:
-    """What is wrong, in one line; never what was sent."""
+    """Return the reason of an error in one line; never the content of the request."""
     if isinstance(error, AnyHTTPException):
         return JSONResponse({"reason": error.detail}, error.status_code, error.headers)
     if isinstance(error, RequestValidationError):
@@ -492,7 +492,7 @@ async def _answer_error(_: Request, error: Exception) -> Response:
     if isinstance(error, OvertakenError):
         return JSONResponse({"reason": str(error)}, 409)
     if isinstance(error, OutputError):
-        # The scan is not to blame.
+        # The disk is full, which is not the scan's fault.
         return JSONResponse({"reason": reason_of(error, where=False)}, 507)
     if isinstance(error, TrinatError):
         return JSONResponse({"reason": reason_of(error, where=False)}, 422)
@@ -504,9 +504,10 @@ async def _answer_error(_: Request, error: Exception) -> Response:
 def run_service(
     request: PredictRequest, settings: ServiceSettings, say: Callable[[str], object]
 ) -> None:
-    """Answer requests until a signal, and segment what they bring as `request` says.
+    """Serve until a signal, and segment the uploaded scans as specified by `request`.
 
-    `say` gets the address once the service listens. Raises what has ended the engine.
+    `say` is called with the address once the service listens. Raises the error that ended the
+    engine.
     """
     model = find_model(request.model)
     say_licences([request.model])
@@ -514,7 +515,8 @@ def run_service(
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if settings.queue is None:
         folder.chmod(0o700)
-    # What this process and those that it starts write is for the user alone: scans of patients.
+    # Files written by this process and its children are readable by the user only: scans of
+    # patients.
     mask = os.umask(0o077)
     try:
         with run_lock(folder / "lock"):

@@ -1,7 +1,4 @@
-"""The settings of `trinat serve`: where it listens, what it takes and keeps at most.
-
-And the content policy of a site that segments in the browser.
-"""
+"""Settings of `trinat serve`: address, queue and limits."""
 
 from __future__ import annotations
 
@@ -17,15 +14,15 @@ MIN_FREE_BYTES = 1 << 30
 # Fields of an upload's form beside its file, and the bytes of one.
 MAX_FORM_FIELDS = 9
 MAX_FIELD_BYTES = 200
-# A scan is not tried again after the whole server ended this often while it was at work on it.
+# A scan is given up after the whole server has ended this often while working on it.
 MAX_STARTS = 5
 
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """Where a service listens, where its queue is, and what it takes at most.
+    """Address of a service, folder of its queue, and limits.
 
-    Without `queue` it has the user's own folder. `names` are those of proxies before it.
+    The default of `queue` is a folder of the user. `names` are those of reverse proxies.
     """
 
     queue: Annotated[
@@ -56,15 +53,15 @@ class ServiceSettings:
             min=0,
         ),
     ] = 24
-    # Of 10^6 bytes. `guard.Guard` stops a request as soon as more bytes of it have come.
+    # In units of 10^6 bytes. `guard.Guard` stops a request as soon as it exceeds the limit.
     max_upload_mb: Annotated[
         float, Option("Largest upload, in MB.", names=("--max-upload",), min=1)
     ] = 1000
-    # Uploads that are under way are among them.
+    # Includes uploads in progress.
     max_waiting: Annotated[
         int, Option("Number of scans that may wait.", names=("--max-queue",), min=1)
     ] = 200
-    # Of those that have not ended.
+    # Counts unfinished scans only.
     max_of_client: Annotated[
         int,
         Option(
@@ -76,16 +73,16 @@ class ServiceSettings:
 
     @property
     def folder(self) -> Path:
-        """Of the queue; by default the user's, where programs keep what lasts, as XDG says."""
+        """Folder of the queue; by default the user's state folder, as specified by XDG."""
         if self.queue is not None:
             return self.queue
         state = Path(os.environ.get("XDG_STATE_HOME", ""))
-        # A relative path is to be ignored.
+        # XDG requires that a relative path is ignored.
         if not state.is_absolute():
             state = Path.home() / ".local/state"
         return state / "trinat" / "queue"
 
     @property
     def max_upload_bytes(self) -> int:
-        """Of the largest upload; fractions of a byte are dropped."""
+        """Limit of an upload in bytes; fractions of a byte are dropped."""
         return int(self.max_upload_mb * 1e6)

@@ -1,8 +1,8 @@
-"""Scans that are sent: the form is read to the disk, its scan is checked and put into the queue.
+"""Uploads: the form is written to disk, its scan is checked and put into the queue.
 
-What is checked at once is what a client can correct at once: the fields of the form, the kind of
-file by its name, the header of the scan. Damage in the voxels is found by the worker. How large an
-upload may be is in `settings.py`; the guard cuts off what is larger, while it comes.
+Errors that a client can correct at once are checked at once: the fields of the form, the type of
+file by its name, and the header of the scan. Damaged voxels are found by the worker. The maximum
+size of an upload is in `settings.py`; the guard stops larger ones while they arrive.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from trinat.segmentation.io.cells import age_in, sex_in
 from trinat.segmentation.io.headers import read_mgh, read_nifti
 from trinat.segmentation.io.streams import SCAN_SUFFIXES, ScanStream, has_checksum
 
-_COPIED_BYTES = 1 << 20  # at once
+_COPIED_BYTES = 1 << 20  # bytes copied at a time
 # A header without its image, or an image without its header, is no scan.
 _HALVES = (".hdr", ".img")
-# How fields on the person are read.
+# Parsers of the fields about the person.
 _READERS: dict[str, Callable[[str], float | str]] = {"age": age_in, "sex": sex_in}
 _ENDINGS = (*(suffix for suffix in SCAN_SUFFIXES if suffix not in _HALVES), ".zip")
 
-# The form as the OpenAPI document describes it.
+# Schema of the form in the OpenAPI document.
 FORM: dict[str, Any] = {
     "type": "object",
     "required": ["file"],
@@ -54,10 +54,10 @@ FORM: dict[str, Any] = {
 
 
 async def receive(request: Request, queue: Queue, client: str) -> Segmentation:
-    """Read the form of a request and take its scan into the queue.
+    """Read the form of a request and put its scan into the queue.
 
-    Raises HTTPException or InputError for another form or a file that is no scan, FullError where
-    the queue is full, OSError where the scan cannot be stored, and ClientDisconnect.
+    Raises HTTPException or InputError for another form or a file that is no scan, FullError if the
+    queue is full, OSError if the scan cannot be stored, and ClientDisconnect.
     """
     with queue.upload(client) as folder:
         if shutil.disk_usage(folder).free < MIN_FREE_BYTES:
@@ -69,7 +69,7 @@ async def receive(request: Request, queue: Queue, client: str) -> Segmentation:
 
 
 def _take(queue: Queue, form: FormData, folder: Path) -> Segmentation:
-    """Take the scan of a form into the queue, once its header is looked at."""
+    """Check the header of a form's scan and put the scan into the queue."""
     upload, outputs, person = _fields(form)
     is_compared = queue.has_norms and "page" in outputs
     if person != Facts() and not is_compared:
@@ -77,7 +77,7 @@ def _take(queue: Queue, form: FormData, folder: Path) -> Segmentation:
             "age and sex are for norms",
             remedy="leave them out, or send outputs=page to a service with norms",
         )
-    # What kind of scan it is; nothing else of its name is kept.
+    # The name only determines the type of file; it is not stored.
     name = (upload.filename or "").lower()
     ending = next((each for each in _ENDINGS if name.endswith(each)), None)
     if ending is None:
@@ -91,7 +91,7 @@ def _take(queue: Queue, form: FormData, folder: Path) -> Segmentation:
         return queue.accept(scan, outputs, person).seen()
     if "dicom-seg" in outputs:
         raise InputError("dicom-seg is made of DICOM files alone: send them as a zip")
-    # A header that is broken, or announces too much, is refused at once.
+    # Refuses a header that is broken or announces too much data.
     with ScanStream(scan, packed=has_checksum(scan)) as source:
         if ".mg" in scan.name:
             read_mgh(source)
@@ -101,9 +101,10 @@ def _take(queue: Queue, form: FormData, folder: Path) -> Segmentation:
 
 
 def _fields(form: FormData) -> tuple[UploadFile, list[str], Facts]:
-    """The file of a form, the outputs that it asks for, each once, and what it says of the person.
+    """Return a form's file, its requested outputs without duplicates, and its facts about the
+    person.
 
-    Anything else is refused. An empty age or sex is not known.
+    Anything else is refused. An empty age or sex is unknown.
     """
     files: list[UploadFile] = []
     words: list[str] = []
@@ -132,7 +133,7 @@ def _fields(form: FormData) -> tuple[UploadFile, list[str], Facts]:
 
 
 def _not_the_form() -> InputError:
-    """The refusal of a form with other fields than ours."""
+    """Return the refusal of a form with unknown fields."""
     return InputError(
         "a form has one field `file` with a scan, and may have `outputs`, `age` and `sex`"
     )
