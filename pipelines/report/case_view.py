@@ -1,7 +1,7 @@
-"""A case for the page's slice viewer: a scan, its label maps, and where to look first.
+"""Slice viewer cases: a scan, its label maps, and the position to show first.
 
-The page unpacks the viewer's pictures into volumes and cuts any plane from them. A grey volume of
-a head is 250 kB as WebP and a label map 60 kB as PNG; a general viewer brings 2.3 MB of script.
+The page unpacks the viewer's pictures into volumes and cuts any plane from them. A grey volume of a
+head is 250 kB as WebP and a label map 60 kB as PNG; a general viewer brings 2.3 MB of script.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from trinat.segmentation.rendering.pictures import (
 )
 from trinat.segmentation.space.views import View, reoriented, to_slices
 
-# Missed, invented, and taken for another structure.
+# Colours of missed, invented, and confused structures.
 ERROR_COLORS = ((51, 136, 255), (255, 145, 0), (230, 60, 150))
 
 _MARGIN_MM = 8.0
-# Farther than this from any structure the picture is black: no face, no skull's outline.
+# Distance from any structure beyond which the picture is black: no face, no skull's outline.
 _SHOWN_MM = 6.0
 _STEP_MM = 1.0
 _MAX_EXTENT = 320
@@ -38,11 +38,11 @@ _MAX_EXTENT = 320
 
 @dataclass(frozen=True)
 class CaseView:
-    """What the viewer shows.
+    """Data of the slice viewer.
 
     `gray`, `prediction` and `truth` are data URIs of axial slices, tiled in a number of `columns`;
     `shape` is the grid they came from, `start` the voxel to look at first. `still_png` is a file
-    for print, empty where there is none. Classes that are `not_compared` make no error.
+    for print, empty if there is none. Classes that are `not_compared` are not shown as errors.
     """
 
     shape: tuple[int, int, int]
@@ -70,13 +70,13 @@ def view_case(
     show_head: bool = False,
     not_compared: Collection[int] = (),
 ) -> CaseView:
-    """Maps of class indices on one grid, and the scan on that grid where there is one.
+    """Return the viewer's data for maps of class indices and, if there is one, the scan.
 
-    The first slices shown pass through the largest error in class `focus`, else of all. A scan is
-    blackened away from the brain unless `show_head`. Classes that are `not_compared` count as
-    background where errors are shown.
+    All are on one grid. The first slices shown pass through the largest error in class `focus`,
+    else of all. A scan is blackened away from the brain unless `show_head`. Classes that are
+    `not_compared` count as background in the picture of errors.
     """
-    # Slightly oblique scans stay so.
+    # Only axes are reordered: slightly oblique scans stay oblique.
     truth = reoriented(truth, "RAS")
     prediction = reoriented(prediction, "RAS")
     box = truth.grid.box
@@ -84,7 +84,7 @@ def view_case(
         occupied = (truth.data > 0) | (prediction.data > 0)
         box = box_around(occupied, _margins(truth))
     box_shape = tuple(side.stop - side.start for side in box)
-    # Steps of 1 mm, coarser where the picture would grow too large.
+    # Steps of 1 mm, coarser if the picture would become too large.
     extent_mm = np.array(box_shape) * np.array(truth.spacing_mm)
     step_mm = max(_STEP_MM, float(extent_mm.max()) / _MAX_EXTENT)
     zoom = np.maximum(1, np.round(extent_mm / step_mm)) / box_shape
@@ -111,10 +111,11 @@ def view_case(
 
 
 def view_result(image: Volume, labels: Volume, *, focus: int = 0) -> CaseView:
-    """A scan on the working grid and its class indices; first shown is where most of `focus` is.
+    """Return the viewer's data for a scan on the working grid and its class indices.
 
-    Both volumes are on one grid. Grey values more than 6 mm from the brain are 0, so that no face
-    is shown. `focus` is a class index; with 0, or where that class has no voxel, all classes count.
+    The first slices shown have most of class `focus`; with 0, or if that class has no voxel, all
+    classes count. Both volumes are on one grid. Grey values more than 6 mm from the brain are 0, so
+    that no face is shown.
     """
     box = box_around(labels.data > 0, _margins(labels))
     gray = image.data[box]
@@ -131,7 +132,7 @@ def _packed(
     start: Shape,
     **webp: int,
 ) -> CaseView:
-    """Grey values and classes (X, Y, Z) as the viewer reads them; `webp`: options of packing."""
+    """Encode grey values and classes (X, Y, Z) for the viewer; `webp`: options of the encoder."""
     columns = int(np.ceil(np.sqrt(shades.shape[2])))
     gray = encoded(_tiled(shades, columns), "WEBP", **webp)
     labels = encoded(_tiled(prediction, columns), "PNG")
@@ -145,7 +146,7 @@ def _packed(
 
 
 def _margins(volume: Volume) -> NDArray[np.int_]:
-    """Of the picture around all structures, in voxels along each axis, (3,)."""
+    """Return the margin around all structures, in voxels along each axis, (3,)."""
     return np.ceil(_MARGIN_MM / np.array(volume.spacing_mm)).astype(int)
 
 
@@ -155,7 +156,7 @@ def _scaled(
     *,
     order: int,
 ) -> NDArray[Any]:
-    """Resampled by spline interpolation of an order: 0 for classes, 1 for grey values."""
+    """Resample by spline interpolation; `order` is 0 for classes, 1 for grey values."""
     scaled: NDArray[Any] = ndimage.zoom(
         data,
         zoom,
@@ -167,7 +168,7 @@ def _scaled(
 
 
 def _shades(gray: NDArray[Any] | None, true: NDArray[Any]) -> NDArray[np.uint8]:
-    """Grey 0 to 255, the brain's bright end near white; without a scan, dark."""
+    """Return grey values 0 to 255, the brain's bright end near 235; without a scan, dark."""
     if gray is None:
         return np.where(true > 0, 60, 0).astype(np.uint8)
     brain = gray[true > 0]
@@ -179,11 +180,12 @@ def _shades(gray: NDArray[Any] | None, true: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def far_from_brain(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """More than 6 mm away, on a grid of 1 mm: what no picture shows, as it could be a face.
+    """Return a mask of voxels more than 6 mm from the brain, on a grid of 1 mm.
 
-    `brain` (X, Y, Z) is True within the brain; the result has its shape. Edges are exact to 2 mm.
+    No picture shows these voxels, as they could show a face. `brain` (X, Y, Z) is True within the
+    brain; the result has its shape. Edges are exact to 2 mm.
     """
-    # Of every second voxel: the distances of all take half a second.
+    # Only every second voxel: a distance transform of all takes half a second.
     distance = ndimage.distance_transform_edt(
         ~brain[::2, ::2, ::2], sampling=2 * _STEP_MM
     )
@@ -197,7 +199,7 @@ def far_from_brain(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
 def _errors(
     true: NDArray[Any], predicted: NDArray[Any], not_compared: Collection[int]
 ) -> NDArray[np.uint8]:
-    """0 where both are the same, else one more than the place in `ERROR_COLORS`."""
+    """Return 0 where both are equal, else the index in `ERROR_COLORS` plus 1."""
     ignored = list(not_compared)
     true = np.where(np.isin(true, ignored), 0, true)
     predicted = np.where(np.isin(predicted, ignored), 0, predicted)
@@ -211,7 +213,7 @@ def _errors(
 def _worst_place(
     marked: NDArray[Any], is_of_focus: NDArray[np.bool_], focus: int
 ) -> tuple[int, int, int]:
-    """The slices with most marked voxels of one class, else of all, else the middle.
+    """Return the slices with most marked voxels of one class, else of all, else the middle.
 
     `marked` (X, Y, Z) is above 0 in the voxels that count; with a `focus` of 0 all classes do.
     """
@@ -237,7 +239,7 @@ def _still(
     scheme: LabelScheme,
     start: tuple[int, int, int],
 ) -> NDArray[np.uint8]:
-    """Truth, prediction and errors (rows) in three planes (columns), for print and for files."""
+    """Draw truth, prediction and errors (rows) in three planes (columns), for print and files."""
     colors = label_colors(scheme)
     error_colors = np.array([(0, 0, 0), *ERROR_COLORS], np.float32)
     error_colors /= np.float32(255)
@@ -256,7 +258,7 @@ def _planes_side_by_side(
     colors: NDArray[np.float32],
     place: tuple[int, int, int],
 ) -> NDArray[np.uint8]:
-    """Classes over grey values in the three planes through a voxel, filled up to one height."""
+    """Overlay classes on grey values in the three planes through a voxel, padded to one height."""
     planes = []
     views = (View.SAGITTAL, View.CORONAL, View.AXIAL)
     for view, position in zip(views, place, strict=True):
@@ -274,7 +276,10 @@ def _planes_side_by_side(
 
 
 def _tiled(volume: NDArray[Any], columns: int) -> NDArray[np.uint8]:
-    """Axial slices side by side, row by row, (X, Y, Z) to one picture; x runs right, y down."""
+    """Return axial slices side by side, row by row, as one picture; x runs right, y down.
+
+    The volume is (X, Y, Z).
+    """
     x, y, z = volume.shape
     rows = -(-z // columns)
     slices = np.zeros((rows * columns, y, x), np.uint8)

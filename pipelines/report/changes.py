@@ -1,7 +1,7 @@
-"""Changes of volumes in time, beside what two scans differ by anyway, and the page of them.
+"""Longitudinal changes of volumes, compared with scan-rescan noise, and their page.
 
-Changes are in per cent of the person's mean volume, so that neither scan is the one that counts:
-from 100 to 90 is -10.53 %, and back is +10.53 % (symmetrised per cent change). Times are in years.
+Changes are in per cent of the person's mean volume, so that neither scan is the reference: from 100
+to 90 is -10.53 %, and back is +10.53 % (symmetrised per cent change). Times are in years.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ __all__ = [
 
 Values = NDArray[np.float64]
 
-# What is known of persons.
+# Columns with the facts of persons.
 _FACTS = ["group", "site", "sex", "age", "icv"]
-# Beyond this many persons a table shows the largest changes alone.
+# Above this number of persons a table shows only the largest changes.
 _MOST_ROWS = 1000
-# In years, a little less than a day, so that rounded days are one.
+# In years; a little less than a day, so that rounding does not split a day.
 _ONE_DAY = 1 / 366
 
 
 @dataclass(frozen=True)
 class Change:
-    """How the volume of one structure of one person changes.
+    """Change of the volume of one structure of one person.
 
     - `percent` is the change from the first to the last scan.
-    - `percent_per_year` is the slope; None where times are not known, or all are one.
+    - `percent_per_year` is the slope; None if times are not known, or all scans are of one day.
     - `low` and `high` are the 95 % interval of the slope, with three or more scans.
-    - `noise` is what `percent_per_year` (without times: `percent`) stays within in 95 of 100
-      persons that do not change; None where that was not measured.
+    - `noise` is the limit that `percent_per_year` (without times: `percent`) stays within in 95 of
+      100 unchanged persons; None if it was not measured.
     """
 
     scans: int
@@ -81,7 +81,7 @@ class Change:
 
     @property
     def is_beyond_noise(self) -> bool | None:
-        """Whether it is larger than what unchanged persons show; None where that is not known."""
+        """True if the change is larger than in unchanged persons; None if that is not known."""
         if self.noise is None:
             return None
         value = self.percent_per_year
@@ -95,19 +95,19 @@ def change_of(
     years: Sequence[float | None],
     retest_percent: float | None = None,
 ) -> Change | None:
-    """The change over two or more volumes in the order of time; None where all are 0.
+    """Return the change over two or more volumes in the order of time; None if all are 0.
 
-    Of scans of one day it has no change a year: their noise would be thousands of per cent.
+    Scans of one day have no change per year: their noise would be thousands of per cent.
 
-    `retest_percent` is what two scans of a person who has not changed differ by at most, in 95 of
-    100 cases.
+    `retest_percent` is the limit of the difference between two scans of an unchanged person in 95
+    of 100 cases.
     """
     values = np.asarray(volumes, float)
     mean = values.mean()
     if mean <= 0:
         return None
     percents = 100 * (values / mean - 1)
-    # Over the mean of these two, as is usual, and not of all.
+    # As usual, relative to the mean of these two volumes, not of all.
     both = (values[0] + values[-1]) / 2
     percent = 0.0
     if both > 0:
@@ -127,7 +127,7 @@ def change_of(
         high = slope + half
     noise = None
     if retest_percent is not None:
-        # A difference of two has the noise of both scans.
+        # A difference of two scans has the noise of both.
         of_one_scan = retest_percent / np.sqrt(2)
         noise = float(of_one_scan / spread)
     return Change(
@@ -142,7 +142,7 @@ def change_of(
 
 
 def _slope(percents: Values, from_mean: Values) -> tuple[float, float | None]:
-    """Slope of the line of least squares, and half its 95 % interval with three or more scans.
+    """Return the least-squares slope, and half its 95 % interval with three or more scans.
 
     `from_mean` are the times, counted from their mean.
     """
@@ -159,12 +159,12 @@ def _slope(percents: Values, from_mean: Values) -> tuple[float, float | None]:
 
 @cache
 def retest_of(model: str) -> dict[str, float]:
-    """Say by structure what two scans of an unchanged person differ by, in per cent.
+    """Return the scan-rescan difference of unchanged persons by structure, in per cent.
 
-    In 95 of 100 cases they differ by less. It is that of scans segmented together. Of few
-    measurements (`freedom` in the table) the standard deviation is not well known: Student's t
-    makes up for that. Empty for a model for which nobody has measured it. docs/reliability.md says
-    how it was measured.
+    In 95 of 100 cases two scans differ by less. It holds for scans that were segmented together.
+    With few measurements (`freedom` in the table) the standard deviation is uncertain: Student's t
+    accounts for that. Empty for a model for which it was not measured. docs/reliability.md
+    describes how it was measured.
     """
     table = files("trinat.configs") / "retest" / f"{model}.tsv"
     if not table.is_file():
@@ -177,9 +177,9 @@ def retest_of(model: str) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Course:
-    """The volumes of one structure of one person, in the order of time.
+    """Volumes of one structure of one person, in the order of time.
 
-    `years` are None where times are not known; `retest_percent` is as for `change_of`.
+    `years` are None if times are not known; `retest_percent` is as for `change_of`.
     """
 
     person: str
@@ -201,19 +201,19 @@ class Course:
 
     @property
     def has_times(self) -> bool:
-        """Whether it is known how much time is between the scans."""
+        """True if the times between the scans are known."""
         return self.change.years is not None
 
     @property
     def percents(self) -> list[float]:
-        """Each volume in per cent of their mean, from it."""
+        """Each volume's difference from the mean of the volumes, in per cent of it."""
         mean = float(np.mean(self.volumes_mm3))
         return [100 * (volume / mean - 1) for volume in self.volumes_mm3]
 
 
 @dataclass(frozen=True)
 class Changes:
-    """Comparison of changes between groups; `model` is None where there is nothing to compare."""
+    """Comparison of changes between groups; `model` is None if there is nothing to compare."""
 
     model: GroupModel | None
     notices: tuple[str, ...]
@@ -228,8 +228,8 @@ def compare_changes(
 
     A person's slope is one value of the model. Its weight grows with the number of visits and the
     time between them, because slopes over a few weeks are mostly noise. Robust standard errors hold
-    whatever the weights. `persons` is a table as that of `cohort.persons_of`, with the facts of all
-    persons, also of those with one scan.
+    whatever the weights. `persons` is a table as from `cohort.persons_of`, with the facts of all
+    persons, including persons with one scan.
     """
     slopes = pd.DataFrame(
         {
@@ -241,7 +241,7 @@ def compare_changes(
             ],
         }
     ).astype({"value": float})
-    # As if persons differed by as much as the noise of a slope over the usual visits.
+    # Assumes that persons vary by as much as the noise of a slope over the usual visits.
     usual = slopes["spread"].median()
     slopes["weight"] = slopes["spread"] / (slopes["spread"] + usual)
     with_slope = set(slopes.dropna(subset="value")["subject"])
@@ -265,14 +265,14 @@ def compare_changes(
 def changes_page(
     courses: Sequence[Course], left_out: Sequence[tuple[str, str, str]] = ()
 ) -> str:
-    """The HTML file: what stands out, a panel of courses for each structure, all changes.
+    """Return the HTML page: what stands out, a panel of courses for each structure, all changes.
 
-    `left_out` is what no course has: the scan, the structure ("" is all of the scan), and why.
+    `left_out` has what is in no course: the scan, the structure ("" is all of the scan), and why.
     """
     persons = {course.person for course in courses}
     beyond = [course for course in courses if course.change.is_beyond_noise]
     structures = _structures_of(courses)
-    # Changes a year and changes over any time are not drawn together, and have no common mean.
+    # Changes per year and changes over any time are not drawn together and have no common mean.
     timed = [course for course in courses if course.has_times]
     untimed = [course for course in courses if not course.has_times]
     comparable = timed or courses
@@ -306,7 +306,7 @@ def changes_page(
 def _notices(
     courses: Sequence[Course], left_out: Sequence[tuple[str, str, str]]
 ) -> list[str]:
-    """What a reader must know before believing a number."""
+    """Return warnings to read before the numbers."""
     notices = []
     scans = [scan for scan, structure, _ in left_out if not structure]
     if scans:
@@ -336,10 +336,10 @@ def _notices(
 
 
 def courses_plot(courses: Sequence[Course]) -> Drawing:
-    """Small multiples, a panel a structure and a line a person, coloured by group.
+    """Draw the courses in small multiples, a panel for each structure, coloured by group.
 
-    All courses have times, or none has. 95 of 100 scans of an unchanged person are in the band,
-    where persons have as few scans as those with the fewest.
+    Each person has a line. All courses have times, or none has. 95 of 100 scans of an unchanged
+    person are in the band, for persons with as few scans as those with the fewest.
     """
     groups = natsorted({course.group for course in courses})
     structures = _structures_of(courses)
@@ -367,12 +367,12 @@ def courses_plot(courses: Sequence[Course]) -> Drawing:
 
 
 def _fewest_scans(courses: Sequence[Course]) -> int:
-    """How many scans the course with the fewest has."""
+    """Return the number of scans of the course with the fewest."""
     return min(len(course.cases) for course in courses)
 
 
 def _structures_of(courses: Sequence[Course]) -> list[str]:
-    """The structures of courses, each once, in their order."""
+    """Return the structures of courses, each once, in their order."""
     return list(dict.fromkeys(course.structure for course in courses))
 
 
@@ -382,11 +382,12 @@ def _draw_panel(
     groups: Sequence[str],
     gid: str,
 ) -> list[str]:
-    """Draw the courses of one structure; what its dots are."""
+    """Draw the courses of one structure; return the names of its dots."""
     retest = courses[0].retest_percent
     half = 0.0
     if retest is not None:
-        # Of one scan: a difference of two has the noise of both. Their mean moves with each.
+        # Noise of one scan: a difference of two has the noise of both. The mean of the scans varies
+        # with each of them.
         scans = _fewest_scans(courses)
         half = float(retest / np.sqrt(2) * np.sqrt((scans - 1) / scans))
         axis.axhspan(-half, half, color=INK, alpha=0.12, lw=0)
@@ -415,7 +416,7 @@ def _draw_panel(
 
 
 def _groups(courses: Sequence[Course]) -> Table | None:
-    """Mean and SD of the change of each structure by group; None for a single person.
+    """Return mean and SD of the change of each structure by group; None for a single person.
 
     All courses have times, or none has.
     """
@@ -455,16 +456,17 @@ def _groups(courses: Sequence[Course]) -> Table | None:
 
 
 def _value(course: Course) -> float:
-    """The change a year, or where times are not known from first to last, in per cent."""
+    """Return the change per year or, without times, from first to last, in per cent."""
     if course.change.percent_per_year is None:
         return course.change.percent
     return course.change.percent_per_year
 
 
 def _changes(courses: Sequence[Course]) -> Table:
-    """A row for each structure of each person, the largest beside its noise first.
+    """Return a table of the changes of each structure and person, the largest beyond noise first.
 
-    All courses have times, or none has: then there is nothing to say of a year.
+    The order is by the ratio to the noise. All courses have times, or none has: then there are no
+    changes per year.
     """
     ranked = sorted(courses, key=_beside_noise, reverse=True)
     has_times = courses[0].has_times
@@ -510,14 +512,14 @@ def _changes(courses: Sequence[Course]) -> Table:
 
 
 def _unit(courses: Sequence[Course]) -> str:
-    """The unit of changes and of their noise; all courses have times, or none has."""
+    """Return the unit of changes and their noise; all courses have times, or none has."""
     if courses[0].has_times:
         return "% a year"
     return "%"
 
 
 def _beside_noise(course: Course) -> float:
-    """How many times the noise a change is; where that is not known, the change itself."""
+    """Return the ratio of a change to the noise; if the noise is unknown, the change itself."""
     value = abs(_value(course))
     if not course.change.noise:
         return value

@@ -1,13 +1,13 @@
-"""A group of segmentations without a truth: volumes, asymmetry, outliers, effects and trends.
+"""Statistics of a group of segmentations: volumes, asymmetry, outliers, effects and trends.
 
 Volumes may be adjusted for the size of the head, by the intracranial volume:
 
-- `residual`: for each structure a line of volume over intracranial volume is fitted to the group,
-  by least squares, and what it gives for the difference of a scan from the group's mean is taken
-  away. Values stay in mm³, as of a head of mean size.
+- `residual`: for each structure a line of volume over intracranial volume is fitted to the group by
+  least squares, and the part that it predicts from a scan's difference to the group's mean is
+  subtracted. Values stay in mm³, as of a head of mean size.
 - `proportion`: the volume in percent of the intracranial volume.
 
-Effects of sites may be taken away by ComBat, from the adjusted volumes where there are any.
+Effects of sites may be removed by ComBat, from the adjusted volumes if there are any.
 
 Persons are compared by a linear model (`group_model`). A person's value is the mean over their
 scans: intervals count persons, not scans.
@@ -36,17 +36,17 @@ from trinat.segmentation.metrics.statistics import robust_z
 Method = Literal["residual", "proportion"]
 _Values = NDArray[np.float64]
 
-# The metric of volumes that were adjusted for the intracranial volume.
+# Metric of volumes that were adjusted for the intracranial volume.
 ADJUSTED = "adjusted_volume"
-# That of volumes, adjusted or not, without the effects of sites.
+# Metric of volumes, adjusted or not, without the effects of sites.
 HARMONISED = "harmonised_volume"
 # Iglewicz and Hoaglin's limit for robust z-scores.
 OUTLIER_Z = 3.5
-# A robust spread of fewer values than this says nothing.
+# A robust spread of fewer values than this is not meaningful.
 FEWEST_FOR_Z = 8
 
 _AGE_BANDS = 10  # years
-# A line through fewer scans says nothing.
+# A line through fewer scans is not meaningful.
 _FEWEST_SCANS = 4
 _REMEDY = (
     "use a model that finds all fluid inside the skull on whole heads, or give a table of "
@@ -58,14 +58,14 @@ _USUAL_PERCENTILES = (1, 99)
 
 @dataclass(frozen=True)
 class Scan:
-    """One label map: whose it is, its volumes in mm3 by structure, and what is known beside.
+    """One label map: its person, its volumes in mm3 by structure, and their metadata.
 
-    `uncertainty` is, by structure, the CV of the volume over samples with dropout. `group` is what
-    a study calls the person's group. `intracranial_mm3` is None where it is not known.
+    `uncertainty` is, by structure, the CV of the volume over samples with dropout. `group` is the
+    study's name for the person's group. `intracranial_mm3` is None if it is not known.
 
-    `left_out` says why the scan is in no number, "" where it is in them; `structures_left_out` says
-    it for structures of a scan that is: `volumes_mm3` lacks these. `structure_grades` has the
-    grades of single structures.
+    `left_out` is the reason why the scan is in no number, "" if it is included;
+    `structures_left_out` has the reasons for structures of an included scan: `volumes_mm3` lacks
+    these. `structure_grades` has the grades of single structures.
     """
 
     subject: str
@@ -91,7 +91,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class Range:
-    """Expected volumes of a structure, for people of a sex and age where these are given.
+    """Expected volumes of a structure, for people of a sex and age if these are given.
 
     Volumes in mm³, ages in years, both ends included. `sex` "" is for both sexes.
     """
@@ -105,14 +105,15 @@ class Range:
 
     @property
     def is_for_some(self) -> bool:
-        """Whether it is for one sex or for some ages."""
+        """True if the range is limited to one sex or to some ages."""
         is_by_age = np.isfinite(self.age_from) or np.isfinite(self.age_to)
         return bool(self.sex or is_by_age)
 
     def fits(self, scan: Scan) -> bool:
-        """Whether it speaks of this person; ranges by age or sex say nothing where these lack.
+        """Return True if the range applies to this person.
 
-        Both conditions must hold where both are given.
+        If both sex and age are given, both must match. A range by age or sex does not apply to
+        persons whose age or sex is unknown.
         """
         if self.sex and self.sex != scan.sex:
             return False
@@ -126,10 +127,10 @@ class Range:
 
 @dataclass(frozen=True)
 class Adjustment:
-    """How volumes were adjusted: a row of coefficients for each structure, by its name.
+    """Adjustment of volumes: a row of coefficients for each structure, by its name.
 
     `mean_mm3` is the mean intracranial volume, `scans` the number of scans that have one, and
-    `without` that of scans that lack it: they have no adjusted volume. The columns of
+    `without` the number of scans that lack it: they have no adjusted volume. The columns of
     `coefficients` are `slope`, `intercept`, `r2` and `scans`; empty for proportions.
     """
 
@@ -141,20 +142,20 @@ class Adjustment:
 
     @property
     def unit(self) -> str:
-        """The unit of what is adjusted."""
+        """The unit of adjusted volumes."""
         return "mm3" if self.method == "residual" else "%"
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """The tables of the report, all made from the scans' volumes.
+    """Tables of the report, all computed from the scans' volumes.
 
     `frame` has a row for each scan, structure and metric; `structures` are in the order of the
-    label scheme. `adjustment` says how volumes were adjusted, `harmonisation` how effects of sites
-    were taken away; None where they were not.
+    label scheme. `adjustment` describes how volumes were adjusted, `harmonisation` how effects of
+    sites were removed; None if they were not.
 
-    `left_out` are scans that no number of these tables is of; `scans` are all others. `covariates`
-    are those that the user named for the linear model; None leaves the choice to the model.
+    `left_out` are scans that are not in these tables; `scans` are all others. `covariates` are
+    those that the user named for the linear model; None leaves the choice to the model.
     """
 
     scans: tuple[Scan, ...]
@@ -167,19 +168,19 @@ class Cohort:
 
     @property
     def is_tested(self) -> bool:
-        """Whether there were scans enough to hold any volume against the group."""
+        """True if there were enough scans to compare any volume with the group."""
         return bool(self.frame["z"].notna().any())
 
     @property
     def compared(self) -> str:
-        """The metric that scans are compared by: the volume, or the last that was made of it."""
+        """The metric by which scans are compared: the volume, or the last one derived from it."""
         if self.harmonisation is not None:
             return HARMONISED
         return "volume" if self.adjustment is None else ADJUSTED
 
     @property
     def unit(self) -> str:
-        """The unit of that metric, as people write it."""
+        """The unit of the compared metric, as people write it."""
         unit = "mm3" if self.adjustment is None else self.adjustment.unit
         return unit.replace("mm3", "mm³")
 
@@ -193,7 +194,7 @@ class Cohort:
         """The linear model of measured volumes; see `fit_groups`.
 
         Volumes that were harmonised, or adjusted by a regression, have lost degrees of freedom that
-        a test would not know of. So site and head size are terms of the model instead.
+        a test would not account for. Therefore site and head size are terms of the model instead.
         """
         needed = []
         if self.harmonisation is not None:
@@ -209,14 +210,14 @@ class Cohort:
     def outliers(self) -> pd.DataFrame:
         """Volumes and asymmetries far from the group's median, or out of their range.
 
-        Of volumes that were adjusted or harmonised, these are held against the group, and the
-        measured ones against ranges.
+        If volumes were adjusted or harmonised, these are compared with the group, and the measured
+        ones with ranges.
         """
         far = self.frame["z"].abs() > OUTLIER_Z
         return self.frame[far | (self.frame["note"] != "")].copy()
 
     def largest_z(self) -> list[float]:
-        """The farthest of each scan's volumes and asymmetries; NaN where no z is known."""
+        """The largest z among each scan's volumes and asymmetries; NaN if no z is known."""
         distances = self.frame["z"].abs()
         sizes = distances.groupby(self.frame["scan"]).max()
         return [float(sizes[number]) for number in range(len(self.scans))]
@@ -232,13 +233,13 @@ def cohort_of(
     norms: Norms | None = None,
     covariates: Collection[str] | None = None,
 ) -> Cohort:
-    """The tables of a group, from its scans' volumes.
+    """Compute the tables of a group from its scans' volumes.
 
-    Volumes in long form with asymmetry, their robust z over the group, and a note on those
+    Volumes are in long form with asymmetry, their robust z over the group, and a note on volumes
     outside of the `ranges`. Structures are those of the scheme that any scan has. With `adjusting`
-    each volume is there again, adjusted for the intracranial volume, and with `harmonising` again,
-    without the effects of sites; the last one has the z. With `norms` measured volumes have a
-    percentile, and `norm_z`. Scans that are left out have no part in any of it.
+    each volume has another row, adjusted for the intracranial volume, and with `harmonising`
+    another, without the effects of sites; the last one has the z. With `norms` measured volumes
+    have a percentile, and `norm_z`. Scans that are left out have no part in any of it.
     """
     left_out = tuple(scan for scan in scans if scan.left_out)
     scans = tuple(scan for scan in scans if not scan.left_out)
@@ -289,20 +290,20 @@ def _with_more(
     made_metric: str,
     unit: str,
 ) -> pd.DataFrame:
-    """The frame, and after each row of one metric (of scan n) what was `made` of it."""
+    """Return the frame with a row of `made` after each row of one metric (of scan n)."""
     rows = frame[frame["metric"] == metric]
     values = [
         made[structure][scan]
         for structure, scan in zip(rows["structure"], rows["scan"], strict=True)
     ]
     added = rows.assign(metric=made_metric, value=values, unit=unit)
-    # Sorted by their old place, what it was made of first: the index of the two is the same.
+    # The new rows have the index of their originals, so a stable sort puts them right behind.
     joined = pd.concat([frame, added]).sort_index(kind="stable")
     return joined.reset_index(drop=True)
 
 
 def _z_scores(values: pd.Series) -> NDArray[np.float64]:
-    """Robust z of each value; NaN where there are too few."""
+    """Return the robust z of each value; NaN if there are too few values."""
     if values.notna().sum() < FEWEST_FOR_Z:
         return np.full(len(values), np.nan)
     return robust_z(values.to_numpy(float))
@@ -311,7 +312,7 @@ def _z_scores(values: pd.Series) -> NDArray[np.float64]:
 def _volume_frame(
     scans: Sequence[Scan], scheme: LabelScheme, structures: Sequence[str]
 ) -> pd.DataFrame:
-    """A row for each volume, and one for each pair's asymmetry index in percent."""
+    """Return a row for each volume, and one for each pair's asymmetry index in percent."""
     rows = []
     for number_of_scan, scan in enumerate(scans):
         age_band = ""
@@ -337,7 +338,7 @@ def _volume_frame(
             if label.side != "left" or label.partner is None:
                 continue
             right_mm3 = scan.volumes_mm3.get(scheme.names[label.partner], np.nan)
-            # Positive where the left is larger; NaN where both lack.
+            # Positive if the left is larger; NaN if both are absent.
             index = float("nan")
             both_mm3 = volume_mm3 + right_mm3
             if both_mm3 > 0:
@@ -355,7 +356,7 @@ def _or_nan(value: float | None) -> float:
 def _range_notes(
     frame: pd.DataFrame, scans: Sequence[Scan], ranges: Iterable[Range]
 ) -> pd.Series:
-    """What is to be said of each row's range; nothing where it is within or has none."""
+    """Return a note for each row outside of its range; "" for rows within it or without one."""
     notes = pd.Series("", frame.index)
     is_volume = frame["metric"] == "volume"
     for limits in ranges:
@@ -370,9 +371,10 @@ def _range_notes(
 
 
 def _places(frame: pd.DataFrame, scans: Sequence[Scan], norms: Norms) -> pd.DataFrame:
-    """Where each volume lies among those of a person's equals, a row for each of the frame's.
+    """Return the position of each volume in the norms, a row for each row of the frame.
 
-    What norms say nothing of is NaN: all but measured volumes, and persons unlike the controls.
+    Rows that the norms do not cover are NaN: all but measured volumes, and persons unlike the
+    controls.
     """
     rows = []
     for row in frame.to_dict("records"):
@@ -396,11 +398,10 @@ def _places(frame: pd.DataFrame, scans: Sequence[Scan], norms: Norms) -> pd.Data
 def adjust(
     volumes_mm3: Mapping[str, _Values], intracranial_mm3: _Values, method: Method
 ) -> tuple[dict[str, _Values], Adjustment]:
-    """Adjusted volumes of N scans, (N,) by structure, and how they were adjusted.
+    """Return adjusted volumes of N scans, (N,) by structure, and how they were adjusted.
 
-    `volumes_mm3` (N,) by structure and `intracranial_mm3` (N,) are NaN where they are not known,
-    and so is what is adjusted. EvaluationError where fewer than four scans have an intracranial
-    volume.
+    `volumes_mm3` (N,) by structure and `intracranial_mm3` (N,) are NaN where unknown, and so are
+    the adjusted volumes. EvaluationError if fewer than four scans have an intracranial volume.
     """
     known = np.isfinite(intracranial_mm3)
     if known.sum() < _FEWEST_SCANS:
@@ -426,7 +427,7 @@ def adjust(
 
 
 def _line(x: _Values, y: _Values) -> dict[str, float]:
-    """The line of y over x by least squares; NaN where fewer than four pairs are known."""
+    """Fit the line of y over x by least squares; NaN if fewer than four pairs are known."""
     known = np.isfinite(x) & np.isfinite(y)
     x = x[known]
     y = y[known]
@@ -445,16 +446,16 @@ def _line(x: _Values, y: _Values) -> dict[str, float]:
 
 
 def groups_of(persons: pd.DataFrame, fact: str) -> list[str]:
-    """The groups of persons by one fact, sorted; a fact that is not known is no group."""
+    """Return the groups of persons by one fact, sorted; unknown facts are not a group."""
     return sorted(set(persons[fact]) - {""})
 
 
 def persons_of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """A row for each person and structure: `value`, `age` and `icv`, means of scans, and facts.
+    """Return a row for each person and structure: means of `value`, `age` and `icv`, and facts.
 
-    `frame` is that of a `Cohort`, and values are of one metric of it. In the order of the
-    structures; those of persons without a value have NaN. A fact by which a person's scans differ
-    is "", as one that is not known.
+    The means are over scans. `frame` is the frame of a `Cohort`, and values are of one of its
+    metrics. Rows are in the order of the structures; persons without a value have NaN. A fact that
+    differs between a person's scans is "", like an unknown one.
     """
     values = frame[frame["metric"] == metric]
     known = {fact: values[fact].where(values[fact] != "") for fact in FACTORS}
@@ -473,7 +474,7 @@ def persons_of(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def differing_persons(frame: pd.DataFrame, fact: str) -> list[str]:
-    """The persons whose scans differ by a fact, as patients who were controls before."""
+    """Return the persons whose scans differ by a fact, as patients who were controls before."""
     known = frame[frame[fact] != ""]
     kinds = known.groupby("subject")[fact].nunique()
     return [str(person) for person in kinds.index[kinds > 1]]

@@ -1,7 +1,7 @@
-"""What every figure of a report is made with: its sheet, its marks, and how it is written.
+"""Drawing tools for the figures of reports: canvas, marks, and output as SVG, PNG and PDF.
 
-As SVG it is plain in a file, or inline in a page whose style sheet colours it. matplotlib writes
-colours into style attributes, which a page's strict policy refuses, and fixes ink and paper.
+As SVG a figure is plain in a file, or inline in a page whose style sheet colours it. matplotlib
+writes colours into style attributes, which a page's strict policy refuses, and fixes ink and paper.
 Inline, styles become plain attributes, ink and grid lines become classes that the page's style
 sheet colours, and marks get titles that a pointer or a screen reader finds.
 """
@@ -29,12 +29,12 @@ from trinat.segmentation.io.files import write_whole
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Told apart by people with any colour vision, on light and on dark ground (after Okabe and Ito).
+# Distinguishable with any colour vision, on light and on dark ground (after Okabe and Ito).
 MODEL_COLORS = ("#2f7fc1", "#e0851b", "#12a07a", "#c2609a", "#8a8d1e", "#d1502f")
 WARNING_COLOR = MODEL_COLORS[5]
 _MOST_PANELS_ABREAST = 4
 _BETWEEN_PANELS = 0.12  # of a panel's height
-# Drawn with these, a line or a letter takes the page's colour.
+# Lines and letters in these colours take the page's colour.
 INK = "#1f2730"
 GRID = "#d5dae1"
 _CLASSES = {INK: "ink", GRID: "grid"}
@@ -54,7 +54,7 @@ _ID = re.compile(r"#([A-Za-z0-9_.:-]+)")
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure, what it shows in words, and the names of its marks by artist.
+    """Figure with a description in words and the names of its marks by artist.
 
     - `name` is the name of its file without an ending.
     - `label` is the text for readers who cannot see it.
@@ -81,12 +81,12 @@ class Drawing:
 
     @cached_property
     def svg(self) -> bytes:
-        """The figure as a file, drawn once."""
+        """Return the figure as an SVG file, drawn once."""
         return plain_svg(self.figure)
 
     @property
     def png(self) -> bytes:
-        """The bytes of a file that shows the figure on white, at 150 dpi.
+        """Return the bytes of a PNG file that shows the figure on white, at 150 dpi.
 
         The figure is transparent again afterwards, as its SVG needs it.
         """
@@ -94,7 +94,7 @@ class Drawing:
 
         buffer = io.BytesIO()
         self.figure.set(dpi=150, facecolor="white")
-        # `savefig` would draw all of it twice, first to look at its layout.
+        # `savefig` would draw the figure twice, first to look at its layout.
         with _any_letters():
             FigureCanvasAgg(self.figure).print_png(buffer)
         self.figure.set(facecolor="none")
@@ -102,38 +102,41 @@ class Drawing:
 
     @property
     def pdf(self) -> bytes:
-        """The figure as a PDF file, the same bytes every time."""
+        """Return the figure as a PDF file, the same bytes every time."""
         import matplotlib as mpl
         from matplotlib.backends.backend_pdf import FigureCanvasPdf
 
         buffer = io.BytesIO()
         metadata = {"CreationDate": None, "Producer": None, "Creator": None}
-        # Type 42 fonts: text stays text, which journals ask for.
+        # Type 42 fonts keep text as text, which journals ask for.
         with mpl.rc_context({"pdf.fonttype": 42}), _any_letters():
             FigureCanvasPdf(self.figure).print_pdf(buffer, metadata=metadata)
         return buffer.getvalue()
 
     def inline(self) -> str:
-        """For a page: in the page's colours, with names that a pointer finds."""
+        """Return the figure for a page: in the page's colours, with names that a pointer finds."""
         return inline_svg(self.svg, self.name, self.label, self.marks)
 
 
 @contextmanager
 def _any_letters() -> Iterator[None]:
-    """Letters that the font lacks are boxes in a picture, and text in a page: nobody is warned."""
+    """Suppress warnings about letters that the font lacks.
+
+    They are boxes in a picture, and text in a page.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from font")
         yield
 
 
 def _lay_out(figure: Figure, rows: int) -> None:
-    """Place all of a figure once; otherwise every file that is written does it twice more.
+    """Compute the layout of a figure once; otherwise every file that is written does it twice more.
 
     The figure has the constrained layout, and panels in `rows`.
     """
     engine: Any = figure.get_layout_engine()
     if rows > 1:
-        # The title of a panel is nearer to it than to the row above.
+        # A panel's title is nearer to it than to the row above.
         engine.set(hspace=_BETWEEN_PANELS)
     with _any_letters():
         engine.execute(figure)
@@ -166,10 +169,10 @@ def canvas(
     rows: int = 1,
     columns: int = 1,
 ) -> Iterator[Any]:
-    """A figure without pyplot, in the report's style: (figure, axis or axes).
+    """Provide a figure without pyplot, in the report's style: (figure, axis or axes).
 
     Sizes in inches. With several rows or columns the axes come as an array, as from matplotlib's
-    `subplots`. All must be drawn when the context ends: the figure is laid out then.
+    `subplots`. Everything must be drawn when the context ends: the figure is laid out then.
     """
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -186,10 +189,10 @@ def canvas(
 def panels(
     structures: Sequence[str], height_in: float, more_in: float = 0.0
 ) -> Iterator[tuple[Any, list[Any]]]:
-    """Small multiples in a `canvas`: a figure, and an axis with a title for each structure.
+    """Provide small multiples in a `canvas`: a figure, and an axis with a title for each structure.
 
-    Up to four are abreast. A row is `height_in` high, and the figure has `more_in` besides. Without
-    structures the figure is empty.
+    Up to four panels are side by side. A row is `height_in` high, and the figure has `more_in`
+    besides. Without structures the figure is empty.
     """
     count = len(structures)
     columns = max(1, min(_MOST_PANELS_ABREAST, count))
@@ -211,10 +214,10 @@ def draw_boxes(
     band: float,
     color: str,
 ) -> None:
-    """Quartiles and median of each (height, values), in the colour of a model.
+    """Draw quartiles and median of each (height, values), in the colour of a model.
 
-    Whiskers end at the last value within 1.5 quartile ranges. All boxes are three artists: each
-    one more costs time in every layout.
+    Whiskers end at the last value within 1.5 quartile ranges. All boxes are three artists, because
+    each artist costs time in every layout.
     """
     from matplotlib.cbook import boxplot_stats
     from matplotlib.collections import PolyCollection
@@ -248,14 +251,14 @@ def draw_dots(
     color: Any,
     gid: str,
 ) -> None:
-    """A dot for each of the values of each (height, values).
+    """Draw a dot for each of the values of each (height, values).
 
     `band` is the height that the dots of one row may take, in the axis's units. All dots are one
     artist with the name `gid`, in the order of the rows. `rows` may not be empty; values may be.
     """
     places = []
     for height, values in rows:
-        # Offsets keep dots apart, the same every time: the golden ratio's low discrepancy.
+        # Offsets keep dots apart and are reproducible: the golden ratio's low-discrepancy sequence.
         steps = np.arange(len(values)) * 0.618034
         offsets = (steps + 0.5) % 1 - 0.5
         places.append(height + offsets * band * 0.7)
@@ -265,12 +268,12 @@ def draw_dots(
 
 
 def as_text(name: str) -> str:
-    """A name as figures show it: two dollars in it would begin and end mathematics."""
+    """Escape a name for figures: two dollar signs in it would begin and end mathematics."""
     return re.sub(r"(?<!\\)\$", r"\\$", name)
 
 
 def name_rows(axis: Any, structures: Iterable[str]) -> None:
-    """Structures down the axis, the first at the top.
+    """Write structures along the vertical axis, the first at the top.
 
     Row n is at height n. Names are shortened by `short_name`.
     """
@@ -284,21 +287,21 @@ def name_rows(axis: Any, structures: Iterable[str]) -> None:
 
 
 def name_cells(axis: Any, columns: Sequence[str], rows: Sequence[str]) -> None:
-    """Names of a map's columns below it, upright, and of its rows beside it."""
+    """Write the names of a map's columns below it, upright, and of its rows beside it."""
     axis.set_xticks(range(len(columns)), map(as_text, columns), rotation=90)
     axis.set_yticks(range(len(rows)), map(as_text, rows))
     axis.tick_params(labelsize=6.5)
 
 
 def model_color(number: int) -> str:
-    """The colour of a model by its place in the report; after the last, they begin again."""
+    """Return the colour of a model by its place in the report; after the last, they repeat."""
     return MODEL_COLORS[number % len(MODEL_COLORS)]
 
 
 def add_legend(figure: Figure, models: Sequence[str], columns: int = 4) -> None:
-    """The models' colours above the figure; of a single model, nothing.
+    """Draw a legend of the models' colours above the figure; nothing for a single model.
 
-    `columns` names stand side by side. The colour of a model is that of its place in `models`.
+    `columns` names stand side by side. The colour of a model is given by its place in `models`.
     """
     if len(models) < 2:
         return
@@ -317,7 +320,7 @@ def add_legend(figure: Figure, models: Sequence[str], columns: int = 4) -> None:
 
 
 def plain_svg(figure: Figure) -> bytes:
-    """The figure as an SVG file, the same bytes every time.
+    """Return the figure as an SVG file, the same bytes every time.
 
     Fonts are those of the reader's machine. No date is written.
     """
@@ -328,7 +331,7 @@ def plain_svg(figure: Figure) -> bytes:
     # Text stays text: it can be read aloud, searched and copied, and takes a tenth of the bytes.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "trinat"}):
         figure.set_dpi(100)  # of pictures within; lines and letters have no resolution
-        # `savefig` would draw all of it twice, first to look at its layout.
+        # `savefig` would draw the figure twice, first to look at its layout.
         with _any_letters():
             FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
     return buffer.getvalue()
@@ -340,7 +343,7 @@ def inline_svg(
     label: str,
     titles: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
-    """`plain_svg` for a page; `prefix` keeps its ids apart from other figures'.
+    """Return `plain_svg` for a page; `prefix` makes its ids unique in the page.
 
     `titles[gid]` names, in order, the marks of the artist with that gid.
     """
@@ -358,7 +361,7 @@ def inline_svg(
         group = by_id.get(gid)
         if group is None:
             continue
-        # Shapes that are only defined are no marks.
+        # Shapes in definitions are not marks.
         defined: set[int] = set()
         for definitions in group.iter(_DEFS):
             defined.update(id(element) for element in definitions.iter())
@@ -369,7 +372,7 @@ def inline_svg(
             title.text = name
     for element in root.iter():
         _restyle(element)
-        # The element's id, and those that it refers to.
+        # Rename the element's id and the ids that it refers to.
         if "id" in element.attrib:
             element.set("id", f"{prefix}-{element.attrib['id']}")
         for key, value in element.attrib.items():
@@ -382,7 +385,7 @@ def inline_svg(
 
 
 def _restyle(element: ElementTree.Element) -> None:
-    """Style declarations to attributes; ink and grid colours to classes."""
+    """Convert style declarations to attributes, and ink and grid colours to classes."""
     for declaration in element.attrib.pop("style", "").split(";"):
         key, _, value = declaration.partition(":")
         key = key.strip()
@@ -393,7 +396,7 @@ def _restyle(element: ElementTree.Element) -> None:
                 element.set("font-size", size[1])
             if re.match(r"(\w+ )*(bold|[6-9]00) ", value):
                 element.set("font-weight", "bold")
-        # The family is the page's; a length as an attribute has no unit.
+        # The font family is the page's; a length as an attribute has no unit.
         elif value and key != "font-family":
             element.set(key, value.removesuffix("px"))
     classes = []

@@ -1,4 +1,4 @@
-"""From metrics.csv to the numbers of a report; nothing here looks at a voxel.
+"""Statistics of an evaluation, computed from metrics.csv alone, without reading label maps.
 
 The unit is the person: `measurements.by_person` averages a person's scans first. Everything else is
 a reduction of its tables, so the whole report can be recomputed from metrics.csv.
@@ -50,10 +50,10 @@ _STATISTICS = ["persons", "undefined", "mean", "median", "sd", "low", "high"]
 
 
 def structure_statistics(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
-    """A row for each model, metric and structure or group.
+    """Return a row for each model, metric and structure or group.
 
-    Mean, median, SD and 95 % interval of the mean over persons, in the metric's unit; over how
-    many persons; and how many values are undefined.
+    Mean, median, SD and 95 % interval of the mean over persons, in the metric's unit; the number of
+    persons; and the number of undefined values.
     """
     metrics = [metric for metric in frame["metric"].unique() if metric in METRICS]
     tables = []
@@ -71,13 +71,13 @@ def _statistics(
     metric: str,
     members: Members,
 ) -> pd.DataFrame:
-    """The rows of one model and metric; intervals end where the metric's values do."""
+    """Return the rows of one model and metric; intervals are limited to the metric's range."""
     persons = by_person(frame, model, metric)
     definition = METRICS[metric]
     low, high = mean_interval(
         persons.to_numpy(float), definition.least, definition.most
     )
-    # How many values are undefined, one a structure and scan; a group's are its structures'.
+    # Number of undefined values, one per structure and scan; a group's are those of its structures.
     of_each = by_scan(frame, model, metric).isna().sum()
     undefined = []
     for name in persons.columns:
@@ -102,12 +102,12 @@ def _statistics(
 
 
 def comparisons(frame: pd.DataFrame, members: Members) -> pd.DataFrame:
-    """Every two models on the persons that both have; Holm within metric and pair of models.
+    """Compare every two models on the persons that both have, with Holm's correction.
 
-    Only values that both models have, for one structure in one scan, are compared: a structure
-    that one misses has no distance, and must not make its mean the better one. `left_out` says
-    how many values only one of the two has. Groups are corrected among themselves: they are made
-    of structures, not more of them.
+    It corrects within metric and pair of models. Only values that both models have, for one
+    structure in one scan, are compared: a structure that one misses has no distance, and must not
+    make its mean the better one. `left_out` is the number of values that only one of the two has.
+    Groups are corrected among themselves: they are made of structures, not more of them.
     """
     tables = []
     for first, second in combinations(models_of(frame), 2):
@@ -133,12 +133,12 @@ def _comparison(
     metric: str,
     members: Members,
 ) -> pd.DataFrame:
-    """Two models by one metric: a row for each structure that both know, then for each group."""
+    """Compare two models by one metric: rows of structures that both know, then of groups."""
     of_first = by_scan(frame, first, metric)
     of_second = by_scan(frame, second, metric)
     known_to_both = set(of_first.columns) & set(of_second.columns)
     names = [name for name in structures_of(frame) if name in known_to_both]
-    # What only one of the two has is left out.
+    # Values that only one of the two models has are left out.
     scans = of_first.index.union(of_second.index)
     measured = of_first.columns.union(of_second.columns, sort=False)
     of_first = of_first.reindex(index=scans, columns=measured)
@@ -147,7 +147,7 @@ def _comparison(
     left_out = (of_first.notna() ^ of_second.notna()).sum()
     of_first = of_first.where(in_both)
     of_second = of_second.where(in_both)
-    # A group's mean is computed again: over the values that both models have.
+    # Compute a group's mean again, over the values that both models have.
     structures = [name for name in structures_of(frame) if name in measured]
     for group in groups_of(frame):
         parts = [name for name in structures if name in members.get(group, ())]
@@ -165,7 +165,7 @@ def _comparison(
 def _test_each(
     first: pd.DataFrame, second: pd.DataFrame, left_out: pd.Series
 ) -> pd.DataFrame:
-    """Each column of two models' tables (persons x structures and groups) compared, a row each.
+    """Test each column of two models' tables (persons x structures and groups), a row for each.
 
     A row has the fields of `PairedTest`, `left_out` as given for the column, and the 95 % interval
     of the mean difference (`low`, `high`).
@@ -184,7 +184,7 @@ def _test_each(
 
 
 def agreement(frame: pd.DataFrame) -> pd.DataFrame:
-    """Predicted against true volumes: Bland-Altman in mm3 and ICC(2,1), a structure a row.
+    """Compare predicted with true volumes by Bland-Altman in mm3 and ICC(2,1), for each structure.
 
     Persons with several scans count once, with their mean. ICC is the two-way, single-measure one
     for absolute agreement. Empty without predicted volumes.
@@ -204,7 +204,7 @@ def agreement(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def retest(frame: pd.DataFrame) -> pd.DataFrame:
-    """Two scans of a person: within-subject CV and ICC(2,1) of predicted and of true volumes.
+    """Return within-subject CV and ICC(2,1) of predicted and of true volumes over two scans.
 
     A real difference between the scans counts too; the truth's own row shows how large it is.
     """
@@ -212,7 +212,7 @@ def retest(frame: pd.DataFrame) -> pd.DataFrame:
     for model in models_of(frame):
         for metric in ("volume", "truth_volume"):
             scans = by_scan(frame, model, metric)
-            # The second visit before the tenth.
+            # Natural order: the second visit before the tenth.
             visits = scans.index.get_level_values("session")
             scans = scans.iloc[index_natsorted(visits)]
             for structure in scans.columns:
@@ -230,11 +230,11 @@ def retest(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def confusion(frame: pd.DataFrame, model: str) -> pd.DataFrame:
-    """What each true structure was labelled as, share of its true volume over all scans.
+    """Return the share of each true structure's volume by predicted structure, over all scans.
 
     A square table: a row for each true, a column for each predicted structure, background first.
-    What is not compared, as the CSF of many pairs, comes last, with an empty row: other structures
-    may have been labelled as that.
+    Structures that are not compared, such as the CSF of many pairs, come last, with an empty row:
+    other structures may have been labelled as these.
     """
     rows = where(frame, model=model)
     rows = rows[rows["metric"].str.startswith("labelled_as:")]
@@ -254,16 +254,19 @@ def confusion(frame: pd.DataFrame, model: str) -> pd.DataFrame:
 
 
 def swapped(frame: pd.DataFrame) -> pd.DataFrame:
-    """Scans whose left and right are exchanged: most of the paired overlap is on the wrong side."""
+    """Return scans whose left and right are exchanged.
+
+    Most of the paired overlap is on the wrong side.
+    """
     swap = where(frame, metric="side_swap", structure="group:all")
     is_swapped = swap["value"] > 0.5
     return swap.loc[is_swapped, ["subject", "session", "model", "value"]]
 
 
 def absences(frame: pd.DataFrame) -> pd.DataFrame:
-    """How often each structure is missed, invented or absent from both.
+    """Count how often each structure is missed, invented or absent from both.
 
-    The columns are model, structure, absence and count. What never happened has no row.
+    The columns are model, structure, absence and count. Counts of 0 have no row.
     """
     is_dice = frame["metric"] == "dice"
     has_note = frame["note"] != ""
@@ -273,9 +276,9 @@ def absences(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def absent_everywhere(frame: pd.DataFrame) -> list[str]:
-    """Structures that no label map has, true or predicted, neither on the left nor on the right.
+    """Return structures that no label map has, true or predicted, on either side.
 
-    Those of tissue schemes without some structures, or of parts of a head: nothing is measured of
+    Tissue schemes and label maps of parts of a head lack some structures: nothing is measured of
     them.
     """
     rows = frame[(frame["metric"] == "dice") & ~is_group(frame)]
@@ -286,7 +289,7 @@ def absent_everywhere(frame: pd.DataFrame) -> list[str]:
 
 
 def worst_scans(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
-    """Scans with the lowest mean Dice over all structures, and each one's worst structure.
+    """Return the scans with the lowest mean Dice over all structures, and their worst structures.
 
     At most `count` rows for all models together, the worst first.
     """
@@ -305,7 +308,7 @@ def worst_scans(frame: pd.DataFrame, count: int = 5) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Everything that a report says, computed once from the table of measurements.
+    """Results of an evaluation, computed once from the table of measurements.
 
     `not_predicted` and `other_csf` have a model and a structure in each row: these are not in
     `frame`, since the model does not know them, or the truth's CSF is something else. The other
@@ -323,13 +326,13 @@ class Evaluation:
 
     @property
     def models(self) -> list[str]:
-        """The models that are evaluated, in the order of the command line."""
+        """The evaluated models, in the order of the command line."""
         return models_of(self.frame)
 
     def without_absent(self) -> Evaluation:
-        """The same without structures that are absent everywhere, and groups of such alone.
+        """Return a copy without structures that are absent everywhere, and groups of only these.
 
-        Where there is no other structure nothing is taken out.
+        If there is no other structure, nothing is removed.
         """
         absent = set(absent_everywhere(self.frame))
         if len(absent) == len(structures_of(self.frame)):
@@ -339,7 +342,7 @@ class Evaluation:
         absent.update(set(groups_of(self.frame)) - set(measured))
 
         def present(table: pd.DataFrame) -> pd.DataFrame:
-            """The rows of structures and groups that are left; an empty table has no columns."""
+            """Return the rows of the remaining structures; an empty table has no columns."""
             if table.empty:
                 return table
             return table[~table["structure"].isin(absent)]
@@ -354,14 +357,14 @@ class Evaluation:
         )
 
     def statistic(self, model: str, metric: str, structure: str) -> Mapping[str, Any]:
-        """One row of `statistics` by column; empty where there is none."""
+        """Return one row of `statistics` by column; empty if there is none."""
         found = where(self.statistics, model=model, metric=metric, structure=structure)
         if found.empty:
             return {}
         return dict(found.iloc[0])
 
     def to_json(self) -> dict[str, Any]:
-        """The tables of the report as records; undefined numbers are null.
+        """Return the tables of the report as records; undefined numbers are null.
 
         Numbers are not rounded.
         """
@@ -385,11 +388,10 @@ class Evaluation:
 def evaluate_frame(
     frame: pd.DataFrame, pairs: pd.DataFrame, scheme: LabelScheme
 ) -> Evaluation:
-    """All statistics of a metrics.csv, whose structures are those of `scheme`.
+    """Compute all statistics of a metrics.csv, whose structures are those of `scheme`.
 
-    Structures that a model does not predict, and CSF that is not compared, are taken out first:
-    they count in no mean and no test.
-    `pairs` is the table of pairs.csv.
+    Structures that a model does not predict, and CSF that is not compared, are removed first: they
+    count in no mean and no test. `pairs` is the table of pairs.csv.
     """
     members: dict[str, list[str]] = {}
     for group, labels in members_of_groups(scheme).items():
@@ -412,13 +414,13 @@ def evaluate_frame(
 
 
 def _noted(frame: pd.DataFrame, note: str) -> pd.DataFrame:
-    """The models and structures with a note, each once."""
+    """Return the models and structures with a note, each once."""
     found = frame.loc[frame["note"] == note, ["model", "structure"]]
     return found.drop_duplicates(ignore_index=True)
 
 
 def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows as JSON has them: a number that is not finite is null."""
+    """Convert rows to JSON records: a number that is not finite is null."""
     records = []
     for row in table.to_dict("records"):
         record = {}

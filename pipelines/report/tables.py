@@ -1,4 +1,4 @@
-"""The tables of an evaluation's page, and their cells: numbers, intervals, shades, p values."""
+"""Tables of an evaluation's page, and their cells: numbers, intervals, shades, p values."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from trinat.pipelines.report.summary import Evaluation
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.definitions import DIGITS, HEADLINE, METRICS, Metric
 
-_MOST_SCANS = 200  # in the tables by scan; metrics.csv has them all
+_MOST_SCANS = 200  # in the tables by scan; metrics.csv has all
 _MOST_CONFUSIONS = 25
-# The shade is full where the value is perfect; a distance of this has none.
+# The shade is full for a perfect value, and empty for a distance of this.
 _FAR_MM = 10.0
 
 _UNDEFINED = (
@@ -42,7 +42,7 @@ _HEADLINE_COLUMNS: Columns = [
 
 
 def headline(evaluation: Evaluation) -> Table:
-    """Means over all structures, a row a model.
+    """Return the means over all structures, a row for each model.
 
     Each cell has the mean and its interval, in the metric's unit.
     """
@@ -59,7 +59,7 @@ def headline(evaluation: Evaluation) -> Table:
 
 
 def not_predicted(evaluation: Evaluation) -> Table | None:
-    """The structures that a model does not know; None where all know all.
+    """Return the structures that a model does not know; None if all models know all.
 
     A row for each structure and model.
     """
@@ -74,9 +74,9 @@ def not_predicted(evaluation: Evaluation) -> Table | None:
 
 
 def groups(evaluation: Evaluation) -> Table:
-    """Means over the structures of each group, a row a model and group.
+    """Return the means over the structures of each group, a row for each model and group.
 
-    Groups that the label scheme lacks have no row; that of all structures is in `headline`.
+    Groups that the label scheme lacks have no row; the group of all structures is in `headline`.
     """
     known = set(evaluation.statistics["structure"])
     shown = [
@@ -98,9 +98,10 @@ def groups(evaluation: Evaluation) -> Table:
 
 
 def structures(evaluation: Evaluation) -> Table:
-    """All statistics: a row for each structure or group, metric and model.
+    """Return all statistics: a row for each structure or group, metric and model.
 
-    Sorted by metric, then by structure as the label scheme has them. Readers filter it by metric.
+    Sorted by metric, then by structure in the order of the label scheme. Readers filter it by
+    metric.
     """
     interval = "Interval of the mean over persons"
     columns: Columns = [
@@ -137,7 +138,7 @@ def structures(evaluation: Evaluation) -> Table:
 
 
 def _places_of_structures(evaluation: Evaluation) -> dict[str, int]:
-    """Places in the order of tables: single structures, then groups and all else."""
+    """Return the order of rows in tables: single structures, then groups and all else."""
     names = [
         *measurements.structures_of(evaluation.frame),
         *evaluation.frame["structure"].unique(),
@@ -149,10 +150,11 @@ def _places_of_structures(evaluation: Evaluation) -> dict[str, int]:
 
 
 def heat(evaluation: Evaluation, model: str, metric: str, scheme: LabelScheme) -> Table:
-    """Every scan in one metric, the worst first.
+    """Return every scan in one metric, the worst first.
 
-    A column for each structure, under its abbreviation. Of many scans the worst are shown, by the
-    mean over all structures; a note says so. Cells are shaded by how good the value is.
+    A column for each structure, under its abbreviation. If there are many scans only the worst are
+    shown, by the mean over all structures; a note says so. Cells are shaded by how good the value
+    is.
     """
     definition = METRICS[metric]
     scans = measurements.by_scan(evaluation.frame, model, metric)
@@ -184,9 +186,9 @@ def heat(evaluation: Evaluation, model: str, metric: str, scheme: LabelScheme) -
 
 
 def comparison(evaluation: Evaluation) -> Table:
-    """The tests of every two models: a row for each structure or group and metric.
+    """Return the tests of every two models: a row for each structure or group and metric.
 
-    Differences are in the metric's unit. Where a test was not possible, the note says why.
+    Differences are in the metric's unit. If a test was not possible, the note says why.
     """
     columns: Columns = [
         "Structure",
@@ -223,9 +225,9 @@ def comparison(evaluation: Evaluation) -> Table:
 
 
 def agreement(evaluation: Evaluation) -> Table:
-    """Bland-Altman and ICC of the volumes, a row a structure and model.
+    """Return Bland-Altman and ICC of the volumes, a row for each structure and model.
 
-    Limits are those of agreement, at 1.96 standard deviations of the difference.
+    Limits are limits of agreement, at 1.96 standard deviations of the difference.
     """
     columns = {
         "structure": Column("Structure"),
@@ -242,10 +244,10 @@ def agreement(evaluation: Evaluation) -> Table:
 
 
 def retest(evaluation: Evaluation) -> Table | None:
-    """How volumes of two scans of a person agree; None where nobody has two.
+    """Return the agreement of volumes of two scans of a person; None if nobody has two.
 
-    Predicted and true volumes have a row each, so that one sees what the network adds to the
-    difference between scans.
+    Predicted and true volumes have a row each, to show what the network adds to the difference
+    between scans.
     """
     if evaluation.retest.empty:
         return None
@@ -263,10 +265,10 @@ def retest(evaluation: Evaluation) -> Table | None:
 
 
 def confusions(frame: pd.DataFrame) -> Table:
-    """The largest shares of each true structure that a model labelled as another.
+    """Return the largest shares of each true structure that a model labelled as another.
 
-    The share is of the true structure's voxels. Voxels that were labelled as
-    background are among them.
+    The share is of the true structure's voxels. Voxels that were labelled as background are
+    included.
     """
     rows = []
     for model in measurements.models_of(frame):
@@ -291,7 +293,7 @@ def confusions(frame: pd.DataFrame) -> Table:
 def _largest_confusions(
     frame: pd.DataFrame, model: str
 ) -> list[tuple[str, str, float]]:
-    """True structure, what it was labelled as, and its share that was; the largest first."""
+    """Return true structure, predicted structure and share, the largest share first."""
     shares = summary.confusion(frame, model).drop(index="background")
     values = np.nan_to_num(shares.to_numpy(float, copy=True))
     true_names = np.array(shares.index)
@@ -309,7 +311,7 @@ def _largest_confusions(
 
 
 def pairs(pairs: pd.DataFrame) -> Table:
-    """Every file of both sides, as in pairs.csv, with its grid in words.
+    """Return every file of both sides, as in pairs.csv, with its grid in words.
 
     Files without a partner are listed too, with the reason in the note.
     """
@@ -331,7 +333,7 @@ def pairs(pairs: pd.DataFrame) -> Table:
 
 
 def definitions() -> Table:
-    """What each metric is, and its value where a structure is absent.
+    """Return the definition of each metric, and its value if a structure is absent.
 
     The same for each page: nothing in it is measured.
     """
@@ -368,7 +370,7 @@ def _records(
     *,
     note: str = "",
 ) -> Table:
-    """A table of records, its columns by their keys; structures have their short names."""
+    """Make a table of records, its columns by their keys; structures have their short names."""
     shown = records.copy()
     if "structure" in shown:
         shown["structure"] = [short_name(name) for name in shown["structure"]]
@@ -377,12 +379,12 @@ def _records(
 
 
 def digits_of(metric: str) -> int:
-    """Digits after the point that a metric's unit has use for."""
+    """Return the number of decimals that are useful in a metric's unit."""
     return DIGITS[METRICS[metric].unit]
 
 
 def _numbers_of(row: Mapping[Any, Any], *keys: str, sign: bool = False) -> list[Cell]:
-    """Numbers of a metric, with as many digits as its unit has use for."""
+    """Format numbers of a metric, with the decimals that are useful in its unit."""
     return [number(row[key], digits_of(row["metric"]), sign=sign) for key in keys]
 
 
@@ -392,12 +394,12 @@ def _mean_with_interval(
     metric: str,
     structure: str = "group:all",
 ) -> Cell:
-    """A mean with its 95 % interval; a dash where there is none."""
+    """Format a mean with its 95 % interval; a dash if there is none."""
     found = evaluation.statistic(model, metric, structure)
     if not found or np.isnan(found["mean"]):
         return number(None)
     mean, low, high = _numbers_of(found, "mean", "low", "high")
-    # A line breaks before the interval, never within it.
+    # A line may break before the interval, but not within it.
     text = f"{mean.text} [{low.text},\N{NO-BREAK SPACE}{high.text}]"
     hint = ""
     if found["undefined"]:
@@ -406,7 +408,7 @@ def _mean_with_interval(
 
 
 def _shaded(metric: Metric, structure: str, value: float) -> Cell:
-    """A number on a ground that says how good it is."""
+    """Format a number on a background that shows how good it is."""
     cell = number(value, 2)
     shade = None
     if not np.isnan(value):
@@ -419,7 +421,7 @@ def _shaded(metric: Metric, structure: str, value: float) -> Cell:
 
 
 def _p_value(value: float) -> Cell:
-    """A p value; the smallest ones by their limit."""
+    """Format a p value; the smallest ones by their limit."""
     if np.isnan(value):
         return number(None, hint="no test")
     text = f"{value:.3f}"
