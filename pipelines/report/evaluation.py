@@ -1,4 +1,4 @@
-"""The evaluation report: what its page says of measurements, and what a paper prints."""
+"""Report of an evaluation: the page of its measurements, and tables for papers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.definitions import HEADLINE, METRICS, PLOTTED, PRINTED
 from trinat.segmentation.metrics.statistics import FEWEST_PERSONS, fewest_persons_for
 
-# Signs that LaTeX reads as commands.
+# Escapes of characters that LaTeX reads as commands.
 _LATEX = str.maketrans(
     {
         "&": r"\&",
@@ -54,7 +54,7 @@ class WorstScan:
     text: str
     alt: str
     view: CaseView
-    palette: None = None  # one for all
+    palette: None = None  # shared by all scans
 
     @property
     def still(self) -> str:
@@ -63,10 +63,10 @@ class WorstScan:
 
 
 def drawings(evaluation: Evaluation) -> dict[str, list[Drawing]]:
-    """The report's figures, by section.
+    """Return the report's figures, by section.
 
-    Metrics that were not measured have no figure. Comparisons are there for two models or more.
-    Structures that are absent everywhere have no place in them.
+    Metrics that were not measured have no figure. Comparisons need two models or more. Structures
+    that are absent everywhere are not shown.
     """
     evaluation = evaluation.without_absent()
     frame = evaluation.frame
@@ -78,7 +78,7 @@ def drawings(evaluation: Evaluation) -> dict[str, list[Drawing]]:
     ]
     volumes = [figures.bland_altman_plot(frame, model, structures) for model in models]
     confusions = [figures.confusion_plot(frame, model) for model in models]
-    # Every two models that are compared, in overlap and in distance.
+    # Every two models are compared in overlap and in distance.
     compared = []
     table = evaluation.comparisons
     if not table.empty:
@@ -95,9 +95,9 @@ def drawings(evaluation: Evaluation) -> dict[str, list[Drawing]]:
 
 
 def heat_maps(evaluation: Evaluation) -> list[Drawing]:
-    """Scan x structure, a figure for each metric and model; the page has them as tables.
+    """Return maps of scans x structures, one for each metric and model.
 
-    They are written as files beside the page.
+    They are written as files beside the page, which has them as tables.
     """
     evaluation = evaluation.without_absent()
     found = []
@@ -120,7 +120,7 @@ def evaluation_page(
     faces: str = "",
     notices: Sequence[str] = (),
 ) -> str:
-    """The HTML file.
+    """Return the HTML page.
 
     `plots` are `drawings`, by section; `faces` says whether pictures show faces; `notices` come
     before those that follow from the numbers.
@@ -136,14 +136,14 @@ def evaluation_page(
         f"{' and '.join(evaluation.models)} against the truth: {count(scans, 'scan')} of "
         f"{count(persons, 'person')}, {structures} structures ({scheme.name})."
     )
-    # By the metric's title, a table a model.
+    # One table per model, by the metric's title.
     heat = {}
     for metric in PRINTED:
         heat[METRICS[metric].title] = [
             tables.heat(evaluation, model, metric, scheme)
             for model in evaluation.models
         ]
-    # What the page's slice viewer draws classes and errors with.
+    # Colours of classes and errors in the page's slice viewer.
     palette = {
         "colors": [list(label.color) for label in scheme.labels],
         "names": [short_name(label.name) for label in scheme.labels],
@@ -177,7 +177,7 @@ def evaluation_page(
 
 
 def _comparison_notices(compared: pd.DataFrame) -> list[str]:
-    """Why models that are compared are not tested, or why no test of a structure can succeed."""
+    """Return why compared models are not tested, or why no test of a structure can succeed."""
     if compared.empty:
         return []
     if compared["p"].isna().all():
@@ -200,14 +200,14 @@ def _comparison_notices(compared: pd.DataFrame) -> list[str]:
 
 
 def code_of(model: str) -> str:
-    """Python that computes the statistics of a model's structures again, from metrics.csv."""
-    # Written apart from `summary.py`, and a test compares.
+    """Return Python code that recomputes a model's structure statistics from metrics.csv."""
+    # Independent of `summary.py`; a test compares the two.
     return asset("evaluation-again.txt").replace("MODEL", repr(spreadsheet_safe(model)))
 
 
 def _notices(evaluation: Evaluation) -> list[str]:
-    """What a reader must know before believing a number."""
-    # How many files are in no number, and why.
+    """Return warnings to read before the numbers."""
+    # Number of files that are in no number, and why.
     texts = {
         "failed": ("pair", "could not be measured; the reasons are below."),
         "no prediction": ("true label map", "without a prediction."),
@@ -232,7 +232,7 @@ def _notices(evaluation: Evaluation) -> list[str]:
             f"Only {count(persons, 'person')}: intervals are rough, and a test needs at least "
             f"{FEWEST_PERSONS}."
         )
-    # What was done so that files could be compared.
+    # Steps that were needed to make files comparable.
     pairs = evaluation.pairs
     if pairs["paired_by"].str.startswith("natural order").any():
         notices.append(
@@ -246,7 +246,7 @@ def _notices(evaluation: Evaluation) -> list[str]:
 
 
 def _absent_structures(evaluation: Evaluation) -> list[str]:
-    """Structures that are missed, invented or not known to a model."""
+    """Return notices about structures that are missed, invented or unknown to a model."""
     notices = []
     absences = summary.absences(evaluation.frame)
     sums = absences.groupby(["model", "absence"])["count"].sum().reset_index()
@@ -257,7 +257,7 @@ def _absent_structures(evaluation: Evaluation) -> list[str]:
             )
     absent = summary.absent_everywhere(evaluation.frame)
     if absent:
-        # Both sides of a pair are absent: it is named once.
+        # If both sides of a pair are absent, it is named once.
         pairs = dict.fromkeys(
             short_name(measurements.without_side(name)) for name in absent
         )
@@ -278,7 +278,9 @@ def _absent_structures(evaluation: Evaluation) -> list[str]:
 
 
 def _different_means(evaluation: Evaluation) -> list[str]:
-    """Models whose means over all structures must not be compared, and in which metrics."""
+    """Return notices about models whose means over all structures must not be compared, by
+    metric.
+    """
     table = evaluation.comparisons
     if table.empty:
         return []
@@ -298,7 +300,7 @@ def _different_means(evaluation: Evaluation) -> list[str]:
 
 
 def _cards(evaluation: Evaluation) -> list[tuple[str, str, str]]:
-    """What, its value, and more of it; of several models a row of cards for each.
+    """Return the cards: title, value and detail, with a row of cards for each of several models.
 
     The table below the cards has all metrics of all models.
     """
@@ -313,7 +315,7 @@ def _cards(evaluation: Evaluation) -> list[tuple[str, str, str]]:
 def _cards_of(
     evaluation: Evaluation, model: str, metrics: Sequence[str]
 ) -> list[tuple[str, str, str]]:
-    """The cards of one model; metrics that have no value are left out."""
+    """Return the cards of one model; metrics without a value are left out."""
     cards = []
     for metric in metrics:
         found = evaluation.statistic(model, metric, "group:all")
@@ -337,7 +339,7 @@ def _cards_of(
 
 
 def _numbered(drawings: Iterable[Drawing]) -> list[Drawing]:
-    """Names of their own for figures of several models: they become files in one folder."""
+    """Give figures of several models unique names, as they become files in one folder."""
     numbered = []
     for number, drawing in enumerate(drawings, start=1):
         numbered.append(replace(drawing, name=f"{drawing.name}-{number}"))
@@ -345,11 +347,11 @@ def _numbered(drawings: Iterable[Drawing]) -> list[Drawing]:
 
 
 def printed(evaluation: Evaluation) -> pd.DataFrame:
-    """What a paper says of each model and structure: mean, SD and 95 % interval, rounded.
+    """Return a paper's table of each model and structure: mean, SD and 95 % interval, rounded.
 
-    All cells are text; one is empty where a number is undefined. Structures without a Dice value,
-    as those that a model does not predict, have no row. An evaluation without any gives an empty
-    table.
+    All cells are text, and empty where a number is undefined. Structures without a Dice value, such
+    as those that a model does not predict, have no row. An evaluation without any Dice value gives
+    an empty table.
     """
     names = [
         *measurements.structures_of(evaluation.frame),
@@ -381,10 +383,10 @@ def printed(evaluation: Evaluation) -> pd.DataFrame:
 
 
 def latex(table: pd.DataFrame) -> str:
-    """`printed` as tables for LaTeX's booktabs, one a model.
+    """Format `printed` as tables for LaTeX's booktabs, one for each model.
 
-    Signs that LaTeX reads as commands are escaped. The first line, a comment, names the package
-    that it needs.
+    Characters that LaTeX reads as commands are escaped. The first line, a comment, names the
+    required package.
     """
     texts = []
     for model, rows in table.groupby("model", sort=False):
@@ -401,7 +403,7 @@ def latex(table: pd.DataFrame) -> str:
                 cells.append(rf"{mean} $\pm$ {sd}" if sd else mean)
             shown[title] = cells
         caption = rf"{str(model).translate(_LATEX)}: mean $\pm$ SD over persons."
-        # How many values of single structures are undefined, by metric.
+        # Number of undefined values of single structures, by metric.
         of_all = rows[rows["structure"] == short_name("group:all")]
         undefined = []
         for metric in PRINTED:

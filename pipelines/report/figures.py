@@ -1,4 +1,4 @@
-"""The figures of the reports, each drawn from the tables that `summary` and `cohort` make."""
+"""Figures of the reports, each drawn from the tables that `summary` and `cohort` make."""
 
 from __future__ import annotations
 
@@ -39,24 +39,25 @@ from trinat.pipelines.report.summary import confusion
 from trinat.segmentation.metrics.definitions import METRICS
 from trinat.segmentation.metrics.statistics import bland_altman
 
-# Of fewer persons, the dots say more than a box.
+# For fewer persons, dots are more informative than a box.
 _FEWEST_FOR_BOX = 5
 _MOST_SCANS_OF_HEAT_MAP = 100
 _SIGNIFICANT = 0.05
 _FARTHEST_Z = 12.0
 _DASHES = (0, (4, 3))
-_MARGIN = 0.12  # beside the marks of a panel, of their extent
-_LEAST_ML = 0.01  # the extent of volumes that do not differ
+_MARGIN = 0.12  # relative to the extent of a panel's marks
+_LEAST_ML = 0.01  # smallest extent, for equal volumes
 _SHARE = "share of the true structure"
 # The name of the figure of robust z-scores.
 Z_SCORES = "z-scores"
 
 
 def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:
-    """Boxes over persons, a row a structure, every person a dot.
+    """Draw boxes over persons, a row for each structure and a dot for each person.
 
-    `frame` is that of metrics.csv. Several models stand side by side in a row, each with its
-    colour. Structures that no model has a value of are left out; few persons have dots and no box.
+    `frame` is that of metrics.csv. Several models are side by side in a row, each with its colour.
+    Structures without a value of any model are left out; few persons are shown as dots without a
+    box.
     """
     definition = METRICS[metric]
     tables = {model: by_person(frame, model, metric) for model in models_of(frame)}
@@ -74,10 +75,10 @@ def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:
             from_middle_of_row = (number - middle_band) * band
             places = np.arange(len(structures)) + from_middle_of_row
             rows = []
-            # What each dot is, in the order in which they are drawn.
+            # The name of each dot, in the order in which they are drawn.
             names = []
             for place, structure in zip(places, structures, strict=True):
-                # None of a structure that the table lacks.
+                # No values for a structure that the table lacks.
                 persons = table.get(structure, missing).dropna()
                 rows.append((place, persons.to_numpy()))
                 shown = short_name(structure)
@@ -105,7 +106,7 @@ def box_plot(frame: pd.DataFrame, metric: str) -> Drawing:
 def bland_altman_plot(
     frame: pd.DataFrame, model: str, structures: Sequence[str]
 ) -> Drawing:
-    """Small multiples: difference of volumes over their mean, with bias and limits.
+    """Draw small multiples: difference of volumes over their mean, with bias and limits.
 
     `frame` is that of metrics.csv; volumes are shown in ml. A panel for each of `structures` that
     the model predicted. Persons without one of the two volumes are left out.
@@ -116,7 +117,7 @@ def bland_altman_plot(
     with panels(structures, 2.2) as (figure, axes):
         for number, structure in enumerate(structures):
             gid = f"persons-{number}"
-            # To a thousandth of a mm³: means over persons end in digits that say nothing.
+            # Rounded to a thousandth of a mm³, because means over persons have meaningless digits.
             true_ml = true[structure].round(3) / 1000
             predicted_ml = predicted[structure].round(3) / 1000
             marks[gid] = _bland_altman_panel(axes[number], true_ml, predicted_ml, gid)
@@ -132,7 +133,7 @@ def _bland_altman_panel(
     predicted: pd.Series,
     gid: str,
 ) -> list[str]:
-    """Draw one structure's volumes (ml, by person); what its dots are."""
+    """Draw one structure's volumes (ml, by person); return the names of its dots."""
     true_ml = true.to_numpy()
     predicted_ml = predicted.to_numpy()
     limits = bland_altman(true_ml, predicted_ml)
@@ -152,12 +153,12 @@ def _bland_altman_panel(
     drawn = np.array([0, limits.lower, limits.upper, *difference])
     low = np.nanmin(drawn)
     high = np.nanmax(drawn)
-    # Equal volumes have an axis too, and not one of rounding errors.
+    # Equal volumes need an axis, too, and its range must not be rounding errors.
     margin = _MARGIN * max(high - low, _LEAST_ML)
     axis.set_ylim(low - margin, high + margin)
     names = []
     for person, x, y in zip(true.index, true_ml, predicted_ml, strict=True):
-        # Only what is drawn has a name.
+        # Only dots that are drawn have a name.
         if np.isfinite(x + y):
             names.append(f"{person}: {x:.3g} ml true, {y:.3g} ml predicted")
     return names
@@ -169,11 +170,10 @@ def comparison_plot(
     first: str,
     second: str,
 ) -> Drawing:
-    """Mean paired difference with its 95 % interval; filled where significant after Holm.
+    """Draw mean paired differences with 95 % intervals; filled if significant after Holm.
 
-    `table` is that of `comparisons`. The difference is `second` minus `first`, in the unit
-    of the metric. Structures without a difference are left out; those without an interval have a
-    dot alone.
+    `table` is that of `comparisons`. The difference is `second` minus `first`, in the unit of the
+    metric. Structures without a difference are left out; those without an interval have only a dot.
     """
     rows = where(table, metric=metric, first=first, second=second)
     rows = rows.dropna(subset="mean_difference")
@@ -197,7 +197,7 @@ def comparison_plot(
             gid=gid,
         )
         name_rows(axis, rows["structure"])
-        # Below the names of the structures too: names of models are long.
+        # Also below the names of the structures, because names of models are long.
         figure.supxlabel(as_text(f"{title}: {second} − {first}"))
     names = []
     for row in rows.to_dict("records"):
@@ -211,10 +211,10 @@ def comparison_plot(
 
 
 def heat_map(frame: pd.DataFrame, model: str, metric: str) -> Drawing:
-    """Scans x structures, the worst first, for a paper; the report has it as a table.
+    """Draw a map of scans x structures, the worst first, for a paper; the report has a table.
 
-    `frame` is that of metrics.csv. Of many scans only the worst by the mean over all structures are
-    drawn. Undefined values are blank.
+    `frame` is that of metrics.csv. If there are many scans, only the worst by the mean over all
+    structures are drawn. Undefined values are blank.
     """
     definition = METRICS[metric]
     higher_is_better = definition.better == "higher"
@@ -257,7 +257,7 @@ def confusion_plot(frame: pd.DataFrame, model: str) -> Drawing:
 
 
 def _draw_confusion(axis: Any, table: pd.DataFrame, names: Sequence[str]) -> Any:
-    """The map of shares, with the names of its rows and columns; the image that it drew."""
+    """Draw the map of shares, with the names of its rows and columns; return the image."""
     from matplotlib.colors import LogNorm
 
     shares = table.where(table > 0).to_numpy(float)
@@ -266,7 +266,7 @@ def _draw_confusion(axis: Any, table: pd.DataFrame, names: Sequence[str]) -> Any
 
 
 def _reason_without_z(volumes: int) -> str:
-    """Say why a structure with so many volumes has no z-scores."""
+    """Return the reason why a structure with so many volumes has no z-scores."""
     if volumes < FEWEST_FOR_Z:
         return f"{count(volumes, 'volume')} not rejected: z-scores need {FEWEST_FOR_Z}"
     return "most volumes are equal"
@@ -275,7 +275,7 @@ def _reason_without_z(volumes: int) -> str:
 def z_score_plot(
     frame: pd.DataFrame, structures: Sequence[str], limit: float
 ) -> Drawing:
-    """Robust z of every volume, a row a structure, a dot a scan; far ones stand out.
+    """Draw the robust z of every volume, a row for each structure and a dot for each scan.
 
     `frame` is that of a `Cohort`. Scans beyond `limit` have another colour; those beyond the edge
     of the figure are drawn on it, with their true z in their name.

@@ -35,9 +35,9 @@ FACTORS = ("group", "site", "sex")
 # The order in which terms enter as long as the number of persons allows.
 _TERMS = ("group", "site", "age", "sex", "icv")
 _ORDER_IN_FORMULA = ("group", "age", "sex", "icv", "site")
-# A covariate that the user did not name enters if this share of persons has it ...
+# A covariate that the user did not name enters if it is known for this share of persons ...
 _LEAST_KNOWN = 0.8
-# ... and if so many residual degrees of freedom remain.
+# ... and if at least this number of residual degrees of freedom remains.
 _FEWEST_RESIDUAL = 5
 # Levels of a factor with more levels than this are not compared in pairs.
 _MOST_LEVELS = 4
@@ -466,7 +466,7 @@ def _residuals(fits: Sequence[_Fit]) -> pd.DataFrame:
 
 
 def _corrected(rows: Sequence[Mapping[str, object]]) -> pd.DataFrame:
-    """Make a table, and add p after Holm's correction behind p."""
+    """Make a table, and insert p after Holm's correction behind p."""
     table = pd.DataFrame(list(rows))
     corrected = holm(table["p"].to_numpy(float))
     table.insert(list(table.columns).index("p") + 1, "p_holm", corrected)

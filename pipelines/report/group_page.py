@@ -1,4 +1,4 @@
-"""The part of a report on its linear model: forest plots, tables, residuals and a methods text."""
+"""Report section on the linear model: forest plots, tables, residuals and a methods text."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from trinat.pipelines.report.page import (
     table,
 )
 
-# The names of the figures.
+# Names of the figures.
 FOREST = "effects"
 RESIDUALS = "residuals"
 _SIGNIFICANT = 0.05
-# Where the mark of a side is, from the middle of its row.
+# Vertical offset of a side's mark from the middle of its row.
 _OFFSETS = {"left": -0.17, "right": 0.17, "midline": 0.0}
 _SIDES = {"L ": "left", "R ": "right"}
 
@@ -231,7 +231,7 @@ def residual_plot(model: GroupModel) -> Drawing | None:
     chances = (np.arange(len(ordered)) + 0.5) / len(ordered)
     expected = stats.norm.ppf(chances)
     with canvas(7.2, 2.9, 1, 2) as (figure, (left, right)):
-        # As pictures within the figure: of 1,000 persons there are 32,000 dots.
+        # Rasterised within the figure: for 1,000 persons there are 32,000 dots.
         marks = {"s": 6, "lw": 0, "alpha": 0.5, "color": MODEL_COLORS[0]}
         left.scatter(standard, residuals["residual"], rasterized=True, **marks)
         left.axhline(0, color=GRID, lw=1)
@@ -252,7 +252,7 @@ def residual_plot(model: GroupModel) -> Drawing | None:
 
 
 def methods_text(model: GroupModel, response: str, left_out: int) -> str:
-    """Describe what was done, for the methods section of a paper.
+    """Return a description of the analysis, for the methods section of a paper.
 
     `response` says what the values are, `left_out` is how many scans were in no number.
     """

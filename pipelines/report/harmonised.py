@@ -1,11 +1,11 @@
-"""Takes the effects of sites away from a group's volumes by ComBat, and measures them.
+"""ComBat harmonisation: removes the effects of sites from a group's volumes, and measures them.
 
 Johnson, Li and Rabinovic, Biostatistics 8, 118 (2007); Fortin et al., NeuroImage 167, 104 (2018). A
-measurement is a mean, what is explained by age, sex and group, and a residual; a site shifts and
-stretches residuals. How much is estimated of each structure, and drawn towards what the site does
-to all structures (empirical Bayes, with normal and inverse gamma priors).
+measurement is modelled as a mean, the effects of age, sex and group, and a residual; a site shifts
+and scales residuals. Shift and scale are estimated for each structure, and shrunk towards the
+site's effects on all structures (empirical Bayes, with normal and inverse gamma priors).
 
-Own code, as the packages that have it fail where a volume is not known, which here is usual: of
+This is our own code because existing packages fail if a volume is missing, which is usual here: in
 neuroCombat 0.2.12 one missing value makes every result undefined. On complete data the results are
 equal (docs/notes/harmonisation.md).
 """
@@ -25,28 +25,30 @@ from trinat.segmentation.errors import EvaluationError
 Values = NDArray[np.float64]
 Sites = NDArray[np.int64]
 
-# A site's shift is known to 2 / sqrt(persons) standard deviations: of fewer persons, to no use.
+# A site's shift is known to 2 / sqrt(persons) standard deviations: with fewer persons it is
+# useless.
 FEWEST_AT_SITE = 10
-# Where the iteration of shift and scale ends: in standard deviations, far below any rounding.
+# Tolerance at which the iteration of shift and scale ends, in standard deviations: far below any
+# rounding.
 _SETTLED = 1e-10
 _MOST_STEPS = 10_000
 
-# What is kept, if persons differ by it.
+# Facts whose effects are kept, if persons differ by them.
 _KEPT_FACTS = ("age", "sex", "group")
 
 
 @dataclass(frozen=True)
 class Harmonisation:
-    """Says how the effects of sites were taken away from the values of a `metric`.
+    """Result of removing the effects of sites from the values of a `metric`.
 
     `kept` are the facts of persons whose effects are kept, `persons` the number at each site, and
     `without` the number of scans that lack a site or one of these facts: they have no harmonised
     volume.
 
     `effects` has a row for each structure and site: `persons`, and their `mean_before` and
-    `mean_after`; how far the site is from all sites where the kept facts are equal, in percent of
-    the structure's mean (`percent_before` and `percent_after`); and what ComBat took away, `shift`
-    in standard deviations and the factor `scale`. NaN where a structure was not harmonised.
+    `mean_after`; the difference of the site from all sites for equal kept facts, in percent of the
+    structure's mean (`percent_before` and `percent_after`); and what ComBat removed, `shift` in
+    standard deviations and the factor `scale`. NaN if a structure was not harmonised.
     """
 
     metric: str
@@ -59,11 +61,11 @@ class Harmonisation:
 def harmonise(
     frame: pd.DataFrame, metric: str
 ) -> tuple[dict[str, Values], Harmonisation]:
-    """Take the effects of sites away from one metric: values (N,) by structure, and how.
+    """Remove the effects of sites from one metric; return values (N,) by structure, and how.
 
-    `frame` is that of a `Cohort`. Effects are estimated of persons, who count once at a site, and
-    taken away from each scan. EvaluationError with fewer than two sites, with too few persons at a
-    site, and where the sites' effects cannot be told from what is to be kept.
+    `frame` is the frame of a `Cohort`. Effects are estimated from persons, who count once at a
+    site, and removed from each scan. EvaluationError with fewer than two sites, with too few
+    persons at a site, and if the sites' effects cannot be separated from the effects to keep.
     """
     rows = frame[frame["metric"] == metric]
     values = rows.pivot(index="scan", columns="structure", values="value")
@@ -90,7 +92,7 @@ def harmonise(
         of_scans[is_known].to_numpy(float),
     )
 
-    # Of what these persons have: `mean` alone is of the age 0.
+    # Relative to the expected volume of these persons: `mean` alone is that at age 0.
     percent = 100 * effects.sd / effects.expected(facts_of_persons).mean(0)
     percent_remaining = (
         100 * remaining.sd / remaining.expected(facts_of_persons).mean(0)
@@ -165,8 +167,9 @@ def refuse_unharmonisable(facts: pd.DataFrame) -> _Design:
 def _kept_facts(facts: pd.DataFrame) -> tuple[tuple[str, ...], pd.DataFrame]:
     """Choose the facts of scans to keep, and write them as numbers, (N, P); NaN if not known.
 
-    A fact that is the same for all who have it has no effect to keep. Of words there is a column of
-    0 and 1 for each but the first. EvaluationError where some have a group and others none.
+    A fact that is the same for all who have it has no effect to keep. A categorical fact has a
+    column of 0 and 1 for each category but the first. EvaluationError if some have a group and
+    others none.
     """
     kept = []
     columns = {}
@@ -193,7 +196,7 @@ def _kept_facts(facts: pd.DataFrame) -> tuple[tuple[str, ...], pd.DataFrame]:
 def _check_sites(
     persons: Mapping[str, int], sites: pd.Series, kept: Sequence[str]
 ) -> None:
-    """Raise EvaluationError unless there are two sites or more, each with persons enough."""
+    """Raise EvaluationError unless there are two or more sites, each with enough persons."""
     names = sorted(set(sites) - {""})
     if len(names) < 2:
         raise EvaluationError(
@@ -215,18 +218,18 @@ def _check_sites(
 
 
 def _mean(values: Values) -> float:
-    """Average those that are known; NaN of none."""
+    """Average the known values; NaN if there are none."""
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else float("nan")
 
 
 @dataclass(frozen=True)
 class SiteEffects:
-    """Holds what S sites do to K structures, and what persons without site effects have.
+    """Effects of S sites on K structures, and the values expected without site effects.
 
     `shift` and `scale` (S, K) are of residuals: the mean in standard deviations, and the factor of
     the standard deviation. `shift_alone` (S, K) is the shift without empirical Bayes. `mean` (K,),
-    `slopes` (P, K) and `sd` (K,) say what is expected of P facts. What cannot be known is NaN.
+    `slopes` (P, K) and `sd` (K,) give the values expected for P facts. Unknown values are NaN.
     """
 
     shift: Values
@@ -237,11 +240,13 @@ class SiteEffects:
     sd: Values
 
     def expected(self, facts: Values) -> Values:
-        """What persons with these facts (N, P) have on average where sites do nothing: (N, K)."""
+        """Return the mean values (N, K) of persons with these facts (N, P), without site
+        effects.
+        """
         return np.asarray(self.mean + facts @ self.slopes)
 
     def taken_away(self, values: Values, sites: Sites, facts: Values) -> Values:
-        """The measurements (N, K) of persons at `sites` (N,), as they are without the sites."""
+        """Return measurements (N, K) of persons at `sites` (N,) with the site effects removed."""
         expected = self.expected(facts)
         residuals = (values - expected) / self.sd
         restored = (residuals - self.shift[sites]) / self.scale[sites]
@@ -249,12 +254,12 @@ class SiteEffects:
 
 
 def site_effects(values: Values, sites: Sites, facts: Values) -> SiteEffects:
-    """Estimate what each site does to measurements (N, K) of N persons.
+    """Estimate the effects of each site on measurements (N, K) of N persons.
 
-    `sites` (N,) counts from 0, and `facts` (N, P) are kept: numbers, and 0 or 1 for what is either.
+    `sites` (N,) counts from 0, and `facts` (N, P) are kept: numbers, and 0 or 1 for categories.
     Values may be NaN. Facts may not, and must not follow from sites (see `tells_apart`). Effects on
     a structure are not known if a site has fewer than `FEWEST_AT_SITE` values of it, or if nobody
-    differs. EvaluationError where those on fewer than two structures are known.
+    differs. EvaluationError if the effects on fewer than two structures are known.
     """
     count = int(sites.max()) + 1
     at_site = np.eye(count)[sites]
@@ -272,7 +277,7 @@ def site_effects(values: Values, sites: Sites, facts: Values) -> SiteEffects:
             continue
         found, *_ = np.linalg.lstsq(design[known], values[known, place], rcond=None)
         residuals = values[known, place] - design[known] @ found
-        # The sites' means count by the persons that they are of.
+        # The sites' means are weighted by their numbers of persons.
         mean[place] = of_sites @ found[:count] / of_sites.sum()
         slopes[:, place] = found[count:]
         spread = float(np.sqrt((residuals**2).mean()))
@@ -299,7 +304,7 @@ def site_effects(values: Values, sites: Sites, facts: Values) -> SiteEffects:
 
 
 def tells_apart(sites: Sites, facts: Values) -> bool:
-    """Whether effects of sites (N,) and of facts (N, P) can be told apart.
+    """Return True if effects of sites (N,) and of facts (N, P) can be separated.
 
     They cannot if a fact follows from the site and the other facts: if all patients are of one site
     that has nobody else.
@@ -311,7 +316,7 @@ def tells_apart(sites: Sites, facts: Values) -> bool:
 def _drawn_together(residuals: Values) -> tuple[Values, Values, Values]:
     """Estimate means, posterior means and posterior variances, (K,) each, of a site's residuals.
 
-    The residuals are (N, K). The priors are those of the site's K means and variances, by their
+    The residuals are (N, K). The priors are fitted to the site's K means and variances, by their
     moments.
     """
     known = np.isfinite(residuals).sum(0)
@@ -322,11 +327,12 @@ def _drawn_together(residuals: Values) -> tuple[Values, Values, Values]:
     spread = means.var(ddof=1)
     middle = variances.mean()
     spread_of_variances = variances.var(ddof=1)
-    # The inverse gamma distribution with these moments; multiplied by the second, which may be 0.
+    # Parameters of the inverse gamma distribution with these moments, multiplied by the second
+    # moment, which may be 0.
     certainty = middle**2 + spread_of_variances
     prior = middle * certainty
 
-    # Each of the two depends on the other.
+    # Iterate, because mean and variance depend on each other.
     drawn_mean = means
     drawn_variance = variances
     for _ in range(_MOST_STEPS):

@@ -1,6 +1,6 @@
-"""metrics.csv has one measurement a row, and all else of a report is computed from it.
+"""Table of measurements, metrics.csv: one measurement a row, the source of all else in a report.
 
-Here it is made and written; and it is read by models, structures and groups, persons and scans.
+The module makes and writes it, and reads it by models, structures and groups, persons and scans.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ METRICS_COLUMNS = (
 def metrics_frame(
     scans: Iterable[tuple[Mapping[str, str], Iterable[Measurement]]],
 ) -> pd.DataFrame:
-    """One table of all scans' measurements; each scan brings its subject, session and model.
+    """Return one table of all scans' measurements; each scan has its subject, session and model.
 
     The columns are `METRICS_COLUMNS`. `fs_id` is missing (NA) for groups, `value` is NaN where it
-    is undefined, and `note` says why. No scans give a table without rows.
+    is undefined, and `note` says why. Without scans the table has no rows.
     """
     rows = []
     for scan, measurements in scans:
@@ -47,7 +47,7 @@ def metrics_frame(
 
 
 def write_table(path: Path, frame: pd.DataFrame) -> None:
-    """Write a CSV whole or not at all; undefined numbers are empty cells.
+    """Write a CSV file atomically; undefined numbers are empty cells.
 
     Text that a spreadsheet would run as a formula is made harmless. The frame is not changed; its
     index is not written.
@@ -66,19 +66,19 @@ def write_table(path: Path, frame: pd.DataFrame) -> None:
 
 
 def models_of(frame: pd.DataFrame) -> list[str]:
-    """Models in the order of the command line."""
+    """Return the models in the order of the command line."""
     return [str(model) for model in frame["model"].unique()]
 
 
 def structures_of(frame: pd.DataFrame) -> list[str]:
-    """Single structures in the order of the label scheme, left and right side by side.
+    """Return single structures in the order of the label scheme, left and right side by side.
 
     Groups and background are left out. KeyError for a right side without its left one.
     """
     left_out = {"background", *groups_of(frame)}
     every = [str(name) for name in frame["structure"].unique()]
     names = [name for name in every if name not in left_out]
-    # A right side has the place of its left one; without that it is an unknown name, an error.
+    # A right side has the place of its left one; a right side alone is an error.
     first_place: dict[str, int] = {}
     for place, name in enumerate(names):
         first_place.setdefault(name.removeprefix("Left-"), place)
@@ -90,19 +90,19 @@ def structures_of(frame: pd.DataFrame) -> list[str]:
 
 
 def without_side(name: str) -> str:
-    """A structure's name without its side, as both sides have it."""
+    """Return a structure's name without its side."""
     return name.removeprefix("Left-").removeprefix("Right-")
 
 
 def groups_of(frame: pd.DataFrame) -> list[str]:
-    """Groups of structures (`group:<name>`) in the order of the table."""
-    # Names are few, rows are many.
+    """Return groups of structures (`group:<name>`) in the order of the table."""
+    # Test the few distinct names instead of the many rows.
     names = frame[["structure"]].drop_duplicates()
     return [str(name) for name in names.loc[is_group(names), "structure"]]
 
 
 def where(table: pd.DataFrame, **values: str) -> pd.DataFrame:
-    """The rows with these values in these columns."""
+    """Return the rows with these values in these columns."""
     chosen = np.ones(len(table), bool)
     for column, value in values.items():
         chosen &= (table[column] == value).to_numpy()
@@ -110,20 +110,23 @@ def where(table: pd.DataFrame, **values: str) -> pd.DataFrame:
 
 
 def _in_order(table: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
-    """Columns as in `structures_of`, then groups."""
+    """Sort columns as in `structures_of`, then groups."""
     names = (*structures_of(frame), *groups_of(frame))
     return table[[name for name in names if name in table.columns]]
 
 
 def by_person(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
-    """Persons x structures and groups; a person's scans averaged, undefined ones left out."""
+    """Return persons x structures and groups, averaged over a person's scans.
+
+    Undefined values are left out.
+    """
     rows = where(frame, model=model, metric=metric)
     means = rows.groupby(["subject", "structure"])["value"].mean()
     return _in_order(means.unstack(), frame)
 
 
 def by_scan(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
-    """(subject, session) x structures and groups.
+    """Return a table of (subject, session) x structures and groups.
 
     Cells are NaN where a value is undefined or was not measured.
     """
@@ -135,7 +138,7 @@ def by_scan(frame: pd.DataFrame, model: str, metric: str) -> pd.DataFrame:
 def volumes_by_person(
     frame: pd.DataFrame, model: str
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Predicted and true volumes, persons x structures and groups, means of a person's scans.
+    """Return predicted and true volumes, persons x structures and groups, averaged over scans.
 
     Scans in which a structure was not measured count in neither.
     """
@@ -148,5 +151,5 @@ def volumes_by_person(
 
 
 def is_group(frame: pd.DataFrame) -> pd.Series:
-    """Rows that are of a group of structures."""
+    """Return a mask of the rows of groups of structures."""
     return frame["structure"].str.startswith("group:").rename("is_group")

@@ -1,4 +1,4 @@
-"""Pages as one HTML file each: no network, all escaped, a policy that names style and script."""
+"""HTML pages in one file each: no network, escaped values, a strict content policy."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     import jinja2
 
 
-# Controls but for tab and line break; marks of direction, of no width, and of the order of bytes.
-# Joiners are letters' own in some scripts.
+# Control characters except tab and line break; marks of direction, of zero width, and of byte
+# order. Joiners are not included, because some scripts need them.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
 )
-# How names of one side begin, and what is shown in place of that.
+# Prefixes of names of one side, and how they are shown.
 _SIDES = (("Left-", "L "), ("Right-", "R "), ("ctx-lh-", "L "), ("ctx-rh-", "R "))
-# What the page's script sorts last in either direction.
+# The page's script sorts this value last in either direction.
 UNDEFINED = "none"
 
 
@@ -37,10 +37,10 @@ class Cell:
     """One cell of a table.
 
     `order` sorts where the text does not; `shade` is a background from 0 (low) to 20. `hint` is
-    shown to a pointer.
+    shown at the pointer.
 
-    `kind` is a class of the style sheet. `link` is where the text leads. `place` draws where a
-    value is among others: the quartiles of these and the value, in percent of their range.
+    `kind` is a class of the style sheet. `link` is the target of a link. `place` draws the position
+    of a value among others: their quartiles and the value, in percent of their range.
     """
 
     text: str
@@ -54,9 +54,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """Numbers have `digits`; `pick` offers the values as a choice; `hint` explains the title.
+    """Column of a table and the format of its values.
 
-    `digits` None is a column of text. `sign` writes a plus before positive numbers.
+    Numbers have `digits`; None is a column of text. `pick` offers the values as a choice; `hint`
+    explains the title. `sign` writes a plus before positive numbers.
     """
 
     title: str
@@ -67,11 +68,11 @@ class Column:
 
     @property
     def numeric(self) -> bool:
-        """Whether the values are numbers, which are set to the right."""
+        """True if the values are numbers, which are right-aligned."""
         return self.digits is not None
 
     def cell(self, value: Cell | str | float | None) -> Cell:
-        """A plain value as a cell; None is an undefined number.
+        """Return a plain value as a cell; None is an undefined number.
 
         Cells and texts stay as they are; numbers get the digits and the sign of the column.
         """
@@ -82,16 +83,16 @@ class Column:
         return number(value, self.digits or 0, sign=self.sign)
 
 
-# Columns of a table; one of plain text is its title.
+# Columns of a table; plain text is the title of a column.
 Columns = list[Column | str]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a page; `note` stands below it.
+    """Table of a page; `note` stands below it.
 
     `kind` is a class of the style sheet: "heat" has narrow cells and upright titles, "intervals"
-    has these on a line of their own.
+    has intervals on a line of their own.
     """
 
     id: str
@@ -103,11 +104,11 @@ class Table:
 
     @property
     def long(self) -> bool:
-        """Whether the page lets readers filter the rows."""
+        """True if the page lets readers filter the rows."""
         return len(self.rows) > 12
 
     def choices(self, column: int) -> list[str]:
-        """The different texts of a column, in their order."""
+        """Return the distinct texts of a column, in their order."""
         texts = [row[column].text for row in self.rows]
         return list(dict.fromkeys(texts))
 
@@ -121,7 +122,7 @@ def table(
     note: str = "",
     kind: str = "",
 ) -> Table:
-    """A table of plain values, formatted by their columns.
+    """Make a table of plain values, formatted by their columns.
 
     `id` is the element's name in the page. A row has a value for each column, in their order.
     `note` stands below the table; `kind` is a class of the style sheet.
@@ -144,13 +145,13 @@ def number(
     sign: bool = False,
     hint: str = "",
 ) -> Cell:
-    """A number for people, and its full value for sorting; undefined ones say so.
+    """Format a number for people, with its full value for sorting.
 
     None and NaN are shown as a dash and sorted together. `hint` is shown at the pointer.
     """
     if value is None or math.isnan(value):
         return Cell("–", UNDEFINED, hint=hint or "undefined")
-    # Without a sign of what is rounded to zero.
+    # No minus sign on a number that is rounded to zero.
     text = f"{value:z,.{digits}f}"
     if sign:
         text = f"{value:+z,.{digits}f}"
@@ -159,7 +160,7 @@ def number(
 
 
 def interval(low: float, high: float, digits: int) -> Cell:
-    """An interval as people write it, sorted by its lower end."""
+    """Format an interval as people write it, sorted by its lower end."""
     lower = number(low, digits, sign=True)
     if math.isnan(low) or math.isnan(high):
         return lower
@@ -167,10 +168,11 @@ def interval(low: float, high: float, digits: int) -> Cell:
 
 
 def short_name(structure: str) -> str:
-    """Left-Cerebral-White-Matter to L Cerebral White Matter; group:cortical to Cortical, all.
+    """Shorten Left-Cerebral-White-Matter to L Cerebral White Matter, group:cortical to Cortical,
+    all.
 
-    A parcel's ctx-lh-insula becomes L insula. Other names keep their words, with spaces in place
-    of hyphens.
+    A parcel's ctx-lh-insula becomes L insula. Other names keep their words, with spaces in place of
+    hyphens.
     """
     if structure.startswith("group:"):
         group = structure.removeprefix("group:").replace("-", " ")
@@ -184,7 +186,7 @@ def short_name(structure: str) -> str:
 
 
 def provenance(started: datetime, command: str, labels: str) -> dict[str, str]:
-    """How a page was made, to be shown at its end.
+    """Return the provenance of a page, to be shown at its end.
 
     `started` is shown to the second; `labels` is the name of the label scheme.
     """
@@ -204,10 +206,10 @@ def render(
     images: str = "data:",
     **context: Any,
 ) -> str:
-    """The page as text; its policy allows this style sheet, this script and these images only.
+    """Render the page; its policy allows only this style sheet, this script and these images.
 
     `template`, `style` and `script` are files of `templates`; an empty `script` is none. `images`
-    is a source of the policy. `context` is what the template shows.
+    is a source of the policy. `context` has the variables of the template.
     """
     style_text = asset(style)
     script_text = ""
@@ -233,7 +235,7 @@ def render(
 
 @cache
 def _environment() -> jinja2.Environment:
-    """Templates that escape all values, and refuse those that are not there."""
+    """Return a template environment that escapes all values and refuses undefined ones."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -251,18 +253,18 @@ def _environment() -> jinja2.Environment:
 
 
 def _visible(value: Any) -> Any:
-    """Text whose characters that no one sees, or that turn what follows around, are escaped.
+    """Escape characters of a text that are invisible or reverse the text after them.
 
     A file name may have them: the numbers behind it would be shown backwards.
     """
     if not isinstance(value, str) or not _UNSEEN.search(value):
         return value
-    # Markup stays markup.
+    # The type is kept, so that markup stays markup.
     return type(value)(_UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", value))
 
 
 def _data(value: Any) -> Any:
-    """JSON for a data block: no sequence of it can end the block."""
+    """Encode JSON for a data block: no sequence in it can end the block."""
     import markupsafe
 
     text = json.dumps(value, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
@@ -270,7 +272,7 @@ def _data(value: Any) -> Any:
 
 
 def _contents(sections: str) -> list[tuple[str, str]]:
-    """Id and title of each section of a page; `data-contents` is a shorter title."""
+    """Return id and title of each section of a page; `data-contents` is a shorter title."""
     found = re.findall(
         r'<section id="([^"]+)"(?: data-contents="([^"]+)")?>\s*<h2>(.*?)</h2>',
         sections,
@@ -279,12 +281,12 @@ def _contents(sections: str) -> list[tuple[str, str]]:
 
 
 def asset(name: str) -> str:
-    """A file of `templates`, as it is."""
+    """Return the text of a file of `templates`."""
     folder = resources.files("trinat.pipelines.report") / "templates"
     return (folder / name).read_text("utf-8")
 
 
 def _digest(text: str) -> str:
-    """How a content policy names this style sheet or script."""
+    """Return the source expression of a style sheet or script for the content policy."""
     found = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(found).decode('ascii')}'"
