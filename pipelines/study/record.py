@@ -275,7 +275,7 @@ class ScanResult(_Record):
 def measured_in(
     scheme: LabelScheme, structures: Iterable[str], parcels: Iterable[str]
 ) -> set[str]:
-    """Return the names of the volumes in results, in the order of a scheme.
+    """Return the names of structures and parcels that have volumes in a scheme.
 
     `structures` and `parcels` are the names in the results. In a scheme with parcels, these replace
     the cortex.
