@@ -167,9 +167,7 @@ def courses_in(
 def _left_out(
     scans: Sequence[Entry], excluded: Collection[str]
 ) -> list[tuple[str, str, str]]:
-    """Return (scan, structure or "" for the whole scan, reason) for everything left out of
-    changes.
-    """
+    """Return (scan, structure or "" for the whole scan, reason) for all that changes leave out."""
     rows = []
     first_with: dict[str, str] = {}
     for entry in scans:
@@ -277,9 +275,7 @@ def _is_whole(
 
 
 def _together(entry: Entry) -> _Segmentation:
-    """Return the model that segmented a scan, and all scans segmented together with their
-    digests.
-    """
+    """Return the model that segmented a scan, and its jointly segmented scans with digests."""
     time_point = entry.result.longitudinal
     scans = {} if time_point is None else time_point.scans
     return entry.model, frozenset(scans.items())
@@ -376,8 +372,7 @@ def _rounded(value: float | None, digits: int) -> float | None:
 def _write_time_points(
     path: Path, persons: Mapping[str, Sequence[Entry]], excluded: Collection[str]
 ) -> None:
-    """Write a row for each scan: its person, its time, and the volumes that changes are computed
-    from.
+    """Write a row for each scan: its person, its time, and the volumes to compute changes from.
 
     The column `left_out` lists structures or scans that enter no change, with the reasons.
     """

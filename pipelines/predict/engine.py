@@ -41,9 +41,7 @@ _InProgress = CaseInProgress | PersonInProgress
 
 
 class Engine(Protocol):
-    """Protocol of engines, which process cases in any order and yield one entry for each case
-    begun.
-    """
+    """Engine that processes cases in any order and yields one entry for each case begun."""
 
     def run(
         self, cases: Iterable[Work | None], stop: Callable[[], bool], /
@@ -268,9 +266,7 @@ class _Steps:
             del scan
 
     def _step(self, name: str, case: Work, work: Callable[[], _T]) -> _T | None:
-        """Return the result of `work`; if it fails, send a failed entry to the parent and
-        return None.
-        """
+        """Return the result of `work`; if it fails, send a failed entry and return None."""
         self._say((case.id, name))
         try:
             result = work()

@@ -140,8 +140,7 @@ def _split_inputs(
 def _predict(
     request: PredictRequest, device: str, *, progress: bool, sum_up: bool
 ) -> list[Entry]:
-    """Run a request in this process; return the entries of its inputs in the order in which they
-    end.
+    """Run a request in this process; return the entries of its inputs as they end.
 
     With `progress`, failures and progress go to stderr; with `sum_up`, a last line, too.
     """
@@ -168,9 +167,7 @@ def _predict(
 
 
 def _table(entries: Iterable[Entry], out: Path | None) -> pd.DataFrame:
-    """Return a table with a row for each scan, as `segment_many` describes; files are below
-    `out`.
-    """
+    """Return the table of `segment_many`, a row for each scan; files are below `out`."""
     import pandas as pd
 
     rows = []

@@ -58,8 +58,7 @@ class Outcome:
 
 
 def sum_of(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the outcome of several runs that were done one after another until one was
-    interrupted.
+    """Return the sum of several runs that were done in turn until one was interrupted.
 
     Counts and times are added. Without outcomes, all counts are zero.
     """
@@ -215,8 +214,7 @@ class Recorder:
     def cases_to_do(
         self, cases: Sequence[Work], stop: Callable[[], bool]
     ) -> Iterator[Work]:
-        """Yield the cases that have to be segmented; record the cases that are current or
-        impossible.
+        """Yield the cases to segment; record the cases that are current or impossible.
 
         `stop` is called before each case, because checking the results of a large study takes long.
         """
@@ -244,8 +242,7 @@ class Recorder:
                 self.note(obstructed)
 
     def _person_to_do(self, person: Person) -> Person | None:
-        """Return the person with the scans to segment, or None if there are none; record the
-        others.
+        """Return the person with the scans to segment, or None; record the other scans.
 
         The scans are segmented together: if one is new, changed or missing, all are segmented
         again.

@@ -483,8 +483,7 @@ class PredictRequest(WorkerOptions):
 
     @property
     def part(self) -> str:
-        """Name of this part of the work, in the names of its ledger and lock; "" for the whole
-        work.
+        """Name of this part of the work, for its ledger and lock; "" for the whole work.
 
         Jobs of one participant each, as BIDS Apps are run, can thus share an output folder.
         """
@@ -584,9 +583,7 @@ class PredictRequest(WorkerOptions):
 
     @property
     def worker_devices(self) -> list[str]:
-        """Device of each process: the devices in turn, for as many processes as there are
-        workers.
-        """
+        """Device of each process: the devices in turn, for at least `workers` processes."""
         count = max(self.workers, len(self.devices))
         return [self.devices[number % len(self.devices)] for number in range(count)]
 
@@ -598,9 +595,7 @@ def _joined(labels: Iterable[str], prefix: str) -> str:
 
 
 def slices_of(case: str) -> str:
-    """Return the path of a case's slices, which exist while it is one of the most doubtful
-    cases.
-    """
+    """Return the path of a case's slices, which exist while it is among the most doubtful."""
     return f"{SLICES}/{safe_component(case)}.json"
 
 

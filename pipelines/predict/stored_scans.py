@@ -57,8 +57,7 @@ class StoredScans:
         return cls(found, folds, info.trust_affine, info.fill_nonfinite)
 
     def check_models(self, model: str) -> None:
-        """Raise if the models of folds differ in their views, since a fold is then not fully
-        trained.
+        """Raise if the models of folds differ in their views: a fold is not fully trained.
 
         `model` is the folder of all folds. ModelError names the first fold that lacks a view.
         """

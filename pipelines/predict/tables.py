@@ -173,9 +173,7 @@ def write_volumes(path: Path, entries: Sequence[Entry]) -> None:
 
 
 def _write_quality(path: Path, entries: Sequence[Entry]) -> None:
-    """Write a row for each scan: its grade and reasons, the grades of structures, and their
-    basis.
-    """
+    """Write a row for each scan: grade, reasons, grades of structures, and their basis."""
     names = _keys_in(entry.result.structure_grades for entry in entries)
     # Used as an ordered set of the measures of structures.
     measures: dict[tuple[str, str], None] = {}
@@ -245,9 +243,7 @@ def _keys_in(mappings: Iterable[Iterable[str]]) -> list[str]:
 
 
 def _keys(entries: Sequence[Entry]) -> tuple[list[str], list[list[str | None]]]:
-    """Return the names and values of the columns that identify a row, named as in BIDS if
-    possible.
-    """
+    """Return names and values of the columns that identify a row, in BIDS as BIDS names them."""
     keys: list[list[str | None]] = []
     for entry in entries:
         match = _BIDS_CASE.fullmatch(entry.case)
@@ -341,9 +337,7 @@ def _facts(entries: Iterable[Entry]) -> dict[str, str]:
 def _case(
     entry: Entry, results: Path, volumes: Mapping[str, Sequence[float]]
 ) -> dict[str, Any]:
-    """Return a scan as shown on the page: its slices, and its structures compared with the
-    batch.
-    """
+    """Return a scan for the page: its slices, and its structures compared with the batch."""
     result = entry.result
     try:
         file = results / slices_of(entry.case)
@@ -430,10 +424,10 @@ def _place_in_batch(
 
 
 def write_bids_files(folder: Path, out: Path, raw: Path) -> None:
-    """Write dataset_description.json, README.md and .bidsignore of `out`; `raw` is the input
-    dataset.
+    """Write the BIDS description, README.md and .bidsignore of `out` for the dataset `raw`.
 
-    They are written into `folder`, from where they are moved to `out` like the other outputs.
+    The description is dataset_description.json. The files are written into `folder`, from where
+    they are moved to `out` like the other outputs.
     """
     # Relative to the output, so that no path of this machine gets into the file.
     raw_from_out = Path(os.path.relpath(raw.resolve(), out.resolve()))
@@ -451,8 +445,7 @@ def write_bids_files(folder: Path, out: Path, raw: Path) -> None:
 
 
 def write_label_table(path: Path, scheme: LabelScheme, *, by_index: bool) -> None:
-    """Write the BIDS table that explains the numbers of label maps; it applies to the whole
-    dataset.
+    """Write the BIDS table of the numbers in label maps, for the whole dataset.
 
     The numbers are class indices with `by_index`, else FreeSurfer's.
     """

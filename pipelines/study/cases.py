@@ -94,9 +94,7 @@ class Person:
 
     @property
     def id(self) -> str:
-        """Key that differs from every id of a scan, because those are paths without a slash at
-        the end.
-        """
+        """Key that differs from the id of every scan, since a scan's id has no slash at the end."""
         return f"{self.name}/"
 
     @property

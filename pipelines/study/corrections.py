@@ -170,9 +170,7 @@ class Correction:
         return ""
 
     def read(self) -> Volume:
-        """Read the corrected label map on the grid of the result; raise GeometryError if grids
-        differ.
-        """
+        """Read the label map on the grid of the result; raise GeometryError if grids differ."""
         result = Volume.read(self.result, labels=True)
         return _on_grid_of(result, Volume.read(self.path, labels=True), self.path)
 

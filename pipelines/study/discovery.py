@@ -206,9 +206,7 @@ def _without_results(
     paths: list[Path],
     refusals: list[Refusal],
 ) -> list[Path]:
-    """Return the scans without results, unless there are only results or they were named one
-    by one.
-    """
+    """Return scans without results, unless there are only results or the user named them."""
     named = {absolute(given) for given in inputs}
     results = {path for path in paths if path not in named and is_result(path)}
     if len(results) == len(set(paths)):
@@ -416,13 +414,12 @@ def find_bids(
     sessions: Collection[str],
     suffix: str = T1W,
 ) -> Found:
-    """Return the scans of a BIDS dataset with a suffix, of some participants and sessions or of
-    all.
+    """Return the scans with a suffix in a BIDS dataset, of some or all participants and sessions.
 
     Labels may have their prefix or not (01, sub-01). Folders that cannot be read, images whose
-    names contradict their folders about the person, and participants without such a scan are
-    refused. InputError is raised if the whole dataset has no such scan. Results of scans other than
-    T1w have the suffix in their names, as in BIDS.
+    names and folders name different persons, and participants without such a scan are refused.
+    InputError is raised if the whole dataset has no such scan. Results of scans other than T1w have
+    the suffix in their names, as in BIDS.
     """
     wanted = {label.removeprefix("sub-") for label in participants}
     visits = {label.removeprefix("ses-") for label in sessions}

@@ -269,10 +269,9 @@ def _is_plain(labels: Path) -> bool:
 
 
 def _of_subjects_dir(root: Path, find: Callable[[Path], Path | None]) -> list[ScanFile]:
-    """Return the file that `find` returns for each subject in a SUBJECTS_DIR; empty for other
-    folders.
+    """Return the file that `find` returns for each subject in a SUBJECTS_DIR.
 
-    Templates and longitudinal bases are no subjects.
+    The list is empty for other folders. Templates and longitudinal bases are no subjects.
     """
     files = []
     for folder in root.iterdir():
@@ -292,8 +291,9 @@ def _of_subjects_dir(root: Path, find: Callable[[Path], Path | None]) -> list[Sc
 
 
 def _marked_label_maps(place: Path, word: str) -> list[Path]:
-    """Return files called *_dseg (or another word) below; if there are any, other label maps,
-    too.
+    """Return files called *_dseg (or another word) below a folder, and other label maps.
+
+    Other label maps are included only if there are files with this ending.
     """
     ending = f"_{word}"
     marked = [path for path in walk(place) if stem_ends(path, ending)]
@@ -350,10 +350,10 @@ def _apart(files: Sequence[ScanFile]) -> Iterator[ScanFile]:
 
 
 def _with_persons(files: Sequence[ScanFile], place: Path) -> list[ScanFile]:
-    """Return the files with their persons and visits; a name without a person is a person by
-    itself.
+    """Return the files with their persons and visits.
 
-    Files with BIDS names that occur in several folders get the names of their folders.
+    A name that contains no person counts as a person by itself. Files with BIDS names that occur in
+    several folders get the names of their folders.
     """
     identities = []
     for file in files:
@@ -406,9 +406,7 @@ def persons_in_folders(files: Sequence[ScanFile]) -> str:
 
 
 def two_maps_of_a_scan(files: Iterable[ScanFile]) -> str:
-    """Return a sentence on two label maps of one scan, which count as two scans; "" if there
-    are none.
-    """
+    """Return a sentence on two label maps of one scan, counted as two; "" if there are none."""
     seen: dict[tuple[str, str], ScanFile] = {}
     for file in files:
         other = seen.setdefault((file.person, file.visit), file)
@@ -530,9 +528,9 @@ def stored_files(store: Store, subjects: Iterable[str], kind: str) -> list[ScanF
 
 
 def _original(store: Store, subject: str, kind: str) -> Original:
-    """Return the file that a subject's slices were made from;
+    """Return the file that a subject's slices were made from.
 
-    DatasetError if the store has none.
+    DatasetError is raised if the store does not know it.
     """
     entry = store.info.subjects[subject]
     original = entry.labels

@@ -199,9 +199,7 @@ class Ledger:
         self._add_writing("", "", of_folder)
 
     def _add_writing(self, case: str, model: str, outputs: Mapping[str, str]) -> None:
-        """Add a line for files (path -> sha256) that are about to be written, unless all are
-        listed.
-        """
+        """Add a line for files (path -> sha256) about to be written, unless all are listed."""
         if not self._written.issuperset(outputs.items()):
             self.add(Entry(case, "writing", model=model, outputs=outputs))
             self._written.update(outputs.items())
@@ -272,9 +270,7 @@ def _ledgers_of(place: Path) -> Iterator[tuple[Path, LedgerContents]]:
 
 
 def _output_folders(place: Path) -> list[Path]:
-    """Return the folders with the ledgers of label maps: here and in folds, else below, else
-    above.
-    """
+    """Return the folders with ledgers of label maps: here and in folds, else below or above."""
     if ledgers_in(place):
         return with_folds(place)
     if place.is_dir():

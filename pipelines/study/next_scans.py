@@ -67,8 +67,7 @@ class Next:
 def next_of(
     study: Study, most: int, elsewhere: Collection[str] = ()
 ) -> tuple[list[Next], int]:
-    """Return the scans of a study to correct next, `most` at most, and the number of corrected
-    scans.
+    """Return up to `most` scans of a study to correct next, and the number of corrected ones.
 
     Scans named in `elsewhere` count as corrected, too. EvaluationError is raised if no scan has a
     result.

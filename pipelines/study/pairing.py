@@ -88,8 +88,7 @@ class Pairing:
 
     @property
     def guesses(self) -> list[str]:
-        """List the pairs that the user is asked to check, one line each; of many pairs the first
-        ones.
+        """List the pairs that the user is asked to check, one line each; of many the first ones.
 
         The list is empty if all pairs are certain.
         """
@@ -222,8 +221,8 @@ class _Matching:
     def take_by_beginning(self, *, guess: bool) -> None:
         """Pair `case_1` with `case_1_seg`; a pair of `case_1` with `case_1_b` is a guess.
 
-        One name must begin with the other, up to a separator, and no longer name on the other's
-        side may fit as well: `case_1_b_seg` belongs to `case_1_b` if that exists.
+        The shorter name must begin the longer name, up to a separator, and be the longest such name
+        on its side: `case_1_b_seg` belongs to `case_1_b` if that exists.
         """
         matches: list[_Match] = []
         truths_by_name = _by_name(self.truths)
@@ -265,9 +264,7 @@ class _Matching:
             self.take([(truth, prediction)], "being the only files", is_guess=True)
 
     def result(self) -> Pairing:
-        """Return the pairs in natural order of the truths, and the remaining files of both
-        sides.
-        """
+        """Return the pairs in natural order of the truths, and the unpaired files of both sides."""
         pairs = sorted(self.pairs, key=lambda pair: natural_order(pair.truth.name))
         truths = self._without_partner(self.truths)
         predictions = self._without_partner(self.predictions)
@@ -391,8 +388,7 @@ def _common_ending(names: Sequence[str]) -> str:
 
 
 def _common_beginning(names: Sequence[str]) -> str:
-    """Find the common beginning of names, up to a separator or a digit; "" for fewer than two
-    names.
+    """Find the common beginning of names, up to a separator or a digit; "" for fewer than two.
 
     The beginning ends where the identity of the subject starts: "sub-01" and "sub-02" share "sub-".
     """

@@ -31,7 +31,7 @@ class Facts:
     intracranial_mm3: float | None = None
 
 
-# The names of a scan and of its person.
+# Name of a scan and name of its person.
 Named = tuple[str, str]
 
 

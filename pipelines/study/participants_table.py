@@ -1,7 +1,8 @@
-"""Reader of participants tables: BIDS' participants.tsv, those of IXI and OASIS, and labs' own.
+"""Reader of participants tables: BIDS' participants.tsv, tables of IXI and OASIS, and custom ones.
 
-A cell that is not understood is reported by row and column and left out (`doubts`). Whatever could
-give somebody wrong facts refuses the table (`problems`); all problems are reported together.
+A cell that is not understood is reported by row and column and left out (`doubts`). Anything that
+could assign wrong facts to a person makes the table invalid (`problems`); all problems are reported
+together.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from trinat.segmentation.io.cells import (
 )
 from trinat.segmentation.io.files import Table, read_table, read_text
 
-# Titles in small letters. Keys are compared without spaces; participant_id wins, as BIDS has it.
+# Titles in lower case, compared without spaces; participant_id takes precedence, as in BIDS.
 _BIDS_KEY = "participantid"
 _IXI_KEY = "ixiid"
 _KEYS = (_BIDS_KEY, "subjectid", "ptid", _IXI_KEY, "id")
-# The first of the titles that is there is read.
+# The first of these titles in a table is read.
 _NAMES = {
     "family": ("family",),
     "site": ("site", "scanner"),
@@ -42,7 +43,7 @@ _NAMES = {
 _AGE = re.compile(
     r"(?:age|alter|edad)(?: at (?:scan|mri|visit|session))?(?: in)?(?: (?P<unit>\w+))?"
 )
-# These may stand in brackets; the age at onset or at death is another age.
+# Words allowed in brackets, in contrast to age at onset or at death.
 _AT_THE_SCAN = ("at scan", "at mri", "at visit", "at session")
 _INTRACRANIAL = re.compile(
     r"(?:estimated ?total ?intra ?cranial ?vol|etiv|icv(?= ))(?: (?P<unit>\S+))?"
@@ -51,7 +52,7 @@ _SEX = (
     *("sex", "m/f", "gender", "sex id", "sex at birth"),
     *("geschlecht", "sexe", "sesso", "sexo"),
 )
-# Users may expect titles with these words to be read.
+# Words in titles that users may expect to be read.
 _LIKE = {
     "age": re.compile(r"\b(?:age|âge|alter|edad|età|dob|birth\w*|geburt\w*)\b"),
     "sex": re.compile(r"\b(?:sexe?|sexo|sesso|\w*gender|\w*geschlecht)\b"),
@@ -349,7 +350,7 @@ class _Reader:
     def _with_one_spelling(
         self, kind: str, values: Mapping[int, str]
     ) -> dict[int, str]:
-        """Give names that differ only in case the spelling that most rows have."""
+        """Give names that differ only in case their most frequent spelling."""
         spellings: dict[str, Counter[str]] = defaultdict(Counter)
         for value in values.values():
             spellings[value.casefold()][value] += 1
@@ -436,7 +437,7 @@ def _sex_reader(
     levels = described.get("levels")
     if isinstance(levels, dict):
         for code, meaning in levels.items():
-            # BIDS has a text, or an object with a description.
+            # In BIDS this is a text, or an object with a description.
             if isinstance(meaning, dict):
                 meaning = meaning.get("Description", "")
             codes.setdefault(str(code).casefold(), str(meaning).strip())
@@ -460,7 +461,7 @@ def _unit(
         said = of_title
     else:
         text = str(described.get("units", described.get("unit", ""))).strip().lower()
-        # Without what follows the unit: "years old", "month(s)", "yr.".
+        # Remove what follows the unit: "years old", "month(s)", "yr.".
         said = re.split(r"[\s(.]", text, maxsplit=1)[0]
         if said in MISSING:
             description = str(described.get("description", "")).lower()

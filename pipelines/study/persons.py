@@ -109,9 +109,7 @@ def persons_of(
 
 
 def _named(cases: Sequence[Case]) -> list[Identity]:
-    """Return the identities of scans by names and folders; other scans get a person of their
-    own.
-    """
+    """Return scans' identities by names and folders; other scans get a person of their own."""
     return identify([Named.of_path(case.id) for case in cases])
 
 
@@ -210,11 +208,11 @@ def _times_in(
     read: dict[Path, Mapping[str, float | None]],
     doubts: list[str],
 ) -> Mapping[str, float | None]:
-    """Return the `acq_time` of each row of a BIDS table, in years, by its `key`; {} without the
-    file.
+    """Return the `acq_time` of each row of a BIDS table, in years, by its `key`.
 
-    `read` caches the tables that were read before. An invalid time counts as missing (None),
-    because scans do not need a time, and is added to `doubts`.
+    The result is empty if there is no such file. `read` caches the tables that were read before. An
+    invalid time counts as missing (None), because scans do not need a time, and is added to
+    `doubts`.
     """
     if path not in read:
         found: dict[str, float | None] = {}

@@ -1,9 +1,9 @@
-"""The result of a scan: grade, volumes, notes and doubts, as the ledger, tables and pages have it.
+"""Result of a scan: grade, volumes, notes and doubts, for the ledger, tables and pages.
 
 A new measure is a field of `ScanResult` (or of `ParcelResult`), set in
-`pipelines/predict/case_files.py`. If it is a column of qc.tsv it is named in `quality_columns`, or
-in `structure_measures` if there is a value for each structure. The ledger and the JSON for the
-pages have every field by themselves.
+`pipelines/predict/case_files.py`. If it is a column of qc.tsv, add it to `quality_columns`, or to
+`structure_measures` if there is a value for each structure. The ledger and the JSON for the pages
+include every field automatically.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from trinat.segmentation.labels.measures import INTRACRANIAL
 if TYPE_CHECKING:
     from trinat.segmentation.labels.scheme import LabelScheme
 
-# The most urgent first. A result without a grade is looked at before those that pass.
+# Grades, the most urgent first. Results without a grade are reviewed before those that pass.
 GRADES = ("failed", "reject", "look", "ungraded", "pass")
-# Grades of structures that need a reason.
+# Grades of structures that require a reason.
 DOUBTFUL = ("reject", "look")
-# Results of these grades are in no mean, test, norm, adjustment or change of a group.
+# Results of these grades enter no mean, test, norm, adjustment or change of a group.
 EXCLUDED_GRADES = ("reject",)
 
 
 class _Record(BaseModel):
-    """A part of an entry's JSON: unknown keys and wrong types are refused.
+    """Base of the parts of an entry's JSON, which refuses unknown keys and wrong types.
 
     Fields that were not set are not written.
     """
@@ -127,13 +127,13 @@ class CallosumResult(_Record):
 
 
 class TimePoint(_Record):
-    """A scan's part in the segmentation of several scans of one person.
+    """Data of a scan in the joint segmentation of several scans of a person.
 
     - `year` is the time of the scan in years from any start; None if it is not known.
     - `scans` maps the cases that were segmented together to the SHA-256 of their scans.
     - `volumes_mm3` are the volumes that changes are computed from.
-    - `stretch_percent` is how much larger the head is along one axis than in the first scan.
-    - `views` are those that were asked for; empty for all of the model.
+    - `stretch_percent` is the difference in size of the head along one axis from most of the scans.
+    - `views` are the views that were requested; empty for all views of the model.
     """
 
     person: str
@@ -181,11 +181,11 @@ class ScanResult(_Record):
     longitudinal: TimePoint | None = None
 
     def as_json(self) -> dict[str, JsonValue]:
-        """Return what the ledger and the pages have of it."""
+        """Return the content for the ledger and the pages."""
         return self.model_dump(mode="json")
 
     def quality_columns(self) -> dict[str, str | float | None]:
-        """Return the columns of qc.tsv that have one value a scan."""
+        """Return the columns of qc.tsv that have one value per scan."""
         return {
             "grade": self.grade or None,
             "mean_agreement": self.mean_agreement,
@@ -194,7 +194,7 @@ class ScanResult(_Record):
         }
 
     def structure_measures(self) -> dict[str, Mapping[str, float | None]]:
-        """Return the measures of qc.tsv that have one value a structure."""
+        """Return the measures of qc.tsv that have one value per structure."""
         return {
             "agreement": self.agreement,
             "iou": self.iou,
@@ -204,16 +204,16 @@ class ScanResult(_Record):
 
     @property
     def intracranial_mm3(self) -> float | None:
-        """The volume inside the skull; None if it was not measured."""
+        """Volume inside the skull; None if it was not measured."""
         return self.measures_mm3.get(INTRACRANIAL.column)
 
     @property
     def remarks(self) -> list[str]:
-        """The reasons for the grade, then the notes."""
+        """Reasons for the grade, followed by the notes."""
         return [*self.reasons, *self.notes]
 
     def corrected(self) -> ScanResult:
-        """Return the result of a label map that was corrected by hand since: without grades."""
+        """Return the result without grades, for a label map that was corrected by hand since."""
         result = self.model_copy()
         result.grade = ""
         result.reasons = []
@@ -222,7 +222,7 @@ class ScanResult(_Record):
         return result
 
     def why_left_out(self, excluded: Collection[str]) -> str:
-        """Return why the scan is in no number of its group; "" if it is in them.
+        """Return why the scan enters no number of its group; "" if it does.
 
         `excluded` are the grades that are left out.
         """
@@ -234,7 +234,7 @@ class ScanResult(_Record):
         return why
 
     def structures_left_out(self, excluded: Collection[str]) -> dict[str, str]:
-        """Return the grades of structures and parcels that are in no number of their group.
+        """Return the grades of structures and parcels that enter no number of their group.
 
         `excluded` are the grades that are left out.
         """
@@ -244,9 +244,9 @@ class ScanResult(_Record):
         return {name: grade for name, grade in grades.items() if grade in excluded}
 
     def counted_volumes(self, *, parcels: bool = False) -> dict[str, float]:
-        """Return the volumes in mm³ that other scans are compared with: none that is left out.
+        """Return the volumes in mm³ that other scans are compared with, without those left out.
 
-        With `parcels` the volumes of parcels are among them.
+        With `parcels`, the volumes of parcels are included.
         """
         if self.why_left_out(EXCLUDED_GRADES):
             return {}
@@ -275,10 +275,10 @@ class ScanResult(_Record):
 def measured_in(
     scheme: LabelScheme, structures: Iterable[str], parcels: Iterable[str]
 ) -> set[str]:
-    """Return the names that results have volumes of, as a scheme has them.
+    """Return the names of structures and parcels that have volumes in a scheme.
 
-    `structures` and `parcels` are those of the results. In a scheme with parcels, these stand in
-    place of the cortex.
+    `structures` and `parcels` are the names in the results. In a scheme with parcels, these replace
+    the cortex.
     """
     if scheme.has_parcels and parcels:
         return (set(structures) & set(scheme.names)) | set(parcels)

@@ -187,10 +187,7 @@ class Study:
         return self.items[number]
 
     def image(self, item: Item) -> Path | None:
-        """Return the path of the scan, as `trinat predict` read it or in `images`;
-
-        None if missing.
-        """
+        """Return the path of the scan, as it was read or in `images`; None if it is missing."""
         if self.images is None:
             path = item.folder / item.entry.scan
         elif item.entry.input:
