@@ -64,9 +64,7 @@ def adjustment_table(adjustment: Adjustment | None) -> Table | None:
 
 
 def site_tables(harmonisation: Harmonisation) -> list[Table]:
-    """Return the removed effects: of each site over structures, and of each structure over
-    sites.
-    """
+    """Return tables of removed effects: of sites, and of structures over all sites."""
     effects = harmonisation.effects
     sizes = effects[["percent_before", "percent_after"]].abs()
     effects = effects.assign(
