@@ -85,7 +85,7 @@ _TABLES = (
     "change_effects.csv",
     "raters.csv",
 )
-# Who rejected a scan or structure of an excluded grade.
+# Name of the rater, in reasons for leaving out a scan or structure of an excluded grade.
 _QUALITY_CONTROL = {
     "reject": "quality control",
     "look": "quality control (graded look)",

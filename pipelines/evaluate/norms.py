@@ -314,9 +314,7 @@ class _Model:
         return (self.controls.age - self.middle_age) / 10
 
     def start(self) -> Values:
-        """Return the initial parameters: least squares of the logarithm, one spread, no
-        skewness.
-        """
+        """Return the initial parameters: least squares of log M, one spread, no skewness."""
         logarithms = np.log(self.controls.volume_mm3)
         found, *_ = np.linalg.lstsq(self.design, logarithms, rcond=None)
         spread = (logarithms - self.design @ found).std()

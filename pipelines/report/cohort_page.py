@@ -1,4 +1,4 @@
-"""The page of a group of segmentations without a truth."""
+"""Page of a group of segmentations without ground truth."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from trinat.segmentation.metrics.definitions import METRICS
 
 _GROUPS = {"sex": "sex", "group": "group", "age_band": "age (years)", "site": "site"}
 _MOST_SCANS = 500
-# The figures of changes in time, and of parcels.
+# Names of the figures of changes in time, and of parcels.
 CHANGES = "changes"
 _PARCEL_Z_SCORES = f"parcel-{Z_SCORES}"
 
@@ -62,10 +62,10 @@ _PARCEL_Z_SCORES = f"parcel-{Z_SCORES}"
 def cohort_drawings(
     cohort: Cohort, parcels: Cohort | None = None, changes: Changes | None = None
 ) -> list[Drawing]:
-    """The figures of the page: effects of groups, people, residuals, z-scores, sites.
+    """Return the figures of the page: effects of groups, people, residuals, z-scores, sites.
 
-    Each is there where something is known of it. `parcels` are the same scans with the volumes of
-    their parcels, `changes` what persons with several scans change by.
+    A figure is left out if there are no data for it. `parcels` are the same scans with the volumes
+    of their parcels, `changes` the longitudinal changes of persons with several scans.
     """
     drawings = []
     if cohort.model is not None:
@@ -100,13 +100,12 @@ def cohort_page(
     parcels: Cohort | None = None,
     changes: Changes | None = None,
 ) -> str:
-    """The HTML file; `pictures`: title, text, PNG; `failures`: scans without volumes and why.
+    """Return the HTML page, one file with figures and pictures inside.
 
-    `parcels` are the scans with the volumes of their parcels, and have a part of their own.
-    `remarks` are tables of persons, and what is to be said of how they were read.
-
-    The page is one file: figures and pictures are inside. `provenance` is shown at its end, as
-    `page.provenance` gives it.
+    `pictures` have title, text and PNG; `failures` are scans without volumes and the reasons.
+    `parcels` are the scans with the volumes of their parcels, shown in a section of their own.
+    `remarks` are tables of persons, and remarks on how they were read. `provenance` is shown at the
+    end, as `page.provenance` returns it.
     """
     people = len({scan.subject for scan in cohort.scans})
     noun = "person" if people == 1 else "people"
@@ -167,7 +166,7 @@ def _is_of_groups(name: str) -> bool:
 
 
 def _of_model(cohort: Cohort) -> dict[str, Any]:
-    """What the part on the linear model shows."""
+    """Return the template variables of the section on the linear model."""
     model = cohort.model
     if model is None:
         return {"effects": [], "slopes": None, "methods": ""}
@@ -183,7 +182,7 @@ def _of_model(cohort: Cohort) -> dict[str, Any]:
 
 
 def _of_changes(changes: Changes, drawings: Sequence[Drawing]) -> dict[str, object]:
-    """What the part on changes in time shows."""
+    """Return the template variables of the section on changes in time."""
     shown: dict[str, object] = {
         "notices": changes.notices,
         "model": changes.model,
@@ -199,7 +198,7 @@ def _of_changes(changes: Changes, drawings: Sequence[Drawing]) -> dict[str, obje
 
 
 def _of_parcels(parcels: Cohort, drawings: Sequence[Drawing]) -> dict[str, object]:
-    """What the part on parcels shows."""
+    """Return the template variables of the section on parcels."""
     tables = {
         "outliers": _outliers(parcels),
         "volumes": _described(parcels, "volume"),
@@ -215,7 +214,7 @@ def _of_parcels(parcels: Cohort, drawings: Sequence[Drawing]) -> dict[str, objec
 
 
 def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
-    """What a reader must know before believing a number."""
+    """Return warnings to read before the numbers."""
     notices = []
     if failures:
         tried = len(cohort.scans) + len(cohort.left_out) + len(failures)
@@ -273,7 +272,7 @@ def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
 def _cards(
     cohort: Cohort, failures: Sequence[tuple[str, str]]
 ) -> list[tuple[str, str, str]]:
-    """What, its value, and more of it."""
+    """Return the cards: title, value and detail."""
     far = cohort.outliers()
     others = [f"{len(failures)} failed"]
     if cohort.left_out:
@@ -295,7 +294,7 @@ def _cards(
 
 
 def _outliers(cohort: Cohort) -> Table:
-    """Volumes and asymmetries that stand out, the farthest first."""
+    """Return volumes and asymmetries that stand out, the farthest first."""
     columns: Columns = [
         "Scan",
         "Structure",
@@ -329,7 +328,7 @@ def _outliers(cohort: Cohort) -> Table:
 
 
 def _described(cohort: Cohort, metric: str) -> Table:
-    """Mean, spread and range of each structure's volume, or of each pair's asymmetry."""
+    """Return mean, spread and range of each structure's volume or each pair's asymmetry."""
     if metric == "volume":
         caption = "Volumes (mm³)"
         title = "Structure"
@@ -368,9 +367,9 @@ def _described(cohort: Cohort, metric: str) -> Table:
 
 
 def _by_group(cohort: Cohort, key: str) -> Table | None:
-    """Mean and SD of each structure's volume by sex, age or site; None for a single group.
+    """Return mean and SD of each structure's volume by sex, age or site; None for a single group.
 
-    Of the volumes that are compared: adjusted or harmonised ones, if they were.
+    The volumes are the compared ones: adjusted or harmonised, if they were.
     """
     is_volume = cohort.frame["metric"] == cohort.compared
     digits = DIGITS[cohort.unit]
@@ -381,7 +380,7 @@ def _by_group(cohort: Cohort, key: str) -> Table | None:
         return None
     by_group = volumes.groupby(["structure", key])
     found = by_group["value"].agg(["count", "mean", "std"])
-    # A scan counts where any of its structures does.
+    # A scan counts if it has any of the structures.
     scans_of = volumes.dropna(subset="value").groupby(key)["scan"].nunique()
     rows = []
     for place, structure in enumerate(cohort.structures):
@@ -410,7 +409,7 @@ def _by_group(cohort: Cohort, key: str) -> Table | None:
 
 
 def _uncertainty(cohort: Cohort) -> Table | None:
-    """How uncertain the volumes of each structure are; None where no scan says it."""
+    """Return the uncertainty of each structure's volumes; None if no scan has it."""
     columns: Columns = [
         "Structure",
         Column("Scans", 0),
@@ -435,7 +434,7 @@ def _uncertainty(cohort: Cohort) -> Table | None:
 
 
 def _scans(cohort: Cohort) -> Table:
-    """The scans, the farthest from the group first; those without a z last."""
+    """Return the scans, the farthest from the group first; scans without a z last."""
     largest = cohort.largest_z()
     order = np.argsort(-np.nan_to_num(largest), kind="stable")
     rows = []
@@ -470,7 +469,7 @@ def _scans(cohort: Cohort) -> Table:
 
 
 def _left_out(cohort: Cohort) -> Table:
-    """What is in no number, scan by scan: all of it, or some of its structures."""
+    """Return the scans that are in no number, entirely or for some of their structures."""
     rows = [[scan.name, "all of it", scan.left_out] for scan in cohort.left_out]
     for scan in cohort.scans:
         rows += [

@@ -278,9 +278,7 @@ def _absent_structures(evaluation: Evaluation) -> list[str]:
 
 
 def _different_means(evaluation: Evaluation) -> list[str]:
-    """Return notices about models whose means over all structures must not be compared, by
-    metric.
-    """
+    """Return notices about models whose means must not be compared, by metric."""
     table = evaluation.comparisons
     if table.empty:
         return []

@@ -240,9 +240,7 @@ class SiteEffects:
     sd: Values
 
     def expected(self, facts: Values) -> Values:
-        """Return the mean values (N, K) of persons with these facts (N, P), without site
-        effects.
-        """
+        """Return the mean values (N, K) expected for facts (N, P), without site effects."""
         return np.asarray(self.mean + facts @ self.slopes)
 
     def taken_away(self, values: Values, sites: Sites, facts: Values) -> Values:
@@ -327,8 +325,8 @@ def _drawn_together(residuals: Values) -> tuple[Values, Values, Values]:
     spread = means.var(ddof=1)
     middle = variances.mean()
     spread_of_variances = variances.var(ddof=1)
-    # Parameters of the inverse gamma distribution with these moments, multiplied by the second
-    # moment, which may be 0.
+    # Parameters of the inverse gamma distribution with these moments, multiplied by
+    # `spread_of_variances`, which may be 0.
     certainty = middle**2 + spread_of_variances
     prior = middle * certainty
 

@@ -168,11 +168,11 @@ def interval(low: float, high: float, digits: int) -> Cell:
 
 
 def short_name(structure: str) -> str:
-    """Shorten Left-Cerebral-White-Matter to L Cerebral White Matter, group:cortical to Cortical,
-    all.
+    """Return a structure's name in its short form.
 
-    A parcel's ctx-lh-insula becomes L insula. Other names keep their words, with spaces in place of
-    hyphens.
+    Left-Cerebral-White-Matter becomes L Cerebral White Matter, group:cortical becomes Cortical,
+    all, and a parcel's ctx-lh-insula becomes L insula. Other names keep their words, with spaces in
+    place of hyphens.
     """
     if structure.startswith("group:"):
         group = structure.removeprefix("group:").replace("-", " ")

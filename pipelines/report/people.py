@@ -1,4 +1,4 @@
-"""The parts of a group's page on its people: volumes over age, head size, sites."""
+"""Sections of a group's page on its people: volumes over age, head size, sites."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from trinat.pipelines.report.page import (
 
 # The name of the figure of sites.
 SITES = "sites"
-# Digits of a value, by its unit.
+# Number of decimals of a value, by its unit.
 DIGITS = {"mm³": 0, "%": 3}
 _TICK = 7
 _FEWEST_FOR_LINE = 4
@@ -43,7 +43,7 @@ _NOT_KNOWN = "not known"
 
 
 def adjustment_table(adjustment: Adjustment | None) -> Table | None:
-    """The lines that volumes were adjusted by; None where there are none."""
+    """Return the lines by which volumes were adjusted; None if there are none."""
     if adjustment is None or adjustment.coefficients.empty:
         return None
     columns: Columns = [
@@ -64,7 +64,7 @@ def adjustment_table(adjustment: Adjustment | None) -> Table | None:
 
 
 def site_tables(harmonisation: Harmonisation) -> list[Table]:
-    """What was taken away: of each site over structures, and of each structure over sites."""
+    """Return tables of removed effects: of sites, and of structures over all sites."""
     effects = harmonisation.effects
     sizes = effects[["percent_before", "percent_after"]].abs()
     effects = effects.assign(
@@ -109,7 +109,7 @@ def site_tables(harmonisation: Harmonisation) -> list[Table]:
 
 
 def _before_and_after(rows: pd.DataFrame) -> list[float]:
-    """Mean and largest size of effects before and after."""
+    """Return mean and largest size of effects before and after."""
     return [
         rows["before"].mean(),
         rows["after"].mean(),
@@ -119,7 +119,10 @@ def _before_and_after(rows: pd.DataFrame) -> list[float]:
 
 
 def site_plot(harmonisation: Harmonisation) -> Drawing:
-    """Effects of sites, a row a structure: a ring for each site before, a dot after."""
+    """Draw effects of sites, a row for each structure.
+
+    A ring is a site before harmonisation, a dot after it.
+    """
     effects = harmonisation.effects.dropna(subset="percent_before")
     structures = list(effects["structure"].unique())
     sites = list(harmonisation.persons)
@@ -156,10 +159,11 @@ def site_plot(harmonisation: Harmonisation) -> Drawing:
 
 
 def people_plot(cohort: Cohort) -> Drawing | None:
-    """A panel a structure, a dot a person: volume over age, else by group; None without either.
+    """Draw a panel for each structure, a dot for each person.
 
-    Colours are groups, else sexes, where there are no more than colours. Over age each colour with
-    four persons has a regression line with its band.
+    Volumes are drawn over age, else by group; None without either. Colours are groups, else sexes,
+    if there are enough colours. Over age each colour with four persons has a regression line with
+    its band.
     """
     persons = cohort.persons
     fact, groups = _fact_to_draw(persons)
@@ -206,9 +210,10 @@ def people_plot(cohort: Cohort) -> Drawing | None:
 
 
 def _fact_to_draw(persons: pd.DataFrame) -> tuple[str, list[str]]:
-    """The fact that colours are, and its groups; "" and one group where none has a few of them.
+    """Return the fact that colours show, and its groups; "" and one group if no fact is suitable.
 
-    Persons of whom the fact is not known are a group of their own.
+    A fact has two groups or more, and no more than there are colours. Persons for whom the fact is
+    unknown are a group of their own.
     """
     for fact in ("group", "sex"):
         groups = groups_of(persons, fact)
@@ -244,7 +249,7 @@ def _draw_persons(
     over_age: bool,
     unit: str,
 ) -> list[str]:
-    """Draw the persons of one group in a panel; what its dots are."""
+    """Draw the persons of one group in a panel; return the names of its dots."""
     x = persons["age"].to_numpy(float)
     if not over_age:
         x = np.full(len(persons), float(color))
@@ -256,7 +261,7 @@ def _draw_persons(
         _draw_line(axis, x, y, model_color(color))
     names = []
     for person, age, value in zip(persons["subject"], x, y, strict=True):
-        # Only what is drawn has a name.
+        # Only dots that are drawn have a name.
         if np.isfinite(age + value):
             shown_unit = "ml" if unit == "mm³" else unit
             names.append(f"{person}: {value:.4g} {shown_unit}")

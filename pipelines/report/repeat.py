@@ -1,4 +1,4 @@
-"""The page of two scans of a person: how far labels repeat, and predictions beside that."""
+"""Page of scan-rescan agreement: labels of two scans of a person, and predictions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from trinat.segmentation.metrics.counted import ALL_STRUCTURES, members_of_group
 
 __all__ = ["LABELS", "OTHER_LABELS", "PREDICTIONS", "over_persons", "repeat_page"]
 
-# What is compared, as the tables have it.
+# Names of comparisons in the tables.
 LABELS = "labels with labels"
 OTHER_LABELS = "prediction with the other scan's labels"
 PREDICTIONS = "prediction with prediction"
@@ -48,16 +48,16 @@ _COLUMNS = (
     "dice",
     "absolute_difference_percent",
 )
-# A comparison of a model ("" for labels), as (comparison, model).
+# A model ("" for labels) in one comparison, as (comparison, model).
 Kind = tuple[str, str]
 
 
 def over_persons(frame: pd.DataFrame, scheme: LabelScheme) -> pd.DataFrame:
-    """Means over persons by structure and comparison, and those of structures and of parcels.
+    """Compute means over persons by structure and comparison, and of all structures and parcels.
 
-    `frame` is that of repeat.csv. Pairs of scans of one person are averaged first. The means of
-    all structures (`group:structures`) and of all parcels (`group:parcels`) are of those that every
-    comparison has of a person, without CSF: so they can be compared.
+    `frame` is that of repeat.csv. Pairs of scans of one person are averaged first. To be
+    comparable, the means of all structures (`group:structures`) and of all parcels
+    (`group:parcels`) only include those that every comparison has for a person, without CSF.
     """
     frame = frame.assign(absolute=frame["difference_percent"].abs())
     keys = ["model", "comparison", "structure", "fs_id"]
@@ -96,7 +96,7 @@ def repeat_page(
     scheme: LabelScheme,
     provenance: Mapping[str, str],
 ) -> str:
-    """The HTML file: the limit beside the results, by structure and by pair of scans.
+    """Return the HTML page: the limit beside the results, by structure and by pair of scans.
 
     `means` are those of `over_persons`, `frame` is that of repeat.csv, `pairs` that of pairs.csv.
     """
@@ -119,7 +119,7 @@ def repeat_page(
 
 
 def _kinds(means: pd.DataFrame) -> list[Kind]:
-    """What was compared: labels first, then each model with labels, and with itself."""
+    """Return the comparisons: labels first, then each model with labels, and with itself."""
     there = set(zip(means["comparison"], means["model"], strict=True))
     models = [model for model in means["model"].unique() if model]
     kinds = [(LABELS, "")]
@@ -129,7 +129,7 @@ def _kinds(means: pd.DataFrame) -> list[Kind]:
 
 
 def _title(kind: Kind) -> str:
-    """What a column of a comparison is called."""
+    """Return the column title of a comparison."""
     comparison, model = kind
     if comparison == LABELS:
         return "Labels with labels"
@@ -139,7 +139,7 @@ def _title(kind: Kind) -> str:
 
 
 def _notices(kinds: list[Kind], pairs: pd.DataFrame, persons: int) -> list[str]:
-    """What a reader must know before believing a number."""
+    """Return warnings to read before the numbers."""
     notices = []
     comparisons = {comparison for comparison, _ in kinds}
     if LABELS not in comparisons:
@@ -163,7 +163,7 @@ def _notices(kinds: list[Kind], pairs: pd.DataFrame, persons: int) -> list[str]:
 
 
 def _cards(means: pd.DataFrame, kinds: list[Kind]) -> list[tuple[str, str, str]]:
-    """A card for each mean Dice: what was compared, its value, and what it is of."""
+    """Return a card for each mean Dice: the comparison, its value, and what it is of."""
     cards = []
     for group, title in _GROUP_TITLES.items():
         for kind in kinds:
@@ -175,7 +175,7 @@ def _cards(means: pd.DataFrame, kinds: list[Kind]) -> list[tuple[str, str, str]]
 
 
 def _row(means: pd.DataFrame, structure: str, kind: Kind) -> pd.Series | None:
-    """The means of a structure or group in one comparison; None where it was not measured."""
+    """Return the means of a structure or group in one comparison; None if not measured."""
     comparison, model = kind
     rows = means[
         (means["structure"] == structure)
@@ -186,7 +186,7 @@ def _row(means: pd.DataFrame, structure: str, kind: Kind) -> pd.Series | None:
 
 
 def _cells(means: pd.DataFrame, structure: str, kinds: list[Kind]) -> list[Any]:
-    """Dice in each comparison, then differences of volumes."""
+    """Return the Dice of each comparison, then the differences of volumes."""
     rows = [_row(means, structure, kind) for kind in kinds]
     cells: list[Any] = []
     for value in ("dice", "absolute_difference_percent"):
@@ -195,7 +195,7 @@ def _cells(means: pd.DataFrame, structure: str, kinds: list[Kind]) -> list[Any]:
 
 
 def _columns(first: str, kinds: list[Kind]) -> Columns:
-    """The columns that `_cells` fills, after the first one."""
+    """Return the columns that `_cells` fills, after the first one."""
     columns: Columns = [first]
     columns += [Column(f"Dice: {_title(kind)}", 3) for kind in kinds]
     hint = "Mean of |second − first| / mean of both"
@@ -204,7 +204,7 @@ def _columns(first: str, kinds: list[Kind]) -> Columns:
 
 
 def _headline(means: pd.DataFrame, kinds: list[Kind]) -> Table:
-    """The means of structures and of parcels."""
+    """Return the means of structures and of parcels."""
     rows = [
         [title, *_cells(means, group, kinds)]
         for group, title in _GROUP_TITLES.items()
@@ -220,7 +220,7 @@ def _headline(means: pd.DataFrame, kinds: list[Kind]) -> Table:
 
 
 def _structures(means: pd.DataFrame, kinds: list[Kind]) -> Table:
-    """The table has a row for each structure."""
+    """Make the table with a row for each structure."""
     rows = []
     names = means.loc[~is_group(means), "structure"].unique()
     for place, name in enumerate(names):
@@ -234,7 +234,7 @@ def _structures(means: pd.DataFrame, kinds: list[Kind]) -> Table:
 
 
 def _pairs(pairs: pd.DataFrame) -> Table:
-    """A row for each two scans: how they lie on one another, and what was not compared."""
+    """Return a row for each two scans: their registration, and what was not compared."""
     columns: Columns = [
         "Person",
         "First scan",
@@ -255,12 +255,12 @@ def _pairs(pairs: pd.DataFrame) -> Table:
 
 
 def dice_plot(means: pd.DataFrame, scheme: LabelScheme) -> Drawing:
-    """Dice by structure, the means of both sides: a bar for the limit, dots for the models.
+    """Draw Dice by structure, the means of both sides: a bar for the limit, dots for the models.
 
     A full dot is a model with the other scan's labels, a hollow one the model with itself.
     """
     singles = means[~is_group(means)]
-    # What both sides of each structure are called; a scheme of one side keeps its names.
+    # Structure names without sides; a scheme of one side keeps its names.
     names = list(scheme.names)
     if not scheme.has_unpartnered_sides:
         merged = scheme.merged

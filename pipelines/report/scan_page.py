@@ -1,4 +1,4 @@
-"""The page of one scan, for the person who asked: views, grade, volumes, sides, normal ranges."""
+"""Page of one scan, for its requester: views, grade, volumes, sides, normal ranges."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _GRADES = {
 }
 _VIEWS = (View.AXIAL, View.CORONAL, View.SAGITTAL)  # from left to right
 _ZOOM = 3
-# The drawn strip of a normal range reaches beyond it by its own length at both ends.
+# The drawn strip extends beyond a normal range by the range's length at both ends.
 _LOW, _HIGH = 100 / 3, 200 / 3
 
 
@@ -59,11 +59,10 @@ def scan_page(
     reference: Sequence[NormalRange] | Norms = (),
     person: Facts | None = None,
 ) -> str:
-    """The page as HTML, which prints on two A4 pages.
+    """Return the page as HTML, which prints on two A4 pages.
 
-    `facts` say how
-    the result was made. Volumes are compared with `reference`, and with norms by what is known of
-    the `person`; without any they are shown alone.
+    `facts` describe how the result was made. Volumes are compared with the ranges or norms of
+    `reference`, with norms by the facts of the `person`; without a reference they are shown alone.
     """
     compared = _compared(result, reference, person or Facts())
     return render(
@@ -84,7 +83,7 @@ def scan_page(
 
 
 def _cards(result: ScanResult) -> list[tuple[str, str, str]]:
-    """The grade, each volume of the whole head that was measured, and the views' agreement."""
+    """Return the grade, each measured volume of the whole head, and the views' agreement."""
     grade = result.grade
     meaning = _GRADES.get(grade, "")
     grades = result.structure_grades.values()
@@ -106,7 +105,10 @@ def _cards(result: ScanResult) -> list[tuple[str, str, str]]:
 
 
 def _pictures(found: Prediction) -> list[tuple[str, str, tuple[str, str]]]:
-    """Each view's name, picture and sides: the slice with most structures in it, with outlines."""
+    """Return each view's name, picture and sides.
+
+    The picture is the slice with most structures in it, with outlines.
+    """
     scheme = found.scheme
     colors = label_colors(scheme)
     indices = np.asarray(found.working.data)
@@ -114,9 +116,9 @@ def _pictures(found: Prediction) -> list[tuple[str, str, tuple[str, str]]]:
     if indices.any():
         brightest = float(np.percentile(found.image.data[indices > 0], 99.5))
     if brightest == 0:
-        # Nothing is labelled, or air alone.
+        # Default if nothing or only air is labelled.
         brightest = 1.0
-    # No face is shown: what is away from the brain is black.
+    # Black away from the brain, so that no face is shown.
     shades = np.where(far_from_brain(indices > 0), 0, found.image.data / brightest)
     pictures = []
     for view in _VIEWS:
@@ -124,7 +126,7 @@ def _pictures(found: Prediction) -> list[tuple[str, str, tuple[str, str]]]:
         window = brain_window(classes)
         gray = to_slices(shades, view)
         chosen = _fullest(classes, len(scheme))
-        # Enlarged before outlines are drawn: these are thin then.
+        # Enlarged before outlines are drawn, so that the outlines are thin.
         enlarged = _enlarged(classes[chosen][window])
         values = _enlarged(gray[chosen][window])
         drawn = overlay(values, outlines(enlarged), colors, opacity=1)
@@ -135,12 +137,15 @@ def _pictures(found: Prediction) -> list[tuple[str, str, tuple[str, str]]]:
 
 
 def _enlarged(pixels: np.ndarray) -> np.ndarray:
-    """A picture (H, W), each pixel a square of `_ZOOM`."""
+    """Enlarge a picture (H, W), each pixel to a square of `_ZOOM`."""
     return pixels.repeat(_ZOOM, 0).repeat(_ZOOM, 1)
 
 
 def _fullest(classes: np.ndarray, count: int) -> int:
-    """Of slices (N, H, W), the one that shows most of the `count` classes, of these the largest."""
+    """Return the index of the slice with most of the `count` classes, among slices (N, H, W).
+
+    Among equals it is the slice with most labelled voxels.
+    """
     best = (0, 0)
     chosen = len(classes) // 2
     for place, of_slice in enumerate(classes):
@@ -155,7 +160,10 @@ def _fullest(classes: np.ndarray, count: int) -> int:
 
 @dataclass(frozen=True)
 class _Compared:
-    """Where volumes lie, a cell a structure, below `title`; `note` says what that means."""
+    """Comparison of volumes with ranges or norms, a cell for each structure.
+
+    `title` is the title of the column; `note` explains it.
+    """
 
     title: str = ""
     note: str = ""
@@ -167,7 +175,7 @@ def _compared(
     reference: Sequence[NormalRange] | Norms,
     person: Facts,
 ) -> _Compared:
-    """Hold the volumes against ranges or norms."""
+    """Compare the volumes with ranges or norms."""
     volumes_mm3 = result.volumes_mm3
     if not isinstance(reference, Norms):
         if not reference:
@@ -217,7 +225,10 @@ def _volumes(
     result: ScanResult,
     compared: _Compared,
 ) -> Table:
-    """A row a structure, with both its sides in it; what has no side is in the middle column."""
+    """Make a table with a row for each structure and both its sides.
+
+    A structure without sides is in the column of both.
+    """
     volumes_mm3 = result.volumes_mm3
     labels = {label.name: label for label in found.scheme.labels}
     names_of_rows = []
@@ -257,7 +268,7 @@ def _row(
     result: ScanResult,
     compared: _Compared,
 ) -> list[Any]:
-    """One structure: of its left and right name, or of the one name that it has."""
+    """Return the row of a structure, given its left and right name, or its only name."""
     volumes_mm3 = [result.volumes_mm3[name] for name in names]
     title = short_name(names[0])
     left: float | None = None
@@ -284,14 +295,14 @@ def _row(
 
 
 def _measured(value: float | None, digits: int = 0, *, sign: bool = False) -> Cell:
-    """A number, or an empty cell where a structure has no such number."""
+    """Format a number; None is an empty cell."""
     if value is None:
         return Cell("")
     return number(value, digits, sign=sign)
 
 
 def _grade(names: Sequence[str], result: ScanResult) -> Cell:
-    """The worse grade of the sides, which is named where they differ."""
+    """Return the worse grade of the sides; the side is named if they differ."""
     known = result.structure_grades
     grades = [known.get(name, "") for name in names]
     for grade in ("reject", "look"):
@@ -309,7 +320,7 @@ def _grade(names: Sequence[str], result: ScanResult) -> Cell:
 
 
 def _why(names: Sequence[str], result: ScanResult) -> str:
-    """Why a structure is doubtful, of both its sides; a side is named where the two differ."""
+    """Return why a structure or its sides are doubtful; a side is named if the two differ."""
     doubts = {name: result.doubt_about(name) for name in names}
     if len(set(doubts.values())) == 1:
         return doubts[names[0]]
@@ -321,7 +332,7 @@ def _why(names: Sequence[str], result: ScanResult) -> str:
 
 
 def _in_range(volume_mm3: float, low: float, high: float) -> Cell:
-    """Where a volume lies with respect to its normal range."""
+    """Return the position of a volume relative to its normal range."""
     words = "within"
     if volume_mm3 < low:
         words = "below"
@@ -332,7 +343,7 @@ def _in_range(volume_mm3: float, low: float, high: float) -> Cell:
 
 
 def _among_equals(volume_mm3: float, place: Place) -> Cell:
-    """Where a volume lies among those of a person's equals."""
+    """Return the percentile of a volume in the norms for this person."""
     shown = f"{place.percentile:.0f}"
     if place.percentile < 1:
         shown = "<1"
@@ -350,12 +361,12 @@ def _among_equals(volume_mm3: float, place: Place) -> Cell:
 def _strip(
     volume_mm3: float, low: float, middle: float, high: float
 ) -> tuple[float, float, float, float]:
-    """The places of a range and a volume on a strip, of which the range is the middle third."""
+    """Return positions of a range and a volume on a strip; the range is its middle third."""
     length = max(high - low, 1e-9)
 
     def at(mm3: float) -> float:
         place = _LOW + (_HIGH - _LOW) * (mm3 - low) / length
-        # Not beyond the ends of the scale.
+        # Limit to the ends of the strip.
         return min(max(round(place, 1), 0), 100)
 
     return (_LOW, at(middle), _HIGH, at(volume_mm3))
