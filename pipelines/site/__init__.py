@@ -1,1 +1,1 @@
-"""The site: a static page that segments in the browser."""
+"""Static page that segments in the browser."""

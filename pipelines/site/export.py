@@ -1,6 +1,6 @@
 """trinat export --format web: a site that segments in the browser, with a model as ONNX graphs.
 
-The site is a folder of plain files, for any web server. Nothing that a visitor opens there is
+The site is a folder of static files, for any web server. Files that a visitor opens there are not
 uploaded.
 """
 
@@ -42,14 +42,14 @@ from trinat.segmentation.models.checkpoint import Model
 from trinat.segmentation.models.model_info import Prior, Template
 from trinat.segmentation.space.views import View
 
-# Values of an exported graph differ by no more from those of torch.
+# Tolerance between an exported graph and torch.
 _SAME = 1e-3
 _OPSET = 20
-# What writing and checking a graph needs.
+# Packages for writing and checking a graph.
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-_SIDE = 64  # of the slices that the exported graph is traced and checked with
+_SIDE = 64  # size of the slices for tracing and checking the graph
 _PIPELINES = resources.files("trinat.pipelines")
-# What of the viewer's page is other in a site: its first script, and where its files are.
+# Changes to the viewer's page in a site: its first script, and the paths of its files.
 _PAGE_CHANGES = {
     '<meta charset="utf-8">': (
         '<meta charset="utf-8">\n    '
@@ -62,10 +62,10 @@ _PAGE_CHANGES = {
 
 
 def export_site(models: Sequence[Model], out: Path) -> list[Path]:
-    """Write a site, whole or not at all; return the files in it.
+    """Write a site, completely or not at all; return its files.
 
-    The page begins with the first model, and lets choose among several. Raises OutputError where
-    `out` holds anything already, and ModelError for a model that does what the site cannot do.
+    The page starts with the first model and offers a choice among several. Raises OutputError if
+    `out` is not empty, and ModelError for a model with steps that the site does not support.
     """
     first, *others = models
     for model in models:
@@ -90,7 +90,7 @@ def export_site(models: Sequence[Model], out: Path) -> list[Path]:
 
 
 def _require_able(model: Model) -> None:
-    """Refuse a model with a step that the site does not have."""
+    """Raise ModelError for a model with a step that the site does not support."""
     info = model.info
     missing = {
         "odds of structures beside a prior": bool(
@@ -112,7 +112,7 @@ def _require_able(model: Model) -> None:
 
 def _write_site(models: Sequence[Model], folder: Path) -> None:
     """Write all files of a site into an empty folder."""
-    # The folders as in the source, so that scripts find each other by the same relative paths.
+    # Same folders as in the source, so that scripts find each other by the same relative paths.
     for name in ("view/page", "site/browser"):
         _copy_tree(_PIPELINES / name, folder / name)
     page = (folder / "view" / "page" / "index.html").read_text(encoding="utf-8")
@@ -133,7 +133,7 @@ def _write_site(models: Sequence[Model], folder: Path) -> None:
 
 
 def _copy_tree(source: Traversable, target: Path) -> None:
-    """Copy a folder of the installed package, which need not be a folder on the disk."""
+    """Copy a folder of the installed package, which may be inside an archive."""
     target.mkdir(parents=True)
     for entry in source.iterdir():
         if entry.is_dir():
@@ -145,8 +145,8 @@ def _copy_tree(source: Traversable, target: Path) -> None:
 def write_graphs(model: Model, folder: Path) -> None:
     """Write settings.json, <view>.onnx of each view and fusion.onnx below a new folder.
 
-    For a model with a prior what `write_prior` writes, too. Raises ModelError where ONNX Runtime
-    gives other values than torch.
+    For a model with a prior, `write_prior` is called, too. Raises ModelError if ONNX Runtime gives
+    other values than torch.
     """
     folder.mkdir()
     fusion = fusion_of(model)
@@ -165,10 +165,10 @@ def write_graphs(model: Model, folder: Path) -> None:
 
 
 def settings_of(model: Model, fusion: ViewAggregator) -> dict[str, Any]:
-    """What the site has to know of a model beside its graphs.
+    """Return the settings of a model that the site needs besides its graphs.
 
-    `classes` begin with background. `views` are in the order in which they are fused. Limits that
-    are never reached are null. `measures` are the sums of structures that tables have, by column.
+    `classes` begin with background. `views` are in the order of their fusion. Limits that are never
+    reached are null. `measures` are the sums of structures in tables, by column.
     """
     merged = model.scheme.merged
     classes = [
@@ -207,7 +207,7 @@ def settings_of(model: Model, fusion: ViewAggregator) -> dict[str, Any]:
 
 
 def _settings_of_prior(model: Model) -> dict[str, Any] | None:
-    """Where the voxels of a model's template are, and when it counts; None without a prior."""
+    """Return the geometry of a model's template and its threshold; None without a prior."""
     prior, template = model.info.prior, model.template
     if prior is None or template is None:
         return None
@@ -226,7 +226,7 @@ def _settings_of_prior(model: Model) -> dict[str, Any] | None:
 def _settings_of_view(
     model: Model, view: View, fusion: ViewAggregator
 ) -> dict[str, Any]:
-    """How a view's slices are cut and computed, and what its background adds elsewhere."""
+    """Return how a view's slices are cut and processed, and the weight of its background."""
     network = model.networks[view]
     axes = model.info.preprocessing.slice_axes(view)
     return {
@@ -243,10 +243,11 @@ def _settings_of_view(
 
 
 def _export_view(model: Model, view: View, fusion: ViewAggregator, path: Path) -> None:
-    """Write a view's graph: `slices`, `before` to the results of `ViewGraph`."""
+    """Export a view's graph, from `slices` and `before` to the results of `ViewGraph`."""
     graph = ViewGraph(model, view, fusion)
     config = model.networks[view].config
-    # Sizes are counted in what the network halves, so that the graph holds for any allowed one.
+    # Sizes are in multiples of the network's downsampling, so that the graph accepts every allowed
+    # size.
     number = torch.export.Dim("n")
     rows = config.multiple * torch.export.Dim("rows", min=1)
     columns = config.multiple * torch.export.Dim("columns", min=1)
@@ -266,14 +267,14 @@ def _export_view(model: Model, view: View, fusion: ViewAggregator, path: Path) -
         results=("after", "classes", "background", "likelihood"),
         sizes=({0: number, 2: rows, 3: columns}, {0: number, 1: rows, 2: columns}),
     )
-    # Of another number and size than it was traced with.
+    # Another number and size of slices than in tracing.
     _check(graph, inputs(3, 2 * _SIDE, _SIDE), path, ("slices", "before"))
 
 
 def write_prior(model: Model, prior: Prior, template: Template, folder: Path) -> None:
-    """Write prior.onnx, `shares` and `before` to `probabilities`, all (V, K), and template.gz.
+    """Write template.gz and prior.onnx, from `shares` and `before` to `probabilities`, all (V, K).
 
-    That has the shares of the template: bytes (X, Y, Z, K), of 255.
+    The former has the shares of the template: bytes (X, Y, Z, K), of 255.
     """
     graph = PriorGraph(model, prior)
     _export_of_voxels(model, graph, folder / "prior.onnx", ("shares", "before"))
@@ -284,7 +285,7 @@ def write_prior(model: Model, prior: Prior, template: Template, folder: Path) ->
 def _export_of_voxels(
     model: Model, graph: nn.Module, path: Path, names: tuple[str, ...]
 ) -> None:
-    """Write a graph of voxels' values, (V, K) each, to their `probabilities`."""
+    """Export a graph from values of voxels, (V, K) each, to their `probabilities`."""
     generator = torch.Generator().manual_seed(0)
     size = (2 * _SIDE, len(model.scheme))
     values = tuple(torch.rand(size, generator=generator) for _ in names)
@@ -312,11 +313,11 @@ def write_onnx(
 ) -> None:
     """Write a module as ONNX with its weights inside, and `facts` as the file's metadata.
 
-    `names` and `results` are those of inputs and outputs, `sizes` those that may change. Packages
-    that are not installed are a ConfigError.
+    `names` and `results` are those of inputs and outputs, `sizes` the dynamic axes. Raises
+    ConfigError if packages are missing.
     """
     require_extra("export", *_PACKAGES)
-    # The exporter reports on itself at length; what matters is checked afterwards.
+    # The exporter logs a lot; the result is checked afterwards.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -336,7 +337,7 @@ def write_onnx(
 
 
 def _nodes_of_halves(path: Path) -> list[str]:
-    """The nodes of a graph that have to do with numbers of half precision."""
+    """Return the names of the nodes of a graph with half-precision inputs or outputs."""
     import onnx
 
     graph = onnx.shape_inference.infer_shapes(onnx.load(path)).graph
@@ -350,7 +351,7 @@ def _nodes_of_halves(path: Path) -> list[str]:
 def _check(
     graph: nn.Module, inputs: tuple[Tensor, ...], path: Path, names: tuple[str, ...]
 ) -> None:
-    """Refuse a file that gives other values than the module that it was made from."""
+    """Raise ModelError if a file gives other values than the module that it was made from."""
     import onnxruntime
 
     with torch.inference_mode():
@@ -361,7 +362,7 @@ def _check(
     given = {name: value.numpy() for name, value in zip(names, inputs, strict=True)}
     for one, other in zip(session.run(None, given), expected, strict=True):
         close = np.isclose(np.asarray(one, float), other.numpy(), atol=_SAME)
-        # Classes that are as probable as each other may change places.
+        # Equally probable classes may be swapped.
         if close.mean() < 1 - _SAME:
             raise ModelError(
                 f"ONNX Runtime gives the same value as torch at only {close.mean():.2%} of places",
