@@ -1,6 +1,6 @@
-"""The one place that knows which networks there are: another needs its file and its line here.
+"""Registry of network architectures: a new network needs its own file and a line here.
 
-An ensemble is several of one shape as one network.
+An ensemble combines several networks of one shape.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trinat.segmentation.models.quicknat import (
 
 __all__ = ["FAST", "PUBLISHED", "Architecture", "build"]
 
-# Under which a probability has no logarithm in half precision either.
+# Below this a probability has no logarithm in half precision either.
 _LEAST = 1e-7
 
 
@@ -35,13 +35,13 @@ class EnsembleConfig(NetworkConfig):
 
     @classmethod
     def of(cls, member: NetworkConfig, members: int) -> Self:
-        """The configuration of an ensemble of such members."""
+        """Return the configuration of an ensemble of such members."""
         shared = {name: getattr(member, name) for name in NetworkConfig.model_fields}
         return cls(**shared, members=members, member=member)
 
     @model_validator(mode="after")
     def _as_the_member(self) -> Self:
-        """What all networks have is the same in the ensemble and its members."""
+        """Check that the settings shared by all networks equal those of the member."""
         for name in NetworkConfig.model_fields:
             if getattr(self, name) != getattr(self.member, name):
                 raise ValueError(f"{name} is not the member's")
@@ -49,17 +49,17 @@ class EnsembleConfig(NetworkConfig):
 
     @property
     def multiple(self) -> int:
-        """The ensemble has that of its member."""
+        """Multiple to which the member pads rows and columns."""
         return self.member.multiple
 
     @property
     def pixels(self) -> int:
-        """The ensemble has that of its member."""
+        """Number of pixels of the member's positions."""
         return self.member.pixels
 
 
 class Ensemble(Network):
-    """Several networks as one: its logits are the logarithm of the members' mean probability.
+    """Ensemble: its logits are the logarithm of the members' mean probability.
 
     With `only`, the number of a member, it is that member alone.
     """
@@ -70,7 +70,7 @@ class Ensemble(Network):
         super().__init__(config)
         self.networks = nn.ModuleList(networks)
         self.only: int | None = None
-        # A bias on the joint logits, for classes that must not win.
+        # The bias on the joint logits is for classes that must not win.
         self.classifier = Classifier(config.classes, config.classes)
         with torch.no_grad():
             nn.init.dirac_(self.classifier.weight)
@@ -78,21 +78,21 @@ class Ensemble(Network):
         self.arrange(torch.channels_last)
 
     def features(self, slices: Tensor) -> Tensor:
-        """Logarithms of the mean probability, (N, K, H, W), of slices (N, C, H, W).
+        """Return logarithms of the mean probability, (N, K, H, W), of slices (N, C, H, W).
 
-        The mean is taken in float32. `only` chooses one member, as training does.
+        The mean is taken in float32. `only` chooses a single member, as training does.
         """
         members = list(self.networks)
         if self.only is not None:
             members = [self.networks[self.only]]
-        # One after the other: vmap took 1.9 to 2.8 times as long on a CPU (docs/notes/toolbox.md).
+        # Sequentially: vmap took 1.9 to 2.8 times as long on a CPU (docs/notes/toolbox.md).
         found = [network(slices).float().softmax(1) for network in members]
         mean = torch.stack(found).mean(0)
         logarithms = mean.clamp(min=_LEAST).log()
         return logarithms.to(self.classifier.weight.dtype)
 
     def arrange(self, layout: torch.memory_format) -> None:
-        """Keep weights and activations of all members in this order in memory."""
+        """Set the memory format of weights and activations of all members."""
         super().arrange(layout)
         for network in self.networks:
             assert isinstance(network, Network)
@@ -107,7 +107,7 @@ _NETWORKS: dict[str, tuple[type[NetworkConfig], type[Network]]] = {
 
 
 def build(config: NetworkConfig) -> Network:
-    """The network that a configuration describes, with random weights.
+    """Build the network of a configuration, with random weights.
 
     They are drawn from torch's own generator, in the order of the network's parts.
     """
@@ -121,7 +121,7 @@ def build(config: NetworkConfig) -> Network:
 
 
 def _of_its_kind(given: Any) -> Any:
-    """A configuration of the class that the key `architecture` names."""
+    """Validate a configuration by the class that the key `architecture` names."""
     if not isinstance(given, Mapping):
         return given
     name = str(given.get("architecture", _DEFAULT))

@@ -1,7 +1,7 @@
-"""What every network is to the rest of the software; `architectures.py` knows which there are.
+"""Base classes of networks and their configurations; `architectures.py` lists them.
 
-A network takes slices (N, C, H, W), float, on the scale that its model's preprocessing gives, and
-returns logits (N, K, H, W). Its weights go to a model folder by their names in `state_dict`.
+A network takes slices (N, C, H, W), float, on the scale of its model's preprocessing, and returns
+logits (N, K, H, W). Its weights are stored in a model folder by their names in `state_dict`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from trinat.segmentation.models.blocks import Layer
 
 
 def odd(number: int) -> int:
-    """The number itself; refused with a ValueError if it is even."""
+    """Return an odd number unchanged; raise ValueError for an even number."""
     if number % 2 == 0:
         raise ValueError("must be odd, so that it has a middle")
     return number
 
 
 class NetworkConfig(BaseModel):
-    """What all architectures have in common; each adds `architecture`, its name, and its own."""
+    """Settings of all architectures; each adds `architecture`, its name, and its own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -39,19 +39,19 @@ class NetworkConfig(BaseModel):
 
     @property
     def multiple(self) -> int:
-        """Rows and columns are padded to multiples of this."""
+        """Rows and columns are padded to a multiple of this number."""
         return 1
 
     @property
     def pixels(self) -> int:
-        """Pixels of a slice for each place where the network works."""
+        """Number of pixels of a slice for each position at which the network computes."""
         return 1
 
 
 class Classifier(nn.Conv2d):
-    """Features (N, F, h, w) to logits (N, K, h u, w u): those of a square of u x u pixels each.
+    """Classifier of features (N, F, h, w): logits (N, K, h u, w u), u x u pixels per feature.
 
-    u is `unshuffle`: with 1, the usual, there is a feature for each pixel.
+    u is `unshuffle`: with 1, the default, there is a feature for each pixel.
     """
 
     def __init__(self, filters: int, classes: int, unshuffle: int = 1) -> None:
@@ -59,14 +59,14 @@ class Classifier(nn.Conv2d):
         self.unshuffle = unshuffle
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features (N, F, h, w) to logits (N, K, h u, w u)."""
+        """Map features (N, F, h, w) to logits (N, K, h u, w u)."""
         logits = super().forward(features)
         if self.unshuffle == 1:
             return logits
         return pixel_shuffle(logits, self.unshuffle)
 
     def by_class(self) -> dict[str, Tensor]:
-        """Weight and bias by class, (K, u u ...): views that write through."""
+        """Return weight and bias by class, (K, u u ...), as views that write through."""
         pixels = self.unshuffle**2
         values_by_class = {}
         for name, values in self.state_dict().items():
@@ -75,9 +75,9 @@ class Classifier(nn.Conv2d):
 
 
 class Network(nn.Module, ABC):
-    """Slices (N, C, H, W) of any size to logits (N, K, H, W).
+    """Base of networks that map slices (N, C, H, W) of any size to logits (N, K, H, W).
 
-    A subclass gives `features`, and parts with parameters of their own (encoders, ...), which a
+    A subclass defines `features`, and parts with parameters of their own (encoders, ...), which a
     recipe may train at different rates; its last part is the `classifier`.
     """
 
@@ -89,26 +89,26 @@ class Network(nn.Module, ABC):
         self.layout = torch.channels_last
 
     def new_classifier(self, classes: int) -> Classifier:
-        """A classifier of its features."""
+        """Return a new classifier of the network's features."""
         return Classifier(self.config.filters, classes)
 
     @abstractmethod
     def features(self, slices: Tensor) -> Tensor:
-        """What the classifier sees, (N, F, h, w); pads slices of any size as it needs them."""
+        """Return the classifier's input, (N, F, h, w); slices of any size are padded as needed."""
 
     def forward(self, slices: Tensor) -> Tensor:
-        """Slices (N, C, H, W) to logits (N, K, H, W)."""
+        """Map slices (N, C, H, W) to logits (N, K, H, W)."""
         rows, columns = slices.shape[-2:]
         logits: Tensor = self.classifier(self.features(slices))
         return logits[..., :rows, :columns]
 
     def arrange(self, layout: torch.memory_format) -> None:
-        """Keep weights and activations in this order in memory."""
+        """Set the memory format of weights and activations."""
         self.layout = layout
         self.to(memory_format=layout)  # type: ignore[call-overload]
 
     def fold(self) -> Self:
-        """A copy for inference: same logits, norms inside convolutions where the order allows.
+        """Return a copy for inference: same logits, norms folded into convolutions where possible.
 
         It is in evaluation mode and needs no gradients.
         """

@@ -1,7 +1,8 @@
 """Building blocks of QuickNAT. Tensors are (N, C, H, W), channels last in memory.
 
-A dense block is several layers, each fed all that came before it in the block, then a
-recalibration of its output, then dropout. Blocks are joined by pooling and unpooling with indices.
+A dense block is several layers, each with the block's input and all previous outputs as its input,
+then a recalibration of its output, then dropout. Blocks are joined by pooling and unpooling with
+indices.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ Recalibration = Literal["none", "channel", "spatial", "both"]
 
 
 def max_pool(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Halve H and W: the maximum of each 2x2 window, and where it was, for `max_unpool`.
+    """Halve H and W: the maximum of each 2x2 window, and its position for `max_unpool`.
 
     The first maximum in reading order wins, as in `MaxPool2d`: ties are everywhere in constant
     background and common in bf16, and a mask of all maxima would unpool them all.
     """
     if x.device.type == "cpu" and not torch.compiler.is_compiling():
         return max_pool2d(x, 2, return_indices=True)
-    # Comparisons compile, export, and are deterministic on CUDA, where MaxPool2d's gradient and
-    # MaxUnpool2d are not; uncompiled on a CPU, though, they take ten times as long as above.
+    # Comparisons compile, export, and are deterministic on CUDA, unlike the gradients of MaxPool2d
+    # and MaxUnpool2d; uncompiled on a CPU, though, they take ten times as long as the code above.
     top_left = x[..., 0::2, 0::2]
     top_right = x[..., 0::2, 1::2]
     bottom_left = x[..., 1::2, 0::2]
@@ -44,11 +45,11 @@ def max_pool(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def max_unpool(x: Tensor, where: Tensor) -> Tensor:
-    """Double H and W: each value goes back to where `max_pool` found it, zeros elsewhere.
+    """Double H and W: each value returns to the position of its maximum, zeros elsewhere.
 
-    `where` holds either indices into H W (int64) or corners 0 1 / 2 3 of the windows (uint8).
+    `where` has either indices into H W (int64) or corners 0 1 / 2 3 of the windows (uint8).
     """
-    # Channels stay innermost: the result is channels-last without a copy.
+    # Channels stay innermost, so the result is channels-last without a copy.
     values = x.permute(0, 2, 3, 1)
     where = where.permute(0, 2, 3, 1)
     if where.dtype == torch.int64:
@@ -57,9 +58,9 @@ def max_unpool(x: Tensor, where: Tensor) -> Tensor:
 
 
 def _unpool_by_index(values: Tensor, where: Tensor) -> Tensor:
-    """Values (N, H, W, C) to (N, 2 H, 2 W, C), each at its index into a slice's 4 H W places.
+    """Unpool values (N, H, W, C) to (N, 2 H, 2 W, C) by indices into a slice's 4 H W positions.
 
-    Windows do not overlap, so no place is written twice. MaxUnpool2d does the same, but its
+    Windows do not overlap, so no position is written twice. MaxUnpool2d does the same, but its
     gradient takes several times as long, and deterministic mode refuses it.
     """
     n, h, w, c = values.shape
@@ -69,7 +70,7 @@ def _unpool_by_index(values: Tensor, where: Tensor) -> Tensor:
 
 
 def _unpool_by_corner(values: Tensor, where: Tensor) -> Tensor:
-    """Values (N, H, W, C) to (N, 2 H, 2 W, C), each in its corner of a window of 2×2."""
+    """Unpool values (N, H, W, C) to (N, 2 H, 2 W, C), each to its corner of a 2×2 window."""
     corners = torch.arange(4, dtype=torch.uint8, device=values.device)
     # Windows as (N, H, 2, W, 2, C).
     corners = corners.view(1, 1, 2, 1, 2, 1)
@@ -80,12 +81,13 @@ def _unpool_by_corner(values: Tensor, where: Tensor) -> Tensor:
 
 
 def convolve_aligned(convolution: nn.Conv2d, x: Tensor) -> Tensor:
-    """A convolution with zeros for channels that are missing to a multiple of 8; the same result.
+    """Convolve with channels padded by zeros to a multiple of 8; the result is the same.
 
-    x (N, C, H, W) to (N, F, H, W); the padding of zeros costs less than odd channels do on a GPU.
+    x (N, C, H, W) to (N, F, H, W); on a GPU the padding costs less than a number of channels that
+    is no multiple of 8.
     """
     missing = -x.shape[1] % 8
-    # Nothing before and behind along columns and rows; the missing channels behind the others.
+    # No padding of columns and rows; the missing channels go behind the others.
     padding = (0, 0, 0, 0, 0, missing)
     padded = pad(x, padding)
     weight = pad(convolution.weight, padding)
@@ -103,13 +105,13 @@ class Layer(nn.Module):
         self.norm_first = order == "norm-activation-convolution"
         normed = channels if self.norm_first else filters
         self.norm: nn.Module = nn.BatchNorm2d(normed)
-        # A norm that follows takes away whatever a bias adds.
+        # A norm after the convolution cancels any bias.
         self.convolution = nn.Conv2d(
             channels, filters, kernel, padding=kernel // 2, bias=self.norm_first
         )
 
     def forward(self, x: Tensor, activation: nn.Module) -> Tensor:
-        """(N, C, H, W) to (N, F, H, W)."""
+        """Map (N, C, H, W) to (N, F, H, W)."""
         if self.norm_first:
             activated = activation(self.norm(x))
             return self._convolve(activated)
@@ -117,24 +119,25 @@ class Layer(nn.Module):
         return activation(normed)  # type: ignore[no-any-return]
 
     def _convolve(self, x: Tensor) -> Tensor:
-        """The convolution alone, with channels as a GPU likes them."""
-        # The first block sees 1, 65 and 129 channels, and a GPU's matrix units take eights.
+        """Apply the convolution alone, with channels aligned for a GPU."""
+        # The first block sees 1, 65 and 129 channels, but a GPU's matrix units work on multiples of
+        # 8.
         if x.device.type != "cpu" and x.shape[1] % 8:
             return convolve_aligned(self.convolution, x)
         return self.convolution(x)  # type: ignore[no-any-return]
 
     def fold(self) -> None:
-        """Put the norm into the convolution before it, in place; for evaluation only."""
+        """Fold the norm into the convolution before it, in place; for evaluation only."""
         if not self.norm_first and isinstance(self.norm, nn.BatchNorm2d):
             self.convolution = fuse_conv_bn_eval(self.convolution, self.norm)
             self.norm = nn.Identity()
 
 
 class Excitation(nn.Module):
-    """Squeeze and excitation (arXiv 1803.02579): rescale channels, places, or take the larger.
+    """Squeeze and excitation (arXiv 1803.02579) of channels, positions, or the maximum of both.
 
-    Each gate is between 0 and 1: one a channel, from its mean over the slice, or one a place, from
-    its channels.
+    Each gate is between 0 and 1: a channel's gate depends on its mean over the slice, a position's
+    gate on its channels.
     """
 
     def __init__(
@@ -154,10 +157,10 @@ class Excitation(nn.Module):
             self.spatial = nn.Conv2d(channels, 1, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, C, H, W), rescaled.
+        """Rescale (N, C, H, W).
 
-        Channels are weighted by their means, places by a projection of their channels; the larger
-        of the two results counts. The shape stays.
+        Channels are weighted by their means, positions by a projection of their channels; the
+        larger of the two results is used. The shape is unchanged.
         """
         gates = []
         if self.channel is not None:
@@ -167,14 +170,16 @@ class Excitation(nn.Module):
         scaled: list[Tensor] = [x * gate.sigmoid() for gate in gates]
         if len(scaled) == 1:
             return scaled[0]
-        # The maximum of both; the gradient of torch.maximum takes five times as long on a CPU.
+        # Equals the maximum of both; the gradient of torch.maximum takes five times as long on a
+        # CPU.
         return scaled[0] + (scaled[1] - scaled[0]).relu()
 
 
 class DenseBlock(nn.Module):
-    """Layers of the given kernels, each fed all that came before. C channels to F filters.
+    """Layers of the given kernels with dense connections. C channels to F filters.
 
-    The output is that of the last layer, recalibrated, with whole channels dropped in training.
+    The output is the output of the last layer, recalibrated, with whole channels dropped in
+    training.
     """
 
     def __init__(
@@ -194,7 +199,7 @@ class DenseBlock(nn.Module):
         for kernel in kernels:
             self.layers.append(Layer(seen, filters, kernel, order))
             seen += filters
-        # One for all layers: they share a PReLU's slope, as in the port.
+        # Shared by all layers, as is a PReLU's slope in the port.
         self.activation: nn.Module
         if activation == "prelu":
             self.activation = nn.PReLU()
@@ -206,14 +211,14 @@ class DenseBlock(nn.Module):
         self.dropout = nn.Dropout2d(dropout)
 
     def dense(self, x: Tensor) -> Tensor:
-        """The layers alone, without recalibration and dropout.
+        """Apply the layers alone, without recalibration and dropout.
 
         `x` (N, C, H, W); the result is the output of the last layer (N, filters, H, W). Each layer
         sees the input and the outputs of all layers before it.
         """
         seen = [x]
         for layer in self.layers:
-            # Of one tensor a concatenation would be a copy.
+            # Concatenating a single tensor would copy it.
             joined = x
             if len(seen) > 1:
                 joined = torch.cat(seen, 1)
@@ -221,7 +226,7 @@ class DenseBlock(nn.Module):
         return seen[-1]
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, C, H, W) to (N, F, H, W)."""
+        """Map (N, C, H, W) to (N, F, H, W)."""
         y = self.dense(x)
         if self.excitation is not None:
             y = self.excitation(y)

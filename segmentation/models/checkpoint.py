@@ -1,7 +1,7 @@
-"""A model is a folder: model.yaml, and <view>.safetensors for each view. No pickle anywhere.
+"""Model folders: model.yaml, and <view>.safetensors for each view, without any pickle.
 
 There may be two more files: prior.npz, an anatomical template, and the TSV of a user's own label
-scheme. model.yaml has the SHA-256 of every other file. `save_model` and `load_model` are inverse.
+scheme. model.yaml has the SHA-256 of every other file. `load_model` is the inverse of `save_model`.
 
 A folder `parcels` in it is a model of its own, whose networks divide the cortex.
 """
@@ -52,12 +52,12 @@ from trinat.segmentation.models.zoo import (
 )
 from trinat.segmentation.space.views import View, chosen_views
 
-# Far beyond any model's; a sparse file on disk may be of any size.
+# Far beyond any model's size; a sparse file on disk may have any size.
 _MAX_FILE_BYTES = 2 << 30
-# Of a safetensors file.
+# Maximum size of the header of a safetensors file.
 _MAX_HEADER_BYTES = 1 << 20
 _DTYPES = {"float32": torch.float32, "float16": torch.float16}
-# Batch norm counts its batches and never reads the count.
+# Batch norm counts its batches, but the count is never read.
 _COUNTER = "num_batches_tracked"
 _OTHER_ARCHITECTURE = "its architecture in model.yaml is another"
 
@@ -77,12 +77,12 @@ class Model:
 
     @property
     def name(self) -> str:
-        """The name in its model.yaml."""
+        """Name in its model.yaml."""
         return self.info.name
 
     @property
     def label_table(self) -> Path | None:
-        """The TSV of a user's own scheme, which `save_model` takes; None for a known scheme."""
+        """TSV of a user's own scheme, which `save_model` takes; None for a known scheme."""
         name = f"{self.info.labels}.tsv"
         if name not in self.info.files:
             return None
@@ -90,7 +90,7 @@ class Model:
 
     @property
     def parcels(self) -> Path | None:
-        """The folder of the model that divides its cortex, which `save_model` takes, if any."""
+        """Folder of the model that divides its cortex, which `save_model` takes, if any."""
         return parcels_folder_of(self.folder)
 
     @property
@@ -100,23 +100,23 @@ class Model:
         return np.array([self.scheme.names.index(name) for name in names], int)
 
     def is_merged(self, view: View) -> bool:
-        """Whether a view's classes are the scheme's with left and right merged."""
+        """Return True if a view's classes are the scheme's with left and right merged."""
         return self.info.architectures[view].classes != len(self.scheme)
 
     def classes_of(self, view: View) -> LabelScheme:
-        """The classes that a view's network tells apart, in the order of its channels."""
+        """Return the classes that a view's network distinguishes, in the order of its channels."""
         if self.is_merged(view):
             return self.scheme.seen_in(view)
         return self.scheme
 
     def not_predicted_in(self, view: View) -> NDArray[np.int64]:
-        """Of a view's classes, the ones that the model does not predict."""
+        """Return the indices, among a view's classes, of those that the model does not predict."""
         if self.is_merged(view):
             return np.unique(self.scheme.merged.to_merged[self.not_predicted])
         return self.not_predicted
 
     def fusion_weights(self, views: Collection[View]) -> NDArray[np.float32]:
-        """(V, K) weights of these views for each class of the scheme; columns sum to 1.
+        """Return the weights (V, K) of these views for each class of the scheme; columns sum to 1.
 
         They are the model's own, from its model.yaml.
         """
@@ -130,10 +130,10 @@ def class_weights(
     views: Collection[View],
     where: str | Path,
 ) -> NDArray[np.float32]:
-    """(V, K) weights of some views for each class of a scheme; columns sum to 1.
+    """Return weights (V, K) of some views for each class of a scheme; columns sum to 1.
 
-    A class has the weights of `per_class`, else those of the views as a whole; a view without a
-    weight counts nothing. `where` is the file they come from, which errors name.
+    A class has the weights of `per_class`, else the weights of the views as a whole; a view without
+    a weight does not count. `where` is the file they come from, which errors name.
     """
     for name in fusion.per_class:
         if name not in scheme.names:
@@ -164,9 +164,9 @@ def save_changed(
     parcels: Path | None = None,
     overwrite: bool = False,
 ) -> ModelInfo:
-    """Write a model with the labels, template and precision of another, and what has changed.
+    """Write a model with the labels, template and precision of another, and the changes.
 
-    Without `networks` it has those of the other, too.
+    Without `networks` it also has the networks of the other model.
     """
     return save_model(
         folder,
@@ -191,12 +191,12 @@ def save_model(
     precision: Precision = "float32",
     overwrite: bool = False,
 ) -> ModelInfo:
-    """Write a model folder, whole or not at all; returns what its model.yaml says.
+    """Write a model folder atomically and return the contents of its model.yaml.
 
     `label_table` is the TSV of a user's own scheme, and `parcels` the folder of a model that
-    divides the cortex, which is taken along as it is. With `precision` float16 the weights of
+    divides the cortex, which is copied unchanged. With `precision` float16 the weights of
     convolutions are stored in half precision, and computed with in float32 again. `overwrite`
-    replaces the whole folder; without it a folder that holds anything is refused.
+    replaces the whole folder; without it a folder that contains anything is refused.
     """
     final = Path(folder)
     if final.is_dir() and any(final.iterdir()) and not overwrite:
@@ -235,7 +235,7 @@ def save_model(
 
 
 def update_info(folder: Path, **changes: object) -> None:
-    """Change what model.yaml says, such as fusion, quality or metrics; the networks stay."""
+    """Change entries of model.yaml, such as fusion, quality or metrics; the networks stay."""
     updated = read_info(folder).model_copy(update=changes)
     with atomic_write(folder / MODEL_FILE) as file:
         file.write(_to_yaml(updated))
@@ -270,10 +270,10 @@ def load_model(
 
 
 def read_info(folder: str | Path) -> ModelInfo:
-    """What model.yaml says, checked by itself; quick, since no weights are read.
+    """Read and validate model.yaml alone; fast, since no weights are read.
 
-    ModelError for a file that is missing or damaged, for another format and for a key that is
-    unknown or wrong; the message names the key. Whether the weights are whole is not looked at.
+    Raises ModelError for a file that is missing or damaged, for another format and for a key that
+    is unknown or wrong; the message names the key. The weights are not checked.
     """
     path = Path(folder) / MODEL_FILE
     content = read_model_file(path.parent)
@@ -293,7 +293,7 @@ def read_info(folder: str | Path) -> ModelInfo:
 
 
 def _to_yaml(info: ModelInfo) -> bytes:
-    """What model.yaml has, as the bytes of the file."""
+    """Serialise the description as the bytes of model.yaml."""
     text: str = yaml.safe_dump(
         info.model_dump(mode="json"), sort_keys=False, allow_unicode=True
     )
@@ -301,7 +301,7 @@ def _to_yaml(info: ModelInfo) -> bytes:
 
 
 def _read_scheme(folder: Path, info: ModelInfo) -> LabelScheme:
-    """The label scheme of a model folder, checked against what the model was trained with."""
+    """Read the label scheme of a model folder and check it against the scheme of its training."""
     table_path = folder / f"{info.labels}.tsv"
     if table_path.name in info.files:
         table = _read(folder, table_path.name, info)
@@ -319,7 +319,7 @@ def _read_scheme(folder: Path, info: ModelInfo) -> LabelScheme:
 
 
 def _scheme(name: str, table: bytes | None, where: Path) -> LabelScheme:
-    """A label scheme from its table, or a known one by its name."""
+    """Return a label scheme from its table, or a known scheme by its name."""
     try:
         if table is None:
             return load_scheme(name)
@@ -329,7 +329,7 @@ def _scheme(name: str, table: bytes | None, where: Path) -> LabelScheme:
 
 
 def _fingerprint(scheme: LabelScheme) -> str:
-    """SHA-256 of what the classes mean; colours may change."""
+    """Return the SHA-256 of the meaning of the classes; colours may change."""
     classes = []
     for label in scheme.labels:
         numbers = list(label.numbers)
@@ -338,9 +338,9 @@ def _fingerprint(scheme: LabelScheme) -> str:
 
 
 def _check_labels(info: ModelInfo, scheme: LabelScheme, folder: Path) -> None:
-    """The scheme has what the description names, and each network as many classes as it.
+    """Check that scheme, description and networks have the same classes.
 
-    The network of a view that does not tell sides may have as many as the merged scheme.
+    The network of a view that does not distinguish sides may have as many as the merged scheme.
     """
     where = folder / MODEL_FILE
     if scheme.names[0] in info.not_predicted:
@@ -369,7 +369,7 @@ def _check_labels(info: ModelInfo, scheme: LabelScheme, folder: Path) -> None:
 
 
 def _read(folder: Path, name: str, info: ModelInfo) -> bytes:
-    """A file's bytes, the very ones whose hash was checked."""
+    """Return a file's bytes after checking the hash of exactly these bytes."""
     path = folder / name
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
@@ -385,7 +385,7 @@ def _read(folder: Path, name: str, info: ModelInfo) -> bytes:
 
 
 def _write_folder(final: Path, contents: Mapping[str, bytes]) -> None:
-    """Write beside, then rename; a killed process may leave a `.trinat-*.tmp` folder."""
+    """Write beside the target, then rename; a killed process may leave a `.trinat-*.tmp` folder."""
     new = final.parent / f".trinat-{secrets.token_hex(8)}.tmp"
     old = final.parent / f".trinat-{secrets.token_hex(8)}.tmp"
     try:
@@ -407,9 +407,9 @@ def _write_folder(final: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def _exchange(final: Path, new: Path, old: Path) -> None:
-    """Put a new folder in the place of the final one, which becomes the old one, if there is any.
+    """Move the final folder, if it exists, to `old` and a new folder to its place.
 
-    Where that fails the final one is back in its place.
+    If that fails, the final folder is restored.
     """
     if final.exists():
         final.replace(old)
@@ -426,11 +426,11 @@ def _sha256(data: bytes) -> str:
 
 
 def _to_safetensors(network: Network, precision: Precision, where: Path) -> bytes:
-    """The weights of a network as bytes of a file.
+    """Serialise the weights of a network as safetensors.
 
     With float16, convolutions are stored in half precision; norms, slopes and biases, few and wide
-    in range, stay float32. Values that are not finite then are refused; `where` is what the error
-    names.
+    in range, stay float32. Values that are not finite then are refused; `where` is the location
+    that the error names.
     """
     tensors = {}
     for name, tensor in network.state_dict().items():
@@ -453,22 +453,22 @@ def _from_safetensors(
     precision: Precision,
     path: Path,
 ) -> Network:
-    """The network of a configuration with the weights in a file's bytes.
+    """Return the network of a configuration with the weights from a file's bytes.
 
-    It is on the CPU, in float32 and in evaluation mode. Weights of other names, shapes or types
-    than `config` and `precision` say are refused; `path` is what the errors name.
+    It is on the CPU, in float32 and in evaluation mode. Weights whose names, shapes or types differ
+    from `config` and `precision` are refused; `path` is the location that errors name.
     """
     try:
-        # Hundreds of thousands of names would take minutes.
+        # Hundreds of thousands of names would take minutes to parse.
         if int.from_bytes(data[:8], "little") > _MAX_HEADER_BYTES:
             raise SafetensorError("its header is too large")
         tensors: dict[str, Tensor] = safetensors.torch.load(data)
-    # A KeyError is a type that torch does not have.
+    # safetensors raises KeyError for a type that torch does not have.
     except (SafetensorError, KeyError) as error:
         raise ModelError(
             "is not a safetensors file", where=path, remedy=COPY_AGAIN
         ) from error
-    # No random weights are made, since they would be replaced at once.
+    # Skips the random initialisation, which would be overwritten at once.
     with torch.device("meta"):
         network = build(config)
     expected = {}
@@ -492,7 +492,7 @@ def _check_names(
     expected: Mapping[str, Tensor],
     path: Path,
 ) -> None:
-    """A file has the tensors of its network, all of them and no others."""
+    """Check that a file has exactly the tensors of its network."""
     missing = expected.keys() - tensors.keys()
     if missing:
         raise ModelError(
@@ -514,7 +514,7 @@ def _check_tensor(
     precision: Precision,
     path: Path,
 ) -> None:
-    """A tensor has the shape of the network's, the stored type, and finite values."""
+    """Check that a tensor has the network's shape, the stored type, and finite values."""
     if tensor.shape != expected.shape:
         raise ModelError(
             f"{name} has shape {tuple(tensor.shape)} in place of {tuple(expected.shape)}",
@@ -530,7 +530,7 @@ def _check_tensor(
 
 
 def _stored_dtype(tensor: Tensor, precision: Precision) -> torch.dtype:
-    """Convolutions, of four axes, are stored in the model's precision, all else in float32."""
+    """Return the stored type: the model's precision for convolutions (four axes), else float32."""
     if tensor.ndim == 4:
         return _DTYPES[precision]
     return torch.float32

@@ -1,4 +1,4 @@
-"""Weights of the authors' PyTorch port of QuickNAT, brought into the form of this project.
+"""Import of weights of the authors' PyTorch port of QuickNAT.
 
 A checkpoint of the port is a pickled module or a state dict. It is read without being run, its
 tensors get the names that they have here, and the architecture follows from their shapes.
@@ -43,7 +43,7 @@ PORT_PREPROCESSING = Preprocessing(
     },
 )
 
-# Its names of blocks and of their parts, and ours.
+# Names of the port's blocks and of their parts, and the names here.
 _BLOCKS = {
     "encode1": "encoders.0",
     "encode2": "encoders.1",
@@ -64,7 +64,7 @@ _PARTS = {
     "batchnorm2": "layers.1.norm",
     "batchnorm3": "layers.2.norm",
     "prelu": "activation",
-    # One kind of squeeze-and-excitation is directly in the block, both are in parts of their own.
+    # A single squeeze-and-excitation is directly in the block, a pair has a submodule for each.
     "SELayer.fc1": "excitation.channel.0",
     "SELayer.cSE.fc1": "excitation.channel.0",
     "SELayer.fc2": "excitation.channel.2",
@@ -72,10 +72,10 @@ _PARTS = {
     "SELayer.conv": "excitation.spatial",
     "SELayer.sSE.conv": "excitation.spatial",
 }
-# Names in MONAI's network of the same name.
+# Names in MONAI's network that is also called QuickNAT.
 _MONAI_NAMES = re.compile(r"model\.\d+\.(submodule\.|layers0\.)")
 _COUNTER = "num_batches_tracked"
-# Several times what QuickNAT has.
+# Several times the number of modules of QuickNAT.
 _MAX_MODULES = 1000
 _MAX_DEPTH = 8
 _MAX_NAME = 64
@@ -91,8 +91,8 @@ def import_port(
 ) -> ModelInfo:
     """Write the network in `file` as a model of one view; `trinat bundle` joins several.
 
-    `labels` is the scheme that it was trained with, `licence` that of the weights: a checkpoint
-    says neither.
+    `labels` is the scheme that it was trained with, `licence` the licence of the weights: a
+    checkpoint contains neither.
     """
     training = Training(
         data="not recorded in the checkpoint",
@@ -109,10 +109,11 @@ def import_port(
 
 
 def read_port(path: str | Path) -> QuickNat:
-    """A network from a checkpoint of the port (whole module or state dict), run by no pickle.
+    """Read a network from a checkpoint of the port (whole module or state dict), running no code of
+    it.
 
-    It is on the CPU, in float32 and in evaluation mode. A checkpoint of another network, or one
-    whose weights do not fit, is refused with what does not fit.
+    It is on the CPU, in float32 and in evaluation mode. A checkpoint of another network, or with
+    weights that do not fit, is refused with the mismatch.
     """
     path = Path(path)
     state, dropout = _find_state(read_torch_file(path), path)
@@ -124,8 +125,8 @@ def read_port(path: str | Path) -> QuickNat:
 
 
 def _renamed(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """The tensors of the port by our names, float32."""
-    # Networks that were trained on several GPUs have one prefix more.
+    """Return the tensors of the port, renamed and in float32."""
+    # Networks that were trained on several GPUs have an additional prefix.
     plain = {name.removeprefix("module."): tensor for name, tensor in state.items()}
     if any(_MONAI_NAMES.match(name) for name in plain):
         raise ModelError(
@@ -149,7 +150,7 @@ def _renamed(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
 def _check_tensors(
     tensors: Mapping[str, Tensor], network: QuickNat, path: Path
 ) -> None:
-    """A checkpoint has all weights of the network and no others, in its shapes, and finite."""
+    """Check that a checkpoint has exactly the network's weights, in its shapes, and finite."""
     state = network.state_dict()
     expected = {name: state[name] for name in state if not name.endswith(_COUNTER)}
     missing = expected.keys() - tensors.keys()
@@ -170,7 +171,7 @@ def _check_tensors(
 def _find_state(
     content: Any, path: Path, depth: int = 0
 ) -> tuple[Mapping[str, Tensor], float | None]:
-    """The tensors by name, wherever a training script put them, and the dropout if it is known."""
+    """Find the tensors by name, wherever a training script put them, and the dropout if known."""
     if isinstance(content, Stub):
         return _state_of_module(content, path)
     if isinstance(content, Mapping):
@@ -183,9 +184,10 @@ def _find_state(
 
 
 def _state_of_module(network: Stub, path: Path) -> tuple[dict[str, Tensor], Any]:
-    """What a module's `state_dict` would have been, and its dropout if it is known.
+    """Return the equivalent of a module's `state_dict`, and its dropout if it is known.
 
-    A checkpoint may have one module in many places: there is a limit on how many are looked at.
+    A checkpoint may refer to one module in many places, so the number of visited modules is
+    limited.
     """
     if network.name.startswith("monai."):
         raise ModelError(f"holds a network of MONAI ({network.name})", where=path)
@@ -203,9 +205,9 @@ def _state_of_module(network: Stub, path: Path) -> tuple[dict[str, Tensor], Any]
 
 
 def _modules(network: Stub, path: Path) -> list[tuple[str, Stub]]:
-    """A module and all modules in it, breadth first, each with the prefix of its names."""
+    """List a module and all modules in it, breadth first, each with the prefix of its names."""
     found = [("", network)]
-    # The list grows while it is read.
+    # The list grows during the iteration.
     for prefix, module in found:
         for name, child in _children(module, "_modules"):
             is_too_deep = prefix.count(".") > _MAX_DEPTH
@@ -219,7 +221,7 @@ def _modules(network: Stub, path: Path) -> list[tuple[str, Stub]]:
 
 
 def _children(module: Stub, kind: str) -> list[tuple[str, Any]]:
-    """What a module has of a kind, by name: "_modules", "_parameters" or "_buffers"."""
+    """List a module's "_modules", "_parameters" or "_buffers" by name."""
     if not isinstance(module.state, dict):
         return []
     found = module.state.get(kind)
@@ -229,7 +231,7 @@ def _children(module: Stub, kind: str) -> list[tuple[str, Any]]:
 
 
 def _rename(name: str, path: Path) -> str:
-    """Our name of a tensor of the port."""
+    """Return the name here of a tensor of the port."""
     if name.startswith("classifier.conv."):
         return name.replace("classifier.conv", "classifier", 1)
     block, _, rest = name.partition(".")
@@ -242,7 +244,7 @@ def _rename(name: str, path: Path) -> str:
 def _config(
     tensors: Mapping[str, Tensor], dropout: float | None, path: Path
 ) -> QuickNatConfig:
-    """The architecture, from the shapes of its weights."""
+    """Derive the architecture from the shapes of the weights."""
     try:
         first = tensors["encoders.0.layers.0.convolution.weight"]
         filters, channels, kernel, _ = first.shape
@@ -265,7 +267,7 @@ def _config(
 
 
 def _kind_of_excitation(tensors: Mapping[str, Tensor]) -> Recalibration:
-    """Which squeeze-and-excitation the first encoder has."""
+    """Return the kind of squeeze-and-excitation of the first encoder."""
     has_channel = "encoders.0.excitation.channel.0.weight" in tensors
     has_spatial = "encoders.0.excitation.spatial.weight" in tensors
     if has_channel and has_spatial:

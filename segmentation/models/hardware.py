@@ -1,4 +1,4 @@
-"""Devices: which GPUs there are, and what computes fastest. Nothing else calls `torch.cuda`."""
+"""Devices: available GPUs, precision and memory layout. Nothing else calls `torch.cuda`."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import torch
 
 from trinat.segmentation.errors import DeviceError
 
-# torch's other kinds of GPU have the same functions under another name, such as xpu.
+# torch's other kinds of GPU, such as xpu, have the same functions under another name.
 GPU = "cuda"
 
 
 def _gpus() -> Any:
-    """The module that has torch's functions for GPUs."""
+    """Return the module that has torch's functions for GPUs."""
     return torch.get_device_module(GPU)
 
 
 def count_gpus() -> int:
-    """How many GPUs this process sees."""
+    """Return the number of GPUs that this process sees."""
     return int(_gpus().device_count())
 
 
 def choose_device(name: str) -> torch.device:
-    """A device by name; "auto" is the first GPU, or the processor.
+    """Return a device by name; "auto" is the first GPU, or the CPU.
 
-    A name that is no device, or one that is not there, is refused.
+    A name that is no device, or a device that is not available, is refused.
     """
     if name == "auto":
         return torch.device(GPU if count_gpus() else "cpu")
@@ -46,7 +46,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def refuse_forked_gpu(device: torch.device) -> None:
-    """Refuse a GPU in a process that was forked from one that used it: it would not work there."""
+    """Refuse a GPU in a process forked from a process that used it: it would not work there."""
     if device.type == GPU and _gpus()._is_in_bad_fork():
         raise DeviceError(
             "a forked process cannot use the GPU of its parent",
@@ -56,23 +56,23 @@ def refuse_forked_gpu(device: torch.device) -> None:
 
 
 def describe_gpu(index: int) -> tuple[str, int, int]:
-    """A GPU's name, and how many bytes of its memory are free, of how many."""
+    """Return the name, free memory and total memory of a GPU, in bytes."""
     free, total = _gpus().mem_get_info(index)
     return _gpus().get_device_name(index), free, total
 
 
 def use_gpu(device: str) -> None:
-    """Make a GPU the one that this process works on where nothing else is said."""
+    """Make a GPU the default of this process."""
     _gpus().set_device(device)
 
 
 def free_gpu_memory() -> None:
-    """Give back what torch keeps for later."""
+    """Release the memory that torch has cached."""
     _gpus().empty_cache()
 
 
 def bfloat16_hardware(device: torch.device) -> str:
-    """The hardware that computes in bfloat16, by name; empty if there is none.
+    """Return the name of the hardware that computes in bfloat16; "" if there is none.
 
     Without it bfloat16 is many times slower.
     """
@@ -82,7 +82,7 @@ def bfloat16_hardware(device: torch.device) -> str:
         return ""
     if not torch.backends.mkldnn.enabled:
         return ""
-    # On x86 oneDNN supports bfloat16 wherever there is AVX-512. Processors without the instructions
+    # On x86 oneDNN supports bfloat16 on every CPU with AVX-512. CPUs without the instructions
     # (Skylake to Ice Lake) emulate it, 2.4 to 2.9 times slower than float32.
     if platform.machine().lower() in ("x86_64", "amd64", "i686"):
         if torch.cpu._is_amx_tile_supported():
@@ -96,7 +96,7 @@ def bfloat16_hardware(device: torch.device) -> str:
 
 
 def half_precision(device: torch.device) -> torch.dtype | None:
-    """The type of 16 bits that the device computes in several times faster; None if there is none.
+    """Return the 16-bit type that is several times faster on the device; None if there is none.
 
     float16 on GPUs that have no bfloat16 (V100, T4, RTX 20): its gradients have to be scaled.
     """
@@ -108,22 +108,22 @@ def half_precision(device: torch.device) -> torch.dtype | None:
 
 
 def computing_in(precision: torch.dtype, device: torch.device) -> torch.autocast:
-    """In this block the device computes in a precision, as far as torch finds it safe there."""
+    """Return a context that computes in a precision as far as torch considers it safe."""
     if precision == torch.float32:
         return torch.autocast(device.type, torch.bfloat16, enabled=False)
     return torch.autocast(device.type, precision)
 
 
 def widest_float(device: torch.device) -> torch.dtype:
-    """float64, which MPS does not have."""
+    """Return float64, or float32 on MPS, which does not have float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def training_layout(device: torch.device) -> torch.memory_format:
-    """Channels last, except on processors without AVX-512.
+    """Return the memory format for training: channels last, except on CPUs without AVX-512.
 
     There oneDNN is slow at the gradient of a channels-last convolution's weights, and plain layout
-    makes the quicker step (`scripts/bench train`, at commit f8e9679, measured both).
+    makes the faster step (`scripts/bench train`, at commit f8e9679, measured both).
     """
     if device.type != "cpu":
         return torch.channels_last

@@ -1,4 +1,4 @@
-"""What training minimises: weighted cross entropy with a boundary term, plus multi-class Dice.
+"""Training losses: weighted cross entropy with a boundary term, plus multi-class Dice.
 
 A recipe may choose one of MONAI's losses instead. MONAI is imported when it is used.
 """
@@ -39,14 +39,14 @@ class LossConfig(BaseModel):
 
 
 class MonaiLoss(BaseModel):
-    """Settings have the names and the meaning that they have in MONAI."""
+    """Base of MONAI's losses; settings have the names and the meaning that they have in MONAI."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     include_background: bool = True  # in Dice
 
     def common(self) -> dict[str, Any]:
-        """The arguments that all of MONAI's losses get."""
+        """Return the arguments that all of MONAI's losses get."""
         return {
             "include_background": self.include_background,
             "to_onehot_y": True,
@@ -56,7 +56,7 @@ class MonaiLoss(BaseModel):
 
     @abstractmethod
     def build(self, class_weights: Tensor) -> nn.Module:
-        """MONAI's loss of logits (1, K, P) and labels (1, 1, P); `class_weights` are (K,)."""
+        """Build MONAI's loss of logits (1, K, P) and labels (1, 1, P) with `class_weights` (K,)."""
 
 
 class DiceCE(MonaiLoss):
@@ -70,7 +70,7 @@ class DiceCE(MonaiLoss):
     balance: float = Field(default=0.0, ge=0, le=1)
 
     def build(self, class_weights: Tensor) -> nn.Module:
-        """Class weights count in the cross entropy alone."""
+        """Build the loss; class weights apply to the cross entropy only."""
         from monai.losses import DiceCELoss
 
         loss: nn.Module = DiceCELoss(
@@ -79,7 +79,7 @@ class DiceCE(MonaiLoss):
             lambda_ce=self.lambda_ce,
             label_smoothing=self.label_smoothing,
         )
-        # Given to the loss, weights would also be those of its Dice.
+        # Passed to the loss itself, the weights would also apply to its Dice.
         loss.cross_entropy = nn.CrossEntropyLoss(
             weight=class_weights, label_smoothing=self.label_smoothing
         )
@@ -147,7 +147,7 @@ AnyMonaiLoss = DiceCE | DiceFocal | GeneralizedDice | Tversky
 
 
 def _with_kind(value: object) -> object:
-    """Settings of a loss that do not name its kind are those of QuickNAT's."""
+    """Add the kind of QuickNAT's loss to settings that do not name a kind."""
     if isinstance(value, Mapping) and "kind" not in value:
         return {"kind": "quicknat", **value}
     return value
@@ -163,14 +163,14 @@ AnyLoss = Annotated[
 def median_frequency_weights(
     counts: NDArray[np.integer] | Tensor, balance: float = 1.0
 ) -> Tensor:
-    """Weights of classes that balance rare ones against frequent ones.
+    """Return class weights that balance rare classes against frequent classes.
 
-    (K,) pixels f of each class -> (K,) float (median(f) / f_k) ** balance; 0 where f_k is. The
-    median is over the classes that are there.
+    (K,) pixels f of each class -> (K,) float (median(f) / f_k) ** balance; 0 where f_k is 0. The
+    median is over the classes that are present.
     """
     frequency = torch.as_tensor(counts, dtype=torch.float64)
     present = frequency > 0
-    # quantile, because torch's median of an even number is the lower of the middle two.
+    # quantile, because torch's median of an even number of values is the lower of the middle two.
     median = frequency[present].quantile(0.5)
     without_zeros = frequency.where(present, median)
     weights = (median / without_zeros) ** balance
@@ -178,9 +178,9 @@ def median_frequency_weights(
 
 
 def boundaries(labels: Tensor) -> Tensor:
-    """(N, H, W) labels -> bool: pixels with another label above, below, left or right of them.
+    """Return a mask (N, H, W) of pixels with another label above, below, left or right of them.
 
-    In-plane alone: neighbouring slices of a batch are not neighbours in the head.
+    In-plane only: neighbouring slices of a batch are not neighbours in the head.
     """
     edge = torch.zeros_like(labels, dtype=torch.bool)
     row_differs_from_next = labels[:, 1:] != labels[:, :-1]
@@ -214,28 +214,28 @@ class SegmentationLoss(nn.Module):
     def __init__(self, config: LossConfig, class_weights: Tensor) -> None:
         super().__init__()
         self.config = config
-        # A label that is neither a class nor IGNORE makes the loss NaN: it is noticed, and costs
-        # no device synchronisation.
+        # A label that is neither a class nor IGNORE makes the loss NaN, which is noticed without a
+        # device synchronisation.
         table = torch.full((256,), torch.nan)
         table[: len(class_weights)] = class_weights.float()
         table[IGNORE] = 0
         self.register_buffer("class_weights", table, persistent=False)
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The weighted sum of both parts, a scalar."""
+        """Return the weighted sum of both parts, a scalar."""
         cross_entropy, dice = self.parts(logits, labels)
         return self.config.cross_entropy * cross_entropy + self.config.dice * dice
 
     def parts(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross entropy and Dice loss, each unscaled.
+        """Return cross entropy and Dice loss, both unscaled.
 
         `logits` (N, K, H, W), `labels` (N, H, W) of any integer type. Computed in float32. Pixels
         whose class has the weight 0 count in neither part; if no pixel counts the cross entropy is
         0.
         """
         classes = logits.shape[1]
-        # (N H W, K) rows: channels-last logits give them without a copy, and the softmax runs
-        # along memory. No one-hot labels: this takes a fifth of the time that they take on a CPU.
+        # (N H W, K) rows: for channels-last logits this needs no copy, and the softmax runs along
+        # memory. Avoiding one-hot labels takes a fifth of the time on a CPU.
         rows = logits.float().permute(0, 2, 3, 1).flatten(0, 2)
         target = labels.long().clamp(max=classes - 1).flatten()
 
@@ -245,7 +245,7 @@ class SegmentationLoss(nn.Module):
         omega = weights + boundaries(labels) * edge_weight
         omega = (omega * valid).flatten()
         valid = valid.flatten()
-        # Mostly all count. A GPU would have to be waited for to know.
+        # Usually all pixels count. On a GPU the check would cost a synchronisation.
         all_count = valid.device.type == "cpu" and bool(valid.all())
         picked, sizes = cast(
             "tuple[Tensor, Tensor]",
@@ -253,7 +253,7 @@ class SegmentationLoss(nn.Module):
         )
         is_plain = self.config.mean == "plain"
         total = valid.sum() if is_plain else omega.sum()
-        # 0 where no pixel counts.
+        # The cross entropy is 0 if no pixel counts.
         total = total.clamp(min=torch.finfo(omega.dtype).tiny)
         cross_entropy = -(omega * picked).sum() / total
 
@@ -263,22 +263,22 @@ class SegmentationLoss(nn.Module):
 
 
 class _Softmax(torch.autograd.Function):
-    """What the loss takes from the softmax of rows (P, K), pixels by classes.
+    """Softmax of rows (P, K), pixels by classes, reduced to the values that the loss needs.
 
-    It gives the logarithm of each pixel's probability of its own class `target`, (P,), and for each
-    class the sum of its probability over the pixels that are `valid`, (K,); None means all. With s
-    the gradient of the sums and c that of the logarithms, the gradient of a row is
+    It returns the logarithm of each pixel's probability of its own class `target`, (P,), and for
+    each class the sum of its probability over the pixels that are `valid`, (K,); None means all.
+    With s the gradient of the sums and c the gradient of the logarithms, the gradient of a row is
 
         p_k (v s_k - sum_j p_j v s_j - c) + [k = target] c
 
-    Torch's own, of the operations one by one, takes three times as many passes over (P, K).
+    Torch's own gradient, operation by operation, takes three times as many passes over (P, K).
     """
 
     @staticmethod
     def forward(
         ctx: Any, rows: Tensor, target: Tensor, valid: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """(P, K) to (P,) and (K,)."""
+        """Reduce (P, K) to (P,) and (K,)."""
         log_p = rows.log_softmax(1)
         picked = log_p.gather(1, target[:, None])[:, 0]
         p = log_p.exp_()
@@ -289,7 +289,7 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, c: Tensor, s: Tensor) -> tuple[Tensor, None, None]:
-        """(P,) and (K,) to (P, K)."""
+        """Return the gradient (P, K) from gradients (P,) and (K,)."""
         p, target, valid = ctx.saved_tensors
         row_sums = p @ s
         if valid is None:
@@ -302,27 +302,28 @@ class _Softmax(torch.autograd.Function):
 
 
 class _MonaiSegmentationLoss(nn.Module):
-    """Logits (N, K, H, W) of any float type, labels (N, H, W) -> scalar float32.
+    """Adapter of MONAI's losses: logits (N, K, H, W), labels (N, H, W) -> scalar float32.
 
-    All pixels of a batch are taken together, as with MONAI's `batch=True`: single slices lack most
-    structures. Pixels of label `IGNORE`, or of a class of weight 0, are left out.
+    Logits may have any float type. All pixels of a batch are taken together, as with MONAI's
+    `batch=True`: single slices lack most structures. Pixels of label `IGNORE`, or of a class of
+    weight 0, are left out.
     """
 
     counted: Tensor
 
     def __init__(self, config: AnyMonaiLoss, class_weights: Tensor) -> None:
-        """`class_weights` (K,) are those of `median_frequency_weights`; 0 leaves a class out."""
+        """Build the loss; `class_weights` are by `median_frequency_weights`, 0 drops a class."""
         super().__init__()
         self.loss = config.build(class_weights)
-        # Whether a pixel counts, by its label, of all 256 that a byte has. Labels that are no class
-        # count, so that `forward` meets them and gives NaN.
+        # Mask of labels that count, for all 256 values of a byte. Labels that are no class count,
+        # so that `forward` notices them and returns NaN.
         counted = torch.ones(256, dtype=torch.bool)
         counted[: len(class_weights)] = class_weights > 0
         counted[IGNORE] = False
         self.register_buffer("counted", counted, persistent=False)
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """A scalar; 0 where no pixel counts, NaN for a label that is neither class nor IGNORE."""
+        """Return a scalar: 0 if no pixel counts, NaN for a label that is no class nor IGNORE."""
         classes = logits.shape[1]
         labels = labels.long()
         chosen = self.counted[labels]
@@ -337,7 +338,10 @@ class _MonaiSegmentationLoss(nn.Module):
 
 
 def build_loss(config: AnyLoss, counts: NDArray[np.integer] | Tensor) -> nn.Module:
-    """The loss for (K,) pixels per class; called with logits (N, K, H, W) and labels (N, H, W)."""
+    """Build the loss for (K,) pixels per class.
+
+    It is called with logits (N, K, H, W) and labels (N, H, W).
+    """
     balance = 0.0
     if isinstance(config, LossConfig | DiceCE):
         balance = config.balance
@@ -350,10 +354,10 @@ def build_loss(config: AnyLoss, counts: NDArray[np.integer] | Tensor) -> nn.Modu
 def _dice_loss(
     own: Tensor, sizes: Tensor, target: Tensor, valid: Tensor, *, all_classes: bool
 ) -> Tensor:
-    """The mean over classes that are present, a scalar; or over all, an absent one being 1.
+    """Return the mean over the classes that are present, or over all, where absent classes add 1.
 
-    `own` (P,) are the pixels' probabilities of their own classes `target`, `valid` says which of
-    them count, and `sizes` (K,) are the sums of those pixels' probabilities of each class.
+    `own` (P,) are the pixels' probabilities of their own classes `target`, `valid` is the mask of
+    pixels that count, and `sizes` (K,) are the sums of those pixels' probabilities of each class.
     """
     if own.device.type == "cpu":
         overlap, truth = _sums_by_index(own, target, valid, len(sizes))
@@ -371,10 +375,11 @@ def _dice_loss(
 def _sums_by_index(
     own: Tensor, target: Tensor, valid: Tensor, classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Per class, the probability on its valid pixels, and their number: quick on a CPU."""
+    """Return, per class, the probability on its valid pixels and their number; fast on a CPU."""
 
     def per_class(values: Tensor) -> Tensor:
-        # Doubles: index_add sums one by one, and floats would lose what 300,000 pixels add up to.
+        # float64, because index_add sums sequentially: float32 would lose precision over 300,000
+        # pixels.
         sums = torch.zeros(classes, dtype=torch.float64)
         return sums.index_add(0, target, values.double())
 
@@ -384,7 +389,7 @@ def _sums_by_index(
 def _sums_one_hot(
     own: Tensor, target: Tensor, valid: Tensor, classes: int
 ) -> tuple[Tensor, Tensor]:
-    """The same, for devices with bandwidth to spare, whose atomic additions are not repeatable."""
+    """Do the same for devices with high bandwidth, whose atomic additions are not repeatable."""
     numbers = torch.arange(classes, device=own.device)
     is_own = (target[:, None] == numbers) & valid[:, None]
     return torch.where(is_own, own[:, None], 0).sum(0), is_own.sum(0)

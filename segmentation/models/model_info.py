@@ -40,7 +40,7 @@ Precision = Literal["float32", "float16"]
 
 
 def _usable_name(name: str) -> str:
-    """A name that is a folder's on every system; ValueError for any other."""
+    """Return a name that is valid for a folder on every system; raise ValueError for others."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
         raise ValueError(
             f"{name!r} is no name: use letters, digits, dots, underscores and dashes, a letter or "
@@ -64,20 +64,20 @@ PriorWeight = Annotated[float, Field(ge=0, le=4, allow_inf_nan=False)]
 
 
 def _axis_codes(axes: str) -> str:
-    """The codes themselves, if they name three axes."""
+    """Return the codes unchanged if they name three axes."""
     world_axes(axes)
     return axes
 
 
 def _each_axis_once(axes: SliceAxes) -> SliceAxes:
-    """The axes themselves, if each is there once."""
+    """Return the axes unchanged if each occurs once."""
     if sorted(axes) != [0, 1, 2]:
         raise ValueError("must name each of the axes 0, 1 and 2 once")
     return axes
 
 
 class _Section(BaseModel):
-    """A section of model.yaml: it has no other keys than these, and does not change once read."""
+    """Immutable section of model.yaml that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -102,7 +102,7 @@ class Preprocessing(_Section):
     slices: dict[View, Annotated[SliceAxes, AfterValidator(_each_axis_once)]] = {}
 
     def slice_axes(self, view: View) -> SliceAxes:
-        """Along which axes of the array (in `axes` orientation) a view's slices are cut."""
+        """Return the axes of the array (oriented as `axes`) along which a view's slices are cut."""
         if view in self.slices:
             return self.slices[view]
         return slice_axes(view)
@@ -150,7 +150,7 @@ class Quality(_Section):
     @field_validator("agreement")
     @classmethod
     def _look_before_reject(cls, agreement: tuple[float, float]) -> tuple[float, float]:
-        """A scan is looked at before it is rejected: the first limit is the higher one."""
+        """Check that the limit for looking at a scan is higher than the limit for rejecting it."""
         if agreement[0] < agreement[1]:
             raise ValueError("the first limit must not be below the second")
         return agreement
@@ -218,7 +218,7 @@ class Description(_Section):
 
     @model_validator(mode="after")
     def _reverses_what_it_can(self) -> Self:
-        """Reversing is for models for any contrast, and knows one scale of brightness alone."""
+        """Check that only models for any contrast reverse, on the one scale that supports it."""
         if not self.reverse_contrast:
             return self
         if self.contrast != "any":
@@ -229,7 +229,7 @@ class Description(_Section):
 
     @model_validator(mode="after")
     def _strips_what_it_can(self) -> Self:
-        """The other model sees what this one is given: its grid and scale are the usual ones."""
+        """Check for the usual grid and scale: the other model sees the same input."""
         usual = Preprocessing()
         given = self.preprocessing
         is_usual = (given.axes, given.scaling) == (usual.axes, usual.scaling)
@@ -253,7 +253,7 @@ class ModelInfo(Description):
     @field_validator("files")
     @classmethod
     def _plain_names(cls, files: dict[str, str]) -> dict[str, str]:
-        """Files are in the model's folder: no name leads out of it."""
+        """Refuse names of files that lead out of the model's folder."""
         for name in files:
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
                 raise ValueError(f"{name!r} is not a plain file name")
@@ -261,7 +261,7 @@ class ModelInfo(Description):
 
     @model_validator(mode="after")
     def _weights_of_each_view(self) -> ModelInfo:
-        """All files that the description needs have a checksum."""
+        """Check that all files that the description needs have a checksum."""
         for view in self.architectures:
             if weights_file(view) not in self.files:
                 raise ValueError(f"files: {weights_file(view)} has no SHA-256")
@@ -271,16 +271,17 @@ class ModelInfo(Description):
 
 
 def weights_file(view: View) -> str:
-    """The name of the file with a view's weights."""
+    """Return the name of the file with a view's weights."""
     return f"{view.value}.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """prior.npz: how likely each of K classes is at each place of a mean head.
+    """Anatomical template, prior.npz: the probability of each of K classes in a mean head.
 
     `shares` (X, Y, Z, K) uint8 of 255; `affine` (4, 4) takes their voxels to template millimetres;
-    `centroids` (K, 3) are the classes' centres in template millimetres, NaN where a class has none.
+    `centroids` (K, 3) are the classes' centres in template millimetres, NaN for a class without a
+    centre.
     """
 
     shares: NDArray[np.uint8]
@@ -288,7 +289,7 @@ class Template:
     centroids: NDArray[np.float64]
 
     def to_bytes(self) -> bytes:
-        """The bytes of the file."""
+        """Return the bytes of the file."""
         buffer = io.BytesIO()
         np.savez_compressed(
             buffer,
@@ -300,9 +301,10 @@ class Template:
 
     @classmethod
     def from_bytes(cls, data: bytes, classes: int, where: Path) -> Template:
-        """A template of `classes` classes from the bytes of its file; inverts `to_bytes`.
+        """Read a template of `classes` classes from the bytes of its file; inverse of `to_bytes`.
 
-        What is no template, or one of other classes, is refused; `where` is what errors name.
+        Data that are no template, or a template of other classes, are refused; `where` is the
+        location that errors name.
         """
         try:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -310,13 +312,13 @@ class Template:
             if sum(sizes) > _LARGEST_PRIOR_BYTES:
                 raise ModelError("is too large for a prior", where=where)
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-                # What is no array comes as bytes.
+                # Entries that are no arrays come as bytes.
                 shares = np.asarray(arrays["shares"])
                 affine = np.asarray(arrays["affine"])
                 centroids = np.asarray(arrays["centroids"])
         except ModelError:
             raise
-        # numpy and zipfile raise anything on files that are not theirs.
+        # numpy and zipfile may raise any exception on files of another format.
         except Exception as error:
             raise ModelError("is no prior", where=where) from error
         found = cls(shares, affine, centroids)
@@ -334,13 +336,13 @@ class Template:
         return found
 
     def _has_a_place(self) -> bool:
-        """Whether it has voxels, an affine that can be inverted, and no infinite centroid."""
+        """Return True if it has voxels, an invertible affine and no infinite centroid."""
         if self.shares.size == 0:
             return False
         if self.affine.dtype.kind != "f" or self.centroids.dtype.kind != "f":
             return False
         is_placed = np.isfinite(self.affine).all()
-        # A centroid may be NaN: that of a class that no head has.
+        # The centroid of a class that no head has is NaN.
         is_finite = not np.isinf(self.centroids).any()
         if not is_placed or not is_finite:
             return False

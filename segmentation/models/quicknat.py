@@ -1,4 +1,4 @@
-"""QuickNAT (arXiv 1801.04161): dense blocks, pooling that remembers where, one slice at a time."""
+"""QuickNAT (arXiv 1801.04161): dense blocks, pooling with indices, one slice at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trinat.segmentation.models.blocks import (
 
 
 class QuickNatConfig(NetworkConfig):
-    """One member of the family; the defaults are the network as its authors' port has it."""
+    """Settings of a QuickNAT-like network; the defaults are the network of its authors' port."""
 
     # Files that name no architecture have this one.
     architecture: Literal["quicknat"] = Field(default="quicknat", exclude=True)
@@ -39,12 +39,14 @@ class QuickNatConfig(NetworkConfig):
 
     @property
     def multiple(self) -> int:
-        """Rows and columns are padded to multiples of this, so that they halve `depth` times."""
+        """Multiple to which rows and columns are padded, so that they can be halved `depth`
+        times.
+        """
         return int(self.unshuffle * 2**self.depth)
 
     @property
     def pixels(self) -> int:
-        """Pixels of the square that becomes channels."""
+        """Number of pixels in the square that becomes channels."""
         return self.unshuffle**2
 
 
@@ -52,8 +54,8 @@ class QuickNat(Network):
     """The network of the paper, its port, and their smaller relatives.
 
     Encoders halve the resolution `depth` times, a bottleneck follows, and decoders double it again.
-    Each decoder is fed what its encoder passed on, beside what it unpools to the places from which
-    the encoder pooled.
+    Each decoder gets the output of its encoder, and its own input unpooled to the positions from
+    which the encoder pooled.
     """
 
     config: QuickNatConfig
@@ -61,7 +63,7 @@ class QuickNat(Network):
     def __init__(self, config: QuickNatConfig) -> None:
         super().__init__(config)
         filters = config.filters
-        # Blocks and their parts are made in the order in which random weights are drawn.
+        # Blocks and their parts are created in the order in which random weights are drawn.
         self.encoders = nn.ModuleList()
         channels = config.channels * config.pixels
         for _ in range(config.depth):
@@ -87,11 +89,11 @@ class QuickNat(Network):
         self.arrange(torch.channels_last)
 
     def new_classifier(self, classes: int) -> Classifier:
-        """A classifier of its features, for all pixels of a square at once."""
+        """Return a classifier of the features, for all pixels of a square at once."""
         return Classifier(self.config.filters, classes, self.config.unshuffle)
 
     def features(self, slices: Tensor) -> Tensor:
-        """What the classifier sees of slices (N, C, H, W): (N, F, h, w), padded to `multiple`.
+        """Return the classifier's input (N, F, h, w) for slices (N, C, H, W) padded to `multiple`.
 
         h and w are the padded sides over `unshuffle`.
         """
@@ -101,7 +103,7 @@ class QuickNat(Network):
         if self.config.unshuffle > 1:
             x = pixel_unshuffle(x, self.config.unshuffle)
         # torch.cat promotes its inputs to one type and loses channels_last. A single channel counts
-        # as channels_last in any memory order; only a copy is really in it.
+        # as channels_last in any memory order; only a copy really is.
         x = x.to(_working_dtype(x), memory_format=self.layout, copy=True)
 
         passed = []
@@ -120,7 +122,7 @@ class QuickNat(Network):
 
 
 def _dense_block(config: QuickNatConfig, channels: int) -> DenseBlock:
-    """An encoder, a decoder or the dense bottleneck: two wide convolutions and one of 1×1."""
+    """Return an encoder, a decoder or the bottleneck: two wide convolutions and one of 1×1."""
     return DenseBlock(
         channels,
         config.filters,
@@ -133,7 +135,7 @@ def _dense_block(config: QuickNatConfig, channels: int) -> DenseBlock:
 
 
 def _working_dtype(x: Tensor) -> torch.dtype:
-    """The type that convolutions of x compute in: its own, or that of autocast."""
+    """Return the type that convolutions of x compute in: its own, or the type of autocast."""
     device = x.device.type
     # Not every device has autocast: `meta`, on which operations are counted, has none.
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):

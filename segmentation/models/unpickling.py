@@ -1,9 +1,9 @@
-"""Read what torch.save wrote, of any age, without running any of it.
+"""Reader of files by torch.save, of any version, that runs none of their code.
 
 A pickle is a program: it names functions and has them called. Here it can have tensors, parameters
 and plain containers made, all by this file. Every other class that it names becomes an empty
-stand-in that keeps the state it is given, and anything else that it wants called is refused.
-`torch.load(weights_only=True)` does the same for tensors, but knows no whole modules, which is
+stand-in that keeps the state it is given, and any other call is refused.
+`torch.load(weights_only=True)` does the same for tensors, but cannot read whole modules, which is
 what the authors of QuickNAT published.
 """
 
@@ -28,7 +28,7 @@ from trinat.segmentation.io.files import open_regular
 
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL = 1001
-# A pickle without its tensors holds names and shapes: kilobytes.
+# A pickle without its tensors has only names and shapes: kilobytes.
 _MAX_PICKLE_BYTES = 64 << 20
 _DTYPES = {
     "DoubleStorage": torch.float64,
@@ -43,32 +43,32 @@ _DTYPES = {
     "BoolStorage": torch.bool,
 }
 
-# Gives a storage by its key, type and number of values.
+# Called with key, type and number of values; returns a storage.
 Storage = Callable[[str, torch.dtype, int], Tensor]
 
 
 class Stub:
-    """Stands in for an object of a class that is not imported.
+    """Stand-in for an object of a class that is not imported.
 
-    `name` is the full name of that class, `state` what the object was given.
+    `name` is the full name of that class, `state` the state that the object was given.
     """
 
     name = ""
     state: Any = None
 
     def __new__(cls, *_: Any) -> Stub:
-        """A stub, whatever the object would have been made with."""
+        """Return a stub, whatever the arguments of the object would have been."""
         return super().__new__(cls)
 
     def __setstate__(self, state: Any) -> None:
-        """Keep what the object would have been made of; nothing of it is run."""
+        """Keep the state of the object; nothing of it is run."""
         self.state = state
 
 
 def read_torch_file(path: str | Path) -> Any:
-    """The object in a file of torch.save, zip or older: tensors, containers and stubs.
+    """Return the object in a file by torch.save, zip or older: tensors, containers and stubs.
 
-    A file that is damaged, or that wants anything else done, is refused with a `ModelError`.
+    A file that is damaged, or that requests anything else, is refused with a `ModelError`.
     """
     path = Path(path)
     try:
@@ -81,10 +81,10 @@ def read_torch_file(path: str | Path) -> Any:
             return _read_legacy(file, size, path)
     except (InputError, ModelError):
         raise
-    # A damaged pickle may raise anything; it is all the same to the user.
+    # A damaged pickle may raise any exception; the user needs only one message.
     except Exception as error:
         if isinstance(error, OSError) and error.filename:
-            raise  # of the disk, not of what zipfile reads
+            raise  # a disk error, not an error of zipfile
         raise ModelError(
             "is not a file of torch.save, or is damaged",
             where=path,
@@ -93,10 +93,10 @@ def read_torch_file(path: str | Path) -> Any:
 
 
 def _read_zip(file: BinaryIO, size: int, path: Path) -> Any:
-    """A zip archive: data.pkl has the object, data/0, data/1, ... its storages."""
+    """Read a zip archive: data.pkl has the object, data/0, data/1, ... its storages."""
     with zipfile.ZipFile(file) as archive:
         storages = _ZipStorages(archive, path)
-        # torch stores without compression; what would grow on reading is no work of torch's.
+        # torch stores without compression; an archive that grows when it is read is not from torch.
         if storages.total_bytes() > size:
             raise ModelError("holds more than it is large", where=path)
         if storages.has("byteorder") and storages.read("byteorder") != b"little":
@@ -106,24 +106,24 @@ def _read_zip(file: BinaryIO, size: int, path: Path) -> Any:
 
 
 class _ZipStorages:
-    """The storages of an archive by their key, each read once."""
+    """Storages of an archive by their key, each read once."""
 
     def __init__(self, archive: zipfile.ZipFile, path: Path) -> None:
         self._archive = archive
         self._path = path
         self._read: dict[tuple[str, torch.dtype, int], Tensor] = {}
-        # Without the folder that all members are in.
+        # Names without the folder that contains all members.
         self._members = {}
         for member in archive.infolist():
             name = member.filename.partition("/")[2]
             self._members[name] = member
 
     def total_bytes(self) -> int:
-        """How large all members are when they are read."""
+        """Return the total size of all members once they are decompressed."""
         return sum(member.file_size for member in self._members.values())
 
     def has(self, name: str) -> bool:
-        """Whether there is a member of that name."""
+        """Return True if there is a member of that name."""
         return name in self._members
 
     def read(self, name: str) -> bytes:
@@ -131,7 +131,7 @@ class _ZipStorages:
         return self._archive.read(self._members[name])
 
     def get(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
-        """A storage (count,), as the pickle describes it."""
+        """Return a storage (count,), as the pickle describes it."""
         described = (key, dtype, count)
         if described not in self._read:
             data = bytearray(self.read(f"data/{key}"))
@@ -147,7 +147,7 @@ class _ZipStorages:
 
 
 def _read_legacy(file: BinaryIO, size: int, path: Path) -> Any:
-    """Five pickles (magic, version, system, object, storage keys), then the storages' bytes."""
+    """Read five pickles (magic, version, system, object, storage keys), then the storages."""
     storages = _LegacyStorages(size, path)
 
     def load() -> Any:
@@ -164,7 +164,7 @@ def _read_legacy(file: BinaryIO, size: int, path: Path) -> Any:
 
 
 class _LegacyStorages:
-    """The storages of an older file by their key: promised by the pickle, filled behind it.
+    """Storages of an older file by their key: allocated by the pickle, filled afterwards.
 
     All of them together are no larger than the file, of `size` bytes.
     """
@@ -176,7 +176,7 @@ class _LegacyStorages:
         self._storages: dict[str, Tensor] = {}
 
     def get(self, key: str, dtype: torch.dtype, count: int) -> Tensor:
-        """A storage (count,), as the pickle describes it; zeros until it is filled."""
+        """Return a storage (count,), as the pickle describes it; zeros until it is filled."""
         if key not in self._storages:
             self._promised_bytes += count * dtype.itemsize
             if count < 0 or self._promised_bytes > self._size:
@@ -185,7 +185,7 @@ class _LegacyStorages:
         return self._storages[key]
 
     def fill(self, file: BinaryIO, keys: Any) -> None:
-        """Read the storages of these keys, all there are, in their order."""
+        """Read the storages of these keys, which must be all, in their order."""
         for key in keys:
             tensor = self._storages[key]
             wanted_bytes = tensor.numel() * tensor.element_size()
@@ -203,11 +203,12 @@ class _LegacyStorages:
             raise ModelError("lacks data of some tensors", where=self._path)
 
 
-# Python's own unpickler in Python: the one in C allocates tables as large as a pickle asks for.
+# Python's own pure-Python unpickler: the C version allocates tables as large as a pickle asks for.
 class _Unpickler(pickle._Unpickler):
-    """Runs one pickle of a file, and has nothing called but what is in `_ALLOWED`."""
+    """Unpickler that runs one pickle of a file and calls nothing but what is in `_ALLOWED`."""
 
-    # It also makes a bytearray as long as the pickle says before it reads one; weights hold none.
+    # The BYTEARRAY8 opcode allocates as many bytes as the pickle says before it reads; weights have
+    # none.
     dispatch: ClassVar = {
         code: load
         for code, load in pickle._Unpickler.dispatch.items()
@@ -221,7 +222,7 @@ class _Unpickler(pickle._Unpickler):
         self._stubs: dict[str, type] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        """What a name in the pickle means: something allowed, a type, or a stub."""
+        """Resolve a name in the pickle to an allowed callable, a type, or a stub."""
         full = f"{module}.{name}"
         if full in _ALLOWED:
             return _ALLOWED[full]
@@ -232,7 +233,7 @@ class _Unpickler(pickle._Unpickler):
         return self._stubs[full]
 
     def _stub(self, full: str) -> type:
-        """A class that can be made without arguments (as modules are) and never called."""
+        """Return a class that can be made without arguments (as modules are) and never called."""
         path = self._path
 
         class Uncallable(type):
@@ -249,9 +250,9 @@ class _Unpickler(pickle._Unpickler):
         return Uncallable("Stub", (Stub,), {"name": full})
 
     def persistent_load(self, saved: Any) -> Any:
-        """What a pickle refers to outside of itself: a storage, or the class of a module."""
+        """Resolve a reference to outside of the pickle: a storage, or the class of a module."""
         kind, *rest = saved
-        # A class with its source code, of which only the class is named.
+        # A class with its source code; only the name of the class is used.
         if kind == "module":
             return rest[0]
         if kind != "storage" or not isinstance(rest[0], torch.dtype):
@@ -265,18 +266,18 @@ class _Unpickler(pickle._Unpickler):
 
 
 class _Limited:
-    """A file that ends where a pickle without its tensors has long ended."""
+    """File that ends after more bytes than any pickle without its tensors has."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._left = _MAX_PICKLE_BYTES
 
     def read(self, size: int) -> bytes:
-        """The next `size` bytes, or fewer at the end."""
+        """Read the next `size` bytes, or fewer at the end."""
         return self._counted(self._file.read(min(size, self._left)))
 
     def readline(self) -> bytes:
-        """The bytes up to the end of the line."""
+        """Read the bytes up to the end of the line."""
         return self._counted(self._file.readline(self._left))
 
     def _counted(self, data: bytes) -> bytes:
@@ -285,7 +286,7 @@ class _Limited:
 
 
 class _Maker:
-    """A function that a pickle may have called, and cannot change."""
+    """Immutable wrapper of a function that a pickle may call."""
 
     __slots__ = ("_make",)
 
@@ -306,22 +307,23 @@ def _tensor(
     strides: tuple[int, ...],
     *_: Any,
 ) -> Tensor:
-    """A tensor from the arguments that torch writes; those that newer files add are ignored."""
-    # torch checks the bounds. It allows strides of 0, by which a small file asks for much memory.
+    """Build a tensor from the arguments that torch writes; arguments of newer files are ignored."""
+    # torch checks the bounds. It allows strides of 0, with which a small file could allocate much
+    # memory.
     if prod(shape) > storage.numel():
         raise ValueError("a tensor that repeats itself")
     return storage.as_strided(tuple(shape), tuple(strides), offset)
 
 
 def _parameter(tensor: Tensor, *_: Any) -> Tensor:
-    """A parameter as its tensor alone."""
+    """Return a parameter as a plain tensor."""
     if not isinstance(tensor, Tensor):
         raise TypeError("a parameter that is no tensor")
     return tensor
 
 
 def _no_device(*_: Any) -> None:
-    """All tensors are on the processor, wherever they were."""
+    """Ignore the device: all tensors are on the CPU."""
 
 
 _ALLOWED: dict[str, Any] = {

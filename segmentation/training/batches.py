@@ -1,4 +1,4 @@
-"""Where batches come from: label maps, a store, or both mixed; and the scans that validate."""
+"""Sources of batches: label maps, a store, or a mixture of both; and validation scans."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ _Request = tuple[View, int, int]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Images (B, C, H, W) float32, classes (B, H, W) uint8, and what they are, for messages.
+    """Images (B, C, H, W) float32, classes (B, H, W) uint8, and their origin.
 
-    `what` names the subjects and slices.
+    `what` names the subjects and slices, for messages.
     """
 
     images: Tensor
@@ -56,17 +56,17 @@ class Batch:
 
 
 class BatchSource(Protocol):
-    """Gives the same batch for the same arguments, so that a run can be resumed.
+    """Source that returns the same batch for the same arguments, so that a run can be resumed.
 
     `fingerprint` changes with the data that batches are made from. `may_draw_in_thread`: a batch
-    may be drawn beside the training on a processor, without taking its random numbers.
+    may be drawn while a CPU trains, without using its random numbers.
     """
 
     fingerprint: str
     may_draw_in_thread: bool = True
 
     def expect(self, view: View, first: int, count: int) -> None:
-        """Announce slices that will be asked for soon, perhaps more than once."""
+        """Announce slices that will be requested soon, perhaps more than once."""
         return
 
     def draw(
@@ -76,27 +76,27 @@ class BatchSource(Protocol):
         count: int,
         generator: torch.Generator,
     ) -> Batch:
-        """`count` slices of a view: number `first` of those that its job trains on, and the next.
+        """Return `count` slices of a view, starting with number `first` of the slices of a job.
 
-        A source of stored slices finds them by their numbers, and `generator` decides how they are
-        augmented. A synthetic source makes new ones by `generator` alone.
+        A source of stored slices finds them by their numbers, and `generator` determines how they
+        are augmented. A synthetic source makes new slices by `generator` alone.
         """
 
     def counts(self, view: View) -> Tensor:
-        """(K,) pixels of each class, for the loss."""
+        """Return (K,) pixels of each class, for the loss."""
 
     def slices(self, view: View) -> int:
-        """How many slices of a view there are to go through; 0 where each is new."""
+        """Return the number of slices of a view in an epoch; 0 if each slice is new."""
         return 0
 
 
 class SyntheticSource(BatchSource):
-    """Synthetic slices from label maps, each of them new.
+    """Synthetic slices from label maps; each slice is new.
 
-    It has the views that can show the scheme: of a scheme of one side, not the sagittal one.
+    It has the views that can show the scheme: not the sagittal view for a scheme of one side.
     """
 
-    # In a crop around the head, background covers about this many times the brain.
+    # In a crop around the head, background covers about this many times the area of the brain.
     background = 1.5
 
     def __init__(
@@ -108,16 +108,16 @@ class SyntheticSource(BatchSource):
         channels: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Slices have `size` (rows, columns), and `channels` with their neighbours, an odd number.
+        """Load the label maps to `device`, where slices are made.
 
-        The label maps are brought to `device`, where slices are made.
+        Slices have `size` (rows, columns), and `channels` with their neighbours, an odd number.
         """
         self.config = config
         self.size = size
         self.neighbours = channels // 2
         self.fingerprint = maps.fingerprint
         heads = aim(maps, scheme, device, learn_fluid=config.learn_fluid)
-        # The label maps themselves are on the device once.
+        # The label maps are on the device only once.
         self.heads = {}
         for view in View:
             if view is View.SAGITTAL and scheme.has_unpartnered_sides:
@@ -131,7 +131,7 @@ class SyntheticSource(BatchSource):
         count: int,
         generator: torch.Generator,
     ) -> Batch:
-        """New slices, whatever their numbers: the generator alone decides.
+        """Make new slices, which depend on the generator alone and not on their numbers.
 
         `first` and `count` number the slices of the batch, for messages only.
         """
@@ -148,9 +148,9 @@ class SyntheticSource(BatchSource):
         return Batch(images, labels, f"synthetic {view.value} slices {first}-{last}")
 
     def counts(self, view: View) -> Tensor:
-        """Voxels of each class in all label maps; of background, as many as a crop has.
+        """Return voxels of each class in all label maps; for background, as many as a crop has.
 
-        (K,), float64. The weights of the loss come from it.
+        (K,), float64. The weights of the loss are computed from it.
         """
         heads = self.heads[view]
         entries = len(heads.classes)
@@ -165,12 +165,12 @@ class SyntheticSource(BatchSource):
 class MixedSource(BatchSource):
     """Synthetic and real slices: `share` of each batch is synthetic, on average.
 
-    How many slices of a batch are synthetic follows from their numbers, so that a resumed run has
-    the same batches.
+    The number of synthetic slices in a batch follows from the slices' numbers, so that a resumed
+    run has the same batches.
     """
 
     def __init__(self, synthetic: BatchSource, real: BatchSource, share: float) -> None:
-        """`share` is from 0 to 1."""
+        """Combine two sources; `share` is from 0 to 1."""
         self.synthetic = synthetic
         self.real = real
         self.share = share
@@ -189,7 +189,7 @@ class MixedSource(BatchSource):
         count: int,
         generator: torch.Generator,
     ) -> Batch:
-        """The synthetic slices first, then the real ones.
+        """Return the synthetic slices first, then the real slices.
 
         Numbers of slices are divided in the same way in each run.
         """
@@ -203,7 +203,7 @@ class MixedSource(BatchSource):
         return Batch(images, labels, what)
 
     def counts(self, view: View) -> Tensor:
-        """Shares of pixels, which sum to 1: each source counts by its share of the slices."""
+        """Return shares of pixels, summing to 1; each source counts by its share of slices."""
         synthetic = self.synthetic.counts(view).double()
         real = self.real.counts(view).double()
         synthetic_part = self.share * synthetic / synthetic.sum()
@@ -211,9 +211,9 @@ class MixedSource(BatchSource):
         return synthetic_part + real_part
 
     def _parts(self, first: int, count: int) -> list[tuple[BatchSource, int, int]]:
-        """Whose slices they are, from which of its own on, and how many.
+        """Divide slices between the sources: source, number of its first slice, and count.
 
-        Of the slices up to n, floor(share n) are synthetic: exact over time for any batch size.
+        Among the slices up to n, floor(share n) are synthetic: exact over time for any batch size.
         """
         before = int(self.share * first)
         synthetic = int(self.share * (first + count)) - before
@@ -225,11 +225,12 @@ class MixedSource(BatchSource):
 
 
 class StoreSource(BatchSource):
-    """Slices of a store's training part, augmented; rare structures come more often.
+    """Augmented slices of a store's training part; rare structures occur more often.
 
-    Readers give whole slices as they are stored, or as TorchIO's and MONAI's transforms leave them,
-    whose random numbers follow from the slice's number. Cropping and all other augmentation are
-    done here, with the batch's own generator. So the number of readers changes no bit.
+    Readers return whole slices as stored, or after the transforms of TorchIO and MONAI, whose
+    random numbers follow from the slice's number. Cropping and all other augmentation are done
+    here, with the batch's own generator. The result is therefore independent of the number of
+    readers, bit for bit.
     """
 
     def __init__(
@@ -243,11 +244,11 @@ class StoreSource(BatchSource):
         workers: int = 0,
         processes: Executor | None = None,
     ) -> None:
-        """Slices of `views`, cut to `size` (rows, columns), of `channels` neighbouring slices.
+        """Open slices of `views`, cut to `size` (rows, columns), with `channels` neighbours each.
 
-        `seed` fixes the order of epochs; `workers` is the number of readers. `processes` do the
-        transforms of TorchIO and MONAI; without them, nothing is read ahead if there are any.
-        Raises DatasetError where the store has labels of another scheme than `scheme`.
+        `seed` determines the order of epochs; `workers` is the number of readers. `processes` run
+        the transforms of TorchIO and MONAI; without them, nothing is read ahead if there are any.
+        Raises DatasetError if the store has labels of another scheme than `scheme`.
         """
         self.size = size
         self.seed = seed
@@ -268,7 +269,7 @@ class StoreSource(BatchSource):
             transforms = SliceTransforms(store.augmentation.transforms)
             self._transforms = _StoredTransforms(transforms, seed, processes)
         if self._transforms is not None and processes is None:
-            # In a thread they would take random numbers from torch beside the training.
+            # In a thread they would use torch's random numbers while the training does.
             workers = 0
             self.may_draw_in_thread = False
         on_batches = store.augmentation.model_copy(update={"transforms": ()})
@@ -278,12 +279,12 @@ class StoreSource(BatchSource):
             )
             seen = scheme.seen_in(view)
             self.augmenters[view] = Augmenter(on_batches, view, seen)
-        # By view and epoch, the items in the order in which they are taken.
+        # Items in the order in which they are taken, by view and epoch.
         self._orders: dict[tuple[View, int], list[int]] = {}
-        # Of whatever view: all have the same subjects.
+        # Any view will do: all have the same subjects.
         files = self.datasets[views[0]].files
         self._readers = SliceReaders(files, workers)
-        # By view, first and count: what gives each slice.
+        # Callables that return each slice, by view, first and count.
         self._expected: dict[_Request, list[Callable[[], StoredSlice]]] = {}
 
     def close(self) -> None:
@@ -307,15 +308,15 @@ class StoreSource(BatchSource):
         count: int,
         generator: torch.Generator,
     ) -> Batch:
-        """Slices cut to size and augmented, which the readers may have read already.
+        """Return slices cut to size and augmented, which the readers may have read already.
 
-        If the slices were not announced by `expect` they are read now. Images are (B, C, H, W) of
-        the size of the recipe, on the generator's device.
+        Slices that were not announced by `expect` are read now. Images are (B, C, H, W) of the size
+        of the recipe, on the generator's device.
         """
         device = generator.device
         if device.type != "cpu":
-            # A GPU would be waited for at each number that is looked at: the processor draws, by
-            # the same seed, and other numbers for each group of slices.
+            # Inspecting random numbers on a GPU would synchronise each time, so the CPU draws by
+            # the same seed, with other numbers for each group of slices.
             seed = generator.initial_seed()
             generator = seeded("cpu", seed, list(View).index(view), first)
         self.expect(view, first, count)
@@ -329,25 +330,25 @@ class StoreSource(BatchSource):
         return Batch(images, labels, f"{view.value} slices {names}")
 
     def counts(self, view: View) -> Tensor:
-        """Pixels of each class in all slices that train, uncropped."""
+        """Return pixels of each class in all training slices, uncropped."""
         per_item = self.datasets[view].class_counts
         return torch.from_numpy(per_item.sum(axis=0, dtype=np.int64))
 
     def slices(self, view: View) -> int:
-        """How many slices of a view train."""
+        """Return the number of training slices of a view."""
         return len(self.datasets[view])
 
     def _places(self, view: View, first: int, count: int) -> list[Place]:
-        """Where slices first..first+count-1 of a view stand in the files."""
+        """Return the locations in the files of slices first..first+count-1 of a view."""
         items = [self._item(view, number) for number in range(first, first + count)]
         return [self.datasets[view].place(item) for item in items]
 
     def _item(self, view: View, number: int) -> int:
-        """The item of the view's dataset that is taken as the slice of that number."""
+        """Return the item of the view's dataset for the slice of that number."""
         dataset = self.datasets[view]
         epoch, place = divmod(number, len(dataset))
         if (view, epoch) not in self._orders:
-            # A batch may reach from one epoch into the next; older orders are done with.
+            # A batch may span two epochs; older orders are no longer needed.
             for key in [key for key in self._orders if key[1] < epoch - 1]:
                 del self._orders[key]
             sampler = BalancedSampler(
@@ -365,9 +366,9 @@ def store_scans(
     validation: ValidationConfig,
     seed: int,
 ) -> Iterator[ValidationScan]:
-    """Whole subjects of a split's validation part: those that `validation` chooses by the seed.
+    """Return whole scans of a split's validation part, chosen by `validation` with the seed.
 
-    Each is read when it is asked for, and its file is closed then.
+    Each is read when it is requested, and its file is closed then.
     """
     opened = Store(store)
     subjects = opened.part("validation", split)
@@ -391,10 +392,10 @@ def cut(
     generator: torch.Generator,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """Cut around what is labelled, at a random place, or pad with background, to `size`.
+    """Crop around the labels at a random position, or pad with background, to `size`.
 
     Subjects may differ in shape. Returns images (B, C, H, W) and labels (B, H, W) on the device;
-    the generator is the processor's.
+    the generator is on the CPU.
     """
     batch = len(slices)
     drawn = torch.rand((batch, 2), generator=generator)
@@ -420,9 +421,9 @@ def _fill(
     stored: StoredSlice,
     shares: tuple[float, float],
 ) -> None:
-    """Fill image (C, H, W) and labels (H, W), which are 0, with a window of a stored slice.
+    """Fill zeroed image (C, H, W) and labels (H, W) with a window of a stored slice.
 
-    `shares` say where the window is, down and across; beyond the slice is background.
+    `shares` give the position of the window, down and across; outside of the slice is background.
     """
     height, width = labels.shape
     down, across = shares
@@ -436,9 +437,9 @@ def _fill(
 
 
 def _to_float(codes: Tensor, scales: Sequence[float], zeros: Sequence[int]) -> Tensor:
-    """Codes (B, C, H, W) as values, each by its own scale and zero, on the device of the codes.
+    """Convert codes (B, C, H, W) to values, each by its own scale and zero, on their device.
 
-    As `Quantised.values` does it, operation by operation, so that no bit differs.
+    The operations are those of `Quantised.values`, so that the results are identical bit for bit.
     """
 
     def per_slice(numbers: Sequence[float]) -> Tensor:
@@ -453,10 +454,10 @@ def _to_float(codes: Tensor, scales: Sequence[float], zeros: Sequence[int]) -> T
 
 
 def _window(labelled: NDArray[np.bool_], want: int, share: float) -> slice:
-    """`want` places of an axis, which show all that is `labelled` on it if they can.
+    """Return a window of `want` positions of an axis that covers all that is `labelled`, if it can.
 
-    Where they cannot, they show nothing else. `share`, from 0 to below 1, says which of the windows
-    that do; an axis may be too short.
+    If it cannot, it lies within the labelled part. `share`, from 0 to below 1, chooses among the
+    possible windows; an axis may be too short.
     """
     have = len(labelled)
     places = np.flatnonzero(labelled)
@@ -475,7 +476,7 @@ def _window(labelled: NDArray[np.bool_], want: int, share: float) -> slice:
 
 
 class _StoredTransforms:
-    """Gives the change of each slice of a training; its numbers follow from the slice's number."""
+    """Transforms of each slice of a training; random numbers follow from the slice's number."""
 
     def __init__(
         self,
@@ -483,13 +484,13 @@ class _StoredTransforms:
         seed: int,
         processes: Executor | None,
     ) -> None:
-        """`seed` is that of the run. Without `processes` slices are changed where they are read."""
+        """Set up with the run's `seed`; without `processes`, the readers change the slices."""
         self.transforms = transforms
         self.seed = seed
         self.processes = processes
 
     def change(self, view: View, number: int) -> Callable[[StoredSlice], StoredSlice]:
-        """How slice `number` of a view, counted from the run's start, is changed."""
+        """Return the change of slice `number` of a view, counted from the start of the run."""
         parts = (self.seed, list(View).index(view), number)
         seed = int(np.random.SeedSequence(parts).generate_state(1)[0])
         if self.processes is None:
@@ -500,7 +501,10 @@ class _StoredTransforms:
 def transformed(
     transforms: SliceTransforms, seed: int, stored: StoredSlice
 ) -> StoredSlice:
-    """A slice after the transforms, as codes again; one that they leave alone stays bit for bit."""
+    """Return a slice after the transforms, quantised again.
+
+    A slice that the transforms leave alone stays identical bit for bit.
+    """
     image = torch.from_numpy(stored.image.values())
     labels = torch.from_numpy(stored.targets)
     changed, classes = transforms(image, labels, seed)
@@ -515,7 +519,7 @@ def _elsewhere(
     seed: int,
     stored: StoredSlice,
 ) -> StoredSlice:
-    """As `transformed`, in one of the processes; TrainingError where one of them has died."""
+    """Run `transformed` in one of the processes; raise TrainingError if one of them has died."""
     try:
         return processes.submit(transformed, transforms, seed, stored).result()
     except BrokenExecutor as error:

@@ -45,16 +45,16 @@ from trinat.segmentation.training.state import (
 )
 from trinat.segmentation.training.workers import ALONE, Workers
 
-# Batches announced to the source beside the present one, since a disk may be slow at times.
+# Batches announced to the source beyond the present batch, since a disk may be slow at times.
 AHEAD = 4
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step did; `loss` is NaN where the step was skipped.
+    """Outcome of a step; `loss` is NaN if the step was skipped.
 
-    `rate` is the learning rate, `gradient_norm` the norm before clipping. `slices` counts those of
-    all processes.
+    `rate` is the learning rate, `gradient_norm` the norm before clipping. `slices` counts the
+    slices of all processes.
     """
 
     step: int
@@ -68,7 +68,7 @@ class StepReport:
 
 @dataclass(frozen=True, eq=False)
 class _DoneBatch:
-    """A batch of a step: its loss, a scalar, and the slices it was made of, by view."""
+    """A batch of a step: its loss, a scalar, and its slices, by view."""
 
     loss: Tensor
     batches: list[Batch]
@@ -87,10 +87,10 @@ class Trainer:
         device: torch.device,
         workers: Workers = ALONE,
     ) -> None:
-        """Bring the network to the device and make ready for step 0.
+        """Move the network to the device and prepare step 0.
 
-        `stage` is one of the recipe's, and `source` has batches of all `views`. Raises
-        TrainingError where the processes cannot share a batch.
+        `stage` is a stage of the recipe, and `source` has batches of all `views`. Raises
+        TrainingError if the processes cannot share a batch.
         """
         if stage.batch % workers.count:
             raise TrainingError(
@@ -106,7 +106,7 @@ class Trainer:
         self.network.trunk.arrange(training_layout(device))
         self.average = copy.deepcopy(self.network).eval().requires_grad_(False)
         if stage.sync_norms and workers.count > 1 and device.type == "cuda":
-            # For tensors on a CPU torch has no such norm.
+            # torch has no synchronised norm for tensors on a CPU.
             self.network = nn.SyncBatchNorm.convert_sync_batchnorm(self.network)  # type: ignore[no-untyped-call]
         self.optimiser = build_optimiser(self.network, stage.optimiser)
         self.losses: dict[View, nn.Module] = {}
@@ -114,7 +114,7 @@ class Trainer:
             loss = build_loss(stage.loss, source.counts(view))
             self.losses[view] = loss.to(device)
         self.precision = precision_of(stage, device)
-        # Small gradients would be 0 in float16.
+        # Small gradients would underflow to 0 in float16.
         self.scaler = torch.amp.GradScaler(
             device.type, enabled=self.precision == torch.float16
         )
@@ -124,13 +124,13 @@ class Trainer:
         )
         slices_of_step = stage.batch * stage.accumulate
         self.epoch_steps = max(1, slices_of_epoch // slices_of_step)
-        self.not_compiled = ""  # why, where it should be
-        # Without the classifiers, so that all views have one graph, and find it compiled.
+        self.not_compiled = ""  # reason, if it should be compiled
+        # Excludes the classifiers, so that all views share one compiled graph.
         self._trunk: Callable[[Tensor], Tensor] | None = None
         if stage.compile:
             self._trunk = torch.compile(self.network.trunk.features)
-        # The next batch is drawn during a step: for a GPU while the step's loss is waited for, on
-        # processors in a thread of its own.
+        # The next batch is drawn during a step: on a GPU while the loss is computed, on CPUs in a
+        # thread.
         self._thread: ThreadPoolExecutor | None = None
         if device.type == "cpu" and source.may_draw_in_thread:
             self._thread = ThreadPoolExecutor(1)
@@ -140,24 +140,23 @@ class Trainer:
 
     @property
     def position(self) -> Position:
-        """Where the stage stands, for its schedule."""
+        """Position in the stage, for its schedule."""
         return Position(self.counters.step, self.epoch_steps, self.counters.share)
 
     @property
     def progress(self) -> float:
-        """0 at the start, 1 when the stage is over."""
+        """Progress of the stage, from 0 at the start to 1 at the end."""
         return progress(self.stage.schedule, self.position)
 
     @property
     def best_weights(self) -> ViewsNet:
-        """What is validated and shipped: the average, where there is one."""
+        """Weights for validation and shipping: the running average, if there is one."""
         return self.average if self.stage.ema else self.network
 
     def state(self, identity: Mapping[str, Any]) -> State:
-        """Where the stage stands, tensors shared with it.
+        """Return the state of the stage; its tensors are shared with the trainer.
 
-        Write it before the next step, which changes the tensors. `identity` says which run it is
-        of.
+        Write it before the next step, which changes the tensors. `identity` identifies the run.
         """
         return State(
             counters=copy.copy(self.counters),
@@ -172,7 +171,7 @@ class Trainer:
         )
 
     def load(self, state: State) -> None:
-        """Go on where `state` stands."""
+        """Resume from `state`."""
         self.network.load_state_dict(state.network)
         self.average.load_state_dict(state.average)
         load_optimiser(self.network, self.optimiser, state.optimiser)
@@ -185,8 +184,8 @@ class Trainer:
     def step(self) -> StepReport:
         """Get a batch, go forward and backward, update; a NaN or infinite loss changes nothing.
 
-        Raises TrainingError after too many steps of such a loss, DeviceError where the device is
-        out of memory, and what the source raises.
+        Raises TrainingError after too many steps with such a loss, DeviceError if the device is out
+        of memory, and the errors of the source.
         """
         began = time.perf_counter()
         # The rate of the whole network; each part has its own multiple of it.
@@ -200,7 +199,7 @@ class Trainer:
             # Frozen parts keep the statistics of their norms, too.
             if multiple == 0 and part != "classifier":
                 getattr(self.network.trunk, part).eval()
-        # A bad batch would stay in the running statistics of the norms.
+        # A bad batch would otherwise persist in the running statistics of the norms.
         statistics = [buffer.clone() for buffer in self.network.buffers()]
         parts = self._all_gradients(statistics)
         loss, norm = self._average_and_clip(parts)
@@ -227,25 +226,25 @@ class Trainer:
         )
 
     def _all_gradients(self, statistics: list[Tensor]) -> list[_DoneBatch]:
-        """Gradients of the step, summed over its batches; each batch with its loss."""
+        """Compute gradients of the step, summed over its batches; return batches with losses."""
         self.optimiser.zero_grad(set_to_none=True)
         first = self.counters.step * self.stage.accumulate
         after = first + self.stage.accumulate
         try:
             return [self._backward(number) for number in range(first, after)]
         except TrinatError:
-            # After a read error or out of memory the state is still that of the last step.
+            # After a read error or out of memory the state is still the state of the last step.
             self._restore(statistics)
             raise
 
     def _average_and_clip(self, parts: Sequence[_DoneBatch]) -> tuple[float, float]:
-        """Average loss and gradients over processes; returns the loss and the gradients' norm.
+        """Average loss and gradients over processes; return the loss and the gradients' norm.
 
-        The norm is that before clipping.
+        The norm is computed before clipping.
         """
         parameters = [p for p in self.network.parameters() if p.requires_grad]
         for parameter in parameters:
-            # A view that this batch had no slice of; other processes may have had one.
+            # This batch had no slice of the view; other processes may have had one.
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         wide = widest_float(self.device)
@@ -253,13 +252,13 @@ class Trainer:
         loss = self.workers.average(parameters, loss)
         self.scaler.unscale_(self.optimiser)
         norm = nn.utils.clip_grad_norm_(parameters, self.stage.optimiser.clip)
-        # One synchronisation: both numbers are read at once.
+        # Both numbers are read in a single synchronisation.
         both = torch.stack((loss.to(wide), norm.to(wide)))
         loss_value, norm_value = both.tolist()
         return loss_value, norm_value
 
     def _draw(self, number: int) -> list[Batch]:
-        """Batch `number`, for each view that is in it; its random numbers are its own."""
+        """Return batch `number`, for each view that is in it; its random numbers are its own."""
         generator = self._generator(number)
         with self._within_memory():
             return [
@@ -279,13 +278,13 @@ class Trainer:
 
     def _backward(self, number: int) -> _DoneBatch:
         """Add one batch's gradients to those of the step."""
-        # What was drawn ahead, or is being drawn, nobody asks the source for again.
+        # A batch that was or is being drawn ahead is not announced to the source again.
         is_drawn = number in self._drawn
         for later in range(number + is_drawn, number + AHEAD + 1):
             for view, first, count in self._groups(later):
                 self.source.expect(view, first, count)
         with timing.stage("batches"):
-            # It may have been drawn ahead.
+            # The batch may have been drawn ahead.
             ahead = self._drawn.pop(number, None)
             batches = self._draw(number) if ahead is None else ahead.result()
         if self.draws_ahead and self._thread:
@@ -301,7 +300,7 @@ class Trainer:
         return _DoneBatch(loss.detach(), batches)
 
     def _loss(self, number: int, batches: list[Batch]) -> Tensor:
-        """The mean loss over the slices of batch `number`, whatever views they are of."""
+        """Return the mean loss over the slices of batch `number`, whatever their views."""
         groups = [(view, count) for view, _, count in self._groups(number)]
         slices = sum(count for _, count in groups)
         with timing.stage("transfer"):
@@ -322,23 +321,23 @@ class Trainer:
             return torch.stack(losses).sum()
 
     def _generator(self, number: int) -> torch.Generator:
-        """The random numbers of a batch in this process."""
+        """Return the random number generator of a batch in this process."""
         return seeded(self.device, self.recipe.seed, 1, number, self.workers.rank)
 
     @property
     def _own_slices(self) -> int:
-        """How many slices of a batch this process has."""
+        """Number of slices of a batch in this process."""
         return self.stage.batch // self.workers.count
 
     def _groups(self, number: int) -> list[tuple[View, int, int]]:
-        """This process's slices of a batch: for each view the first and how many."""
+        """Return this process's slices of a batch: for each view the first and the count."""
         of_batch = number * self.stage.batch
         first = of_batch + self.workers.rank * self._own_slices
         return deal_to_views(first, self._own_slices, self.views)
 
     @contextmanager
     def _within_memory(self) -> Iterator[None]:
-        """Say what would fit where the device is out of memory."""
+        """Suggest a batch that would fit if the device is out of memory."""
         try:
             yield
         except torch.OutOfMemoryError as error:
@@ -352,7 +351,7 @@ class Trainer:
             ) from error
 
     def _smaller(self, slices: int) -> str:
-        """The settings for the next smaller batch, with as many slices to a step."""
+        """Return the settings of the next smaller batch with the same number of slices a step."""
         if slices == 1:
             return "set data.rows and data.columns, or network.filters, lower"
         divisors = [n for n in range(1, slices) if slices % n == 0]
@@ -360,13 +359,13 @@ class Trainer:
         return smaller_batch(self.stage.batch, self.stage.accumulate, smaller)
 
     def _forward(self, images: Tensor, groups: list[tuple[View, int]]) -> list[Tensor]:
-        """Logits of each view's slices; uncompiled if the compiler fails."""
+        """Return logits of each view's slices; uncompiled if the compiler fails."""
         try:
             return cast("list[Tensor]", self.network(images, groups, self._trunk))
         except Exception as error:
             if not self.stage.compile:
                 raise
-            # It takes seconds to import.
+            # Imported here because it takes seconds.
             from torch._dynamo.exc import TorchDynamoException
 
             if not isinstance(error, TorchDynamoException):
@@ -377,18 +376,18 @@ class Trainer:
             return cast("list[Tensor]", self.network(images, groups))
 
     def _restore(self, statistics: list[Tensor]) -> None:
-        """Put back what `network.buffers()` were."""
+        """Restore the values of `network.buffers()`."""
         for buffer, before in zip(self.network.buffers(), statistics, strict=True):
             buffer.copy_(before)
 
     def _skip(self, statistics: list[Tensor], parts: list[_DoneBatch]) -> None:
-        """Count a step that changes nothing; raise where there were too many of them in a row."""
+        """Count a step that changes nothing; raise if there were too many of them in a row."""
         self._restore(statistics)
         self.counters.bad += 1
         self.counters.bad_in_a_row += 1
         if self.counters.bad_in_a_row < self.stage.max_bad_steps:
             return
-        # All processes come here together, since they use the mean of their losses.
+        # All processes get here together, since they use the mean of their losses.
         own: list[tuple[float, str]] = []
         for part in parts:
             slices = "; ".join(batch.what for batch in part.batches)
@@ -396,7 +395,7 @@ class Trainer:
         of_all = list(chain.from_iterable(self.workers.gather(own)))
         suspects = [what for loss, what in of_all if not math.isfinite(loss)]
         if not suspects:
-            # All losses are finite and a gradient is not: it may have been any slice.
+            # All losses are finite but a gradient is not, so any slice may be the cause.
             suspects = [what for _, what in of_all]
         raise TrainingError(
             f"the loss was not a number in {self.counters.bad_in_a_row} steps in a row, the last "
@@ -406,7 +405,7 @@ class Trainer:
 
 
 def precision_of(stage: StageConfig, device: torch.device) -> torch.dtype:
-    """What the forward pass computes in: as the stage wants it, or the quickest of the device."""
+    """Return the precision of the forward pass: the stage's, or the device's fastest."""
     if stage.precision == "auto":
         return half_precision(device) or torch.float32
     precision: torch.dtype = getattr(torch, stage.precision)
@@ -416,10 +415,10 @@ def precision_of(stage: StageConfig, device: torch.device) -> torch.dtype:
 def deal_to_views(
     first: int, count: int, views: Sequence[View]
 ) -> list[tuple[View, int, int]]:
-    """Slices first..first+count-1 of a run, dealt to the views in turn.
+    """Deal slices first..first+count-1 of a run to the views in turn.
 
     Returns, for each view that gets any, the number of its first slice, counted in that view, and
-    how many. Over a few steps all views get the same, whatever the batch.
+    the count. Over a few steps all views get the same number, whatever the batch size.
     """
     groups = []
     for place, view in enumerate(views):
@@ -431,8 +430,9 @@ def deal_to_views(
 
 
 def _dealt_before(number: int, place: int, views: int) -> int:
-    """How many of a run's slices before `number` the view at `place` has had.
+    """Return how many of a run's slices before `number` the view at `place` has had.
 
-    They are those whose number leaves the remainder `place` when divided by the number of views.
+    They are the slices whose number leaves the remainder `place` when divided by the number of
+    views.
     """
     return (number - place + views - 1) // views

@@ -1,4 +1,4 @@
-"""What a training step takes: estimated before it is taken, by shapes alone."""
+"""Memory of a training step, estimated from shapes alone before the step runs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from trinat.segmentation.models.base import NetworkConfig
 
 # Weights, their gradients, two moments of the optimiser, and the running average.
 _COPIES_OF_WEIGHTS = 5
-# A step takes 1.4 and 1.6 times what is kept for the backward pass, and in bfloat16 0.7 to 1.0
-# times what float32 keeps (docs/notes/speed.md). The least, so that nothing is refused that fits.
+# A step takes 1.4 to 1.6 times the memory that is kept for the backward pass, and in bfloat16 0.7
+# to 1.0 times the memory that float32 keeps (docs/notes/speed.md). The minimum, so that nothing is
+# refused that fits.
 _OF_KEPT = 1.4
 _OF_KEPT_IN_BFLOAT16 = 0.7
 
 
 class StepMemory(NamedTuple):
-    """Bytes that a step takes, whatever the batch, and for each slice at once.
+    """Bytes of a step: a fixed part, and a part for each slice at once.
 
     A batch of n slices takes `fixed` + n * `each`.
     """
@@ -36,19 +37,20 @@ class StepMemory(NamedTuple):
         *,
         bfloat16: bool = False,
     ) -> StepMemory:
-        """For slices of (rows, columns); nothing is computed."""
+        """Estimate the memory for slices of (rows, columns); nothing is computed."""
         kept, weights = _kept_by_a_slice(config, size)
         of_kept = _OF_KEPT_IN_BFLOAT16 if bfloat16 else _OF_KEPT
         return cls(_COPIES_OF_WEIGHTS * weights, int(of_kept * kept))
 
     def needed(self, slices: int) -> int:
-        """Bytes that a step of this many slices at once takes."""
+        """Return the bytes of a step with this many slices at once."""
         return self.fixed + slices * self.each
 
     def largest_batch(self, batch: int, there: int) -> int:
-        """The largest divisor of `batch` that fits into `there` bytes; 0 if one slice does not.
+        """Return the largest divisor of `batch` that fits into `there` bytes; 0 if one slice does
+        not.
 
-        A divisor, since accumulating makes up for the rest.
+        A divisor, since accumulation makes up for the rest.
         """
         largest = 0
         for slices in range(1, batch + 1):
@@ -58,7 +60,7 @@ class StepMemory(NamedTuple):
 
 
 def smaller_batch(batch: int, accumulate: int, smaller: int) -> str:
-    """The settings that step over as many slices, with `smaller` at once; what differs then."""
+    """Return settings with as many slices per step, `smaller` at once, and what then differs."""
     more = accumulate * batch // smaller
     return (
         f"set batch to {smaller} and accumulate to {more}: as many slices to a step, "
@@ -67,7 +69,8 @@ def smaller_batch(batch: int, accumulate: int, smaller: int) -> str:
 
 
 def _kept_by_a_slice(config: NetworkConfig, size: tuple[int, int]) -> tuple[int, int]:
-    """Bytes in float32 kept for the backward pass of one slice, and of the weights.
+    """Return the bytes kept for the backward pass of one slice in float32, and those of the
+    weights.
 
     The network runs on the meta device, where tensors have a shape and no content.
     """
@@ -82,9 +85,10 @@ def _kept_by_a_slice(config: NetworkConfig, size: tuple[int, int]) -> tuple[int,
     held: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
-        """Note a tensor that the backward pass will need."""
+        """Record a tensor that the backward pass will need."""
         storage = tensor.untyped_storage()
-        # What is saved twice is kept once. It is held, or another could get its place.
+        # Tensors that are saved twice count once. The reference prevents reuse of the storage's
+        # address.
         kept[storage._cdata] = storage.nbytes()
         held.append(tensor)
         return tensor

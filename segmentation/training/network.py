@@ -1,6 +1,7 @@
-"""One network that learns several views at once: a shared trunk, and a classifier per view.
+"""Network that learns several views at once: a shared trunk, and a classifier per view.
 
-Its optimiser, too: parts of the network at their own rates, and what is remembered of each.
+The module also has its optimiser: parts of the network at their own rates, and the optimiser's
+state by parameter.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from trinat.segmentation.training.config import NetworkPart, OptimiserConfig
 
 
 class ViewsNet(nn.Module):
-    """Slices of several views, group by group, to logits; with one view a plain network."""
+    """Network for slices of several views, group by group; with one view a plain network."""
 
     def __init__(self, config: NetworkConfig, classes: Mapping[View, int]) -> None:
-        """`classes` are how many each view has; `config` is that of a network of one view."""
+        """Build trunk and classifiers for `classes` per view;
+
+        `config` describes one view's network.
+        """
         super().__init__()
         self.config = config
         self.trunk = build(config)
@@ -40,7 +44,7 @@ class ViewsNet(nn.Module):
         groups: Sequence[tuple[View, int]],
         trunk: Callable[[Tensor], Tensor] | None = None,
     ) -> list[Tensor]:
-        """Logits (N, K, H, W) of each group of slices (all N, C, H, W).
+        """Return logits (N, K, H, W) of each group of slices (all N, C, H, W).
 
         `groups` are the view of each group and the number of its slices, in the order of the
         slices. `trunk` is the network's own, compiled.
@@ -57,10 +61,10 @@ class ViewsNet(nn.Module):
         return logits
 
     def extract(self, view: View) -> Network:
-        """A copy of one view's network, on its own.
+        """Return a copy of one view's network, on its own.
 
-        The weights are copied: training may go on. The network has the form that a model folder
-        holds.
+        The weights are copied, so training may continue. The network has the form of a model
+        folder.
         """
         alone = build(self.configs[view])
         state = self.trunk.state_dict()
@@ -71,9 +75,9 @@ class ViewsNet(nn.Module):
         return alone
 
     def part_parameters(self) -> Iterator[tuple[str, str, nn.Parameter]]:
-        """Part (encoders, bottleneck, decoders, classifier), name and value of each parameter."""
+        """Yield part (encoders, bottleneck, decoders, classifier), name and value of parameters."""
         for name, parameter in self.named_parameters():
-            # trunk.encoders.0..., classifiers.axial...
+            # For example trunk.encoders.0..., classifiers.axial...
             first, second = name.split(".")[:2]
             part = "classifier" if first == "classifiers" else second
             yield part, name, parameter
@@ -87,7 +91,7 @@ def copy_matching(
     theirs: LabelScheme,
     ours: LabelScheme,
 ) -> tuple[int, list[str]]:
-    """Take from `source` what fits: weights by name and shape, the classifier's rows by structure.
+    """Copy matching weights from `source`: by name and shape, the classifier's rows by structure.
 
     `theirs` and `ours` are the classes of the two. Returns how many classes have the source's row,
     and which weights of the trunk are not the source's.
@@ -102,7 +106,7 @@ def copy_matching(
     classifier = cast("Classifier", network.classifiers[view.value])
     old = source.classifier.by_class()
     new = classifier.by_class()
-    # Rows for other features cannot be used, whatever their names.
+    # Rows for other features cannot be used, even if their names match.
     if old["weight"].shape[1:] != new["weight"].shape[1:]:
         return 0, missing
     taken = 0
@@ -123,9 +127,9 @@ def update_average(
     decay: float,
     step: int,
 ) -> None:
-    """Move the running average of the weights, in place; young averages follow faster.
+    """Update the running average of the weights, in place; young averages follow faster.
 
-    Whole numbers, such as the count of batches that a norm has seen, are the latest.
+    Integers, such as the count of batches that a norm has seen, are copied.
     """
     decay = min(decay, (1 + step) / (10 + step))
     now = network.state_dict()
@@ -137,7 +141,7 @@ def update_average(
             latest.append(now[name])
         else:
             value.copy_(now[name])
-    # All at once: a GPU would wait for two hundred small launches.
+    # All at once: on a GPU two hundred small launches would be slow.
     move = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
     move(averages, latest, 0)
 
@@ -145,11 +149,11 @@ def update_average(
 def build_optimiser(
     network: ViewsNet, config: OptimiserConfig
 ) -> torch.optim.Optimizer:
-    """AdamW or SGD over the parts of the network that are not frozen.
+    """Return AdamW or SGD over the parts of the network that are not frozen.
 
     Each part is a group of parameters, with its `multiple` of the learning rate. The parameters of
-    a part whose multiple is 0 need no gradient from here on. Parts of other names, which a network
-    of its own may have, are one more group.
+    a part whose multiple is 0 do not require gradients any more. Parts of other names, which a
+    network of its own may have, are one more group.
     """
     groups: list[dict[str, Any]] = []
     for part in get_args(NetworkPart):
@@ -178,7 +182,7 @@ def build_optimiser(
             momentum=config.momentum,
             weight_decay=config.weight_decay,
         )
-    # On a GPU all of it in one kernel, or each small one would be waited for.
+    # On a GPU the update runs in one fused kernel; many small kernels would be slow.
     on_gpu = all(parameter.is_cuda for parameter in network.parameters())
     return torch.optim.AdamW(
         groups,
@@ -191,7 +195,7 @@ def build_optimiser(
 def optimiser_tensors(
     network: ViewsNet, optimiser: torch.optim.Optimizer
 ) -> dict[str, Tensor]:
-    """What the optimiser remembers of each parameter, by `parameter's name/its own key`.
+    """Return the optimiser's state of each parameter, by `parameter's name/its own key`.
 
     Tensors are shared with the optimiser, not copied. Parameters that were never updated have none.
     """
@@ -207,7 +211,7 @@ def optimiser_tensors(
 def load_optimiser(
     network: ViewsNet, optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Let the optimiser remember what `optimiser_tensors` gave, and nothing else.
+    """Replace the optimiser's state by the tensors from `optimiser_tensors`.
 
     The tensors are copied, to the devices that a resumed optimiser needs them on.
     """
@@ -221,7 +225,7 @@ def load_optimiser(
             # Tensors of the parameter's shape get its memory format.
             empty = torch.empty_like(parameter)
         else:
-            # Adam's number of steps: on the parameter's device if it is fused.
+            # Adam's step count: on the parameter's device if the optimiser is fused.
             device = parameter.device if is_fused else value.device
             empty = torch.empty_like(value, device=device)
         optimiser.state[parameter][key] = empty.copy_(value)

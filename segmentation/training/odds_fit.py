@@ -1,6 +1,6 @@
-"""Odds of structures, fitted to scans with truth without training.
+"""Odds of structures, fitted to labelled scans without training.
 
-Networks draw some structures a little too large or too small for a convention of labels that they
+Networks draw some structures a little too large or too small for a labelling convention that they
 were not trained on. The fit maximises the mean Dice itself by coordinate ascent, one structure
 after another: Dice of hard labels has no gradient, and so few numbers do not need one.
 """
@@ -20,12 +20,12 @@ from trinat.segmentation.inference.fusion import Odds
 from trinat.segmentation.labels.scheme import LabelScheme
 from trinat.segmentation.metrics.overlap import dice, joint_histogram
 
-# Slices that are searched for doubtful voxels at a time.
+# Number of slices that are searched for doubtful voxels at a time.
 _SLAB = 8
 # Factors are fitted from 1/10 to 10, in steps of their logarithms.
 _FARTHEST = math.log(10)
 _STEPS = (-0.6, -0.3, -0.15, 0.15, 0.3, 0.6)
-# Rounds over all structures, unless nothing changes before.
+# Maximum number of rounds over all structures.
 _ROUNDS = 4
 # Steps that gain less mean Dice are not taken.
 _LEAST_GAIN = 2e-5
@@ -61,10 +61,10 @@ class DoubtfulVoxels:
         fixed: Sequence[int],
         beyond: NDArray[np.int64] | None = None,
     ) -> DoubtfulVoxels:
-        """Find them in a scan with probabilities (X, Y, Z, K); the `fixed` classes have no factor.
+        """Find the doubtful voxels of a scan with probabilities (X, Y, Z, K).
 
-        `truth` (X, Y, Z) is class indices. `beyond` (K,) counts the true classes of voxels outside
-        of these probabilities, which are found as background.
+        The `fixed` classes have no factor. `truth` (X, Y, Z) is class indices. `beyond` (K,) counts
+        the true classes of voxels outside of these probabilities, which are found as background.
         """
         count = fused.shape[-1]
         is_fixed = torch.zeros(count, dtype=torch.bool)
@@ -104,7 +104,7 @@ class DoubtfulVoxels:
         reachable = _is_reachable(logarithms)
         ranks = reachable.sum(1)
         order = ranks.argsort(descending=True)
-        # How many voxels have a first class, a second one, and so on.
+        # Number of voxels with a first class, a second class, and so on.
         lengths = reachable.sum(0).tolist()
         of_rank = []
         logarithms_of_rank = []
@@ -128,7 +128,7 @@ class DoubtfulVoxels:
 
     @property
     def true_voxels(self) -> NDArray[np.int64]:
-        """Number of voxels of each class in the truth, (K,)."""
+        """Return the number of voxels of each class in the truth, (K,)."""
         decided: NDArray[np.int64] = self.decided.sum(1)
         doubtful = np.bincount(self.truth, minlength=len(decided))
         return decided + doubtful
@@ -153,7 +153,7 @@ def fit_odds(
     Both sides of a structure share one. The `fixed` classes, background among them, have none and
     are in no mean. Factors that are 1 are left out.
     """
-    # Classes that share a factor, as far as they may have one.
+    # Groups of classes that share a factor, without fixed classes.
     groups = []
     for index, partner in enumerate(scheme.partner_permutation.tolist()):
         free = sorted({index, partner} - set(fixed))
@@ -206,9 +206,9 @@ def _worth(
 
 
 def _is_reachable(logarithms: Tensor) -> Tensor:
-    """Tell which classes of voxels (..., R) can become the most probable; the first one is it now.
+    """Return which classes of voxels (..., R) can become the most probable; the first is it now.
 
-    A factor may make the first class ten times less probable, and another one ten times more.
+    A factor may make the first class ten times less probable, and another class ten times more.
     """
     return logarithms > logarithms[..., :1] - 2 * _FARTHEST
 
@@ -217,5 +217,5 @@ def _joint_of(
     truth: NDArray[np.integer], found: NDArray[np.integer], classes: int
 ) -> NDArray[np.int64]:
     """Count voxels by true and found class, (K, K)."""
-    # As a map of one slice: `joint_histogram` goes from slice to slice.
+    # Reshaped to a map of one slice, because `joint_histogram` goes from slice to slice.
     return joint_histogram(truth[None, None], found[None, None], classes)

@@ -36,11 +36,11 @@ _WARM_SHARE = 0.05
 
 @dataclass
 class Counters:
-    """What a run counts.
+    """Counters of a run.
 
-    `bad` are steps skipped for a loss that is no number. `best` is a mean validation Dice.
-    `validation_due`: the weights as they stand are to be validated. `share` is that part of the
-    schedule that is done, where the schedule goes by time.
+    `bad` is the number of steps skipped for a loss that is not finite. `best` is a mean validation
+    Dice. `validation_due`: the present weights are to be validated. `share` is the completed part
+    of the schedule, if the schedule goes by time.
     """
 
     step: int = 0
@@ -56,7 +56,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a stage stands: steps made, steps to an epoch; trained by time, the share done.
+    """Position in a stage: steps made, steps per epoch, and, if trained by time, the share done.
 
     `share` is None in a training by steps.
     """
@@ -72,7 +72,7 @@ class Position:
 
 
 def progress(schedule: ScheduleConfig, at: Position) -> float:
-    """0 at the start, 1 when the stage is over."""
+    """Return the progress of the stage, from 0 at the start to 1 at the end."""
     if at.share is not None:
         return at.share
     if schedule.steps is not None:
@@ -82,14 +82,14 @@ def progress(schedule: ScheduleConfig, at: Position) -> float:
 
 
 def learning_rate(schedule: ScheduleConfig, rate: float, at: Position) -> float:
-    """The rate of the step to come, `rate` being the highest.
+    """Return the rate of the next step; `rate` is the highest.
 
     The rate rises during the warm-up and falls as the schedule says. It depends on the position
     alone: a resumed run has the same rates.
     """
     warm = min(1.0, (at.step + 1) / (schedule.warmup_steps + 1))
     if at.share is not None:
-        # A slow device would spend its time on warming up.
+        # A slow device would spend its whole time on warm-up.
         warm_by_time = min(1.0, at.share / _WARM_SHARE)
         warm = max(warm, warm_by_time)
     if schedule.kind == "cosine":
@@ -104,11 +104,11 @@ def learning_rate(schedule: ScheduleConfig, rate: float, at: Position) -> float:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """Where a run stands: its counters, weights, their average, and what the optimiser remembers.
+    """State of a run: its counters, weights, their average, and the optimiser's state.
 
-    `scaler` is what a training in float16 remembers of its gradients' scale.
+    `scaler` is the state of the gradient scaler in a training in float16.
 
-    `identity` says what the run is: its stage's settings and the fingerprint of its data.
+    `identity` identifies the run: its stage's settings and the fingerprint of its data.
     """
 
     counters: Counters
@@ -120,17 +120,17 @@ class State:
 
 
 def seeded(device: torch.device | str, *parts: int) -> torch.Generator:
-    """A generator on the device whose numbers are a function of `parts` alone."""
+    """Return a generator on the device whose numbers are a function of `parts` alone."""
     mixed = np.random.SeedSequence(parts).generate_state(1, np.uint64)
-    # Torch's seeds have a sign.
+    # Torch's seeds are signed.
     seed = int(mixed[0] >> 1)
     return torch.Generator(device).manual_seed(seed)
 
 
 def write_state(folder: Path, state: State, *, name: str | None = None) -> Path:
-    """Write `state` and drop all but the last two; a named one (best) stands beside them.
+    """Write `state` and remove all but the last two; a named state (best) is kept beside them.
 
-    Returns the file, which appears whole or not at all.
+    Returns the file, which is written atomically.
     """
     payload = to_bytes(state)
     file_name = name or f"state-{state.counters.step:09d}.state"
@@ -150,14 +150,14 @@ def write_state(folder: Path, state: State, *, name: str | None = None) -> Path:
 
 
 def _checksum(payload: bytes) -> bytes:
-    """The SHA-256 is written in hexadecimal letters."""
+    """Return the SHA-256 as hexadecimal digits."""
     return hashlib.sha256(payload).hexdigest().encode()
 
 
 def read_state(path: Path) -> State:
-    """Read one state, checksum first; raises IntegrityError where it is damaged.
+    """Read a state, checksum first; raise IntegrityError if it is damaged.
 
-    All of its tensors are on the processor. FileNotFoundError if there is no such file.
+    All of its tensors are on the CPU. Raises FileNotFoundError if there is no such file.
     """
     content = read_bytes(path)
     head, newline, payload = content.partition(b"\n")
@@ -169,9 +169,9 @@ def read_state(path: Path) -> State:
 
 
 def to_bytes(state: State) -> bytes:
-    """The state as safetensors, for a file or for another process.
+    """Serialise the state as safetensors, for a file or for another process.
 
-    Tensors are copied to the processor first. `from_bytes` is its inverse.
+    Tensors are copied to the CPU first. `from_bytes` is its inverse.
     """
     groups = {
         "network": state.network,
@@ -190,9 +190,9 @@ def to_bytes(state: State) -> bytes:
 
 
 def from_bytes(payload: bytes) -> State:
-    """The state that `to_bytes` was given; its tensors on the CPU.
+    """Return the state that `to_bytes` was given, with its tensors on the CPU.
 
-    For bytes whose checksum is known to be right: damaged ones may raise anything.
+    The checksum of the bytes must have been verified: damaged bytes may raise any error.
     """
     # safetensors: the length of the header in 8 bytes, the header in JSON, the tensors.
     length = int.from_bytes(payload[:8], "little")
@@ -212,10 +212,10 @@ def from_bytes(payload: bytes) -> State:
 
 
 def read_latest(folder: Path) -> tuple[State | None, list[IntegrityError]]:
-    """The newest sound state, if there is one, and what was wrong with newer ones.
+    """Return the newest sound state, if there is one, and the errors of newer states.
 
     None if there is no state, or none that is sound. A folder keeps several states, so that a
-    damaged one costs some steps and not the run.
+    damaged state costs some steps and not the run.
     """
     problems: list[IntegrityError] = []
     for path in _numbered(folder):
@@ -227,14 +227,14 @@ def read_latest(folder: Path) -> tuple[State | None, list[IntegrityError]]:
 
 
 def has_state(folder: Path) -> bool:
-    """Whether a job has saved anything that it could go on from."""
+    """Return True if a job has saved a state that it could resume from."""
     return bool(_numbered(folder))
 
 
 def differences(stored: Any, wanted: Any, key: str = "") -> Iterator[str]:
-    """`key: old -> new` for each setting in which two identities differ.
+    """Yield `key: old -> new` for each setting in which two identities differ.
 
-    Nothing for equal ones. Keys are dotted, lists by place: `stages.0.batch: 4 -> 8`.
+    Nothing for equal identities. Keys are dotted, lists by index: `stages.0.batch: 4 -> 8`.
     """
     if isinstance(stored, Mapping) and isinstance(wanted, Mapping):
         for name in sorted({*stored, *wanted}):
@@ -248,7 +248,7 @@ def differences(stored: Any, wanted: Any, key: str = "") -> Iterator[str]:
 
 
 def _in_short(value: Any) -> str:
-    """A setting in 70 characters at most."""
+    """Return a setting in at most 70 characters."""
     return shorten(json.dumps(value), 70, placeholder=" ...")
 
 
@@ -259,12 +259,12 @@ def check_identity(
     *,
     remedy: str = "resume it with its own config.yaml, or start a new run with another --out",
 ) -> None:
-    """Refuse to go on with other settings or other data than the run began with.
+    """Refuse to resume with other settings or other data than the run began with.
 
-    Where a store lies may differ: what it holds is compared by hashes. TrainingError names the
+    The location of a store may differ: its contents are compared by hashes. TrainingError names the
     first setting that differs, and how many more do.
     """
-    # What JSON makes of it, tuples as lists and paths as text, is what was stored.
+    # Settings are stored as JSON, which turns tuples into lists and paths into text.
     as_stored = json.loads(json.dumps(wanted))
     found = list(differences(_without_places(stored), _without_places(as_stored)))
     if found:
@@ -279,7 +279,7 @@ def check_identity(
 
 
 def _without_places(value: Any) -> Any:
-    """Settings without the paths of a store and its split.
+    """Return settings without the paths of a store and its split.
 
     A label scheme may be a table in the store: its name stays.
     """
@@ -297,7 +297,7 @@ def _without_places(value: Any) -> Any:
 
 
 def _numbered(folder: Path) -> list[Path]:
-    """State files of `folder`, the newest first."""
+    """Return the state files of `folder`, the newest first."""
     paths = folder.glob("state-*.state")
     numbered = [path for path in paths if _NAME.fullmatch(path.name)]
     return sorted(numbered, reverse=True)

@@ -1,6 +1,6 @@
-"""Measures of wrong labels by a network that knows better: losses, sides, places, sizes.
+"""Measures of wrong labels, by a trained network: losses, sides, positions, sizes.
 
-`look` asks the network about slices of a view, `summarise` joins the views of a subject, and `rank`
+`look` runs the network on slices of a view, `summarise` joins the views of a subject, and `rank`
 compares the subjects.
 """
 
@@ -22,7 +22,7 @@ from trinat.segmentation.models.base import Network
 
 Values = NDArray[np.float64]
 
-# Measure: what it says where it is large.
+# Measures, and the meaning of a large value.
 MEASURES = {
     "loss": "labels differ everywhere",
     "slice loss": "labels differ in some slices",
@@ -30,24 +30,24 @@ MEASURES = {
     "shift": "labels lie beside the image",
 }
 _DIFFERS = "{} differs"
-# What measures of right labels usually spread by, as a share of the median, and the least that
-# structures do.
+# Typical spread of measures of correct labels, as a share of the median, and the minimum spread of
+# structures.
 _USUAL_SPREAD = 0.05
 _LEAST = 0.02
-# Voxels of the sampled slices under which a place or a size is not sure.
+# Minimum number of voxels in the sampled slices for a reliable position or size.
 _FEWEST = 20
-# Subjects that the usual spread counts as, beside the spread of those that there are.
+# Number of subjects that the typical spread counts for, beside the observed spread.
 _USUAL = 5
-# Share of the overlap that is with the other side, from which on the sides are exchanged.
+# Share of the overlap with the other side above which the sides count as exchanged.
 _EXCHANGED = 0.5
-# Median absolute deviation to standard deviation, for a normal distribution.
+# Factor from median absolute deviation to standard deviation, for a normal distribution.
 _MAD_TO_STD = 1.4826
 
 
 class Look(NamedTuple):
-    """Slices of one view (N, H, W) as a network sees them, and what their labels cost.
+    """Labels and predictions of slices of one view (N, H, W), and the loss of each slice.
 
-    `loss` (N,) is the mean cross entropy of what is labelled or predicted.
+    `loss` (N,) is the mean cross entropy of pixels that are labelled or predicted.
     """
 
     truth: NDArray[np.uint8]
@@ -58,10 +58,10 @@ class Look(NamedTuple):
 class SubjectSummary(NamedTuple):
     """A subject's measures, and voxels by label and prediction.
 
-    `halves` (2, K, K) are of every other slice, from the first and from the second on: what they
-    differ by is how far the choice of slices decides. Places are the number of a view, and of a
-    slice: `worst` is where the loss is highest, `of_structures` (K, 2) where label and prediction
-    of each class differ most.
+    `halves` (2, K, K) are of every other slice, from the first and from the second on: their
+    difference shows how much the choice of slices matters. Positions are the number of a view, and
+    of a slice: `worst` has the highest loss, `of_structures` (K, 2) has the largest difference of
+    label and prediction for each class.
     """
 
     measures: Mapping[str, float]
@@ -77,10 +77,10 @@ class SubjectSummary(NamedTuple):
 
 @torch.no_grad()
 def look(network: Network, slices: Tensor, truth: Tensor) -> Look:
-    """Look at slices (N, C, H, W) and their classes (N, H, W); what is IGNORE costs nothing.
+    """Run the network on slices (N, C, H, W) with classes (N, H, W); IGNORE adds no loss.
 
-    In what is returned, IGNORE is background in labels and prediction. Only pixels count that are
-    labelled or predicted as a structure; background that is seen as such would outweigh all else.
+    In the result, IGNORE is background in labels and prediction. Only pixels count that are
+    labelled or predicted as a structure; correct background would outweigh all else.
     """
     rows, columns = truth.shape[1:]
     logits = network(slices)[..., :rows, :columns].float()
@@ -98,10 +98,10 @@ def look(network: Network, slices: Tensor, truth: Tensor) -> Look:
 
 
 def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> SubjectSummary:
-    """One subject's looks from several views as one; `partners` are the classes' other sides.
+    """Combine a subject's looks from several views; `partners` are the classes' other sides.
 
-    Slices with too few voxels to judge count with a loss of 0; of small ones a part of the loss
-    counts in the search for the worst.
+    Slices with too few voxels to judge count with a loss of 0; in the search for the worst slice,
+    small slices count with a part of their loss.
     """
     classes = len(partners)
     halves = np.zeros((2, classes, classes), np.int64)
@@ -112,12 +112,12 @@ def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> SubjectSumm
     losses: list[Values] = []
     of_slices: list[Values] = []
     for view in views:
-        # How many voxels of each slice are labelled or predicted as a structure.
+        # Number of voxels of each slice that are labelled or predicted as a structure.
         voxels = ((view.truth > 0) | (view.predicted > 0)).sum((1, 2))
         is_sure = voxels >= _FEWEST
         losses.append(view.loss * is_sure)
         of_slices.append(view.loss * _weights(voxels))
-    # How far left and right are exchanged, over the structures with a side that are there.
+    # Extent of a left-right exchange, over the structures with a side that are present.
     swapped = side_swap(halves.sum(0), partners)
     exchanged = 0.0
     if not np.isnan(swapped).all():
@@ -135,7 +135,7 @@ def summarise(views: Sequence[Look], partners: NDArray[np.int64]) -> SubjectSumm
 
 
 def _where_structures_differ(views: Sequence[Look], classes: int) -> NDArray[np.int64]:
-    """View and slice in which most voxels of a class are in label or prediction alone, (K, 2)."""
+    """Return view and slice in which label and prediction of each class differ most, (K, 2)."""
     places = []
     differing = []
     for number, view in enumerate(views):
@@ -150,10 +150,10 @@ def _where_structures_differ(views: Sequence[Look], classes: int) -> NDArray[np.
 
 
 def _weights(voxels: NDArray[np.int64]) -> Values:
-    """What the losses of slices (N,) count for when the highest is looked for, 0 to 1.
+    """Return weights of the losses of slices (N,) in the search for the highest, 0 to 1.
 
-    Slices smaller than the median one count less in proportion: at the ends of a brain a slice of
-    some voxels has any loss, and whether there is one depends on which slices are looked at.
+    Slices smaller than the median slice count less in proportion: at the ends of a brain a slice of
+    a few voxels may have any loss, and whether it occurs depends on the choice of slices.
     """
     is_sure = voxels >= _FEWEST
     if not is_sure.any():
@@ -162,7 +162,7 @@ def _weights(voxels: NDArray[np.int64]) -> Values:
 
 
 def _shift(view: Look, classes: int) -> float:
-    """Pixels within slices between label and prediction: the median over structures."""
+    """Return the in-plane distance of label and prediction in pixels: median over structures."""
     labelled = _centres(view.truth, classes)
     predicted = _centres(view.predicted, classes)
     apart = labelled - predicted
@@ -174,7 +174,7 @@ def _shift(view: Look, classes: int) -> float:
 
 
 def _centres(labels: NDArray[np.uint8], classes: int) -> Values:
-    """Mean row and column of each structure, (2, K - 1); NaN for those with too few pixels."""
+    """Return mean row and column of each structure, (2, K - 1); NaN if it has too few pixels."""
     _, rows, columns = np.indices(labels.shape)
     flat = labels.ravel()
     counts = np.bincount(flat, minlength=classes)
@@ -191,24 +191,24 @@ def rank(
     partners: NDArray[np.int64],
     limit: float,
 ) -> pd.DataFrame:
-    """A row a subject, the most suspect first: score, why, structure, and the measures.
+    """Return one row per subject, the most suspect first: score, why, structure, and the measures.
 
-    The score is the largest distance from the other subjects, in spreads of what is usual, 0 where
-    nothing is beyond their median. Of a score above `limit`, `why` says what it comes from, and
-    `structure` which one is farthest from theirs; others have none. `names` are those of the
-    classes.
+    The score is the largest distance from the other subjects, in units of the usual spread, 0 if
+    nothing is beyond their median. For a score above `limit`, `why` names its cause, and
+    `structure` the structure that is farthest from theirs; other rows have neither. `names` are the
+    names of the classes.
     """
     subjects = list(found)
     rows = [subject.measures for subject in found.values()]
     measures = pd.DataFrame(rows, subjects, list(MEASURES))
-    # From 1 on, so that measures which are 0 for most subjects have a usual spread too.
+    # Shifted by 1, so that measures which are 0 for most subjects have a usual spread too.
     from_one = 1 + measures
     apart, own = _apart_from_others(from_one.to_numpy())
     usual = _USUAL_SPREAD * from_one.median().to_numpy()
     spread = _moderated(own, usual, len(subjects))
     distances = pd.DataFrame(apart / spread, subjects, list(MEASURES))
     by_structure = _by_structure(list(found.values()), partners)
-    # Of many structures one is always somewhat far: what counts is how much farther.
+    # Among many structures one is always somewhat far, so only the excess over others counts.
     farthest = by_structure.max(1)
     distances["structure"] = farthest - np.median(farthest)
     # The columns of `by_structure` begin with the first structure, the names with background.
@@ -217,7 +217,7 @@ def rank(
     is_exchanged = measures["sides"] > _EXCHANGED
     why = []
     for kind, exchanged, structure in zip(kinds, is_exchanged, structures, strict=True):
-        # It explains whatever else is far from the others, and the loss may be farther.
+        # An exchange explains all other deviations, though the loss may deviate more.
         if exchanged:
             why.append(MEASURES["sides"])
         else:
@@ -232,9 +232,9 @@ def rank(
 def where_to_look(
     found: SubjectSummary, why: str, names: Sequence[str]
 ) -> tuple[int, int]:
-    """The view and the slice that show why a subject is suspect, by the numbers of both.
+    """Return the numbers of the view and slice that show why a subject is suspect.
 
-    `why` is that of `rank`, `names` are those of the classes.
+    `why` is from `rank`, `names` are the names of the classes.
     """
     for index, name in enumerate(names):
         if why == _DIFFERS.format(name):
@@ -244,9 +244,9 @@ def where_to_look(
 
 
 def are_judged(found: Iterable[SubjectSummary]) -> NDArray[np.bool_]:
-    """(K - 1,): whether both halves of the slices show enough of a structure, in most subjects.
+    """Return (K - 1,) bool: True if both halves show enough of a structure in most subjects.
 
-    Of a structure of a few voxels, which slices are looked at decides how large it is.
+    The measured size of a structure of a few voxels depends on the choice of slices.
     """
     shown = []
     for subject in found:
@@ -260,10 +260,10 @@ def are_judged(found: Iterable[SubjectSummary]) -> NDArray[np.bool_]:
 def _by_structure(
     found: Sequence[SubjectSummary], partners: NDArray[np.int64]
 ) -> Values:
-    """How far each subject's structures are from the others', (N, K - 1).
+    """Return the distance of each subject's structures from the others', (N, K - 1).
 
-    In units of the spread over subjects, or of what the choice of slices alone does, if that is
-    more. 0 for structures that are not judged.
+    In units of the spread over subjects, or of the spread by the choice of slices alone, if that is
+    larger. 0 for structures that are not judged.
     """
     whole = np.array([_of_structures(one.joint, partners, _FEWEST) for one in found])
     differences = []
@@ -272,13 +272,13 @@ def _by_structure(
             _of_structures(half, partners, _FEWEST / 2) for half in one.halves
         )
         differences.append(np.abs(first - second))
-    # Each half is half of the slices, so that their mean varies by half of what they differ by.
+    # Each half has half of the slices, so their mean varies by half of their difference.
     of_slices = _MAD_TO_STD * np.median(differences, axis=0) / 2
     apart, own = _apart_from_others(whole)
     usual = np.maximum(np.median(own, axis=1, keepdims=True), _LEAST)
     spread = np.maximum(_moderated(own, usual, len(found)), of_slices)
     distances = apart / spread
-    # Less missed than usual is no fault; sizes may be wrong in both directions.
+    # A better Dice than usual is no fault; sizes may be wrong in both directions.
     distances[:, 1:] = np.abs(distances[:, 1:])
     return np.asarray(distances.max(1) * are_judged(found))
 
@@ -286,35 +286,36 @@ def _by_structure(
 def _of_structures(
     joint: NDArray[np.int64], partners: NDArray[np.int64], fewest: float
 ) -> Values:
-    """What a subject's structures are compared by, of voxels (K, K): (4, K - 1).
+    """Return the measures by which a subject's structures are compared, from voxels (K, K): (4, K -
+    1).
 
     1 - Dice, and logarithms of sizes: as a share of all, against the prediction, against the other
-    side. `fewest` voxels are added to each size, so that small ones do not differ by much.
+    side. `fewest` voxels are added to each size, so that small sizes do not differ by much.
     """
     labelled = joint.sum(1)[1:] + fewest
     predicted = joint.sum(0)[1:] + fewest
     missed = 1 - np.nan_to_num(dice(joint)[1:], nan=1.0)
-    # Large heads are nothing to look at: a structure's share of all.
+    # Share of all structures, because a large head is no fault.
     share = labelled / labelled.sum()
-    # Here a person's own anatomy drops out.
+    # The person's own anatomy cancels out.
     against_predicted = labelled / predicted
-    # And sides are more alike than persons.
+    # Sides are more alike than persons.
     against_other_side = labelled / labelled[partners[1:] - 1]
     sizes = (share, against_predicted, against_other_side)
     return np.array([missed, *(np.log(size) for size in sizes)])
 
 
 def _apart_from_others(values: Values) -> tuple[Values, Values]:
-    """Values (N, ...) from the median of subjects, and the spread of the subjects (...)."""
+    """Return values (N, ...) relative to the subjects' median, and their spread (...)."""
     apart = values - np.median(values, axis=0)
     return apart, _MAD_TO_STD * np.median(np.abs(apart), axis=0)
 
 
 def _moderated(own: Values, usual: Values, subjects: int) -> Values:
-    """The spread over some subjects, drawn to the usual one.
+    """Return the spread over some subjects, shrunk towards the usual spread.
 
     Few subjects say little about a spread: of five, three may be alike by chance. So it is averaged
-    with the usual one, as in moderated t statistics (Smyth 2004).
+    with the usual spread, as in moderated t statistics (Smyth 2004).
     """
     variance = (subjects * own**2 + _USUAL * usual**2) / (subjects + _USUAL)
     return np.sqrt(variance)

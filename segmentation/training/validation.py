@@ -23,7 +23,7 @@ from trinat.segmentation.synthetic.synthesis import synthesise_volume
 from trinat.segmentation.synthetic.targets import aim
 from trinat.segmentation.training.state import seeded
 
-# Slices that the network sees at once.
+# Number of slices that the network sees at once.
 _BATCH = 8
 
 
@@ -32,7 +32,7 @@ class ValidationScan:
     """A whole scan as slices of one view: images (N, H, W) float32 and classes (N, H, W).
 
     N runs along the view's axis; `name` is for messages and tables. Labels count where `counted`
-    (N, H, W) says so; all do without it.
+    (N, H, W) is True; all do without it.
     """
 
     name: str
@@ -43,19 +43,19 @@ class ValidationScan:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Means over scans, (K,); NaN for background and for what no scan has and none was given."""
+    """Means over scans, (K,); NaN for background and for classes that no scan has or gets."""
 
     dice: NDArray[np.float64]
     iou: NDArray[np.float64]
 
     @property
     def mean_dice(self) -> float:
-        """Over the classes that are not NaN."""
+        """Return the mean Dice over the classes that are not NaN."""
         return float(torch.from_numpy(self.dice).nanmean())
 
     @property
     def mean_iou(self) -> float:
-        """Over the classes that are not NaN."""
+        """Return the mean IoU over the classes that are not NaN."""
         return float(torch.from_numpy(self.iou).nanmean())
 
 
@@ -67,10 +67,9 @@ def synthetic_scans(
     view: View,
     seed: int,
 ) -> Iterator[ValidationScan]:
-    """One synthetic scan of each of the `chosen` heads, by their numbers, the same at every call.
+    """Yield one synthetic scan for each of the `chosen` heads, by their numbers, always the same.
 
-    `seed` decides all of them. Each is made when it is asked for, so that one is in memory at a
-    time.
+    `seed` determines all of them. Each is made when it is requested, so that only one is in memory.
     """
     for head in chosen:
         alone = maps.part(slice(head, head + 1))
@@ -93,9 +92,10 @@ def predict_classes(
     *,
     precision: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Most probable class of each pixel of images (N, H, W), (N, H, W) uint8, on the processor.
+    """Return the most probable class of each pixel of images (N, H, W), as (N, H, W) uint8 on the
+    CPU.
 
-    `forward` gets slices of `channels` neighbours; those beyond the scan's ends are empty.
+    `forward` gets slices of `channels` neighbours; neighbours beyond the scan's ends are empty.
     """
     classes = []
     for batch in torch.split(thick(images, channels), _BATCH):
@@ -113,7 +113,7 @@ def foresee(
     *,
     precision: torch.dtype = torch.float32,
 ) -> float:
-    """Seconds that `validate` will take, about: all scans are made, one batch of each is seen."""
+    """Estimate the seconds of `validate`: all scans are made, one batch of each is segmented."""
     was_training = network.training
     network.eval()
     began = time.monotonic()
@@ -140,9 +140,9 @@ def validate(
     *,
     precision: torch.dtype = torch.float32,
 ) -> Scores:
-    """Score `network` in evaluation mode: the statistics of its norms do not move.
+    """Score `network` in evaluation mode, in which the statistics of its norms do not change.
 
-    `classes` is how many the network has. Raises TrainingError where there is no scan.
+    `classes` is the network's number of classes. Raises TrainingError if there is no scan.
     """
     was_training = network.training
     network.eval()
@@ -166,7 +166,7 @@ def validate(
 
 
 def _count_pairs(scan: ValidationScan, predicted: Tensor, classes: int) -> Counts:
-    """Voxels by true and predicted class, (K, K), of those that count.
+    """Count voxels by true and predicted class, (K, K), where labels count.
 
     All others are background in both, which has no score.
     """
@@ -178,7 +178,7 @@ def _count_pairs(scan: ValidationScan, predicted: Tensor, classes: int) -> Count
 
 
 def _mean_over(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Mean of each class over the scans that it is defined in, without background."""
+    """Return each class's mean over the scans in which it is defined, without background."""
     stacked = torch.from_numpy(np.stack(values))
     means = np.asarray(stacked.nanmean(0))
     means[0] = np.nan

@@ -1,10 +1,10 @@
-"""Processes that train together: each has its part of a batch, gradients are averaged.
+"""Data-parallel training: each process has its part of a batch, gradients are averaged.
 
-What they compute is what DistributedDataParallel would: the mean over processes of each one's
-loss and gradients. It is done here, in one message after the last backward pass, because a batch
-may lack a view whose classifier then has no gradient, and because one process need not know that
-there could be more. On a busy CPU, several processes of one thread each may do better than one
-with several threads: they wait for each other once a step, threads at every layer.
+The result equals that of DistributedDataParallel: the mean over processes of loss and gradients. It
+is done here, in one message after the last backward pass, because a batch may lack a view whose
+classifier then has no gradient, and because a single process need not know that there could be
+more. On a busy CPU, several processes of one thread each may be faster than one process with
+several threads: processes wait for each other once a step, threads at every layer.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Workers:
-    """This process's place among `count`; torch.distributed is set up if there are several.
+    """This process's rank among `count`; torch.distributed is set up if there are several.
 
-    `patient` is the group for what one process makes while the others wait, which may take longer
-    than a step ever does; by default the group of all else.
+    `patient` is the group for waiting while one process does work that may take longer than any
+    step; the default is the group of all other messages.
     """
 
     rank: int = 0
@@ -34,7 +34,7 @@ class Workers:
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes files and reports."""
+        """True if this process writes files and reports."""
         return self.rank == 0
 
     def average(self, parameters: Sequence[Parameter], loss: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class Workers:
             return loss
         gradients = [one.grad for one in parameters if one.grad is not None]
         parts = [gradient.flatten() for gradient in gradients]
-        # One message for all: small ones cost more than they carry.
+        # A single message for all: small messages cost more than their content.
         loss_part = loss.to(parts[0].dtype).reshape(1)
         flat = torch.cat([*parts, loss_part])
         distributed.all_reduce(flat)
@@ -59,7 +59,7 @@ class Workers:
         return flat[-1]
 
     def largest(self, value: float) -> float:
-        """The largest of all processes' values, on all."""
+        """Return the largest of all processes' values, on all processes."""
         if self.count == 1:
             return value
         device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
@@ -68,7 +68,7 @@ class Workers:
         return float(tensor)
 
     def share(self, make: Callable[[], T]) -> T:
-        """What the leader makes, on all; the others wait for it and make nothing.
+        """Return the value that the leader makes, on all processes; the others wait for it.
 
         The value must be picklable. All processes must call it, or those that do wait for ever.
         """
@@ -82,7 +82,7 @@ class Workers:
         return shared[0]  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T]:
-        """All processes' values, by rank, on all."""
+        """Return all processes' values, by rank, on all processes."""
         if self.count == 1:
             return [value]
         values: list[T | None] = [None] * self.count

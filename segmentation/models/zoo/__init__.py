@@ -71,7 +71,7 @@ def default_model(devices: Iterable[str] = ("auto",)) -> str:
 
 
 def _is_gpu(device: str) -> bool:
-    """Whether a device by name is a GPU; "auto" is one if there is any."""
+    """Return True if a device by name is a GPU; "auto" is a GPU if there is any."""
     if device != "auto":
         return device.startswith("cuda")
     import torch
@@ -80,10 +80,10 @@ def _is_gpu(device: str) -> bool:
 
 
 def find_model(name_or_folder: str | Path) -> Path:
-    """The folder of a shipped model, or a folder of one's own that holds a model.
+    """Return the folder of a shipped model, or a user's folder that contains a model.
 
-    ModelError if it is neither; for a model that is announced, the message says why it has no
-    weights. The weights are not read here.
+    Raises ModelError if it is neither; for a model that is announced, the message says why it has
+    no weights. The weights are not read here.
     """
     if not isinstance(name_or_folder, str | os.PathLike):
         kind = type(name_or_folder).__name__
@@ -91,7 +91,8 @@ def find_model(name_or_folder: str | Path) -> Path:
             f"cannot use {kind} as a model: give a model's name or its folder"
         )
     shipped = shipped_models()
-    # A shipped name wins over a folder of that name: it means the same everywhere.
+    # A shipped name takes precedence over a folder of that name, so that it means the same
+    # everywhere.
     name = str(name_or_folder)
     if name in shipped:
         return shipped[name]
@@ -108,13 +109,15 @@ def find_model(name_or_folder: str | Path) -> Path:
 
 
 def parcels_folder_of(folder: Path) -> Path | None:
-    """The folder of the model of parcels in a model's folder, if there is one."""
+    """Return the folder of the model of parcels in a model's folder, if there is one."""
     of_parcels = folder / PARCELS_FOLDER
     return of_parcels if (of_parcels / MODEL_FILE).is_file() else None
 
 
 def find_parcels_folder(folder: Path) -> Path:
-    """The folder of the model of parcels in a model's folder; ModelError where there is none."""
+    """Return the folder of the model of parcels in a model's folder; raise ModelError without
+    one.
+    """
     of_parcels = parcels_folder_of(folder)
     if of_parcels is None:
         raise ModelError(
@@ -126,7 +129,9 @@ def find_parcels_folder(folder: Path) -> Path:
 
 
 def read_model_file(folder: Path) -> dict[str, Any]:
-    """The keys and values of a model's model.yaml, not checked; ModelError for what has none."""
+    """Return a model's model.yaml as a dict, not validated; raise ModelError if it cannot be
+    read.
+    """
     path = folder / MODEL_FILE
     if not path.is_file():
         raise ModelError(
@@ -146,12 +151,12 @@ def read_model_file(folder: Path) -> dict[str, Any]:
 
 
 def read_scheme(folder: Path) -> LabelScheme:
-    """The label scheme of a model folder: its own table, or the shipped one that it names.
+    """Return the label scheme of a model folder: its own table, or the shipped scheme it names.
 
-    It is read without torch and not compared with what the model was trained with: `load_model`
+    It is read without torch and not compared with the scheme of the model's training: `load_model`
     does that.
     """
-    # Whoever looks for a model alone does not wait for numpy and scipy.
+    # Imported here so that finding a model does not wait for numpy and scipy.
     from trinat.segmentation.labels.scheme import load_scheme, parse_scheme
 
     name = read_model_file(folder).get("labels", DEFAULT_SCHEME)
@@ -166,9 +171,9 @@ def read_scheme(folder: Path) -> LabelScheme:
 
 
 def licence_of(folder: Path) -> str:
-    """What the weights of a model may be used under; "" if its model.yaml does not say, or is bad.
+    """Return the licence of a model's weights; "" if its model.yaml has none or cannot be read.
 
-    What is wrong with a model is said where it is loaded.
+    Errors in a model are reported when it is loaded.
     """
     training = _said(folder).get("training")
     licence = training.get("licence") if isinstance(training, dict) else None
@@ -176,18 +181,18 @@ def licence_of(folder: Path) -> str:
 
 
 def is_for_any_contrast(folder: Path) -> bool:
-    """Whether a model is for scans of any contrast; one that does not say so is for T1."""
+    """Return True if a model is for scans of any contrast; the default is T1."""
     return _said(folder).get("contrast") == "any"
 
 
 def stripper_of(folder: Path) -> Path | None:
-    """The folder of the model that strips whole heads for a model; None where none does."""
+    """Return the folder of the model that strips whole heads for a model, or None."""
     name = _said(folder).get("stripped_by")
     return None if name is None else find_stripper(str(name), folder)
 
 
 def find_stripper(name: str, folder: Path) -> Path:
-    """The folder of the shipped model that strips whole heads for the model in `folder`."""
+    """Return the folder of the shipped model that strips whole heads for the model in `folder`."""
     shipped = shipped_models()
     if name not in shipped:
         raise ModelError(
@@ -199,7 +204,7 @@ def find_stripper(name: str, folder: Path) -> Path:
 
 
 def _said(folder: Path) -> dict[str, Any]:
-    """What the model.yaml of a model says, not checked; nothing if it cannot be read."""
+    """Return the contents of a model's model.yaml, not validated; empty if it cannot be read."""
     try:
         return read_model_file(folder)
     except (TrinatError, OSError):
@@ -207,7 +212,7 @@ def _said(folder: Path) -> dict[str, Any]:
 
 
 def licence_notice(folder: Path) -> str:
-    """A line for whoever uses a model whose licence is not that of trinat; else ""."""
+    """Return a line about the licence of a model if it is not trinat's own; else ""."""
     licence = licence_of(folder)
     if licence in ("", OWN_LICENCE):
         return ""
@@ -216,7 +221,9 @@ def licence_notice(folder: Path) -> str:
 
 @cache
 def warn_of_licence(folder: Path) -> None:
-    """In Python, warn once of a licence that is not that of trinat; the commands print it."""
+    """Warn once, in Python, of a licence that is not trinat's own; the commands print it
+    instead.
+    """
     notice = licence_notice(folder)
     if notice:
         warnings.warn(notice, stacklevel=3)
