@@ -1,4 +1,4 @@
-"""Values in the cells of users' tables: numbers, ages, sexes, and the words for a missing value."""
+"""Parsing of cells in users' tables: numbers, ages, sexes, and words for a missing value."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def number_in(cell: str) -> float:
     """Return the number in a cell.
 
     Decimal commas and separators of thousands are read where they are unambiguous: 61,5 and
-    1,400,000. ValueError with the reason, as the end of a sentence, for every other cell: 1,400
-    could be either.
+    1,400,000. Raises ValueError for every other cell, such as 1,400, which could be either; its
+    message is the reason, worded as the end of a sentence.
     """
     if _PLAIN.fullmatch(cell):
         number = float(cell)
@@ -47,7 +47,7 @@ def number_in(cell: str) -> float:
     if _DECIMAL_COMMA.fullmatch(cell):
         return float(cell.replace(",", "."))
     if _GROUPED.fullmatch(cell):
-        # The last mark separates decimals if it stands once.
+        # A last separator that occurs once separates decimals.
         decimals = re.search(r"[.,](\d+)$", cell)
         if decimals is None or cell.count(cell[decimals.start()]) > 1:
             return float(re.sub(r"[^\d+-]", "", cell))
@@ -59,7 +59,7 @@ def number_in(cell: str) -> float:
 
 
 def may_be_thousands(cell: str, value_in: Callable[[str], float]) -> bool:
-    """Return True if a cell is valid with its point as decimals and as thousands: 33.238 days."""
+    """Return True if a cell such as 33.238 days is valid with decimals and with thousands."""
     if not re.fullmatch(r"[1-9]\d{0,2}\.\d{3}", cell, re.ASCII):
         return False
     try:
@@ -70,9 +70,9 @@ def may_be_thousands(cell: str, value_in: Callable[[str], float]) -> bool:
 
 
 def age_in(cell: str, per_year: float = 1) -> float:
-    """Return the age in a cell in years; the cell counts units of which `per_year` are a year.
+    """Return the age in a cell in years; `per_year` of the cell's units are a year.
 
-    ValueError with the reason, as the end of a sentence.
+    Raises ValueError with the reason, worded as the end of a sentence.
     """
     # BIDS censors great ages as 89+.
     age = number_in(cell.removesuffix("+")) / per_year
@@ -83,7 +83,7 @@ def age_in(cell: str, per_year: float = 1) -> float:
 
 
 def sex_in(cell: str) -> str:
-    """Return M or F for a word in a cell; ValueError for an unknown word."""
+    """Return M or F for a word in a cell; raise ValueError for an unknown word."""
     sex = _SEXES.get(cell.casefold())
     if sex is None:
         raise ValueError("is not understood as a sex: write M or F")

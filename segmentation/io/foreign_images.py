@@ -1,9 +1,10 @@
-"""Images of torchio, MONAI and SimpleITK: to voxels with their affine, and back.
+"""Conversion of torchio, MONAI and SimpleITK images to voxels with an affine, and back.
 
-Voxels are (X, Y, Z). Their affine (4, 4) takes voxel indices to RAS mm, as everywhere in trinat.
+Voxels are (X, Y, Z). Their affine (4, 4) takes voxel indices to RAS mm, as everywhere in
+trinat.
 
-No library is imported to recognise an image. Whoever has an image has imported its library, so
-its classes are found in `sys.modules`. Only the functions `to_...` import one.
+No library is imported to recognise an image: whoever has an image has imported its library,
+so its classes are found in `sys.modules`. Only the functions `to_...` import a library.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ _RAS_TO_LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
 def is_foreign_image(value: object) -> bool:
-    """Whether `value` is an image that `from_foreign_image` takes, or a torchio.Subject."""
+    """Return True for an image that `from_foreign_image` accepts, and for a torchio.Subject."""
     return _reader_of(value) is not None or is_subject(value)
 
 
 def from_foreign_image(image: object) -> PlacedArray:
-    """Voxels and affine of an image of torchio, MONAI or SimpleITK.
+    """Return voxels and affine of an image of torchio, MONAI or SimpleITK.
 
     Raises FormatError for several channels or another number of axes than three, and TypeError
-    for anything else than such an image.
+    for other objects.
     """
     reader = _reader_of(image)
     if reader is None:
@@ -42,22 +43,23 @@ def from_foreign_image(image: object) -> PlacedArray:
 
 
 def is_bare_array(value: object) -> bool:
-    """Whether `value` is a NumPy array or a torch tensor, which have no place in space."""
+    """Return True for a NumPy array or a torch tensor, which have no position in space."""
     return isinstance(value, np.ndarray) or _is_of(value, "torch", "Tensor")
 
 
 def is_subject(value: object) -> bool:
-    """Whether `value` is a torchio.Subject."""
+    """Return True for a torchio.Subject."""
     return _is_of(value, "torchio", "Subject")
 
 
 def image_of_subject(
     subject: Any, name: str | None = None, *, labels: bool = False
 ) -> Any:
-    """The image of a torchio.Subject: the one of this name, or the only one there is.
+    """Return the image of a torchio.Subject with this name, or its only image.
 
-    Without a name its ScalarImages count, and with `labels` its LabelMaps. Raises TypeError if
-    `subject` is none, and FormatError, with the names of the images, where none can be chosen.
+    Without a name only its ScalarImages count, or with `labels` its LabelMaps. Raises TypeError
+    if `subject` is no torchio.Subject, and FormatError, with the names of the images, if the
+    choice is not clear.
     """
     if not is_subject(subject):
         raise TypeError(
@@ -86,7 +88,7 @@ def image_of_subject(
 
 
 def from_torchio(image: Any) -> PlacedArray:
-    """Voxels and affine of a torchio.ScalarImage or LabelMap (1, X, Y, Z).
+    """Return voxels and affine of a torchio.ScalarImage or LabelMap (1, X, Y, Z).
 
     Raises FormatError for several channels.
     """
@@ -102,14 +104,14 @@ def from_torchio(image: Any) -> PlacedArray:
 
 
 def to_torchio(voxels: NDArray[Any], affine: NDArray[np.float64]) -> Any:
-    """A torchio.LabelMap (1, X, Y, Z) of labels and their affine; the labels are copied."""
+    """Return labels and their affine as a torchio.LabelMap (1, X, Y, Z); the labels are copied."""
     import torchio
 
     return torchio.LabelMap(tensor=_tensor_of(voxels)[None], affine=affine)
 
 
 def from_monai(image: Any) -> PlacedArray:
-    """Voxels and affine of a monai.data.MetaTensor, (1, X, Y, Z) or (X, Y, Z).
+    """Return voxels and affine of a monai.data.MetaTensor, (1, X, Y, Z) or (X, Y, Z).
 
     Its affine is in RAS mm, unless `meta["space"]` says LPS. Raises FormatError for several
     channels, for a batch, and for an affine that is not (4, 4).
@@ -130,7 +132,7 @@ def from_monai(image: Any) -> PlacedArray:
 
 
 def to_monai(voxels: NDArray[Any], affine: NDArray[np.float64]) -> Any:
-    """A monai.data.MetaTensor (1, X, Y, Z) of voxels, which are copied; its space is RAS."""
+    """Return voxels, which are copied, as a monai.data.MetaTensor (1, X, Y, Z) in RAS space."""
     import torch
     from monai.data import MetaTensor
 
@@ -139,7 +141,7 @@ def to_monai(voxels: NDArray[Any], affine: NDArray[np.float64]) -> Any:
 
 
 def from_simpleitk(image: Any) -> PlacedArray:
-    """Voxels and affine of a 3D SimpleITK.Image with one component a voxel.
+    """Return voxels and affine of a 3D SimpleITK.Image with one component a voxel.
 
     ITK has spacing, direction and origin in LPS mm. Raises FormatError for other images.
     """
@@ -163,7 +165,9 @@ def from_simpleitk(image: Any) -> PlacedArray:
 
 
 def to_simpleitk(voxels: NDArray[Any], affine: NDArray[np.float64]) -> Any:
-    """A SimpleITK.Image of voxels, which are copied; ConfigError without that package."""
+    """Return voxels, which are copied, as a SimpleITK.Image; raise ConfigError without that
+    package.
+    """
     try:
         import SimpleITK as sitk  # noqa: N813 - as its documents do
     except ImportError:
@@ -181,7 +185,7 @@ def to_simpleitk(voxels: NDArray[Any], affine: NDArray[np.float64]) -> Any:
     return image
 
 
-# The module and the name of each class of images, and what reads it.
+# Reader of each class of images, by its module and name.
 _READERS = (
     ("torchio", "Image", from_torchio),
     ("monai.data", "MetaTensor", from_monai),
@@ -190,7 +194,7 @@ _READERS = (
 
 
 def _reader_of(value: object) -> Callable[[Any], PlacedArray] | None:
-    """The function that reads an image of this class; None where there is none."""
+    """Return the function that reads an image of this class, or None."""
     for module, class_name, reader in _READERS:
         if _is_of(value, module, class_name):
             return reader
@@ -198,19 +202,19 @@ def _reader_of(value: object) -> Callable[[Any], PlacedArray] | None:
 
 
 def _is_of(value: object, module: str, class_name: str) -> bool:
-    """Whether `value` is of a class of a module, which is not imported for that."""
+    """Return True if `value` is an instance of a module's class, without importing the module."""
     imported = sys.modules.get(module)
     known_class = getattr(imported, class_name, None)
     return known_class is not None and isinstance(value, known_class)
 
 
 def _kind(value: object) -> str:
-    """The name of a value's class, for messages."""
+    """Return the name of a value's class, for messages."""
     return type(value).__name__
 
 
 def _array_of(tensor: Any) -> NDArray[Any]:
-    """A tensor as an array; numbers with a fraction as float32 or float64."""
+    """Return a tensor as an array; floating-point numbers as float32 or float64."""
     values = tensor.detach().cpu()
     # NumPy has no bfloat16.
     if values.is_floating_point() and values.element_size() < 4:
@@ -219,7 +223,7 @@ def _array_of(tensor: Any) -> NDArray[Any]:
 
 
 def _tensor_of(voxels: NDArray[Any]) -> Any:
-    """A copy of voxels as a tensor."""
+    """Return a copy of voxels as a tensor."""
     import torch
 
     return torch.from_numpy(np.array(voxels, order="C"))

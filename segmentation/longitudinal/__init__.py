@@ -1,1 +1,1 @@
-"""Several scans of one person: brought to one space, segmented together, compared in time."""
+"""Joint segmentation and comparison of several scans of one person."""

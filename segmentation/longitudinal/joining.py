@@ -1,19 +1,20 @@
-"""Probabilities of several scans of one head become one set, and each scan gets its own back.
+"""Averaging of the probabilities of several scans of one head, and their transfer back to each
+scan.
 
-The networks answer a little differently each time, even where nothing has changed. Their answers
-for one piece of tissue are averaged over all scans, along the flow that says where that piece is in
-each. After that, scans differ only by what their images differ by: tissue that moved. Where an
-image shows something that the others do not, such as a lesion or an artefact, the scan keeps its
-own answer.
+The networks answer a little differently each time, even where nothing has changed. Their
+probabilities for a piece of tissue are averaged over all scans, along the flow from its
+position in the template to its position in each scan. After that, scans differ only as far
+as their images differ: by tissue that moved. Where an image shows something that the others
+do not, such as a lesion or an artefact, the scan keeps its own probabilities.
 
-Probabilities are tensors (X, Y, Z, K), float16. Flows and images are on the same grid of 1 mm, that
-of the template, which is the mean image.
+Probabilities are tensors (X, Y, Z, K), float16. Flows and images are on the 1 mm grid of
+the template, which is the mean image.
 
-After rigid alignment, scans of one person differ little: by tissue that was lost, and by fluid that
-took its place. In a window around each voxel the flow is the shift that explains best how the
-images differ there (Lucas and Kanade 1981), found in three rounds. Where the window shows no edge,
-nothing says how it moved, and the flow is near 0. A flow is a tensor (3, X, Y, Z): voxel x of the
-first image is at x + flow(x) in the second.
+After rigid alignment, scans of one person differ little: by tissue that was lost, and by
+fluid that took its place. The flow at a voxel is the shift that explains best how the
+images differ in a window around it (Lucas and Kanade 1981), found in three rounds. In a
+window without an edge the movement is undetermined, and the flow is near 0. A flow is a
+tensor (3, X, Y, Z): voxel x of the first image is at x + flow(x) in the second.
 """
 
 from __future__ import annotations
@@ -31,38 +32,38 @@ from trinat.segmentation.space.interpolation import rows_at
 
 __all__ = ["Joining", "find_flow", "flows_from", "inverse_of", "warped"]
 
-# A voxel whose class is less certain than this is at a boundary.
+# A voxel with a less probable class than this is at a boundary.
 _CERTAIN = 0.995
-# An image's difference from the template is averaged over this many voxels along each axis.
+# Side of the cube, in voxels, over which an image's difference from the template is averaged.
 _WINDOW = 5
-# At this many times the usual difference a scan begins to keep its own answer; at twice as many it
-# keeps all of it.
+# A scan begins to keep its own probabilities at this multiple of the usual difference, and keeps
+# them entirely at twice as much.
 _UNUSUAL = 6.0
-# Where the template is brighter than this there is a head.
+# Voxels in which the template is brighter than this are in the head.
 _BRIGHT = 0.2
-# Less than this share of an own answer is none.
+# A smaller share of a scan's own probabilities is ignored.
 _LEAST_OWN = 0.01
-# Voxels that are changed at a time: few enough for a processor's caches (0.5 s for a million of
+# Number of voxels that are changed at a time, chosen for a processor's caches (0.5 s for a million
 # voxels and 33 classes; 1.3 s in pieces of half a million).
 _CHUNK = 1 << 14
 
-# The standard deviation of the window of a flow. Smaller ones follow noise, larger ones lose what
-# is thin.
+# Standard deviation of the window of a flow. Smaller windows follow noise, larger ones lose thin
+# structures.
 _FLOW_WINDOW_MM = 2.5
-# What an edge must weigh, as the square of a slope per mm, before a flow is taken from it.
+# Damping of the flow, as the square of a slope per mm: weaker edges hardly move it.
 _LEAST_SLOPE = 4e-4
 _FLOW_ROUNDS = 3
-# Equations are summed in cells of this many voxels along each axis.
+# Side of the cells, in voxels, in which equations are summed.
 _CELL = 2
-# No tissue is shifted further than this from one round to the next.
+# Largest shift of tissue from one round to the next.
 _MOST_STEP_MM = 2.0
 _INVERSE_ROUNDS = 2
 
 
 def flows_from(template: Tensor, images: Sequence[Tensor]) -> list[Tensor]:
-    """The flow from a template to each image.
+    """Return the flow from a template to each image.
 
-    Their mean is taken off, so that the template is in the middle of all.
+    Their mean is subtracted, so that the template is in the middle of all images.
     """
     flows = [find_flow(template, image) for image in images]
     mean = torch.stack(flows).mean(0)
@@ -71,9 +72,10 @@ def flows_from(template: Tensor, images: Sequence[Tensor]) -> list[Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class _Own:
-    """What a scan keeps for itself: at `places`, (N,) along each axis, its probabilities (N, K).
+    """Voxels in which a scan keeps its own probabilities, (N, K), at `places`, (N,) along each
+    axis.
 
-    `share` (N, 1) is how much they count there.
+    `share` (N, 1) is the weight of these probabilities.
     """
 
     places: tuple[Tensor, ...]
@@ -81,16 +83,17 @@ class _Own:
     probabilities: Tensor
 
     def on_processor(self) -> _Own:
-        """The same in the host's memory."""
+        """Return a copy in the host's memory."""
         places = tuple(place.cpu() for place in self.places)
         return _Own(places, self.share.cpu(), self.probabilities.cpu())
 
 
 class Joining:
-    """The mean of the template's probabilities and of all scans', which are added one by one.
+    """Running mean of the probabilities of the template and of the scans that are added.
 
-    `mean` (X, Y, Z, K) is in the template's space, and may be changed once all are added. It is the
-    tensor that was given. The template's probabilities count `weight` times as much as a scan's.
+    `mean` (X, Y, Z, K) is in the template's space, and may be changed after all scans are
+    added. It is the tensor that was given, not a copy. The template's probabilities count
+    `weight` times as much as a scan's.
     """
 
     def __init__(
@@ -126,26 +129,26 @@ class Joining:
         self._ways_back.append(back)
 
     def change_own(self, change: Callable[[Tensor], None]) -> None:
-        """Change what each scan keeps of its own, probabilities (N, K), in place.
+        """Apply a function to the probabilities (N, K) that each scan keeps for itself, in place.
 
-        What is done to `mean` once all are added is not done to that.
+        Changes of `mean` after all scans are added do not reach these probabilities.
         """
         for own in self._own:
             change(own.probabilities)
 
     def on_processor(self) -> None:
-        """Move all to the host's memory: what is left to do needs no GPU."""
+        """Move all tensors to the host's memory, because the remaining steps need no GPU."""
         self.mean = self.mean.cpu()
         self._ways_back = [back.cpu() for back in self._ways_back]
         self._own = [own.on_processor() for own in self._own]
 
     @cached_property
     def _is_open(self) -> Tensor:
-        """`_near_boundaries` of the mean, which changes no more once a scan's part is asked for."""
+        """Voxels near boundaries of the mean, which is final when the first scan is asked for."""
         return _near_boundaries(self.mean)
 
     def of_scan(self, number: int) -> Tensor:
-        """The probabilities (X, Y, Z, K) of a scan in the place where it has its tissue.
+        """Return the probabilities (X, Y, Z, K) of a scan, at the positions of its own tissue.
 
         `number` counts in the order in which scans were added.
         """
@@ -164,12 +167,13 @@ class Joining:
 
 
 def _strangeness(difference: Tensor, is_head: Tensor) -> Tensor:
-    """How far an image shows something else than the template, (X, Y, Z) from 0 to 1.
+    """Return how unusual an image is against the template, (X, Y, Z) from 0 to 1.
 
-    `difference` is that of their brightness, 0 or more; what is usual is its median in the head.
+    `difference` is the absolute difference in brightness; the usual difference is its median in
+    the head.
     """
-    # Means in a cube around each voxel; beyond the edge is 0. Axis after axis: 15 products a voxel,
-    # where the cube at once has 125.
+    # Mean in a cube around each voxel, with 0 beyond the edge. One axis after another takes 15
+    # products a voxel, the cube at once 125.
     means = difference[None, None]
     for axis in range(3):
         window = [1, 1, 1]
@@ -185,9 +189,10 @@ def _strangeness(difference: Tensor, is_head: Tensor) -> Tensor:
 
 
 def _near_boundaries(*probabilities: Tensor) -> Tensor:
-    """Voxels (X, Y, Z) where classes meet, are in doubt, or differ between sets of probabilities.
+    """Return voxels (X, Y, Z) where classes meet, are uncertain, or differ between sets of
+    probabilities.
 
-    Elsewhere all sets have the same class, with certainty, in a voxel and beside it.
+    In all other voxels and their neighbours, all sets have the same class with certainty.
     """
     first_classes = None
     is_open = torch.zeros(
@@ -196,7 +201,7 @@ def _near_boundaries(*probabilities: Tensor) -> Tensor:
     for values in probabilities:
         largest, classes = most_probable(values)
         is_open |= largest < _CERTAIN
-        # Where the class is another one than that of the next voxel along an axis.
+        # Voxels with a different class than the next voxel along an axis.
         for axis in range(3):
             length = classes.shape[axis] - 1
             low = classes.narrow(axis, 0, length)
@@ -209,11 +214,10 @@ def _near_boundaries(*probabilities: Tensor) -> Tensor:
 
 
 def _within_reach(mask: Tensor, flow: Tensor) -> Tensor:
-    """A mask (X, Y, Z), grown in all directions by as many voxels as a flow reaches."""
+    """Dilate a mask (X, Y, Z) in all directions by the largest shift of a flow, in voxels."""
     reach = max(1, int(flow.abs().max().ceil()))
     for _ in range(reach):
-        # By a voxel to both sides along one axis after another: 0.03 s for four million voxels,
-        # pooling takes 0.12 s.
+        # One axis after another takes 0.03 s for four million voxels, pooling takes 0.12 s.
         for axis in range(3):
             length = mask.shape[axis] - 1
             grown = mask.clone()
@@ -224,14 +228,14 @@ def _within_reach(mask: Tensor, flow: Tensor) -> Tensor:
 
 
 def _chunks(mask: Tensor) -> Iterator[Tensor]:
-    """The voxels of a mask as rows (N, 3) of indices, some at a time."""
+    """Yield the voxels of a mask as rows (N, 3) of indices, in chunks."""
     yield from torch.split(mask.nonzero(), _CHUNK)
 
 
 def find_flow(first: Tensor, second: Tensor) -> Tensor:
-    """The flow from one image (X, Y, Z) to another on the same grid of 1 mm.
+    """Return the flow from one image (X, Y, Z) to another on the same grid of 1 mm.
 
-    Both have the same brightness.
+    Both images must be equally bright.
     """
     flow = _step(first, second)
     for _ in range(_FLOW_ROUNDS - 1):
@@ -241,12 +245,12 @@ def find_flow(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _step(first: Tensor, moved: Tensor) -> Tensor:
-    """The shift (3, X, Y, Z) that brings an image nearer to the first."""
+    """Return the shift (3, X, Y, Z) that brings an image nearer to the first."""
     slopes = torch.gradient((first + moved) / 2)
     residual = moved - first
     means = [_in_window(slope) for slope in slopes]
     mean_residual = _in_window(residual)
-    # Covariances, not products: a window that is brighter in one image is not shifted.
+    # Covariances instead of products, so that a constant difference in brightness shifts nothing.
     sums = {}
     for row in range(3):
         for column in range(row, 3):
@@ -257,19 +261,19 @@ def _step(first: Tensor, moved: Tensor) -> Tensor:
         right.append(_in_window(slope * residual) - mean * mean_residual)
     step = _solved(sums, right).clamp_(-_MOST_STEP_MM, _MOST_STEP_MM)
     fine = interpolate(step[None], scale_factor=_CELL, mode="trilinear")[0]
-    # Sides that are no multiple of a cell end within the last one.
+    # The last cell may extend beyond the image.
     x, y, z = first.shape
     return fine[:, :x, :y, :z]
 
 
 def _in_window(values: Tensor) -> Tensor:
-    """Means (X/2, Y/2, Z/2) of values around each cell, weighted by a Gaussian."""
+    """Return Gaussian-weighted means (X/2, Y/2, Z/2) around each cell."""
     cells = avg_pool3d(values[None, None], _CELL, ceil_mode=True)[0, 0]
     return smoothed(cells, _FLOW_WINDOW_MM / _CELL)
 
 
 def smoothed(values: Tensor, sigma: float) -> Tensor:
-    """Values (X, Y, Z) smoothed by a Gaussian; what is beyond the edge repeats the edge."""
+    """Smooth values (X, Y, Z) by a Gaussian, with the edge repeated beyond the grid."""
     reach = max(1, round(3 * sigma))
     offsets = torch.arange(-reach, reach + 1, dtype=torch.float32)
     distances = offsets / sigma
@@ -283,13 +287,13 @@ def smoothed(values: Tensor, sigma: float) -> Tensor:
         for place, weight in enumerate(weights.tolist()):
             total.add_(padded[:, place : place + length], alpha=weight)
         total = total.reshape(values.shape)
-        # The next axis comes last: after three turns all are in place.
+        # Rotate the axes, so that they are back in place after three turns.
         values = total.permute(2, 0, 1).contiguous()
     return values
 
 
 def _solved(sums: dict[tuple[int, int], Tensor], right: list[Tensor]) -> Tensor:
-    """The solution (3, X, Y, Z) of three damped equations in each cell, by Cramer's rule."""
+    """Solve three damped equations in each cell by Cramer's rule, giving (3, X, Y, Z)."""
     a = sums[0, 0] + _LEAST_SLOPE
     b = sums[1, 1] + _LEAST_SLOPE
     c = sums[2, 2] + _LEAST_SLOPE
@@ -316,7 +320,9 @@ def _solved(sums: dict[tuple[int, int], Tensor], right: list[Tensor]) -> Tensor:
 
 
 def warped(values: Tensor, flow: Tensor) -> Tensor:
-    """Values (C, X, Y, Z) where a flow leads from each voxel; beyond the edge the edge goes on."""
+    """Resample values (C, X, Y, Z) at the end of the flow from each voxel, with the edge
+    repeated.
+    """
     shape = values.shape[1:]
     grid = torch.empty(1, *shape, 3, device=flow.device)
     for axis, length in enumerate(shape):
@@ -324,7 +330,7 @@ def warped(values: Tensor, flow: Tensor) -> Tensor:
         view[axis] = length
         indices = torch.arange(length, dtype=torch.float32, device=flow.device)
         places = indices.view(view) + flow[axis]
-        # The sampler's last axis comes first; its first voxel is at -1 and its last one at 1.
+        # `grid_sample` takes the last axis first, and its coordinates go from -1 to 1.
         places.mul_(2 / (length - 1)).sub_(1)
         grid[0, ..., 2 - axis] = places
     found = grid_sample(values[None], grid, padding_mode="border", align_corners=True)
@@ -332,7 +338,7 @@ def warped(values: Tensor, flow: Tensor) -> Tensor:
 
 
 def inverse_of(flow: Tensor) -> Tensor:
-    """The flow that leads back: x + flow(x) goes to x."""
+    """Return the inverse flow, from x + flow(x) to x."""
     inverse = -flow
     for _ in range(_INVERSE_ROUNDS):
         inverse = -warped(flow, inverse)

@@ -1,8 +1,8 @@
-"""Several scans of one person, segmented together.
+"""Joint segmentation of several scans of one person.
 
-All scans are brought to a space halfway between them. The networks look at each of them there, and
-at their mean, the person's template. Probabilities are joined, and each scan gets its labels in its
-own space.
+All scans are resampled into a space halfway between them. The networks segment each scan
+there, and their mean, the person's template. The probabilities are averaged, and each scan
+gets its labels in its own space.
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ __all__ = [
 
 Image = NDArray[np.float32]
 
-# How far around the template's brain the brain of a scan is looked for, in voxels.
+# Margin around the template's brain, in voxels, in which the brain of a scan is segmented.
 _MARGIN = 4
-# Scans are made equally bright by means over about this distance: shading is smoother than that,
-# and what a structure gains or loses is far smaller.
+# Scale of the means that make scans equally bright: shading is smoother, and what a structure gains
+# or loses is far smaller.
 _SMOOTH_MM = 25.0
-# Shading is found in every n-th voxel along each axis.
+# Shading is computed in every n-th voxel along each axis.
 _STEP = 4
-# Where all scans are brighter than this there is tissue.
+# Voxels in which all scans are brighter than this are tissue.
 _TISSUE = 0.15
 _LEAST = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
 class TimePoint:
-    """What is found in one of several scans.
+    """Segmentation of one of several scans.
 
-    `volumes_mm3` are those of the joined probabilities in the person's space, where a voxel that
-    is half of a structure counts half: they are less noisy than a count of voxels.
+    `volumes_mm3` are the sums of the joint probabilities in the person's space, so that a voxel
+    that is half of a structure counts half: they are less noisy than counts of voxels.
     """
 
     prediction: Prediction
@@ -75,9 +75,9 @@ class TimePoint:
 
 
 class Together:
-    """Scans of a person that were segmented together; each one's result is made when asked for.
+    """Jointly segmented scans of a person; results are computed on request.
 
-    So memory holds the result of one scan at a time, however many there are.
+    Memory holds the result of one scan at a time, however many scans there are.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Together:
         self._conclude = conclude
 
     def time_point(self, number: int) -> TimePoint:
-        """What is found in a scan; numbers count in the order in which scans were given."""
+        """Return the segmentation of a scan, by its index in the given order."""
         with stage("join"):
             joined = self._joining.of_scan(number)
         prediction = self._conclude[number](joined)
@@ -95,20 +95,20 @@ class Together:
 
 
 def image_to_align(volume: Volume) -> Volume:
-    """A scan as `heads_of` takes it: RAS axes, voxels of 1 mm, the working scale."""
+    """Prepare a scan for `heads_of`: RAS axes, voxels of 1 mm, the working scale."""
     return conform(volume, shape=None).volume
 
 
 def in_order(volumes: Sequence[Volume]) -> list[int]:
-    """Numbers of the scans in an order that depends on their content alone.
+    """Return the indices of the scans in an order that depends only on their content.
 
-    Scans that are worked on in this order give the same bytes, in whatever order they are given.
+    Scans processed in this order give the same bytes, in whatever order they were given.
     """
     return sorted(range(len(volumes)), key=lambda number: _digest(volumes[number]))
 
 
 def _digest(volume: Volume) -> str:
-    """A hash of where the voxels are, and of what they hold."""
+    """Return a hash of a volume's affine and voxels."""
     digest = hashlib.sha256(volume.affine.tobytes())
     digest.update(np.ascontiguousarray(volume.data).tobytes())
     return digest.hexdigest()
@@ -122,9 +122,10 @@ def segment_person(
     *,
     mirror: bool = False,
 ) -> Together:
-    """Segment two or more scans of one head together; they are given in the order of `in_order`.
+    """Segment two or more scans of one head jointly; they must be in the order of `in_order`.
 
-    `images` are the scans of `image_to_align`, `alignments` lead from the first to each of them.
+    `images` are the scans after `image_to_align`; `alignments` map the first image to each of
+    them.
     """
     preprocessing = predictor.model.info.preprocessing
     with stage("halfway"):
@@ -153,7 +154,7 @@ def segment_person(
 def evened(images: Sequence[Image]) -> list[Image]:
     """Make images (X, Y, Z) on one grid of 1 mm equally bright, each by a smooth gain.
 
-    Where all of them show tissue, each has the geometric mean of their local means.
+    Where all images show tissue, each gets the geometric mean of their local means.
     """
     coarse = [image[::_STEP, ::_STEP, ::_STEP] for image in images]
     is_tissue = np.all([image > _TISSUE for image in coarse], axis=0)
@@ -178,7 +179,7 @@ def _smooth(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _stretched(values: NDArray[Any], shape: Sequence[int]) -> NDArray[np.float32]:
-    """Bring values in every n-th voxel to the grid of all: linear between, constant beyond."""
+    """Interpolate values of every n-th voxel to the full grid: linear inside, constant beyond."""
     for axis, length in enumerate(shape):
         last = values.shape[axis] - 1
         places = np.arange(length) / _STEP
@@ -200,18 +201,20 @@ def _prepared(
     number: int,
     image: Image,
 ) -> Conformed:
-    """A scan in the person's space as networks take it, with the plan to its own space."""
+    """Prepare a scan in the person's space for the networks, with the plan back to its own
+    space.
+    """
     pose = space.poses[number]
     plan = ConformPlan(scan.grid.moved_by(pose), scan.codes, space.grid)
     conformed = _conformed(predictor, image, plan)
-    # The same, seen from the scan: there the working grid stands askew.
+    # The same grid in the world of the scan, where it is oblique.
     working = conformed.plan.working.moved_by(np.linalg.inv(pose))
     volume = replace(conformed.volume, affine=working.affine, notes=scan.notes)
     return Conformed(volume, ConformPlan(scan.grid, scan.codes, working))
 
 
 def _conformed(predictor: Predictor, image: Image, plan: ConformPlan) -> Conformed:
-    """An image on the working grid of a plan, as the networks take it."""
+    """Place an image on the working grid of a plan and prepare it for the networks."""
     preprocessing = predictor.model.info.preprocessing
     if preprocessing.scaling == "minimum-maximum":
         image = from_minimum_to_maximum(image)
@@ -226,22 +229,23 @@ def _segment(
     *,
     mirror: bool,
 ) -> Together:
-    """Run the networks on the template and on all scans, and join what they say."""
+    """Segment the template and all scans, and join their probabilities."""
     image = predictor.on_device(template)
     images = [predictor.on_device(scan) for scan in prepared]
-    # The template decides for all scans what networks see, so that they stay comparable.
+    # How the networks see the image is decided once, on the template, so that scans stay
+    # comparable.
     sight = predictor.find_sight(image)
-    # One view is enough here, and counts as one of the views that look at each scan.
+    # For the template a few views are enough; its weight is their share of the views of a scan.
     views = predictor.enough_views
     seen_template = sight.of(image)
     region, fusion, _ = predictor.find_and_fuse(
         seen_template, views=views, mirror=mirror
     )
-    # One division of the cortex for all scans: borders of parcels do not change with time.
+    # All scans share the cortical parcellation: borders of parcels do not change with time.
     parcels = predictor.find_parcels(
         seen_template[region.box], fusion.fused, mirror=mirror
     )
-    # The scans are segmented where the template has brain, and some voxels around it.
+    # The scans are segmented in the template's brain and a margin around it.
     brain = most_probable(fusion.fused)[1].cpu().numpy() > 0
     around_brain = ndimage.binary_dilation(brain, iterations=_MARGIN)
     near = BrainRegion(region.box, torch.from_numpy(around_brain))
@@ -277,9 +281,9 @@ def _segment(
 
 
 def _volumes(prediction: Prediction) -> dict[str, float]:
-    """The sum of the probabilities of each structure that the model knows, in mm³."""
-    # Plane by plane: of four million voxels 0.1 s in one thread; the `sum` of all at once takes
-    # 2.5 s.
+    """Return the sum of the probabilities of each predicted structure, in mm³."""
+    # Plane by plane takes 0.1 s for four million voxels in one thread, `sum` over all at once 2.5
+    # s.
     sums = torch.zeros(len(prediction.scheme), dtype=torch.float64)
     for plane in prediction.fused:
         sums += plane.double().sum((0, 1))

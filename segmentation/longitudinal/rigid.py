@@ -1,12 +1,13 @@
-"""Where one scan of a head is in another scan of the same head: a robust rigid registration.
+"""Robust rigid registration of two scans of one head.
 
-Both scans are resampled to a space halfway between them, so that neither is the one that is
-interpolated, and each step moves both by half: which scan comes first makes no difference but
-for rounding. What differs between the scans (a turned neck, a lesion, an artefact) has little
-weight: residuals are weighted by Tukey's function, as Reuter, Rosas and Fischl do it
-(NeuroImage 53, 2010, p. 1181).
+Both scans are resampled to a space halfway between them, so that both are interpolated
+alike, and each step moves both by half: the result does not depend on the order of the
+scans, except for rounding. Differences between the scans (a turned neck, a lesion, an
+artefact) have little weight: residuals are weighted by Tukey's function, following Reuter,
+Rosas and Fischl (NeuroImage 53, 2010, p. 1181).
 
-Matrices are 4×4 and rigid. They take RAS millimetres of one scan to those of another.
+Matrices are 4×4 and rigid. They map RAS millimetres of one scan to RAS millimetres of
+another.
 """
 
 from __future__ import annotations
@@ -28,43 +29,43 @@ __all__ = ["Alignment", "align", "is_mirrored", "mean_pose", "stretches"]
 Matrix = NDArray[np.float64]
 Image = NDArray[np.float32]
 
-# Voxels of the pyramid's levels, and how many steps are taken in each at most.
+# Voxel sizes of the pyramid's levels, and the most steps in each.
 _LEVELS_MM = (8.0, 4.0, 2.0)
 _MOST_STEPS = (20, 10, 10)
-# Sides and sizes of two heads are compared in voxels of this.
+# Voxel size for comparing sides and sizes of two heads.
 _ROUGHLY_MM = 4.0
-# The mirror image of a mirrored scan fits better by 0.06 and more, that of a true one worse by
-# 0.06 and more, also with noise (docs/notes/longitudinal.md).
+# The mirror image of a mirrored scan fits better by 0.06 and more, and that of a correct scan worse
+# by 0.06 and more, also with noise (docs/notes/longitudinal.md).
 _MORE_ALIKE = 0.02
-# Where the mean over about this distance is darker than this, there is background, also in a scan
-# with noise of 10 %.
+# A voxel is background if the mean over about this distance is darker than `_TISSUE`, also in a
+# scan with noise of 10 %.
 _NOISE_MM = 1.5
 _TISSUE = 0.25
-# Heads may be turned against each other: each of these is tried about each axis at first.
+# Initial rotations about each axis, because heads may be turned against each other.
 _STARTS_DEG = (-25.0, 25.0)
 _STEPS_OF_START = 4
-# A step that moves the head by less than this, in the mean over its voxels, is the last one.
+# The search ends with a step that moves the head by less than this, as a mean over its voxels.
 _STILL_MM = 0.003
-# Steps are rounded to so many decimals of a radian and a millimetre. What is smaller depends on
-# where in memory numbers lie, as sums of many do, and the same scans are to give the same bytes.
+# Decimals of a radian and a millimetre to which steps are rounded. Smaller differences depend on
+# memory alignment, as sums of many numbers do, and the same scans must give the same bytes.
 _DECIMALS = 6
-# Brightness is divided by its mean over about this distance: shading differs between scans.
+# Brightness is divided by its mean over about this distance, because shading differs between scans.
 _SHADING_MM = 20.0
-# Added to that mean: where there is nothing, nothing is made bright.
+# Added to that mean, so that empty regions are not amplified.
 _FLOOR = 0.1
-# Tukey's constant, in standard deviations of residuals that are normal.
+# Tukey's constant, in standard deviations of normally distributed residuals.
 _TUKEY = 4.685
 _NORMAL_MAD = 1.4826
-# Where both images are darker than this, there is no head to compare.
+# Voxels in which both images are darker than this are not in the head.
 _HEAD = 0.2
 
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """A rigid `matrix` from the first scan's millimetres to the second's.
+    """Rigid `matrix` from the first scan's millimetres to the second's.
 
-    `likeness` is the correlation of both images once they are aligned, shading left out: near 1 for
-    two scans of one head.
+    `likeness` is the correlation of the aligned images without shading: near 1 for two scans of
+    one head.
     """
 
     matrix: Matrix
@@ -74,11 +75,11 @@ class Alignment:
 def align(
     first: Volume, second: Volume, *, finest_mm: float = _LEVELS_MM[-1]
 ) -> Alignment:
-    """Find where the second scan has the head of the first.
+    """Align the head of the second scan with that of the first.
 
-    Both are on the working scale of intensities (0 in the background, about 1 at the bright end),
-    with voxels of 1 mm or near. A scan that shows no head is like no other: likeness 0. Voxels
-    become as small as `finest_mm`: likeness is larger where they are larger.
+    Both scans are on the working scale of intensities (0 in the background, about 1 at the
+    bright end), with voxels of about 1 mm. A scan without a head has a likeness of 0.
+    `finest_mm` is the smallest voxel size; larger voxels give a larger likeness.
     """
     coarse = _LEVELS_MM[0]
     pair = (_level(first, coarse), _level(second, coarse))
@@ -90,7 +91,7 @@ def align(
         middles.append(moved(centre_of_mass, image.affine))
     best: Alignment | None = None
     for turn in _starts():
-        # It turns about the first middle, and takes that to the second.
+        # A rotation about the first head's centre, which is mapped to the second's.
         start = np.eye(4)
         start[:3, :3] = turn
         start[:3, 3] = middles[1] - turn @ middles[0]
@@ -107,10 +108,10 @@ def align(
 
 
 def is_mirrored(first: Volume, second: Volume, matrix: Matrix) -> bool:
-    """Return True if the second scan fits the first better with its left and right exchanged.
+    """Return True if the second scan fits the first better with left and right exchanged.
 
-    `matrix` aligns the two as they are. The two sides of a head are alike, and still the true one
-    fits better by far (docs/longitudinal.md).
+    `matrix` aligns the two scans without an exchange. Although the two sides of a head are
+    alike, the correct orientation fits far better (docs/longitudinal.md).
     """
     first = _without_noise(first)
     second = _without_noise(second)
@@ -122,17 +123,19 @@ def is_mirrored(first: Volume, second: Volume, matrix: Matrix) -> bool:
 
 
 def _without_noise(volume: Volume) -> Volume:
-    """Set the background to 0: its noise is the same on both sides, and hides how these differ."""
+    """Set the background to 0, because its noise is the same on both sides and hides their
+    differences.
+    """
     width = _NOISE_MM / np.array(volume.spacing_mm)
     around = ndimage.gaussian_filter(volume.data, width)
     return Volume(np.where(around > _TISSUE, volume.data, 0), volume.affine)
 
 
 def stretches(first: Volume, second: Volume, matrix: Matrix) -> NDArray[np.float64]:
-    """How much larger the second head is than the first along three axes, the largest first.
+    """Return how much larger the second head is than the first along three axes, the largest first.
 
-    1 for heads of one size. An affine registration of twelve degrees goes on from the rigid
-    `matrix`; the factors are its singular values.
+    1 for equal sizes. An affine registration with twelve degrees of freedom starts from the
+    rigid `matrix`; the factors are its singular values.
     """
     image = _level(first, _ROUGHLY_MM)
     other = _level(second, _ROUGHLY_MM)
@@ -156,15 +159,16 @@ def _affine_step(
     is_head: NDArray[np.bool_],
     places: NDArray[np.float64],
 ) -> Matrix:
-    """The affine matrix (4, 4) that brings the first image towards the second, by robust weights.
+    """Return the affine step (4, 4) that brings the first image towards the second, by robust
+    weights.
 
-    It is seen from the origin of `places` (N, 3), RAS mm.
+    It is relative to the origin of `places` (N, 3), RAS mm.
     """
     first, second = images
     residual = (second - first).ravel()[is_head].astype(np.float64)
     slopes = np.gradient((first + second) / 2, _ROUGHLY_MM)
     slope = np.stack([part.ravel()[is_head] for part in slopes], axis=1)
-    # By the product of slope and place: what each of nine shares of a stretch does to a voxel.
+    # Products of slope and position: the effect of each of nine components of a stretch on a voxel.
     stretched = slope[:, :, None] * places[is_head][:, None, :]
     columns = np.concatenate([stretched.reshape(-1, 9), slope], axis=1)
     solution = _robust_solution(columns.astype(np.float64), residual)
@@ -175,7 +179,7 @@ def _affine_step(
 
 
 def mean_pose(poses: Sequence[Matrix]) -> Matrix:
-    """The rigid matrix in the middle of others: the sum of the ways to them is nothing."""
+    """Return the mean of rigid matrices, from which the logarithms of the matrices sum to 0."""
     middle = poses[0]
     for _ in range(10):
         inverse = np.linalg.inv(middle)
@@ -185,12 +189,12 @@ def mean_pose(poses: Sequence[Matrix]) -> Matrix:
 
 
 def _logarithm(rigid: Matrix) -> Matrix:
-    """The logarithm of a rigid matrix that turns by less than half a turn."""
+    """Return the logarithm of a rigid matrix with a rotation of less than half a turn."""
     return np.asarray(np.real(linalg.logm(rigid)), np.float64)
 
 
 def _starts() -> list[Matrix]:
-    """Rotations (3, 3) from which the search begins, none first."""
+    """Return the initial rotations (3, 3) of the search, starting with the identity."""
     starts = [np.eye(3)]
     for axis in range(3):
         for degrees in _STARTS_DEG:
@@ -201,7 +205,7 @@ def _starts() -> list[Matrix]:
 
 
 def _cross(vector: NDArray[np.float64]) -> Matrix:
-    """The matrix (3, 3) of the cross product with a vector."""
+    """Return the matrix (3, 3) of the cross product with a vector."""
     x, y, z = vector
     return np.array(
         [
@@ -213,12 +217,15 @@ def _cross(vector: NDArray[np.float64]) -> Matrix:
 
 
 def _level(volume: Volume, spacing_mm: float) -> Volume:
-    """An image on a RAS grid of this spacing, smoothed to suit it, without shading."""
+    """Resample an image to a RAS grid of this spacing, smooth it accordingly, and remove
+    shading.
+    """
     low, high = volume.grid.extent_mm(volume.grid.box)
     voxels = np.ceil((high - low) / spacing_mm)
-    # A margin of background on all sides: what leaves the grid is as dark as what is beyond.
+    # A margin of background on all sides, so that voxels that leave the grid are as dark as those
+    # beyond.
     shape = to_shape(voxels + 2)
-    # From the centre of the first voxel to that of the last one.
+    # Distance from the centre of the first voxel to the centre of the last one.
     length_mm = spacing_mm * (np.array(shape) - 1)
     affine = np.diag([spacing_mm] * 3 + [1.0])
     affine[:3, 3] = (low + high) / 2 - length_mm / 2
@@ -246,7 +253,7 @@ def _refine(
         if not is_head.any():
             break
         twist = _step(images, is_head, places - centre, spacing_mm)
-        # The logarithm of the rigid matrix of half the twist.
+        # Logarithm of the rigid matrix of half the twist.
         logarithm = np.zeros((4, 4))
         logarithm[:3, :3] = _cross(twist[:3] / 2)
         logarithm[:3, 3] = twist[3:] / 2
@@ -262,26 +269,26 @@ def _refine(
 
 
 def _places_in(grid: Grid) -> NDArray[np.float64]:
-    """Where all voxels of a grid are, RAS mm, (N, 3)."""
+    """Return the positions of all voxels of a grid, RAS mm, (N, 3)."""
     indices = np.moveaxis(np.indices(grid.shape), 0, -1)
     return grid.places(indices.reshape(-1, 3))
 
 
 def _mean_shift_mm(places: NDArray[np.float64], matrix: Matrix) -> float:
-    """How far a matrix moves places (N, 3), in the mean."""
+    """Return the mean distance by which a matrix moves places (N, 3)."""
     shifts = moved(places, matrix) - places
     return float(np.linalg.norm(shifts, axis=1).mean())
 
 
 def _square_root(rigid: Matrix) -> Matrix:
-    """The rigid matrix of half the way."""
+    """Return the square root of a rigid matrix, which is half of the movement."""
     return np.asarray(linalg.expm(_logarithm(rigid) / 2), np.float64)
 
 
 def _halfway_grid(
     pair: tuple[Volume, Volume], matrix: Matrix, spacing_mm: float
 ) -> Grid:
-    """A grid around both images in their halfway space."""
+    """Return a grid on the common part of both images in their halfway space."""
     root = _square_root(matrix)
     poses = (root, np.linalg.inv(root))
     lows = []
@@ -291,7 +298,7 @@ def _halfway_grid(
         low, high = placed.extent_mm(placed.box)
         lows.append(low)
         highs.append(high)
-    # What both images cover.
+    # Common part of both images.
     low = np.max(lows, axis=0)
     high = np.min(highs, axis=0)
     voxels = np.ceil((high - low) / spacing_mm)
@@ -304,7 +311,7 @@ def _halfway_grid(
 def _halfway(
     pair: tuple[Volume, Volume], matrix: Matrix, grid: Grid
 ) -> tuple[Image, Image]:
-    """Both images on a grid of their halfway space."""
+    """Resample both images to a grid in their halfway space."""
     root = _square_root(matrix)
     poses = (root, np.linalg.inv(root))
     images = []
@@ -321,9 +328,9 @@ def _step(
     places: NDArray[np.float64],
     spacing_mm: float,
 ) -> NDArray[np.float64]:
-    """The twist (6,) that brings the second image to the first, by the voxels that are head (N,).
+    """Return the twist (6,) that brings the second image to the first, from the head's voxels (N,).
 
-    A twist is a rotation vector and a shift, of the halfway space around the origin of `places`.
+    A twist is a rotation vector and a shift of the halfway space around the origin of `places`.
     """
     first, second = images
     difference = (second - first).ravel()
@@ -339,13 +346,15 @@ def _step(
 def _robust_solution(
     columns: NDArray[np.float64], residual: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The parameters (P,) that make residual (N,) + columns (N, P) @ parameters small."""
-    # A first guess without weights would follow whatever differs most.
+    """Return parameters (P,) that minimise residual (N,) + columns (N, P) @ parameters,
+    robustly.
+    """
+    # An unweighted first estimate would follow the largest differences.
     parameters: NDArray[np.float64] = np.zeros(columns.shape[1])
     for _ in range(3):
         off = residual + columns @ parameters
         spread = _NORMAL_MAD * np.median(np.abs(off)) + 1e-6
-        # Tukey's: 1 for no residual, 0 for the largest.
+        # Tukey's weights: 1 for no residual, 0 for the largest.
         relative = off / (_TUKEY * spread)
         weights = np.clip(1 - relative**2, 0, None) ** 2
         weighted = columns * weights[:, None]
@@ -356,7 +365,7 @@ def _robust_solution(
 
 
 def _about_centre(matrix: Matrix, centre: NDArray[np.float64]) -> Matrix:
-    """A matrix as seen from an origin at `centre`."""
+    """Return a matrix relative to an origin at `centre`."""
     there = np.eye(4)
     there[:3, 3] = centre
     back = np.eye(4)
@@ -365,11 +374,13 @@ def _about_centre(matrix: Matrix, centre: NDArray[np.float64]) -> Matrix:
 
 
 def _likeness(first: Image, second: Image) -> float:
-    """The correlation of two images where one of them shows a head; 0 if there is none."""
+    """Return the correlation of two images in voxels where one of them shows a head; 0 for no
+    head.
+    """
     is_head = np.maximum(first, second) > _HEAD
     if is_head.sum() < 2:
         return 0.0
-    # An image that is the same everywhere correlates with nothing: 0 by 0, of which NumPy warns.
+    # The correlation of a constant image is 0 by 0, for which NumPy warns.
     with np.errstate(invalid="ignore"):
         values = np.corrcoef(first[is_head], second[is_head])[0, 1]
     return float(np.nan_to_num(values))

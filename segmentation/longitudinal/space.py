@@ -1,4 +1,4 @@
-"""The space of one person: halfway between all scans, in which each of them is resampled once."""
+"""Space of one person, halfway between all scans, in which each scan is resampled once."""
 
 from __future__ import annotations
 
@@ -21,46 +21,46 @@ from trinat.segmentation.longitudinal.rigid import (
 __all__ = ["SAME_HEAD", "Head", "PersonSpace", "heads_of", "person_space"]
 
 Matrix = NDArray[np.float64]
-# Along three axes, the largest first.
+# Factors along three axes, the largest first.
 Factors = NDArray[np.float64]
 
-# Two scans of one head have a likeness above this. Measured: 0.98 and more for one person, 0.47 and
-# less for two (docs/notes/longitudinal.md).
+# Lower limit of the likeness of two scans of one head. Measured: 0.98 and more for one person, 0.47
+# and less for two (docs/notes/longitudinal.md).
 SAME_HEAD = 0.75
 _GRID_MM = 1.0
-# Lengths of one head differ by less in two scans: by 0.4 mm in true pairs, by 2.4 mm and more where
-# one scan is 2 % too large (docs/longitudinal.md).
+# Tolerance for lengths of one head in two scans: they differ by 0.4 mm in true pairs, and by 2.4 mm
+# and more if one scan is 2 % too large (docs/longitudinal.md).
 _SAME_SIZE_MM = 2.0
-# What is darker is no head, on the working scale.
+# Darker voxels are not in the head, on the working scale.
 _HEAD = 0.2
-# Four times halved, as the networks do it, a side of this many voxels stays whole.
+# The networks halve a side four times, so it must be a multiple of this.
 _SIDE_MULTIPLE = 16
 _LARGEST = 256
 
 
 @dataclass(frozen=True, eq=False)
 class PersonSpace:
-    """A grid of 1 mm with RAS axes, and for each scan the rigid matrix (4, 4) that leads there.
+    """Grid of 1 mm with RAS axes, and the rigid matrix (4, 4) from each scan to it.
 
-    `poses` take RAS millimetres of the scans to those of the grid.
+    `poses` map RAS millimetres of the scans to RAS millimetres of the grid.
     """
 
     grid: Grid
     poses: tuple[Matrix, ...]
 
     def in_scan(self, number: int) -> Grid:
-        """Where the voxels of the grid are in the world of a scan; there they stand askew."""
+        """Return the grid in the world coordinates of a scan, where it is oblique."""
         return self.grid.moved_by(np.linalg.inv(self.poses[number]))
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Scans that show one head: their numbers, and how each is aligned to the first of them.
+    """Scans of one head: their indices, and the alignment of each scan to the first of them.
 
-    `stretches_percent` is how much larger or smaller the head is in each scan than in most of them,
-    along the axis where that is most; 0 where it has one size. Of two sizes that as many scans have
-    the first scan's counts. `is_mirrored` where it is another of the heads, with left and right
-    exchanged.
+    `stretches_percent` is how much larger or smaller the head is in each scan than in most of
+    them, along the axis with the largest difference; 0 for an equal size. If two sizes are
+    equally frequent, the first scan's size is the reference. `is_mirrored` is True if the head
+    is the mirror image of another head.
     """
 
     scans: tuple[int, ...]
@@ -70,7 +70,7 @@ class Head:
 
 
 def heads_of(images: Sequence[Volume]) -> list[Head]:
-    """Which of these images show the same head, the largest group first.
+    """Group images by head, the largest group first.
 
     Images are on the working scale, with voxels of about 1 mm.
     """
@@ -104,9 +104,9 @@ def heads_of(images: Sequence[Volume]) -> list[Head]:
 
 
 def _stretches_percent(first: Volume, sizes: Sequence[Factors]) -> tuple[float, ...]:
-    """How much larger the head is in each scan, along one axis, than in most of them.
+    """Return how much larger the head is in each scan, along one axis, than in most scans.
 
-    `sizes` are against `first`, along three axes. The head has one size where that is 0.
+    `sizes` are relative to `first`, along three axes. 0 means an equal size.
     """
     head = np.argwhere(first.data > _HEAD)
     length_mm = float((np.ptp(head, axis=0) * first.spacing_mm).max())
@@ -118,7 +118,7 @@ def _stretches_percent(first: Volume, sizes: Sequence[Factors]) -> tuple[float, 
 
 
 def _stretch_percent(factors: Factors, length_mm: float) -> float:
-    """The largest of three changes of size; 0 where it is too small to tell."""
+    """Return the largest of three changes of size in percent; 0 if it is too small to tell."""
     percents = 100 * (factors - 1)
     percent = float(percents[np.argmax(np.abs(percents))])
     return percent if abs(percent) / 100 * length_mm > _SAME_SIZE_MM else 0.0
@@ -129,13 +129,13 @@ def person_space(
     alignments: Sequence[Alignment],
     shape: Shape | None = None,
 ) -> PersonSpace:
-    """The space halfway between images, each of which is aligned to the first.
+    """Return the space halfway between images, each of which is aligned to the first.
 
-    No image is nearer to it than the others. Its grid is around all of them, in multiples of 16
-    voxels, or has a given shape.
+    It is equally near to all images. Its grid encloses all images, in multiples of 16 voxels,
+    or has the given shape.
     """
     from_first = [alignment.matrix for alignment in alignments]
-    # Seen from the first scan each pose is the way back; their mean is the middle of them all.
+    # From the first scan, each pose is the inverse of an alignment; their mean is the middle.
     middle = mean_pose(from_first)
     poses = [middle @ np.linalg.inv(matrix) for matrix in from_first]
     lowest = []
@@ -151,7 +151,8 @@ def person_space(
         multiples = np.ceil((high - low) / _GRID_MM / _SIDE_MULTIPLE)
         sides = multiples * _SIDE_MULTIPLE
         shape = to_shape(np.clip(sides, _SIDE_MULTIPLE, _LARGEST))
-    # The grid is centred. From the centre of its first voxel to that of the last one:
+    # The grid is centred. Distance from the centre of its first voxel to the centre of the last
+    # one:
     length_mm = _GRID_MM * (np.array(shape) - 1)
     affine = np.diag([_GRID_MM] * 3 + [1.0])
     affine[:3, 3] = (low + high) / 2 - length_mm / 2

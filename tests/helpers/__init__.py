@@ -1,1 +1,1 @@
-"""What tests share: miniature heads, models and stores, servers, engines that fail."""
+"""Shared helpers of the tests: miniature heads, models and stores, servers, failing engines."""

@@ -49,7 +49,7 @@ def find_chromium() -> str | None:
 
 
 def print_to_pdf(page: Path) -> Path:
-    """The page beside itself as PDF, without a network."""
+    """Print the page to a PDF beside it, without a network."""
     target, browser = page.with_suffix(".pdf"), find_chromium()
     assert browser is not None
     with tempfile.TemporaryDirectory() as profile:
@@ -66,7 +66,9 @@ def print_to_pdf(page: Path) -> Path:
 
 
 def assert_fits_desk_and_phone(chromium: str, page: Path) -> None:
-    """Nothing reaches beyond the window in either theme, and nothing else is asked for."""
+    """Assert that nothing overflows the window in either theme, and that nothing else is
+    requested.
+    """
     browser = Browser(chromium)
     try:
         for scheme in ("light", "dark"):
@@ -84,7 +86,7 @@ def assert_fits_desk_and_phone(chromium: str, page: Path) -> None:
 
 
 class Browser:
-    """One page in one browser; what it logs and asks of the network is kept."""
+    """One page in one browser; its log and network requests are kept."""
 
     def __init__(
         self, executable: str, *, webgl: bool = False, webgpu: bool = False
@@ -121,7 +123,7 @@ class Browser:
         self.wait("document.readyState === 'complete'")
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page; promises are awaited."""
+        """Return the value of a JavaScript expression in the page; promises are awaited."""
         answer = self._send(
             "Runtime.evaluate",
             expression=expression,
@@ -146,12 +148,12 @@ class Browser:
         self._send("DOM.setFileInputFiles", nodeId=node, files=names)
 
     def save_to(self, folder: Path) -> None:
-        """Save what the page lets a user download in a folder."""
+        """Save downloads of the page in a folder."""
         place = str(folder.resolve())
         self._send("Browser.setDownloadBehavior", behavior="allow", downloadPath=place)
 
     def emulate(self, *, media: str = "", color_scheme: str = "") -> None:
-        """Show the page as on another medium, or as a user's preference would."""
+        """Show the page as on another medium, or with a user's preferred colours."""
         feature = {"name": "prefers-color-scheme", "value": color_scheme}
         self._send("Emulation.setEmulatedMedia", media=media, features=[feature])
 
@@ -165,7 +167,7 @@ class Browser:
         )
 
     def press(self, key: str, *, shift: bool = False) -> None:
-        """A key of the keyboard, as "n" or "Digit1"."""
+        """Press a key of the keyboard, such as "n" or "Digit1"."""
         code = key if len(key) > 1 else f"Key{key.upper()}"
         shown = {"BracketLeft": "[", "BracketRight": "]"}.get(
             key, key.removeprefix("Digit")
@@ -180,7 +182,7 @@ class Browser:
             )
 
     def click(self, x: float, y: float) -> None:
-        """Press and release the first button of the mouse at a place of the window."""
+        """Click the first button of the mouse at a position in the window."""
         self.drag((x, y))
 
     def drag(self, *points: tuple[float, float]) -> None:
@@ -213,7 +215,7 @@ class Browser:
         self._send("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
 
     def picture(self) -> bytes:
-        """The page as it is shown, as PNG."""
+        """Return a screenshot of the page as PNG."""
         return base64.b64decode(
             self._send("Page.captureScreenshot", format="png")["data"]
         )

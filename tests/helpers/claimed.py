@@ -43,7 +43,7 @@ _COPYING = {"aten::copy_", "aten::_to_copy", "aten::set_"}
 
 
 def device_of(tensor: Tensor) -> torch.device:
-    """Where a tensor claims to be."""
+    """Return the device that a tensor claims."""
     return getattr(tensor.untyped_storage(), "claims", CPU)
 
 
@@ -64,7 +64,7 @@ _GROUPED = torch._C._group_tensors_by_device_and_dtype
 
 
 class Claims:
-    """A device that is claimed, and what it would have been waited for."""
+    """Claimed device, with a record of every wait for it."""
 
     def __init__(self, name: str) -> None:
         self.device = torch.device(name)
@@ -72,13 +72,13 @@ class Claims:
         self.uploads: list[str] = []
 
     def claim(self, tensor: Tensor, device: torch.device) -> None:
-        """From now on all that shares the tensor's memory is there."""
+        """Place a tensor, and everything that shares its memory, on the claimed device."""
         if device.type == "mps" and tensor.dtype == torch.float64:
             raise TypeError("MPS has no float64")
         tensor.untyped_storage().claims = device  # type: ignore[attr-defined]
 
     def grouped(self, lists: Any, with_indices: bool = False) -> Any:
-        """In place of a function of torch's in C++, which sees where tensors really are."""
+        """Replace a C++ function of torch, which would see the true devices."""
         groups = _GROUPED(lists, with_indices)
         return {
             (device_of(members[0][0]), dtype): (members, indices)
@@ -86,13 +86,13 @@ class Claims:
         }
 
     def named(self, device: Any) -> torch.device:
-        """A device by what a call was given; "cuda" is "cuda:0"."""
+        """Return the device for an argument of a call; "cuda" is "cuda:0"."""
         found = torch.device(device)
         return self.device if found.type == self.device.type else found
 
 
 def _caller() -> str:
-    """Who of our code is at work: file and function."""
+    """Return the file and function of our code that is running."""
     frame = sys._getframe()
     while frame is not None:
         path = frame.f_code.co_filename
@@ -140,7 +140,7 @@ class _Functions(TorchFunctionMode):
         return self._make(func, args, given)
 
     def _to(self, tensor: Tensor, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
-        """Tensor.to: a copy where the device or the type is another."""
+        """Replace Tensor.to: copy if the device or the type differs."""
         here = device_of(tensor)
         there = here
         for one in (*args, given.pop("device", None)):
@@ -166,7 +166,7 @@ class _Functions(TorchFunctionMode):
         return copied
 
     def _make(self, func: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
-        """Any other call, whose result may be wanted on a device, or pinned."""
+        """Make any other call, whose result may be wanted on a device, or pinned."""
         wanted = None
         if given.get("device") is not None:
             wanted = self.claims.named(given.pop("device"))
@@ -220,7 +220,7 @@ class _Operations(TorchDispatchMode):
         tensors = [one for one in tree_iter((args, given)) if isinstance(one, Tensor)]
         if operation in _INDEXING:
             tensors = self._without_indices(tensors, args)
-        # Single numbers of the processor go anywhere.
+        # Single numbers on the processor may go anywhere.
         places = {device_of(one) for one in tensors if one.ndim}
         for one in tensors:
             if device_of(one) != CPU:
@@ -270,9 +270,9 @@ class _Operations(TorchDispatchMode):
 def claimed(
     name: str = "cuda:0", capability: tuple[int, int] = (8, 0)
 ) -> Iterator[Claims]:
-    """A machine with one device of that name; of a CUDA device, with this compute capability.
+    """Claim a machine with one device of that name; a CUDA device has this compute capability.
 
-    Autocast is that of the processor: its types are those of the recipe, its list of operations is
+    Autocast is the processor's: its types are those of the recipe, its list of operations is
     not the GPU's.
     """
     claims = Claims(name)

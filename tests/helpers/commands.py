@@ -9,7 +9,7 @@ from trinat.pipelines.common.exits import Exit
 
 
 def trinat(*words: object) -> str:
-    """What a command printed; its errors are raised."""
+    """Run a command and return its output; its errors are raised."""
     result = CliRunner().invoke(
         app, [str(word) for word in words], standalone_mode=False
     )

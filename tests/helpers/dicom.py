@@ -24,7 +24,7 @@ SIGNS = {"LPS": [-1, -1, 1], "PIR": [-1, -1, 1], "LIP": [-1, -1, -1]}
 
 
 def small(axes: str = "LPS", kind: type = np.int16) -> Volume:
-    """(18, 20, 17) voxels that differ everywhere, of 0.9 x 1.1 x 1.5 mm."""
+    """Return (18, 20, 17) voxels that differ everywhere, of 0.9 x 1.1 x 1.5 mm."""
     data = np.random.default_rng(0).integers(0, 4000, (18, 20, SLICES)).astype(kind)
     affine = np.zeros((4, 4))
     for axis, (world, sign, mm) in enumerate(
@@ -40,7 +40,10 @@ def uid(*words: object) -> str:
 
 
 def header(series: str = "t1", **changes: Any) -> Dataset:
-    """What all images of a series say, the patient's name among it; None leaves an element out."""
+    """Return the header of all images of a series, with a patient's name;
+
+    None removes an element.
+    """
     dataset = Dataset()
     fields: dict[str, Any] = {
         "SOPClassUID": CLASSIC,
@@ -81,11 +84,11 @@ def header(series: str = "t1", **changes: Any) -> Dataset:
 def write_classic(
     folder: Path, volume: Volume, series: str = "t1", **changes: Any
 ) -> list[Path]:
-    """One file a slice; `volume` is turned so that its third axis is that of the slices."""
+    """Write one file a slice; `volume` is turned so that slices are along its third axis."""
     paths = []
     for number in range(volume.shape[2]):
         image = classic(volume, number, series, **changes)
-        # Names in no order of the slices.
+        # The order of names differs from the order of slices.
         path = folder / f"IM{(number * 7) % volume.shape[2]:04d}"
         paths.append(save(image, path))
     return paths
@@ -103,7 +106,7 @@ def classic(volume: Volume, number: int, series: str = "t1", **changes: Any) -> 
 
 
 def enhanced(volume: Volume, series: str = "t1", **changes: Any) -> Dataset:
-    """All slices in one dataset, the last first."""
+    """Return all slices in one dataset, the last first."""
     image = header(series, **({"SOPClassUID": ENHANCED, "EchoTime": None} | changes))
     image.SOPInstanceUID = uid(series, "enhanced")
     image.InstanceNumber = 1
@@ -132,7 +135,9 @@ def enhanced(volume: Volume, series: str = "t1", **changes: Any) -> Dataset:
 def geometry(
     volume: Volume, number: int
 ) -> tuple[list[str], list[str], list[str], str]:
-    """Position, direction cosines, pixel spacing and distance of a slice, as DICOM writes them."""
+    """Return position, direction cosines, pixel spacing and distance of a slice, in DICOM's
+    form.
+    """
     lps = np.diag([-1.0, -1, 1, 1]) @ volume.affine
     lengths = np.linalg.norm(lps[:3, :3], axis=0)
     unit = lps[:3, :3] / lengths
@@ -147,7 +152,7 @@ def geometry(
 
 
 def fill(image: Dataset, pixels: np.ndarray) -> None:
-    """Pixels (row, column) or (frame, row, column) of 8, 16 or 32 bits."""
+    """Set the pixels (row, column) or (frame, row, column) of 8, 16 or 32 bits."""
     image.Rows, image.Columns = pixels.shape[-2:]
     image.BitsAllocated = image.BitsStored = pixels.itemsize * 8
     image.HighBit = image.BitsStored - 1

@@ -14,16 +14,16 @@ _C = ctypes.CDLL(None, use_errno=True)
 
 
 def own_mounts() -> bool:
-    """From here on this process mounts what nobody else sees; False where it may not.
+    """Give this process mounts of its own; return False if that is not allowed.
 
-    It must have one thread alone.
+    It must have only one thread.
     """
     user, group = os.getuid(), os.getgid()
     flags = _NEW_MOUNTS if user == 0 else _NEW_MOUNTS | _NEW_USERS
     if not hasattr(_C, "unshare") or _C.unshare(flags):
         return False
     if user:
-        # Root of its own little world, as which it may mount.
+        # Root of its own user namespace, in which it may mount.
         for name, line in (
             ("setgroups", "deny"),
             ("uid_map", f"0 {user} 1"),
@@ -34,7 +34,7 @@ def own_mounts() -> bool:
 
 
 def may_have_mounts() -> bool:
-    """Whether a process may have mounts of its own."""
+    """Return True if a process may have mounts of its own."""
     pid = os.fork()
     if not pid:
         may = False
@@ -46,7 +46,7 @@ def may_have_mounts() -> bool:
 
 
 class Disk:
-    """A disk of so many bytes, and of so many files, at a new folder; 0 is as good as no limit."""
+    """Disk with this many bytes and files, at a new folder; 0 is practically no limit."""
 
     def __init__(self, folder: Path, size: int = 0, files: int = 0) -> None:
         self.folder = folder
@@ -57,12 +57,12 @@ class Disk:
         self._mount(size, files, _REMOUNT)
 
     def leave_room(self, size: int) -> None:
-        """So many bytes beside what is there."""
+        """Resize the disk so that this many bytes are free."""
         state = os.statvfs(self.folder)
         self.resize((state.f_blocks - state.f_bfree) * state.f_frsize + size)
 
     def leave_files(self, files: int) -> None:
-        """So many files beside those that are there, of any size."""
+        """Resize the disk so that this many files can be created, of any size."""
         state = os.statvfs(self.folder)
         self.resize(files=state.f_files - state.f_ffree + files)
 

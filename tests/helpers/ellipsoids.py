@@ -24,7 +24,7 @@ BODIES = {
 def brain(
     shift: tuple[int, int, int] = (0, 0, 0), *, without: tuple[int, ...] = ()
 ) -> np.ndarray:
-    """FreeSurfer numbers of all bodies but those left out, shifted by some voxels."""
+    """Return FreeSurfer numbers of all bodies that are not left out, shifted by some voxels."""
     labels = np.zeros((28, 28, 28), np.int16)
     grid = np.indices(labels.shape)
     for number, (centre, radius) in BODIES.items():
@@ -42,7 +42,7 @@ def write(path: Path, labels: np.ndarray, affine: np.ndarray = AFFINE) -> None:
 
 
 def read_metrics(path: Path) -> pd.DataFrame:
-    """A subject called NA is no missing value."""
+    """Read a table of metrics, in which a subject called NA is no missing value."""
     return pd.read_csv(
         path, keep_default_na=False, na_values={"value": "", "fs_id": ""}
     )

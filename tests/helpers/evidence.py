@@ -1,4 +1,4 @@
-"""What checks look at, made by hand: labels and an image of 1 mm, of a scheme with two sides."""
+"""Handmade input for checks: labels and an image of 1 mm, in a scheme with two sides."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def evidence(
 
 
 def ball(shape: tuple[int, int, int], radius: float) -> NDArray[np.bool_]:
-    """Voxels no further than so from the middle."""
+    """Return the voxels within a radius of the middle."""
     axes = np.ogrid[tuple(slice(n) for n in shape)]
     squares = sum(
         (axis - (n - 1) / 2) ** 2 for axis, n in zip(axes, shape, strict=True)

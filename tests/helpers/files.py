@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def touch(root: Path, *names: str) -> Path:
-    """Empty files in a folder, which is given back."""
+    """Create empty files in a folder and return the folder."""
     for name in names:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

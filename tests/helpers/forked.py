@@ -18,7 +18,7 @@ from multiprocessing import util
 from pathlib import Path
 from typing import NoReturn
 
-# What takes long to import. Nothing of ours: each fork imports it as a fresh process does.
+# Slow imports. Nothing of ours: each fork imports it as a fresh process does.
 LIBRARIES = (
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
@@ -77,7 +77,7 @@ def become(
 
 
 def _run_python(words: Sequence[str]) -> None:
-    """What `python words` does, with -c and a program or with a file."""
+    """Run `python words`, with -c and a program or with a file."""
     if words[0] == "-c":
         sys.argv = ["-c", *words[2:]]
         sys.path.insert(0, "")

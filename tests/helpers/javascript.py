@@ -44,12 +44,12 @@ def call(module: str, function: str, *arguments: Any) -> Any:
 
 
 def file(path: Path) -> dict[str, Any]:
-    """A File as a browser has it."""
+    """Return a File as a browser has it."""
     return {"$file": path.read_bytes(), "name": path.name}
 
 
 def volume(found: Any) -> dict[str, Any]:
-    """A Volume as the modules take it."""
+    """Return a Volume in the form of the modules."""
     return {
         "data": found.data,
         "shape": list(found.shape),

@@ -29,7 +29,7 @@ def time_limit(seconds: float, error: BaseException) -> Iterator[None]:
 
 
 def limit_memory(extra_mib: int) -> None:
-    """From here on this process may have no more than it has and so much."""
+    """Limit this process's memory to what it has now plus `extra_mib`."""
     if sys.platform == "linux":
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         size = pages * resource.getpagesize() + extra_mib * 2**20

@@ -1,4 +1,4 @@
-"""What a source lists, in short."""
+"""Short listings of a source."""
 
 from __future__ import annotations
 

@@ -48,7 +48,10 @@ HEMISPHERES = {"left": (2, 3, 4, 17), "right": (41, 42, 43, 53)}
 
 
 def head_labels(shift: int = 0) -> np.ndarray:
-    """FreeSurfer numbers of one head, axes RAS, 1 mm; `shift` moves it up, for another person."""
+    """Return FreeSurfer numbers of a head, axes RAS, 1 mm;
+
+    `shift` moves it up, for another person.
+    """
     labels = np.zeros(SHAPE, np.int16)
     for number, low, high in _BOXES:
         labels[low[0] : high[0], low[1] : high[1], low[2] + shift : high[2] + shift] = (
@@ -58,7 +61,7 @@ def head_labels(shift: int = 0) -> np.ndarray:
 
 
 def head_image(labels: np.ndarray, seed: int = 0) -> np.ndarray:
-    """A T1-like image of a label map: uint8, noisy, with a faint scalp around the brain."""
+    """Return a T1-like image of a label map: uint8, noisy, with a faint scalp around the brain."""
     table = np.zeros(int(labels.max()) + 1, np.float32)
     for number in np.unique(labels):
         table[number] = _BRIGHTNESS.get(int(number), 100)
@@ -71,7 +74,9 @@ def head_image(labels: np.ndarray, seed: int = 0) -> np.ndarray:
 def turned(
     array: np.ndarray, axes: str, spacing_mm: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A RAS array in another voxel order, and the affine that puts it back to the same place."""
+    """Return a RAS array in another voxel order, and the affine that puts it back to the same
+    place.
+    """
     ras = np.diag([spacing_mm] * 3 + [1.0])
     ras[:3, 3] = -(np.array(array.shape) - 1) / 2 * spacing_mm
     way = ornt_transform(io_orientation(ras), axcodes2ornt(tuple(axes)))
@@ -80,7 +85,7 @@ def turned(
 
 
 def own_bytes(path: Path) -> bytes:
-    """What makes scans of two persons differ as files: splits keep copies of a scan together."""
+    """Return bytes that differ between persons, because splits keep copies of a scan together."""
     return "/".join(path.parts[-3:]).encode()[-79:]
 
 
@@ -114,7 +119,7 @@ def write_mgz(path: Path, array: np.ndarray) -> Path:
 
 
 def write_analyze(path: Path, array: np.ndarray, axes: str) -> Path:
-    """Analyze 7.5 as OASIS has it: big-endian int16, a trailing dimension, no orientation."""
+    """Write Analyze 7.5 as in OASIS: big-endian int16, a trailing dimension, no orientation."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data, _ = turned(array, axes)
     header = nib.AnalyzeHeader(endianness=">")
@@ -205,7 +210,7 @@ _MANUAL = {
 
 
 def malc_labels(shift: int = 0) -> np.ndarray:
-    """The head in Neuromorphometrics' numbers."""
+    """Return the head in Neuromorphometrics' numbers."""
     numbers = head_labels(shift)
     manual = np.zeros(numbers.shape, np.int16)
     for freesurfer, number in _MANUAL.items():
@@ -233,14 +238,14 @@ def malc_scan(root: Path, scan: str, *, part: str = "", shift: int = 0) -> Path:
 
 
 def malc_table(root: Path, *rows: str) -> Path:
-    """demographics.csv: rows such as 1000,OAS1_0061,F,20."""
+    """Write demographics.csv with rows such as 1000,OAS1_0061,F,20."""
     table = root / "demographics.csv"
     table.write_text("\n".join(("id,Subject,Gender,Age", *rows, "")))
     return table
 
 
 def pack(folder: Path, archive: Path) -> Path:
-    """A tar of the folder's content, compressed by its name."""
+    """Pack the folder's content in a tar, compressed according to its name."""
     with tarfile.open(archive, "w:gz" if archive.name.endswith("gz") else "w") as tar:
         for path in sorted(folder.iterdir()):
             tar.add(path, arcname=path.name)

@@ -7,9 +7,9 @@ from trinat.segmentation.metrics.norms import Curve, Norms, rows_of
 
 
 def norms(model: str = "") -> Norms:
-    """Of women from 30 to 31: of each structure 3,000 mm³, and they differ by a tenth of that.
+    """Return norms of women from 30 to 31: 3,000 mm³ for each structure, with a spread of a tenth.
 
-    120 persons stand behind them.
+    They are based on 120 persons.
     """
     curve = Curve([30.0, 31.0], [1.0] * 2, [3000.0] * 2, [0.1] * 2, [20] * 2, 120)
     rows = []

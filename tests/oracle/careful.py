@@ -19,7 +19,7 @@ __all__ = ["MGH", "NIFTI1", "NIFTI2", "Fields", "Reading", "read_mgh", "read_nif
 
 @dataclass(frozen=True)
 class Fields:
-    """Where the fields that matter stand: name -> (first byte, struct types)."""
+    """Positions of the fields that matter: name -> (first byte, struct types)."""
 
     length: int
     places: dict[str, tuple[int, str]]
@@ -27,7 +27,7 @@ class Fields:
     def put(
         self, content: bytes, name: str, index: int, value: float, *, order: str = "<"
     ) -> bytes:
-        """The same file with one field changed."""
+        """Return a copy of a file with one field changed."""
         at, kinds = self.places[name]
         changed = bytearray(content)
         struct.pack_into(
@@ -112,7 +112,7 @@ _MGH_TYPES = {0: "u1", 1: "i4", 3: "f4", 4: "i2", 10: "u2"}
 
 
 def read_nifti(block: bytes, voxels: bytes | None = None, *, axes: str = "") -> Reading:
-    """A NIfTI file, or with `voxels` the header of a pair; with `axes` an Analyze header."""
+    """Read a NIfTI file, or with `voxels` the header of a pair; with `axes` an Analyze header."""
     fields = NIFTI2 if 540 in (_int(block, "<"), _int(block, ">")) else NIFTI1
     # As nifti1.h advises, the byte order is the one in which dim[0] makes sense.
     order = next((o for o in "<>" if 1 <= _get(block, fields, "dim", o)[0] <= 7), None)
@@ -163,7 +163,7 @@ def read_nifti(block: bytes, voxels: bytes | None = None, *, axes: str = "") -> 
 
 
 def read_mgh(block: bytes) -> Reading:
-    """An .mgh file: big-endian, 284 bytes of header."""
+    """Read an .mgh file: big-endian, 284 bytes of header."""
 
     def get(name: str) -> tuple[Any, ...]:
         return _get(block, MGH, name, ">")
@@ -183,7 +183,7 @@ def read_mgh(block: bytes) -> Reading:
             raise ValueError("a voxel has no size")
         for row in range(3):
             affine[row, axis] = cosines[3 * axis + row] * size
-    # c_ras is the place of the voxel with index dims / 2.
+    # c_ras is the position of the voxel with index dims / 2.
     for row in range(3):
         affine[row, 3] = centre[row] - sum(
             affine[row, axis] * shape[axis] / 2 for axis in range(3)
@@ -221,7 +221,7 @@ def _values(data: bytes, stored: np.dtype[Any], shape: tuple[int, ...]) -> NDArr
 def _from_quaternion(
     bcd: tuple[float, ...], offset: tuple[float, ...], pixdim: tuple[float, ...]
 ) -> NDArray[np.float64]:
-    """Method 2 of nifti1.h, formula by formula."""
+    """Return the affine by method 2 of nifti1.h, formula by formula."""
     b, c, d = bcd
     a = math.sqrt(max(0.0, 1.0 - (b * b + c * c + d * d)))
     rotation = np.array(

@@ -65,7 +65,7 @@ class HangError(Exception):
 
 @dataclass
 class Tally:
-    """What became of the cases of one kind; `missed` says what went wrong, and must be empty."""
+    """Outcomes of the cases of one kind; `missed` has the errors, and must be empty."""
 
     name: str
     refused: int = 0
@@ -178,7 +178,7 @@ def fuzz_headers(count: int, seed: int, folder: Path) -> Tally:
 
 
 def scans() -> list[Scan]:
-    """One sound file of each kind."""
+    """Return one sound file of each kind."""
     image = odd_scan()
     nifti = image.to_bytes()
     scaled = odd_scan(dtype="u1")
@@ -218,7 +218,7 @@ def scans() -> list[Scan]:
 
 
 def _pair(image: Any) -> tuple[bytes, bytes]:
-    """The bytes of the two files of a pair."""
+    """Return the bytes of the two files of a pair."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "scan.hdr"
         nib.save(image, path)
@@ -226,7 +226,7 @@ def _pair(image: Any) -> tuple[bytes, bytes]:
 
 
 def mutate(scan: Scan, chance: random.Random) -> tuple[bytes, str]:
-    """The file with one to three lies in its header, and what they are."""
+    """Return the file with one to three false values in its header, and a description of them."""
     broken = scan.content
     end = scan.fields.length
     # A NIfTI header's first bytes tell its byte order; NIfTI-2 starts alike.
@@ -250,7 +250,7 @@ def mutate(scan: Scan, chance: random.Random) -> tuple[bytes, str]:
 
 
 def _lie(kind: str, chance: random.Random) -> float:
-    """A value for a field of this struct type."""
+    """Return a value for a field of this struct type."""
     if kind in "fd":
         special = (*_FLOATS, *_NON_NUMBERS, chance.uniform(-2, 2), chance.gauss(0, 1e3))
         return float(chance.choice(special))
@@ -273,7 +273,7 @@ def _must_refuse(tally: Tally, path: Path, content: bytes, what: str) -> None:
 def _read(
     tally: Tally, path: Path, what: str, *, axes: str | None = None
 ) -> Volume | None:
-    """Read a file; refusals, crashes and delays go into the tally."""
+    """Read a file; count refusals, crashes and delays in the tally."""
     start = time.perf_counter()
     try:
         late = HangError(f"not done after {_PATIENCE_S} s")
@@ -296,7 +296,7 @@ def _read(
 
 
 def contradiction(volume: Volume, scan: Scan, content: bytes) -> str:
-    """Where what was read differs from a careful second reading of the same bytes."""
+    """Return how a volume differs from a careful second reading of the same bytes."""
     try:
         careful = scan.careful(content)
     except ValueError as error:
@@ -320,7 +320,7 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="trinat-fuzz-") as name:
         folder = Path(name)
-        # One read first, so that what is imported lazily does not count.
+        # Read one file first, so that lazy imports do not count.
         odd_scan().to_filename(folder / "sound.nii.gz")
         Volume.read(folder / "sound.nii.gz")
         limit_memory(_MEMORY_MIB)

@@ -103,7 +103,7 @@ class QuickNat(nn.Module):
 
 
 def trained(**settings: object) -> QuickNat:
-    """Random values everywhere, norm statistics too."""
+    """Return a QuickNAT with random values everywhere, including norm statistics."""
     network = QuickNat(**settings)
     generator = torch.Generator().manual_seed(5)
     for name, tensor in network.state_dict().items():

@@ -1,9 +1,10 @@
-"""How QuickNAT is trained, from its formulas: the loss of the paper, and SGD with momentum.
+"""Reference training of QuickNAT from its formulas: the loss of the paper, and SGD with momentum.
 
-Written pixel by pixel where that is plain to read, and in doubles; nothing of trinat is used. After
-the authors' code (github.com/ai-med/QuickNATv2, quickNAT_pytorch, nn-common-modules) but for its
-mistakes: softmax once, class weights that are no integers, edges within a slice, and weights that
-multiply the cross entropy of each pixel and not its mean.
+Written pixel by pixel where that is plain to read, and in doubles, without any code of
+trinat. It follows the authors' code (github.com/ai-med/QuickNATv2, quickNAT_pytorch,
+nn-common-modules) except for its mistakes: softmax once, class weights that are no
+integers, edges within a slice, and weights that multiply the cross entropy of each pixel
+and not its mean.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _EPSILON = 1e-4
 
 
 def pixel_weights(labels: Tensor, counts: Tensor) -> Tensor:
-    """omega (N, H, W): median(f) / f of the label, and 2 median(f) / min(f) more on an edge."""
+    """Return omega (N, H, W): median(f) / f of the label, plus 2 median(f) / min(f) on an edge."""
     frequency = counts.numpy().astype(np.float64)
     median = np.median(frequency)
     on_edge = 2 * median / frequency.min()
@@ -38,7 +39,9 @@ def pixel_weights(labels: Tensor, counts: Tensor) -> Tensor:
 
 
 def loss(logits: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
-    """Weighted cross entropy, a mean over pixels, and Dice loss, a mean over all classes."""
+    """Return the weighted cross entropy, a mean over pixels, plus the Dice loss, a mean over
+    classes.
+    """
     probabilities = logits.softmax(1)
     omega = pixel_weights(labels, counts)
     of_label = probabilities.gather(1, labels[:, None].long())[:, 0]

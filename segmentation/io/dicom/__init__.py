@@ -1,6 +1,6 @@
-"""Series of DICOM files, in a folder or a zip: which are T1-weighted 3D scans; their voxels, place.
+"""DICOM series in a folder or a zip: selection of T1-weighted 3D scans, their voxels and geometry.
 
-pydicom parses headers and decodes pixels, from bytes in memory that were measured before: it reads
-whatever sizes a file announces. Nothing of what a header says of the patient leaves this folder,
-but for whole headers, which a DICOM segmentation of the same patient is made from.
+pydicom parses headers and decodes pixels, from bytes in memory whose size was checked
+before: it reads whatever sizes a file announces. No patient data of a header leaves this
+folder, except whole headers, from which a DICOM segmentation of the same patient is made.
 """

@@ -1,4 +1,4 @@
-"""Where the images of a DICOM series are, and the volume that they make as slices."""
+"""Geometry of the images of a DICOM series, and the volume of which they are slices."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from trinat.segmentation.io.orientation import MAX_SHEAR
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-# Positions are written with few digits.
+# Tolerance for positions, which are written with few digits.
 _POSITION_MM = 0.01
-# How far a slice may be off its place on an even grid, as a share of the slices' distance.
+# Tolerance for a slice's position on an even grid, as a share of the distance between slices.
 _UNEVEN = 0.01
 _SAME_COSINES = 1e-4
-# The functional group of an enhanced file that holds each element of a frame.
+# Functional groups of an enhanced file that hold the elements of a frame.
 _GROUPS = {
     "ImagePositionPatient": "PlanePosition",
     "ImageOrientationPatient": "PlaneOrientation",
@@ -36,11 +36,11 @@ _GROUPS = {
 
 
 class Frame(NamedTuple):
-    """An image: where it is in the files, and in the patient's space (LPS, mm).
+    """Position of an image in the files and in the patient's space (LPS, mm).
 
-    It is image `number` of `file`. `position` is the centre of its first pixel. `cosines` are the
-    directions along a row (3) and along a column (3), `spacing` the distances between rows and
-    between columns. `scaling` is slope and intercept of its values.
+    The frame is image `number` of `file`. `position` is the centre of its first pixel.
+    `cosines` are the directions along a row (3) and along a column (3), `spacing` the distances
+    between rows and between columns. `scaling` is the slope and intercept of its values.
     """
 
     file: int
@@ -54,8 +54,8 @@ class Frame(NamedTuple):
 class Stack(NamedTuple):
     """Frames in the order of their slices, and the affine (column, row, slice) -> RAS mm.
 
-    `affine` is (4, 4), float64. `notes` say what was unusual and accepted, as a sentence each; it
-    is empty for an ordinary series.
+    `affine` is (4, 4), float64. `notes` describe unusual properties that were accepted, a
+    sentence each; they are empty for an ordinary series.
     """
 
     frames: list[Frame]
@@ -64,10 +64,10 @@ class Stack(NamedTuple):
 
 
 def frames_of(dataset: Dataset, file: int, where: Path) -> list[Frame]:
-    """Where each image in a file is; of an enhanced file by its functional groups.
+    """Return the geometry of each image in a file; of an enhanced file from its functional groups.
 
-    `file` is the number by which its frames are found again. Raises IntegrityError where frames
-    and places differ in number, GeometryError where a place is missing.
+    `file` is the number that identifies the file of the frames. Raises IntegrityError if the
+    numbers of frames and positions differ, and GeometryError if a position is missing.
     """
     count = frame_count(dataset)
     places = 1
@@ -79,12 +79,12 @@ def frames_of(dataset: Dataset, file: int, where: Path) -> list[Frame]:
 
 
 def _is_enhanced(dataset: Dataset) -> bool:
-    """Whether a file holds several frames, each with a place of its own."""
+    """Return True if a file holds several frames, each with its own position."""
     return "PerFrameFunctionalGroupsSequence" in dataset
 
 
 def _frame(dataset: Dataset, file: int, number: int, where: Path) -> Frame:
-    """One frame of a file; GeometryError where its place is missing."""
+    """Return one frame of a file; raise GeometryError if its position is missing."""
     position = _numbers(dataset, number, "ImagePositionPatient")
     cosines = _numbers(dataset, number, "ImageOrientationPatient")
     spacing = _numbers(dataset, number, "PixelSpacing")
@@ -104,7 +104,7 @@ def _frame(dataset: Dataset, file: int, number: int, where: Path) -> Frame:
 
 
 def _numbers(dataset: Dataset, frame: int, keyword: str) -> tuple[float, ...]:
-    """The values of an element for a frame; none where it is not there."""
+    """Return the values of an element for a frame; () if the element is missing."""
     if _is_enhanced(dataset):
         values = functional_group(dataset, frame, _GROUPS[keyword]).get(keyword)
     else:
@@ -113,9 +113,9 @@ def _numbers(dataset: Dataset, frame: int, keyword: str) -> tuple[float, ...]:
 
 
 def stack(frames: list[Frame], where: Path) -> Stack:
-    """Order frames along the normal of their plane, and lay an even grid through them.
+    """Order frames along the normal of their plane, and fit an even grid to them.
 
-    Raises GeometryError where they are not the slices of one volume.
+    Raises GeometryError if they are not the slices of one volume.
     """
     row, column = _common_plane(frames, where)
     normal = np.cross(row, column)
@@ -125,8 +125,8 @@ def stack(frames: list[Frame], where: Path) -> Stack:
 
     ordered = sorted(frames, key=along_normal)
     places = np.array([frame.position for frame in ordered])
-    # The even grid that comes nearest to all slices: a line fitted by least squares. With slice
-    # numbers counted from the middle their sum is 0, and the fit is one division.
+    # The grid is a line through the slice positions, fitted by least squares. Slice numbers counted
+    # from the middle sum to 0, so the fit is one division.
     numbers = np.arange(len(places)) - (len(places) - 1) / 2
     step = numbers @ places / (numbers @ numbers)
     even_places = places.mean(axis=0) + np.outer(numbers, step)
@@ -136,7 +136,7 @@ def stack(frames: list[Frame], where: Path) -> Stack:
     if problem:
         raise GeometryError(problem, where=where, remedy=REMAKE)
     rows_mm, columns_mm = ordered[0].spacing
-    # A step to the next column goes along a row, and one to the next row along a column.
+    # A step to the next column goes along a row, and a step to the next row along a column.
     steps = (row * columns_mm, column * rows_mm, step)
     affine = _ras_affine(*steps, origin=even_places[0])
     notes: tuple[str, ...] = ()
@@ -152,9 +152,9 @@ def stack(frames: list[Frame], where: Path) -> Stack:
 def _common_plane(
     frames: list[Frame], where: Path
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Unit vectors along the rows and the columns of all frames, at right angles.
+    """Return orthogonal unit vectors along the rows and the columns of all frames.
 
-    Raises GeometryError for frames of several orientations or pixel sizes.
+    Raises GeometryError for several orientations or pixel sizes, and for sheared axes.
     """
     cosines = np.array([frame.cosines for frame in frames])
     if np.abs(cosines - cosines[0]).max() > _SAME_COSINES:
@@ -181,10 +181,11 @@ def _problem(
     step: NDArray[np.float64],
     normal: NDArray[np.float64],
 ) -> str:
-    """Why slices are no even grid, or nothing.
+    """Return why slices do not form an even grid, or "" if they do.
 
-    `offsets` (N, 3) is how far each is off its place on the grid, `gaps` (N - 1) the distances
-    between neighbours along the normal, `step` (3,) the grid's step. All are in mm.
+    `offsets` (N, 3) are the distances of slices from their positions on the grid, `gaps` (N -
+    1) the distances between neighbours along the normal, `step` (3,) the grid's step. All are
+    in mm.
     """
     usual_mm = float(np.median(gaps))
     slack_mm = max(_POSITION_MM, usual_mm * _UNEVEN)
@@ -205,7 +206,7 @@ def _problem(
 
 
 def _off_along(offsets: NDArray[np.float64], normal: NDArray[np.float64]) -> float:
-    """How far slices are off their places along the normal, at most."""
+    """Return the largest offset of a slice along the normal."""
     return float(np.abs(offsets @ normal).max())
 
 
@@ -216,13 +217,13 @@ def _ras_affine(
     *,
     origin: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """The affine (4, 4) to RAS mm of steps and origin in DICOM's space.
+    """Return the affine (4, 4) to RAS mm from steps and origin in DICOM's space.
 
-    There x grows to the patient's left and y to the back.
+    In DICOM's space x grows to the patient's left and y to the back.
     """
     affine = np.eye(4)
     affine[:3] = np.column_stack([column_step, row_step, slice_step, origin])
     affine[:2] *= -1
-    # No zero is negative.
+    # Turn -0.0 into 0.0.
     affine += 0.0
     return affine

@@ -1,4 +1,4 @@
-"""A DICOM file's header, parsed by pydicom without what could fill the memory or print a name."""
+"""Parser of DICOM headers, limited in memory and without output of patient data."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 # byte, and of an item, which may be empty, a kilobyte.
 MAX_HEADER = 8 * 2**20
 _MAX_ITEMS = 100_000
-# How an item begins, in files of either byte order.
+# First bytes of an item, in files of either byte order.
 _ITEM_STARTS = (b"\xfe\xff\x00\xe0", b"\xff\xfe\xe0\x00")
-# After a preamble of 128 bytes every DICOM file says what it is.
+# Offset of the DICOM magic, after a preamble of 128 bytes.
 _MAGIC_AT = 128
 _MAGIC = b"DICM"
 START_LENGTH = _MAGIC_AT + len(_MAGIC)
@@ -30,9 +30,9 @@ _DEFLATED_UID = b"1.2.840.10008.1.2.1.99"
 _DIRECTORY_UID = b"1.2.840.10008.1.3.10"
 REMAKE = "export the series again"
 
-# All that is read of a header.
+# Elements that are read from a header.
 _TAGS = [
-    # What it is, and of which series.
+    # Kind of file, and its series.
     "SOPClassUID",
     "SOPInstanceUID",
     "Modality",
@@ -42,14 +42,14 @@ _TAGS = [
     "SeriesDescription",
     "ProtocolName",
     "FrameOfReferenceUID",
-    # How it was acquired.
+    # Acquisition.
     "ScanningSequence",
     "MRAcquisitionType",
     "AngioFlag",
     "EchoTime",
     "AcquisitionContrast",
     "EchoPlanarPulseSequence",
-    # How its pixels are stored.
+    # Storage of pixels.
     "SamplesPerPixel",
     "PhotometricInterpretation",
     "Rows",
@@ -60,17 +60,17 @@ _TAGS = [
     "PixelRepresentation",
     "NumberOfFrames",
     "PlanarConfiguration",
-    # Where it is.
+    # Geometry.
     "ImagePositionPatient",
     "ImageOrientationPatient",
     "PixelSpacing",
-    # What its values mean.
+    # Scaling and meaning of values.
     "RescaleSlope",
     "RescaleIntercept",
     "ModalityLUTSequence",
     "PixelPaddingValue",
     "PixelPaddingRangeLimit",
-    # All of this once more, for the frames of an enhanced file.
+    # The same elements for the frames of an enhanced file.
     "SharedFunctionalGroupsSequence",
     "PerFrameFunctionalGroupsSequence",
 ]
@@ -78,26 +78,26 @@ _PYDICOM_SETTINGS = threading.RLock()
 
 
 def has_magic(start: bytes) -> bool:
-    """Whether a file that starts with these bytes is a DICOM file."""
+    """Return True if a file that starts with these bytes is a DICOM file."""
     return start[_MAGIC_AT:START_LENGTH] == _MAGIC
 
 
 def lists_files(raw: bytes) -> bool:
-    """Whether it is a DICOMDIR, the table of contents of a disc."""
+    """Return True for a DICOMDIR, the table of contents of a disc."""
     return _DIRECTORY_UID in raw[:1024]
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep pydicom and highdicom from printing, in warnings and logs, what a header says.
+    """Keep pydicom and highdicom from printing header content in warnings and logs.
 
-    Values that break the standard's rules are taken as they are in the meantime.
+    Values that violate the standard are accepted meanwhile.
     """
     from pydicom import config
 
     for name in ("pydicom", "highdicom"):
         logging.getLogger(name).disabled = True
-    # One thread at a time: what is set here holds for all.
+    # One thread at a time, because these settings are global.
     with (
         _PYDICOM_SETTINGS,
         config.disable_value_validation(),
@@ -109,9 +109,9 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def damage_explained(where: Path) -> Iterator[None]:
-    """One line for whatever pydicom stumbles over: its own may quote the header.
+    """Turn any exception of pydicom into a one-line IntegrityError: its own may quote the header.
 
-    Our own errors about a file come through, and so does a lack of memory.
+    InputError and MemoryError pass through.
     """
     try:
         with quiet():
@@ -123,12 +123,13 @@ def damage_explained(where: Path) -> Iterator[None]:
 
 
 def parse(raw: bytes, where: Path, *, whole: bool = False) -> tuple[Dataset, int]:
-    """A file's header, and where in the file its pixels begin.
+    """Parse a file's header; return it with the offset at which the file's pixels begin.
 
-    With `whole` all of the header, the patient's name among it, else what we use of it. `raw` are
-    the bytes of the file, or as many of its first as a header may have. Raises an InputError for
-    what is no image, and for a header that would take too much memory. What pydicom raises for
-    damage comes through: call it within `damage_explained`.
+    `raw` are the bytes of the file, or at least as many of its first bytes as a header may
+    have. With `whole` the result is the complete header, including the patient's name, else
+    only the elements that are used. Raises an InputError if the file is no image, and if the
+    header would take too much memory. Exceptions of pydicom for damage pass through: call it
+    within `damage_explained`.
     """
     from pydicom import dcmread
 
@@ -141,7 +142,7 @@ def parse(raw: bytes, where: Path, *, whole: bool = False) -> tuple[Dataset, int
             where=where,
             remedy="give the folder that holds it",
         )
-    # pydicom unpacks a deflated header whole, to whatever size.
+    # pydicom unpacks a deflated header completely, to whatever size.
     is_deflated = _DEFLATED_UID in head
     items = sum(head.count(start) for start in _ITEM_STARTS)
     if is_deflated or items > _MAX_ITEMS:
@@ -155,14 +156,14 @@ def parse(raw: bytes, where: Path, *, whole: bool = False) -> tuple[Dataset, int
 
 
 def frame_count(dataset: Dataset) -> int:
-    """How many images a file holds; a classic one does not say that it is one."""
+    """Return the number of images in a file; 1 if the header has none, as in classic files."""
     return int(dataset.get("NumberOfFrames") or 1)
 
 
 def functional_group(dataset: Dataset, frame: int, name: str) -> Any:
-    """The item of an enhanced file's functional group that holds for a frame.
+    """Return the item of an enhanced file's functional group that applies to a frame.
 
-    A frame's own goes before the one that all frames share. Empty where there is none.
+    A frame's own item takes precedence over the shared item. Empty if there is none.
     """
     for kind, number in (("PerFrame", frame), ("Shared", 0)):
         items = dataset.get(f"{kind}FunctionalGroupsSequence") or ()
@@ -172,9 +173,10 @@ def functional_group(dataset: Dataset, frame: int, name: str) -> Any:
 
 
 def several(value: Any) -> list[Any]:
-    """The values of an element that may have none, one or more.
+    """Return the values of an element as a list.
 
-    pydicom gives None or an empty text for none, the value itself for one, and a list for more.
+    pydicom gives None or an empty text for no value, the value itself for one, and a list for
+    more.
     """
     if value is None:
         return []

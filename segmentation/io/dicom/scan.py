@@ -1,4 +1,4 @@
-"""A scan of the DICOM files of one series: its header first, then its voxels."""
+"""Reader of a scan from the DICOM files of one series: first its header, then its voxels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trinat.segmentation.io.limits import MAX_BYTES, check_sides, check_zooms
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-# What must be the same in all files.
+# Elements that must be equal in all files.
 _COMMON = (
     "Rows",
     "Columns",
@@ -39,17 +39,17 @@ _COMMON = (
 )
 _UNSCALED = (1.0, 0.0)
 
-# How the element of pixels begins, in files of either byte order.
+# First bytes of the pixel element, in files of either byte order.
 _PIXEL_TAGS = (b"\xe0\x7f\x10\x00", b"\x7f\xe0\x00\x10")
-# An element's length where it is not known: its pixels are compressed, in pieces.
+# Length of an element of unknown length: its pixels are compressed, in pieces.
 _UNDEFINED_LENGTH = 0xFFFFFFFF
 
 
 class Loaded(NamedTuple):
-    """The files of a scan, its slices in their order, and what is known before voxels are read.
+    """Files of a scan and its ordered slices, before voxels are read.
 
-    Files have the numbers by which frames name them. `digest` is the SHA-256 of the zip, or of
-    the files in the order of their names.
+    Files have the numbers by which frames refer to them. `digest` is the SHA-256 of the zip, or
+    of the files in the order of their names.
     """
 
     files: dict[int, DicomFile]
@@ -62,10 +62,10 @@ class Loaded(NamedTuple):
 def read_series(
     place: Path, names: Sequence[str] = ()
 ) -> tuple[Header, NDArray[Any], str, tuple[str, ...]]:
-    """Header, voxels (column, row, slice), digest and notes of the scan that these files are.
+    """Read the header, voxels (column, row, slice), digest and notes of a scan.
 
-    `names` are files in `place`, a folder or a zip; see `load`. What the header does not scale is
-    scaled here, slice by slice, and voxels of padding are set to 0.
+    `names` are files in `place`, a folder or a zip; see `load`. Scaling that the header does
+    not apply is applied here, slice by slice, and voxels of padding are set to 0.
     """
     files, frames, header, digest, notes = load(place, names)
     voxels = np.empty(header.shape, header.dtype, order="F")
@@ -74,7 +74,7 @@ def read_series(
     for at, frame in enumerate(frames):
         slices[frame.file].append(at)
     for number, places in slices.items():
-        # What was read is let go of, file by file.
+        # Remove each file once it is read, to free its memory.
         file = files.pop(number)
         pixels = decode(file)
         for at in places:
@@ -93,10 +93,10 @@ def read_series(
 
 
 def load(place: Path, names: Sequence[str] = (), *, whole: bool = False) -> Loaded:
-    """The files of a scan, checked; without names, of the only T1-weighted series in `place`.
+    """Load and check the files of a scan; without names, of the only T1-weighted series in `place`.
 
-    `whole`: with all that their headers say, the patient's name among it, and without pixels.
-    Raises an InputError for whatever is no scan.
+    With `whole`, headers are complete, including the patient's name, and without pixels. Raises
+    an InputError if the files are no scan.
     """
     if not names:
         place, names = only_scan(place)
@@ -139,10 +139,11 @@ def load(place: Path, names: Sequence[str] = (), *, whole: bool = False) -> Load
 def _lay_out(
     datasets: list[Dataset], frames: list[Frame], where: Path
 ) -> tuple[Header, Stack]:
-    """The header of the scan that the frames of these files make, and its slices.
+    """Return the header of the scan that the frames of these files make, and its slices.
 
-    Voxels keep the type in the files and the header scales them, if one scaling is for all. Else
-    they are float32, and unscaled by the header. Raises an InputError if they are no one scan.
+    If one scaling applies to all, voxels keep the type in the files and the header scales them.
+    Else they are float32, and not scaled by the header. Raises an InputError if they are not
+    one scan.
     """
     for keyword in _COMMON:
         if len({str(dataset.get(keyword)) for dataset in datasets}) > 1:
@@ -155,7 +156,7 @@ def _lay_out(
     shape = check_sides(dims, where)
     slices = stack(frames, where)
     affine = slices.affine
-    # Scaled slice by slice, where slices differ, or where padding must stay 0.
+    # Scale slice by slice if slices differ, or if padding must stay 0.
     scalings = {frame.scaling for frame in frames}
     pads = any("PixelPaddingValue" in dataset for dataset in datasets)
     is_even = len(scalings) == 1 and not (pads and scalings != {_UNSCALED})
@@ -167,7 +168,7 @@ def _lay_out(
         slope, intercept = _UNSCALED
     lengths = np.linalg.norm(affine[:3, :3], axis=0)
     zooms = check_zooms(lengths, where)
-    # One statement stands for both forms: they cannot disagree.
+    # The same form for qform and sform, so that the two cannot disagree.
     form = Form(1, affine)
     header = Header(shape, dtype, 0, slope, intercept, zooms, form, form, affine)
     check_size(header, where)
@@ -175,7 +176,7 @@ def _lay_out(
 
 
 def _stored_type(dataset: Dataset, where: Path) -> np.dtype[Any]:
-    """The type of a file's values; FormatError if they are no grey values."""
+    """Return the type of a file's values; raise FormatError if they are not grey values."""
     is_grey = dataset.get("SamplesPerPixel") == 1
     if not is_grey or dataset.PhotometricInterpretation != "MONOCHROME2":
         raise FormatError(
@@ -189,9 +190,9 @@ def _stored_type(dataset: Dataset, where: Path) -> np.dtype[Any]:
 
 
 class DicomFile(NamedTuple):
-    """A file whose header is parsed; `pixels_at` is where in its bytes the pixels begin.
+    """File with a parsed header; `pixels_at` is the offset of the pixels in its bytes.
 
-    `raw` holds the whole file, so that nothing is open. `where` is for messages only.
+    `raw` holds the whole file, so that no file stays open. `where` is for messages only.
     """
 
     where: Path
@@ -201,10 +202,10 @@ class DicomFile(NamedTuple):
 
 
 def _check_pixels(file: DicomFile) -> None:
-    """Refuse, before anything is decoded, pixels that are not there or that nothing decodes.
+    """Check before decoding that the pixels are complete and can be decoded.
 
-    Raises FormatError for what is stored in another way than we read, IntegrityError for a file
-    that ends early. How many bytes compressed pixels must have is not known.
+    Raises FormatError for an unsupported way of storage, IntegrityError for a file that ends
+    early. The number of bytes of compressed pixels cannot be checked.
     """
     where, dataset, raw, at = file
     if dataset.get("ModalityLUTSequence"):
@@ -231,12 +232,12 @@ def _check_pixels(file: DicomFile) -> None:
 
 
 def _require_decoder(syntax: Any, where: Path) -> None:
-    """Refuse a compression that no installed package decodes."""
+    """Raise FormatError for a compression that no installed package decodes."""
     from pydicom.pixels.decoders.base import get_decoder
 
     try:
         is_known = get_decoder(syntax).is_available
-    # For films, pydicom has no list of decoders at all.
+    # pydicom has no list of decoders for video.
     except NotImplementedError:
         is_known = False
     if not is_known:
@@ -248,14 +249,15 @@ def _require_decoder(syntax: Any, where: Path) -> None:
 
 
 def decode(file: DicomFile) -> NDArray[Any]:
-    """All frames of a file, (frame, row, column), as stored; IntegrityError if it is damaged.
+    """Decode all frames of a file, (frame, row, column), as stored; raise IntegrityError for
+    damage.
 
     The file must have passed `_check_pixels`.
     """
     where, dataset, raw, at = file
     syntax = dataset.file_meta.TransferSyntaxUID
     order: Literal["little", "big"] = "little" if syntax.is_little_endian else "big"
-    # Before the pixels stand tag and length, and unless it is implicit their kind.
+    # The pixels follow a tag, a length and, unless the syntax is implicit, a value representation.
     start = at + (8 if syntax.is_implicit_VR else 12)
     length = int.from_bytes(raw[start - 4 : start], order)
     is_undefined = length == _UNDEFINED_LENGTH
@@ -273,9 +275,9 @@ def decode(file: DicomFile) -> NDArray[Any]:
 
 
 def is_padding(dataset: Dataset, stored: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which stored values stand for no measurement, by PixelPaddingValue and its range limit.
+    """Return a mask of stored values that are padding, by PixelPaddingValue and its range limit.
 
-    A mask of the shape of `stored`; nothing is set where the header names no padding.
+    It has the shape of `stored`, and is False everywhere if the header defines no padding.
     """
     first = dataset.get("PixelPaddingValue")
     if first is None:
@@ -283,6 +285,6 @@ def is_padding(dataset: Dataset, stored: NDArray[Any]) -> NDArray[np.bool_]:
     last = dataset.get("PixelPaddingRangeLimit")
     if last is None:
         last = first
-    # Some writers give the number of a signed value without its sign: its bits count.
+    # Some writers give a signed value without its sign, so compare the bits.
     ends = np.array([int(first), int(last)]).astype(stored.dtype)
     return np.asarray((stored >= ends.min()) & (stored <= ends.max()))

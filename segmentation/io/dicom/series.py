@@ -1,6 +1,6 @@
-"""The series in a folder or a zip, how their bytes are read, and which are scans of the head.
+"""Search for series in a folder or a zip, and selection of scans of the head.
 
-Those are T1-weighted and 3D, or of any contrast where that is asked for.
+Scans are T1-weighted and 3D, or of any contrast on request.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from trinat.segmentation.io.streams import refuse_bomb
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-# A zip's table of contents: some 40,000 files.
+# Largest table of contents of a zip: about 40,000 files.
 _MAX_CONTENTS = 4 * 2**20
 # The record that ends a zip, and the longest comment that may follow it.
 _ZIP_END_LENGTH = 22 + 2**16
 _ZIP_END = b"PK\5\6"
 _ZIP64_END = b"PK\6\7"
-# Encrypted ones and unknown kinds of compression raise the last two.
+# The last two are raised for encrypted zips and unknown kinds of compression.
 _ZIP_DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
@@ -61,7 +61,7 @@ _ZIP_DAMAGE = (
     RuntimeError,
 )
 
-# How many of the reasons in a folder are named.
+# Number of reasons that a message quotes for a folder.
 _NAMED = 5
 _NUMBER = re.compile("[0-9]{1,9}")
 
@@ -71,12 +71,12 @@ _MR_CLASSES = (_MR, f"{_MR}.1", f"{_MR}.4")
 _MODALITY = re.compile("[A-Z]{2}|SEG|RT[A-Z]{1,8}")
 _MAX_ECHO_MS = 25.0
 
-# Words of ImageType.
+# Values of ImageType.
 _PHASES = frozenset({"P", "PHASE", "PHASE MAP", "R", "REAL", "I", "IMAGINARY"})
 _DERIVED = frozenset({"DERIVED", "SECONDARY", "MPR", "PROJECTION IMAGE", "REFORMATTED"})
-# Words of descriptions, in small letters.
+# Words in descriptions, in lower case.
 _T1 = re.compile(r"t1|mp2?rage|spgr|bravo|tfe")
-# Where a word begins: "headcoil" has "adc" in it.
+# Only at the beginning of a word: "headcoil" contains "adc".
 _OTHER_CONTRAST = re.compile("(?<![a-z])(t2|flair|ciss|fiesta)")
 _NO_ANATOMY = re.compile(
     "(?<![a-z])(swi|tof|angio|dwi|dti|diff|adc|bold|asl|perf|field|phase)"
@@ -85,10 +85,10 @@ _SCOUT = re.compile(r"locali[sz]er|scout|survey")
 
 
 class Container(NamedTuple):
-    """A folder or a zip that is open.
+    """Open folder or zip.
 
-    `members` are the names of the files in a zip; of a folder none are listed. `read` gives the
-    bytes of a member up to a limit. `digest` is the SHA-256 of a zip.
+    `members` are the names of the files in a zip; empty for a folder. `read` returns the bytes
+    of a member up to a limit. `digest` is the SHA-256 of a zip.
     """
 
     members: Sequence[str]
@@ -97,10 +97,10 @@ class Container(NamedTuple):
 
 
 def is_dicom(path: Path) -> bool:
-    """Whether a regular file begins as DICOM files do.
+    """Return True if a regular file begins like a DICOM file.
 
-    Only the first bytes are read. False for a folder, a link to nothing, and a file that may not be
-    read: nothing is raised.
+    Only the first bytes are read. Returns False for a folder, a dangling link and an unreadable
+    file: nothing is raised.
     """
     try:
         with open_regular(path) as file:
@@ -110,16 +110,16 @@ def is_dicom(path: Path) -> bool:
 
 
 def holds_dicom(path: Path) -> bool:
-    """Whether a scan is looked for inside: a folder, a zip, a DICOM file."""
+    """Return True for paths in which DICOM scans are searched: a folder, a zip, a DICOM file."""
     return path.is_dir() or path.suffix.lower() == ".zip" or is_dicom(path)
 
 
 @contextmanager
 def opened(place: Path) -> Iterator[Container]:
-    """A folder or a zip to read members of.
+    """Open a folder or a zip for reading members.
 
-    Raises FormatError without pydicom and for a zip that unpacks to too much, IntegrityError for
-    a damaged zip, also while its members are read.
+    Raises FormatError without pydicom and for a zip that unpacks to too much, IntegrityError
+    for a damaged zip, also while its members are read.
     """
     try:
         import pydicom  # noqa: F401
@@ -148,10 +148,10 @@ def opened(place: Path) -> Iterator[Container]:
 
 
 class Series(NamedTuple):
-    """A series, or those of its files that go together.
+    """Series, or the files of a series that belong together.
 
-    Its name is made of the series' number and a piece of its identifier's hash. `reason` says why
-    it is no scan. A `damaged` one is a single file that may belong to any series.
+    Its name consists of the series' number and part of its identifier's hash. `reason` says why
+    it is no scan. A `damaged` series is a single file that may belong to any series.
     """
 
     name: str
@@ -161,7 +161,7 @@ class Series(NamedTuple):
 
 
 class _Image(NamedTuple):
-    """A file of a series: its name, the series' number and how many images it holds."""
+    """File of a series: its name, the series' number and the number of images in it."""
 
     name: str
     series_number: str
@@ -174,12 +174,13 @@ def find_series(
     *,
     any_contrast: bool = False,
 ) -> list[Series]:
-    """The series in a zip, or of these files of a folder; scans come first.
+    """Find the series in a zip, or in the given files of a folder; scans come first.
 
-    Scans are T1-weighted and 3D, or with `any_contrast` any anatomical series. Files that are not
-    DICOM are passed over. A damaged file is a series of its own, with the damage as its reason.
+    Scans are T1-weighted and 3D, or with `any_contrast` any anatomical series. Files that are
+    not DICOM are skipped. A damaged file becomes a series of its own, with the damage as its
+    reason.
     """
-    # Files of a series that are left out for different reasons are different series.
+    # Files of a series with different reasons become different series.
     groups: dict[tuple[str, str], list[_Image]] = defaultdict(list)
     found = []
     with opened(place) as container:
@@ -197,7 +198,7 @@ def find_series(
                     series_number = str(dataset.get("SeriesNumber"))
                     image = _Image(name, series_number, frame_count(dataset))
             except InputError as error:
-                # Names in a zip are a hospital's, and may be a patient's.
+                # Names in a zip come from a hospital, and may contain a patient's name.
                 shown = Path(name).name if names else f"file-{number}"
                 found.append(Series(shown, (name,), error.what, damaged=True))
             else:
@@ -206,7 +207,7 @@ def find_series(
         digest = hashlib.sha256(f"{uid}{reason}".encode()).hexdigest()[:8]
         series_number = images[0].series_number
         name = f"series-{digest}"
-        # What is no number may be anything, a patient's name too.
+        # A value that is not a number may be anything, including a patient's name.
         if _NUMBER.fullmatch(series_number):
             name = f"series-{series_number}-{digest}"
         count = sum(image.frames for image in images)
@@ -214,12 +215,12 @@ def find_series(
             reason = f"{count} images, fewer than {MIN_SIDE}"
         files = natsorted(image.name for image in images)
         found.append(Series(name, tuple(files), reason))
-    # Scans before others.
+    # Scans come first.
     return list(natsorted(found, key=lambda series: (bool(series.reason), series.name)))
 
 
 def only_scan(place: Path) -> tuple[Path, Sequence[str]]:
-    """The folder or zip and the files in it of the one T1-weighted series that `place` holds.
+    """Find the only T1-weighted series in `place`: return the folder or zip and its files.
 
     `place` is a folder, a zip or a single file. Raises FormatError for none and for several.
     """
@@ -243,15 +244,15 @@ def only_scan(place: Path) -> tuple[Path, Sequence[str]]:
 
 
 def why_left_out(dataset: Dataset, *, any_contrast: bool = False) -> str:
-    """Why an image is no part of a T1-weighted 3D scan, in words that are not its header's.
+    """Return why an image is not part of a T1-weighted 3D scan, without quoting its header.
 
-    With `any_contrast`, why it is no part of an anatomical scan, 3D or in slices. Empty if it may
-    be one. What the header does not say speaks for the image: headers of old and of anonymous
-    files say little. The first reason that holds is given.
+    With `any_contrast`, why it is not part of an anatomical scan, 3D or in slices. "" if it may
+    be part of one. Missing elements count in favour of the image, because headers of old and of
+    anonymous files have few elements. The first reason that applies is returned.
     """
     modality = str(dataset.get("Modality"))
     if modality != "MR" or dataset.get("SOPClassUID") not in _MR_CLASSES:
-        # Only a modality of the standard's form is repeated.
+        # Quote the modality only if it has the standard's form.
         if _MODALITY.fullmatch(modality):
             return f"no MR image ({modality})"
         return "no MR image"
@@ -265,7 +266,7 @@ def why_left_out(dataset: Dataset, *, any_contrast: bool = False) -> str:
 
 
 def _no_anatomy(dataset: Dataset) -> dict[str, object]:
-    """Reasons against an anatomical scan of any contrast, and whether each holds."""
+    """Return reasons against an anatomical scan of any contrast, and whether each applies."""
     kinds = [str(kind).upper() for kind in several(dataset.get("ImageType"))]
     words = _words(dataset)
     pulses = several(dataset.get("ScanningSequence"))
@@ -284,7 +285,7 @@ def _no_anatomy(dataset: Dataset) -> dict[str, object]:
 
 
 def _not_t1(dataset: Dataset) -> dict[str, object]:
-    """Reasons against a T1-weighted 3D scan, and whether each holds."""
+    """Return reasons against a T1-weighted 3D scan, and whether each applies."""
     words = _words(dataset)
     contrast = dataset.get("AcquisitionContrast") or "UNKNOWN"
     echo_ms = dataset.get("EchoTime")
@@ -303,17 +304,18 @@ def _not_t1(dataset: Dataset) -> dict[str, object]:
 
 
 def _words(dataset: Dataset) -> str:
-    """What people call the series and its protocol, in small letters."""
+    """Return the descriptions of the series and its protocol, in lower case."""
     description = dataset.get("SeriesDescription")
     return f"{description} {dataset.get('ProtocolName')}".lower()
 
 
 def _folder(place: Path) -> Container:
-    """A folder, whose files are opened one by one."""
+    """Return a folder as a container, which opens files one by one."""
 
     def read(name: str, limit: int) -> bytes:
         with open_regular(place / name) as file:
-            # Not `limit` alone: as many bytes would be taken before one is read.
+            # Limited by the size of the file, because `read` allocates as many bytes as it is asked
+            # for.
             size = os.fstat(file.fileno()).st_size
             return file.read(min(limit, size))
 
@@ -321,7 +323,7 @@ def _folder(place: Path) -> Container:
 
 
 def _zip(archive: zipfile.ZipFile, size: int, digest: str, place: Path) -> Container:
-    """An open zip of `size` bytes; FormatError if it unpacks to far more than that."""
+    """Return a zip of `size` bytes as a container; raise FormatError if it unpacks to far more."""
     members = [member for member in archive.infolist() if not member.is_dir()]
     refuse_bomb(sum(member.file_size for member in members), size, place)
 
@@ -334,11 +336,11 @@ def _zip(archive: zipfile.ZipFile, size: int, digest: str, place: Path) -> Conta
 
 
 def _refuse_long_contents(file: BinaryIO, size: int, place: Path) -> None:
-    """Refuse a zip whose table of contents is too long, before zipfile reads it whole."""
+    """Raise FormatError if a zip's table of contents is too long, before zipfile reads it whole."""
     file.seek(max(0, size - _ZIP_END_LENGTH))
     tail = file.read()
     is_long = _ZIP64_END in tail
-    # What looks like the record may be part of a comment: none may announce too much.
+    # A match may be part of a comment, so none of the matches may announce too much.
     for record in re.finditer(_ZIP_END, tail):
         length = tail[record.start() + 12 : record.start() + 16]
         if int.from_bytes(length, "little") > _MAX_CONTENTS:
