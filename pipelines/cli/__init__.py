@@ -1,7 +1,7 @@
-"""The `trinat` command: one module a job, and one place where errors become exit codes.
+"""The `trinat` command: one module per task, and a single place that turns errors into exit codes.
 
-Modules here import only what is light; the work is imported inside each command, so that
-`trinat --help` never waits for torch.
+Modules here import only what is light; each command imports its implementation, so that
+`trinat --help` does not wait for torch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def doctor(json_: Json = False) -> int:
     return diagnose(as_json=json_)
 
 
-# Commands by what they are for, in the order in which the help lists them.
+# Commands by purpose, in the order of the help.
 _PANELS = {
     "Segment": (
         predict.predict,
@@ -89,7 +89,7 @@ _PANELS = {
         doctor,
     ),
 }
-# Those whose options take several values in a row.
+# Commands whose options take several values in a row.
 _WITH_LISTS = (evaluate.evaluate, data.prepare)
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
@@ -107,12 +107,13 @@ def main() -> NoReturn:
 
 
 def run(app: typer.Typer) -> NoReturn:
-    """Run a command line; every failure is one line on stderr and a number from `Exit`."""
-    # Before torch is there. Threads that wait for each other by spinning take processors from those
-    # that they wait for: 13 times slower where other work runs (docs/notes/speed.md).
+    """Run a command line; every failure is one line on stderr and an exit status of `Exit`."""
+    # Must be set before torch is imported. Threads that wait for each other by spinning take
+    # processors from the threads they wait for: 13 times slower if other work runs
+    # (docs/notes/speed.md).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     _open_closed_streams()
-    # A name that the terminal's encoding cannot show is shown escaped.
+    # Escape characters that the terminal's encoding cannot represent.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -129,7 +130,7 @@ def run(app: typer.Typer) -> NoReturn:
             default_map=defaults,
         )
     except typer.TyperException as error:
-        # Typer lets the words of a ValueError begin as pydantic's do.
+        # Typer prefixes the text of a ValueError as pydantic does.
         message = error.format_message().replace(" Value error,", "")
         message = message.strip().rstrip(".")
         context = getattr(error, "ctx", None)
@@ -152,9 +153,9 @@ def run(app: typer.Typer) -> NoReturn:
 
 
 def _split_log_level(words: list[str]) -> tuple[list[str], str]:
-    """The words of a line without --log-level and --debug, and the level that these ask for.
+    """Return the words of a line without --log-level and --debug, and the log level they ask for.
 
-    They may stand anywhere: mostly they are added to a line that was just typed.
+    These options may appear anywhere: usually they are appended to a line that was just typed.
     """
     kept = []
     level = "normal"
@@ -168,13 +169,13 @@ def _split_log_level(words: list[str]) -> tuple[list[str], str]:
         else:
             kept.append(word)
     if level not in ("quiet", "normal", "debug"):
-        # An unknown level is left to typer, which says what there is.
+        # Typer reports an unknown level with the valid ones.
         kept.insert(0, f"--log-level={level}")
     return kept, level
 
 
 def _quiet_defaults(command: Any) -> dict[str, Any]:
-    """Defaults for a command and those below it: each that has a --quiet is quiet."""
+    """Return defaults for a command and its subcommands in which every --quiet is on."""
     defaults: dict[str, Any] = {"quiet": True}
     for name, below in getattr(command, "commands", {}).items():
         defaults[name] = _quiet_defaults(below)
@@ -182,7 +183,9 @@ def _quiet_defaults(command: Any) -> dict[str, Any]:
 
 
 def _open_closed_streams() -> None:
-    """After `2>&-` messages go nowhere, not into the first file that gets the stream's number."""
+    """Open closed standard streams, so that after `2>&-` messages do not go into the first
+    open file.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -191,17 +194,17 @@ def _open_closed_streams() -> None:
             is_closed = True
         if is_closed:
             descriptor = os.open(os.devnull, os.O_RDWR)
-            # For the processes that are started from here.
+            # Inherited by child processes.
             os.set_inheritable(descriptor, True)
             mode = "r" if name == "stdin" else "w"
             setattr(sys, name, os.fdopen(descriptor, mode))
 
 
-# What typer's non-standalone mode returns after Ctrl-C.
+# Return value of typer's non-standalone mode after Ctrl-C.
 _TYPER_INTERRUPTED = 130
 
 
 def _say(message: str, code: Exit) -> Exit:
-    """Print a message on stderr; returns `code`."""
+    """Print a message on stderr and return `code`."""
     typer.echo(f"trinat: {one_line(message)}", err=True)
     return code

@@ -1,4 +1,4 @@
-"""trinat-bids: the command line that BIDS Apps share."""
+"""trinat-bids: the common command line of BIDS Apps."""
 
 from __future__ import annotations
 
@@ -129,6 +129,6 @@ def main() -> NoReturn:
     app = typer.Typer(
         add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
     )
-    # BIDS Apps take `--participant_label 01 02`.
+    # BIDS Apps accept `--participant_label 01 02`.
     app.command(cls=options.ListOptions, context_settings=options.HELP)(command)
     run(app)

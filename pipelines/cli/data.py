@@ -250,7 +250,7 @@ def prepare(
 
 
 def _say_split(store: Path, source: str) -> None:
-    """Print the command that splits a store of this source, if it has a person for each part."""
+    """Print the command that splits a store of this source, if there are enough persons."""
     from trinat.segmentation.data.sources.registry import SOURCES
     from trinat.segmentation.data.store import Store
 
@@ -264,7 +264,7 @@ def _say_split(store: Path, source: str) -> None:
     elif any(subject.subject not in training for subject in labelled):
         say_next("split", store, "--published")
     else:
-        # The published test part is not here.
+        # The published test part is not in the store.
         folds = str(min(5, len(persons)))
         say_next("split", store, "--kfold", folds, "--validation", "0")
 
@@ -352,7 +352,7 @@ def split(
     if out is None:
         source = opened.info.source
         folds = [] if kfold is None else ["--folds"]
-        # Without a GPU quicknat would take weeks.
+        # Without a GPU, quicknat would take weeks.
         recipe = "quicknat" if count_gpus() else "finetune"
         if source == "malc":
             recipe = "manual"

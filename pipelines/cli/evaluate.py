@@ -1,4 +1,4 @@
-"""trinat evaluate, report and people: label maps and persons, as tables and as a page."""
+"""trinat evaluate, report and people: label maps and participants, as tables and a page."""
 
 from __future__ import annotations
 
@@ -181,5 +181,5 @@ def people(
 
 
 def _command() -> str:
-    """The line that was typed, for the pages that it makes."""
+    """Return the command line that was typed, for the pages that it makes."""
     return shlex.join(["trinat", *sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""Commands whose options are the fields of settings: each is declared once, where it is used."""
+"""Commands whose options are fields of settings classes, each declared only once."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _T = TypeVar("_T")
 
 
 class Only:
-    """Names the fields of a settings class that a command has.
+    """Selection of the fields of a settings class that a command has.
 
-    Of `Only(PredictRequest, "suffix", threads=("--n_cpus",))` one has names of its own;
-    `Only(PredictRequest)` has all that are options. The command gets a function that makes the
-    settings, and is told the rest of their fields.
+    `Only(PredictRequest, "suffix", threads=("--n_cpus",))` selects two, one of them under another
+    name; `Only(PredictRequest)` selects all that are options. The command receives a function that
+    takes the remaining fields and makes the settings.
     """
 
     def __init__(self, kind: type, *fields: str, **renamed: tuple[str, ...]) -> None:
@@ -32,10 +32,11 @@ class Only:
 
 
 def with_fields(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A command whose parameters of settings classes become options, one for each of their fields.
+    """Turn a command's parameters of settings classes into options, one for each of their fields.
 
-    It is called with settings made of what was typed. A field without an `Option` is no option: its
-    default stays, or the command replaces it. A parameter may be an `Option` by itself.
+    The command is called with settings made from the options. A field without an `Option` is no
+    option:
+    it keeps its default unless the command replaces it. A parameter may also be an `Option` itself.
     """
     hints = get_type_hints(command, include_extras=True)
     makers: dict[str, Callable[[dict[str, Any]], Any]] = {}
@@ -61,7 +62,7 @@ def with_fields(command: Callable[..., Any]) -> Callable[..., Any]:
         made = {name: make(typed) for name, make in makers.items()}
         return command(**typed, **made)
 
-    # What must be typed comes first.
+    # Required parameters come first.
     parameters.sort(key=lambda parameter: parameter.default is not parameter.empty)
     flat.__annotations__ = {each.name: each.annotation for each in parameters}
     flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -69,7 +70,7 @@ def with_fields(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _remark(hint: Any, kind: type[_T]) -> _T | None:
-    """What an annotated type says in addition, of one kind; None where it says no such thing."""
+    """Return the metadata of one kind in an annotated type; None if there is none."""
     if get_origin(hint) is not Annotated:
         return None
     return next((each for each in get_args(hint) if isinstance(each, kind)), None)
@@ -78,9 +79,9 @@ def _remark(hint: Any, kind: type[_T]) -> _T | None:
 def _declared(
     kind: Any, only: Only | None
 ) -> Iterator[tuple[Field[Any], Any, Option | None]]:
-    """The fields that a command has of a settings class, with type and option; None of settings.
+    """Yield a command's fields of a settings class, with type and option; None for nested settings.
 
-    Its own come before those of the classes that it extends.
+    The class's own fields come before those of its base classes.
     """
     hints = get_type_hints(kind, include_extras=True)
     own = kind.__annotations__
@@ -96,7 +97,7 @@ def _declared(
 
 
 def _parameters_of(kind: Any, only: Only | None) -> Iterator[inspect.Parameter]:
-    """The options of a settings class, and of the settings that it holds."""
+    """Yield the options of a settings class, and of the settings nested in it."""
     for field, typed, option in _declared(kind, only):
         if option is None:
             yield from _parameters_of(typed, only)
@@ -113,13 +114,13 @@ def _parameter(
     option: Option,
     names: tuple[str, ...] = (),
 ) -> inspect.Parameter:
-    """An option or argument as typer has it; `names` go before those of the option."""
+    """Return an option or argument for typer; `names` take precedence over those of the option."""
     if option.typed is not None:
         typed = option.typed
         default = option.default
     names = names or option.names
     if not names and typed is bool and default is False:
-        # A switch that is off has no opposite.
+        # A switch that is off by default has no opposite.
         names = (f"--{name.replace('_', '-')}",)
     facts: dict[str, Any] = {
         "help": option.help,
@@ -142,7 +143,7 @@ def _parameter(
 
 
 def _made(kind: Any, only: Only | None, typed: dict[str, Any]) -> Any:
-    """Settings made of what was typed, which is taken out of `typed`."""
+    """Return settings made from the options, which are removed from `typed`."""
     values: dict[str, Any] = {}
     for field, hint, option in _declared(kind, only):
         if option is None:

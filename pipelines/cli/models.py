@@ -55,7 +55,7 @@ def models(
         try:
             found.append(_described(name, folder, read_info(folder)))
         except (TrinatError, OSError) as error:
-            # The others can be used all the same.
+            # The other models remain usable.
             broken.append(reason_of(error))
     for reason in broken:
         typer.echo(f"trinat: {reason}", err=True)
@@ -69,7 +69,7 @@ def models(
 
 
 def _show_model(name: str, json_: bool) -> None:
-    """Print what a model says of itself, and the calls that trained it."""
+    """Print a model's description, and the calls that trained it."""
     from trinat.pipelines.train.provenance import origins, read_provenance
     from trinat.segmentation.models.checkpoint import read_info
     from trinat.segmentation.models.zoo import find_model
@@ -84,14 +84,14 @@ def _show_model(name: str, json_: bool) -> None:
         typer.echo(json.dumps(found, indent=2))
         return
     for line in origins(folder):
-        # What a model says of itself is text: nothing that a terminal obeys.
+        # Model descriptions are untrusted text: strip terminal control sequences.
         typer.echo(line[: len(line) - len(line.lstrip())] + one_line(line.lstrip()))
 
 
 def _print_models(
     found: Sequence[Mapping[str, Any]], missing: Mapping[str, str]
 ) -> None:
-    """Print models as `_described` has them, and why others have no weights."""
+    """Print models as returned by `_described`, and why others have no weights."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -107,7 +107,7 @@ def _print_models(
             f"{model['megabytes']:.1f}",
             model["licence"],
         )
-        # What a model says of itself is text: no markup, nothing that a terminal obeys.
+        # Model descriptions are untrusted text: no markup and no terminal control sequences.
         table.add_row(*(Text(one_line(cell)) for cell in cells))
     console = Console()
     console.print(table if found else "No model is shipped with this version.")
@@ -120,7 +120,7 @@ def _print_models(
 
 
 def _described(name: str, folder: Path, info: ModelInfo) -> dict[str, Any]:
-    """A model as --json prints it."""
+    """Return the JSON description of a model."""
     from trinat.segmentation.models.model_info import PRIOR_FILE, weights_file
 
     files = [weights_file(view) for view in info.architectures]
@@ -138,7 +138,7 @@ def _described(name: str, folder: Path, info: ModelInfo) -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
-    """A metric on one line; those made of parts are for --json."""
+    """Return a metric on one line; metrics with parts are for --json only."""
     if isinstance(value, float):
         return f"{value:.3g}"
     if isinstance(value, dict | list):

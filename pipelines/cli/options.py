@@ -1,4 +1,4 @@
-"""Options that several commands share, with one meaning and one help text each."""
+"""Options shared by several commands, with the same meaning and help text."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from trinat.segmentation.metrics.norms import Norms
 
 HELP = {"help_option_names": ["-h", "--help"]}
-# Letters of a command's help in the list of commands.
+# Maximum length of a command's help in the list of commands, in characters.
 _UNCUT = 1000
 
 
 def show_version(wanted: bool) -> None:
-    """Print the version and exit, if that is wanted."""
+    """Print the version and exit, if `wanted`."""
     if wanted:
         from importlib.metadata import version
 
@@ -39,7 +39,7 @@ def show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-# Of trinat itself, before the command's name.
+# Version of trinat; comes before the command's name.
 
 Version = Annotated[
     bool,
@@ -63,7 +63,7 @@ LogLevel = Annotated[
     ),
 ]
 
-# Of several commands.
+# Shared by several commands.
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[
@@ -84,7 +84,7 @@ Overwrite = Annotated[
 
 @dataclass(frozen=True)
 class OfStore:
-    """Scans of a slice store, in place of files that are given."""
+    """Scans of a slice store, in place of files."""
 
     store: Annotated[
         Path | None,
@@ -104,7 +104,7 @@ class OfStore:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Results that are in no number of a group, by their grade."""
+    """Results that are excluded from the figures of a group, by their grade."""
 
     include_rejected: Annotated[
         bool,
@@ -119,7 +119,7 @@ class LeftOut:
     ] = None
 
     def grades(self) -> tuple[str, ...]:
-        """The grades that are left out; ConfigError where both options are given."""
+        """Excluded grades; raises ConfigError if both options are given."""
         from trinat.pipelines.study.record import EXCLUDED_GRADES
 
         if self.include_rejected and self.exclude is not None:
@@ -136,7 +136,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class OnCluster:
-    """Where scans are segmented, if not by processes of this machine."""
+    """Cluster for segmentation, in place of processes on this machine."""
 
     cluster: Annotated[
         str | None,
@@ -154,9 +154,9 @@ class OnCluster:
     ] = None
 
     def give(self, request: PredictRequest) -> PredictRequest:
-        """The request, with an engine on the cluster if one is named.
+        """Return the request, with an engine on the cluster if one is given.
 
-        What the cluster decides is refused, as is a cluster where its packages are missing.
+        Raises ConfigError for options that the cluster determines, and if its packages are missing.
         """
         if self.cluster is None:
             return request
@@ -194,7 +194,7 @@ class OnCluster:
 
 @dataclass(frozen=True)
 class ComparedWith:
-    """What the pages of scans compare volumes with, if with anything."""
+    """Reference values for the volumes on the pages of scans, if any."""
 
     reference: Annotated[
         Path | None,
@@ -207,10 +207,11 @@ class ComparedWith:
     ] = None
 
     def give(self, request: PredictRequest) -> PredictRequest:
-        """The request, with the norms of the table, or its ranges that hold for everyone.
+        """Return the request with the norms of the table, or its ranges that hold for everyone.
 
-        ConfigError for norms of another model, and where no range is for everyone: only norms take
-        age and sex of a person.
+        Raises ConfigError for norms of another model, and for tables without a range for everyone:
+        only
+        norms take age and sex of a person.
         """
         if self.reference is None:
             return request
@@ -236,13 +237,13 @@ class ComparedWith:
 
 
 def say_next(*words: str | Path) -> None:
-    """Print the command that goes on from here, ready to be typed."""
+    """Print the next command, ready to be copied."""
     line = shlex.join([called_as(), *(str(word) for word in words)])
     typer.echo(f"next: {line}")
 
 
 def called_as() -> str:
-    """What to type for `trinat` in this shell: its path, if the shell does not find its name."""
+    """Return how to call `trinat` in this shell: its path, if the shell does not find its name."""
     own = Path(sys.argv[0])
     found = shutil.which("trinat")
     if own.name != "trinat" or not own.is_file():
@@ -253,26 +254,26 @@ def called_as() -> str:
 
 
 def say_merged(outcome: Outcome, out: Path) -> None:
-    """Print what a merged folder holds, and where its page is."""
+    """Print the contents of a merged folder, and the path of its page."""
     typer.echo(f"{outcome.done} done, {outcome.failed} failed: {out / 'report.html'}")
 
 
 class Group(TyperGroup):
-    """Commands under what they are for, each with the first sentence of its help, uncut.
+    """Group of commands by purpose, each with the untruncated first sentence of its help.
 
-    Panels that rich draws leave a column of sixteen letters for the help in a terminal of 80.
+    Rich's panels leave only sixteen characters for the help in a terminal with 80 columns.
     """
 
-    # Contexts and formatters are of classes that typer keeps private.
+    # Typer keeps the classes of contexts and formatters private.
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Without any word, print the help and end as after a wrong one."""
+        """Print the help if there are no arguments, and exit as after a wrong one."""
         if not args and not ctx.resilient_parsing:
             typer.echo(ctx.get_help())
             raise typer.Exit(Exit.USAGE)
         return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """One section a panel, in the order of the commands."""
+        """Write one section per panel, in the order of the commands."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for name in self.list_commands(ctx):
             command: Any = self.get_command(ctx, name)
@@ -285,10 +286,10 @@ class Group(TyperGroup):
 
 
 class Command(TyperCommand):
-    """Shows its options under what they are for, where they say it."""
+    """Command whose help groups options by panel."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """One section a panel; those without one come first."""
+        """Write one section per panel; options without a panel come first."""
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -304,12 +305,13 @@ class Command(TyperCommand):
 
 
 class ListOptions(Command):
-    """Takes several values in a row, `--views coronal axial`, as well as `--views` twice.
+    """Command that accepts several values in a row, `--views coronal axial`, as well as `--views`
+    twice.
 
-    For commands whose list options are followed by no positional argument.
+    For commands whose list options are not followed by positional arguments.
     """
 
-    # `ctx` is of a class that typer keeps private.
+    # Typer keeps the class of `ctx` private.
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Repeat the name of a list option before each further value, and parse that."""
         several: set[str] = set()

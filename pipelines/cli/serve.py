@@ -1,4 +1,4 @@
-"""trinat serve, view and web: over HTTP, results in the browser, and all of it in the browser."""
+"""trinat serve, view and web: segmentation over HTTP and in the browser, and the viewer."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def serve_(
     request = cluster.give(asked(inputs=(), out=settings.folder))
     request = replace(request, model=request.model or default_model(request.devices))
     request = compared.give(request)
-    # What trinat says is logged, and nothing else: others may quote what they were sent.
+    # Only trinat's own log is shown: other loggers may quote the content of requests.
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.CRITICAL)
     logging.getLogger("trinat").setLevel(logging.INFO)
     if not is_loopback(settings.host):
@@ -110,7 +110,7 @@ def view(
         try:
             rater = getpass.getuser()
         except (KeyError, OSError):
-            # None, as in a container.
+            # No user name, as in a container.
             rater = "rater"
     study = Study(results, rater, images, against, labels)
     typer.echo(f"scans in {results}: {len(study.items)}", err=True)
@@ -142,10 +142,10 @@ def _open(
     policy: str | None = None,
     max_body: int | None = None,
 ) -> None:
-    """Answer requests until a signal, and open the browser at the address unless told not to.
+    """Answer requests until a signal, and open the browser at the address unless disabled.
 
-    `policy` is the pages' content policy and `max_body` the most bytes of a request, where they are
-    not the usual ones.
+    `policy` is the content policy of the pages and `max_body` the maximum size of a request in
+    bytes, if they differ from the defaults.
     """
     import webbrowser
 

@@ -80,7 +80,7 @@ def train(
         calls = [recipes]
     for number, call in enumerate(calls, start=1):
         if len(calls) > 1 and not quiet:
-            # Lines of its steps have the same names in each fold.
+            # The steps of all folds are named alike, so announce the fold.
             (run,) = call
             typer.echo(f"fold {number} of {len(calls)}: {run}", err=True)
         models = launch(call, partial(training_progress, quiet), asked)
@@ -97,7 +97,7 @@ def train(
 def _refuse_contradictions(
     scans: options.OfStore, asked: TrainSettings, *, timings: bool
 ) -> None:
-    """ConfigError for --timings of several processes, and where folds are asked for twice."""
+    """Raise ConfigError for --timings with several processes, and for folds given twice."""
     several = ""
     if asked.processes > 1:
         several = f"--nproc {asked.processes}"
@@ -122,10 +122,10 @@ def _refuse_contradictions(
 def _splits_of_runs(
     out: Path, store: Path, *, folds: bool, fold: int | None
 ) -> dict[Path, Path]:
-    """A run folder for each split of a store, with the split's file.
+    """Return a run folder for each split of a store, with the split's file.
 
-    Without folds it is `out` itself; with `fold` that of this fold alone. ConfigError for a fold
-    that the store does not have.
+    Without folds this is `out` itself; with `fold` that of this fold only. Raises ConfigError for a
+    fold that the store does not have.
     """
     from trinat.segmentation.data.store import SPLIT, Store
 
@@ -177,7 +177,7 @@ def runs(
         return
     table = Table(box=None, pad_edge=False)
     for header in ("Run", *HEAD):
-        # Where a terminal is narrow, names of runs are broken, and nothing else.
+        # On narrow terminals only the run names wrap.
         table.add_column(header, overflow="fold", no_wrap=header != "Run")
     for run, jobs in summaries.items():
         for job in jobs:
