@@ -1,1 +1,1 @@
-"""A researcher's tools around training: profiles, explanations, suspect labels."""
+"""Research tools around training: profiles, explanations, suspect labels."""

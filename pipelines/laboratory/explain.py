@@ -1,4 +1,4 @@
-"""trinat explain: which voxels of a slice make a network see a structure there."""
+"""trinat explain: attribution maps of a network for a structure in a slice."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from trinat.segmentation.space.views import View, to_slices
 from trinat.segmentation.timing import stage
 
 METHODS = ("gradients", "occlusion")
-_STEPS = 32  # of the integral
-_COVER = 12  # side of the square that is covered at a time, in pixels
-_STRIDE = 6  # from one square to the next, in pixels
+_STEPS = 32  # steps of the integral
+_COVER = 12  # side of the occluded square, in pixels
+_STRIDE = 6  # distance between squares, in pixels
 
 Map = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """What each pixel of a slice adds to the logit of a structure.
+    """Attribution maps: the contribution of each pixel to a structure's logit.
 
-    `number` is the slice's in its view, `window` the rows and columns of it that hold brain;
-    `maps` are of these, by method.
+    `number` is that of the slice in its view, `window` its rows and columns that contain brain;
+    `maps` cover this window, by method.
     """
 
     view: View
@@ -52,10 +52,11 @@ def explain(
     view: View,
     device: str = "auto",
 ) -> Explanation:
-    """Write a picture and a NIfTI of each method for the slice that shows most of a structure.
+    """Write a picture and a NIfTI of each method for the slice with the largest area of a
+    structure.
 
-    A structure that the view's network does not find in the scan is an InputError, captum that is
-    not installed a ConfigError before anything is read.
+    Raises InputError if the view's network does not find the structure in the scan, and
+    ConfigError, before anything is read, if captum is not installed.
     """
     require_extra("explain", "captum", what="captum is not installed")
     with stage("loading the model"):
@@ -67,7 +68,7 @@ def explain(
     volume = prepared.volume
     axes = segmenter.model.info.preprocessing.slice_axes(view)
     image = segmenter.image_of(prepared).cpu()
-    # Classes (N, H, W) of all slices; the segmenter has this view alone.
+    # Classes (N, H, W) of all slices; the segmenter has only this view.
     batches = [
         batch.probabilities.argmax(-1).cpu() for _, batch in segmenter.each_view(image)
     ]
@@ -78,7 +79,8 @@ def explain(
             f"the {view.value} network sees no {label.name} in it", where=scan
         )
     number = int(voxels_by_slice.argmax())
-    # Where the brain is: what the network is shown when it segments, and no face in the picture.
+    # Window of the brain, which is the network's input in segmentation, and keeps the face out of
+    # the picture.
     window = brain_window(classes > 0)
     region = classes[number][window] == label.index
     all_slices = thick(to_slices(image, axes), network.config.channels)
@@ -109,16 +111,16 @@ def attribute(
 ) -> dict[str, Map]:
     """Attribute slices (1, C, H, W) to a class: maps (H, W) by method.
 
-    The map is summed over the neighbours that come as channels. What is explained is the mean,
-    over a region (H, W), of how far the logit of class `index` is above the largest other: a logit
-    alone says nothing of which class wins.
+    The map is summed over the neighbouring slices in the channels. The attributed value is the
+    mean, over a region (H, W), of the difference between the logit of class `index` and the largest
+    other logit: a logit alone does not determine which class wins.
     """
     from captum.attr import IntegratedGradients, Occlusion
 
     region = region.to(slices.device)
 
     def mean_lead(given: Tensor) -> Tensor:
-        """Return (N,) of a batch (N, C, H, W)."""
+        """Return the mean difference (N,) of a batch (N, C, H, W)."""
         logits = network(given)
         before = logits[:, :index]
         behind = logits[:, index + 1 :]
@@ -151,7 +153,7 @@ def _draw_maps(
     maps: dict[str, Map],
     title: str,
 ) -> bytes:
-    """Draw a PNG: the slice with the structure's outline, and each map over it; red is for it."""
+    """Draw a PNG: the slice with the structure's outline, and each map over it; red favours it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -161,7 +163,7 @@ def _draw_maps(
     for panel, (name, values) in zip(panels, named.items(), strict=True):
         panel.imshow(gray, cmap="gray", origin="lower")
         size = np.abs(values)
-        # The few largest values would leave all else pale.
+        # Clip the few largest values, which would make all others pale.
         most = float(np.percentile(size, 99.5)) or 1.0
         opacity = np.clip(size / most, 0, 1) * 0.8
         panel.imshow(

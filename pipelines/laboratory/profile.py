@@ -1,7 +1,7 @@
-"""trinat profile: where the time of a network goes, module by module and operator by operator.
+"""trinat profile: time of a network by module and by operator.
 
-Of a model it profiles the forward pass; of a recipe a step of its training as `trinat train` makes
-it, with its data, its precision, its loss and its optimiser.
+For a model the forward pass is profiled; for a recipe a training step as made by `trinat train`,
+with its data, precision, loss and optimiser.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from trinat.segmentation.training.network import ViewsNet
 ROWS = "profile.json"
 TRACE = "trace.json"
 PAGE = "profile.html"
-_SIDE = 256  # of the slice that a model is profiled with
-# What the names of modules begin with in the profiler's record.
+_SIDE = 256  # of the slice for profiling a model
+# Prefix of module names in the profiler's record.
 _PREFIX = "module "
-# The names for what a training step does outside the forward pass.
+# Names for the parts of a training step outside the forward pass.
 _BACKWARD = "(backward and all else)"
 _LOSS = "(loss)"
-# What a training step is made of, and the stages of its timing that belong to each part.
+# Parts of a training step, with the timing stages that belong to each.
 _PARTS = {
     "data": ("batches", "transfer"),
     "network": ("forward", "backward"),
@@ -66,10 +66,10 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Row:
-    """A module, by its own: without those inside it.
+    """Profile of one module, without the modules inside it.
 
-    `shape` is that of its output, `seconds` are those of a step, `share` is their part of the
-    whole step, and `flops` are operations forward, 2 a multiply-add.
+    `shape` is that of its output, `seconds` is the time per step, `share` its fraction of the whole
+    step, and `flops` are operations of the forward pass, 2 per multiply-add.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Profiled:
-    """A network's profile, of one step.
+    """Profile of one step of a network.
 
     `operators` have name, seconds, share and calls. `parts` are the seconds of a training step, by
     part.
@@ -96,7 +96,7 @@ class Profiled:
 
     @property
     def bound(self) -> str:
-        """A sentence that says which part of a training step takes most; empty of a model."""
+        """Sentence that names the slowest part of a training step; empty for a model."""
         if not self.parts:
             return ""
         whole = sum(self.parts.values())
@@ -120,10 +120,10 @@ def write_profile(
     steps: int = 5,
     store: Path | None = None,
 ) -> Profiled:
-    """Profile a model's first view, forward, or a step of a recipe's training.
+    """Profile the forward pass of a model's first view, or a step of a recipe's training.
 
-    `name` is that of a model or a recipe, or a path. Writes a page, a table and a trace to `out`.
-    A recipe trains on the slices of `store`; without it, on synthetic slices of a phantom.
+    `name` is that of a model or a recipe, or a path. Writes a page, a table and a trace to `out`. A
+    recipe trains on the slices of `store`; without it, on synthetic slices of a phantom.
     """
     chosen_device = find_device(device)
     is_model = True
@@ -149,7 +149,7 @@ def write_profile(
 def _profile_model(
     name: str, device: torch.device, steps: int, trace: Path
 ) -> tuple[str, Profiled]:
-    """The network of a model's first view, on one slice; first what it is, in words."""
+    """Profile the network of a model's first view on one slice; return a description, too."""
     networks = load_model(name).networks
     first = next(iter(networks.values())).fold()
     size = (1, first.config.channels, _SIDE, _SIDE)
@@ -162,7 +162,7 @@ def _profile_model(
 def _profile_recipe(
     name: str, store: Path | None, device: torch.device, steps: int, trace: Path
 ) -> tuple[str, Profiled]:
-    """A step of a recipe's first stage, for its first view; first what it is, in words."""
+    """Profile a step of a recipe's first stage and view; return a description, too."""
     recipe = read_recipe(name)
     if store is not None:
         recipe = on_store(recipe, store)
@@ -174,7 +174,7 @@ def _profile_recipe(
         phantom = synthetic.model_copy(update={"heads": "phantom"})
         data = stage.data.model_copy(update={"synthetic": phantom, "store": None})
         stage = stage.model_copy(update={"data": data})
-    # Modules of a compiled network are not seen.
+    # The modules of a compiled network are invisible to the profiler.
     stage = stage.model_copy(update={"compile": False, "validation": None})
     scheme = load_scheme(recipe.scheme)
     view = recipe.views[0]
@@ -197,12 +197,12 @@ def _profile_recipe(
 def _affordable(
     network: NetworkConfig, stage: StageConfig, device: torch.device
 ) -> StageConfig:
-    """A stage with its batch, or on a processor as much of it as fits in memory."""
+    """Return a stage with its batch, on a processor reduced to what fits in memory."""
     rows = stage.data.rows
     columns = stage.data.columns
     batch = stage.batch
     if device.type == "cpu":
-        # As many slices as there is memory for: times are by the slice all the same.
+        # Reducing the batch is harmless, because times are per slice.
         memory = StepMemory.of(network, (rows, columns))
         free = free_memory()
         batch = memory.largest_batch(batch, free)
@@ -216,7 +216,7 @@ def _affordable(
 
 
 def _shown_size(size: tuple[int, ...]) -> str:
-    """Write a size as people do: 3x64x64."""
+    """Format a size for display: 3x64x64."""
     return "x".join(str(length) for length in size)
 
 
@@ -227,7 +227,7 @@ def profile_network(
     *,
     trace: Path | None = None,
 ) -> Profiled:
-    """Measure forward passes on slices (N, C, H, W); one goes before that is not counted.
+    """Measure forward passes on slices (N, C, H, W), after one warm-up pass.
 
     `trace` is a file for Chrome's trace viewer or Perfetto.
     """
@@ -250,10 +250,10 @@ def profile_network(
 def profile_training(
     trainer: Trainer, view: View, steps: int, *, trace: Path | None = None
 ) -> Profiled:
-    """Measure steps of a training of one view; one step goes before that is not counted."""
+    """Measure training steps of one view, after one warm-up step."""
     paths: dict[nn.Module, str] = {trainer.losses[view]: _LOSS}
     for path, module in trainer.network.named_modules():
-        # As the modules of the view's network on its own are called.
+        # Names of modules as in the network of a single view.
         shown = path.removeprefix("trunk.")
         if path == f"classifiers.{view.value}":
             shown = "classifier"
@@ -305,9 +305,9 @@ def _measure(
     root: str = "",
     after_first: Callable[[], object] = lambda: None,
 ) -> Profiled:
-    """Profile steps: `paths` are the modules of interest, `root` is what is in none of them.
+    """Profile steps: `paths` are the modules of interest, `root` is the name for all else.
 
-    `counted` are operations and shapes of one slice, by path, of which a step has `slices`.
+    `counted` are operations and shapes of one slice, by path; a step has `slices` of them.
     """
     flops, shapes = counted
 
@@ -360,7 +360,7 @@ def _measure(
 
 @contextmanager
 def _modules_recorded(paths: Mapping[nn.Module, str]) -> Iterator[None]:
-    """Make each call of a module a range in the profiler's record, by the module's path."""
+    """Record each call of a module as a range in the profiler, by the module's path."""
     ranges: list[Any] = []
 
     def enter(module: nn.Module, given: Any) -> None:
@@ -385,11 +385,11 @@ def _own_times(events: Iterable[Any]) -> dict[str, float]:
     for event in events:
         if not event.name.startswith(_PREFIX):
             continue
-        # On a GPU, ranges on the processor end when work was handed over, not when it was done.
+        # On a GPU, ranges on the processor end when work was submitted, not when it was done.
         microseconds = event.device_time_total or event.cpu_time_total
         seconds = float(microseconds) / 1e6
         own[event.name.removeprefix(_PREFIX)] += seconds
-        # By who called it, not by its name: one activation serves many layers.
+        # Found by its caller rather than its name, since one activation serves many layers.
         caller = event.cpu_parent
         while caller is not None and not caller.name.startswith(_PREFIX):
             caller = caller.cpu_parent
@@ -401,10 +401,10 @@ def _own_times(events: Iterable[Any]) -> dict[str, float]:
 def count_flops(
     network: Network, slices: Tensor
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Count each module's own operations of a forward pass; note its output shape.
+    """Count each module's own operations of a forward pass, and return its output shape.
 
-    Both are by the module's path; modules that are never called are in neither. The network's own
-    path is empty.
+    Both are by the module's path, without modules that are never called. The network's own path is
+    empty.
     """
     paths = {module: path for path, module in network.named_modules()}
     shapes: dict[str, str] = {}
@@ -428,7 +428,7 @@ def count_flops(
     for path, operations in whole.items():
         if not path:
             continue
-        # The nearest module around it that is called: a list of modules never is.
+        # The nearest enclosing module that is called: a list of modules never is.
         parent = path.rpartition(".")[0]
         while parent not in own:
             parent = parent.rpartition(".")[0]
@@ -492,7 +492,7 @@ def _page(lead: str, found: Profiled) -> str:
 
 
 def _modules_table(found: Profiled) -> Table:
-    """Make a row for each module, in the order in which they are called first."""
+    """Return a table with a row for each module, in the order of their first calls."""
     columns: Columns = [
         "Module",
         "Kind",

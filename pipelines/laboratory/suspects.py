@@ -1,4 +1,4 @@
-"""trinat suspects: which subjects of a store have labels that a model does not believe."""
+"""trinat suspects: subjects of a store whose labels contradict a model."""
 
 from __future__ import annotations
 
@@ -40,19 +40,20 @@ from trinat.segmentation.training.suspects import (
 EXCLUDE = "exclude.txt"
 TABLE = "suspects.tsv"
 PAGE = "suspects.html"
-# Usual spreads; four measures and all structures look for the worst.
+# In usual spreads; the score is the maximum over four measures and all structures.
 LIMIT = 8.0
 _FEWEST_SUBJECTS = 5
-# With fewer, the usual spread decides more than that of the subjects (docs/notes/toolbox.md).
+# With fewer subjects, the usual spread has more influence than the subjects' own
+# (docs/notes/toolbox.md).
 _SURE_SUBJECTS = 10
 _MOST_PICTURES = 12
 
-Finished = Callable[[int, int], object]  # subjects that are done, and all
+Finished = Callable[[int, int], object]  # number of subjects done, and total
 
 
 @dataclass(frozen=True, eq=False)
 class _SampledView:
-    """A view's network, and which slices of each subject it looks at."""
+    """Network of a view, with the slices of each subject that it examines."""
 
     store: Store
     model: Model
@@ -61,7 +62,7 @@ class _SampledView:
     slices: Sequence[int]
 
     def look(self, subject: str, slices: Sequence[int]) -> tuple[Look, np.ndarray]:
-        """Return what it sees in some slices of a subject, and their images (N, H, W)."""
+        """Return the results for some slices of a subject, and their images (N, H, W)."""
         file = self.store.file(subject)
         slabs = []
         classes = []
@@ -72,7 +73,7 @@ class _SampledView:
         file.close()
         images = np.stack(slabs)
         labels = np.concatenate(classes)
-        # What the model never predicts is no fault of the labels.
+        # Labels that the model never predicts do not count as errors.
         labels[np.isin(labels, self.model.not_predicted_in(self.view))] = IGNORE
         size = self.network.batch
         image_batches = torch.split(torch.from_numpy(images), size)
@@ -98,11 +99,11 @@ def find_suspects(
     device: str = "auto",
     finished: Finished = lambda done, of: None,
 ) -> pd.DataFrame:
-    """Hold a store's labels against a model; return a row for each subject, the worst first.
+    """Compare a store's labels with a model; return a row for each subject, the worst first.
 
     Writes a table, a page and a list of the subjects whose score is above `limit`. Every `every`-th
-    slice is looked at. `finished` is called with the number of subjects that are done, and of all.
-    A model of other labels, or too few subjects, are a ConfigError.
+    slice is examined. `finished` is called with the number of subjects done and the total. Raises
+    ConfigError for a model with other labels or for too few subjects.
     """
     store = Store(root)
     model = load_model(name)
@@ -157,7 +158,7 @@ def find_suspects(
             cells = (why or None, structure or None, *measures)
             rows.append((subject, round(score, 2), *cells))
         write_tsv(out / TABLE, ("subject", *ranked.columns), rows)
-        # The list that trinat split reads, for a person to shorten.
+        # Exclusion list for trinat split, to be shortened by hand.
         with atomic_text(out / EXCLUDE) as file:
             file.write(
                 f"# {model.name}, score above {limit:g}; take out what is right\n"
@@ -176,7 +177,9 @@ def _sampled_views(
     every: int,
     device: torch.device,
 ) -> list[_SampledView]:
-    """Choose views that tell left from right, if any, and slices with anybody's labels."""
+    """Choose views that distinguish left and right, if any, and slices with labels of any
+    subject.
+    """
     views = [view for view in model.networks if view in store.views]
     if not views:
         raise ConfigError("shares no view with the model", where=store.root)
@@ -200,7 +203,7 @@ def _sampled_slices(
     subjects: Sequence[str],
     every: int,
 ) -> range:
-    """Take every n-th slice from the first to the last with labels, in the middle of that range."""
+    """Return every n-th slice with labels, in the middle of the labelled range."""
     has_labels = []
     for subject in subjects:
         counts = store.file(subject).class_counts(view)
@@ -220,9 +223,9 @@ def _page(
     pictures: Sequence[tuple[str, bytes]],
     limit: float,
 ) -> str:
-    """Make the page: pictures of the worst, and all subjects; `suspects` of them are excluded.
+    """Return the page: pictures of the worst, and all subjects; `suspects` of them are excluded.
 
-    Structures `in_few_slices` are named as not judged.
+    Structures `in_few_slices` are listed as not judged.
     """
     hints = {
         "loss": "mean cross entropy",
@@ -269,9 +272,9 @@ def _picture(
     view: _SampledView,
     position: int,
 ) -> tuple[str, bytes]:
-    """Make a caption and a PNG: image, labels and prediction of a slice.
+    """Return a caption and a PNG: image, labels and prediction of a slice.
 
-    `row` is the subject's in the table, `position` that of the slice among those looked at.
+    `row` is the subject's in the table, `position` that of the slice among those examined.
     """
     number = view.slices[position]
     seen, gray = view.look(subject, [number])
