@@ -1,4 +1,4 @@
-"""What `trinat learn` and `next` are asked to do; their options are these fields."""
+"""Settings of `trinat learn` and `trinat next`; their fields are the options."""
 
 from __future__ import annotations
 
@@ -31,12 +31,7 @@ _Images = Annotated[
 
 @dataclass(frozen=True)
 class LearnSettings:
-    """What `trinat learn` was asked for.
-
-    `labels` are label maps from elsewhere, with the `numbering` of a folding table or FreeSurfer's.
-    Without `model` it is the shipped one that made the results. `recipe` and `seconds` are of the
-    training, if there is one.
-    """
+    """Settings of `trinat learn`."""
 
     results: Annotated[
         Path,
@@ -83,7 +78,7 @@ class LearnSettings:
 
 @dataclass(frozen=True)
 class NextSettings:
-    """What `trinat next` was asked for; scans with a label map in `labels` were corrected."""
+    """Settings of `trinat next`; scans with a label map in `labels` were corrected."""
 
     results: Annotated[Path, Option("Results of trinat predict.", is_argument=True)]
     labels: Annotated[

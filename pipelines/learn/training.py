@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 # A few structures are learnt in fewer steps than a whole convention of labels: three views take
 # less than ten minutes on two cores.
 _PAINTED_STEPS = 100
-# Of five persons one is left out, to judge by.
+# One person in five is held out for validation.
 _RATIOS = (4.0, 1.0, 0.0)
 # Around a structure that was corrected, what it borders on counts, too.
 _AROUND_MM = 3.0

@@ -105,7 +105,7 @@ class JobRun:
 
     @property
     def is_done(self) -> bool:
-        """Whether the job has been trained to its end."""
+        """True if the job's training is complete."""
         return (self.folder / DONE).is_file()
 
     def identity(self, data: str) -> dict[str, Any]:

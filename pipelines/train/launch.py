@@ -80,7 +80,7 @@ class _Request:
 
     @property
     def is_apart(self) -> bool:
-        """Whether each process trains jobs of its own, instead of a part of each batch."""
+        """True if each process trains jobs of its own, instead of sharing each batch."""
         return len(self.devices) > 1
 
 

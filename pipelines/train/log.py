@@ -69,7 +69,7 @@ Curve = tuple[list[float], list[float]]
 # In a job's folder: what its runs are called at the services, so that a resumed one goes on there.
 _RUNS = "tracking.json"
 _EXTRAS = {"tensorboard": "tracking", "wandb": "wandb", "mlflow": "mlflow"}
-# How a job ended, in MLflow's words. A job that was stopped can be resumed.
+# Final status of a job, in MLflow's terms. A stopped job can be resumed.
 End = Literal["FINISHED", "FAILED", "KILLED"]
 
 

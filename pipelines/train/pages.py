@@ -38,7 +38,7 @@ from trinat.segmentation.training.state import Counters, differences, read_lates
 # A run or a job by its name, and its curves.
 NamedCurves = tuple[str, Mapping[str, Curve]]
 
-# Of a table of jobs.
+# Header of a table of jobs.
 HEAD = ("Job", "Steps", "Hours", "Final loss", "Best Dice", "IoU there")
 _COLUMNS: Columns = [
     Column("Run", pick=True),

@@ -73,7 +73,7 @@ _log = logging.getLogger(__name__)
 # In the folder of a run, and in that of each job.
 _LOCK = ".lock"
 _CARD = "MODEL_CARD.md"
-# What others do while they hold the folder of a run takes seconds.
+# Other processes hold the folder of a run for seconds only.
 _PATIENCE_S = 300.0
 
 

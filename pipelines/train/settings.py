@@ -11,12 +11,12 @@ from trinat.pipelines.common.option import Option, as_tuple, split_devices
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How a recipe is trained.
+    """Settings of a recipe's training.
 
     - `view` is one of the recipe's, or "all". `fold` is one of a store's.
     - `start` and `overrides` change the recipe. `out` is the folder of the run.
-    - Several `devices` train a job each at once: a view, or of several runs a view of one of them.
-      `processes` share each batch.
+    - With several `devices`, each trains a job of its own at the same time: a view of the run, or
+      of one of several runs. `processes` share each batch.
     - `seconds` is a wall time, in place of the recipe's steps or epochs.
     """
 
