@@ -145,7 +145,7 @@ def _common_facts(model: Model) -> dict[str, Any]:
         "reverse_contrast": info.reverse_contrast,
         "stripped_by": info.stripped_by,
     }
-    # How slices are cut is a view's own.
+    # Slicing is specific to each view, so it may differ.
     grid = info.preprocessing.model_dump(exclude={"slices"})
     for key, value in grid.items():
         facts[f"preprocessing.{key}"] = value

@@ -33,7 +33,7 @@ _SCHEMA = (
     "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/"
     "meta_schema_20240725.json"
 )
-# Of the voxels that verify_net_in_out makes up.
+# Side of the random volume that verify_net_in_out uses, in voxels.
 _MONAI_SIDE = 96
 # MONAI's `load` and MONAI Label take a bundle for one without a network where this is missing.
 _WEIGHTS_OF_MONAI = "models/model.pt"

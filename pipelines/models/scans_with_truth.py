@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Reader:
-    """How pairs are read: translation of label numbers, and the affine to trust."""
+    """Reader of pairs, with the translation of label numbers and the affine to trust."""
 
     mapping: Mappings
     trust_affine: TrustAffine | None

@@ -17,9 +17,9 @@ Md5 = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 @dataclass(frozen=True)
 class ArchiveLimits:
-    """What an archive may hold at most, as declared before it is opened.
+    """Limits of an archive, declared before it is opened.
 
-    `bytes` are those of all members, unpacked.
+    `bytes` is the total size of all members, unpacked.
     """
 
     members: int

@@ -1,4 +1,4 @@
-"""What `trinat prepare` and `trinat data export` are asked for; their options are these fields."""
+"""Settings of `trinat prepare` and `trinat data export`; their fields are the options."""
 
 from __future__ import annotations
 

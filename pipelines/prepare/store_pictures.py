@@ -45,7 +45,7 @@ Picture = NDArray[np.float32]
 _ACROSS = 6
 _OPACITY = 0.3
 
-# What an export writes.
+# Files written by an export.
 SLICES = "slices.csv"
 CLASSES = "classes.csv"
 IMAGES = "images"
@@ -78,8 +78,8 @@ def show_subject(
 ) -> None:
     """Image, labels and overlay in three views; by default only the brain's part of the head.
 
-    Of a whole head two slices of each view are shown.
-    DatasetError where that part is not known, since the subject has no labels.
+    Of a whole head two slices of each view are shown. DatasetError where that part is not known,
+    since the subject has no labels.
     """
     store = Store(root)
     file = store.file(subject)
@@ -97,7 +97,7 @@ def show_subject(
         image = stored_image(file, view).data
     if entry.has_labels:
         labels = stored_labels(file, view).data
-    # What the subject lacks is black.
+    # A missing image is shown in black.
     if image is None:
         assert labels is not None
         image = np.zeros(labels.shape, np.float32)
@@ -194,7 +194,7 @@ def read_augmentation(path: Path | None) -> AugmentationConfig:
 
 @dataclass(frozen=True)
 class Exported:
-    """What became of a subject: its rows of the table, or why there are none."""
+    """Outcome of one subject: its rows of the table, or the reason of a failure."""
 
     subject: str
     rows: tuple[Row, ...] = ()
@@ -355,7 +355,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _classes(store: Store, views: Iterable[View]) -> pd.DataFrame:
-    """What each index in the label pictures of each view is."""
+    """Return a table of the indices in the label pictures of each view, with their classes."""
     rows = [
         {
             "view": view.value,
