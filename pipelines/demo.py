@@ -1,7 +1,7 @@
-"""Phantoms: scans of known anatomy, as files; the demo segments some in odd geometries.
+"""Phantoms: synthetic scans of known anatomy; the demo segments some in unusual geometries.
 
-`trinat demo` shows the whole way without any data; `trinat phantom` writes scans and their exact
-label maps to try things with.
+`trinat demo` shows the whole workflow without any data; `trinat phantom` writes scans and their
+exact label maps for experiments.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from trinat.segmentation.synthetic.phantom import phantom
 
 @dataclass(frozen=True)
 class Geometry:
-    """A way in which a scanner may lay out a head.
+    """Geometry of a scan.
 
-    `orientation` has the directions in which the array's axes run, as LIA; `oblique_deg` turns the
-    head in the scanner.
+    `orientation` has the directions of the array's axes, such as LIA; `oblique_deg` is the rotation
+    of the head in the scanner.
     """
 
     subject: str
@@ -60,9 +60,9 @@ def run_demo(
 ) -> Exit:
     """Make a phantom of each geometry, segment all with the model and evaluate the result.
 
-    Below `out`, `scans` and `truth` have the phantoms, `labels` what was predicted and `report`
-    the evaluation. `say` is called with a line for each step. Returns the status of the first
-    step that did not go well, or of the last one.
+    Below `out`, `scans` and `truth` have the phantoms, `labels` the predictions and `report` the
+    evaluation. `say` is called with a line for each step. Returns the status of the first step that
+    failed, or of the last one.
     """
     from trinat.pipelines.evaluate.evaluation import (
         EvaluationSettings,
@@ -86,7 +86,7 @@ def run_demo(
         classes = truth / f"{name}_dseg.nii.gz"
         _write(image, classes, seed=(seed, number), **shape)
 
-    # Torch, numpy and zlib compute beside one another in threads.
+    # Torch, numpy and zlib release the GIL, so threads run in parallel.
     with ThreadPoolExecutor(cpu_count()) as pool:
         list(pool.map(make, range(len(geometries)), geometries))
     say(f"segmenting {len(geometries)} scans with {model}")
@@ -119,9 +119,9 @@ def write_phantoms(
     force: bool = False,
     **geometry: Any,
 ) -> Iterator[tuple[Path, Path]]:
-    """Write sub-01_T1w.nii.gz, sub-01_dseg.nii.gz and so on; yield each pair once it is there.
+    """Write sub-01_T1w.nii.gz, sub-01_dseg.nii.gz and so on; yield each pair once it is written.
 
-    `geometry` is as of `phantom`. Raises ConfigError if a file is there already, unless `force`.
+    `geometry` is passed to `phantom`. Raises ConfigError if a file exists already, unless `force`.
     """
     width = max(2, len(str(subjects)))
     pairs: list[tuple[Path, Path]] = []
@@ -134,7 +134,7 @@ def write_phantoms(
                 remedy = "name another folder, or pass --force"
                 raise ConfigError("is there already", where=path, remedy=remedy)
     for number, (image_path, labels_path) in enumerate(pairs, start=1):
-        # A subject's own stream: sub-03 is the same head whether 3 or 300 are made.
+        # Random stream of the subject: sub-03 is the same head whether 3 or 300 are made.
         _write(image_path, labels_path, seed=(seed, number), **geometry)
         yield image_path, labels_path
 

@@ -1,6 +1,6 @@
-"""What this machine has, and what of it will make trouble.
+"""Diagnosis of this machine: what is installed, and what will cause problems.
 
-Each check gives a finding: the value, whether it is all right, and what to do if it is not.
+Each check gives a finding: the value, whether it is sufficient, and the remedy if it is not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing about this machine, and what to do about it where it is not as it should be."""
+    """Result of one check, with a remedy if it failed."""
 
     subject: str
     value: str
@@ -33,10 +33,10 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Look at everything; import torch, so this takes a second or two."""
+    """Run all checks; this imports torch and takes a second or two."""
     findings = [Finding("Python", platform.python_version()), *_packages(), *_torch()]
     findings.append(Finding("processors", str(cpu_count())))
-    # Tuned as every command that computes does.
+    # Tuned as in every command that computes.
     allocation = "system default (no glibc)"
     if tune_allocation():
         allocation = "tuned"
@@ -51,7 +51,7 @@ def examine() -> list[Finding]:
 
 
 def diagnose(*, as_json: bool) -> Exit:
-    """Print what was found here, as a table or as JSON; the status is OK if nothing is wrong."""
+    """Print the findings, as a table or as JSON; return OK if there is no problem."""
     findings = examine()
     wrong = sum(finding.severity == "wrong" for finding in findings)
     status = Exit.ALL_FAILED if wrong else Exit.OK
@@ -83,13 +83,13 @@ def diagnose(*, as_json: bool) -> Exit:
 
 
 def _packages() -> list[Finding]:
-    """Find out whether each declared dependency is there, and as new as its bound says."""
+    """Check that each declared dependency is installed in a sufficient version."""
     from packaging.requirements import Requirement
 
     findings = []
     for line in metadata.requires("trinat") or []:
         needed = Requirement(line)
-        # Those of extras are not needed.
+        # Dependencies of extras are optional.
         if needed.marker is None or needed.marker.evaluate({"extra": ""}):
             findings.append(_package(needed.name, str(needed.specifier)))
     return findings
@@ -109,11 +109,11 @@ def _package(name: str, bounds: str) -> Finding:
 
 
 def _torch() -> list[Finding]:
-    """Find what torch computes with: the processor, and GPUs if there are any."""
+    """Report torch's version and devices: the processor, and GPUs if there are any."""
     try:
         import torch
     except (ImportError, OSError) as error:
-        # OSError: a shared library of its own is missing.
+        # OSError: one of torch's shared libraries is missing.
         remedy = "install torch again: see README"
         return [Finding("torch import", str(error), "wrong", remedy)]
     from trinat.segmentation.models.hardware import (
@@ -148,7 +148,7 @@ def _torch() -> list[Finding]:
 
 
 def _at_least(subject: str, gib: float, needed_gib: float, remedy: str) -> Finding:
-    """Judge the free space of a kind: less than what is needed is wrong, and has the remedy."""
+    """Return a finding for free memory or space, with the remedy if it is less than needed."""
     value = f"{gib:.1f} GiB free"
     if gib < needed_gib:
         return Finding(subject, value, "wrong", remedy)

@@ -264,7 +264,7 @@ def _say_split(store: Path, source: str) -> None:
     elif any(subject.subject not in training for subject in labelled):
         say_next("split", store, "--published")
     else:
-        # The published test part is not in the store.
+        # The published test part is missing here.
         folds = str(min(5, len(persons)))
         say_next("split", store, "--kfold", folds, "--validation", "0")
 

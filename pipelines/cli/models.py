@@ -84,7 +84,7 @@ def _show_model(name: str, json_: bool) -> None:
         typer.echo(json.dumps(found, indent=2))
         return
     for line in origins(folder):
-        # Model descriptions are untrusted text: strip terminal control sequences.
+        # Model descriptions are untrusted text: escape terminal control characters.
         typer.echo(line[: len(line) - len(line.lstrip())] + one_line(line.lstrip()))
 
 
@@ -107,7 +107,7 @@ def _print_models(
             f"{model['megabytes']:.1f}",
             model["licence"],
         )
-        # Model descriptions are untrusted text: no markup and no terminal control sequences.
+        # Model descriptions are untrusted text: no markup, and control characters are escaped.
         table.add_row(*(Text(one_line(cell)) for cell in cells))
     console = Console()
     console.print(table if found else "No model is shipped with this version.")
