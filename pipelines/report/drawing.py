@@ -50,6 +50,8 @@ _TITLE = f"{{{_SVG}}}title"
 _USE = f"{{{_SVG}}}use"
 _HREF = f"{{{_XLINK}}}href"
 _ID = re.compile(r"#([A-Za-z0-9_.:-]+)")
+# Letters of a model's name in a figure.
+_LONGEST_NAME = 32
 
 
 @dataclass(frozen=True)
@@ -272,6 +274,13 @@ def as_text(name: str) -> str:
     return re.sub(r"(?<!\\)\$", r"\\$", name)
 
 
+def brief(name: str) -> str:
+    """Shorten the name of a model, so that it fits into a figure."""
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return name[: _LONGEST_NAME - 1] + "…"
+
+
 def name_rows(axis: Any, structures: Iterable[str]) -> None:
     """Write structures along the vertical axis, the first at the top.
 
@@ -308,7 +317,7 @@ def add_legend(figure: Figure, models: Sequence[str], columns: int = 4) -> None:
     from matplotlib.lines import Line2D
 
     handles = [
-        Line2D([], [], color=model_color(number), lw=4, label=as_text(model))
+        Line2D([], [], color=model_color(number), lw=4, label=as_text(brief(model)))
         for number, model in enumerate(models)
     ]
     figure.legend(

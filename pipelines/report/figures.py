@@ -18,6 +18,7 @@ from trinat.pipelines.report.drawing import (
     Drawing,
     add_legend,
     as_text,
+    brief,
     canvas,
     draw_boxes,
     draw_dots,
@@ -198,7 +199,7 @@ def comparison_plot(
         )
         name_rows(axis, rows["structure"])
         # Also below the names of the structures, because names of models are long.
-        figure.supxlabel(as_text(f"{title}: {second} − {first}"))
+        figure.supxlabel(as_text(f"{title}: {brief(second)} − {brief(first)}"))
     names = []
     for row in rows.to_dict("records"):
         p = row["p_holm"]
@@ -230,7 +231,7 @@ def heat_map(frame: pd.DataFrame, model: str, metric: str) -> Drawing:
         image = axis.imshow(table.to_numpy(float), vmin=0, aspect="auto", **colors)
         scans = [f"{subject} {session}".strip() for subject, session in table.index]
         name_cells(axis, [short_name(name) for name in table.columns], scans)
-        label = as_text(f"{definition.title_with_unit}, {model}")
+        label = as_text(f"{definition.title_with_unit}, {brief(model)}")
         figure.colorbar(image, ax=axis, shrink=0.7, label=label)
     name = "heat-map" if metric == "dice" else f"heat-map-{metric}"
     return Drawing(
