@@ -31,7 +31,12 @@ _Images = Annotated[
 
 @dataclass(frozen=True)
 class LearnSettings:
-    """Settings of `trinat learn`."""
+    """Settings of `trinat learn`.
+
+    `labels` are imported label maps, with the `numbering` of a folding table or FreeSurfer's. The
+    default of `model` is the shipped one that made the results. `recipe` and `seconds` apply to the
+    training, if there is one.
+    """
 
     results: Annotated[
         Path,
