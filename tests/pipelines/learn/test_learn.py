@@ -44,7 +44,6 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.checkpoint import Model, load_model, read_info
 from trinat.segmentation.models.zoo import MODEL_FILE, read_scheme
-from trinat.segmentation.segmenter import segment
 from trinat.segmentation.space.views import reoriented
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -326,51 +325,6 @@ def test_results_that_the_corrections_hardly_change_are_refused_at_once(
         learn(settings)
     assert caught.value.remedy
     assert not (tmp_path / "own").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.important
-@pytest.mark.filterwarnings("ignore:the weights of")
-def test_what_is_wrong_alike_in_three_scans_is_mended_in_a_fourth(
-    tmp_path: Path,
-) -> None:
-    shy = shy_model(tmp_path / "shy", 64)
-    names = ("sub-01", "sub-02", "sub-03", "sub-04")
-    # The model knows where this head lies.
-    results = results_of(tmp_path, names, sha256_of(shy / MODEL_FILE), is_moved=False)
-    for name in names[:3]:
-        paint(results, name, shorten_hippocampi)
-    recipe = tmp_path / "short.yaml"
-    recipe.write_text(
-        "name: short\nstart: fast\nscheme: quicknat33\n"
-        "data: {store: {path: s, split: s}, rows: 48, columns: 48, epoch_slices: 400}\n"
-        "optimiser: {kind: adamw, rate: 2.0e-3}\nloss: {balance: 0, boundary: 0.2}\n"
-        "batch: 8\nema: 0.9\nschedule: {kind: cosine, steps: 100}\n"
-    )
-    out = tmp_path / "own"
-    settings = LearnSettings(
-        results, out, model=str(shy), recipe=str(recipe), device="cpu"
-    )
-    lines: list[str] = []
-    learn(settings, lines.append)
-    # The gain and the time are forecast before anything is segmented.
-    assert lines[0].startswith("the results agree with the corrections by a mean Dice")
-    assert lines[1].startswith("learning will take about")
-    scan = tmp_path / "scans/sub-04_T1w.nii.gz"
-    truth = head_labels()
-    shorten_hippocampi(truth)
-    dice_of = {}
-    for model in (shy, out):
-        labels = segment(scan, model=str(model), device="cpu").labels
-        found = reoriented(labels, "RAS").data
-        dice_of[model] = [
-            2
-            * np.sum((found == number) & (truth == number))
-            / (np.sum(found == number) + np.sum(truth == number))
-            for number in (17, 53)
-        ]
-    assert max(dice_of[shy]) < 0.85
-    assert min(dice_of[out]) > 0.9
 
 
 @pytest.mark.slow
