@@ -180,9 +180,11 @@ def _run_processes(request: _Request, count: int) -> list[Path]:
 
 def _silence_torchrun() -> None:
     """Drop the log of torchrun: forty lines about each error, where one line of ours is enough."""
-    logger = logging.getLogger("torch.distributed")
-    logger.addHandler(logging.NullHandler())
-    logger.propagate = False
+    for name in ("torch.distributed", "torch.multiprocessing"):
+        logger = logging.getLogger(name)
+        # torch gives these loggers a handler of its own.
+        logger.handlers = [logging.NullHandler()]
+        logger.propagate = False
 
 
 def _work(request: _Request) -> list[Path]:
