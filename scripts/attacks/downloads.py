@@ -137,7 +137,7 @@ def servers(attempt: Try) -> None:
             md5=digest if known else None,
             size=len(content),
         )
-        policy = Policy(attempts=3, timeout_s=0.2, first_wait_s=0, longest_wait_s=0)
+        policy = Policy(attempts=3, timeout_s=0.2, pause=lambda _: None)
         with time_limit(60):
             try:
                 fetched = fetch(remote, attempt.folder, policy=policy)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 from faults.test_not_regular import READERS
+from pydantic import TypeAdapter
 
 from attacks.workshop import READ_S, Try, time_limit
 from trinat.pipelines.study.entry import Entry
@@ -20,7 +20,7 @@ def _sound_texts(sound: Path) -> dict[str, bytes]:
     entry = Entry(
         "a", "done", "a.nii.gz", model="m", outputs={"a_dseg.nii.gz": "0" * 64}
     )
-    ledger = json.dumps(asdict(entry)).encode() + b"\n"
+    ledger = TypeAdapter(Entry).dump_json(entry) + b"\n"
     table = "participant_id\tage\tsex\na\t70\tF\nb\t71\tM\n"
     scheme = (
         Path(load_scheme.__code__.co_filename).parents[2]
