@@ -373,7 +373,6 @@ def test_what_checks_measure_is_what_python_measures(
         (stripped, "the scan shows no skull"),
         (cut, "the field of view ends inside the skull"),
         (stripped_with_a_margin, "ends like a mask, not like a scalp"),
-        (lost_slices, "slices are lost, repeated or shifted"),
     ],
 )
 def test_the_brain_mask_and_its_volume_are_those_of_python(
