@@ -94,7 +94,7 @@ def test_every_module_is_on_the_site_with_what_it_says_of_itself(
         for path in (ROOT / folder).rglob("*.py")
     ]
     assert page.count("\n| `") == len(files)
-    row = "| `fields.py` | Commands whose options are the fields of settings"
+    row = "| `fields.py` | Commands whose options are fields of settings classes"
     assert row in page.partition("## pipelines/cli")[2]
     assert "| `grid.py` |  |" not in page
 
