@@ -4,7 +4,7 @@ statsmodels fits by ordinary least squares. Standard errors are robust (HC2), an
 has the degrees of freedom of Bell and McCaffrey (Imbens and Kolesár, Review of Economics and
 Statistics 98, 701, 2016), which depend on the comparison. Between two groups without covariates
 this is close to Welch's test. HC3 with the residual degrees of freedom, the usual choice, rejects
-up to 12 % of true null hypotheses of small groups (docs/notes/statistics.md).
+up to 11 % of true null hypotheses of small groups (docs/notes/statistics.md).
 """
 
 from __future__ import annotations
