@@ -1,4 +1,4 @@
-"""The standing torture suite: attacks on readers and commands, drawn by a seed, without end.
+"""Torture suite: seeded random attacks on readers and commands, for as long as it is given.
 
-`scripts/torture` runs them (docs/notes/torture.md); one file a family of attacks.
+`scripts/torture` runs it (docs/notes/torture.md); each module is a family of attacks.
 """

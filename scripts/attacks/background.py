@@ -1,7 +1,7 @@
-"""What stands for nothing in a scan changes: offsets, factors, types, padding, axes, cuts, masks.
+"""Changes of a scan that carry no meaning: offsets, factors, types, padding, axes, cuts, masks.
 
-No network runs. What changes no tissue must come to the very same working grid; what takes
-tissue away must be found by the checks, with labels that are right.
+No network runs. A change that affects no tissue must give the very same working grid; one that
+removes tissue must be found by the checks, given labels that are right.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _AXES = [
     for letters in itertools.product(*order)
 ]
 _SHAPE = (76, 80, 74)
-# Radii in voxels of 1 mm: the brain, what is inside the skull, and the head.
+# Radii in voxels of 1 mm: the brain, the inside of the skull, and the head.
 _BRAIN, _INSIDE, _HEAD = 22, 25, 34
 
 
@@ -42,7 +42,7 @@ def _radius() -> np.ndarray:
 
 @functools.cache
 def _head(air: str) -> np.ndarray:
-    """A brain in its head as whole numbers; its air is 0, or the noise of magnitudes."""
+    """Return a brain in its head as integers; air is 0, or magnitude noise."""
     radius = _radius()
     draw = np.random.default_rng(5)
     values = np.where(radius < _HEAD, draw.integers(350, 700, _SHAPE), 0)
@@ -52,7 +52,10 @@ def _head(air: str) -> np.ndarray:
 
 
 def same_tissue(attempt: Try) -> None:
-    """Some of: an offset, a factor, padding, a crop, other axes, another type. Nothing changes."""
+    """Apply some of offset, factor, padding, crop, axes and type.
+
+    The working grid must not change.
+    """
     chance = attempt.chance
     air = chance.choice(("zero", "noise"))
     plain = Volume(_head(air), np.eye(4))
@@ -95,7 +98,7 @@ def _padded(scan: Volume, chance: random.Random) -> tuple[Volume, str]:
 
 
 def _cropped(scan: Volume, chance: random.Random) -> tuple[Volume, str]:
-    """Some planes of one value are cut off at the lower ends."""
+    """Crop some constant planes at the lower ends."""
     counts = [chance.randint(0, 3) for _ in range(3)]
     kept = []
     for axis, count in enumerate(counts):
@@ -116,7 +119,7 @@ def _other_axes(scan: Volume, chance: random.Random) -> tuple[Volume, str]:
 
 
 def missing_tissue(attempt: Try) -> None:
-    """A cut or a stripped head, whatever there is in place of tissue: a grade or no volume."""
+    """Cut or strip a head, whatever replaces the tissue: it needs a grade, or has no volume."""
     chance = attempt.chance
     draw = np.random.default_rng(chance.getrandbits(32))
     radius = _radius()
@@ -134,7 +137,7 @@ def missing_tissue(attempt: Try) -> None:
     what = "stripped"
     if not stripped:
         axis = chance.randrange(3)
-        # At least 10 mm of the brain, and so 10 cm² of its plane.
+        # At least 10 mm of the brain, and so 10 cm² of its cross-section.
         place = chance.randint(_SHAPE[axis] // 2, _SHAPE[axis] // 2 + _BRAIN - 10)
         gone = np.moveaxis(np.zeros(_SHAPE, bool), axis, 0)
         gone[place:] = True

@@ -1,4 +1,4 @@
-"""Attacks on commands at work: kills, signals, failing calls, full disks, memory, company."""
+"""Attacks on running commands: kills, signals, failing calls, full disks, memory, other runs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _SIGNALS = (
 
 
 def kill(attempt: Try) -> None:
-    """kill -9 at any moment; the same command again gives the same bytes."""
+    """Kill with -9 at any moment; the same command again must give the same bytes."""
     bench = Bench.in_turn(attempt)
-    # Every fourth round with worker processes, whose start takes seconds.
+    # Every fourth round uses worker processes, whose start takes seconds.
     serial = attempt.number // len(JOBS) % 4 != 3
     run = bench.start(serial=serial)
     seconds = (
@@ -45,7 +45,7 @@ def kill(attempt: Try) -> None:
 
 
 def kill_at_a_call(attempt: Try) -> None:
-    """kill -9 exactly before a write, sync, renaming or making of a folder."""
+    """Kill with -9 exactly before a write, sync, rename or mkdir."""
     bench, calls = _with_calls(attempt, (0,))
     checked_unless_killed(bench.run(before=calls.install), signal.SIGKILL)
     unchanged(bench.given, bench.inputs, "after the kill")
@@ -53,12 +53,12 @@ def kill_at_a_call(attempt: Try) -> None:
 
 
 def failing_call(attempt: Try) -> None:
-    """One write, sync, renaming or making of a folder fails."""
+    """Let one write, sync, rename or mkdir fail."""
     _fail(attempt, lasting=False)
 
 
 def full_disk(attempt: Try) -> None:
-    """From one write on, all fail."""
+    """Let all writes fail from one on."""
     _fail(attempt, lasting=True)
 
 
@@ -71,7 +71,7 @@ def _fail(attempt: Try, *, lasting: bool) -> None:
 
 
 def small_disk(attempt: Try) -> None:
-    """A disk of its own that is full at some moment, of bytes or of files; then there is room."""
+    """Fill up a small disk, by bytes or by files, then make room again."""
     if not own_mounts():
         full_disk(attempt)
         return
@@ -84,7 +84,7 @@ def small_disk(attempt: Try) -> None:
             disk.leave_files(chance.randint(1, 22))
         else:
             disk.leave_room(int(2 ** chance.uniform(12, 20)))
-        # The same again, as people do it, before they look at the disk.
+        # People often run the command again before they look at the disk.
         done = [bench.run() for _ in range(chance.randint(1, 2))][-1]
         if left := [
             path for path in disk.folder.rglob("*") if path.name.endswith(".tmp")
@@ -105,7 +105,7 @@ def small_disk(attempt: Try) -> None:
 
 
 def small_files(attempt: Try) -> None:
-    """The kernel refuses files beyond a size, also those that libraries write."""
+    """Limit the size of files in the kernel, which also affects libraries."""
     bench = Bench.in_turn(attempt)
     size = int(10 ** attempt.chance.uniform(1, 5))
 
@@ -119,14 +119,14 @@ def small_files(attempt: Try) -> None:
 
 
 def _whole(done: Done, size: int) -> Done:
-    """What was said reaches a file of its own, which the limit cuts short too."""
+    """Return the command with a message if the limit cut its log short, too."""
     if done.status > 0 and not done.err and size < 400:
         return Done(done.status, done.out, "cut short")
     return done
 
 
 def read_only(attempt: Try) -> None:
-    """Another user, who may not write there, or not read what is given."""
+    """Run as a user who may not write the output, or not read the input."""
     bench = Bench.in_turn(attempt)
     closed = attempt.chance.choice(("out", "in"))
     if bench.job.built_on == "" and closed == "out":
@@ -144,12 +144,12 @@ def read_only(attempt: Try) -> None:
         done = attempt.run(*bench.line(), home=attempt.folder, before=become_nobody)
     finally:
         folder.chmod(0o755)
-    # Done as a user who may do everything, or where nothing was to be written.
+    # It may succeed as root, or if there was nothing to write.
     bench.right_or_refused(done, f"{closed} closed to {bench.job.name}")
 
 
 def signals(attempt: Try) -> None:
-    """A signal, or two, to leader, worker or group."""
+    """Send one or two signals to leader, worker or group."""
     bench = Bench.in_turn(attempt)
     chance = attempt.chance
     number, target = (
@@ -171,18 +171,18 @@ def signals(attempt: Try) -> None:
 
 
 def little_memory(attempt: Try) -> None:
-    """As `ulimit -v`: from nearly nothing to nearly enough."""
+    """Limit memory as `ulimit -v` does, from nearly nothing to nearly enough."""
     bench = Bench.in_turn(attempt)
     extra = int(2 ** attempt.chance.uniform(2, 9))
     what = f"{extra} MiB for {bench.job.name}"
     done = bench.run(before=lambda: limit_memory(extra))
     # A library that cannot allocate in C may abort, or write to address 0 as torch's backward
-    # pass does: no result, and none is claimed.
+    # pass does. Then there is no result, and none is claimed.
     bench.right_or_refused(done, what, deadly=(signal.SIGABRT, signal.SIGSEGV))
 
 
 def two_at_once(attempt: Try) -> None:
-    """The same command twice at the same time: one may be refused, the result is right."""
+    """Run the same command twice at once: one may be refused, and the result is right."""
     bench = Bench.in_turn(attempt)
     line = bench.line()
     runs = []
@@ -203,14 +203,14 @@ def two_at_once(attempt: Try) -> None:
         raise wrong(f"both of two runs of {bench.job.name} at once were refused")
     unchanged(bench.given, bench.inputs, "two at once")
     if bench.job.name in ("train", "bundle"):
-        # The later one may have found a finished run or model, which it does not touch.
+        # The later run may have found a finished run or model, which it does not touch.
         bench.check(f"two {bench.job.name} at once")
     else:
         bench.recover(f"two {bench.job.name} at once")
 
 
 def checked_unless_killed(done: Done, *numbers: int) -> None:
-    """However the command ended, it was by the signal, or as it may."""
+    """Raise `Bad` unless the command succeeded, refused, or died by one of these signals."""
     with contextlib.suppress(Refused):
         checked(done, deadly=numbers)
 
@@ -235,7 +235,7 @@ def _with_calls(
 def _after(
     run: Running, seconds: float, number: int, target: str, again_s: float | None = None
 ) -> Done:
-    """Let a command run for a while, signal some of its processes, and see how it ends."""
+    """Let a command run for a while, signal some of its processes, and return its outcome."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(min(0.005, max(0.0, end - time.monotonic())))

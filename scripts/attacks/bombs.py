@@ -24,7 +24,7 @@ from trinat.segmentation.io.volume import Volume
 
 
 def bombs(attempt: Try) -> None:
-    """Each, under a limit of memory of half a gigabyte."""
+    """Read each under a memory limit of half a gigabyte."""
     chance = attempt.chance
     path, read = BOMBS[attempt.number % len(BOMBS)](attempt.folder, chance)
     if path.stat().st_size > 40 * 2**20:

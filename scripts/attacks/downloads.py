@@ -1,4 +1,4 @@
-"""Attacks by what is downloaded: archives of any members, servers of any answers."""
+"""Attacks by downloads: archives with arbitrary members, servers with arbitrary answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ _KINDS = (
 
 
 def archives(attempt: Try) -> None:
-    """Members with any name, type, mode and target, then damage; nothing appears outside."""
+    """Unpack members with any name, type, mode and target, then damaged.
+
+    Nothing may appear outside.
+    """
     chance = attempt.chance
     packed = chance.random() < 0.5
     archive = attempt.folder / ("disc.tar.gz" if packed else "disc.tar")
@@ -86,7 +89,7 @@ def archives(attempt: Try) -> None:
 
 
 def servers(attempt: Try) -> None:
-    """A script of answers that cut, lie, stall and redirect; what is kept is the true file."""
+    """Serve answers that cut, lie, stall and redirect; only the true file may be kept."""
     chance = attempt.chance
     content = random.Random(7).randbytes(20_000)
     other = content[:-1] + b"x"
@@ -148,7 +151,7 @@ def servers(attempt: Try) -> None:
     finally:
         server.close()
     got = fetched.path.read_bytes()
-    # Without a checksum nobody can tell another file of the same size.
+    # Without a checksum, another file of the same size cannot be detected.
     if got != content and (known or len(got) != len(content)):
         raise wrong(f"{len(got)} bytes that are not the file's are the good copy")
 

@@ -1,4 +1,4 @@
-"""Writing, syncing and renaming that fail, or end the process, at a chosen call."""
+"""Fault injection: writes, syncs and renames that fail, or kill the process, at a chosen call."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ FAILURES = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EACCES, errno.EROFS)
 
 
 class Calls:
-    """Counts this process's calls below a folder; call `number` of a kind, from 1, fails.
+    """Counts this process's calls below a folder, and makes call `number` of a kind (from 1) fail.
 
-    `failure` is an errno, or 0 to kill the process there; `lasting` makes all later calls of that
-    kind fail too, as on a full disk. `report` gets the counts, as the process ends.
+    `failure` is an errno, or 0 to kill the process there; with `lasting` all later calls of
+    that kind fail too, as on a full disk. The counts are written to `report` when the process
+    ends.
     """
 
     def __init__(

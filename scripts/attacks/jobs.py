@@ -1,4 +1,4 @@
-"""Commands whose results are known: what an undisturbed run leaves, and what any other must."""
+"""Commands with known results: the files of an undisturbed run, which any other run must match."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from attacks.injection import Calls
 from attacks.verdicts import Bad, Refused, wrong
 from attacks.workshop import Done, Running, Try, checked, copy, digests, unchanged
 
-# Curves of training: their points are means of about ten seconds, so a run that went on has
-# other ones.
+# Points of the curves are means over about ten seconds, so a run that was resumed has other
+# ones.
 _CURVES = ("metrics.csv", "run.html")
 
-# A page tells the days of its results, and a run may last beyond midnight.
+# A page shows the dates of its results, and a run may last beyond midnight.
 _DAYS = re.compile(rb"\d{4}-\d\d-\d\d(?: to \d{4}-\d\d-\d\d)?")
 
 
@@ -30,8 +30,8 @@ class Job:
     name: str
     reads: str  # folders of the sound inputs, by their names
     arguments: str
-    again: str = ""  # beside them, where something is there already
-    built_on: str = ""  # a job whose output this one goes on with
+    again: str = ""  # added where the output already exists
+    built_on: str = ""  # a job whose output this one continues
 
     def line(self, sound: Path, inputs: Path, out: Path) -> list[str]:
         text = self.arguments.format(sound=sound, inputs=inputs, out=out)
@@ -64,7 +64,7 @@ JOBS = {
 
 
 class Bench:
-    """One job in a try's folder: its own copies of inputs, and its output folder."""
+    """One job in the folder of a try: copies of its inputs, and its output folder."""
 
     def __init__(self, attempt: Try, job: Job, disk: Path | None = None) -> None:
         self.attempt, self.job = attempt, job
@@ -87,12 +87,12 @@ class Bench:
 
     @classmethod
     def in_turn(cls, attempt: Try, disk: Path | None = None) -> Bench:
-        """The jobs one after the other, by the number of the try."""
+        """Return the job whose turn it is, by the number of the try."""
         return cls(attempt, list(JOBS.values())[attempt.number % len(JOBS)], disk)
 
     @property
     def seconds(self) -> float:
-        """How long an undisturbed run takes, in a forked process."""
+        """Duration of an undisturbed run in a forked process."""
         return float(self.known["seconds"])
 
     def line(self) -> list[str]:
@@ -106,7 +106,7 @@ class Bench:
         return self.start(**how).wait()
 
     def check(self, what: str) -> None:
-        """What is there is what an undisturbed run leaves: same files, same bytes."""
+        """Raise `Bad` unless the output has the files and bytes of an undisturbed run."""
         unchanged(self.given, self.inputs, what)
         now = results(self.out)
         expected = self.known["files"]
@@ -119,14 +119,17 @@ class Bench:
                 raise wrong(f"{what}: {name} has other bytes")
 
     def recover(self, what: str) -> None:
-        """The same command again, undisturbed, makes everything right."""
+        """Raise `Bad` unless the same command, run again undisturbed, makes everything right."""
         checked_zero(self.run(), f"again after {what}")
         self.check(f"again after {what}")
 
     def right_or_refused(
         self, done: Done, what: str, *, deadly: tuple[int, ...] = ()
     ) -> None:
-        """Said to be done, all is right; refused, the same command makes it right."""
+        """Check that a command that reports success left the right results.
+
+        If it refused, check that the same command makes everything right, and raise `Refused`.
+        """
         try:
             checked(done, deadly=deadly)
         except Refused:
@@ -137,9 +140,9 @@ class Bench:
 
 
 def results(folder: Path) -> dict[str, str]:
-    """All files but states of training, which are kept of where a run was stopped too.
+    """Return the digest of each result, without training states, which interrupted runs leave too.
 
-    Pages count without the days that they tell.
+    The dates in pages are ignored.
     """
     results = {
         name: digest
@@ -155,7 +158,7 @@ def results(folder: Path) -> dict[str, str]:
 
 
 def checked_zero(done: Done, what: str) -> Done:
-    """A command for which there was no reason to be refused."""
+    """Return a command that succeeded; raise `Bad` if it refused, since it had no reason to."""
     try:
         return checked(done)
     except Refused as refusal:
@@ -165,7 +168,10 @@ def checked_zero(done: Done, what: str) -> Done:
 
 
 def learn(attempt: Callable[[str], Try], sound: Path) -> None:
-    """Run each job undisturbed, twice: what differs then is no result. Count its calls."""
+    """Run each job twice undisturbed, and record its files, duration and calls.
+
+    Files that differ between both runs are not compared later.
+    """
     shards = attempt("shards")
     for part in ("1/2", "2/2"):
         line = JOBS["predict"].line(sound, sound, sound / "shards")
@@ -181,12 +187,12 @@ def learn(attempt: Callable[[str], Try], sound: Path) -> None:
             checked_zero(done, f"{job.name}, undisturbed")
             unchanged(bench.given, bench.inputs, job.name)
             seen.append(results(bench.out))
-            time.sleep(1.1)  # so that times of whole seconds differ too
+            time.sleep(1.1)  # lets timestamps in whole seconds differ too
         first, second = seen
         files = {
             name: first[name] if first[name] == second[name] else "" for name in first
         }
-        # These are there, whatever they say of times.
+        # These files must exist, whatever they say of times.
         files |= {name: "" for name in first if name.endswith((".jsonl", *_CURVES))}
         known = {
             "files": files,

@@ -1,4 +1,4 @@
-"""Attacks by models that others made: pickles in place of weights, folders that lie."""
+"""Attacks by models from others: pickles in place of weights, folders with false metadata."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _PROGRAMS = (
 
 
 def pickles(attempt: Try) -> None:
-    """Programs in place of weights, whole or mutated: none runs."""
+    """Offer programs in place of weights, whole or mutated: none may run."""
     import torch
 
     chance = attempt.chance
@@ -94,7 +94,7 @@ def pickles(attempt: Try) -> None:
 
 
 def models(attempt: Try) -> None:
-    """Model folders with lies and damage: refused, or what is loaded is what was saved."""
+    """Damage and falsify model folders: refused, or loaded exactly as saved."""
     chance = attempt.chance
     folder = copy(attempt.sound / "model", attempt.folder / "model")
     weights, told = next(folder.glob("*.safetensors")), folder / "model.yaml"

@@ -1,4 +1,4 @@
-"""Attacks on whose numbers are told: files paired by name, results of scans that are others now."""
+"""Attacks that mix up scans: files paired by name, results of scans that have been replaced."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from trinat.segmentation.io.volume import Volume
 
 # Pairing ------------------------------------------------------------------------------------
 
-# Names of which one begins the other, or that join to one: who pairs carelessly crosses them.
+# Names that are prefixes of each other, or become equal when joined, which careless pairing
+# confuses.
 _STEMS = (
     ("OAS1_0001", "OAS1_0001_MR2", "OAS1_0001_MR2_b", "OAS1_0002", "OAS1_00010"),
     ("a", "a_b", "a_b_c", "b", "b_c", "ab", "A"),
@@ -47,7 +48,7 @@ _SUFFIXES = (".nii.gz", ".nii", ".NII.GZ", ".mgz")
 
 
 def pairing(attempt: Try) -> None:
-    """Names of persons that are alike, files missing on either side: nobody gets another's."""
+    """Pair files of people with similar names, some missing: no file goes to another person."""
     chance = attempt.chance
     stems = list(chance.choice(_STEMS))
     chance.shuffle(stems)
@@ -83,7 +84,10 @@ def pairing(attempt: Try) -> None:
 
 
 def _same_person(one: str, other: str) -> bool:
-    """p1/T1 may be called p1_T1 elsewhere; p1/x_T1 is not p1_x/T1."""
+    """Return True for equal names.
+
+    P1/T1 may be called p1_T1 elsewhere, but p1/x_T1 is not p1_x/T1.
+    """
     is_flat = "/" not in one or "/" not in other
     return one == other or (
         is_flat and one.replace("/", "_") == other.replace("/", "_")
@@ -97,7 +101,7 @@ def _write_side(
     chance: random.Random,
     owners: dict[Path, str],
 ) -> None:
-    """Empty files of some of the persons, all with one way of naming."""
+    """Write empty files of some of the persons, all in one style of naming."""
     beginning, ending = style
     share_missing = chance.choice((0.1, 0.3, 0.6))
     marked = (
@@ -117,18 +121,20 @@ def _write_side(
 # Attempts -----------------------------------------------------------------------------------
 
 _DIVISIONS = ((), ("1/2", "2/2"), ("2/2", "1/2"), ("2/3", "1/3", "3/3"))
-# What is compared with a run in a fresh folder: what says something of the scans as they are now.
+# Outputs that describe the present scans, compared with those of a run in a fresh folder.
 _TOLD = ("_dseg.nii.gz", ".stats", "volumes.tsv", "qc.tsv")
 
 
 def attempts(attempt: Try) -> None:
-    """Scans exchanged and damaged between runs, whole and in shards, under clocks years apart:
-    what is told in the end is what a fresh run tells."""
+    """Exchange and damage scans between runs, whole and in shards, under clocks years apart.
+
+    The final results must equal those of a fresh run.
+    """
     chance = attempt.chance
     bench = Bench(attempt, JOBS["predict"])
     scans = sorted((bench.inputs / "scans").iterdir())
     contents = {scan: [scan.read_bytes(), b"damaged", _other(scan)] for scan in scans}
-    # Something that may be taken for new later.
+    # Lets the file be mistaken for a new one later.
     _run_all(bench, chance)
     for _ in range(chance.randint(1, 2)):
         scan = chance.choice(scans)
@@ -145,7 +151,7 @@ def attempts(attempt: Try) -> None:
 
 
 def _other(scan: Path) -> bytes:
-    """Another head in a file of this name; the file stays."""
+    """Return the bytes of another head in a file of this name; the file itself stays."""
     before = scan.read_bytes()
     image, _, affine = tiny_scan(1)
     Volume(image[::-1].copy(), affine).write(scan)
@@ -158,7 +164,7 @@ def _run_all(bench: Bench, chance: random.Random) -> None:
     parts = chance.choice(_DIVISIONS)
     more = ["--entropy"] if happens(chance, 0.2) else []
     if happens(chance, 0.2):
-        # Side by side: the second is refused in one line, or waits for nothing that matters.
+        # Two runs at once: the second is refused in one line, or does no harm.
         line = bench.line()
         beside = [*line, "--shard", "1/2"] if happens(chance, 0.5) else line
         for running in [
@@ -182,7 +188,7 @@ def _run_all(bench: Bench, chance: random.Random) -> None:
 
 
 def _some_done(done: Done) -> None:
-    """Ended in order; scans may have failed."""
+    """Raise `Bad` unless the command ended properly; scans may have failed."""
     if done.status not in (3, 4):
         try:
             checked(done)
@@ -222,7 +228,7 @@ def _statuses(folder: Path) -> dict[str, str]:
 
 
 def _same_report(attempt: Try, out: Path, fresh: Path) -> None:
-    """`trinat report` of old results tells what it tells of fresh ones; of another scan nothing."""
+    """Raise `Bad` unless `trinat report` gives the same volumes from old and fresh results."""
     labels = sorted(path.name for path in fresh.glob("*_dseg.nii.gz"))
     if not labels:
         return

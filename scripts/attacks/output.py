@@ -1,4 +1,4 @@
-"""Attacks on what is written: files of the user's in every place, traces of the patient."""
+"""Attacks on output: files of the user in every place, and traces of the patient."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MINE = b"written by hand"
 
 
 def users_files(attempt: Try) -> None:
-    """A file, folder or link of the user's in an output folder, also where an output would go."""
+    """Place a file, folder or link of the user in an output folder, also where an output goes."""
     chance = attempt.chance
     bench = Bench.in_turn(attempt)
     name = chance.choice(sorted(bench.known["files"]))
@@ -55,7 +55,7 @@ def users_files(attempt: Try) -> None:
         path.mkdir()
         (path / "mine").write_bytes(_MINE)
     what = f"{bench.job.name}, a {kind} in the place {place}: {path.relative_to(bench.out)}"
-    # A folder that holds something is somebody's: no --resume, no --overwrite.
+    # A folder that is not empty belongs to somebody: no --resume, no --overwrite.
     line = bench.job.line(attempt.sound, bench.inputs, bench.out)
     try:
         checked(attempt.run(*line, home=bench.inputs))
@@ -79,7 +79,7 @@ _MARK = b"CANARY^PATIENT^19331122"
 def _poisoned(
     path: Path, image: np.ndarray, affine: np.ndarray, *, packed_name: bool
 ) -> None:
-    """A scan whose every free field, extension and wrapper names the patient."""
+    """Return a scan whose every free field, extension and wrapper names the patient."""
     scan = nib.Nifti1Image(image, affine)
     header = scan.header
     for field, size in (
@@ -107,7 +107,7 @@ def _poisoned(
 
 
 def canaries(attempt: Try) -> None:
-    """What a header says of the patient is in no output, log or page."""
+    """Check that no output, log or page repeats the patient's name from a header."""
     chance = attempt.chance
     out = attempt.folder / "out"
     work = attempt.folder / "in"
@@ -152,7 +152,7 @@ def canaries(attempt: Try) -> None:
     )
     line = lines[attempt.number % len(lines)]
     if chance.random() < 0.3:
-        # Refusals quote what is wrong, not what is said.
+        # Error messages must name the fault without quoting the header.
         broken = work / "scans/a.nii.gz"
         broken.write_bytes(broken.read_bytes()[:-9])
     done = (
@@ -184,7 +184,7 @@ def _without_mark(what: str, content: bytes) -> None:
 
 
 def _png_text(content: bytes) -> bytes:
-    """The text chunks of a PNG file, unpacked."""
+    """Return the text chunks of a PNG file, decompressed."""
     at, found = 8, b""
     while at + 8 <= len(content):
         (size,), kind = (

@@ -66,7 +66,7 @@ Damage = Callable[[bytes, random.Random], bytes]
 
 
 def _put(name: str, index: int, *values: float) -> Damage:
-    """A header that says one of these values."""
+    """Return a damage that sets a header field to one of these values."""
 
     def damage(content: bytes, chance: random.Random) -> bytes:
         fields = NIFTI1 if len(content) != len(mgh()) else MGH
@@ -77,7 +77,7 @@ def _put(name: str, index: int, *values: float) -> Damage:
 
 
 def _voxels(kind: str, value: float) -> Damage:
-    """A scan of another type, in which one voxel is odd."""
+    """Return a damage that changes the data type and makes one voxel odd."""
 
     def damage(content: bytes, chance: random.Random) -> bytes:
         data = _true().data.astype(kind)
@@ -113,7 +113,7 @@ def _nothing(content: bytes, chance: random.Random) -> bytes:
 
 
 NAN, INF = float("nan"), float("inf")
-# What the bytes of the scan become.
+# Damages of the bytes of a scan, by name.
 NIFTI_DAMAGE: dict[str, Damage] = {
     "empty": lambda c, r: b"",
     "one byte": lambda c, r: c[:1],
@@ -212,7 +212,10 @@ GZIP_DAMAGE: dict[str, Damage] = {
 
 
 def malformed(attempt: Try) -> None:
-    """One of some 60 kinds of damage, as one of the formats; none is read as something else."""
+    """Read a scan with one of some 60 kinds of damage, in one of the formats.
+
+    It must be refused, or read as a second reader reads it.
+    """
     kinds = [("nii", n, d) for n, d in NIFTI_DAMAGE.items()]
     kinds += [("gz", n, d) for n, d in GZIP_DAMAGE.items()]
     kind, name, damage = kinds[attempt.number % len(kinds)]
@@ -228,7 +231,7 @@ def malformed(attempt: Try) -> None:
     path.write_bytes(content)
     labels = chance.random() < 0.3
     volume = _read(path, labels=labels)
-    # Read after all: then it must be a second reader's reading of the same bytes.
+    # If it was read, a second reader must read the same from these bytes.
     try:
         raw = gzip.decompress(content) if suffix == ".nii.gz" else content
         careful = fuzz.read_nifti(raw)
@@ -243,7 +246,10 @@ def malformed(attempt: Try) -> None:
 
 
 def orientations(attempt: Try) -> None:
-    """48 orientations in 3 formats: the same head comes to the working grid, and labels back."""
+    """Write a head in 48 orientations and 3 formats.
+
+    Conform must agree, and labels must come back.
+    """
     axes = _AXES[attempt.number % 48]
     suffix = _SUFFIXES[attempt.number // 48 % 3]
     chance = np.random.default_rng(attempt.chance.getrandbits(32))
@@ -284,7 +290,10 @@ def orientations(attempt: Try) -> None:
 
 
 def bit_flips(attempt: Try) -> None:
-    """A bit, some bits or a block of a packed scan; refused, or the true voxels are read."""
+    """Flip one bit, some bits or a block of a compressed scan.
+
+    Refused, or the true voxels are read.
+    """
     chance = attempt.chance
     suffix, sound = chance.choice(((".nii.gz", nifti()), (".mgz", mgh())))
     broken = bytearray(gzip.compress(sound, chance.randint(1, 9), mtime=0))
@@ -303,7 +312,7 @@ def bit_flips(attempt: Try) -> None:
 
 
 def header_mutations(attempt: Try) -> None:
-    """One to three lies in a header of any kind that is read; see oracle.fuzz."""
+    """Change one to three fields of a header of any format that is read; see oracle.fuzz."""
     sound = _scans()
     scan = sound[attempt.number % len(sound)]
     content, what = fuzz.mutate(scan, attempt.chance)
@@ -323,7 +332,7 @@ _scans = functools.cache(fuzz.scans)
 
 
 def label_faults(attempt: Try) -> None:
-    """Numbers that are no labels, in a label map that is read and folded to classes."""
+    """Put numbers that are no labels into a label map that is read and folded to classes."""
     chance = np.random.default_rng(attempt.chance.getrandbits(32))
     numbers = chance.choice(
         [0, 2, 41, 3, 42, 17, 53, 77, 251, 1001, 2035], (18, 17, 16)

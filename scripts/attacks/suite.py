@@ -1,4 +1,4 @@
-"""Runs every family of attacks in turn within a time; a state file lets it go on for hours."""
+"""Runs every family of attacks in turn for a given time; a state file lets it go on for hours."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _IN_PROCESS = (
     "web",
 )
 _OF_COMMANDS = ("surroundings", "blows", "output", "numbers")
-# A family's turn: as many tries as fit in so long, at least one.
+# A turn of a family is as many tries as fit in this time, and at least one.
 _TURN_S = 3.0
 _PRELOADED = (
     # Another user may not read Python's folder.
@@ -73,7 +73,7 @@ _PRELOADED = (
 def families(
     modules: tuple[str, ...] = _IN_PROCESS + _OF_COMMANDS,
 ) -> dict[str, Attack]:
-    """Attacks by their names in the table."""
+    """Return the attacks by their names in the table."""
     found: dict[str, Attack] = {}
     for name in modules:
         found |= importlib.import_module(f"attacks.{name}").ATTACKS
@@ -110,9 +110,9 @@ class Suite:
             json.dump(content, file, indent=1)
 
     def build(self, *, learn: bool) -> None:
-        """Make what attacks begin with, in a process of its own; then import what they use.
+        """Write the sound inputs in a process of their own, then import what the attacks use.
 
-        With `learn` also what undisturbed commands leave.
+        With `learn`, also record the results of undisturbed commands.
         """
         self.sound.mkdir(parents=True)
         pid = os.fork()
@@ -138,7 +138,7 @@ class Suite:
         )
 
     def attempt(self, family: str, attack: Attack, number: int) -> tuple[Verdict, str]:
-        """One try, here."""
+        """Make one try in this process and return its verdict."""
         attempt = self._try(family, number)
         verdict, what = Verdict.RIGHT, ""
         try:
@@ -155,7 +155,7 @@ class Suite:
         return verdict, what
 
     def turn(self, family: str, attack: Attack, first: int) -> None:
-        """Some tries in a process of their own, whose end, whatever it is, ends the turn alone."""
+        """Make some tries in a process of their own, so that a crash ends only this turn."""
         results, theirs = os.pipe()
         pid = os.fork()
         if not pid:
@@ -196,7 +196,7 @@ class Suite:
             print(line, flush=True)
 
     def run(self, chosen: dict[str, Attack], minutes: float) -> None:
-        """Families in turn, until the time is over; each begun turn is finished."""
+        """Run families in turn until the time is over; a turn that has begun is finished."""
         begun, before = time.monotonic(), self.seconds
         while True:
             for name, attack in chosen.items():
@@ -275,7 +275,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name, attack in attacks.items()
         if name in (chosen.only or attacks)
     }
-    # In memory where that can be: what is tried is our own order of calls, not the disk.
+    # In memory if possible: the tests are about the order of our calls, not about the disk.
     memory = Path("/dev/shm")
     place = memory if os.access(memory, os.W_OK) else None
     with tempfile.TemporaryDirectory("", "trinat-torture-", place, True) as name:

@@ -1,4 +1,4 @@
-"""Attacks by where commands run: names of files, environments, clocks."""
+"""Attacks by the environment of commands: file names, variables, clocks."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _PARTS = (
 
 
 def names(attempt: Try) -> None:
-    """Scans of hostile names, side by side: each is done or told, tables and page stay sound."""
+    """Segment scans with hostile names: each is done or reported, tables and page stay sound."""
     chance = attempt.chance
     inputs, out = attempt.folder / "in", attempt.folder / "out"
     inputs.mkdir()
     sound = (attempt.sound / "scans/a.nii.gz").read_bytes()
-    made: set[Path] = set()  # the same name may be drawn twice: that is one file
+    made: set[Path] = set()  # a set, because the same name may be drawn twice
     for _ in range(chance.randint(1, 4)):
         stem = "".join(chance.choice(_PARTS) for _ in range(chance.randint(1, 3)))
         folder = inputs / chance.choice(
@@ -82,7 +82,7 @@ def names(attempt: Try) -> None:
         if out.exists():
             _sound_tables(out)
     labels = list(out.rglob("*_dseg.nii.gz"))
-    # Hidden files, and what results are called, are left out of a folder.
+    # Hidden files, and files named like results, are not taken as scans of a folder.
     expected = [
         path
         for path in made
@@ -123,13 +123,13 @@ def _sound_tables(out: Path) -> None:
 
 
 def environment(attempt: Try) -> None:
-    """No home, no place for temporary files, odd terminals, masks, closed descriptors."""
+    """Run without home or temporary folder, with odd terminals, umasks and closed descriptors."""
     chance = attempt.chance
     bench = Bench.in_turn(attempt)
     name, change = chance.choice(list(_ENVIRONMENTS.items()))
     fresh = attempt.number % 12 == 11
     if fresh and name.startswith("$"):
-        # The whole way, from a fresh interpreter.
+        # A complete run, from a fresh interpreter.
         variables = {**os.environ, "PYTHONWARNINGS": "default", **_VARIABLES[name]}
         run = subprocess.run(
             python(*bench.line()),
@@ -150,7 +150,7 @@ def environment(attempt: Try) -> None:
     done = bench.run(before=lambda: change(attempt.folder))
     try:
         checked(done)
-        # What a mask forbids to read is still the same bytes to root.
+        # Root reads the bytes even where the umask forbids it.
         bench.check(name)
     except Refused:
         bench.out.exists() and _open_up(bench.out)
@@ -252,7 +252,10 @@ _ENVIRONMENTS: dict[str, Callable[[Path], None]] = {
 
 
 def clocks(attempt: Try) -> None:
-    """Runs under clocks days apart, scans exchanged between: no result is stale, no lock lasts."""
+    """Run under clocks days apart with scans exchanged between.
+
+    No stale result, no lasting lock.
+    """
     chance = attempt.chance
     bench = Bench(attempt, JOBS["predict"])
     scan = bench.inputs / "scans/a.nii.gz"
@@ -274,7 +277,8 @@ def clocks(attempt: Try) -> None:
         try:
             checked_zero(bench.run(before=skewed(chance, 400)), "under a skewed clock")
         except Bad as bad:
-            # A lock of another machine may be alive: told in one line, and only for a minute.
+            # A lock of another machine may be alive: it is reported in one line, and for a
+            # minute only.
             if "is at work here" not in str(bad):
                 raise
             shutil.rmtree(bench.out / ".trinat-work")

@@ -1,6 +1,7 @@
-"""Attacks on tables of persons: one table written in many ways, and damaged as spreadsheets do it.
+"""Attacks on participants tables: one table written in many ways, with the damage of spreadsheets.
 
-What is read is what the correct table says, or it is said by row and column that it is not.
+The reader must return what the correct table says, or name the row and column that it cannot
+read.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _SEX_WORDS = {
     "M": ("M", "m", "male", "Man", "hombre"),
     "F": ("F", "f", "Female", "woman", "mujer"),
 }
-# How the number of a person is written: in the scans, and in the table.
+# Spellings of a person's number: in the scans, and in the table.
 _IDS: tuple[Callable[[int], str], ...] = (
     lambda n: f"sub-{n:02d}",
     lambda n: f"{n:02d}",
@@ -42,7 +43,7 @@ _NO_VALUE = ("", "n/a", "NaN", "NA")
 
 @dataclass
 class _Style:
-    """How a table is written."""
+    """Layout and number format of a table."""
 
     separator: str
     newline: str
@@ -56,21 +57,21 @@ class _Style:
 
 
 def tables(attempt: Try) -> None:
-    """A table of persons in another spelling: the same facts, or a word on what is not known."""
+    """Read a table in a random spelling: the same facts, or a warning for each unknown one."""
     chance = attempt.chance
     people = {n: _person(chance) for n in chance.sample(range(1, 30), 6)}
     style = _style(chance)
     titles = ["participant_id", style.age_title, "sex", "group", "remark"]
     titles.append(style.volume_title)
-    # The rows that are written, as cells, with what they leave unknown.
+    # Rows as cells; `hidden` collects the cells that leave a fact unknown.
     hidden: set[tuple[int, str]] = set()
     rows = [_row(n, facts, style, chance, hidden) for n, facts in people.items()]
     contradicts = _add_rows(rows, chance)
     if happens(chance, 0.2):
-        # A further column that only begins like one of ours.
+        # An additional column whose title only begins like one of ours.
         titles.append("age at onset")
         rows = [[*row, str(chance.randint(5, 20))] for row in rows]
-    # A sheet of Excel's has no rows of other lengths.
+    # An Excel sheet cannot have rows of different lengths.
     if style.separator != "xlsx" and happens(chance, 0.1):
         place = chance.randrange(1, len(titles))
         chance.choice(rows).pop(place)
@@ -78,7 +79,7 @@ def tables(attempt: Try) -> None:
     with time_limit(READ_S):
         read = read_participants(path)
     if contradicts:
-        # One of the two is not understood: that is said, and the other counts.
+        # One of the two rows is not used, and a warning must say so.
         if not read.doubts:
             raise wrong("two rows of one person say other things, without a word")
         return
@@ -86,7 +87,7 @@ def tables(attempt: Try) -> None:
 
 
 def _person(chance: random.Random) -> Facts:
-    """A person of whom all is known."""
+    """Return a person without unknown facts."""
     return Facts(
         age=chance.randint(11, 95) + chance.choice((0, 0, 0.5)),
         sex=chance.choice("MF"),
@@ -96,7 +97,7 @@ def _person(chance: random.Random) -> Facts:
 
 
 def _style(chance: random.Random) -> _Style:
-    """How the next table is written."""
+    """Return a random layout of a table."""
     volume_title = chance.choice(tuple(_MM3_PER))
     return _Style(
         separator=chance.choice(("\t", "\t", ",", ";", "xlsx")),
@@ -118,7 +119,7 @@ def _row(
     chance: random.Random,
     hidden: set[tuple[int, str]],
 ) -> list[str]:
-    """The cells of a person; a fact that is left out is noted in `hidden`."""
+    """Return the cells of a person; a fact that is left out is noted in `hidden`."""
     assert facts.age is not None
     assert facts.sex is not None
     assert facts.intracranial_mm3 is not None
@@ -143,7 +144,7 @@ def _row(
 
 
 def _number(value: float, style: _Style, chance: random.Random) -> str:
-    """A number as a spreadsheet of some country writes it."""
+    """Return a number as a spreadsheet of some country writes it."""
     text = f"{value:.6f}".rstrip("0").rstrip(".")
     if style.has_thousands and value >= 1000:
         text = f"{value:,.6f}".rstrip("0").rstrip(".")
@@ -155,7 +156,7 @@ def _number(value: float, style: _Style, chance: random.Random) -> str:
 
 
 def _add_rows(rows: list[list[str]], chance: random.Random) -> bool:
-    """Add empty rows and rows of persons who are there; whether one says another age."""
+    """Add empty and repeated rows; return True if one contradicts the age of another."""
     if happens(chance, 0.2):
         rows.insert(chance.randrange(len(rows)), [""] * len(rows[0]))
     if happens(chance, 0.2):
@@ -173,7 +174,7 @@ def _write(
     style: _Style,
     chance: random.Random,
 ) -> Path:
-    """The table as a file in its style."""
+    """Write the table in its layout and return the path."""
     if style.separator == "xlsx":
         path = folder / "people.xlsx"
         pd.DataFrame(rows, columns=titles).to_excel(path, index=False)
@@ -194,7 +195,8 @@ def _write(
         writer.writerows((titles, *rows))
         text = file.getvalue()
     if style.separator != "\t" and happens(chance, 0.1):
-        # A quote that nobody closes, where a cell begins; elsewhere it is a letter.
+        # An unclosed quote at the beginning of a cell; elsewhere a quote is an ordinary
+        # character.
         begins = [n + 1 for n, letter in enumerate(text) if letter == style.separator]
         at = chance.choice(begins)
         text = f'{text[:at]}"{text[at:]}'
@@ -205,7 +207,7 @@ def _write(
 def _compare(
     people: dict[int, Facts], read: Participants, hidden: set[tuple[int, str]]
 ) -> None:
-    """Raise where a scan has another fact than its person, or lacks one without a word."""
+    """Raise `Bad` if a scan has another fact than its person, or lacks one without a warning."""
     scans = {n: (f"sub-{n:02d}_T1w", f"sub-{n:02d}") for n in people}
     matched = read.match(scans.values())
     has_word = bool(read.doubts or matched.remarks)
@@ -222,7 +224,7 @@ def _compare(
 
 
 def _equal(value: object, expected: object) -> bool:
-    """Whether two facts are the same, numbers as far as six digits of a cell say it."""
+    """Return True if two facts are equal; numbers to the six digits of a cell."""
     if isinstance(value, float) and isinstance(expected, float | int):
         return math.isclose(value, expected, rel_tol=1e-5, abs_tol=1e-5)
     return value == expected

@@ -1,4 +1,4 @@
-"""Attacks on everything else that is read: tables, settings, ledgers, archives of numbers."""
+"""Attacks on all other input files: tables, settings, ledgers, archives of numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trinat.segmentation.labels.scheme import load_scheme
 
 @functools.cache
 def _sound_texts(sound: Path) -> dict[str, bytes]:
-    """A sound file for each reader that has one."""
+    """Return a sound file for each reader that has one."""
     entry = Entry(
         "a", "done", "a.nii.gz", model="m", outputs={"a_dseg.nii.gz": "0" * 64}
     )
@@ -46,7 +46,10 @@ _TOKENS = (
 
 
 def texts(attempt: Try) -> None:
-    """Tables, settings, ledgers, archives of numbers, changed anywhere: read, or one line."""
+    """Damage tables, settings, ledgers and archives of numbers.
+
+    Each is read or refused in one line.
+    """
     sound = _sound_texts(attempt.sound)
     chance = attempt.chance
     name = sorted(sound)[attempt.number % len(sound)]

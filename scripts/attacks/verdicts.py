@@ -1,7 +1,7 @@
-"""What may become of one try, and how an attack says it.
+"""Possible outcomes of one try, and the exceptions by which an attack reports them.
 
-An attack that returns was answered right; a `TrinatError` or `Refused` is a refusal in one line;
-all else is a failure, in one of five columns.
+An attack that returns was answered right; a `TrinatError` or `Refused` is a refusal in one
+line; any other exception is a failure, in one of five columns.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ GOOD = (Verdict.REFUSED, Verdict.RIGHT)
 
 
 class Refused(Exception):  # noqa: N818
-    """A command ended with one line and a status that is not 0."""
+    """Raised when a command refuses with one line and a status that is not 0."""
 
 
 class Bad(BaseException):
-    """A failure. No Exception: what is under attack must not catch it."""
+    """Raised for a failure. Not an Exception, so that the code under attack cannot catch it."""
 
     def __init__(self, verdict: Verdict, what: str) -> None:
         super().__init__(what)
@@ -53,7 +53,7 @@ def raw(what: str) -> Bad:
     return Bad(Verdict.TRACEBACK, what)
 
 
-# What only a fault of ours, or of a library that we did not guard, prints.
+# Text that only a fault of ours, or an unguarded fault of a library, prints.
 _RAW = re.compile(
     r"Traceback \(most recent call last\)|^.*a fault of trinat|^\S+\.py:\d+: \w*Warning|"
     r"Exception ignored in|terminate called|Fatal Python error",
@@ -62,13 +62,13 @@ _RAW = re.compile(
 
 
 def raw_in(text: str) -> str:
-    """The first line that no user should see."""
+    """Return the text from the first line on that no user should see, or ""."""
     found = _RAW.search(text)
     return text[found.start() :].strip().replace("\n", " | ")[-400:] if found else ""
 
 
 def judged(error: BaseException) -> tuple[Verdict, str]:
-    """The column of an exception that came out of an attack, and what to print of it."""
+    """Return the verdict on an exception that came out of an attack, and what to print of it."""
     if isinstance(error, Bad):
         return error.verdict, str(error)
     if isinstance(error, Refused):
@@ -76,5 +76,5 @@ def judged(error: BaseException) -> tuple[Verdict, str]:
     if isinstance(error, TrinatError) and len(str(error).splitlines()) == 1:
         return Verdict.REFUSED, ""
     if isinstance(error, OSError) and error.filename:
-        return Verdict.REFUSED, ""  # commands say which file, and why
+        return Verdict.REFUSED, ""  # commands print the file and the reason
     return Verdict.TRACEBACK, f"{type(error).__name__}: {error}"

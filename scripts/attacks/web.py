@@ -1,4 +1,4 @@
-"""Attacks over HTTP: requests that are wrong in one way, and sound ones with damage."""
+"""Attacks over HTTP: requests that are wrong in one way, and sound requests with damage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ AT = "/v1/segmentations"
 
 
 def http_requests(attempt: Try) -> None:
-    """A status of 4xx and one line for what is wrong; what is sound is taken; the server lives."""
+    """Send requests.
+
+    Wrong ones get 4xx and one line, sound ones are accepted, the server survives.
+    """
     chance = attempt.chance
     address = _server(attempt.sound)
     scan = (attempt.sound / "scans/a.nii.gz").read_bytes()
@@ -35,7 +38,7 @@ def http_requests(attempt: Try) -> None:
         request = bytearray(malformed(chance, address, scan))
     answer = exchange(address, bytes(request))
     head, _, body = answer.partition(b"\r\n\r\n")
-    # Where its length was damaged, what is left is another request with an answer of its own.
+    # If the length was damaged, the rest of the body is another request with its own answer.
     body = body.partition(b"HTTP/1.1 ")[0]
     what = f"{bytes(request[:200])!r}: {answer[:200]!r}"
     if found := raw_in(answer.decode("latin-1")):
@@ -53,7 +56,7 @@ def http_requests(attempt: Try) -> None:
 
 @cache
 def _server(sound: Path) -> str:
-    """Where this process listens; what is accepted stays in the queue."""
+    """Return the address of a server in this process; accepted scans stay in its queue."""
     from trinat.pipelines.predict.settings import PredictRequest
     from trinat.pipelines.serve.queue import EngineThread, Queue
     from trinat.pipelines.serve.service import make_app
@@ -95,7 +98,7 @@ def sound(address: str, scan: bytes) -> bytes:
 
 
 def malformed(chance: random.Random, address: str, scan: bytes) -> bytes:
-    """A request that is wrong in one way."""
+    """Return a request that is wrong in one way."""
     place = urlsplit(address)
     bearer = f"Authorization: Bearer {place.query.removeprefix('token=')}"
     host = f"Host: {place.netloc}"
@@ -181,7 +184,7 @@ def malformed(chance: random.Random, address: str, scan: bytes) -> bytes:
 
 
 def exchange(address: str, request: bytes) -> bytes:
-    """All that comes back."""
+    """Send a request and return the whole response."""
     place = urlsplit(address)
     with socket.create_connection(
         (place.hostname, place.port or 0), timeout=30

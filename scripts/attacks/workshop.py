@@ -1,4 +1,4 @@
-"""What attacks share: a folder, sound inputs made once, commands run as a user runs them."""
+"""Shared tools of the attacks: a folder, sound inputs made once, commands run as a user does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ READ_S = 20.0
 
 @dataclass(frozen=True)
 class Done:
-    """A command that has ended: its exit status, or minus the signal that ended it."""
+    """A finished command: its exit status, or minus the signal that ended it."""
 
     status: int
     out: str
@@ -51,7 +51,10 @@ class Running:
     started: float = field(default_factory=time.monotonic)
 
     def wait(self, seconds: float = PATIENCE_S) -> Done:
-        """How it ended; after `seconds` it is killed, with all that it has started."""
+        """Wait for the command and return its outcome.
+
+        After `seconds` it is killed with all processes that it has started.
+        """
         status, hung = self.poll(), False
         pause_s = 0.001
         while status is None:
@@ -84,7 +87,10 @@ class Running:
 
 @dataclass(frozen=True)
 class Try:
-    """One try of an attack: chance by seed, family and number, an empty folder, sound inputs."""
+    """One try of an attack.
+
+    A generator seeded by seed, family and number, a folder, sound inputs.
+    """
 
     folder: Path
     chance: random.Random
@@ -98,7 +104,7 @@ class Try:
         home: Path | None = None,
         serial: bool = True,
     ) -> Running:
-        """Begin `trinat ARGUMENTS` in a forked process that has everything imported.
+        """Start `trinat ARGUMENTS` in a forked process that has everything imported.
 
         `before` runs in it first. With `serial`, scans are segmented in that process itself.
         """
@@ -116,12 +122,15 @@ class Try:
         return self.start(*arguments, **how).wait(seconds)  # type: ignore[arg-type]
 
     def succeed(self, *arguments: str | Path, **how: object) -> Done:
-        """Run a command that ends with 0, or `Refused`; what else it may do is a failure."""
+        """Run a command; return if it ends with 0, raise `Refused` if it refuses, else `Bad`."""
         return checked(self.run(*arguments, **how))  # type: ignore[arg-type]
 
 
 def checked(done: Done, *, deadly: tuple[int, ...] = ()) -> Done:
-    """A command that ended well, or with one line; signals in `deadly` were expected."""
+    """Return a command that succeeded; raise `Refused` if it refused in one line, else `Bad`.
+
+    A death by one of the signals in `deadly` counts as a refusal.
+    """
     if done.hung:
         raise Bad(Verdict.HANG, f"no end; said {done.said[-200:]!r}")
     if text := raw_in(done.said):
@@ -144,7 +153,7 @@ def fork_command(
     home: Path,
     serial: bool,
 ) -> Running:
-    """Begin `trinat` or `trinat-bids`, as of `Try.start`, in the folder `home`."""
+    """Start `trinat` or `trinat-bids`, as `Try.start` does, in the folder `home`."""
     pid = os.fork()
     if not pid:
         _run(words, log, before, home, serial)
@@ -160,7 +169,7 @@ def _run(
     home: Path,
     serial: bool,
 ) -> NoReturn:
-    """Be the command, in a process group of its own."""
+    """Become the command, in a process group of its own."""
     try:
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
@@ -185,12 +194,12 @@ def _ready(before: Callable[[], object], serial: bool) -> None:
 
 
 def python(*arguments: str) -> list[str]:
-    """The command line of `trinat` in a fresh interpreter."""
+    """Return the command line of `trinat` in a fresh interpreter."""
     return [sys.executable, "-m", "trinat", *arguments]
 
 
 def time_limit(seconds: float) -> AbstractContextManager[None]:
-    """A block of this process that does not end in time is a hang."""
+    """Raise `Bad` for a hang if the block does not end in time."""
     return limits.time_limit(
         seconds, Bad(Verdict.HANG, f"not done after {seconds:g} s")
     )
@@ -201,7 +210,7 @@ def happens(chance: random.Random, share: float) -> bool:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Every file and link below a folder, by its bytes."""
+    """Return a digest of every file and link below a folder."""
     found = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -213,7 +222,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def unchanged(before: Mapping[str, str], folder: Path, what: str) -> None:
-    """All files that were there are there with the same bytes."""
+    """Raise `Bad` unless all files of `before` are in the folder with the same bytes."""
     now = digests(folder)
     for name, digest in before.items():
         if now.get(name) != digest:
@@ -227,7 +236,7 @@ def copy(source: Path, target: Path) -> Path:
 
 
 def skewed(chance: random.Random, days: float) -> Callable[[], None]:
-    """What sets the clock of a process, the ledger's too, wrong by up to so many days."""
+    """Return a function that skews the clock of a process, and of its ledger, by up to `days`."""
     shift_s = chance.uniform(-days, days) * 86400
 
     def install() -> None:
@@ -248,7 +257,7 @@ def skewed(chance: random.Random, days: float) -> Callable[[], None]:
 
 
 def tiny_scan(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A head of 20 x 24 x 22 voxels: image, FreeSurfer numbers, affine."""
+    """Return a head of 20 x 24 x 22 voxels: image, FreeSurfer numbers, affine."""
     from helpers.miniatures import head_image, head_labels, turned
 
     labels = head_labels()[::2, ::2, ::2]
@@ -259,7 +268,7 @@ def tiny_scan(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def make_sound(folder: Path) -> None:
-    """Everything sound that attacks begin with, below `folder`."""
+    """Write all sound inputs of the attacks below `folder`."""
     import torch
     from helpers.overfitted import SMALL
     from helpers.tiny_training import write_recipe
@@ -275,7 +284,7 @@ def make_sound(folder: Path) -> None:
         SMALL.model_copy(update={"filters": 4, "depth": 2, "classes": 33})
     )
     with torch.no_grad():
-        # So that what it finds depends on what it sees: a stale result shows.
+        # Makes the output depend on the input, so that a stale result shows.
         network.classifier.weight.mul_(20)
     save_model(folder / "model", Description(name="tiny"), {View.CORONAL: network})
     for name in ("scans", "truth", "pred", "pairs/images", "pairs/labels"):
@@ -296,7 +305,7 @@ def make_sound(folder: Path) -> None:
     recipe = write_recipe(
         folder, views=["coronal"], schedule={"steps": 6}, checkpoint_every_steps=2
     )
-    # Its heads are in a temporary folder of this process.
+    # The recipe names heads in a temporary folder of this process.
     text = recipe.read_text()
     place = next(
         line.split(":", 1)[1].strip() for line in text.splitlines() if "heads:" in line

@@ -1,1 +1,1 @@
-"""Benchmarks: one module a subject, each prints a table of medians and ratios."""
+"""Benchmarks: one module per subject; each prints a table of medians and ratios."""

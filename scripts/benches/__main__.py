@@ -1,4 +1,4 @@
-"""`python -m benches SUBJECT`: run one benchmark, or say which there are."""
+"""`python -m benches SUBJECT`: run one benchmark, or list them."""
 
 from __future__ import annotations
 

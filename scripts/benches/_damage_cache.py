@@ -1,4 +1,4 @@
-"""Good and damaged scans, segmented once, and what grading needs of them, kept in a folder."""
+"""Cache of segmented good and damaged scans, with what grading needs of each."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _PHANTOMS = 20
 _MARGIN = 10
 _WHITE_MATTER = (2, 41)
 _THALAMUS = (10, 49)
-# Numbers of the label maps in malc/ that say where a head is: right and left, FreeSurfer's number.
+# Right and left labels of malc/ that locate a head, and their FreeSurfer numbers.
 _MALC_NUMBERS = {44: 41, 45: 2, 59: 49, 60: 10}
-# Around the thalamus: parts of all structures, as `trinat fit` has them.
+# A field around the thalamus with parts of all structures, as `trinat fit` uses.
 _FIELD_MM = (96, 112, 96)
 _OFFSET_MM = (0, -8, -8)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A good scan, or with a kind that scan damaged; as a whole, or the middle of it."""
+    """A good scan, or that scan with one kind of damage; whole, or only its middle."""
 
     head: str
     kind: Kind | None = None
@@ -52,7 +52,7 @@ class Case:
 
     @property
     def good(self) -> str:
-        """The name of the good scan that this one is compared with."""
+        """Name of the good scan that this case is compared with."""
         return f"{self.head} part" if self.is_part else self.head
 
     @property
@@ -63,7 +63,10 @@ class Case:
 
 
 def all_cases(malc: Sequence[str]) -> list[Case]:
-    """Those for choosing first, then rounds of all kinds: a cache that is not full has each."""
+    """Return all cases: those for choosing limits first, then rounds of all kinds.
+
+    This order lets a cache that is still filling hold some of each kind.
+    """
     phantoms = [f"phantom-{seed:02d}" for seed in range(_PHANTOMS)]
     choosing = [*_CHOOSING_HEADS, *malc[::2], *phantoms[::4]]
     cases = [Case(head, is_for_choosing=True) for head in choosing]
@@ -72,7 +75,7 @@ def all_cases(malc: Sequence[str]) -> list[Case]:
     ]
     for place in (2, 3):
         for number, kind in enumerate(KINDS):
-            # Each twice is enough to choose by, where it begins to matter.
+            # Two cases of each kind, where it begins to matter, are enough to choose limits by.
             head = _CHOOSING_HEADS[(number + place) % 2]
             cases.append(Case(head, kind, kind.strengths[place], kind.on_parts, True))
     cases += [Case(head, is_part=True) for head in HOLDING_HEADS]
@@ -88,7 +91,7 @@ def all_cases(malc: Sequence[str]) -> list[Case]:
 
 
 def _one_round(kinds: Sequence[Kind], turn: int) -> Iterator[Case]:
-    """Each kind in each strength, of one of the heads."""
+    """Yield each kind at each strength, with heads taken in turn."""
     for place in (2, 3, 4, 1, 0):
         for number, kind in enumerate(kinds):
             head = HOLDING_HEADS[(number + place + turn) % len(HOLDING_HEADS)]
@@ -100,14 +103,14 @@ class Heads:
 
     def __init__(self, data: Path) -> None:
         self._data = data
-        # The last one: the next case may be of the same head.
+        # Holds the last head only: the next case is often of the same head.
         self._heads: dict[str, Head] = {}
         self.malc = [
             path.name.split("_")[0] for path in sorted(data.glob("malc/*_SS.nii.gz"))
         ]
 
     def read(self, name: str) -> tuple[Volume, Volume]:
-        """A scan as it is, and FreeSurfer numbers of at least white matter and thalamus."""
+        """Return a scan and FreeSurfer numbers of at least its white matter and thalamus."""
         if name.startswith("phantom-"):
             return phantom(int(name.removeprefix("phantom-")))
         if name in self.malc:
@@ -126,7 +129,7 @@ class Heads:
         return scan, on_grid_of(Volume.read(labels, labels=True), scan)[0]
 
     def head(self, name: str) -> Head:
-        """A good scan in RAS axes, cut to the head, with white matter at 1."""
+        """Return a good scan in RAS axes, cut to the head, with white matter at 1."""
         if name not in self._heads:
             self._heads = {name: self._cut_out(name)}
         return self._heads[name]
@@ -145,7 +148,7 @@ class Heads:
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """What grading needs of a segmentation."""
+    """Segmentation results that grading needs."""
 
     image: Volume
     indices: Volume
@@ -155,7 +158,7 @@ class Stored:
     voxels: dict[str, int]
     dice: NDArray[
         np.float64
-    ]  # with the good scan's labels, (K,); NaN where neither has any
+    ]  # Dice with the good scan's labels, (K,); NaN where both lack the structure
 
     @property
     def mean_dice(self) -> float:
@@ -196,7 +199,7 @@ def fill(cases: Sequence[Case], heads: Heads, folder: Path, model: str) -> None:
 
 @contextmanager
 def _claimed(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Whether a case is this process's; the lock of a process that ends is free again."""
+    """Lock a case and yield True if this process got it; a lock ends with its process."""
     with path.with_suffix(".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -207,7 +210,10 @@ def _claimed(path: Path, *, wait: bool = False) -> Iterator[bool]:
 
 
 def _segment(case: Case, heads: Heads, segmenter: Predictor, folder: Path) -> float:
-    """Segment a case, and keep what grading needs; its mean Dice with the good scan's labels."""
+    """Segment a case and store what grading needs.
+
+    Return its mean Dice with the good scan's labels.
+    """
     if case.kind is None and not case.is_part:
         damaged = Damaged(heads.read(case.head)[0], np.eye(4))
     else:
@@ -249,7 +255,7 @@ def _segment(case: Case, heads: Heads, segmenter: Predictor, folder: Path) -> fl
 
 
 def _middle(damaged: Damaged, head: Head) -> Damaged:
-    """The part of a damaged scan around the thalamus."""
+    """Return the part of a damaged scan around the thalamus."""
     thalamus = np.argwhere(np.isin(head.numbers, _THALAMUS)).mean(axis=0) + _OFFSET_MM
     ends = [thalamus - np.divide(_FIELD_MM, 2), thalamus + np.divide(_FIELD_MM, 2)]
     to_scan = np.linalg.inv(damaged.true_affine) @ head.affine
@@ -270,8 +276,8 @@ def _middle(damaged: Damaged, head: Head) -> Damaged:
 def _compare(
     good: Volume, damaged: Damaged, found: Volume, scheme: LabelScheme
 ) -> NDArray[np.float64]:
-    """Dice with the good scan's labels where the damaged one still has the head, (K,)."""
-    # From where the head truly is to where the damaged scan's header says that it is.
+    """Return the Dice (K,) with the good scan's labels, where the damaged scan has the head."""
+    # Maps a point of the head to where the header of the damaged scan places it.
     to_scan = np.linalg.inv(damaged.true_affine) @ good.affine
     labels = _taken(found, damaged.scan.affine @ to_scan, good.shape)
     left = np.ones(damaged.scan.shape, np.uint8)
@@ -288,7 +294,7 @@ def _compare(
 def _taken(
     labels: Volume, affine: NDArray[np.float64], shape: tuple[int, ...]
 ) -> NDArray[np.uint8]:
-    """The nearest label at each voxel of a grid; 0 beyond."""
+    """Return the nearest label at each voxel of a grid, and 0 beyond the label map."""
     chain = np.linalg.inv(labels.affine) @ affine
     taken = ndimage.affine_transform(labels.data, chain, output_shape=shape, order=0)
     return np.asarray(taken, np.uint8)

@@ -1,7 +1,8 @@
-"""What goes wrong with scans, as functions of a good one: kinds, with five strengths each.
+"""Kinds of damage to a scan, as functions of a good scan, with five strengths each.
 
-A damage takes a `Head`, whose white matter is at 1, and says besides the new scan where its voxels
-truly lie and what of the head is gone, so that labels can be compared with those of the good scan.
+A damage takes a `Head`, whose white matter is at 1. Besides the new scan it returns where its
+voxels truly lie and which part of the head is gone, so that labels can be compared with those
+of the good scan.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from trinat.segmentation.io.volume import Volume
 
 Floats = NDArray[np.float32]
 
-# White matter of what is written as 16 bit.
+# White matter in scans that are written as 16 bit.
 _WHITE = 300.0
 _LEFT_WHITE_MATTER, _RIGHT_WHITE_MATTER = 2, 41
 _BRAIN_STEM = 16
 _CORTEX = (3, 42)
-# How many voxels a scan is padded by on each side.
+# Number of voxels that a scan is padded by on each side.
 _PADDED = 40
 
 
@@ -55,9 +56,10 @@ Damage = Callable[[Head, float, np.random.Generator], Damaged]
 
 @dataclass(frozen=True)
 class Kind:
-    """One thing that goes wrong, and how much of it.
+    """One kind of damage and its strengths.
 
-    What changes how tissue looks everywhere is measured on parts of heads, in a fifth of the time.
+    Kinds that change the look of tissue everywhere are measured on parts of heads, in a fifth
+    of the time.
     """
 
     name: str
@@ -67,7 +69,7 @@ class Kind:
     on_parts: bool = False
 
     def apply(self, head: Head, strength: float, name: str) -> Damaged:
-        """The same each time for the head of this name."""
+        """Return the damaged scan; the same each time for the head of this name."""
         seed = zlib.crc32(f"{name} {self.name} {strength}".encode())
         return self.damage(head, strength, np.random.default_rng(seed))
 
@@ -79,31 +81,31 @@ def _same_place(
 
 
 def as_scan(image: Floats, affine: NDArray[np.float64]) -> Volume:
-    """Magnitudes in whole numbers of 16 bit, as scanners write them."""
+    """Return magnitudes as 16-bit integers, as scanners write them."""
     whole = np.rint(image.clip(0) * _WHITE).clip(0, np.iinfo(np.int16).max)
     return Volume(whole.astype(np.int16), affine)
 
 
 def noise(head: Head, share: float, draw: np.random.Generator) -> Damaged:
-    """Magnitude noise, of the brightness of white matter, in air too."""
+    """Add Rician noise, as a share of the brightness of white matter, in air too."""
     one = share * draw.standard_normal(head.image.shape, np.float32)
     other = share * draw.standard_normal(head.image.shape, np.float32)
     return _same_place(head, np.hypot(head.image + one, other))
 
 
 def blur(head: Head, width_mm: float, _: np.random.Generator) -> Damaged:
-    """A Gaussian of this full width at half its height."""
+    """Blur by a Gaussian of this full width at half maximum."""
     return _same_place(head, ndimage.gaussian_filter(head.image, width_mm / 2.355))
 
 
 def thick(head: Head, slices_mm: float, _: np.random.Generator) -> Damaged:
-    """Thick axial slices, with a header that says so."""
+    """Average to thick axial slices, with a header that says so."""
     slices = in_thick_slices(Volume(head.image, head.affine), round(slices_mm))
     return Damaged(as_scan(slices.data, slices.affine), slices.affine)
 
 
 def in_thick_slices(scan: Volume, voxels: int) -> Volume:
-    """The means of so many voxels along the last axis, without gaps; the header says so."""
+    """Return means of this many voxels along the last axis, without gaps; the header says so."""
     x, y, z = scan.data.shape
     count = z // voxels
     in_slices = scan.data[:, :, : count * voxels].reshape(x, y, count, voxels)
@@ -114,7 +116,7 @@ def in_thick_slices(scan: Volume, voxels: int) -> Volume:
 
 
 def bias(head: Head, strength: float, _: np.random.Generator) -> Damaged:
-    """A coil's gain, e^±strength from corner to corner."""
+    """Apply the gain of a coil, e^±strength from corner to corner."""
     ramps = np.meshgrid(
         *(np.linspace(-1, 1, n) for n in head.image.shape), indexing="ij"
     )
@@ -124,7 +126,7 @@ def bias(head: Head, strength: float, _: np.random.Generator) -> Damaged:
 
 
 def motion(head: Head, angle_deg: float, _: np.random.Generator) -> Damaged:
-    """Half of k-space, and its middle with it, is from the head nodding by so much."""
+    """Take half of k-space and its centre from the head nodding by this angle."""
     angle = np.deg2rad(angle_deg)
     turn = np.array(
         [
@@ -136,14 +138,14 @@ def motion(head: Head, angle_deg: float, _: np.random.Generator) -> Damaged:
     centre = ndimage.center_of_mass(head.brain)
     turned = ndimage.affine_transform(head.image, turn, centre - turn @ centre, order=1)
     still, moved = np.fft.fft(head.image, axis=1), np.fft.fft(turned, axis=1)
-    # The first half of the lines along y was taken before the head moved.
+    # The first half of the lines along y was acquired before the head moved.
     lines = np.fft.fftfreq(head.image.shape[1]) < 0
     mixed = np.where(lines[None, :, None], moved, still)
     return _same_place(head, np.abs(np.fft.ifft(mixed, axis=1)).astype(np.float32))
 
 
 def ghost(head: Head, share: float, _: np.random.Generator) -> Damaged:
-    """A second head of this brightness, half a field of view further back."""
+    """Add a second head of this brightness, half a field of view further back."""
     size = head.image.shape[1]
     return _same_place(
         head, head.image + share * np.roll(head.image, size // 2, axis=1)
@@ -151,20 +153,20 @@ def ghost(head: Head, share: float, _: np.random.Generator) -> Damaged:
 
 
 def saturated(head: Head, ceiling: float, _: np.random.Generator) -> Damaged:
-    """8 bit, and all above this share of white matter is 255."""
+    """Convert to 8 bit, and clip values above this share of white matter to 255."""
     whole = np.rint(head.image / ceiling * 255).clip(0, 255).astype(np.uint8)
     return Damaged(Volume(whole, head.affine), head.affine)
 
 
 def ball(head: Head, radius_mm: float, _: np.random.Generator) -> Damaged:
-    """A dark lesion in the right half's white matter, where it is deepest."""
+    """Add a dark lesion where the white matter of the right half is deepest."""
     white = head.numbers == _RIGHT_WHITE_MATTER
     inside = _ball_at(head, _deepest(white), radius_mm) & head.brain
     return _same_place(head, _with_blob(head, inside, 0.3))
 
 
 def mass(head: Head, radius_mm: float, _: np.random.Generator) -> Damaged:
-    """A bright mass, as with contrast agent, beside the brain stem."""
+    """Add a bright mass beside the brain stem, as with contrast agent."""
     x, y, z = np.argwhere(head.numbers == _BRAIN_STEM).mean(axis=0)
     place = np.array([x - 20, y, z])
     return _same_place(head, _with_blob(head, _ball_at(head, place, radius_mm), 1.7))
@@ -186,20 +188,20 @@ def _ball_at(head: Head, place: NDArray[Any], radius_mm: float) -> NDArray[np.bo
 
 
 def _with_blob(head: Head, inside: NDArray[np.bool_], value: float) -> Floats:
-    """A blob whose edge is as soft as that of anatomy."""
+    """Return the image with a blob whose edge is as soft as that of anatomy."""
     share = ndimage.gaussian_filter(inside.astype(np.float32), 0.7)
     return np.asarray(head.image * (1 - share) + value * share, np.float32)
 
 
 def cut_top(head: Head, depth_mm: float, _: np.random.Generator) -> Damaged:
-    """The field of view ends so far below the highest brain."""
+    """End the field of view this far below the top of the brain."""
     top = int(np.flatnonzero(head.brain.any(axis=(0, 1))).max())
     kept = head.image[:, :, : top + 1 - round(depth_mm)]
     return Damaged(as_scan(kept, head.affine), head.affine)
 
 
 def cut_bottom(head: Head, depth_mm: float, _: np.random.Generator) -> Damaged:
-    """The field of view ends so far above the lowest brain."""
+    """End the field of view this far above the bottom of the brain."""
     bottom = int(np.flatnonzero(head.brain.any(axis=(0, 1))).min())
     first = bottom + round(depth_mm)
     affine = head.affine.copy()
@@ -208,7 +210,7 @@ def cut_bottom(head: Head, depth_mm: float, _: np.random.Generator) -> Damaged:
 
 
 def cut_side(head: Head, depth_mm: float, _: np.random.Generator) -> Damaged:
-    """Nothing but zeros from so far inside the right end of the brain."""
+    """Set voxels to zero from this far inside the right end of the brain."""
     right = int(np.flatnonzero(head.brain.any(axis=(1, 2))).max())
     gone = np.zeros(head.image.shape, bool)
     gone[right + 1 - round(depth_mm) :] = True
@@ -216,7 +218,10 @@ def cut_side(head: Head, depth_mm: float, _: np.random.Generator) -> Damaged:
 
 
 def cut_obliquely(head: Head, depth_mm: float, _: np.random.Generator) -> Damaged:
-    """Zeros above a plane, nose up by 30°, so far below the highest brain along its normal."""
+    """Zero voxels above a plane, nose up by 30°, this far below the top of the brain.
+
+    The depth is measured along the normal of the plane.
+    """
     tilt = np.deg2rad(30)
     axes = np.ogrid[tuple(slice(n) for n in head.image.shape)]
     height = np.cos(tilt) * axes[2] - np.sin(tilt) * axes[1] + 0 * axes[0]
@@ -225,11 +230,11 @@ def cut_obliquely(head: Head, depth_mm: float, _: np.random.Generator) -> Damage
 
 
 def wrapped(head: Head, overlap_mm: float, _: np.random.Generator) -> Damaged:
-    """The field of view is too short: the front of the head lies over its back."""
+    """Shorten the field of view so that the front of the head wraps over its back."""
     inside = np.flatnonzero(head.brain.any(axis=(0, 2)))
     first, last = int(inside.min()), int(inside.max()) + 1
     over = round(overlap_mm)
-    # What is in front of the brain's front end comes in again at its back end, so far inside.
+    # Tissue in front of the anterior end reappears at the posterior end, this far inside.
     field = last - first - over
     folded = np.zeros_like(head.image[:, :field])
     for shift in range(-3, 4):
@@ -247,13 +252,13 @@ def gamma(head: Head, power: float, _: np.random.Generator) -> Damaged:
 
 
 def inverted(head: Head, share: float, _: np.random.Generator) -> Damaged:
-    """Towards the contrast of T2: tissue turned round by this share, air as dark as before."""
+    """Move tissue towards the contrast of T2 by this share; air stays dark."""
     turned = (1 - share) * head.image + share * (1.3 - head.image)
     return _same_place(head, np.where(head.image > 0.1, turned, head.image).clip(0))
 
 
 def lost_slices(head: Head, share: float, _: np.random.Generator) -> Damaged:
-    """Each second axial slice of four millimetres has lost this share of its signal."""
+    """Remove this share of signal from every second axial slice of four millimetres."""
     dark = (np.arange(head.image.shape[2]) // 4) % 2 == 1
     return _same_place(
         head, head.image * np.where(dark, 1 - share, 1).astype(np.float32)
@@ -261,14 +266,14 @@ def lost_slices(head: Head, share: float, _: np.random.Generator) -> Damaged:
 
 
 def wrong_size(head: Head, factor: float, _: np.random.Generator) -> Damaged:
-    """Voxels that the header says are larger than they are, or smaller."""
+    """Write a header that says that voxels are larger than they are, or smaller."""
     claimed = head.affine.copy()
     claimed[:3] *= factor
     return Damaged(as_scan(head.image, claimed), head.affine)
 
 
 def wrong_turn(head: Head, angle_deg: float, _: np.random.Generator) -> Damaged:
-    """A header that says that the head lies turned about the axis from ear to ear."""
+    """Write a header that says that the head is turned about the axis from ear to ear."""
     angle = np.deg2rad(angle_deg)
     turn = np.eye(4)
     turn[1:3, 1:3] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
@@ -276,18 +281,18 @@ def wrong_turn(head: Head, angle_deg: float, _: np.random.Generator) -> Damaged:
 
 
 def mirrored(head: Head, _strength: float, _: np.random.Generator) -> Damaged:
-    """Voxels in the wrong order from side to side, under a header that says that they are right."""
+    """Mirror the voxels from side to side under an unchanged header."""
     return Damaged(as_scan(head.image[::-1], head.affine), head.affine)
 
 
 def offset(head: Head, shift: float, _: np.random.Generator) -> Damaged:
-    """A constant is added, of the brightness of white matter: of voxels below 0 too."""
+    """Add a constant, as a share of white matter; with a negative one voxels fall below 0."""
     whole = np.rint((head.image + np.float32(shift)) * _WHITE)
     return Damaged(Volume(whole.astype(np.int32), head.affine), head.affine)
 
 
 def padded(head: Head, value: float, _: np.random.Generator) -> Damaged:
-    """Forty voxels of a constant on each side, of the brightness of white matter."""
+    """Pad by forty voxels of a constant on each side, as a share of white matter."""
     whole = np.rint(head.image * _WHITE).astype(np.int32)
     wide = np.pad(whole, _PADDED, constant_values=round(value * _WHITE))
     affine = head.affine.copy()
@@ -296,14 +301,14 @@ def padded(head: Head, value: float, _: np.random.Generator) -> Damaged:
 
 
 def stripped_in_noise(head: Head, share: float, draw: np.random.Generator) -> Damaged:
-    """The brain alone, in magnitude noise of the brightness of white matter."""
+    """Keep the brain alone, in magnitude noise as a share of white matter."""
     brain = ndimage.binary_fill_holes(ndimage.binary_dilation(head.brain, iterations=2))
     air = share * draw.rayleigh(size=head.image.shape)
     return _same_place(head, np.where(brain, head.image, air).astype(np.float32))
 
 
 def cut_top_noise(head: Head, depth_mm: float, draw: np.random.Generator) -> Damaged:
-    """Noise of air from so far below the highest brain."""
+    """Replace the head by noise of air from this far below the top of the brain."""
     top = int(np.flatnonzero(head.brain.any(axis=(0, 1))).max())
     gone = np.zeros(head.image.shape, bool)
     gone[:, :, top + 1 - round(depth_mm) :] = True
@@ -312,18 +317,18 @@ def cut_top_noise(head: Head, depth_mm: float, draw: np.random.Generator) -> Dam
 
 
 def slices_lost(head: Head, count: float, _: np.random.Generator) -> Damaged:
-    """So many axial slices are missing in the middle, and the header does not know it."""
+    """Remove this many axial slices from the middle without changing the header."""
     middle = int(np.argwhere(head.brain)[:, 2].mean())
     missing = np.s_[middle : middle + round(count)]
     kept = np.delete(head.image, missing, axis=2)
     gone = np.zeros(kept.shape, bool)
-    # What is above has come down; only what is below is where the header says.
+    # The part above has moved down; only the part below is where the header says.
     gone[:, :, middle:] = True
     return Damaged(as_scan(kept, head.affine), head.affine, gone)
 
 
 def shifted_halves(head: Head, shift_mm: float, _: np.random.Generator) -> Damaged:
-    """The left half of the head lies so much higher than the right one."""
+    """Shift the left half of the head up by this much."""
     middle = int(np.argwhere(head.brain)[:, 0].mean())
     voxels = round(shift_mm)
     image = head.image.copy()
@@ -335,7 +340,7 @@ def shifted_halves(head: Head, shift_mm: float, _: np.random.Generator) -> Damag
 
 
 def grey_mass(head: Head, radius_mm: float, _: np.random.Generator) -> Damaged:
-    """A mass as bright as cortex in the left half's white matter, where it is deepest."""
+    """Add a mass as bright as cortex where the white matter of the left half is deepest."""
     white = head.numbers == _LEFT_WHITE_MATTER
     cortex = float(np.median(head.image[np.isin(head.numbers, _CORTEX)]))
     inside = _ball_at(head, _deepest(white), radius_mm) & head.brain
@@ -343,7 +348,7 @@ def grey_mass(head: Head, radius_mm: float, _: np.random.Generator) -> Damaged:
 
 
 def bright_mass(head: Head, radius_mm: float, _: np.random.Generator) -> Damaged:
-    """A mass brighter than white matter in the left half of it, where it is deepest."""
+    """Add a mass brighter than white matter where the white matter of the left half is deepest."""
     white = head.numbers == _LEFT_WHITE_MATTER
     inside = _ball_at(head, _deepest(white), radius_mm) & head.brain
     return _same_place(head, _with_blob(head, inside, 1.3))
@@ -396,5 +401,5 @@ KINDS: tuple[Kind, ...] = (
     Kind("mass in white matter", "mm radius", bright_mass, (5, 10, 15, 20, 28)),
 )
 
-# Nothing in such a scan is out of order: no check can see it.
+# Nothing in such a scan looks wrong, so no check can find it.
 UNSEEN = Kind("mirrored", "", mirrored, (1, 1, 1, 1, 1))

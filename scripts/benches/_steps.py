@@ -1,4 +1,4 @@
-"""What benchmarks of networks share: a training step, medians, operations, own processes."""
+"""Shared tools of the network benchmarks: a training step, medians, operations, processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 def step_of(
     network: nn.Module, slices: Tensor, labels: Tensor, *, bf16: bool = False
 ) -> Callable[[], None]:
-    """Forward, loss, backward and update of `network` on one batch, as training does them."""
+    """Run forward, loss, backward and update of `network` on one batch, as training does."""
     import torch
 
     from trinat.segmentation.models.losses import LossConfig, build_loss
@@ -43,11 +43,14 @@ def step_of(
     return step
 
 
-Timing = tuple[float, float]  # medians: seconds by the clock, and of the processor
+Timing = tuple[float, float]  # medians of wall-clock seconds and processor seconds
 
 
 def timing(work: Callable[[], Any], repetitions: int = 3) -> Timing:
-    """After one call that does not count; a busy machine stretches the clock most of all."""
+    """Return the median times of a call, after one warm-up call.
+
+    Other work on the machine stretches wall-clock time most of all.
+    """
     work()
     taken = []
     for _ in range(repetitions):
@@ -59,7 +62,7 @@ def timing(work: Callable[[], Any], repetitions: int = 3) -> Timing:
 
 
 def operations(work: Callable[[], Any]) -> float:
-    """Multiplications and additions of convolutions and matrix products in one call."""
+    """Return the multiplications and additions of convolutions and matrix products in one call."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter:
@@ -68,7 +71,7 @@ def operations(work: Callable[[], Any]) -> float:
 
 
 def in_process(call: str) -> dict[str, float]:
-    """What a fresh process prints as JSON in its last line; `call` is Python."""
+    """Run a Python expression in a fresh process and return the JSON that it prints last."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", call],
         check=True,

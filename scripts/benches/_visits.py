@@ -1,7 +1,7 @@
-"""Visits of one head by code: structures that grow or shrink, and another acquisition each time.
+"""Simulated visits of one head: structures grow or shrink, and each scan is acquired anew.
 
-A deformation is an array (3, X, Y, Z) in voxels of 1 mm: what is at x in the visit is at
-x + deformation(x) in the head.
+A deformation is an array (3, X, Y, Z) in voxels of 1 mm: the point x of the visit comes from x
++ deformation(x) in the head.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ __all__ = ["Protocol", "change_of", "deformation", "visit"]
 
 Array = NDArray[np.float64]
 
-# What is as near to a structure changes as it does. What both lose their surroundings gain, up to
-# this far from there.
+# Voxels this close to a structure change with it. The shell around that absorbs the change.
 _RIM_MM = 2
 _SHELL_MM = 8
 _SMOOTH_MM = 1.0
@@ -30,10 +29,10 @@ _ROUNDS = 6
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a head is scanned: voxels, pose, shading from corner to corner, noise.
+    """Acquisition parameters: voxel size, pose, shading from corner to corner, noise.
 
-    Rotations and shifts are drawn with these standard deviations, about each axis. Noise is a share
-    of the bright end of the head.
+    Rotations and shifts are drawn with these standard deviations, about each axis. Noise is a
+    share of the bright end of the head.
     """
 
     spacing_mm: tuple[float, float, float] = (1.0, 1.0, 1.0)
@@ -44,11 +43,12 @@ class Protocol:
 
 
 def deformation(structure: NDArray[np.bool_], share: float) -> Array:
-    """A smooth deformation that makes a structure (X, Y, Z) larger by a share, or smaller (< 0).
+    """Return a smooth deformation that grows a structure (X, Y, Z) by a share, or shrinks it (< 0).
 
-    It is the gradient of a potential whose Laplacian is constant in the structure and just around
-    it, so that another segmentation of it changes by as much, and constant in a shell around that,
-    so that what is further away stays. Scaled until `change_of` is the share.
+    It is the gradient of a potential whose Laplacian is constant in the structure and its rim,
+    so that another segmentation of the structure changes by as much, and constant in a shell
+    around that, so that tissue further away stays in place. It is scaled until `change_of`
+    equals the share.
     """
     distance = ndimage.distance_transform_edt(~structure)
     changing = distance <= _RIM_MM
@@ -67,7 +67,7 @@ def deformation(structure: NDArray[np.bool_], share: float) -> Array:
 
 
 def change_of(structure: NDArray[np.bool_], field: Array) -> float:
-    """By which share a deformation changes the volume of a structure (X, Y, Z)."""
+    """Return the relative change in volume of a structure (X, Y, Z) under a deformation."""
     slopes = [np.gradient(part) for part in field]
     jacobian = np.empty((*structure.shape, 3, 3))
     for row in range(3):
@@ -78,9 +78,9 @@ def change_of(structure: NDArray[np.bool_], field: Array) -> float:
 
 
 def flow_of(divergence: Array) -> Array:
-    """The field (3, X, Y, Z) without rotation that has this divergence, by Fourier's method.
+    """Return the irrotational field (3, X, Y, Z) with this divergence, by Fourier's method.
 
-    It has the precision of the divergence.
+    The precision is that of the divergence.
     """
     spectrum = fft.rfftn(divergence - divergence.mean())
     lengths = divergence.shape
@@ -99,9 +99,10 @@ def flow_of(divergence: Array) -> Array:
 def visit(
     head: Volume, field: Array | None, protocol: Protocol, draw: np.random.Generator
 ) -> Volume:
-    """A scan of a head (voxels of 1 mm, about 1 at its bright end), deformed and acquired anew.
+    """Return a scan of a head, deformed and acquired anew.
 
-    Pose and deformation are one interpolation, by cubic splines.
+    The head has voxels of 1 mm and is about 1 at its bright end. Pose and deformation are one
+    interpolation, by cubic splines.
     """
     pose = _pose(head, protocol, draw)
     placed = Grid(to_shape(head.shape), pose @ head.affine)
@@ -124,7 +125,7 @@ def visit(
 
 
 def _pose(head: Volume, protocol: Protocol, draw: np.random.Generator) -> Array:
-    """A rigid matrix about the middle of the head, in RAS mm."""
+    """Return a random rigid matrix about the middle of the head, in RAS mm."""
     x, y, z = np.radians(draw.normal(0, protocol.turned_deg, 3))
     turn = linalg.expm(np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]]))
     middle = np.mean(head.grid.extent_mm(head.grid.box), axis=0)

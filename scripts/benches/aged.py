@@ -1,10 +1,11 @@
-"""Heads as they may look decades later: scans and their labels, deformed together.
+"""Simulated atrophy: scans and their labels, deformed together as if decades older.
 
 `scripts/bench aged SOURCE ROOT OUT [VENTRICLES [SULCI]]` writes each labelled scan of a dataset
-(`trinat prepare` has the names of sources) to OUT with lateral ventricles VENTRICLES times as large
-(4) and the fluid between gyri SULCI times (2), and a table of them beside those as they were, for
-`trinat prepare --source pairs --root OUT/pairs.csv`. What fluid gains, the cerebrum loses. Voxels
-must be about 1 mm. docs/notes/manual.md has what came of it.
+(`trinat prepare` has the names of sources) to OUT with the lateral ventricles enlarged by the
+factor VENTRICLES (4) and the sulcal fluid by SULCI (2). It also writes a table of these scans
+and the original ones for `trinat prepare --source pairs --root OUT/pairs.csv`. The cerebrum
+loses the volume that fluid gains. Voxels must be about 1 mm. Results are in
+docs/notes/manual.md.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from trinat.segmentation.space.resample import occupied_box
 Floats = NDArray[np.float32]
 
 _SCHEME = "quicknat33"
-# FreeSurfer's numbers: the lateral ventricles with their lower horns, the other fluid, and the
-# cerebrum, which is white matter, cortex, hippocampi, amygdalae, thalami and basal ganglia.
+# FreeSurfer numbers of the lateral ventricles with their inferior horns, the other fluid, and
+# the cerebrum: white matter, cortex, hippocampi, amygdalae, thalami and basal ganglia.
 _VENTRICLES = (4, 5, 43, 44)
 _OTHER_FLUID = (14, 15, 24)
 _CEREBRUM = (2, 3, 10, 11, 12, 13, 17, 18, 26, 41, 42, 49, 50, 51, 52, 53, 54, 58)
 _PRINTED = (_VENTRICLES, _CEREBRUM)
 # Gaps in the brain of up to twice this are fluid between gyri.
 _GYRI_VOXELS = 5
-# A volume grows by at most this in a step, so that no step folds space.
+# A volume grows by at most this share per step, so that no step folds space.
 _GROWTH_OF_STEP = 0.12
 _MARGIN_VOXELS = 24
 
@@ -47,7 +48,7 @@ _MARGIN_VOXELS = 24
 def run(
     source: str, root: str, out: str, ventricles: str = "4", sulci: str = "2"
 ) -> None:
-    """Write the aged scans and the table, and print what became of volumes."""
+    """Write the aged scans and the table, and print the changes in volume."""
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     rows: list[tuple[Path, Path, str, str]] = []
@@ -76,21 +77,21 @@ def run(
 
 
 def freesurfer_numbers(labels: Volume, subject: Subject) -> NDArray[np.int16]:
-    """The label map in the numbers of the structures, whatever numbering it has."""
+    """Return the label map in FreeSurfer numbers, whatever numbering it has."""
     scheme = load_scheme(_SCHEME)
     return scheme.to_freesurfer(classes_of(subject, labels, scheme))
 
 
 @dataclass(frozen=True, eq=False)
 class Origins:
-    """Where each voxel of a part of the array comes from."""
+    """Source coordinates of each voxel in a part of the array."""
 
     part: tuple[slice, ...]
     places: Floats  # (3, X, Y, Z), voxels of the part
 
 
 def ageing(numbers: NDArray[np.int16], ventricles: float, sulci: float) -> Origins:
-    """The deformation that enlarges fluid by these factors, as many small steps."""
+    """Return the deformation that enlarges fluid by these factors, composed of many small steps."""
     part = grown(occupied_box(numbers > 0), numbers.shape, _MARGIN_VOXELS)
     young = numbers[part]
     grid = np.indices(young.shape, dtype=np.float32)
@@ -108,7 +109,7 @@ def ageing(numbers: NDArray[np.int16], ventricles: float, sulci: float) -> Origi
 def deformed(
     values: NDArray[Any], origins: Origins, *, labels: bool = False
 ) -> NDArray[Any]:
-    """An image or a label map as it is after ageing; outside of the part it stays."""
+    """Return an image or a label map after ageing; outside of the deformed part it is unchanged."""
     after = values.copy()
     inside = values[origins.part]
     if labels:
@@ -123,7 +124,10 @@ def deformed(
 
 
 def growth_of(numbers: NDArray[np.int16], ventricles: float, sulci: float) -> Floats:
-    """How fast each voxel grows: fluid by its rate, the cerebrum so that the sum is 0."""
+    """Return the growth rate of each voxel.
+
+    Fluid grows, and the cerebrum shrinks by the same total.
+    """
     cerebrum = np.isin(numbers, _CEREBRUM)
     tissue = (numbers > 0) & ~np.isin(numbers, _OTHER_FLUID)
     gaps = _closed(tissue) & np.isin(numbers, (0, 24))
@@ -135,7 +139,7 @@ def growth_of(numbers: NDArray[np.int16], ventricles: float, sulci: float) -> Fl
 
 
 def _closed(brain: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """The brain with its sulci filled."""
+    """Return the brain with its sulci filled."""
     near = ndimage.distance_transform_edt(~brain) <= _GYRI_VOXELS
     closed: NDArray[np.bool_] = ndimage.distance_transform_edt(near) > _GYRI_VOXELS
     return closed

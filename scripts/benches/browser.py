@@ -1,14 +1,14 @@
-"""A whole head in the browser: seconds, memory, bytes, and how far it is what predict finds.
+"""Segmentation of a whole head in the browser: time, memory, and agreement with predict.
 
     trinat export fast --format web --out site
     scripts/bench browser site scan.nii.gz [FORM ...]
 
-The forms are those of `FORMS`: the scan as it is (`plain`, the default), or resampled to an oblique
-grid, or to thick slices. Each is segmented here in Python, and then by the page in Chromium, which
-runs without a window, with WebGL and WebAssembly on the processor. Labels, volumes, the grade and
-the intracranial volume are compared. Memory is the sum of all processes of Chromium. The picture is
-clicked on while the page computes: the longest time until it shows its answer is printed, as the
-browser measures it, and the longest task that kept the page from answering.
+The forms are those of `FORMS`: the scan as it is (`plain`, the default), or resampled to an
+oblique grid or to thick slices. Each is segmented in Python, and then by the page in Chromium,
+which runs headless, with WebGL and WebAssembly on the processor. Labels, volumes, the grade and
+the intracranial volume are compared. Memory is the sum over all processes of Chromium. While
+the page computes, the picture is clicked; the longest response time, as the browser measures
+it, and the longest task that blocked the page are printed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ FORMS = {
 _LIMIT_S = 3600
 _PAUSE_S = 0.2
 _CLICK_EVERY_S = 5.0
-# What is kept in the page: when a file was chosen, the tasks, and the answers to clicks.
+# Records kept in the page: when a file was chosen, long tasks, and responses to clicks.
 _WATCH = """
 globalThis.trinatBench = { chosen: 0, task: 0, click: 0, clicks: 0 };
 document.getElementById("file").addEventListener("change", () => {
@@ -72,7 +72,7 @@ new PerformanceObserver((list) => {
   }
 }).observe({ type: "event", durationThreshold: 16 });
 """
-# A pixel is read once all is drawn that was asked for before.
+# Reading a pixel waits until all earlier drawing is done.
 _DRAWN_MS = """
 (() => {
   const { gl } = trinatPicture.nv;
@@ -109,7 +109,7 @@ def run(site: str, scan: str, *forms: str) -> None:
 
 
 def write_form(scan: Path, form: str, folder: Path) -> Path:
-    """The file of a scan on another grid; of `plain` the scan itself."""
+    """Write a scan on another grid and return its path; return the scan itself for `plain`."""
     chosen = FORMS[form]
     if chosen is None:
         return scan
@@ -121,7 +121,7 @@ def write_form(scan: Path, form: str, folder: Path) -> Path:
     affine = np.eye(4)
     directions = volume.affine[:3, :3] / np.array(volume.spacing_mm)
     affine[:3, :3] = turn @ directions @ np.diag(spacing_mm)
-    # The middle stays where it is.
+    # The centre of the field of view stays in place.
     middle = volume.grid.places((np.array(volume.shape) - 1) / 2)
     affine[:3, 3] = middle - affine[:3, :3] @ ((np.array(shape) - 1) / 2)
     to = GridMap.between(volume.grid, Grid(shape, affine))
@@ -132,7 +132,7 @@ def write_form(scan: Path, form: str, folder: Path) -> Path:
 
 
 def _in_browser(chromium: str, site: Path, scan: Path) -> tuple[Volume, dict[str, Any]]:
-    """The label map that the page makes of a scan, and its result; prints what it takes."""
+    """Return the label map that the page makes of a scan, and its result; print time and memory."""
     load = os.getloadavg()[0]
     print(f"load {load:.1f} on {os.cpu_count()} processors")
     started = time.monotonic()
@@ -159,7 +159,7 @@ def _segment(browser: Browser, scan: Path) -> tuple[Volume, dict[str, Any]]:
     started = time.monotonic()
     browser.choose("#file", scan)
     largest = 0
-    # By process: some end before the others.
+    # Record seconds by process, because some processes end before the others.
     _, spent_before = _use_of_children(own)
     spent_s = dict(spent_before)
     stage = ""
@@ -179,7 +179,7 @@ def _segment(browser: Browser, scan: Path) -> tuple[Volume, dict[str, Any]]:
             is_seen = True
             print(f"{state[3] / 1000:7.1f} s  the scan is handed to the graphics")
             print(f"{browser.evaluate(_DRAWN_MS) / 1000:7.1f} s  the scan is seen")
-            # From here on it only computes.
+            # From here on the page only computes.
             browser.evaluate(
                 "Object.assign(trinatBench, {task: 0, click: 0, clicks: 0})"
             )
@@ -190,7 +190,7 @@ def _segment(browser: Browser, scan: Path) -> tuple[Volume, dict[str, Any]]:
             break
         if now - started > _LIMIT_S:
             raise SystemExit("it takes too long")
-        # Each click draws all planes anew, on the processor.
+        # Each click redraws all planes, on the processor.
         if is_seen and now - clicked > _CLICK_EVERY_S:
             clicked = now
             browser.click(*browser.evaluate(_MIDDLE_OF_PICTURE))
@@ -218,13 +218,13 @@ def _segment(browser: Browser, scan: Path) -> tuple[Volume, dict[str, Any]]:
 
 
 def _use_of_children(process: psutil.Process) -> tuple[int, dict[int, float]]:
-    """Bytes of all processes that a process has started; processor seconds of each."""
+    """Return the bytes of all descendants of a process, and the processor seconds of each."""
     total = 0
     spent_s = {}
     for child in process.children(recursive=True):
-        # One may end in the meantime.
+        # A child may end in the meantime.
         with suppress(psutil.NoSuchProcess):
-            # What processes share counts once.
+            # PSS counts shared memory once.
             total += child.memory_full_info().pss
             times = child.cpu_times()
             spent_s[child.pid] = times.user + times.system
@@ -232,7 +232,7 @@ def _use_of_children(process: psutil.Process) -> tuple[int, dict[int, float]]:
 
 
 def _compare(found: Volume, expected: Volume) -> None:
-    """Print how many voxels of the brain are the same, and the largest change of a volume."""
+    """Print the share of equal brain voxels, and the largest change of a volume."""
     brain = (found.data > 0) | (expected.data > 0)
     same = (found.data == expected.data)[brain].mean()
     print(f"{same:.4%} of {brain.sum()} voxels of the brain are those of predict")
@@ -247,7 +247,7 @@ def _compare(found: Volume, expected: Volume) -> None:
 def _compare_results(
     result: dict[str, Any], expected: Prediction, predictor: Predictor
 ) -> None:
-    """Print grade and intracranial volume of the page, and of Python where they differ."""
+    """Print the page's grade and intracranial volume, and Python's where they differ."""
     evidence = Evidence.of(expected)
     limits = limits_of(predictor.model.info)
     graded = grade(expected, limits)

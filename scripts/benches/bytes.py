@@ -1,15 +1,16 @@
-"""What the commands write, as a table of hashes: whether a change of the code changed a byte.
+"""Hashes of everything that the commands write, to prove that a change leaves outputs unchanged.
 
     scripts/bench bytes --out before.tsv
     scripts/bench bytes --against before.tsv
 
-Small inputs are made by seed in a scratch folder. The commands of trinat that write something run
-there one after the other, on one thread. The table has the SHA-256 of each file, of what each
-command printed with its exit status, and of the help of each command. `--against` prints what
-differs, and fails if anything does. What no two runs have in common is masked before: see MASKS.
+Small inputs are made from a seed in a scratch folder. The commands of trinat that write
+something run there one after the other, on one thread. The table has the SHA-256 of each file,
+of the output and exit status of each command, and of the help of each command. `--against`
+prints the differences, and fails if there are any. Values that differ between any two runs are
+masked first: see MASKS.
 
-`--keep FOLDER` leaves the files in a folder as they were hashed, so that `diff -r` of two such
-folders says what a change is. Processors round differently: compare tables of one machine.
+`--keep FOLDER` keeps the masked files, so that `diff -r` of two such folders shows a change.
+Processors round differently: compare tables of one machine only.
 """
 
 from __future__ import annotations
@@ -102,36 +103,36 @@ no-model        trinat predict scans --model nothing --out refused
 no-option       trinat predict scans --out refused --nothing
 no-truth        trinat evaluate --truth nothing --pred predicted --out refused
 """
-# Of which files, a pattern of their bytes, and what stands in its place.
+# A pattern of file names, a pattern in their bytes, and its replacement.
 MASKS = (
     ("*", r"20(2[6-9]|[3-9]\d)-\d\d-\d\d([T ][\d:.]+(\+00:00|Z)?)?", "DATE"),
     ("*", r'"timings_s": ?\{[^}]*\}', "DURATIONS"),
     ("*", r'"worker": ?"[^"]*"', "WORKER"),
     ("*", r'"mtime_ns": \d+', "TIME"),
-    # Its table has seconds; the ledger knows tables and pages as they were at one time.
+    # The summary has seconds, and the ledger has the hashes of tables and pages.
     ("*summary.tsv", r"(?m)\t[\d.]+$", "\tSECONDS"),
     ("*.jsonl", r'(\.(html|tsv)"): ?"[^"]*"', r"\1: DIGEST"),
-    # When a series was made, and a number that it was given by chance.
+    # The creation time of a series, and its random number.
     ("*.dcm", r"20(2[6-9]|[3-9]\d)\d{4}", "DATE"),
     ("*.dcm", r"\d{6}\.\d{6}", "TIME"),
     ("*.dcm", r"1\.2\.826\.0\.1\.3680043\.10\.511\.3\.\d+", "NUMBER"),
-    # How far a command is, which it says by the clock.
+    # Progress lines depend on the clock.
     ("printed/*", r"(?m)^\d+/\d+ .*\n", ""),
     ("printed/*", r"(?m)^\S+ epoch \d+ step .*\n", ""),
     ("printed/*", r"[\d.]+ (scans/min|slices/s|s\b|min\b)", "SPEED"),
     ("printed/runs.txt", r"(?m)^(runs/\S+ +\S+ +\d+ +)[\d.]+", r"\1HOURS"),
-    # Seconds of training, and so the length and the checksum of what they stand in.
+    # Seconds of training change the length and checksum of the record that holds them.
     ("runs/*", r'seconds(\\*"): [\d.e-]+', r"seconds\1: SECONDS"),
     ("runs/*.state", r"(?s)^trinat-state 1 [0-9a-f]{64}\n.{8}", "STATE"),
     ("runs/*.state", r"\}\} *", "}}"),
-    # Of which code: a change is compared with what was before it.
+    # The commit differs by design: a change is compared with the code before it.
     ("*provenance.json", r'"commit": "[^"]*"', '"commit": "COMMIT"'),
-    # Losses are noted by the clock: the first and last line of the table are left, and no curve.
+    # Losses are logged by the clock: keep the first and last line of the table, and no curve.
     ("runs/*/metrics.csv", r"(?s)^([^\n]*\n).*\n([^\n]*),[^\n,]*\n$", r"\1\2\n"),
     ("runs/*/run.html", r"(?s).+", "CURVES"),
     ("compared.html", r"(?s).+", "CURVES"),
 )
-# What is compressed has no text; what it holds is compared as it is.
+# Compressed files have no text to mask; their bytes are compared as they are.
 COMPRESSED = (b"\x1f\x8b", b"\x89PNG", b"\x89HDF", b"PK")
 
 
@@ -146,10 +147,11 @@ def run(*arguments: str) -> None:
     parser.add_argument("--against", type=Path, metavar="TABLE")
     parser.add_argument("--keep", type=Path, metavar="FOLDER")
     chosen = parser.parse_args(arguments)
-    # Commands are forks of this process: torch's threads, once at work here, would not work there.
+    # Commands are forks of this process, and threads of torch that have started do not survive
+    # a fork.
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="trinat-bytes-") as scratch:
-        # Inputs have a part of their path in their headers: one name for all runs.
+        # Inputs have a part of their path in their headers, so all runs use one name.
         folder = Path(scratch).resolve() / "bytes"
         folder.mkdir()
         make_inputs(folder)
@@ -170,7 +172,7 @@ def run(*arguments: str) -> None:
 
 
 def run_all(folder: Path) -> None:
-    """Run the steps in a folder; what they print goes to its folder `printed`."""
+    """Run the steps in a folder; their output goes to its subfolder `printed`."""
     import_libraries()
     printed = folder / "printed"
     printed.mkdir()
@@ -197,7 +199,7 @@ def run_all(folder: Path) -> None:
 
 
 def helps() -> dict[str, list[str]]:
-    """Steps that show the help of each command."""
+    """Return steps that show the help of each command."""
     found = {"help": ["trinat", "--help"], "help-bids": ["trinat-bids", "--help"]}
     groups = [((), typer.main.get_command(app))]
     while groups:
@@ -226,7 +228,7 @@ def set_environment(folder: Path) -> None:
 
 
 def mask_all(folder: Path) -> None:
-    """Replace in each file what no two runs have in common, and the hashes of other files."""
+    """Mask in each file what differs between runs, and the hashes of other files."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     names = {path: path.relative_to(folder).as_posix() for path in paths}
     contents = {path: path.read_bytes() for path in paths}
@@ -245,14 +247,14 @@ def mask_all(folder: Path) -> None:
 
 
 def as_text(path: Path) -> bytes:
-    """A DICOM file's elements, a line each, without their lengths: those of numbers differ."""
+    """Return the elements of a DICOM file, one a line, without lengths: those of numbers differ."""
     image = pydicom.dcmread(path)
     pixels = sha256(image.PixelData).hexdigest()
     return f"{image.file_meta}\n{image}\npixels {pixels}\n".encode()
 
 
 def masked(name: str, text: str) -> str:
-    """A file's bytes, each as a character, without what no two runs have in common."""
+    """Return the bytes of a file as text, with everything masked that differs between runs."""
     for files, pattern, replacement in MASKS:
         if fnmatch(name, files):
             text = re.sub(pattern, replacement, text)
@@ -260,7 +262,7 @@ def masked(name: str, text: str) -> str:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """The SHA-256 of each file by its path in a folder."""
+    """Return the SHA-256 of each file by its path in a folder."""
     return {
         path.relative_to(folder).as_posix(): sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -269,7 +271,7 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """A line for each file that is changed, gone or new."""
+    """Return a line for each file that is changed, gone or new."""
     found = []
     for path in sorted(before.keys() | after.keys()):
         if path not in after:
@@ -282,7 +284,7 @@ def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:
 
 
 def make_inputs(folder: Path) -> None:
-    """Scans, truths, datasets and models, small ones, the same each time."""
+    """Write small scans, labels, datasets and models, the same each time."""
     for number, axes in enumerate(("RAS", "LIA", "PSR")):
         labels = head_labels(number)
         write_nifti(

@@ -1,8 +1,8 @@
-"""Figures for docs/callosum.md: the corpus callosum against FreeSurfer's, and of repeated scans.
+"""Accuracy and test-retest figures of the corpus callosum for docs/callosum.md.
 
 `scripts/bench callosum SUBJECTS_DIR [SCAN SCAN ...]` segments the subjects and compares their
-callosum with 251 to 255 of `aseg.mgz`. Scans that follow are pairs of one person each. Give the
-model by the environment variable MODEL.
+callosum with 251 to 255 of FreeSurfer's `aseg.mgz`. Optional SCANs are pairs, each of one
+person. The environment variable MODEL names the model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import load_scheme
 
-# In the order of preference: a whole head before a stripped one.
+# In order of preference: whole heads before stripped ones.
 _IMAGES = ("T1.mgz", "norm.mgz", "brain.mgz")
 
 

@@ -1,9 +1,10 @@
-"""What a GPU should need for one head: computed from the operations, never measured.
+"""Predicted time of one head on a GPU, computed from its operations and never measured.
 
     scripts/bench computed
 
-The way of a scan runs on the `meta` device, which knows shapes alone and refuses to read a value.
-Each operation takes as long as its arithmetic, its bytes or its start, whichever is longest.
+The prediction of a scan runs on the `meta` device, which knows shapes alone and refuses to read
+a value. Each operation takes as long as its arithmetic, its bytes or its launch, whichever is
+longest.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from trinat.segmentation.synthetic.phantom import phantom
 
 __all__ = ["Counted", "count", "on_meta", "run"]
 
-# Dense bfloat16 and memory of the SXM modules, as their maker's data sheets have them.
+# Dense bfloat16 rate and memory bandwidth of the SXM modules, from the maker's data sheets.
 _GPUS = {"H100": (989e12, 3.35e12), "A100": (312e12, 2.04e12)}
-# Assumed: the shares of both that are reached, a kernel's least time, the host's time to start one,
-# and the way to the host's ordinary memory.
+# Assumptions: the shares of both that are reached, the shortest time of a kernel, the host's
+# time to launch one, and the bandwidth to pageable memory of the host.
 _ARITHMETIC, _MEMORY, _KERNEL_S, _START_S, _TO_HOST = 0.4, 0.7, 3e-6, 10e-6, 5e9
 
 
@@ -41,7 +42,7 @@ class Operation(NamedTuple):
 
 
 class Counted(TorchDispatchMode):
-    """What is done on `meta` within this block, but for views."""
+    """Records the operations on `meta` within this block, except views."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ class Counted(TorchDispatchMode):
         kwargs = kwargs or {}
         packet = func._overloadpacket
         if packet not in flop_registry:
-            # In inference mode operations come as they were called, not as what they consist of.
+            # In inference mode operations arrive as they were called, not decomposed.
             with self:
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
@@ -73,7 +74,7 @@ class Counted(TorchDispatchMode):
             if packet in flop_registry
             else 0
         )
-        # What is given in one value for many is read once.
+        # A value that is expanded to many is read once.
         moved = sum(
             t.element_size()
             * min(t.numel(), t.untyped_storage().nbytes() // t.element_size())
@@ -84,7 +85,7 @@ class Counted(TorchDispatchMode):
         return out
 
     def seconds(self, gpu: str) -> list[float]:
-        """Of each operation on a GPU that has work enough."""
+        """Return the seconds of each operation on a GPU that is kept busy."""
         peak, memory = _GPUS[gpu]
         return [
             max(o.flops / peak / _ARITHMETIC, o.bytes / memory / _MEMORY)
@@ -93,7 +94,7 @@ class Counted(TorchDispatchMode):
 
 
 def on_meta(segmenter: Predictor) -> Predictor:
-    """The same model on the device that has no values, in bfloat16 as on a GPU."""
+    """Return the same model on the device without values, in bfloat16 as on a GPU."""
     segmenter._networks = DeviceNetworks(
         segmenter.model, segmenter.views, torch.device("meta"), precision="bfloat16"
     )
@@ -103,7 +104,7 @@ def on_meta(segmenter: Predictor) -> Predictor:
 def count(
     segmenter: Predictor, image: Tensor, region: BrainRegion, *, mirror: bool = False
 ) -> Counted:
-    """Localisation, all views, and their fusion."""
+    """Count the operations of localisation, all views and their fusion."""
     view = segmenter.views[0]
     axes = segmenter.model.info.preprocessing.slice_axes(view)
     image = image.to("meta")
@@ -120,7 +121,7 @@ def count(
 def run() -> None:
     """Print operations, bytes and the expected seconds of `fast` and the published network."""
     segmenter = Predictor("fast", device="cpu")
-    # In a field of 256³, as scanners and FreeSurfer give it.
+    # In a field of view of 256³, as scanners and FreeSurfer give it.
     scan = conform(phantom(0)[0]).volume
     image = torch.from_numpy(segmenter.prepare(scan).volume.data)
     region = segmenter.find_brain(image)

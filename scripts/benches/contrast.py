@@ -1,9 +1,9 @@
-"""Figures for docs/notes/any.md: how well a model does when the contrast is not that of T1.
+"""Accuracy of a model on contrasts other than T1, for docs/notes/any.md.
 
-`scripts/bench contrast MODEL SUBJECTS_DIR`. The T1 scans of FreeSurfer's subjects get another
-contrast by a curve over their values, so that the truth stays what it was. That is easier than a
-scan of that contrast: what T1 does not show does not appear. Thick slices are means of five, and
-the truth is brought to their grid.
+`scripts/bench contrast MODEL SUBJECTS_DIR` changes the contrast of the T1 scans of FreeSurfer's
+subjects by a curve over their values, so that the true labels stay valid. This is easier than a
+real scan of that contrast: tissue that T1 does not show does not appear. Thick slices are means
+of five, and the truth is resampled to their grid.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def run(model: str, subjects_dir: str) -> None:
 
 
 def turned_scans(scan: Volume) -> Iterator[tuple[str, Volume]]:
-    """The scan in each contrast, and in some in thick axial slices too."""
+    """Yield the scan in each contrast, and some contrasts in thick axial slices too."""
     for name, curve in CURVES.items():
         yield name, replace(scan, data=with_contrast(scan.data, curve))
     for name in IN_THICK_SLICES:
@@ -67,7 +67,7 @@ def turned_scans(scan: Volume) -> Iterator[tuple[str, Volume]]:
 
 
 def _scan_of(folder: Path) -> Volume | None:
-    """A subject's T1 scan, whole or stripped; None where there is no subject."""
+    """Return a subject's T1 scan, whole or stripped, or None if there is no subject."""
     for name in _SCANS:
         if (folder / name).is_file() and (folder / _TRUTH).is_file():
             return Volume.read(folder / name)
@@ -75,5 +75,5 @@ def _scan_of(folder: Path) -> Volume | None:
 
 
 def with_contrast(values: NDArray[Any], curve: tuple[int, ...]) -> NDArray[np.float32]:
-    """What a curve over the values of T1 makes of them."""
+    """Return the values of a T1 scan mapped by a curve."""
     return np.asarray(np.interp(values, _VALUES, curve), np.float32)

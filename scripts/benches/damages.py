@@ -1,11 +1,11 @@
-"""How often grades are right: good scans, and scans damaged in known ways.
+"""Accuracy of the grades: good scans, and scans damaged in known ways.
 
     scripts/bench damages DATA CACHE [MODEL]
 
-DATA has `freesurfer/` and `malc/`. Each case is segmented once and kept in CACHE, so that limits
-can be changed and all cases graded again within minutes; several processes may fill one cache
-together. The limits in `segmentation/inference/checks/limits.py` were chosen by the cases for
-choosing; the figures of docs/quality.md are from the others.
+DATA has `freesurfer/` and `malc/`. Each case is segmented once and kept in CACHE, so that after
+a change of the limits all cases are graded again within minutes. Several processes may fill one
+cache together. The limits in `segmentation/inference/checks/limits.py` were chosen with the
+cases for choosing; the figures of docs/quality.md come from the others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trinat.segmentation.models.zoo import find_model
 
 __all__ = ["run"]
 
-# Below this mean Dice with the labels of the good scan, a scan should not pass.
+# A scan should not pass if its mean Dice with the labels of the good scan is below this.
 _WRONG = 0.85
 _SHOWN_REASONS = 2
 
@@ -41,7 +41,7 @@ class Graded:
 
 
 def run(data: str, folder: str, model: str = "fast") -> None:
-    """Segment what is not in the cache, and print how all of it is graded."""
+    """Segment the cases that are not in the cache, and print how all cases are graded."""
     heads = Heads(Path(data))
     cache = Path(folder)
     cache.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def run(data: str, folder: str, model: str = "fast") -> None:
 
 
 def report(cases: Sequence[Case], cache: Path, model: str) -> None:
-    """Each case with its grade, and the shares that docs/quality.md states; what is there."""
+    """Print the cached cases with their grades, and the shares that docs/quality.md states."""
     limits = limits_of(load_model(find_model(model)).info)
     graded = []
     for case in cases:
@@ -69,7 +69,7 @@ def report(cases: Sequence[Case], cache: Path, model: str) -> None:
 
 
 def limits_for(case: Case, limits: Limits) -> Limits:
-    """A part of a head is small, cut and uneven by itself: those limits are not for it."""
+    """Return limits without those that any part of a head exceeds: it is small, cut and uneven."""
     if not case.is_part:
         return limits
     return replace(
@@ -121,6 +121,6 @@ def _say_shares(graded: Sequence[Graded]) -> None:
 
 
 def _counted(graded: Sequence[Graded]) -> str:
-    """How many pass, are to be looked at, and are rejected."""
+    """Return the counts of pass, look and reject as text."""
     counts = Counter(one.verdict.name for one in graded)
     return f"{counts['pass']} / {counts['look']} / {counts['reject']}"

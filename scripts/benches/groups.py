@@ -23,8 +23,8 @@ __all__ = ["run"]
 _SCHEME = load_scheme("quicknat33")
 _NAMES = _SCHEME.names[1::2]  # sixteen structures
 _SIGNIFICANT = 0.05
-_COMPARED = 20  # studies whose results with --harmonise and without are compared
-# Persons at each site, and the share of patients at each.
+_COMPARED = 20  # number of studies that are also compared with --harmonise
+# Number of persons at each site, and the share of patients at each.
 _DESIGNS = {
     "2 x 40, 10 and 90 %": (40, (0.1, 0.9)),
     "3 x 12, 50 % each": (12, (0.5, 0.5, 0.5)),
@@ -36,7 +36,7 @@ _DESIGNS = {
 def scans_of(
     draw: np.random.Generator, persons: int, shares: Sequence[float], effect: float = 0
 ) -> list[Scan]:
-    """Draw a study: sites shift and stretch volumes, and patients lack `effect` deviations."""
+    """Draw a study in which sites shift and scale volumes, and patients lack `effect` SDs."""
     site = np.repeat(np.arange(len(shares)), persons)
     count = len(site)
     patient = np.concatenate(
@@ -126,7 +126,7 @@ def _print_power(studies: int) -> None:
 
 
 def courses_of(draw: np.random.Generator, persons: pd.DataFrame) -> list[Course]:
-    """Draw visits: two to five of a control, two or three of a patient, at any times in 4 years."""
+    """Draw visits within 4 years: two to five of a control, two or three of a patient."""
     courses = []
     for person in persons.drop_duplicates("subject").itertuples():
         most = 6 if person.group == "control" else 4
@@ -168,7 +168,8 @@ def _print_changes(studies: int) -> None:
 
 
 def run(studies: str = "200") -> None:
-    # statsmodels collects garbage with every correction, which takes longer than the model.
+    # statsmodels collects garbage with each correction, which takes longer than the model
+    # itself.
     gc.freeze()
     _print_changes(int(studies))
     _print_null(int(studies))

@@ -1,26 +1,29 @@
-"""Changes that are known, and how trinat predict --longitudinal finds them.
+"""Simulated and repeated scans with known changes, to validate predict --longitudinal.
 
     scripts/bench longitudinal visits SUBJECTS_DIR OUT hippocampus
     trinat predict OUT --longitudinal --persons OUT/visits.tsv --out RESULT
     scripts/bench longitudinal found OUT RESULT
 
-`visits` writes five scans of each head of a SUBJECTS_DIR: two that are unchanged, and three in
-which hippocampus, ventricles or cortex have changed by 1, 2 and 3 %. Each is turned, shifted,
-shaded and noisy in a way of its own. `visits SUBJECTS_DIR OUT cortex 2 0,0,2` writes three scans of
-each of the first two heads, with these changes, and `... cortex 2 0,0 1,1.2` two of each, the
-second with voxels of 1.2 mm. `found` compares with what was found. Of real
-persons who were scanned twice, and of two outputs with and without --longitudinal:
+`visits` writes five scans of each head of a SUBJECTS_DIR: two without change, and three in
+which the hippocampus, the ventricles or the cortex changed by 1, 2 and 3 %. Each scan has its
+own rotation, shift, shading and noise. `visits SUBJECTS_DIR OUT cortex 2 0,0,2` writes three
+scans of each of the first two heads, with these changes; `... cortex 2 0,0 1,1.2` writes two of
+each, the second with voxels of 1.2 mm. `found` compares the true changes with those that were
+found.
+
+For people who were scanned twice, with one output or more (for example with and without
+--longitudinal):
 
     scripts/bench longitudinal retest TABLE OUTPUT ...
 
-TABLE is that of --persons. Printed are mean absolute differences, in per cent, of structures, and
-of parcels where an output has them. What the page of changes draws as noise is written of an output
-with --longitudinal by
+TABLE is the table given to --persons. It prints the mean absolute difference in per cent of
+each structure, and of each parcel where an output has parcels. The measurement noise that the
+page of changes shows is written from an output with --longitudinal by
 
     scripts/bench longitudinal noise TABLE OUTPUT > configs/retest/MODEL.tsv
 
-Of the first two scans of each person in several outputs with --longitudinal, the ICC of each
-structure with its 95 % interval:
+The ICC of each structure with its 95 % interval, from the first two scans of each person in
+several outputs with --longitudinal:
 
     scripts/bench longitudinal icc OUTPUT ...
 """
@@ -42,7 +45,7 @@ from trinat.segmentation.space.conform import conform
 
 __all__ = ["differences", "icc_interval", "run", "slope_of"]
 
-# FreeSurfer's numbers, and by how much a visit changes: tissue is lost, fluid is gained.
+# By FreeSurfer number, the sign of the change: tissue is lost, fluid is gained.
 _STRUCTURES = {
     "hippocampus": ((17, 53), -1),
     "ventricles": ((4, 43), 1),
@@ -101,7 +104,7 @@ def _write_visits(
                 inside = np.isin(truth.data, numbers)
                 field = deformation(inside, sign * percent / 100)
             name = f"{mri.parent.name}_MR{number}.nii.gz"
-            # Sizes of voxels are taken in turn.
+            # Voxel sizes are used in rotation.
             size = sizes[(number - 1) % len(sizes)]
             protocol = Protocol(spacing_mm=(size, size, size))
             visit(conformed.volume, field, protocol, draw).write(folder / name)
@@ -127,7 +130,7 @@ def _print_found(out: str, result: str) -> None:
 
 
 def slope_of(true: np.ndarray, found: np.ndarray) -> float:
-    """The slope of the line of least squares through found changes over true ones."""
+    """Return the slope of the least-squares line of found changes over true changes."""
     return float(np.polyfit(true, found, 1)[0])
 
 
@@ -166,7 +169,7 @@ def _print_icc(*outputs: str) -> None:
     pairs = []
     for output in outputs:
         path = Path(output) / "timepoints.tsv"
-        # Cases are names, also where they are all digits.
+        # Read case names as text, also where all of them are digits.
         points = pd.read_csv(path, sep="\t", dtype={"case": str})
         volumes = _volumes(Path(output))
         for _, of_person in points.groupby("person"):
@@ -181,14 +184,15 @@ def _print_icc(*outputs: str) -> None:
 
 
 def icc_interval(measured: np.ndarray) -> tuple[float, float]:
-    """The 95 % interval of `icc_2_1`, (P, raters), after McGraw and Wong (1996, table 7, ICC(A,1)).
+    """Return the 95 % interval of `icc_2_1` of measurements (P, raters).
 
-    No value is NaN.
+    Follows McGraw and Wong (1996, table 7, ICC(A,1)). No value may be NaN.
     """
     n, k = measured.shape
     of_persons, of_raters, of_rest = mean_squares(measured)
     icc = icc_2_1(measured)
-    # Both are n (1 - icc) times the a and b of the paper, which leaves the freedom as it is.
+    # Both are n (1 - icc) times the paper's a and b, which leaves the degrees of freedom
+    # unchanged.
     a = k * icc * of_raters
     b = (n * (1 - icc) + k * icc * (n - 1)) * of_rest
     freedom = (a + b) ** 2 / (a**2 / (k - 1) + b**2 / ((n - 1) * (k - 1)))
@@ -201,7 +205,7 @@ def icc_interval(measured: np.ndarray) -> tuple[float, float]:
 
 
 def pooled(sds: pd.Series, persons: int) -> list[tuple[str, float, int]]:
-    """By structure: the SD of both sides together, and how many differences it is from."""
+    """Return (structure, SD pooled over both sides, number of differences) for each structure."""
     rows = []
     for name in sds.index:
         plain = str(name).removeprefix("Left-").removeprefix("Right-")
@@ -213,11 +217,11 @@ def pooled(sds: pd.Series, persons: int) -> list[tuple[str, float, int]]:
 
 
 def _volumes(output: Path) -> pd.DataFrame:
-    """Volumes by case: those that changes are computed from, else those of the label maps."""
+    """Return volumes by case: from the table of changes if there is one, else of the label maps."""
     path = output / "timepoints.tsv"
     if not path.exists():
         path = output / "volumes.tsv"
-    # Cases are names, also where they are all digits.
+    # Read case names as text, also where all of them are digits.
     frame = pd.read_csv(path, sep="\t", dtype={"case": str}).set_index("case")
     volumes = frame.rename(columns=lambda name: name.removesuffix("_mm3"))
     names = load_scheme("quicknat33").names[1:]
@@ -225,15 +229,15 @@ def _volumes(output: Path) -> pd.DataFrame:
 
 
 def _parcels(path: Path) -> pd.DataFrame:
-    """Volumes of parcels by case."""
+    """Return the volumes of parcels by case."""
     table = pd.read_csv(path, sep="\t", dtype={"case": str})
     return table.pivot(index="case", columns="parcel", values="mm3")
 
 
 def differences(persons: pd.DataFrame, volumes: pd.DataFrame) -> pd.DataFrame:
-    """By structure, of the first two scans of each person: mean of |difference| in %, SD, ICC.
+    """Return by structure the mean |difference| in %, SD and ICC of each person's first two scans.
 
-    The SD is that of a difference whose mean is 0.
+    The SD is that of differences whose mean is taken as 0.
     """
     pairs = []
     for _, visits in persons.groupby("person"):

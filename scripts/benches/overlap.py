@@ -1,9 +1,10 @@
-"""What a scan takes in a folder where its networks leave the processor free, as a GPU does.
+"""Time per scan in a folder whose networks leave the processor free, as on a GPU.
 
-`scripts/bench overlap SCAN OUT [SCANS [SECONDS]]` segments SCANS (8) copies of a scan with `fast`,
-in one worker process. Its networks compute the first copy; for each other one they wait SECONDS (2)
-and give the same. Prints what each step of a scan takes by itself, and what a scan takes from one
-to the next: as long as the slowest step where the steps overlap, as long as all where they do not.
+`scripts/bench overlap SCAN OUT [SCANS [SECONDS]]` segments SCANS (8) copies of a scan with
+`fast`, in one worker process. The networks compute the first copy; for each other copy they
+sleep for SECONDS (2) and return the same output. It prints the time of each step by itself, and
+the time from one scan to the next: that of the slowest step where steps overlap, and the sum of
+all where they do not.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _WRITING = ("restore", "grade", "write", "picture")
 
 
 def run(scan: str, out: str, scans: str = "8", seconds: str = "2") -> None:
-    """Segment the copies, and print the steps and what a scan takes from one to the next."""
+    """Segment the copies; print the time of each step and the time from one scan to the next."""
     folder = Path(out) / "scans"
     folder.mkdir(parents=True)
     source = Path(scan)
@@ -53,7 +54,7 @@ def run(scan: str, out: str, scans: str = "8", seconds: str = "2") -> None:
     )
     predict(request, Listener(on_entry=note))
 
-    # The first one has loaded the model and computed.
+    # The first scan includes loading the model and computing.
     later = entries[1:]
     reading_s = mean(_seconds(entry, _READING) for entry in later)
     writing_s = mean(_seconds(entry, _WRITING) for entry in later)
@@ -72,7 +73,7 @@ def _seconds(entry: Entry, stages: tuple[str, ...]) -> float:
 def _do_cases(
     seconds: float, connection: Connection, settings: RunSettings, device: str
 ) -> None:
-    """What the worker process runs: `do_cases`, whose networks wait from the second scan on."""
+    """Run `do_cases` in the worker process, with networks that sleep from the second scan on."""
     compute = CaseWorker.infer
     found: list[Prediction] = []
 
@@ -83,7 +84,7 @@ def _do_cases(
         else:
             time.sleep(seconds)
             scan.conformed = None
-        # Without what was computed from it for the scan before.
+        # Results that were derived from it for the previous scan are dropped.
         scan.found = replace(found[0])
         return scan
 

@@ -1,12 +1,13 @@
-"""Figures for docs/parcels.md: how well a model tells parcels of the cortex apart, and its cost.
+"""Accuracy of the cortical parcels of a model, and their cost, for docs/parcels.md.
 
-`scripts/bench parcels MODEL FOLDER [SOURCE [NAME ...]]`, for a model with networks for parcels and
-scans with parcels in the layout of a source of `trinat prepare`: FreeSurfer's subjects with
-`aparc+aseg`, or `malc`. With NAMEs only those scans count. Printed are the mean Dice over all
-parcels of each scan: by the model's own weights of views, by each view alone and by other weights;
-the seconds of the processor with and without parcels; the Dice of each parcel; the limits of
+`scripts/bench parcels MODEL FOLDER [SOURCE [NAME ...]]` takes a model with networks for parcels
+and scans with parcels in the layout of a source of `trinat prepare`: FreeSurfer's subjects with
+`aparc+aseg`, or `malc`. With NAMEs only these scans are used. It prints the mean Dice over all
+parcels of each scan, with the model's own view weights, with each view alone and with other
+weights; the processor seconds with and without parcels; the Dice of each parcel; the limits of
 agreement between views that `trinat fit` would find in these scans; and odds of parcels that
-bring the mean volumes nearer to the truth, with what those fitted to the others change in a scan.
+bring the mean volumes nearer to the truth, with the effect on each scan of the odds fitted to
+all others.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from trinat.segmentation.space.conform import conform
 from trinat.segmentation.space.views import View
 from trinat.segmentation.training.odds_fit import DoubtfulVoxels
 
-# Of the coronal, axial and sagittal view.
+# Weights of the coronal, axial and sagittal view.
 WEIGHTS = (
     (1.0, 0.0, 0.0),
     (0.0, 1.0, 0.0),
@@ -52,9 +53,9 @@ WEIGHTS = (
     (3.0, 1.0, 2.0),
     (4.0, 1.0, 1.0),
 )
-# Where a source has structures and parcels in files of their own.
+# Sources that store structures and parcels in separate files.
 _LABEL_MAPS = {"freesurfer": "aparc+aseg.mgz"}
-# Odds are fitted in so many steps, and go so far: all of the way costs Dice in other persons.
+# Fits odds in this many steps and this far only: going all the way costs Dice in other persons.
 _STEPS = 20
 _SHARE = 0.5
 _VIEWS = (View.CORONAL, View.AXIAL, View.SAGITTAL)
@@ -62,7 +63,7 @@ _VIEWS = (View.CORONAL, View.AXIAL, View.SAGITTAL)
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A subject's scan and its true labels, and the class of each voxel by these."""
+    """A subject's scan, its true labels and the true class of each voxel."""
 
     name: str
     scan: Volume
@@ -118,7 +119,7 @@ def run(model: str, folder: str, source: str = "freesurfer", *names: str) -> Non
 
 
 def _timed(predictor: Predictor, scan: Volume) -> tuple[Prediction, float]:
-    """A scan's prediction with all its label maps, and the seconds of the processor for it."""
+    """Return the prediction of a scan with all its label maps, and its processor seconds."""
     began = process_time()
     found = predictor.segment(scan)
     assert found.labels
@@ -130,7 +131,7 @@ def _timed(predictor: Predictor, scan: Volume) -> tuple[Prediction, float]:
 def scores(
     parcellation: Parcellation, truth: NDArray[np.uint8], found: NDArray[np.uint8]
 ) -> NDArray[np.float64]:
-    """The Dice of each parcel, in the order of the parcellation's names."""
+    """Return the Dice of each parcel, in the order of the parcellation's names."""
     whole = parcellation.whole
     values = dice(joint_histogram(truth, found, len(whole)))
     places = [whole.names.index(name) for name in parcellation.names]
@@ -140,7 +141,7 @@ def scores(
 def _subjects(
     root: Path, parcellation: Parcellation, source: str, names: tuple[str, ...]
 ) -> list[Subject]:
-    """All subjects of a dataset that have a scan and parcels, or those of these names."""
+    """Return all subjects of a dataset that have a scan and parcels, or those with these names."""
     whole = parcellation.whole
     labels = _LABEL_MAPS.get(source)
     options = SourceOptions(scheme=whole.name, labels=labels)
@@ -157,7 +158,7 @@ def _subjects(
 
 
 class Seen:
-    """A subject as the networks have seen it, once."""
+    """Network outputs of a subject, computed once."""
 
     def __init__(
         self, predictor: Predictor, networks: Predictor, subject: Subject
@@ -175,7 +176,7 @@ class Seen:
         self.parts = list(networks.each_view(image, within=within))
 
     def by_weights(self) -> list[float]:
-        """The mean Dice by each of WEIGHTS."""
+        """Return the mean Dice for each of WEIGHTS."""
         means = []
         for weights in WEIGHTS:
             by_view = {}
@@ -203,7 +204,7 @@ class Seen:
         return means
 
     def doubtful_voxels(self) -> DoubtfulVoxels:
-        """What the odds of parcels decide on in the working grid, both sides alike."""
+        """Return the voxels in the working grid that the odds of parcels decide on, sides alike."""
         logarithms, _ = mean_of_views(
             self.parts,
             self.cortex,
@@ -215,7 +216,7 @@ class Seen:
         classes = self.fusion.fused.argmax(-1)
         is_cortex = torch.from_numpy(self.parcellation.is_cortex(classes.numpy()))
         shares = logarithms[is_cortex[places]].softmax(1)
-        # Cortex is never background.
+        # The cortex is never background.
         shares = torch.nn.functional.pad(shares, (1, 0))
         truth = self._true_parcels()
         true_here = truth[self.region.box][(is_cortex & places).numpy()]
@@ -227,7 +228,7 @@ class Seen:
         )
 
     def _true_parcels(self) -> NDArray[np.uint8]:
-        """The true parcels of the working grid (X, Y, Z), both sides alike."""
+        """Return the true parcels on the working grid (X, Y, Z), both sides alike."""
         subject = self.subject
         plan = self.conformed.plan
         numbers = conform(subject.labels, labels=True, plan=plan).volume.data
@@ -235,9 +236,9 @@ class Seen:
 
 
 def fit_to_volumes(seen: Sequence[DoubtfulVoxels]) -> NDArray[np.float64]:
-    """Logarithms (K,) of odds half of the way to volumes that are true in the mean.
+    """Return log odds (K,) that correct half of the error of the mean volumes.
 
-    A parcel as much larger than the truth as all parcels are together is not too large.
+    Volumes are relative to that of all parcels: a common factor is no error of a single parcel.
     """
     logarithms = np.zeros(len(seen[0].decided))
     for _ in range(_STEPS):
@@ -253,7 +254,7 @@ def fit_to_volumes(seen: Sequence[DoubtfulVoxels]) -> NDArray[np.float64]:
 
 
 def _print_odds(seen: Sequence[DoubtfulVoxels], scheme: LabelScheme) -> None:
-    """Print odds fitted to all subjects, and what those fitted to the others change in each."""
+    """Print odds fitted to all subjects, and for each subject the effect of the others' odds."""
     rows = []
     for number, subject in enumerate(seen):
         fitted = fit_to_volumes([*seen[:number], *seen[number + 1 :]])

@@ -1,8 +1,9 @@
-"""One whole head of 256³ voxels at 1 mm, three views, from file to file, against the baseline.
+"""Time to segment one whole head of 256³ voxels at 1 mm, against the baseline.
 
-The baseline is the published network run slice by slice, eager, float32, 256x256: a few slices are
-timed in the same run and multiplied. Processor seconds are told beside those of the clock: on a
-machine that does other work too, they are what can be compared.
+Three views, from file to file. The baseline is the published network run slice by slice, eager,
+float32, 256x256: a few slices are timed in the same run and multiplied. Processor seconds are
+printed beside wall-clock seconds, because only they can be compared on a machine that does
+other work too.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ def run(
     models: str = "fast",
     precision: str = "auto",
 ) -> None:
-    """Print seconds, ratio and peak memory of these models, names or folders."""
+    """Print seconds, ratio and peak memory of these models (names or folders)."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         scan = root / "head.nii.gz"
-        # In a field of 256³, as scanners and FreeSurfer give it.
+        # In a field of view of 256³, as scanners and FreeSurfer give it.
         conform(phantom(0)[0]).volume.write(scan)
         baseline = in_process(_BASELINE.format(threads=int(threads)))
         clock, processor = (_SLICES * baseline[key] for key in ("clock", "processor"))
@@ -56,7 +57,7 @@ def run(
         for number, model in enumerate(models.split(",")):
             given = (str(scan), "--model", model, "--threads", threads, "--quiet")
             given += ("--precision", precision)
-            # A folder for each round: `predict` does not do again what it has done.
+            # A folder for each round, because `predict` skips scans that it has done.
             rounds = [
                 _measure("predict", *given, "--out", str(root / f"{number}-{i}"))
                 for i in range(int(repetitions))
@@ -71,7 +72,10 @@ def run(
 
 
 def _measure(*command: str) -> tuple[float, float, float]:
-    """Seconds from start to end of a command, processor seconds, and the largest process' GiB."""
+    """Run a command; return wall-clock seconds, processor seconds and peak GiB.
+
+    The peak is that of the largest process.
+    """
     start = time.perf_counter()
     process = subprocess.Popen(
         [
@@ -86,5 +90,5 @@ def _measure(*command: str) -> tuple[float, float, float]:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"{command[0]} ended with {process.returncode}")
-    # Children that were waited for are counted in, and the peak is the largest process's.
+    # The usage includes children that were waited for; the peak is that of the largest process.
     return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 2**20

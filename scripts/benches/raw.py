@@ -1,9 +1,10 @@
-"""Heads of a SUBJECTS_DIR as a scanner gives them: shaded, noisy, LPS.
+"""Raw scanner images simulated from conformed heads: shaded, noisy, in LPS.
 
     scripts/bench raw SUBJECTS_DIR OUT
 
-OUT is a SUBJECTS_DIR too, with T1.mgz (or brainmask.mgz) and aseg.mgz of each head, on one grid.
-`trinat predict` and `trinat evaluate` score a model on it, which is to lose no more than 0.02.
+OUT is again a SUBJECTS_DIR, with T1.mgz (or brainmask.mgz) and aseg.mgz of each head on one
+grid. `trinat predict` and `trinat evaluate` score a model on it; its Dice must not fall by more
+than 0.02.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from trinat.segmentation.space.resample import resample_image, resample_labels
 
 __all__ = ["made_raw", "run"]
 
-# A usual T1 scan: a few voxels short of the field, so that none of the head is lost.
+# Voxels of a usual T1 scan; a few fewer than the field of view holds, so that the whole head
+# fits.
 _MM = (0.94, 0.94, 1.2)
 _AXES = (-1.0, -1.0, 1.0)  # LPS
-# From corner to corner of the field; over the brain about e^±0.2, 40 % from end to end.
+# Corner to corner of the field of view; over the brain about e^±0.2, 40 % from end to end.
 _BIAS = 0.6
-_NOISE = 0.03  # of the brightness of white matter
+_NOISE = 0.03  # as a share of the brightness of white matter
 _WHITE = 500.0
 _WHITE_MATTER = (2, 41)
 
@@ -54,7 +56,7 @@ def run(subjects_dir: str, out: str) -> None:
 
 
 def made_raw(scan: Volume, truth: Volume) -> tuple[Volume, Volume]:
-    """A conformed head as a scanner gives it, and its truth there."""
+    """Return a conformed head as a scanner would record it, and its labels on that grid."""
     low, high = scan.grid.extent_mm(scan.grid.box)
     x, y, z = (
         int((b - a) / mm + 1e-6) for a, b, mm in zip(low, high, _MM, strict=True)

@@ -1,9 +1,9 @@
-"""Figures for docs/notes/fast-3.md: how much volumes change when only the acquisition does.
+"""Stability of volumes under changes of the acquisition, for docs/notes/fast-3.md.
 
-`scripts/bench steadiness MODEL SUBJECTS_DIR`. Heads of FreeSurfer lie elsewhere in their array,
-have their axes in another order, are brought to other voxels, turned, or made noisy. Printed are
-the mean Dice with the labels of the head as it is, without CSF, and the changes of volumes against
-it, in per cent, of structures of 1 ml and more: their mean, that of the hippocampi, the largest.
+`scripts/bench steadiness MODEL SUBJECTS_DIR` shifts FreeSurfer's heads in their array, reorders
+their axes, resamples them to other voxels, rotates them, or adds noise. It prints the mean Dice
+without CSF against the labels of the unchanged head, and the changes in volume in per cent of
+structures of at least 1 ml: their mean, that of the hippocampi, and the largest.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ MOVED_VOXELS = (1, 2, 3)
 VOXELS_MM = (0.8, 1.2, 2.0)
 _TURN_DEG = (7.0, -5.0, 3.5)
 _NOISE = 0.05
-# In mri/T1.mgz white matter has this value.
+# White matter has this value in mri/T1.mgz.
 _WHITE_MATTER = 110.0
 _SEED = 1
 _LEAST_MM3 = 1000.0
 _HIPPOCAMPI = ("Left-Hippocampus", "Right-Hippocampus")
-# Width at half height of a Gaussian, over its standard deviation.
+# Full width at half maximum of a Gaussian, in standard deviations.
 _WIDTH = 2.355
 
 
@@ -66,7 +66,7 @@ def run(model: str, subjects_dir: str) -> None:
 def changes(
     before: Mapping[str, float], after: Mapping[str, float]
 ) -> dict[str, float]:
-    """By how many per cent each structure changed that was large enough before."""
+    """Return the change in per cent of each structure that was large enough before."""
     found = {}
     for name, mm3 in before.items():
         if mm3 >= _LEAST_MM3 and name != "CSF":
@@ -75,7 +75,7 @@ def changes(
 
 
 def changed_scans(scan: Volume) -> Iterator[tuple[str, Volume]]:
-    """A head of 1 mm that lies elsewhere in its array, in other voxels, turned, with noise."""
+    """Yield a head of 1 mm shifted in its array, resampled, rotated and with noise."""
     for voxels in MOVED_VOXELS:
         yield f"moved by {voxels}", moved_by(scan, voxels)
     yield "axes in order PSL", reoriented(scan, "PSL")
@@ -89,9 +89,10 @@ def changed_scans(scan: Volume) -> Iterator[tuple[str, Volume]]:
 
 
 def moved_by(scan: Volume, voxels: int) -> Volume:
-    """The head so many voxels further along each axis of an array that begins before it.
+    """Return the head moved by this many voxels along each axis of an array that begins earlier.
 
-    It stays where it is in the world. What moves out at the end is lost, and air comes in.
+    Its world coordinates stay the same. Voxels that leave the array are lost, and air fills the
+    gap.
     """
     data = np.zeros_like(scan.data)
     data[voxels:, voxels:, voxels:] = scan.data[:-voxels, :-voxels, :-voxels]
@@ -101,9 +102,9 @@ def moved_by(scan: Volume, voxels: int) -> Volume:
 
 
 def acquired_anew(scan: Volume, spacing_mm: float, turn: NDArray[np.float64]) -> Volume:
-    """A head of 1 mm on a grid that is turned (3, 3) about its middle, by cubic splines.
+    """Return a head of 1 mm on a grid turned (3, 3) about its centre, by cubic splines.
 
-    Larger voxels see less: their points are as wide as they are.
+    For larger voxels the point spread is widened to the voxel size.
     """
     image = scan.data.astype(np.float32)
     if spacing_mm > 1:

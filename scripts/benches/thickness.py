@@ -1,8 +1,8 @@
-"""Figures for docs/thickness.md: cortical thickness against FreeSurfer's, and of repeated scans.
+"""Accuracy and test-retest figures of cortical thickness for docs/thickness.md.
 
 `scripts/bench thickness SUBJECTS_DIR [SCAN SCAN ...]` segments the subjects that have
-`stats/?h.aparc.stats`, and compares `ThickAvg` of each parcel. Nothing is fitted. Scans that follow
-are pairs of one person each. Give the model by the environment variable MODEL.
+`stats/?h.aparc.stats`, and compares `ThickAvg` of each parcel. Nothing is fitted. Optional
+SCANs are pairs, each of one person. The environment variable MODEL names the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.io.volume import Volume
 
-# In the order of preference: a whole head before a stripped one.
+# In order of preference: whole heads before stripped ones.
 _IMAGES = ("T1.mgz", "norm.mgz", "brain.mgz")
 _COLUMN = 4  # ThickAvg in aparc.stats
 
@@ -55,7 +55,7 @@ def run(folder: str, *pairs: str) -> None:
 
 
 def _measure(predictor: Predictor, path: Path) -> dict[str, float]:
-    """Return the thickness of each parcel in mm by its name; print what it took."""
+    """Return the thickness of each parcel in mm by its name; print the time it took."""
     prediction = predictor.segment(Volume.read(path))
     began = process_time()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -83,7 +83,7 @@ def _read_stats(folder: Path) -> dict[str, float]:
 
 def _print_agreement(found: NDArray[np.float64], truth: NDArray[np.float64]) -> None:
     """Print the figures over subjects; both are thickness in mm, (subjects, parcels)."""
-    # Deviations from the mean of each parcel: differences between persons.
+    # Deviations from the mean of each parcel are differences between persons.
     of_found = found - found.mean(0)
     of_truth = truth - truth.mean(0)
     products = (of_found * of_truth).sum(0)

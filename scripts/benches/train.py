@@ -1,13 +1,13 @@
-"""How much of the time of a training step is the network's own: our loop beside bare torch.
+"""Overhead of the training loop: a step of ours against the same step in bare torch.
 
     scripts/bench train [--recipe manual] [--steps 20] [--rounds 3] [--threads 1]
 
-The bare step is what no loop can do without: the same network in the same precision forward and
-backward on a batch that is there, by a gradient that is there, and AdamW. Beside it is the same
-with torch's own cross entropy. Ours is `Trainer.step` on a store of phantoms: slices read, cut and
-augmented, the recipe's loss, its clipping and its average. All take turns, step by step, so that
-other work on the machine slows each. Where the time goes is printed by the stages of `trinat train
---timings`.
+The bare step is the minimum of any loop: forward and backward of the same network in the same
+precision, with batch and gradient already in memory, and AdamW. A second variant adds torch's
+own cross entropy. Our step is `Trainer.step` on a store of phantoms: slices read, cut and
+augmented, the recipe's loss, its gradient clipping and its average. All take turns, step by
+step, so that other work on the machine slows each alike. The time is broken down by the stages
+of `trinat train --timings`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CPU = torch.device("cpu")
 
 
 def make_store(root: Path) -> Path:
-    """Two phantoms of 1 mm, as `trinat prepare --source pairs` and `trinat split` have them."""
+    """Write a store of two phantoms of 1 mm, as `trinat prepare` and `trinat split` write it."""
     for folder in ("images", "labels"):
         (root / folder).mkdir()
     for seed in range(2):
@@ -61,7 +61,7 @@ def make_store(root: Path) -> Path:
 
 
 def our_step(recipe: Recipe) -> tuple[Trainer, Callable[[], object]]:
-    """A step of the loop as `trinat train` makes it, and whose it is."""
+    """Return a trainer as `trinat train` makes it, and the function that runs one step of it."""
     stage = recipe.stages[0]
     scheme = load_scheme(recipe.scheme)
     assert stage.data.store is not None
@@ -71,7 +71,7 @@ def our_step(recipe: Recipe) -> tuple[Trainer, Callable[[], object]]:
     )
     network = ViewsNet(recipe.network, {View.CORONAL: len(scheme)})
     trainer = Trainer(recipe, stage, recipe.views, network, source, CPU)
-    # In a thread a batch would be drawn while another loop is timed.
+    # Drawing in a thread would compete with the other loop while that is timed.
     trainer.draws_ahead = False
     return trainer, trainer.step
 
@@ -79,9 +79,9 @@ def our_step(recipe: Recipe) -> tuple[Trainer, Callable[[], object]]:
 def bare_step(
     recipe: Recipe, precision: torch.dtype, *, with_loss: bool
 ) -> Callable[[], object]:
-    """The same network in a loop of three lines, on slices that are there.
+    """Return a step of the same network in a loop of three lines, on slices in memory.
 
-    Without the loss its gradient is there, too.
+    Without the loss, the gradient is in memory too.
     """
     stage = recipe.stages[0]
     scheme = load_scheme(recipe.scheme)
@@ -110,7 +110,7 @@ def bare_step(
 
 
 def run(*arguments: str) -> None:
-    """Print the medians of both steps, their ratio round by round, and the stages of ours."""
+    """Print the median of both steps, their ratio in each round, and the stages of our step."""
     parser = argparse.ArgumentParser(prog="scripts/bench train", description=__doc__)
     parser.add_argument("--recipe", default="manual")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
@@ -151,7 +151,10 @@ def run(*arguments: str) -> None:
 
 
 def processor_seconds(step: Callable[[], object]) -> float:
-    """Of this process, with all its threads: other work on the machine does not count."""
+    """Return the processor seconds of a step in this process with all its threads.
+
+    Other work on the machine does not count.
+    """
     began = time.process_time()
     step()
     return time.process_time() - began
