@@ -1,4 +1,4 @@
-"""Stability of volumes under changes of the acquisition, for docs/notes/fast-3.md.
+"""Stability of volumes under changes of the acquisition, for docs/notes/fast.md.
 
 `scripts/bench steadiness MODEL SUBJECTS_DIR` shifts FreeSurfer's heads in their array, reorders
 their axes, resamples them to other voxels, rotates them, or adds noise. It prints the mean Dice

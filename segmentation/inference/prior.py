@@ -47,7 +47,7 @@ _VOXELS_AT_A_TIME = 1 << 17
 # Slices whose largest probabilities are found at a time.
 _SLICES_AT_A_TIME = 8
 # Weight of the template in new models, and of structures whose position or size varies more between
-# heads: docs/notes/fast-2.md, measured on two scans. Wide ventricles of old age must not be lost.
+# heads: docs/notes/fast.md, measured on two scans. Wide ventricles of old age must not be lost.
 _DEFAULT_WEIGHT = 1.5
 _LOWER_WEIGHTS = {
     "background": 0.1,
