@@ -1,4 +1,4 @@
-"""Fixtures that the whole suite shares."""
+"""Fixtures of the whole suite."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import pytest
 from helpers.warm import Warm
 from xdist.scheduler import LoadFileScheduling
 
-# Tests that run beside each other share the cores, as do the processes that they start.
+# Tests that run in parallel share the cores, and so do the processes that they start.
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault(
         "OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers))
     )
-# Threads of torch that wait for each other leave the cores to who has work.
+# Makes idle threads of torch yield their core instead of spinning.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.fixture(scope="session")
 def dev_data() -> Path:
-    """The folder of development data; the project's tests also pass without it."""
+    """Return the folder of development data; the tests also pass without it."""
     folder = os.environ.get("TRINAT_DATA", "")
     if not folder or not Path(folder).is_dir():
         pytest.skip("no development data: TRINAT_DATA is not set to a folder")
@@ -32,7 +32,7 @@ def dev_data() -> Path:
 
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
-    """Commands of trinat that start at once."""
+    """Provide commands of trinat that start at once."""
     global _warm
     _warm = Warm(tmp_path_factory.mktemp("warm"))
     yield _warm
@@ -45,7 +45,7 @@ _warm: Warm | None = None
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """torch as in the processes that tests start: sums in another order have other last bits."""
+    """Run torch on one thread, as in the processes that tests start, so that sums round alike."""
     import torch
 
     before = torch.get_num_threads()
@@ -56,7 +56,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def without_pages() -> Iterator[None]:
-    """Trainings in the test's process draw no curves: that takes four times as long as they do."""
+    """Skip the curves of trainings in the test process, which take four times the training."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trinat.pipelines.train.job.write_page", lambda *_: None)
         yield
@@ -64,7 +64,7 @@ def without_pages() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def without_figures() -> Iterator[None]:
-    """Pages in the test's process have empty figures: most of their time is to draw them."""
+    """Leave figures empty in pages of the test process, since drawing takes most of the time."""
     drawing = "trinat.pipelines.report.drawing"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(f"{drawing}._lay_out", lambda *_: None)
@@ -77,7 +77,10 @@ EMPTY_SVG = b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"/>'
 
 
 def pytest_collection() -> None:
-    """All that is collected stays: to look for garbage in it took a quarter of the time."""
+    """Disable garbage collection, which took a quarter of the time.
+
+    Everything collected is kept.
+    """
     gc.disable()
 
 
@@ -87,7 +90,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests for a GPU are skipped, and say so, where there is none."""
+    """Skip tests that need a GPU if there is none."""
     if not any("gpu" in item.keywords for item in items):
         return
     import torch
@@ -100,9 +103,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Scheduling(LoadFileScheduling):
-    """Each process takes a file at a time; of what documents show, a page or an example.
+    """Gives each process a file at a time, or for tests of the documents a page or an example.
 
-    The pages together take as long as all other files: as one file they would end last.
+    The pages together take as long as all other files; as one file they would end last.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -133,7 +136,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _processor_s() -> float:
-    """Of this process and of those it has waited for, and of commands that start at once."""
+    """Return the processor seconds of this process, its finished children and the warm commands."""
     return sum(os.times()[:4]) + (_warm.processor_s() if _warm else 0)
 
 
@@ -144,7 +147,7 @@ _spent = _processor_s()
 def pytest_runtest_makereport() -> Generator[
     None, pytest.TestReport, pytest.TestReport
 ]:
-    """Each report of a test's set-up, call and end says what it took."""
+    """Add the processor time to the report of a test's setup, call and teardown."""
     global _spent
     report = yield
     before, _spent = _spent, _processor_s()

@@ -1,9 +1,10 @@
-"""Every command and every piece of Python that a page shows runs, as it stands there.
+"""Runs every command and every piece of Python in the pages exactly as it is shown.
 
-Blocks run one after the other in one folder a page, in a shell, on small data in the layout that
-the page speaks of. trinat and Python start at once there (helpers/warm.py). What would take hours
-or wants another machine is replaced by REPLACED alone. A block that cannot run, or is no command,
-says why in a comment before it: `<!-- not run: why -->`. No other block is left out.
+The blocks of a page run one after the other in one folder, in a shell, on small data in the
+layout that the page describes. trinat and Python start at once there (helpers/warm.py).
+REPLACED is the only place where a command that takes hours or needs another machine is
+replaced. A block that cannot run, or is no command, has a comment before it with the reason:
+`<!-- not run: why -->`. All other blocks run.
 """
 
 from __future__ import annotations
@@ -51,97 +52,98 @@ PAGES = [
 ]
 
 REPLACED = (
-    # Hours of training: the same with a tiny network.
+    # Takes hours; trains a tiny network instead.
     (r"^trinat train (fast|quicknat-paper|quicknat)\b", "trinat train miniature"),
-    # A few steps: test_way.py and test_whole.py say what a network is worth after more.
+    # A few steps only; test_way.py and test_whole.py test how good a network is after more.
     (
         r"^trinat train miniature --(?!set seed)",
         "trinat train miniature --set stages.0.schedule.steps=8 "
         "--set stages.1.schedule.steps=8 --",
     ),
-    # The same command as at the top of its page, where it trains all views.
+    # The command at the top of the same page trains all views.
     (r"(--out runs/(gpus|cores))\b", r"\1 --view coronal"),
-    # One view, two steps: what is averaged has been trained elsewhere.
+    # One view and two steps; the averaged networks are trained elsewhere.
     (
         r"^trinat train miniature --set seed",
         "trinat train miniature --set 'stages=[{name: coronal, views: [coronal], "
         "schedule: {steps: 2}}]' --set 'views=[coronal]' --set seed",
     ),
-    # The heads take a 30th of the usual grid, of which each slice is validated.
+    # A grid of a 30th of the usual voxels, because every slice is validated.
     (r"^trinat prepare\b", "trinat prepare --config grid.yaml"),
-    # Minutes a scan.
+    # Takes minutes per scan.
     (r"--label-with fast", "--label-with runs/oasis/model"),
-    # A slice of each view in place of 50.
+    # One slice of each view instead of 50.
     (
         r"^trinat suspects store --model fast",
         "trinat suspects store --model fast --every 250",
     ),
-    # A network that knows this scan, and what it knows of it.
+    # A network that knows this scan, and its label map.
     (
         r"^trinat explain scan.nii.gz --structure left-hippocampus",
         "trinat explain scan.nii.gz --model runs/coronal/model --structure 2",
     ),
-    # Four persons and the shipped network: two steps of it.
+    # Four persons and the shipped network; two steps of it.
     (
         r"^trinat train finetune\b",
         "trinat train finetune --set 'schedule={steps: 2}' --set batch=2",
     ),
-    # Hours of the shipped network: two steps of one view of it.
+    # Takes hours with the shipped network; two steps of one view instead.
     (
         r"^trinat train real\b",
         "trinat train real --view coronal --set 'schedule={steps: 2}' --set batch=2",
     ),
-    # What somebody does there in the browser.
+    # Stands in for what a person does in the browser.
     (
         r"^trinat view results$",
         "for name in scan scan1 scan2; do cp manual/$name.nii.gz "
         "results/${name}_desc-corrected_dseg.nii.gz; done",
     ),
-    # The same of networks for parcels.
+    # The same for networks of parcels.
     (
         r"^trinat train parcels\b",
         "trinat train parcels --view coronal --set 'schedule={steps: 2}' --set batch=2",
     ),
-    # A small model that has parcels.
+    # Uses a small model with parcels.
     (r"^trinat predict (.*) --parcels", r"trinat predict \1 --parcels --model divided"),
-    # Labels that a model does not find at all are refused: ones that know the head.
+    # Labels that a model does not find at all are refused, so use a model that knows the head.
     (
         r"^trinat learn results\b",
         "trinat learn results --method factors --model models/shy",
     ),
     (r"^trinat fit models/own\b", "trinat fit models/known"),
-    # The tiny network's results are all rejected.
+    # All results of the tiny network are rejected.
     (r"^trinat report results\b", "trinat report --include-rejected results"),
-    # The head of this page was segmented by the page's first lines; here a small one.
+    # The page refers to the head that its first lines segmented; here that is a small one.
     (r"torchio\.ScalarImage\(\"head.nii.gz\"\)", 'torchio.ScalarImage("scan.nii.gz")'),
     (
         r"torchio\.LabelMap\(\"head_truth.nii.gz\"\)",
         'torchio.LabelMap("manual/scan.nii.gz")',
     ),
-    # A whole head: scripts/demo, which tests/pipelines/test_demo.py runs, segments three.
+    # Segments whole heads; tests/pipelines/test_demo.py runs scripts/demo, which segments
+    # three.
     (
         r"^trinat phantom heads\b.*",
         "mkdir heads; cp scan.nii.gz heads/sub-01_T1w.nii.gz",
     ),
-    # Half a minute of the processor for each network.
+    # Takes half a minute of processor time per network.
     (r"^trinat export fast\b", "trinat export runs/coronal/model"),
     (r"--device cuda(:[\d,]+)?", "--device cpu"),
     (r"--nproc 4", "--nproc 2"),
     (r"--seconds 420", "--seconds 6"),
-    # Gigabytes from a server, which tests/pipelines/test_whole.py downloads from one of its own.
+    # Gigabytes from a server; tests/pipelines/test_whole.py downloads from a local server.
     (r"^trinat data get ", "test -d oasis && true "),
 )
 
 
 class Block(str):
-    """Lines of one block; `why` it is not run."""
+    """Lines of one block; `why` is the reason not to run it."""
 
     why = ""
     language = ""
 
 
 def blocks(text: str) -> list[Block]:
-    """Indented and fenced blocks of a page, each with its language and why it is not run."""
+    """Return the indented and fenced blocks of a page, with language and reason not to run them."""
     found = []
     pattern = (
         r"(?:<!-- not run: (?P<why>[^>]*?) -->\n+)?"
@@ -187,7 +189,7 @@ def test_what_a_page_shows_runs_as_it_is_written(
 ) -> None:
     commands = "\n".join(as_run(block) for block in blocks((ROOT / page).read_text()))
     for name, make in DATA.items():
-        # What a page's own commands make is not there before.
+        # Files that the page's own commands create must not exist before.
         named = rf"(?<![\w/.-]){re.escape(name)}(?![\w-])"
         if re.search(named, commands) and not re.search(rf"--out {named}", commands):
             make(tmp_path / name)
@@ -198,7 +200,7 @@ def test_what_a_page_shows_runs_as_it_is_written(
         "OMP_NUM_THREADS": "1",
     }
     if "/.local/state" in commands:
-        # Not the home of who runs the tests.
+        # Protects the home folder of the person who runs the tests.
         environment |= {"HOME": str(tmp_path), "XDG_STATE_HOME": ""}
     for block in blocks((ROOT / page).read_text()):
         if block.why:
@@ -230,7 +232,7 @@ def _scans(folder: Path, ending: str = ".nii.gz", *, truth: bool = False) -> Non
 
 
 def _subjects(folder: Path) -> None:
-    """Five subjects, whose cortex has three parcels a side, one behind the other."""
+    """Write five subjects whose cortex has three parcels on each side, one behind the other."""
     for number in range(1, 6):
         shift = number % 3
         subject = freesurfer_subject(
@@ -244,7 +246,7 @@ def _subjects(folder: Path) -> None:
 
 
 def _label_maps(folder: Path) -> None:
-    """Two heads in LIA order with their four tables, as github.com/BBillot/SynthSeg has them."""
+    """Write two heads in LIA order with their tables, as github.com/BBillot/SynthSeg has them."""
     folder.mkdir(parents=True)
     heads = phantom_heads(3)
     for shift in (0, 2):
@@ -269,7 +271,7 @@ def _bids(folder: Path) -> None:
 
 
 def _oasis(folder: Path) -> None:
-    """A disc of each part as the server gives it, packed."""
+    """Write a packed disc of each part, as the server provides them."""
     for number in range(1, 6):
         oasis_session(folder / "made/disc1", f"OAS1_000{number}_MR1", age=60 + number)
     pack(folder / "made", folder / "oasis_cross-sectional_disc1.tar.gz")
@@ -311,14 +313,14 @@ def _grid(path: Path) -> None:
 
 
 def _store(folder: Path) -> None:
-    """Two subjects that train, for pages that do not make the store themselves."""
+    """Write a store of two training subjects, for pages that do not prepare one."""
     shape = (48, 48, 48)
     small_store(folder, {"sub-01": shape, "sub-02": shape})
     all_train(folder)
 
 
 def _run_of(view: View) -> Callable[[Path], None]:
-    """What the training of one view leaves."""
+    """Return a function that writes the output of training one view."""
 
     def make(folder: Path) -> None:
         model = load_model(overfitted_model(), [view])
@@ -337,7 +339,7 @@ def _dicom(folder: Path) -> None:
 
 
 def _ratings(path: Path) -> None:
-    """One rating, of a label map that is no longer there."""
+    """Write one rating, of a label map that no longer exists."""
     rating = Rating(
         "scan", "", "look", "", "anna", "2026-01-01T00:00:00+00:00", "0" * 64
     )
@@ -346,7 +348,7 @@ def _ratings(path: Path) -> None:
 
 
 def _visits(folder: Path) -> None:
-    """A person who was scanned twice."""
+    """Write two scans of one person."""
     folder.mkdir(parents=True)
     visit_of(head_of(), np.eye(4)).write(folder / "anna-1.nii.gz")
     visit_of(head_of(), pose_of(4, 1), seed=1).write(folder / "anna-2.nii.gz")
@@ -360,7 +362,7 @@ def _table_of_visits(path: Path) -> None:
 
 
 def _labels_of_visits(folder: Path) -> None:
-    """What somebody has drawn on both scans of that person."""
+    """Write hand-drawn labels of both scans of that person."""
     folder.mkdir(parents=True)
     affine = head_of().affine
     poses = (np.eye(4), pose_of(4, 1))
@@ -370,7 +372,7 @@ def _labels_of_visits(folder: Path) -> None:
 
 
 def _known_model(folder: Path) -> None:
-    """A model that finds the structures of these heads."""
+    """Write a model that finds the structures of these heads."""
     shutil.copytree(overfitted_model(), folder)
 
 

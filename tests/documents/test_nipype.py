@@ -1,4 +1,4 @@
-"""The nipype interface of the documentation segments a scan, where nipype is there."""
+"""The nipype interface of the documentation segments a scan, if nipype is installed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_interface_segments_a_scan(
 ) -> None:
     pytest.importorskip("nipype")
     monkeypatch.chdir(tmp_path)
-    # The command of this environment, whether or not it is activated.
+    # Finds the command of this environment, whether or not it is activated.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     monkeypatch.setenv("PATH", path)
     interface = runpy.run_path(str(EXAMPLE))["TrinatPredict"]

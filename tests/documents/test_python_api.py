@@ -1,4 +1,4 @@
-"""What docs/python.md promises of `import trinat`, on a head of the demo, by a shipped model."""
+"""Statements of docs/python.md about `import trinat`, on a demo head with a shipped model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Found:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """The demo's head of thick voxels, segmented from a nibabel image."""
+    """Segment the demo's head of thick voxels, given as a nibabel image."""
     folder = tmp_path_factory.mktemp("found")
     geometry = GEOMETRIES[2]
     scan, truth = phantom(
@@ -147,7 +147,7 @@ def test_an_evaluation_takes_each_form_of_a_label_map(found: Found) -> None:
         pd.testing.assert_frame_equal(other, first.drop("CSF"))
     alone = trinat.evaluate(
         found.truth.data, data
-    )  # voxels of 1 mm, where there is no other
+    )  # voxels of 1 mm, for lack of another grid
     assert alone.volume["Left-Thalamus"] == pytest.approx(
         first.volume["Left-Thalamus"] / 1.5
     )
@@ -159,7 +159,7 @@ def test_an_evaluation_takes_each_form_of_a_label_map(found: Found) -> None:
 def test_the_example_of_each_docstring_runs(
     found: Found, name: str, tmp_path, monkeypatch
 ) -> None:
-    # A small head by the name that examples use: quick, whatever is found in it.
+    # A small head under the name that the examples use; only speed matters, not the labels.
     write_nifti(tmp_path / "scan.nii.gz", head_image(head_labels()), "RAS")
     small_store(tmp_path / "store", {"sub-01": (14, 16, 18)})
     with_parcels(tmp_path / "own")
@@ -170,7 +170,7 @@ def test_the_example_of_each_docstring_runs(
     (test,) = doctest.DocTestFinder(recurse=False, exclude_empty=False).find(
         value, name, globs={"trinat": trinat, "result": found.result}
     )
-    # Shown in the examples of Segmenter and of Result.surface.
+    # Methods that are shown in the examples of Segmenter and of Result.surface.
     assert test.examples or name in {"Segmenter.segment", "Surface.save"}
     assert doctest.DocTestRunner().run(test).failed == 0
     pyplot.close("all")

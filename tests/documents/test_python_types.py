@@ -1,4 +1,4 @@
-"""Each type of docs/python.md's table is taken as a scan, and given out as labels."""
+"""Each image type in the table of docs/python.md works as a scan, and as the type of the labels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INDEX = (11, 20, 31)
 
 
 def table_rows() -> dict[str, str]:
-    """Of each type in the table: the code that gives labels of that type, or an empty text."""
+    """Return by type the code in the table that gives labels of that type, or ""."""
     page = (ROOT / "docs/python.md").read_text()
     table = page.split("| type | as a scan |")[1].split("\n\n")[0]
     rows = re.findall(r"^\| `(.+?)` \|.*\|(.*)\|$", table, re.MULTILINE)
@@ -45,7 +45,7 @@ class Given:
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
-    """A head in oblique, anisotropic, left-handed voxels."""
+    """Provide a head in oblique, anisotropic, left-handed voxels."""
     voxels = miniature()[0].data
     affine = odd_scan().affine
     scan = trinat.Volume(voxels, affine)
@@ -70,7 +70,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
 
 
 def place_mm(image: Any) -> np.ndarray:
-    """Where the voxel INDEX of an image is in RAS mm, by its own library."""
+    """Return the position of the voxel INDEX in RAS mm, by the image's own library."""
     if isinstance(image, sitk.Image):
         return np.array(image.TransformIndexToPhysicalPoint(INDEX)) * (-1, -1, 1)
     affine = image[1] if isinstance(image, tuple) else image.affine
@@ -78,7 +78,7 @@ def place_mm(image: Any) -> np.ndarray:
 
 
 def voxels_of(image: Any) -> np.ndarray:
-    """The voxels (X, Y, Z) of an image of any type of the table."""
+    """Return the voxels (X, Y, Z) of an image of any type in the table."""
     if isinstance(image, sitk.Image):
         return sitk.GetArrayFromImage(image).transpose()
     if isinstance(image, tuple):
@@ -106,7 +106,7 @@ def test_a_scan_of_each_type_gives_labels_of_its_type_at_its_place(
     if name == "torchio.Subject":
         assert ROWS[name] == ""
         return
-    # A file is written to the current folder.
+    # The example writes a file to the current folder.
     monkeypatch.chdir(tmp_path)
     found = eval(ROWS[name], {"result": result})
     if name == "path":

@@ -1,6 +1,6 @@
-"""What the site says of commands, Python, recipes, files and refusals is all of it; examples run.
+"""The site's reference lists every command, option, recipe key, file and error; examples run.
 
-`scripts/docs` builds the site, with warnings as errors; what it makes pages of is tested here.
+`scripts/docs` builds the site, with warnings as errors; these are tests of the generated pages.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def test_every_key_of_a_recipe_is_on_the_site(generated: Any) -> None:
     rows = re.findall(
         r"^\| `(\w+)` \| (.+?) \| (.+?) \|", generated.recipes(), flags=re.M
     )
-    # The network's keys are those of the architecture, which the schema of the recipe leaves open.
-    # Those of TorchIO's and MONAI's transforms are in the rows of a table of their own.
+    # The network's keys are those of the architecture, which the schema of the recipe leaves
+    # open. The keys of TorchIO's and MONAI's transforms are in a table of their own.
     of_transforms = set(re.findall(r"`(\w+)`:", generated.transforms()))
     named = {row[0] for row in rows} | of_transforms | {"name", "share"}
     assert keys | {"kernel", "unshuffle"} <= named

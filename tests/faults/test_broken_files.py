@@ -31,7 +31,7 @@ def test_truncated_files_are_never_read_as_good(tmp_path: Path) -> None:
 def test_changed_headers_are_refused_or_read_for_what_they_say(tmp_path: Path) -> None:
     tally = fuzz_headers(1000, 2, tmp_path)
     assert tally.missed == []
-    # A reader that refuses everything, or nothing, would not pass for a good one.
+    # A reader that refuses everything, or nothing, must not pass.
     assert tally.refused > 500
     assert tally.right > 200
 
@@ -51,7 +51,7 @@ def test_every_kind_of_scan_that_is_broken_was_sound_before(tmp_path: Path) -> N
 def test_a_bit_flipped_in_the_gzip_header_is_refused_or_changes_nothing(
     tmp_path: Path,
 ) -> None:
-    # Time, level and system of packing have no checksum, and no meaning for the content.
+    # Time, level and system in the gzip header have no checksum, and no effect on the content.
     content = gzip.compress(odd_scan().to_bytes(), mtime=0)
     read = 0
     for byte in range(10):
@@ -72,7 +72,7 @@ def test_a_bit_flipped_in_the_gzip_header_is_refused_or_changes_nothing(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits on memory hold on Linux")
 def test_a_bomb_of_one_megabyte_allocates_next_to_nothing(tmp_path: Path) -> None:
-    # Zeros behind a header that announces them truly: 1000³ bytes in 1 MB.
+    # Zeros behind a header that announces them correctly: 1000³ bytes in 1 MB.
     header = odd_scan(dtype="u1").to_bytes()[:352]
     for axis in (1, 2, 3):
         header = fuzz.NIFTI1.put(header, "dim", axis, 1000)
@@ -135,12 +135,12 @@ def test_the_command_prints_a_table_under_its_limit_of_memory() -> None:
 
 
 class TestTheFuzzerItself:
-    """A fuzzer that can miss nothing proves nothing."""
+    """The fuzzer must be able to find a fault, or its success proves nothing."""
 
     def test_a_damaged_file_that_is_read_is_a_miss(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        # A reader that stops where the voxels end never sees the checksum.
+        # A reader that stops at the last voxel never reads the checksum.
         monkeypatch.setattr(
             "trinat.segmentation.io.streams.ScanStream.drain", lambda *_, **__: None
         )

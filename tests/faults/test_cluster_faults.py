@@ -1,4 +1,4 @@
-"""A live queue of two workers: one dies in mid-run, and nothing is lost."""
+"""A live queue of two workers: one dies during the run, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytest.importorskip("distributed")
 
 
 class _KillsOneWorker:
-    """A local cluster of which one worker is killed when the first scan is done."""
+    """A local cluster in which one worker is killed when the first scan is done."""
 
     def __init__(self, settings: RunSettings) -> None:
         self.engine = DaskEngine(settings, "local:2")
@@ -87,7 +87,7 @@ def test_a_scan_that_kills_three_workers_is_set_aside(tmp_path: Path) -> None:
 
 
 def restrictions(settings: RunSettings, device: str, case: Case) -> Entry:
-    """A task that tells what of its worker it has for itself."""
+    """Return an entry that reports the limits of its worker."""
     from distributed import get_worker
 
     worker = get_worker()
@@ -97,7 +97,7 @@ def restrictions(settings: RunSettings, device: str, case: Case) -> Entry:
 
 @pytest.fixture
 def no_workers_yet() -> Iterator[LocalCluster]:
-    """A scheduler whose workers, with a GPU each, are still to come."""
+    """Provide a scheduler whose workers, with a GPU each, have not started yet."""
     from distributed import LocalCluster
 
     with LocalCluster(
@@ -160,7 +160,7 @@ def test_ctrl_c_finishes_the_scans_that_local_workers_have_in_hand(
         "--cluster",
         "local:1",
     )
-    # A group of processes of its own, as a terminal's: the signal reaches them all.
+    # A process group as in a terminal, so that the signal reaches all processes.
     run = subprocess.Popen(
         [trinat, "predict", scans, "--out", out, *options],
         stderr=subprocess.PIPE,
@@ -170,7 +170,7 @@ def test_ctrl_c_finishes_the_scans_that_local_workers_have_in_hand(
     while not (out / "run.jsonl").exists() or not (out / "run.jsonl").read_bytes():
         assert run.poll() is None
         time.sleep(0.01)
-    # Time for the next scan to be begun.
+    # Leaves time for the next scan to begin.
     time.sleep(0.05)
     os.killpg(run.pid, signal.SIGINT)
     _, told = run.communicate(timeout=120)
@@ -178,13 +178,13 @@ def test_ctrl_c_finishes_the_scans_that_local_workers_have_in_hand(
     entries = read_entries([out / "run.jsonl"])
     assert len(entries) == len(list(out.glob("*_dseg.nii.gz"))) < 60
     assert {entry.status for entry in entries.values()} == {"done"}
-    # The workers have nothing to say of it.
+    # The workers print nothing.
     assert len(told.splitlines()) == 2
 
 
 @pytest.fixture
 def scheduler() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A scheduler, with a worker, in a process of its own; and its address."""
+    """Provide a scheduler with a worker in a process of its own, and its address."""
     code = (
         "from distributed import LocalCluster\nimport time\n"
         "cluster = LocalCluster(n_workers=1, processes=False, dashboard_address=':0',"
@@ -216,7 +216,7 @@ def test_scans_in_hand_when_the_scheduler_dies_are_done_by_the_next_run(
     scans, out = write_heads(tmp_path / "in", "a.nii.gz", "b.nii.gz"), tmp_path / "out"
 
     class _Loses:
-        """A cluster whose scheduler is killed when a worker has the first of two scans."""
+        """A cluster whose scheduler is killed when a worker has received the first of two scans."""
 
         def __init__(self, settings: RunSettings) -> None:
             self.engine = DaskEngine(settings, address, task=segment_without_end)

@@ -1,4 +1,4 @@
-"""Disks without room: one line says so, nothing half-written stays, and it goes on with room."""
+"""Full disks: one line says so, nothing half-written stays, and the run resumes after a cleanup."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Check = Callable[[Path, Disk], None]
 
 
 def on_a_disk(check: Check, folder: Path) -> None:
-    """In a process of its own, whose mounts end with it."""
+    """Run a check in a process of its own, whose mounts end with it."""
     if not may_have_mounts():
         pytest.skip("this system lets no process have mounts of its own")
     context = multiprocessing.get_context("forkserver")
@@ -45,12 +45,12 @@ def _predicted(folder: Path, disk: Disk) -> None:
     assert run_serially(folder / "in", out).done == 1
     whole = (out / "a_dseg.nii.gz").read_bytes()
     write_heads(folder / "in", "a.nii.gz", "b.nii.gz", "c.nii.gz")
-    # Not even for the lock.
+    # No room, not even for the lock.
     disk.leave_room(0)
     with pytest.raises(DiskFullError, match=r"lock: cannot be written \(No space left"):
         run_serially(folder / "in", out)
     assert not (out / WORK).exists()
-    # For its two locks, and for no label map.
+    # Room for the two locks, but not for a label map.
     disk.leave_room(2 * 4096)
     with pytest.raises(DiskFullError) as caught:
         run_serially(folder / "in", out)
@@ -58,7 +58,7 @@ def _predicted(folder: Path, disk: Disk) -> None:
         f"{out}: no space left on its disk: free some and run again: "
         "the run continues where it stopped"
     )
-    # The scan is not to blame, and no other was begun for nothing.
+    # The scan is not to blame, and no other scan was begun in vain.
     entries = read_entries([out / "run.jsonl"])
     assert {case: entry.status for case, entry in entries.items()} == {"a": "done"}
     assert (out / "a_dseg.nii.gz").read_bytes() == whole
@@ -83,7 +83,7 @@ def _prepared(folder: Path, disk: Disk) -> None:
     out = disk.folder / "out"
     prepare_store(config, out)
     whole = {path: sha256_of(path) for path in out.rglob("*") if path.is_file()}
-    # Of the lock.
+    # Room for the lock only.
     disk.leave_room(4096)
     other = config.model_copy(update={"grid": (112, 112, 112)})
     with pytest.raises(

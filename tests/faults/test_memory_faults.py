@@ -1,4 +1,7 @@
-"""A GPU short of memory, played by the processor: less at a time, then elsewhere, or told."""
+"""A GPU that runs out of memory, simulated.
+
+Fewer slices at a time, then the processor, or an error.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from trinat.segmentation.inference.predictor import Predictor
 def short_of_memory(
     segmenter: Predictor, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> list[int]:
-    """Let the networks fail with more than so many slices; gives the sizes that were tried."""
+    """Make the networks fail with more than `limit` slices; return the sizes that were tried."""
     tried: list[int] = []
     for network in segmenter._networks.of_view.values():
 
@@ -45,7 +48,7 @@ def test_batches_are_halved_until_they_fit_and_the_labels_are_the_same(
     assert {8, 4, 2} <= set(tried)
     assert all(network.batch == 2 for network in segmenter._networks.of_view.values())
     torch.testing.assert_close(found.fused, expected.fused, atol=2e-3, rtol=0)
-    # What fitted once is begun with.
+    # The next scan begins with the size that fitted.
     tried.clear()
     segmenter.segment(scan)
     assert max(tried) == 2

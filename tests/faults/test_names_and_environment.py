@@ -1,4 +1,7 @@
-"""Odd names, closed streams and folders, files with wrong values: one line, the rest goes on."""
+"""Odd names, closed streams and folders, files with wrong values.
+
+One line, and the rest goes on.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def test_a_list_line_that_is_not_utf8_and_a_dangling_link_leave_a_report(
 
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
-    """Folders that cannot be read, also by root, who runs tests in containers."""
+    """Provide a set of folders that cannot be read, even by root, who runs tests in containers."""
     closed: set[Path] = set()
     scan, access = os.scandir, os.access
 

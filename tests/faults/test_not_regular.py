@@ -1,4 +1,4 @@
-"""Pipes, devices, sockets and folders behind names that are read: one line each, and no waiting."""
+"""Pipes, devices, sockets and folders in place of files: one line each, and no waiting."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _device(path: Path) -> None:
 
 def _socket(path: Path) -> None:
     with closing(socket.socket(socket.AF_UNIX)) as server:
-        # By its name alone: a socket's path may not be long.
+        # The path of a socket must be short, so use its name alone.
         here = Path.cwd()
         os.chdir(path.parent)
         try:
@@ -81,12 +81,12 @@ def _socket(path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_waiting() -> Iterator[None]:
-    """A reader that waits is interrupted."""
+    """Interrupt a reader that waits."""
 
     def late(*_: object) -> None:
         pytest.fail(
             "still waiting after a minute"
-        )  # no Exception, which a reader might take
+        )  # not an Exception, which a reader might catch
 
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(60)

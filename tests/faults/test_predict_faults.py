@@ -1,4 +1,4 @@
-"""What the night brings: crashes, hangs, kills, two runs at once; each is told, nothing is lost."""
+"""Crashes, hangs, kills and two runs at once: each is reported, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_scan_that_kills_the_process_before_it_is_ready_fails_alone(
 def many(
     warm: Warm, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, dict[str, str]]:
-    """Scans, and the digests of what an undisturbed run makes of them."""
+    """Provide scans and the digests of the outputs of an undisturbed run."""
     root = tmp_path_factory.mktemp("many")
     scans = write_heads(root / "in", *(f"s{i}.nii.gz" for i in range(12)))
     assert _start(warm, scans, root / "out").wait() == Exit.OK
@@ -112,7 +112,7 @@ def test_after_kill_a_rerun_gives_the_same_bytes_and_leaves_nothing_stray(
     workers = psutil.Process(run.pid).children(recursive=True)
     run.kill()
     run.wait()
-    # The workers go down with it: nobody writes on behind the back of the next run.
+    # Workers must end with the leader, or they would write into the next run.
     _, alive = psutil.wait_procs(workers, timeout=5)
     assert alive == []
     assert _start(warm, scans, tmp_path).wait() == Exit.OK
@@ -141,8 +141,8 @@ def test_interrupt_finishes_the_scan_in_hand_and_a_rerun_the_others(
     assert run.wait(timeout=60) == Exit.INTERRUPTED
     written = _digests(tmp_path)
     entries = read_entries([tmp_path / "run.jsonl"])
-    # What is there is whole and in the ledger; what was not begun is neither.
-    # A label map and a brain mask of each.
+    # Every output is whole and in the ledger; scans that were not begun have neither. Each scan
+    # has a label map and a brain mask.
     assert len(written) == 2 * len(entries) < 24
     assert all(expected[name] == digest for name, digest in written.items())
     assert _start(warm, scans, tmp_path).wait() == Exit.OK
@@ -153,7 +153,7 @@ def test_scans_of_a_worker_that_was_ended_with_the_run_have_not_failed() -> None
     asked: list[bool] = []
 
     def stop() -> bool:
-        # Once the scan is in hand the queue ends the job: this process and its workers.
+        # Once the scan is in hand, the queue terminates the job: this process and its workers.
         if asked:
             for worker in multiprocessing.active_children():
                 worker.terminate()
@@ -192,7 +192,7 @@ def test_a_signal_and_its_grace_or_a_second_one_end_a_run_whose_worker_is_stuck(
     outcome = run_serially(
         scans,
         tmp_path / "out",
-        # A signal that nobody hears: then the limit ends the scan, which has failed.
+        # The signal is ignored, so the time limit ends the scan, which counts as failed.
         engine=lambda settings: local_engine(
             settings, ["cpu"], timeout_s=20, target=serve_poison
         ),

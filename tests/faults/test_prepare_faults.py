@@ -1,4 +1,4 @@
-"""Prepare under blows: broken subjects, killed runs, dying workers, a second run beside it."""
+"""Faults during prepare: broken subjects, killed runs, dying workers, two runs at once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def config_of(root: Path, source: str = "freesurfer") -> PrepareConfig:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Name and digest of every file, hidden ones too; store.json without files' times."""
+    """Return name and digest of every file, hidden ones too; store.json without times of files."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(
             re.sub(rb'"mtime_ns": \d+', b"", path.read_bytes())
@@ -163,7 +163,7 @@ def _start(root: Path, out: Path, jobs: int = 1) -> multiprocessing.Process:
 
 
 def _kill_when(root: Path, out: Path, reached: Callable[[], bool]) -> bool:
-    """Run prepare in a process of its own and kill it the moment that `reached` says so."""
+    """Run prepare in a process of its own and kill it as soon as `reached` returns True."""
     process = _start(root, out)
     while process.is_alive() and not reached():
         time.sleep(0.0005)
@@ -272,7 +272,7 @@ def test_two_runs_do_not_share_a_store(tmp_path: Path) -> None:
 
 
 def _dies_on_s2(job: SubjectJob) -> Outcome:
-    """As `make_subject`, but the process that meets s2 is killed, as by a system out of memory."""
+    """Make a subject as `make_subject` does, but kill the process at s2, as if out of memory."""
     if job.subject.id == "s2":
         os.kill(os.getpid(), signal.SIGKILL)
     return _really_make(job)
@@ -287,7 +287,7 @@ def test_a_worker_that_dies_takes_its_own_subject_alone(
     for number in range(5):
         freesurfer_subject(tmp_path / "in", f"s{number}")
     monkeypatch.setattr(trinat.pipelines.prepare.making, "make_subject", _dies_on_s2)
-    # Workers must find this module by its name.
+    # Workers import this module by its name.
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     summary = prepare_store(config_of(tmp_path / "in"), tmp_path / "out", jobs=2)
     reasons = {
@@ -299,7 +299,7 @@ def test_a_worker_that_dies_takes_its_own_subject_alone(
 
 
 def _dies_once_made(job: SubjectJob) -> Outcome:
-    """As `make_subject`, but the first process to have made one is killed before it says so."""
+    """Make a subject as `make_subject` does, but kill the first process before it reports it."""
     outcome = _really_make(job)
     try:
         (job.path.parent / "died").mkdir()
@@ -327,7 +327,7 @@ def test_what_a_worker_made_before_it_died_counts_as_made(
 def test_a_damaged_label_map_that_unpacks_is_found_by_its_checksum(
     tmp_path: Path,
 ) -> None:
-    """What nibabel alone would take: the stream is sound but for the checksum behind it."""
+    """nibabel alone would accept it: the stream is sound except for the checksum at its end."""
     folder = freesurfer_subject(tmp_path / "in", "s")
     freesurfer_subject(tmp_path / "in", "t")
     path = folder / "mri/aseg.mgz"

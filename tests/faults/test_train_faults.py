@@ -1,4 +1,4 @@
-"""Reading processes that die or are told to stop in the middle of a training: said, and gone on."""
+"""Reader processes that die or are terminated during training: it is reported, and resumed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def straight(store: Path) -> Weights:
-    """What an undisturbed run ends with."""
+    """Provide the final weights of an undisturbed run."""
     train(recipe_of(store, 0), store.parent / "straight", at_step(0))
     return weights(store.parent / "straight")
 
@@ -75,7 +75,7 @@ def at_step(number: int, act: Callable[[], None] = lambda: None) -> Watcher:
 
 
 def weights(run: Path) -> Weights:
-    """The last state's step, and its network."""
+    """Return the step and the network of the last state."""
     state, _ = read_latest(run / JOB)
     assert state is not None
     return state.counters.step, {
@@ -84,7 +84,7 @@ def weights(run: Path) -> Weights:
 
 
 def gone_on(store: Path, run: Path) -> Weights:
-    """Resumed in the middle of an epoch, with another number of workers."""
+    """Return the weights after resuming within an epoch, with another number of workers."""
     train(recipe_of(store, 0), run, at_step(0), resume=True)
     return weights(run)
 
@@ -98,7 +98,7 @@ def test_a_damaged_slice_ends_the_run_where_it_is_met(
     before = damaged.stat()
     for number in (5, 6, 7):
         damage(damaged, View.AXIAL, "labels", number)
-    # As a failing disk does it: size and time say nothing.
+    # A failing disk changes neither size nor time.
     os.utime(damaged, ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(
         IntegrityError, match=r"b\.h5: damaged: axial labels of slices"

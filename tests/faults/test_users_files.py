@@ -1,4 +1,4 @@
-"""Files that a run has not written, or that were changed since, are never replaced."""
+"""Files that a run did not write, or that have been edited since, are never replaced."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_label_map_of_the_users_is_kept_and_the_other_scans_go_on(
     (out / "a_dseg.nii.gz").write_bytes(b"by hand")
     outcome = run_serially(scans, out)
     assert (outcome.done, outcome.skipped, outcome.failed) == (1, 0, 1)
-    # Also when the other is only looked at.
+    # Also if the other folder is only looked at.
     again = run_serially(scans, out)
     assert (again.skipped, again.failed) == (1, 1)
     assert outcome.exit == again.exit == merge(out).exit == Exit.SOME_FAILED
@@ -89,13 +89,14 @@ def test_a_correction_beside_its_result_is_never_replaced_or_taken_for_a_scan(
     draft.parent.mkdir(parents=True)
     for path in (*files, draft):
         path.write_bytes(b"by hand")
-        # Beside scans it is no scan.
+        # Next to scans it is not taken for a scan.
         (tmp_path / "in" / path.name).write_bytes(b"by hand")
-    # With other settings, so that it is segmented again.
+    # Other settings, so that it is segmented again.
     again = replace(QUICK, stats=True)
     outcome = run_serially(scans, out, output=again, overwrite=True)
     assert (outcome.done, outcome.failed) == (1, 0)
-    # Another scan that gives no result has the outputs of the first deleted, and no one else's.
+    # When another scan of this name gives no result, the outputs of the first are deleted, and
+    # no other file.
     (tmp_path / "in/a.nii.gz").write_bytes(b"no scan")
     assert run_serially(scans, out, overwrite=True).failed == 1
     assert not result.exists()
@@ -118,7 +119,7 @@ def test_a_label_map_that_was_changed_by_hand_is_replaced_with_overwrite_alone(
         assert reason.startswith("a_dseg.nii.gz was changed since")
         assert "--overwrite" in reason
         assert (out / "a_dseg.nii.gz").read_bytes() == b"changed"
-        # What was measured is not of this label map.
+        # The measurements do not belong to this label map.
         assert not read_rows(out / "volumes.tsv", required=("case",))
     assert run_serially(scans, out, overwrite=True).done == 1
     assert {path.name: path.read_bytes() for path in out.glob("a_dseg*")} == {

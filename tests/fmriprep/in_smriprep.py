@@ -1,9 +1,9 @@
-"""What sMRIPrep makes of a dataset of derivatives, by its own code; run by its own Python.
+"""Print what sMRIPrep's own code collects from a dataset of derivatives; run by its own Python.
 
     python in_smriprep.py DERIVATIVES PARTICIPANT SCAN
 
-prints as JSON what is collected, and the shapes and affines of the scan as it is conformed and of
-what is laid over it. The working folder is written to.
+The output is JSON: the collected files, and the shapes and affines of the conformed scan and of
+the images that are overlaid on it. It writes to the working folder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from smriprep.utils.bids import collect_derivatives
 
 
 class Precomputed(TraitedSpec):
-    """The types with which nipype passes such files from node to node."""
+    """Nipype's types for passing such files between nodes."""
 
     t1w_mask = File(exists=True)
     t1w_dseg = File(exists=True)

@@ -1,6 +1,6 @@
-"""sMRIPrep's own code finds and takes what `--for fmriprep` writes.
+"""sMRIPrep's own code finds and uses what `--for fmriprep` writes.
 
-scripts/test-fmriprep makes the environment that sMRIPrep is in; elsewhere these are skipped.
+scripts/test-fmriprep creates the environment with sMRIPrep; without it these tests are skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def test_smriprep_finds_all_and_lays_the_mask_over_the_scan(
 ) -> None:
     scan = tmp_path / "raw" / f"{folders}_T1w.nii.gz"
     scan.parent.mkdir(parents=True)
-    # Axes that sMRIPrep turns before it uses anything.
+    # sMRIPrep reorients such axes before it uses anything.
     miniature("PIR")[0].write(scan)
     out = tmp_path / "out"
     output = replace(QUICK, brain_mask=True, tissues=True, fmriprep=True)
@@ -69,7 +69,7 @@ def test_smriprep_finds_all_and_lays_the_mask_over_the_scan(
 
 
 def name_of(value: str | list[str]) -> str | list[str]:
-    """The name of a file, or the names of several."""
+    """Return the name of a file, or the names of several files."""
     if isinstance(value, str):
         return Path(value).name
     return [Path(path).name for path in value]

@@ -1,4 +1,4 @@
-"""What only a GPU can show."""
+"""Behaviour that only a GPU can show."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def heads(maps) -> Heads:
 
 @pytest.fixture(scope="module", autouse=True)
 def repeatable_products() -> Iterator[None]:
-    """For all tests: torch looks at it once, at a process's first matrix product."""
+    """Make matrix products repeatable for all tests; torch reads the setting once per process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         yield
@@ -207,7 +207,7 @@ def test_slices_of_a_store_are_there_what_they_are_here(tmp_path: Path) -> None:
     )
     plain = AugmentationConfig.model_validate(dict.fromkeys(kinds, 0))
     config = StoreConfig(path=store, split=stored.all_train(store), augmentation=plain)
-    # Larger than any slice: nothing is left to where the window lies.
+    # The window is larger than any slice, so its position does not matter.
     source = StoreSource(
         config, stored.VIEWS, (24, 24), 3, 0, stored.TISSUE4, workers=2
     )
@@ -253,12 +253,12 @@ def test_a_view_is_trained_within_its_time(
     counters = json.loads((tmp_path / "run/train/axial/done.json").read_text())
     assert counters["step"] > 10
     assert counters["share"] == 1
-    # Where its compiler does not work, it says so; here it should.
+    # A message appears if the compiler does not work; here it should work.
     assert not [line for line in caplog.messages if "without being compiled" in line]
 
 
 def recipe_on_store(folder: Path, *settings: str) -> Recipe:
-    """Three persons of a small store train, and one validates."""
+    """Return a recipe in which three persons of a small store train, and one validates."""
     store = stored.small_store(folder, dict.fromkeys("abcd", (40, 44, 48)))
     split = json.loads(stored.all_train(store).read_text())
     split |= {"train": ["a", "b", "c"], "validation": ["d"]}
@@ -314,7 +314,7 @@ def test_a_step_on_a_store_waits_for_its_loss_alone(tmp_path: Path) -> None:
 
 
 def test_a_run_on_a_store_is_validated_and_resumed_to_the_bit(tmp_path: Path) -> None:
-    """With the switch for determinism, and fused AdamW whose state comes from a file."""
+    """Uses the switch for determinism, and fused AdamW whose state comes from a file."""
     recipe = recipe_on_store(tmp_path / "store", "deterministic=true")
     silent = Watcher()
     train(recipe, tmp_path / "straight", silent, device=CUDA)

@@ -1,4 +1,4 @@
-"""A headless Chromium over its DevTools protocol, as small as the browser test needs it."""
+"""Headless Chromium controlled over its DevTools protocol, as far as the browser tests need it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 _START_S = 60
-# WebGL on the processor.
+# Renders WebGL on the processor.
 _WEBGL = [
     "--use-angle=swiftshader",
     "--enable-unsafe-swiftshader",
     "--ignore-gpu-blocklist",
 ]
-# WebGPU on the processor.
+# Runs WebGPU on the processor.
 _WEBGPU = [
     "--enable-unsafe-webgpu",
     "--use-webgpu-adapter=swiftshader",
@@ -35,7 +35,7 @@ _NAMES = (
 _LIMIT_S = 180
 HEADLESS = (
     "--headless=new",
-    # Pages are our own, and as root or in a container the sandbox cannot start.
+    # Safe because all pages are our own; the sandbox cannot start as root or in a container.
     "--no-sandbox",
     "--disable-gpu",
     "--disable-dev-shm-usage",
@@ -49,7 +49,7 @@ def find_chromium() -> str | None:
 
 
 def print_to_pdf(page: Path) -> Path:
-    """Print the page to a PDF beside it, without a network."""
+    """Print the page to a PDF next to it, without network access."""
     target, browser = page.with_suffix(".pdf"), find_chromium()
     assert browser is not None
     with tempfile.TemporaryDirectory() as profile:
@@ -66,9 +66,7 @@ def print_to_pdf(page: Path) -> Path:
 
 
 def assert_fits_desk_and_phone(chromium: str, page: Path) -> None:
-    """Assert that nothing overflows the window in either theme, and that nothing else is
-    requested.
-    """
+    """Assert that nothing overflows the window in either theme, and nothing else is requested."""
     browser = Browser(chromium)
     try:
         for scheme in ("light", "dark"):
@@ -86,7 +84,7 @@ def assert_fits_desk_and_phone(chromium: str, page: Path) -> None:
 
 
 class Browser:
-    """One page in one browser; its log and network requests are kept."""
+    """One page in one browser, with a record of its console problems and network requests."""
 
     def __init__(
         self, executable: str, *, webgl: bool = False, webgpu: bool = False
@@ -141,7 +139,7 @@ class Browser:
             time.sleep(0.05)
 
     def choose(self, field: str, *files: Path) -> None:
-        """Choose files in a field of the page, by its selector."""
+        """Choose files in the file input with this selector."""
         root = self._send("DOM.getDocument")["root"]["nodeId"]
         node = self._send("DOM.querySelector", nodeId=root, selector=field)["nodeId"]
         names = [str(file.resolve()) for file in files]
@@ -153,7 +151,7 @@ class Browser:
         self._send("Browser.setDownloadBehavior", behavior="allow", downloadPath=place)
 
     def emulate(self, *, media: str = "", color_scheme: str = "") -> None:
-        """Show the page as on another medium, or with a user's preferred colours."""
+        """Emulate a medium, such as print, or a preferred colour scheme."""
         feature = {"name": "prefers-color-scheme", "value": color_scheme}
         self._send("Emulation.setEmulatedMedia", media=media, features=[feature])
 
@@ -182,11 +180,11 @@ class Browser:
             )
 
     def click(self, x: float, y: float) -> None:
-        """Click the first button of the mouse at a position in the window."""
+        """Click the primary mouse button at a position in the window."""
         self.drag((x, y))
 
     def drag(self, *points: tuple[float, float]) -> None:
-        """Press the mouse at the first of some points, in pixels, and release it at the last."""
+        """Drag the mouse with the button held from the first point to the last, in pixels."""
         (x, y), *others = points
         self._mouse("mousePressed", x, y)
         for x, y in others:
@@ -206,7 +204,7 @@ class Browser:
         )
 
     def touch(self, *points: tuple[float, float]) -> None:
-        """Put a finger on the first of some points, in pixels, and take it off at the last."""
+        """Drag a finger from the first point to the last, in pixels."""
         self._send("Emulation.setTouchEmulationEnabled", enabled=True)
         for number, (x, y) in enumerate(points):
             kind = "touchMove" if number else "touchStart"

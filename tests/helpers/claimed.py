@@ -1,15 +1,16 @@
-"""Tensors that claim to be on a GPU, on a machine without one: their values are in its memory.
+"""Tensors that claim to be on a GPU, on a machine without one; their values are in its memory.
 
-torch's own FakeTensorMode has fake devices, too, but no values: a step of training that looks at
-its loss once ends there. Here each storage says on which device it claims to be. All operations
-compute on the processor, what they make is on the device of what they were given, and three kinds
-of mistakes show:
+torch's own FakeTensorMode has fake devices too, but no values, so a training step that reads
+its loss fails there. Here each storage records the device that it claims. All operations
+compute on the processor, and results claim the device of their inputs. Three kinds of mistakes
+show:
 
 - tensors of two devices in one operation raise RuntimeError, as on a GPU;
-- what a GPU would be waited for is in `Claims.reads` and `Claims.uploads`, by who asked for it;
+- transfers that would make the program wait for a GPU are recorded in `Claims.reads` and
+  `Claims.uploads`, with the function that caused them;
 - on "mps", which has no float64, such a tensor raises TypeError.
 
-Kernels of a GPU, its streams, torch.compile and NCCL cannot be seen in this way.
+Kernels of a GPU, its streams, torch.compile and NCCL cannot be tested in this way.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # else the first operation imports it, under what is claimed
+import torch._dynamo  # imported here, else the first operation imports it while a device is claimed
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 CPU = torch.device("cpu")
-# Their results have as many elements as the values say, or are numbers of Python's.
+# Operations whose result depends on values: its size, or a Python number.
 _READING = {
     "aten::_local_scalar_dense",
     "aten::_unique2",
@@ -48,7 +49,7 @@ def device_of(tensor: Tensor) -> torch.device:
 
 
 class _Generator(torch.Generator):
-    """In place of torch.Generator: random numbers of any device are those of the processor."""
+    """Replacement of torch.Generator: random numbers of any device come from the processor."""
 
     def __new__(cls, device: str | torch.device = "cpu") -> _Generator:
         made = super().__new__(cls, "cpu")
@@ -78,7 +79,7 @@ class Claims:
         tensor.untyped_storage().claims = device  # type: ignore[attr-defined]
 
     def grouped(self, lists: Any, with_indices: bool = False) -> Any:
-        """Replace a C++ function of torch, which would see the true devices."""
+        """Group tensors by claimed device; replaces a C++ function that sees the true devices."""
         groups = _GROUPED(lists, with_indices)
         return {
             (device_of(members[0][0]), dtype): (members, indices)
@@ -92,7 +93,7 @@ class Claims:
 
 
 def _caller() -> str:
-    """Return the file and function of our code that is running."""
+    """Return the module and function of our code that is running."""
     frame = sys._getframe()
     while frame is not None:
         path = frame.f_code.co_filename
@@ -104,7 +105,7 @@ def _caller() -> str:
 
 
 class _Functions(TorchFunctionMode):
-    """What torch is asked for: devices by name, copies to them, and looks at values."""
+    """Intercepts calls of torch: devices by name, copies to them, and reads of values."""
 
     def __init__(self, claims: Claims) -> None:
         super().__init__()
@@ -166,7 +167,7 @@ class _Functions(TorchFunctionMode):
         return copied
 
     def _make(self, func: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
-        """Make any other call, whose result may be wanted on a device, or pinned."""
+        """Make any other call; its result may be requested on a device, or pinned."""
         wanted = None
         if given.get("device") is not None:
             wanted = self.claims.named(given.pop("device"))
@@ -202,7 +203,7 @@ def _is_number(value: Any) -> bool:
 
 
 class _Operations(TorchDispatchMode):
-    """What is computed: its results are where its arguments are, which is one place."""
+    """Intercepts operations: inputs must be on one device, which the result then claims."""
 
     def __init__(self, claims: Claims) -> None:
         super().__init__()
@@ -220,7 +221,7 @@ class _Operations(TorchDispatchMode):
         tensors = [one for one in tree_iter((args, given)) if isinstance(one, Tensor)]
         if operation in _INDEXING:
             tensors = self._without_indices(tensors, args)
-        # Single numbers on the processor may go anywhere.
+        # Scalars on the processor may be combined with tensors of any device.
         places = {device_of(one) for one in tensors if one.ndim}
         for one in tensors:
             if device_of(one) != CPU:
@@ -245,7 +246,7 @@ class _Operations(TorchDispatchMode):
         return made
 
     def _note_copy(self, target: Tensor) -> None:
-        """A copy in place from the other device."""
+        """Record an in-place copy from the other device."""
         if device_of(target) == CPU:
             self.claims.reads.append(_caller())
         else:
@@ -254,7 +255,7 @@ class _Operations(TorchDispatchMode):
     def _without_indices(
         self, tensors: list[Tensor], args: tuple[Any, ...]
     ) -> list[Tensor]:
-        """All but the indices, which may be on the processor, and are then copied."""
+        """Return all tensors but the indices, which may be on the processor and are then copied."""
         indices = [one for one in args[1] if one is not None]
         indexed = device_of(args[0])
         if indexed != CPU:
@@ -270,10 +271,10 @@ class _Operations(TorchDispatchMode):
 def claimed(
     name: str = "cuda:0", capability: tuple[int, int] = (8, 0)
 ) -> Iterator[Claims]:
-    """Claim a machine with one device of that name; a CUDA device has this compute capability.
+    """Claim a machine with one device of this name; a CUDA device has this compute capability.
 
-    Autocast is the processor's: its types are those of the recipe, its list of operations is
-    not the GPU's.
+    Autocast is that of the processor: it uses the types of the recipe, but its list of
+    operations differs from that of a GPU.
     """
     claims = Claims(name)
     autocast = torch.autocast

@@ -1,4 +1,4 @@
-"""The command line in the test's own process: no start of Python, no second import of torch."""
+"""The command line in the process of the test, which saves starting Python and importing torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DICOM series of small volumes, written by pydicom alone: classic and enhanced, in any order."""
+"""Small DICOM series written by pydicom alone: classic and enhanced, in any order."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MARK = "CANARY^PATIENT"
 
 
 SLICES = 17
-# Of axes to which columns, rows and slices grow: of which axis of the world each is, and its sign.
+# World axis along which columns, rows and slices increase, and its sign, for each orientation.
 PLACES = {"LPS": [0, 1, 2], "PIR": [1, 2, 0], "LIP": [0, 2, 1]}
 SIGNS = {"LPS": [-1, -1, 1], "PIR": [-1, -1, 1], "LIP": [-1, -1, -1]}
 
 
 def small(axes: str = "LPS", kind: type = np.int16) -> Volume:
-    """Return (18, 20, 17) voxels that differ everywhere, of 0.9 x 1.1 x 1.5 mm."""
+    """Return a volume (18, 20, 17) of random voxels, 0.9 x 1.1 x 1.5 mm."""
     data = np.random.default_rng(0).integers(0, 4000, (18, 20, SLICES)).astype(kind)
     affine = np.zeros((4, 4))
     for axis, (world, sign, mm) in enumerate(
@@ -40,10 +40,7 @@ def uid(*words: object) -> str:
 
 
 def header(series: str = "t1", **changes: Any) -> Dataset:
-    """Return the header of all images of a series, with a patient's name;
-
-    None removes an element.
-    """
+    """Return the common header of a series, with a patient's name; None removes an element."""
     dataset = Dataset()
     fields: dict[str, Any] = {
         "SOPClassUID": CLASSIC,
@@ -84,7 +81,7 @@ def header(series: str = "t1", **changes: Any) -> Dataset:
 def write_classic(
     folder: Path, volume: Volume, series: str = "t1", **changes: Any
 ) -> list[Path]:
-    """Write one file a slice; `volume` is turned so that slices are along its third axis."""
+    """Write one file per slice, along the third axis of `volume`."""
     paths = []
     for number in range(volume.shape[2]):
         image = classic(volume, number, series, **changes)
@@ -135,9 +132,7 @@ def enhanced(volume: Volume, series: str = "t1", **changes: Any) -> Dataset:
 def geometry(
     volume: Volume, number: int
 ) -> tuple[list[str], list[str], list[str], str]:
-    """Return position, direction cosines, pixel spacing and distance of a slice, in DICOM's
-    form.
-    """
+    """Return position, direction cosines, pixel spacing and slice distance as DICOM states them."""
     lps = np.diag([-1.0, -1, 1, 1]) @ volume.affine
     lengths = np.linalg.norm(lps[:3, :3], axis=0)
     unit = lps[:3, :3] / lengths

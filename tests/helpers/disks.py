@@ -1,5 +1,7 @@
-"""Small disks in memory, seen by this process and its children alone; needs no root where the
-kernel lets users have mounts of their own."""
+"""Small disks in memory that only this process and its children see.
+
+Root is not needed if the kernel lets users have mount namespaces.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,16 @@ _C = ctypes.CDLL(None, use_errno=True)
 
 
 def own_mounts() -> bool:
-    """Give this process mounts of its own; return False if that is not allowed.
+    """Give this process a mount namespace of its own; return False if that is not allowed.
 
-    It must have only one thread.
+    The process must have only one thread.
     """
     user, group = os.getuid(), os.getgid()
     flags = _NEW_MOUNTS if user == 0 else _NEW_MOUNTS | _NEW_USERS
     if not hasattr(_C, "unshare") or _C.unshare(flags):
         return False
     if user:
-        # Root of its own user namespace, in which it may mount.
+        # Become root of a user namespace, where mounting is allowed.
         for name, line in (
             ("setgroups", "deny"),
             ("uid_map", f"0 {user} 1"),
@@ -34,7 +36,7 @@ def own_mounts() -> bool:
 
 
 def may_have_mounts() -> bool:
-    """Return True if a process may have mounts of its own."""
+    """Return True if a process may have a mount namespace of its own."""
     pid = os.fork()
     if not pid:
         may = False
@@ -46,7 +48,7 @@ def may_have_mounts() -> bool:
 
 
 class Disk:
-    """Disk with this many bytes and files, at a new folder; 0 is practically no limit."""
+    """Disk in a new folder with room for this many bytes and files; 0 is practically no limit."""
 
     def __init__(self, folder: Path, size: int = 0, files: int = 0) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""A file to download, and how servers send it."""
+"""A file to download, and ways in which a server sends it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def remote(*urls: str, md5: str | None = MD5, size: int | None = None) -> Remote
 
 
 def unmeasured(h: Handler, content: bytes = CONTENT) -> None:
-    """Send it with no word of its length."""
+    """Send the content without a Content-Length header."""
     h.send_response(200)
     h.end_headers()
     h.wfile.write(content)

@@ -1,4 +1,4 @@
-"""Label maps of small ellipsoids in place of structures, and what an evaluation writes of them."""
+"""Label maps of small ellipsoids as structures, and a reader for the metrics of an evaluation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write(path: Path, labels: np.ndarray, affine: np.ndarray = AFFINE) -> None:
 
 
 def read_metrics(path: Path) -> pd.DataFrame:
-    """Read a table of metrics, in which a subject called NA is no missing value."""
+    """Read a table of metrics, keeping a subject called NA as text."""
     return pd.read_csv(
         path, keep_default_na=False, na_values={"value": "", "fs_id": ""}
     )

@@ -1,4 +1,7 @@
-"""Handmade input for checks: labels and an image of 1 mm, in a scheme with two sides."""
+"""Handmade input for the quality checks.
+
+Labels and an image of 1 mm, in a scheme with two sides.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ def evidence(
     scan: Grid | None = None,
     volumes_mm3: Mapping[str, float] | None = None,
 ) -> Evidence:
-    """Labels (X, Y, Z) as if found; without an image white matter is at 1 and cortex at 0.7."""
+    """Return the evidence of labels (X, Y, Z), as if they had been predicted.
+
+    Without an image, white matter is at 1 and cortex at 0.7.
+    """
     if image is None:
         image = np.array([0.0, 1.0, 0.7, 0.2, 0.2, 0.8, 0.8])[labels]
     if volumes_mm3 is None:

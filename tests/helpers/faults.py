@@ -1,4 +1,4 @@
-"""Eight kinds of faults in label maps of classes, as datasets have them."""
+"""Eight kinds of faults in label maps of classes, as real datasets have them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scipy.ndimage import binary_dilation
 from trinat.segmentation.labels.scheme import load_scheme
 
 SCHEME = load_scheme("quicknat33")
-# Structures that are exchanged for one another, and one that is lost or grows.
+# Structures that are swapped, and one that is lost or grows.
 _NEIGHBOURS = (
     ("Left-Putamen", "Left-Caudate"),
     ("Right-Hippocampus", "Right-Thalamus"),
@@ -77,7 +77,7 @@ def _number(name: str) -> int:
     return SCHEME.names.index(name)
 
 
-# Each takes a subject's labels (X, Y, Z), those of another, and a generator.
+# Each function takes a subject's labels (X, Y, Z), those of another subject, and a generator.
 FAULTS: dict[str, Fault] = {
     "missing structure": _missing,
     "sides exchanged": _sides,

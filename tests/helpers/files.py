@@ -1,4 +1,4 @@
-"""Files that are there, whatever they hold."""
+"""Empty files for tests that only need names."""
 
 from __future__ import annotations
 

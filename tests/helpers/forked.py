@@ -1,4 +1,4 @@
-"""Commands of trinat in forks of a process that has the libraries: no start, no import of torch."""
+"""Commands of trinat in forks of a process that has already imported the slow libraries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from multiprocessing import util
 from pathlib import Path
 from typing import NoReturn
 
-# Slow imports. Nothing of ours: each fork imports it as a fresh process does.
+# Slow imports. None of our modules, which each fork imports as a fresh process does.
 LIBRARIES = (
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
@@ -44,10 +44,10 @@ def become(
     streams: Sequence[int],
     before: Callable[[], object] = lambda: None,
 ) -> NoReturn:
-    """Make a forked process a command, such as trinat predict, in the folder `home`.
+    """Turn a forked process into a command, such as trinat predict, in the folder `home`.
 
-    `streams` are descriptors of what it reads, says and says of failures. `before` runs in it last.
-    "python" is Python itself, that of the path.
+    `streams` are descriptors for stdin, stdout and stderr. `before` runs right before the
+    command. "python" runs a Python program; child processes use the Python found in PATH.
     """
 
     def main() -> None:
@@ -62,7 +62,7 @@ def become(
         tempfile.tempdir = None
         warnings.resetwarnings()
         warnings.simplefilter("ignore", (DeprecationWarning, PendingDeprecationWarning))
-        # The forks of this one must not begin with importing what was forked.
+        # Child processes must not import the main module of the process that was forked.
         sys.modules["__main__"] = types.ModuleType("__main__")
         sys.argv = [*words]
         if words[0] == "python":
@@ -94,16 +94,18 @@ _start_anew = util.spawnv_passfds
 def fork_for_multiprocessing(
     path: bytes, words: Sequence[str], kept: Sequence[int]
 ) -> int:
-    """Start `python ... -c PROGRAM WORDS` with these descriptors alone; returns its number.
+    """Fork instead of starting `python ... -c PROGRAM WORDS`, and return the process id.
 
-    In place of util.spawnv_passfds, which starts a Python that imports all libraries anew. What the
-    process is to do is pickled for it as before. The tracker of resources imports none.
+    Replaces util.spawnv_passfds, which starts a Python that imports all libraries again. The
+    fork keeps only the descriptors `kept`. The work is pickled for it as before. The resource
+    tracker imports no libraries, so it is started normally.
     """
     if "resource_tracker" in words[-1]:
         return _start_anew(path, words, kept)
 
     def main() -> None:
-        # Others keep their numbers: a file of the parent that is closed here closes nothing else.
+        # Redirect rather than close them: closing a parent's file object later must not close a
+        # number that has been reused.
         nothing = os.open(os.devnull, os.O_RDWR)
         for descriptor in [int(file.name) for file in Path("/dev/fd").iterdir()]:
             if descriptor > 2 and descriptor not in kept:
@@ -117,7 +119,7 @@ def fork_for_multiprocessing(
 
 
 def _end_with(main: Callable[[], object]) -> NoReturn:
-    """Let a fork do this and nothing else, with the signals that a fresh process has."""
+    """Run a function in a fork with the signals of a fresh process, and exit."""
     status = 70
     try:
         signal.set_wakeup_fd(-1)

@@ -1,4 +1,7 @@
-"""The smallest scheme with sides: background, left and right of one structure, and one without."""
+"""The smallest scheme with sides.
+
+Background, a left and a right structure, and one without sides.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ def label(index: int, name: str, partner: int | None = None, side=None) -> Label
     return Label(index, name, index, partner, (0, 0, 0), name, "g", side)
 
 
-# Merged: 0, 1, 2.
+# Merged classes: 0, 1, 2.
 SCHEME = LabelScheme(
     "four",
     (

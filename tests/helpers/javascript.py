@@ -1,4 +1,4 @@
-"""Functions of the page's JavaScript modules, called from Python by deno."""
+"""Calls functions of the page's JavaScript modules from Python, by deno."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _LIMIT_S = 120
 
 
 def call(module: str, function: str, *arguments: Any) -> Any:
-    """The value of a module's function; arrays (X, Y, Z) go and come with the first axis fastest.
+    """Return the value of a module's function; raise RuntimeError with the message of its Error.
 
-    Arrays come back flat. RuntimeError with its message if the function throws an Error.
+    Arrays (X, Y, Z) are passed with the first axis fastest, and come back flat.
     """
     asked = {
         "module": (MODULES / module).as_uri(),
@@ -44,12 +44,12 @@ def call(module: str, function: str, *arguments: Any) -> Any:
 
 
 def file(path: Path) -> dict[str, Any]:
-    """Return a File as a browser has it."""
+    """Return a file in the form of a browser's File."""
     return {"$file": path.read_bytes(), "name": path.name}
 
 
 def volume(found: Any) -> dict[str, Any]:
-    """Return a Volume in the form of the modules."""
+    """Return a volume in the form of the JavaScript modules."""
     return {
         "data": found.data,
         "shape": list(found.shape),

@@ -1,4 +1,4 @@
-"""A source of a few scans that are known whole, for tests: each epoch deals out all slices."""
+"""Batch source of a few slices in memory; each epoch uses every slice once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from trinat.segmentation.training.state import seeded
 
 
 class KnownSlices(BatchSource):
-    """Images (N, H, W) and classes (N, H, W) of each view; no number of a slice has any chance."""
+    """Images (N, H, W) and classes (N, H, W) of each view, drawn without augmentation.
+
+    The slices of a draw depend on their numbers alone, not on the generator.
+    """
 
     fingerprint = "known"
 

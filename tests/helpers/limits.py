@@ -1,4 +1,4 @@
-"""Limits of time and memory for what is read in this process."""
+"""Limits of time and memory within this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NoReturn
 
 @contextlib.contextmanager
 def time_limit(seconds: float, error: BaseException) -> Iterator[None]:
-    """Raise `error` in a block that does not end in time; a limit around it goes on behind."""
+    """Raise `error` if the block does not end in time; an outer limit continues afterwards."""
 
     def late(*_: object) -> NoReturn:
         raise error
@@ -29,7 +29,7 @@ def time_limit(seconds: float, error: BaseException) -> Iterator[None]:
 
 
 def limit_memory(extra_mib: int) -> None:
-    """Limit this process's memory to what it has now plus `extra_mib`."""
+    """Limit the memory of this process to its present size plus `extra_mib`."""
     if sys.platform == "linux":
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         size = pages * resource.getpagesize() + extra_mib * 2**20

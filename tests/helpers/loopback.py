@@ -1,4 +1,4 @@
-"""A web server on loopback whose every answer a test decides."""
+"""Web server on loopback whose every response is scripted by a test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Behaviour = Callable[["Handler"], None]
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Plays the next behaviour of the server's script; the last one stays."""
+    """Plays the next behaviour of the server's script; the last one repeats."""
 
     def do_GET(self) -> None:
         script: list[Behaviour] = self.server.script  # type: ignore[attr-defined]
@@ -29,7 +29,7 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in fields.items():
             self.send_header(name, value)
         self.end_headers()
-        with contextlib.suppress(ConnectionError):  # of a client that was killed
+        with contextlib.suppress(ConnectionError):  # the client may have been killed
             self.wfile.write(body)
 
     def log_message(self, *args: object) -> None:
@@ -37,7 +37,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def serve(h: Handler, content: bytes) -> None:
-    """An honest server's answer."""
+    """Respond as an honest server, with support for ranges."""
     start = h.start()
     if start == 0:
         h.reply(200, content, ETag='"v1"')
@@ -49,7 +49,7 @@ def serve(h: Handler, content: bytes) -> None:
 
 
 def cut(h: Handler, content: bytes, count: int) -> None:
-    """Announce what is left, send `count` bytes of it and hang up."""
+    """Announce the remaining length, send `count` bytes of it and hang up."""
     start = h.start()
     h.reply(
         206 if start else 200,

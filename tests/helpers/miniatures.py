@@ -1,6 +1,7 @@
-"""Small heads in the exact layout of each dataset: what tests read instead of gigabytes.
+"""Small heads in the exact layout of each dataset, which tests read instead of gigabytes.
 
-Every head is lateralised: left structures are larger than right ones, so that a lost side shows.
+Every head is lateralised: left structures are larger than right ones, so that an exchange of
+sides shows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from nibabel.orientations import (
     ornt_transform,
 )
 
-# Boxes in RAS voxels of a 40 x 48 x 44 head; numbers are FreeSurfer's.
+# Boxes in RAS voxels of a 40 x 48 x 44 head, by FreeSurfer number.
 SHAPE = (40, 48, 44)
 _BOXES = (
     (3, (6, 10, 8), (20, 40, 38)),
@@ -31,7 +32,7 @@ _BOXES = (
     (53, (24, 22, 14), (29, 30, 17)),
     (16, (18, 18, 8), (22, 26, 18)),
 )
-# Bright white matter, grey cortex, dark ventricles, as in T1; the head around is faint.
+# Bright white matter, grey cortex and dark ventricles, as in T1; the scalp is faint.
 _BRIGHTNESS = {
     0: 0,
     2: 180,
@@ -48,9 +49,9 @@ HEMISPHERES = {"left": (2, 3, 4, 17), "right": (41, 42, 43, 53)}
 
 
 def head_labels(shift: int = 0) -> np.ndarray:
-    """Return FreeSurfer numbers of a head, axes RAS, 1 mm;
+    """Return FreeSurfer numbers of a head, axes RAS, 1 mm.
 
-    `shift` moves it up, for another person.
+    `shift` moves it up for another person.
     """
     labels = np.zeros(SHAPE, np.int16)
     for number, low, high in _BOXES:
@@ -74,9 +75,7 @@ def head_image(labels: np.ndarray, seed: int = 0) -> np.ndarray:
 def turned(
     array: np.ndarray, axes: str, spacing_mm: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return a RAS array in another voxel order, and the affine that puts it back to the same
-    place.
-    """
+    """Return a RAS array in another voxel order, and the affine that keeps its place in space."""
     ras = np.diag([spacing_mm] * 3 + [1.0])
     ras[:3, 3] = -(np.array(array.shape) - 1) / 2 * spacing_mm
     way = ornt_transform(io_orientation(ras), axcodes2ornt(tuple(axes)))
@@ -85,7 +84,7 @@ def turned(
 
 
 def own_bytes(path: Path) -> bytes:
-    """Return bytes that differ between persons, because splits keep copies of a scan together."""
+    """Return bytes that differ between persons, because splits group identical scans."""
     return "/".join(path.parts[-3:]).encode()[-79:]
 
 
@@ -101,7 +100,7 @@ def write_nifti(path: Path, array: np.ndarray, axes: str = "RAS") -> Path:
 
 
 def without_orientation(path: Path) -> None:
-    """Take both forms' codes away from a NIfTI file."""
+    """Set both orientation codes of a NIfTI file to 0."""
     image = nib.load(path)
     image.header["qform_code"] = image.header["sform_code"] = 0
     bare = nib.Nifti1Image(np.asarray(image.dataobj), None, image.header)
@@ -135,10 +134,13 @@ def write_analyze(path: Path, array: np.ndarray, axes: str) -> Path:
 def oasis_session(
     disc: Path, session: str, *, n: int = 4, age: int = 74, sex: str = "Female"
 ) -> Path:
-    """One session of a disc of images: atlas space with tissue labels, own space, the sheet."""
+    """Write a session of an OASIS disc.
+
+    Atlas space with tissue labels, own space, and the table.
+    """
     folder = disc / session
     labels = head_labels()
-    # Each person's noise is another: OAS1_0001 has that of seed 0.
+    # The noise differs between persons: OAS1_0001 has seed 0.
     person = int(session.split("_")[1])
     image = head_image(labels, seed=person - 1)
     tissues = np.select(
@@ -202,7 +204,7 @@ def ixi_scan(root: Path, name: str) -> Path:
     return write_nifti(root / f"{name}-T1.nii.gz", head_image(head_labels()), "PSR")
 
 
-# Neuromorphometrics' numbers of what the miniature head has, by FreeSurfer's.
+# Neuromorphometrics numbers of the structures in the miniature head, by FreeSurfer number.
 _MANUAL = {
     **{2: 45, 41: 44, 3: 101, 42: 100, 4: 52, 43: 51},
     **{17: 48, 53: 47, 16: 35},
@@ -210,7 +212,7 @@ _MANUAL = {
 
 
 def malc_labels(shift: int = 0) -> np.ndarray:
-    """Return the head in Neuromorphometrics' numbers."""
+    """Return the miniature head in Neuromorphometrics numbers."""
     numbers = head_labels(shift)
     manual = np.zeros(numbers.shape, np.int16)
     for freesurfer, number in _MANUAL.items():
@@ -219,10 +221,10 @@ def malc_labels(shift: int = 0) -> np.ndarray:
 
 
 def malc_scan(root: Path, scan: str, *, part: str = "", shift: int = 0) -> Path:
-    """A scan of the labelling challenge of 2012.
+    """Write a scan of the labelling challenge of 2012 and return its path.
 
-    With `part` (training or testing) in its own layout, as a whole head; else in the flat one,
-    stripped.
+    With `part` (training or testing) in the layout of the challenge, as a whole head; without
+    it in the flat layout, skull-stripped.
     """
     numbers = head_labels(shift)
     image = head_image(numbers)
@@ -245,7 +247,7 @@ def malc_table(root: Path, *rows: str) -> Path:
 
 
 def pack(folder: Path, archive: Path) -> Path:
-    """Pack the folder's content in a tar, compressed according to its name."""
+    """Pack the content of a folder in a tar file, compressed according to its name."""
     with tarfile.open(archive, "w:gz" if archive.name.endswith("gz") else "w") as tar:
         for path in sorted(folder.iterdir()):
             tar.add(path, arcname=path.name)

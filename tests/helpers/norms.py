@@ -1,4 +1,4 @@
-"""Norms that are easy to reckon with."""
+"""Norms with round numbers, for values worked out by hand."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from trinat.segmentation.metrics.norms import Curve, Norms, rows_of
 
 
 def norms(model: str = "") -> Norms:
-    """Return norms of women from 30 to 31: 3,000 mm³ for each structure, with a spread of a tenth.
+    """Return norms for women of 30 to 31.
 
-    They are based on 120 persons.
+    3,000 mm³ per structure, spread of a tenth, 120 persons.
     """
     curve = Curve([30.0, 31.0], [1.0] * 2, [3000.0] * 2, [0.1] * 2, [20] * 2, 120)
     rows = []

@@ -1,4 +1,4 @@
-"""Real networks for tests: one that knows the miniature head by heart, one that knows nothing."""
+"""Real networks for tests: one overfitted to the miniature head, and one with random weights."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from trinat.segmentation.space.grid_map import GridMap
 from trinat.segmentation.space.resample import occupied_box, resample_image
 from trinat.segmentation.space.views import View, to_slices
 
-# Kept weights of each view, which write_weights made.
+# Committed weights of each view, made by write_weights.
 WEIGHTS = Path(__file__).parent / "overfitted-weights"
 STEPS = 500
-# Each step sees a third of the slices, in turn.
+# Each step trains on a third of the slices, in turn.
 PART = 3
 SMALL = QuickNatConfig(
     filters=8,
@@ -47,21 +47,21 @@ SMALL = QuickNatConfig(
 
 
 def miniature(axes: str = "RAS", seed: int = 0) -> tuple[Volume, Volume]:
-    """Scan and truth (FreeSurfer numbers) of the miniature head."""
+    """Return scan and truth (FreeSurfer numbers) of the miniature head."""
     image, affine = turned(head_image(head_labels(), seed), axes)
     truth, _ = turned(head_labels(), axes)
     return Volume(image, affine), Volume(truth, affine)
 
 
 def miniature_on(spacing_mm: tuple[float, float, float], angle: float) -> Volume:
-    """The miniature head on another grid, turned about the world's axis upwards; LIA."""
+    """Return the miniature head on another grid in LIA order, turned about the vertical axis."""
     scan, _ = miniature("LIA")
     cosine, sine = np.cos(angle), np.sin(angle)
     turn = np.array([[cosine, -sine, 0], [sine, cosine, 0], [0, 0, 1]])
     shape = to_shape(np.array(scan.shape) / spacing_mm + 4)
     affine = np.eye(4)
     affine[:3, :3] = turn @ scan.affine[:3, :3] @ np.diag(spacing_mm)
-    # The middle stays where it is.
+    # The centre of the field of view stays in place.
     middle = scan.grid.places((np.array(scan.shape) - 1) / 2)
     affine[:3, 3] = middle - affine[:3, :3] @ ((np.array(shape) - 1) / 2)
     to = GridMap.between(scan.grid, Grid(shape, affine))
@@ -70,7 +70,7 @@ def miniature_on(spacing_mm: tuple[float, float, float], angle: float) -> Volume
 
 @cache
 def random_model() -> Path:
-    """The folder of a model that knows nothing, for tests that need no right answers."""
+    """Return the folder of a model with random weights, for tests that need no right answers."""
     folder = Path(tempfile.mkdtemp(prefix="trinat-random-"))
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
@@ -92,9 +92,10 @@ def random_model() -> Path:
 
 @cache
 def overfitted_model() -> Path:
-    """The folder of a model of three views that knows one head by heart.
+    """Return the folder of a model of three views that is overfitted to one head.
 
-    Its weights are kept: trained on another processor they would be others, and some learn less.
+    Its weights are committed, because training on another processor gives other weights, and
+    some of them are worse.
     """
     folder = Path(tempfile.mkdtemp(prefix="trinat-overfitted-"))
     scheme = load_scheme("quicknat33")
@@ -116,14 +117,14 @@ def overfitted_model() -> Path:
 
 
 def with_parcels(folder: Path, scheme: str = "desikan34") -> Path:
-    """A copy of the overfitted model with networks for parcels, which know nothing."""
+    """Copy the overfitted model and add networks for parcels with random weights."""
     shutil.copytree(overfitted_model(), folder)
     save_parcels(folder / "parcels", scheme)
     return folder
 
 
 def _train(view: View, scheme: LabelScheme) -> QuickNat:
-    """A network that learns one view of the miniature head, on one thread."""
+    """Train a network on one view of the miniature head, on one thread."""
     scan, truth = miniature()
     conformed = conform(scan, shape=None)
     indices = scheme.from_freesurfer(
@@ -131,7 +132,7 @@ def _train(view: View, scheme: LabelScheme) -> QuickNat:
     )
     if view is View.SAGITTAL:
         indices = scheme.merged.to_merged[indices]
-    # The head with a little of the air around it: of more there is nothing to learn.
+    # The head with a few voxels of air around it; more air teaches nothing.
     scan_data = conformed.volume.data
     head = grown(occupied_box(scan_data > 0), scan_data.shape, 8)
     images = to_slices(torch.from_numpy(scan_data[head]), view)[:, None]
@@ -156,13 +157,13 @@ def _train(view: View, scheme: LabelScheme) -> QuickNat:
 
 
 def _network(view: View, scheme: LabelScheme) -> QuickNat:
-    """A small network of the classes that a view can show."""
+    """Return a small network for the classes that a view can show."""
     classes = len(scheme.seen_in(view))
     return QuickNat(SMALL.model_copy(update={"classes": classes}))
 
 
 def write_weights() -> None:
-    """Train the three views and keep their weights: `python -m helpers.overfitted` in tests/."""
+    """Train the three views and write their weights: `python -m helpers.overfitted` in tests/."""
     torch.set_num_threads(1)
     scheme = load_scheme("quicknat33")
     for view in View:
@@ -175,14 +176,14 @@ if __name__ == "__main__":
 
 
 def shy_model(folder: Path, side: int = 256) -> Path:
-    """A model that knows the head, but takes cortex for less likely than it is.
+    """Save a model that knows the head but underestimates the probability of cortex.
 
-    Its working grid has so many voxels along each axis.
+    The working grid has `side` voxels along each axis.
     """
     model = load_model(overfitted_model())
     for view, network in model.networks.items():
         assert network.classifier.bias is not None
-        # It is too sure of what it knows for any odds.
+        # The overfitted network is too certain for odds to have an effect.
         network.classifier.weight.data *= 0.4
         network.classifier.bias.data *= 0.4
         for index, name in enumerate(model.classes_of(view).names):

@@ -1,4 +1,4 @@
-"""Tables of a page as its readers see them."""
+"""Tables of an HTML page as a reader sees them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 
 def rows_of(page: str, table: str = "") -> list[list[str]]:
-    """The cells of the first table's body, or of the table with this identity."""
+    """Return the cells of the first table's body, or of the table with this id."""
     start = page.index(f'id="{table}"') if table else 0
     body = page[start:].partition("<tbody>")[2].partition("</tbody>")[0]
     rows = re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL)

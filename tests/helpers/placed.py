@@ -9,8 +9,8 @@ from scipy.spatial.transform import Rotation
 
 from trinat.segmentation.io.volume import Volume
 
-# label: (centre in world mm, half axes in mm). A right structure is larger than its left partner
-# and lies higher, so that neither a swap nor a reflection goes unseen.
+# label: (centre in world mm, half axes in mm). A right structure is larger than its left
+# partner and lies higher, so that neither a swap nor a reflection goes unnoticed.
 STRUCTURES = {
     1: ((-22.0, 5.0, 8.0), (9.0, 14.0, 11.0)),
     2: ((24.0, 3.0, 12.0), (11.0, 16.0, 12.0)),
@@ -28,7 +28,10 @@ def affine_of(
     turn_degrees: tuple[float, float, float] = (0, 0, 0),
     middle_mm: tuple[float, float, float] = (1.3, -2.4, 0.7),
 ) -> np.ndarray:
-    """An affine whose field of view is centred at `middle_mm`, its axes as named, then turned."""
+    """Return an affine with these axes and this rotation.
+
+    The centre of the field of view is at `middle_mm`.
+    """
     flips = nib.orientations.axcodes2ornt(tuple(axes))
     linear = np.zeros((3, 3))
     for voxel_axis, (world_axis, sign) in enumerate(flips):
@@ -52,7 +55,10 @@ def squared_radius(
 
 
 def world_of(affine: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """(X, Y, Z, 3), the last axis slowest in memory; far quicker than nibabel's apply_affine."""
+    """Return world coordinates (X, Y, Z, 3) of all voxels; far quicker than nibabel's apply_affine.
+
+    The last axis is the slowest in memory.
+    """
     i, j, k = np.ogrid[tuple(slice(n) for n in shape)]
     rows = affine[:3].astype(np.float32)
     return np.moveaxis(
@@ -61,7 +67,7 @@ def world_of(affine: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def ellipsoids(affine: np.ndarray, shape: tuple[int, ...]) -> Volume:
-    """The structures as a label map on any grid."""
+    """Return the structures as a label map on any grid."""
     world = world_of(affine, shape)
     labels = np.zeros(shape, np.uint8)
     for label, (centre, axes) in STRUCTURES.items():
@@ -70,7 +76,7 @@ def ellipsoids(affine: np.ndarray, shape: tuple[int, ...]) -> Volume:
 
 
 def head(affine: np.ndarray, shape: tuple[int, ...], level: float = 1000.0) -> Volume:
-    """A smooth bright ball with darker structures in it, in air."""
+    """Return a smooth bright ball with darker structures inside, surrounded by air."""
     world = world_of(affine, shape)
     inside = squared_radius(world, (0, 0, 0), HEAD_MM)
     values = level / (1 + np.exp(12 * (np.sqrt(inside) - 1)))

@@ -1,4 +1,4 @@
-"""A worker process in which some scans do harm, by their names."""
+"""Worker processes that crash, hang or run out of memory on scans with certain names."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from trinat.pipelines.predict.settings import RunSettings
 from trinat.pipelines.study.cases import Case
 from trinat.pipelines.study.entry import Entry
 
-IN_HAND = "in-hand"  # a file that says so
+IN_HAND = "in-hand"  # the file by which a worker reports that it has begun
 
 
 def segment_poison(settings: RunSettings, device: str, case: Case) -> Entry:
-    """What a worker of a cluster does with a scan, or a scan with it."""
+    """Segment a scan as a cluster worker does, or die if its name says so."""
     from trinat.pipelines.predict.engine import segment
 
     if case.stem.startswith("kills"):
@@ -33,7 +33,7 @@ def segment_without_end(settings: RunSettings, device: str, case: Case) -> Entry
 def serve_without_end(
     connection: Connection, settings: RunSettings, device: str
 ) -> None:
-    """A worker whose first scan takes for ever."""
+    """Serve as a worker that never finishes its first scan."""
     connection.send("ready")
     connection.send((connection.recv().id, "networks"))
     time.sleep(600)
@@ -42,7 +42,7 @@ def serve_without_end(
 def start_without_end(
     connection: Connection, settings: RunSettings, device: str
 ) -> None:
-    """A worker that never gets ready."""
+    """Start a worker that never becomes ready."""
     time.sleep(600)
 
 

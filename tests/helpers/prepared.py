@@ -1,4 +1,4 @@
-"""Miniature subjects of every source, prepared, and looked at again."""
+"""Prepared stores of miniature subjects from every source."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def prepare(
 def volume_of(
     store: Store, subject: str, view: View, kind: str = "labels"
 ) -> np.ndarray:
-    """A view's slices as the volume that they were cut from."""
+    """Return the slices of a view, put together to a volume."""
     file = store.file(subject)
     count = file.slice_count(view)
     slices = (
@@ -43,7 +43,7 @@ def volume_of(
 
 
 def head_in(volume: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """The part of the working grid that the head's box fills, by where its voxels lie."""
+    """Return the part of the working grid that the box of the head fills."""
     inside = np.argwhere(volume > 0).min(axis=0) - np.argwhere(expected > 0).min(axis=0)
     return volume[
         tuple(slice(a, a + n) for a, n in zip(inside, expected.shape, strict=True))
@@ -56,7 +56,7 @@ def tissues(numbers: np.ndarray) -> np.ndarray:
 
 
 def build(source: str, root: Path) -> tuple[str, str, dict[str, object]]:
-    """One miniature subject: its id, its scheme, further settings."""
+    """Write one miniature subject and return its id, its scheme and further settings."""
     if source == "oasis1":
         oasis_session(root / "disc1", "OAS1_0001_MR1")
         return "OAS1_0001_MR1", "tissue4", {}

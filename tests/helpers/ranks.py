@@ -1,4 +1,4 @@
-"""Two processes that train as one, for tests: this one is the leader, the other is started here."""
+"""Two processes that train together: this process is the leader and starts the other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trinat.segmentation.training.workers import Workers
 
 
 def in_both(work: Callable[..., Any], *args: object) -> list[Any]:
-    """What `work(workers, *args)` gives in each of two processes; it must be importable."""
+    """Return the results of `work(workers, *args)` in both processes; `work` must be importable."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         ours, theirs = context.Pipe()
@@ -65,9 +65,9 @@ def losses(
     steps: int = 3,
     device: str = "cpu",
 ) -> list[list[float]]:
-    """The losses of each recipe's first steps on the same slices, statistics of norms frozen.
+    """Return the losses of each recipe's first steps on the same slices.
 
-    Another device than the processor is only claimed.
+    Norm statistics are frozen. A device other than the processor is only claimed.
     """
     generator = torch.Generator().manual_seed(0)
     images = torch.rand((20, 16, 16), generator=generator)
@@ -91,13 +91,14 @@ def _losses(
         workers,
     )
     trainer.network.eval()
-    # Each step asks for the mode of training, in which norms have statistics of their own half.
+    # Each step switches to training mode, in which norms would use the statistics of half a
+    # batch.
     trainer.network.train = lambda mode=True: trainer.network  # type: ignore[method-assign]
     return [trainer.step().loss for _ in range(steps)]
 
 
 def exchange(workers: Workers, value: str) -> tuple[str, list[str], float]:
-    """What each has of the leader's value, of both, and of the larger rank."""
+    """Return the leader's value, the values of both processes, and the larger rank."""
     mine = f"{value}{workers.rank}"
     return (
         workers.share(lambda: mine),

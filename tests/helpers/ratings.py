@@ -1,4 +1,4 @@
-"""A published example of raters who differ."""
+"""A published example of raters who disagree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scans one after another in the test's own process: real work without starting processes."""
+"""Scans segmented one after another in the process of the test, without starting workers."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def run_serially(inputs: Path | list[str], out: Path, **changes: Any) -> Outcome
 
 
 def write_scans(folder: Path, *names: str) -> Path:
-    """Scans of heads of half the miniature's size: whatever is found in them, it is found soon."""
+    """Write heads of half the miniature's size, which are segmented quickly but not correctly."""
     return _write(folder, names, small_scan)
 
 
 def write_heads(folder: Path, *names: str) -> Path:
-    """Scans of the miniature head, which the overfitted model knows."""
+    """Write scans of the miniature head, which the overfitted model knows."""
     return _write(folder, names, lambda number: miniature("RAS", number)[0])
 
 
 def small_scan(seed: int = 0) -> Volume:
-    """The miniature head at half its size."""
+    """Return the miniature head at half its size."""
     labels = head_labels()[::2, ::2, ::2]
     image, affine = turned(head_image(labels, seed), "RAS")
     return Volume(image, affine)
@@ -49,7 +49,7 @@ def small_scan(seed: int = 0) -> Volume:
 def _write(
     folder: Path, names: tuple[str, ...], scan_of: Callable[[int], Volume]
 ) -> Path:
-    """Write a scan for each name, with a noise of its own."""
+    """Write a scan for each name, with its own noise."""
     for number, name in enumerate(names):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,5 +58,5 @@ def _write(
 
 
 def table(path: Path) -> list[dict[str, str]]:
-    """The rows of a table of a run."""
+    """Return the rows of a table of a run."""
     return list(csv.DictReader(path.read_text().splitlines(), delimiter="\t"))

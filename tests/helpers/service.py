@@ -1,4 +1,4 @@
-"""`trinat serve` as a process of its own, which a test may kill and start again."""
+"""`trinat serve` in a process of its own, which a test may kill and restart."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AT = "/v1/segmentations"
 
 @cache
 def quick_model() -> Path:
-    """A model of one view that knows nothing, and needs a second a scan."""
+    """Return a model of one view with random weights, which needs a second per scan."""
     import torch
 
     from helpers.overfitted import SMALL
@@ -45,7 +45,7 @@ def quick_model() -> Path:
 
 
 def tiny_scan(path: Path, seed: int = 0) -> Path:
-    """A head of 20 x 24 x 22 voxels, each seed another."""
+    """Write a head of 20 x 24 x 22 voxels, different for each seed."""
     Volume(
         head_image(head_labels()[::2, ::2, ::2], seed), np.diag([4.0, 4, 4, 1])
     ).write(path)
@@ -53,7 +53,7 @@ def tiny_scan(path: Path, seed: int = 0) -> Path:
 
 
 class Service:
-    """A server with its queue; one that is often killed starts at once, by `warm`."""
+    """A server with its queue; with `warm` it starts at once."""
 
     def __init__(self, queue: Path, *options: str, warm: Warm | None = None) -> None:
         self.queue, self._warm = queue, warm
@@ -111,7 +111,7 @@ class Service:
         return now
 
     def kill(self) -> None:
-        """As a power cut does it to the server; its workers die with it."""
+        """Kill the server as a power cut would; its workers die with it."""
         self.process.kill()
         self._gone()
 

@@ -1,4 +1,4 @@
-"""Small networks, and changes to the folder that they are saved in."""
+"""Small networks, and edits of the folder in which they are saved."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MERGED = len(SCHEME.merged.scheme)
 
 
 def network(classes: int = 33, **settings: Any) -> QuickNat:
-    """A small network whose norms and slopes are not the ones it was made with."""
+    """Return a small network whose norms and slopes differ from their initial values."""
     made = QuickNat(
         QuickNatConfig(classes=classes, filters=4, depth=1, kernel=3, **settings)
     )
@@ -33,7 +33,7 @@ def network(classes: int = 33, **settings: Any) -> QuickNat:
 
 
 def save_small(folder: Path) -> Path:
-    """Save a model of three views in a folder, and give the folder."""
+    """Save a model of three views in a folder, and return the folder."""
     networks = {
         View.CORONAL: network(),
         View.AXIAL: network(channels=3),
@@ -44,7 +44,7 @@ def save_small(folder: Path) -> Path:
 
 
 def save_parcels(folder: Path, scheme: str = "desikan34") -> Path:
-    """Save a model that divides the cortex into the parcels of a scheme, and give the folder."""
+    """Save a model that divides the cortex into the parcels of a scheme, and return the folder."""
     parcels = load_scheme(scheme)
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
@@ -55,7 +55,7 @@ def save_parcels(folder: Path, scheme: str = "desikan34") -> Path:
 
 
 def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change model.yaml."""
+    """Edit model.yaml."""
     path = folder / "model.yaml"
     content = yaml.safe_load(path.read_text())
     change(content)
@@ -63,7 +63,7 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
-    """Change the coronal weights, hash included."""
+    """Edit the coronal weights and update their hash."""
     path = folder / "coronal.safetensors"
     tensors = safetensors.torch.load_file(path)
     change(tensors)

@@ -1,4 +1,4 @@
-"""A slice store small enough to train on in a second, for tests."""
+"""A slice store that is small enough to train on in a second."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VIEWS = (View.CORONAL, View.AXIAL)
 
 
 def small_store(root: Path, shapes: Mapping[str, tuple[int, int, int]]) -> Path:
-    """Noisy boxes, one in another: subjects of these shapes, coronal and axial."""
+    """Write a store of noisy nested boxes: subjects of these shapes, coronal and axial."""
     (root / "subjects").mkdir(parents=True)
     for seed, (name, shape) in enumerate(shapes.items()):
         labels = np.zeros(shape, np.uint8)
@@ -53,7 +53,7 @@ def small_store(root: Path, shapes: Mapping[str, tuple[int, int, int]]) -> Path:
 
 
 def stored_subject(root: Path, name: str, **changes: Any) -> StoredSubject:
-    """What a store says of a subject whose file is there."""
+    """Return the store's record of a subject whose file exists."""
     usual = {"fingerprint": "f", "has_image": True, "has_labels": True}
     return StoredSubject(
         file=FileStamp.of(subject_path(root, name)), **(usual | changes)
@@ -61,7 +61,7 @@ def stored_subject(root: Path, name: str, **changes: Any) -> StoredSubject:
 
 
 def all_train(store: Path) -> Path:
-    """A split in which everybody trains."""
+    """Split a store with all subjects in training."""
     opened = Store(store)
     split = Split(store=opened.fingerprint, seed=0, train=opened.subjects)
     split.write(store / "split.json")

@@ -1,4 +1,4 @@
-"""A small folder of results, as `trinat predict` leaves it, without its networks."""
+"""A small results folder as `trinat predict` leaves it, made without networks."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def write_study(
     scans: Path | None = None,
     with_parcels: Sequence[str] = (),
 ) -> Path:
-    """A scan of two boxes for each name, its label map, ledger and tables; grades in turn.
+    """Write a scan of two boxes for each name, with label map, ledger and tables; grades in turn.
 
-    Those `with_parcels` have a box of cortex, too, and maps in which it is two parcels.
+    Scans in `with_parcels` also have a box of cortex, and maps in which it is two parcels.
     """
     scans = scans or out.parent / "scans"
     for folder in (out, scans):
@@ -53,9 +53,10 @@ def write_study(
 def _entry(
     out: Path, scans: Path, n: int, name: str, *, has_parcels: bool = False
 ) -> Entry:
-    """Thalami of 64 + n and 27 voxels in a head of 20 × 24 × 18, all of it in the brain mask.
+    """Write the files of a scan and return its ledger entry.
 
-    With parcels an insula of 32 voxels, and a cuneus of 16.
+    Thalami have 64 + n and 27 voxels in a head of 20 × 24 × 18, all of it in the brain mask.
+    With parcels, there are an insula of 32 voxels and a cuneus of 16.
     """
     labels = np.zeros((20, 24, 18), np.uint8)
     labels[3:7, 8:12, 6:10] = 10

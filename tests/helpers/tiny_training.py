@@ -1,4 +1,4 @@
-"""The smallest training: its recipe, and what it leaves."""
+"""The smallest training run: its recipe and its outputs."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ LONG_STEPS = 30
 
 @cache
 def _heads() -> str:
-    """The phantom's head at 4 mm: an eighth of the voxels that "phantom" would give."""
+    """Write the phantom's head at 4 mm, with an eighth of the voxels of the source "phantom"."""
     path = Path(tempfile.mkdtemp(prefix="trinat-heads-")) / "heads.npz"
     phantom_heads(4).save(path)
     return str(path)
 
 
 def write_recipe(folder: Path, **changes: Any) -> Path:
-    """Eight steps of two views; a key that is changed to None is left out."""
+    """Write a recipe of eight steps of two views; a key that is changed to None is left out."""
     content = {
         "name": "tiny",
         "network": NETWORK,
@@ -62,7 +62,7 @@ def tiny_recipe(folder: Path, *settings: str, **changes: Any) -> Recipe:
 
 
 def write_long_recipe(folder: Path, steps: int = LONG_STEPS) -> Path:
-    """One view, within one epoch, long enough to be stopped in the midst of it."""
+    """Write a recipe of one view and one epoch that is long enough to be stopped midway."""
     path = write_recipe(folder, views=["coronal"], schedule={"steps": steps})
     content = yaml.safe_load(path.read_text())
     content["data"]["epoch_slices"] = 999

@@ -1,4 +1,4 @@
-"""The page of `trinat view` or a site, answered by a thread of the test's own process."""
+"""The page of `trinat view` or of a site, served by a thread of the test process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trinat.pipelines.view.viewer import make_app
 def served(
     out: Path, monkeypatch: pytest.MonkeyPatch, study: Study | None = None
 ) -> Iterator[str]:
-    """The address at which the page of a folder of results answers, while the block runs."""
+    """Serve the page of a results folder during the block, and yield its address."""
     app = make_app(study or Study(out, "anna"))
     with answered(app, monkeypatch) as address:
         yield address
@@ -31,7 +31,7 @@ def served(
 def answered(
     app: ASGIApp, monkeypatch: pytest.MonkeyPatch, **settings: Any
 ) -> Iterator[str]:
-    """The address at which an application answers, while the block runs."""
+    """Serve an application during the block, and yield its address."""
     servers, said = [], Queue[str]()
     server = start.uvicorn.Server
     monkeypatch.setattr(

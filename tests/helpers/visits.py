@@ -1,4 +1,4 @@
-"""Visits of one miniature head: turned, shifted, with a noise of each one's own."""
+"""Visits of one miniature head, each with its own rotation, shift and noise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["head_of", "pose_of", "visit_of"]
 
 
 def head_of(person: int = 0) -> Volume:
-    """A head with the outline of the miniature one, and lumps of tissue that are its own."""
+    """Return a head with the outline of the miniature head and lumps of tissue of this person."""
     labels = head_labels()
     _, affine = turned(labels, "RAS")
     lumps = np.random.default_rng(person).normal(size=labels.shape)
@@ -26,7 +26,7 @@ def head_of(person: int = 0) -> Volume:
 
 
 def pose_of(turn_deg: float, shift_mm: float) -> np.ndarray:
-    """A rigid matrix (4, 4): turned about all axes, shifted along all."""
+    """Return a rigid matrix (4, 4), turned about all axes and shifted along all."""
     pose = np.eye(4)
     angles = turn_deg * np.array([1.0, -0.5, 0.7])
     pose[:3, :3] = Rotation.from_euler("xyz", angles, degrees=True).as_matrix()
@@ -35,7 +35,7 @@ def pose_of(turn_deg: float, shift_mm: float) -> np.ndarray:
 
 
 def visit_of(head: Volume, pose: np.ndarray, seed: int = 0) -> Volume:
-    """A scan of a head that lies elsewhere, on the grid of the head."""
+    """Return a scan of the head in another pose, on the grid of the head."""
     placed = Grid(head.grid.shape, pose @ head.affine)
     image = resample_image(head.data, GridMap.between(placed, head.grid))
     noise = np.random.default_rng(seed).normal(0, 3, image.shape)

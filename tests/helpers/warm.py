@@ -1,9 +1,10 @@
-"""`trinat` and `python` without their start: commands are forks of one warm process.
+"""Fast `trinat` and `python` commands: forks of one process that has the libraries imported.
 
     python -m helpers.warm FOLDER
 
-The process says a line when FOLDER/bin has the commands, and serves until its end. Shells find
-them in FOLDER/bin; `Warm.start` starts one that a test may kill.
+The process prints a line when the commands are in FOLDER/bin, and serves until it is
+terminated. Shells find the commands in FOLDER/bin; `Warm.start` starts a command that a test
+may kill.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from helpers.forked import (
     import_libraries,
 )
 
-# Hands a command over with its streams, and ends as it ends. A server is to be killed by its
-# number: it starts as usual, as does Python but with a program, a file, or trinat as its module.
+# Passes a command and its streams to the warm process, and exits with its status. Servers are
+# started normally, because tests kill them by their process id; so is Python, unless it runs a
+# program, a file or the module trinat.
 _SHIM = """#!{python} -IS
 import json, os, socket, sys
 words = ["{name}", *sys.argv[1:]]
@@ -54,7 +56,7 @@ sys.exit(int(answers[1]) if len(answers) == 2 else 70)
 
 
 class Warm:
-    """The warm process, as who starts commands sees it; it ends with its `with`."""
+    """Client of the warm process, which ends with the `with` block."""
 
     def __init__(self, folder: Path) -> None:
         self.bin, self._socket = folder / "bin", folder / "socket"
@@ -79,9 +81,9 @@ class Warm:
         stdout: IO[bytes] | None = None,
         stderr: IO[bytes] | None = None,
     ) -> Started:
-        """Start `trinat ...` in this folder, in a group of processes of its own.
+        """Start `trinat ...` in the current folder, in a process group of its own.
 
-        What it says to no file is lost.
+        Output is discarded unless a file is given.
         """
         request = {
             "words": [str(word) for word in words],
@@ -99,7 +101,7 @@ class Warm:
         return Started(connection)
 
     def processor_s(self) -> float:
-        """What the commands that have ended took, and the process itself."""
+        """Return the processor seconds of the finished commands and of the process itself."""
         return sum(psutil.Process(self._process.pid).cpu_times()[:4])
 
     def end(self) -> None:
@@ -109,7 +111,7 @@ class Warm:
 
 
 class Started:
-    """A command at work, with what Popen has of one."""
+    """A running command, with the interface of Popen."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._answers = connection.makefile()
@@ -164,14 +166,14 @@ def main(folder: Path) -> None:
 
 
 def _reap(*_: object) -> None:
-    """Those that have ended: what they took counts as taken by this process."""
+    """Wait for finished children, so that their processor time is added to this process."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def _serve(connection: socket.socket) -> None:
-    """Run one command; say its number, and how it ended: minus the signal that ended it."""
+    """Run one command, and send its process id and exit status (minus the signal, if killed)."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _, streams, _, _ = socket.recv_fds(connection, 1, 3)
     with connection.makefile("rb") as file:
@@ -182,11 +184,11 @@ def _serve(connection: socket.socket) -> None:
         os.setpgid(0, 0)
         os.environ.clear()
         os.environ |= request["environment"]
-        # A server has many threads, of which a fork would find locks held.
+        # A server has many threads, and a fork of it would inherit locked locks.
         if request["words"][1:2] not in (["serve"], ["view"]):
             util.spawnv_passfds = fork_for_multiprocessing
         become(request["words"], Path(request["home"]), streams)
-    # It alone has them: who reads what it says sees its end.
+    # Only the command keeps the streams, so that their reader sees the end of its output.
     for stream in streams:
         os.close(stream)
     with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""A second, slow and literal reading of scan headers, to hold the real reader against.
+"""An independent reader of scan headers, slow and literal, to compare the real reader with.
 
 Written from the formats' definitions (nifti1.h, nifti2.h, FreeSurfer's MGH page) with `struct`
-alone. It raises ValueError where a header contradicts itself, and judges nothing else.
+alone. It raises ValueError if a header contradicts itself, and makes no other judgement.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def _from_quaternion(
 def _from_axes(
     axes: str, sizes: tuple[float, ...], shape: tuple[int, ...]
 ) -> NDArray[np.float64]:
-    """Axes from elsewhere, the middle of the image at the origin."""
+    """Return an affine with given axes and the middle of the image at the origin."""
     directions = {
         "R": (0, 1),
         "L": (0, -1),

@@ -286,9 +286,7 @@ def _read(
             tally.missed.append(
                 f"{what}: not one line of file, problem and remedy: {error}"
             )
-    except (
-        Exception
-    ) as error:  # whatever else comes is a miss, and goes on record as one
+    except Exception as error:  # any other exception is recorded as a miss
         tally.missed.append(f"{what}: {type(error).__name__}: {error}")
     finally:
         tally.slowest_s = max(tally.slowest_s, time.perf_counter() - start)

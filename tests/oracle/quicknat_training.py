@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# In the authors' denominator of Dice, against a division by zero.
+# The authors' protection against a division by zero in the Dice loss.
 _EPSILON = 1e-4
 
 
@@ -63,7 +63,7 @@ class Sgd:
         self.velocity: dict[str, Tensor] = {}
 
     def step(self, weights: Mapping[str, Tensor]) -> None:
-        """Change weights that have a gradient."""
+        """Update the weights that have a gradient."""
         with torch.no_grad():
             for name, weight in weights.items():
                 pull = weight.grad + 1e-4 * weight

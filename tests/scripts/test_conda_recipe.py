@@ -1,4 +1,4 @@
-"""The conda recipe says what pyproject.toml says: version, dependencies, commands, licences."""
+"""The conda recipe agrees with pyproject.toml: version, dependencies, commands, licences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-# Packages that conda-forge calls otherwise than PyPI.
+# Packages that have another name on conda-forge than on PyPI.
 CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
 
 
@@ -26,7 +26,7 @@ def pyproject() -> dict[str, Any]:
 
 
 def conda_requirement(requirement: str) -> str:
-    """A requirement such as torch>=2.10 as conda writes it: pytorch >=2.10."""
+    """Return a requirement such as torch>=2.10 as conda writes it: pytorch >=2.10."""
     name, bound = re.fullmatch(r"([\w-]+)(.*)", requirement).groups()  # type: ignore[union-attr]
     return f"{CONDA_NAMES.get(name, name)} {bound}"
 
@@ -39,7 +39,7 @@ def test_it_is_of_the_same_version_and_needs_the_same(
     assert recipe["context"]["version"] == project["version"]
     assert project["requires-python"] == f">={recipe['context']['python_min']}"
     needed = [conda_requirement(each) for each in project["dependencies"]]
-    # Linux and macOS alone.
+    # Linux and macOS only.
     python = ["__unix", "python >=${{ python_min }}"]
     assert recipe["requirements"]["run"] == python + needed
     build = [conda_requirement(each) for each in pyproject["build-system"]["requires"]]

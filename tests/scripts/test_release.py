@@ -1,4 +1,4 @@
-"""scripts/release stops before it builds anything, where something is not as it should be."""
+"""scripts/release stops before it builds anything if a check fails."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ FILES = {
     "CITATION.cff": "version: 1.2.3\n",
     BOUTIQUES: '{\n    "tool-version": "1.2.3",\n}\n',
     CONDA: 'context:\n  version: "1.2.3"\n',
-    # The first thing that is not looked at here.
+    # The first step that these tests leave out.
     "scripts/check": "#!/bin/sh\necho checks\nexit 7\n",
-    # It takes minutes.
+    # Installing takes minutes.
     "scripts/install": "#!/bin/sh\necho installed\n",
 }
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A clean tree of version 1.2.3, whose checks fail."""
+    """Provide a clean tree of version 1.2.3 whose checks fail."""
     for name, text in FILES.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

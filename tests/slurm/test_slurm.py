@@ -1,6 +1,6 @@
-"""On a real SLURM of one node: a job array with a task that is requeued, and a live queue.
+"""A real SLURM of one node: a job array with a task that is requeued, and a live queue.
 
-scripts/test-slurm starts that SLURM; elsewhere these are skipped.
+scripts/test-slurm starts SLURM; without it these tests are skipped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What counts as the result of a command under attack."""
+"""Files that count as the result of a command under attack."""
 
 from __future__ import annotations
 

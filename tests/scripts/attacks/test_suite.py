@@ -1,4 +1,4 @@
-"""A suite that can find nothing proves nothing: each column is reached, and the state goes on."""
+"""The suite must be able to find each kind of failure, and to resume from its state."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_turn_counts_each_verdict_and_failures_say_how_to_repeat_them(
 def test_a_reader_that_takes_damage_for_a_scan_is_found(
     tmp_path: Path, attack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A reader that stops where the voxels end never sees the checksum.
+    # A reader that stops at the last voxel never reads the checksum.
     monkeypatch.setattr(
         "trinat.segmentation.io.streams.ScanStream.drain", lambda *_, **__: None
     )
@@ -150,7 +150,7 @@ def test_a_name_that_is_drawn_twice_is_expected_once(tmp_path: Path) -> None:
     out = tmp_path / "tries/out"
 
     class OneScan(Try):
-        """Its command leaves what `trinat predict` leaves of one scan."""
+        """A try whose command leaves the output of `trinat predict` for one scan."""
 
         def run(self, *line: object, **_: object) -> Done:
             out.mkdir()

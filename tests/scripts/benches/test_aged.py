@@ -1,4 +1,4 @@
-"""Heads made older: which volumes grow, what they lose, and the table of young and old."""
+"""Simulated atrophy: which volumes grow, which shrink, and the table of both versions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE, BRAIN, INSIDE = 56, 32, 12
 
 
 def brain() -> np.ndarray:
-    """A cube of white matter with a ventricle in its middle."""
+    """Return a cube of white matter with a ventricle in its middle."""
     numbers = np.zeros((SIZE, SIZE, SIZE), np.int16)
     for width, number in ((BRAIN, WHITE_MATTER), (INSIDE, VENTRICLE)):
         middle = slice((SIZE - width) // 2, (SIZE + width) // 2)

@@ -1,4 +1,4 @@
-"""What a table of bytes masks, and what it says of another."""
+"""Masks of the table of hashes, and its comparison with another table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads of another contrast: their curves, and a whole measurement of a miniature."""
+"""Simulated contrasts: their curves, and a whole measurement of a miniature."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Visits by code: what changes in them is known."""
+"""Simulated visits, in which all changes are known."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ def test_scores_are_of_parcels_alone_in_the_order_of_their_names() -> None:
 
 
 def test_odds_go_half_of_the_way_to_true_volumes() -> None:
-    # Of ten voxels five are truly of the first parcel; 7 are likelier to be of it than of the
-    # other one.
+    # Five of ten voxels truly belong to the first parcel; seven more likely belong to it than
+    # to the other.
     first = torch.tensor([0.9, 0.9, 0.9, 0.9, 0.9, 0.7, 0.6, 0.2, 0.1, 0.1])
     shares = torch.stack([torch.zeros(10), first, 1 - first], 1)
     truth = np.array([1] * 5 + [2] * 5, np.uint8)
@@ -42,5 +42,5 @@ def test_odds_go_half_of_the_way_to_true_volumes() -> None:
     assert seen.joint(np.zeros(3)).sum(0).tolist() == [0, 7, 3]
     half = fit_to_volumes([seen])
     assert seen.joint(2 * half).sum(0).tolist() == [0, 5, 5]
-    # Odds of 0.7 to 0.3 turn, those of 0.9 to 0.1 do not.
+    # Odds of 0.7 to 0.3 are reversed, odds of 0.9 to 0.1 are not.
     assert math.log(7 / 3) < 2 * (half[2] - half[1]) < math.log(9)

@@ -1,4 +1,4 @@
-"""Heads made raw again: the same place in other voxels, in a SUBJECTS_DIR like the first."""
+"""Simulated raw scans: the same place in other voxels, in a SUBJECTS_DIR like the first."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_head_made_raw_keeps_its_place_in_other_voxels() -> None:
         np.testing.assert_allclose(*middles, atol=0.6)
     white = raw.data[np.isin(labels.data, (2, 41))]
     assert np.median(white) == pytest.approx(500, rel=0.05)
-    # No field beyond the head's own, so that neither loses any of it.
+    # The field of view lies within that of the head, so that both show the same.
     assert all(
         a * b <= c
         for a, b, c in zip(raw.shape, raw.spacing_mm, (40, 48, 44), strict=True)

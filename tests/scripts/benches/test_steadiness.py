@@ -1,4 +1,4 @@
-"""Heads acquired anew: where their voxels lie, what counts as a change, and a whole measurement."""
+"""Heads acquired anew: the place of their voxels, what counts as a change, a whole measurement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trinat.segmentation.io.volume import Volume
 
 
 def ball() -> Volume:
-    """A ball around (3, -2, 4) mm; the axes run L, I, A."""
+    """Return a ball around (3, -2, 4) mm; the axes run L, I, A."""
     affine = np.array([[-1, 0, 0, 20], [0, 0, 1, -20], [0, -1, 0, 20], [0, 0, 0, 1.0]])
     places = moved(np.moveaxis(np.indices((40, 40, 40)), 0, -1), affine)
     distance = np.linalg.norm(places - [3, -2, 4], axis=-1)
@@ -33,7 +33,7 @@ def test_a_head_stays_where_and_as_large_as_it_was(
     assert scan.spacing_mm == pytest.approx((spacing_mm,) * 3)
     centre = moved(ndimage.center_of_mass(scan.data), scan.affine)
     np.testing.assert_allclose(centre, [3, -2, 4], atol=0.1)
-    # Of 4/3 π 10³ mm³.
+    # 4/3 π 10³ mm³
     assert scan.data.sum() * spacing_mm**3 == pytest.approx(4189, rel=0.02)
 
 
