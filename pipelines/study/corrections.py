@@ -10,8 +10,9 @@ unchanged:
 - `NAME_desc-corrected_dseg.json`: who, when, how long, what was changed, and in which result.
 
 A label map of this name alone, from another program, is a correction, too. The JSON applies only to
-the map and the mask whose hashes it lists: if one of them was saved at another time, the changed
-voxels are the voxels that differ from the result.
+the map and the mask whose hashes it lists. If another program has saved the map again, the changed
+voxels are the voxels that differ from the result. A mask that does not belong to its JSON is left
+by a saving that was killed: such a correction counts for nothing until it is saved again.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from trinat.segmentation.io.files import (
     not_written,
     read_rows,
     read_text,
+    remove_leftovers,
     sha256_of,
     spreadsheet_safe,
     sync,
@@ -82,6 +84,8 @@ _COLUMNS = (
     "result_sha256",
 )
 _PATIENCE_S = 5.0
+# Age at which a temporary file of any process is a leftover: writing one takes seconds.
+ABANDONED_S = 3600.0
 # Prefix and suffix of the folder in which a correction is prepared.
 _STAGED = (".trinat-correction-", ".tmp")
 
@@ -140,13 +144,15 @@ class Correction:
 
     `facts` is None if there is no JSON sidecar or if the sidecar belongs to other bytes.
     `scan_sha256` is the hash of the scan that was corrected, even if another program has saved the
-    map again; "" if it is not known.
+    map again; "" if it is not known. `is_whole` is False if a saving was killed before all files
+    were in their places.
     """
 
     path: Path
     result: Path
     facts: Facts | None
     scan_sha256: str = ""
+    is_whole: bool = True
 
     def why_unfit(self, scan_sha256: str) -> str:
         """Return why the correction does not count for a scan with this hash; "" if it does."""
@@ -154,6 +160,11 @@ class Correction:
             return (
                 "is a correction of what the scan was before: correct it again, or give "
                 "--uncorrected"
+            )
+        if not self.is_whole:
+            return (
+                "is a correction whose saving was interrupted: save it again in `trinat view`, or "
+                f"delete {mask_path(self.result).name}"
             )
         try:
             corrected = self.read().data
@@ -253,14 +264,15 @@ def correction_of(result: Path) -> Correction | None:
     if not path.is_file():
         return None
     facts = _read_facts(sidecar_path(result))
-    scan_sha256 = "" if facts is None else facts.scan_sha256
-    if facts is not None:
-        mask = mask_path(result)
-        hashes = (sha256_of(path), sha256_of(mask) if mask.is_file() else "")
-        # An interrupted saving has replaced only some of the files.
-        if hashes != (facts.sha256, facts.mask_sha256):
-            facts = None
-    return Correction(path, result, facts, scan_sha256)
+    mask = mask_path(result)
+    if facts is None:
+        return Correction(path, result, None, is_whole=not mask.is_file())
+    # Deleting the mask declares the map to be that of another program.
+    is_whole = not mask.is_file() or sha256_of(mask) == facts.mask_sha256
+    is_ours = mask.is_file() and is_whole and sha256_of(path) == facts.sha256
+    return Correction(
+        path, result, facts if is_ours else None, facts.scan_sha256, is_whole
+    )
 
 
 def _are_sides_swapped(corrected: NDArray[Any], result: NDArray[Any]) -> bool:
@@ -402,6 +414,7 @@ def _write(
     prefix, suffix = _STAGED
     for left in path.parent.glob(f"{prefix}*{suffix}"):
         shutil.rmtree(left, ignore_errors=True)
+    remove_leftovers(path.parent, older_than_s=ABANDONED_S)
     try:
         with TemporaryDirectory(
             prefix=prefix, suffix=suffix, dir=path.parent
@@ -468,7 +481,7 @@ def _read_facts(path: Path) -> Facts | None:
     except ValidationError:
         what = "is not what trinat writes of a correction"
         raise IntegrityError(
-            what, where=path, remedy="restore it, or remove it"
+            what, where=path, remedy="restore it, or remove it and the mask"
         ) from None
 
 

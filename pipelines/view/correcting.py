@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 from trinat.pipelines.study.corrections import (
+    ABANDONED_S,
     Session,
     correction_of,
     save_correction,
@@ -39,7 +40,7 @@ from trinat.segmentation.errors import (
     TrinatError,
     reason_of,
 )
-from trinat.segmentation.io.files import read_bytes, write_whole
+from trinat.segmentation.io.files import read_bytes, remove_leftovers, write_whole
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.metrics.common_grid import on_grid_of
 from trinat.segmentation.space.views import reoriented
@@ -160,6 +161,7 @@ class Corrections:
         )
         path = self._draft(item, painted.tab)
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path.parent, older_than_s=ABANDONED_S)
         head = json.dumps(asdict(known)).encode()
         write_whole(path, head + b"\n" + painted.content)
         self._study.drafted(item)

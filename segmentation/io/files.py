@@ -15,6 +15,7 @@ import re
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -199,13 +200,18 @@ def append_whole(file: io.FileIO, content: bytes, path: Path) -> None:
         raise not_written(path, error) from error
 
 
-def remove_leftovers(*folders: Path) -> None:
+def remove_leftovers(*folders: Path, older_than_s: float = 0) -> None:
     """Remove temporary files and folders of killed processes; no process may be writing there.
 
     Only names that `atomic_write` makes (`.trinat-*.tmp`) are removed. Missing folders are ignored.
+    Where other processes may be writing, `older_than_s` spares their files.
     """
+    latest = time.time() - older_than_s
     for folder in folders:
         for left in folder.glob(".trinat-*.tmp"):
+            with contextlib.suppress(FileNotFoundError):
+                if older_than_s and left.lstat().st_mtime > latest:
+                    continue
             if left.is_dir() and not left.is_symlink():
                 shutil.rmtree(left, ignore_errors=True)
             else:

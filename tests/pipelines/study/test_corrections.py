@@ -228,6 +228,7 @@ def test_a_saving_that_was_killed_between_mask_and_map_trains_nothing_wrong(
     found = correction_of(result)
     assert found
     # The mask has (0, 0, 1), too, whose label is still that of the result.
+    assert not found.is_whole
     assert np.argwhere(found.changed()).tolist() == [[0, 0, 0]]
     mask.write_bytes(b"")
     assert np.argwhere(found.changed()).tolist() == [[0, 0, 0]]
@@ -242,6 +243,54 @@ def test_a_saving_that_was_killed_between_mask_and_map_trains_nothing_wrong(
     assert found.facts.sessions == (ANNA, BERTA)
     assert np.argwhere(found.changed()).tolist() == [[0, 0, 0], [0, 0, 1]]
     assert not left.exists()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("moved", [0, 1, 2, 3])
+def test_a_saving_that_was_killed_counts_whole_or_not_at_all(
+    result: Path, monkeypatch: pytest.MonkeyPatch, moved: int, is_first: bool
+) -> None:
+    """Mask, map and JSON are moved one after the other; `moved` of them before the end."""
+    shown = result
+    if not is_first:
+        save(result, painted(result, (0, 0, 0)), ANNA, result)
+        shown = corrected_path(result)
+    before = Volume.read(shown, labels=True).data
+    corrected = painted(shown, (0, 0, 1))
+    moves = 0
+    replace = Path.replace
+
+    def killed(path: Path, target: Path) -> Path:
+        nonlocal moves
+        if not path.parent.name.startswith(".trinat-correction-"):
+            return replace(path, target)
+        if "_desc-corrected_" in target.name and target.parent == result.parent:
+            if moves == moved:
+                raise KeyboardInterrupt
+            moves += 1
+        return replace(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        if moved < 3:
+            with pytest.raises(KeyboardInterrupt):
+                save(result, corrected, BERTA, shown)
+        else:
+            save(result, corrected, BERTA, shown)
+    found = correction_of(result)
+    if found is None:
+        assert is_first
+        assert moved < 2
+        return
+    if moved in (1, 2):
+        assert mask_path(result).name in found.why_unfit("")
+    else:
+        assert not found.why_unfit("")
+        assert found.facts
+        expected = before if moved == 0 else corrected.data
+        np.testing.assert_array_equal(found.read().data, expected)
+        original = Volume.read(result, labels=True).data
+        np.testing.assert_array_equal(found.changed(), expected != original)
 
 
 def test_a_label_map_from_elsewhere_is_a_correction_by_its_name(result: Path) -> None:

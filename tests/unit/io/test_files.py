@@ -280,6 +280,17 @@ def test_what_was_being_written_is_removed_and_what_a_link_leads_to_stays(
     assert (own / "file").exists()
 
 
+def test_leftovers_that_may_still_be_written_are_spared(tmp_path: Path) -> None:
+    old = tmp_path / ".trinat-0.tmp"
+    new = tmp_path / ".trinat-1.tmp"
+    for file in (old, new):
+        file.touch()
+    os.utime(old, (0, 0))
+    remove_leftovers(tmp_path, older_than_s=60)
+    assert not old.exists()
+    assert new.exists()
+
+
 def test_a_table_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(b"id\n\xff\n")
     with pytest.raises(DatasetError, match="not a table in UTF-8"):
