@@ -17,8 +17,8 @@ from trinat.segmentation.models.architectures import Ensemble, EnsembleConfig
 from trinat.segmentation.models.base import Network
 from trinat.segmentation.models.checkpoint import (
     Model,
-    class_weights,
     load_model,
+    normalised_weights,
     save_model,
 )
 from trinat.segmentation.models.model_info import (
@@ -75,8 +75,8 @@ def bundle(
     fusion = Fusion()
     if not default_weights:
         fusion = _common_fusion(sources)
-    # Weights that do not fit the label scheme are refused before anything is made.
-    class_weights(fusion, first.scheme, list(members), first.folder)
+    # Weights that are all 0 are refused before anything is made.
+    normalised_weights(fusion.weights, list(members), first.folder)
 
     template = first.template
     prior = first.info.prior

@@ -32,7 +32,7 @@ from trinat.segmentation.inference.fusion_fit import (
 from trinat.segmentation.inference.predictor import Predictor
 from trinat.segmentation.inference.prior import most_probable
 from trinat.segmentation.metrics.overlap import dice, joint_histogram
-from trinat.segmentation.models.checkpoint import Model, class_weights
+from trinat.segmentation.models.checkpoint import Model, normalised_weights
 from trinat.segmentation.models.model_info import Fusion, Mean
 from trinat.segmentation.space.resample import occupied_box
 from trinat.segmentation.space.views import View, to_slices
@@ -54,7 +54,7 @@ def fit_view_weights(
     candidates = [own]
     for mean in get_args(Mean):
         for weights in weights_to_try(segmenter.views):
-            changed = {"mean": mean, "weights": weights, "per_class": {}}
+            changed = {"mean": mean, "weights": weights}
             candidates.append(own.model_copy(update=changed))
 
     def score_all(pair: Pair) -> _Scores:
@@ -88,8 +88,7 @@ def describe_weights(fusion: Fusion) -> str:
 def _score(segmenter: Predictor, scan: AmbiguousVoxels, fusion: Fusion) -> float:
     """Return the mean Dice of a scan over the structures that the model predicts."""
     model = segmenter.model
-    rows = class_weights(fusion, model.scheme, segmenter.views, model.folder)
-    weights = dict(zip(segmenter.views, rows, strict=True))
+    weights = normalised_weights(fusion.weights, segmenter.views, model.folder)
     values = dice(scan.joint(model.scheme, weights, fusion.mean))
     values[[0, *not_compared(model)]] = np.nan
     return float(np.nanmean(values))

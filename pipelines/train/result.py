@@ -204,7 +204,7 @@ def save_run(
         Description(
             name=recipe.name,
             labels=scheme.name,
-            fusion=_fusion_of_start(recipe, scheme, out),
+            fusion=_fusion_of_start(recipe, out),
             contrast=recipe.contrast,
             reverse_contrast=recipe.reverse_contrast,
             stripped_by=recipe.stripped_by,
@@ -226,12 +226,12 @@ def save_run(
     return [view.value for view in networks]
 
 
-def _fusion_of_start(recipe: Recipe, scheme: LabelScheme, out: Path) -> Fusion:
+def _fusion_of_start(recipe: Recipe, out: Path) -> Fusion:
     """Return the fusion of the model that the weights come from; the defaults without one.
 
-    Weights that were fitted to that model are nearer than those of the paper, if all views come
-    from it and it has each of them. What speaks of structures that the scheme lacks, or of another
-    kind of CSF, does not carry over; nor do odds of structures, which training makes needless.
+    Weights that were fitted to that model are closer than those of the paper, if all views come
+    from it and it has each of them. The odds of CSF are dropped if the model taught another kind of
+    CSF, and the odds of structures always, because training makes them needless.
     """
     start_of: dict[View, Path | None] = dict.fromkeys(recipe.views)
     for stage in recipe.stages:
@@ -244,13 +244,7 @@ def _fusion_of_start(recipe: Recipe, scheme: LabelScheme, out: Path) -> Fusion:
     model = read_info(find_model(start))
     if not set(recipe.views) <= set(model.architectures):
         return Fusion()
-    of_classes = model.fusion.per_class.items()
-    changed: dict[str, Any] = {
-        "per_class": {
-            name: weights for name, weights in of_classes if name in scheme.names
-        },
-        "class_odds": {},
-    }
+    changed: dict[str, object] = {"class_odds": {}}
     if model.csf != _csf_taught(recipe, out):
         changed["csf_odds"] = 1.0
     return model.fusion.model_copy(update=changed)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from trinat.segmentation.errors import ConfigError
@@ -20,8 +18,6 @@ from trinat.segmentation.space.views import SliceAxes, View, slice_axes, to_slic
 # it, 0.01 and 0.001 did alike, and 0.1 a thousandth worse.
 _LEAST = 1e-3
 _SPAN = -math.log(_LEAST)
-# Tolerance for equal weights of classes.
-_SAME_WEIGHT = 1e-6
 # Number of voxels whose classes stay in a processor's cache from one operation to the next, which
 # halves the time (docs/notes/speed.md).
 _VOXELS_IN_CACHE = 4096
@@ -33,37 +29,6 @@ _VOXELS_AT_A_TIME = 1 << 18
 # Factors on the probabilities of classes by name, before the most probable one is taken: above 1 a
 # structure wins more of the uncertain voxels. They are fitted to labelled scans.
 Odds = Mapping[str, float]
-
-Weights = Mapping[View, float | NDArray[np.floating] | list[float]]
-
-
-def view_weights(
-    scheme: LabelScheme, views: tuple[View, ...], weights: Weights
-) -> dict[View, Tensor]:
-    """Return the weight of each class in each view, (K,), summing to 1 over the views.
-
-    `weights` has a number for each view, or one for each of its classes. Left and right of a
-    structure get their mean. Negative weights, and classes without any, are refused.
-    """
-    count = len(scheme)
-    by_class = {}
-    for view in views:
-        given = np.asarray(weights[view], np.float64)
-        by_class[view] = np.broadcast_to(given, (count,))
-    total = np.sum(list(by_class.values()), axis=0)
-    smallest = min(values.min() for values in by_class.values())
-    if smallest < 0 or total.min() <= 0:
-        raise ConfigError("view weights are negative, or 0 in all views for a class")
-
-    # A side that weighs more than its partner would shift the border that the sagittal view
-    # divides.
-    partner = scheme.partner_permutation
-    total_of_both = total + total[partner]
-    normalised = {}
-    for view, values in by_class.items():
-        of_both = values + values[partner]
-        normalised[view] = torch.from_numpy(of_both / total_of_both).float()
-    return normalised
 
 
 class ViewAggregator:
@@ -83,8 +48,9 @@ class ViewAggregator:
     resolves a third of a percent; and a side that all other views give less than the lowest
     probability cannot be distinguished from its partner.
 
-    `views` are those that will be added, `weights` as for `view_weights`. The default weights are
-    for models without any: those in a model's model.yaml take precedence (`Model.fusion_weights`).
+    `views` are those that will be added. Only the ratios of their `weights` matter. The default
+    weights are for models without any: those in a model's model.yaml take precedence
+    (`Model.fusion_weights`).
     With the sagittal view alone the classes are the merged ones: `scheme` has the classes of the
     volume.
     """
@@ -94,7 +60,7 @@ class ViewAggregator:
         shape: tuple[int, int, int],
         scheme: LabelScheme,
         views: tuple[View, ...],
-        weights: Weights = DEFAULT_WEIGHTS,
+        weights: Mapping[View, float] = DEFAULT_WEIGHTS,
         device: torch.device | str = "cpu",
         *,
         axes: Mapping[View, SliceAxes] | None = None,
@@ -108,12 +74,15 @@ class ViewAggregator:
         self.is_merged = views == (View.SAGITTAL,) and sagittal_is_merged
         if self.is_merged:
             self.scheme = scheme.merged.scheme
-            weights = {View.SAGITTAL: 1.0}
         else:
             self.scheme = scheme
-        normalised = view_weights(self.scheme, views, weights)
-        self._differ_by_class = _differ_by_class(normalised)
-        self._weights = {view: w.to(device) for view, w in normalised.items()}
+        total = sum(weights[view] for view in views)
+        if total <= 0 or min(weights[view] for view in views) < 0:
+            raise ConfigError("view weights are negative, or all are 0")
+        # A tensor of one element, which makes products with half precision single precision.
+        self._weights = {
+            view: torch.tensor([weights[view] / total], device=device) for view in views
+        }
         self.fused = torch.zeros(
             (*shape, len(self.scheme)), dtype=torch.float16, device=device
         )
@@ -167,8 +136,7 @@ class ViewAggregator:
         slices = slices[start : start + len(probabilities)]
         weight = self._weights[view]
         if probabilities.shape[1:3] != slices.shape[1:3]:
-            background_weight = weight[0].to(slices.dtype)
-            background = background_weight.repeat(slices.shape[1:3])
+            background = weight.to(slices.dtype).repeat(slices.shape[1:3])
             background[rows, columns] = 0
             slices[..., 0] += background
             slices = slices[:, rows, columns]
@@ -179,7 +147,7 @@ class ViewAggregator:
 
     def background_weight(self, view: View) -> float:
         """Return what a view adds to the background of a voxel that is certainly background."""
-        return float(self._weights[view][0])
+        return float(self._weights[view])
 
     def weighted(self, view: View, before: Tensor, probabilities: Tensor) -> Tensor:
         """Return the contribution of a view's probabilities (N, H, W, K or merged K), (N, H, W, K)
@@ -201,7 +169,7 @@ class ViewAggregator:
 
         Returns `fused` itself, not a copy. Call it once, after all views were added.
         """
-        if not self.is_geometric and not self._differ_by_class:
+        if not self.is_geometric:
             return self.fused
         for block in _blocks(self.fused):
             part = self.fused[block]
@@ -210,14 +178,11 @@ class ViewAggregator:
 
     def finished(self, added: Tensor) -> Tensor:
         """Return the fused probabilities (..., K) for the sum of all views (..., K); sums are 1."""
-        if not self.is_geometric and not self._differ_by_class:
+        if not self.is_geometric:
             return added
-        # Neither weights that differ between classes nor geometric means preserve the sums.
-        values = added
-        if self.is_geometric:
-            logarithms = added.float().sub(1).mul_(_SPAN)
-            # A class that no view considers possible gets probability 0.
-            values = logarithms.exp_().sub_(_LEAST).clamp_(min=0).to(added.dtype)
+        logarithms = added.float().sub(1).mul_(_SPAN)
+        # A class that no view considers possible gets probability 0.
+        values = logarithms.exp_().sub_(_LEAST).clamp_(min=0).to(added.dtype)
         sums = values.sum(-1, keepdim=True, dtype=torch.float32)
         return values / sums.clamp_(min=1e-6)
 
@@ -250,15 +215,6 @@ def _blocks(values: Tensor) -> Iterator[tuple[slice, slice]]:
     for number in range(slices):
         for first in range(0, rows, rows_at_a_time):
             yield slice(number, number + 1), slice(first, first + rows_at_a_time)
-
-
-def _differ_by_class(weights: Mapping[View, Tensor]) -> bool:
-    """Return True if a view weighs classes differently."""
-    for of_view in weights.values():
-        differences = (of_view - of_view[0]).abs()
-        if differences.max() > _SAME_WEIGHT:
-            return True
-    return False
 
 
 def multiply_csf_odds(fused: Tensor, scheme: LabelScheme, odds: float) -> None:

@@ -49,13 +49,13 @@ class AmbiguousVoxels:
     def joint(
         self,
         scheme: LabelScheme,
-        weights: Mapping[View, NDArray[np.floating]],
+        weights: Mapping[View, float],
         mean: Mean = "arithmetic",
     ) -> NDArray[np.int64]:
         """Count all voxels of the scan by true and fused class, (K, K), with these weights.
 
-        `weights` have an entry a class for each view. Voxels whose class no weights can change are
-        counted as they were decided, so that the sum is the number of voxels of the scan.
+        Voxels whose class no weights can change are counted as they were decided, so that the sum
+        is the number of voxels of the scan.
         """
         views = tuple(self.probabilities)
         axes = dict.fromkeys(views, _IN_A_ROW)

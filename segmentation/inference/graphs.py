@@ -105,13 +105,12 @@ def fusion_of(model: Model) -> ViewAggregator:
     """Return the fusion of all views of a model, without voxels."""
     # The sagittal view comes last.
     views = tuple(view for view in View if view in model.networks)
-    weights = model.fusion_weights(views)
     is_merged = View.SAGITTAL in views and model.is_merged(View.SAGITTAL)
     return ViewAggregator(
         (0, 0, 0),
         model.scheme,
         views,
-        dict(zip(views, weights, strict=True)),
+        model.fusion_weights(views),
         sagittal_is_merged=is_merged,
         mean=model.info.fusion.mean,
     )

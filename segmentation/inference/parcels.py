@@ -93,7 +93,7 @@ def join_views(
     parts: Iterable[tuple[View, SliceProbabilities]],
     cortex: Tensor,
     axes: Mapping[View, SliceAxes],
-    weights: Mapping[View, Tensor],
+    weights: Mapping[View, float],
     odds: Tensor,
     parcellation: Parcellation,
 ) -> Parcels:
@@ -116,15 +116,14 @@ def mean_of_views(
     parts: Iterable[tuple[View, SliceProbabilities]],
     cortex: Tensor,
     axes: Mapping[View, SliceAxes],
-    weights: Mapping[View, Tensor],
+    weights: Mapping[View, float],
     parcellation: Parcellation,
 ) -> tuple[Tensor, dict[View, Tensor]]:
     """Return the weighted geometric mean of views and neighbours, and each view's own classes.
 
     The mean is the logarithms (N, K - 1) of parcels for the N voxels that may be cortex, in C
     order; a view's classes are (N,). `parts` are the views' probabilities of slices along their
-    `axes`, on the device of `cortex`, the probability of cortex of each voxel (X, Y, Z); `weights`
-    are those of each class, (K,).
+    `axes`, on the device of `cortex`, the probability of cortex of each voxel (X, Y, Z).
     """
     places = may_be_cortex(cortex)
     device = places.device
@@ -141,7 +140,7 @@ def mean_of_views(
         # Classes that are no parcels are impossible here.
         own = part.probabilities[is_wanted][:, 1:]
         own = own / own.sum(1, keepdim=True).clamp(min=_LEAST)
-        logarithms[wanted] += own.clamp(min=_LEAST).log() * weights[view][1:]
+        logarithms[wanted] += own.clamp(min=_LEAST).log().float() * weights[view]
         if view not in by_view:
             by_view[view] = torch.zeros(count, dtype=torch.uint8, device=device)
         by_view[view][wanted] = (1 + own.argmax(1)).to(torch.uint8)

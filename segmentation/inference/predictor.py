@@ -151,12 +151,6 @@ class Predictor:
         return {view: preprocessing.slice_axes(view) for view in self.views}
 
     @property
-    def weights(self) -> dict[View, Tensor]:
-        """Weight of each view for each class, (K,), on the device."""
-        by_view = torch.from_numpy(self.model.fusion_weights(self.views))
-        return dict(zip(self.views, by_view.to(self.device), strict=True))
-
-    @property
     def odds(self) -> Tensor:
         """Factor on the probability of each class, (K,), on the device."""
         class_odds = self.model.info.fusion.class_odds
@@ -272,7 +266,7 @@ class Predictor:
                 parts,
                 cortex,
                 parcels.axes,
-                parcels.weights,
+                parcels.model.fusion_weights(parcels.views),
                 parcels.odds,
                 parcellation,
             )
@@ -326,12 +320,12 @@ class Predictor:
 
     @property
     def enough_views(self) -> tuple[View, ...]:
-        """Return the first view that knows all classes with their sides, or all views if none
-        does.
+        """Return the first view that tells left from right, or all views if none does.
+
+        Views without a weight are passed over.
         """
-        weights = self.model.fusion_weights(self.views)
-        for view, of_view in zip(self.views, weights, strict=True):
-            if of_view.all() and not self.model.is_merged(view):
+        for view, weight in self.model.fusion_weights(self.views).items():
+            if weight > 0 and not self.model.is_merged(view):
                 return (view,)
         return self.views
 
@@ -393,13 +387,11 @@ class Predictor:
         shape = to_shape(image.shape)
         info = self.model.info
         axes = self.axes
-        # The model's own weights, from its model.yaml.
-        weights = self.model.fusion_weights(views)
         fusion = ViewAggregator(
             shape,
             self.model.scheme,
             views,
-            dict(zip(views, weights, strict=True)),
+            self.model.fusion_weights(views),
             self.device,
             axes=axes,
             sagittal_is_merged=View.SAGITTAL in self._merged_views(),

@@ -36,7 +36,6 @@ from trinat.segmentation.models.model_info import (
     FORMAT,
     PRIOR_FILE,
     Description,
-    Fusion,
     ModelInfo,
     Precision,
     Template,
@@ -115,44 +114,30 @@ class Model:
             return np.unique(self.scheme.merged.to_merged[self.not_predicted])
         return self.not_predicted
 
-    def fusion_weights(self, views: Collection[View]) -> NDArray[np.float32]:
-        """Return the weights (V, K) of these views for each class of the scheme; columns sum to 1.
-
-        They are the model's own, from its model.yaml.
-        """
-        where = self.folder / MODEL_FILE
-        return class_weights(self.info.fusion, self.scheme, views, where)
+    def fusion_weights(self, views: Collection[View]) -> dict[View, float]:
+        """Return the weights of these views from the model's model.yaml; their sum is 1."""
+        return normalised_weights(
+            self.info.fusion.weights, views, self.folder / MODEL_FILE
+        )
 
 
-def class_weights(
-    fusion: Fusion,
-    scheme: LabelScheme,
-    views: Collection[View],
-    where: str | Path,
-) -> NDArray[np.float32]:
-    """Return weights (V, K) of some views for each class of a scheme; columns sum to 1.
+def normalised_weights(
+    weights: Mapping[View, float], views: Collection[View], where: str | Path
+) -> dict[View, float]:
+    """Return the weights of some views, with a sum of 1; a view without a weight gets 0.
 
-    A class has the weights of `per_class`, else the weights of the views as a whole; a view without
-    a weight does not count. `where` is the file they come from, which errors name.
+    ModelError, with the file `where`, is raised if all of them are 0.
     """
-    for name in fusion.per_class:
-        if name not in scheme.names:
-            raise ModelError(f"{name} is no structure of {scheme.name}", where=where)
-    columns = []
-    for name in scheme.names:
-        by_view = fusion.per_class.get(name, fusion.weights)
-        columns.append([by_view.get(view, 0.0) for view in views])
-    weights = np.array(columns, np.float32).T
-    total = weights.sum(0)
-    if not (total > 0).all():
+    given = np.array([weights.get(view, 0.0) for view in views], np.float32)
+    total = given.sum()
+    if total <= 0:
         names = ", ".join(view.value for view in views)
         raise ModelError(
-            f"the views {names} have no weight for some structure",
+            f"the views {names} have no weight",
             where=where,
             remedy="run more views, or give them weights under fusion",
         )
-    normalised: NDArray[np.float32] = weights / total
-    return normalised
+    return dict(zip(views, (given / total).tolist(), strict=True))
 
 
 def save_changed(
@@ -348,8 +333,7 @@ def _check_labels(info: ModelInfo, scheme: LabelScheme, folder: Path) -> None:
             f"{scheme.names[0]} is always predicted, not_predicted names it",
             where=where,
         )
-    fusion = info.fusion
-    named = [*info.not_predicted, *fusion.per_class, *fusion.class_odds]
+    named = [*info.not_predicted, *info.fusion.class_odds]
     if info.prior is not None:
         named.extend(info.prior.per_class)
     for name in named:

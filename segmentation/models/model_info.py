@@ -127,8 +127,6 @@ class Fusion(_Section):
 
     mean: Mean = "arithmetic"
     weights: dict[View, Weight] = DEFAULT_WEIGHTS
-    # For structures, by name, that are better weighted otherwise.
-    per_class: dict[str, dict[View, Weight]] = {}
     # The odds of CSF against background are multiplied by this: 0.5 halves them. It moves the outer
     # border of the fluid, and with it the intracranial volume.
     csf_odds: Odds = 1.0

@@ -205,13 +205,7 @@ def test_graphs_fuse_as_the_predictor_does(settings: Fusion, tmp_path: Path) -> 
         (16, 16, 16),
         model.scheme,
         predictor.views,
-        dict(
-            zip(
-                predictor.views,
-                model.fusion_weights(predictor.views),
-                strict=True,
-            )
-        ),
+        model.fusion_weights(predictor.views),
         mean=model.info.fusion.mean,
     )
     fusion = fusion_of(model)

@@ -17,7 +17,6 @@ from trinat.segmentation.errors import (
     ConfigError,
     TrinatError,
 )
-from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.checkpoint import load_model, read_info, save_model
 from trinat.segmentation.models.model_info import Description, Fusion, Training
 from trinat.segmentation.models.quicknat import QuickNat, QuickNatConfig
@@ -148,7 +147,6 @@ def save_start(folder: Path, *structures: str, licence: str = "") -> Fusion:
     fitted = Fusion(
         mean="geometric",
         weights={View.CORONAL: 0.7, View.SAGITTAL: 0.3},
-        per_class={name: {View.CORONAL: 0.2} for name in structures},
         csf_odds=0.4,
         class_odds=dict.fromkeys(structures, 2.0),
     )
@@ -196,36 +194,22 @@ def test_a_licence_of_the_weights_that_a_run_starts_from_goes_on(
     assert "the weights of start are licensed under CC BY-NC 3.0" in logged.messages
 
 
-def test_fitted_weights_of_structures_that_a_scheme_lacks_do_not_carry_over(
-    tmp_path: Path,
-) -> None:
-    save_start(tmp_path / "start", "Brain-Stem", "CSF")
-    recipe = tiny_recipe(
-        tmp_path, "scheme=tissue4", views=["coronal"], start=str(tmp_path / "start")
-    )
-    scheme = load_scheme("tissue4")
-    fusion = _fusion_of_start(recipe, scheme, tmp_path)
-    assert fusion.weights == {View.CORONAL: 0.7, View.SAGITTAL: 0.3}
-    assert fusion.per_class == {"CSF": {View.CORONAL: 0.2}}
-
-
 def test_views_that_are_not_all_of_one_model_have_the_default_weights(
     tmp_path: Path,
 ) -> None:
     save_start(tmp_path / "start")
     start = str(tmp_path / "start")
-    scheme = load_scheme("quicknat33")
     # The model has no axial network: its weights would leave that view out.
     lacks = tiny_recipe(tmp_path, views=["coronal", "axial"], start=start)
-    assert _fusion_of_start(lacks, scheme, tmp_path) == Fusion()
+    assert _fusion_of_start(lacks, tmp_path) == Fusion()
     stages = [
         {"name": "first", "start": "fast"},
         {"name": "second", "start": start, "views": ["coronal"]},
     ]
     mixed = tiny_recipe(tmp_path, views=["coronal", "axial"], stages=stages)
-    assert _fusion_of_start(mixed, scheme, tmp_path) == Fusion()
+    assert _fusion_of_start(mixed, tmp_path) == Fusion()
     later = tiny_recipe(tmp_path, views=["coronal"], stages=stages)
-    assert _fusion_of_start(later, scheme, tmp_path).weights[View.CORONAL] == 0.7
+    assert _fusion_of_start(later, tmp_path).weights[View.CORONAL] == 0.7
 
 
 @pytest.mark.parametrize(

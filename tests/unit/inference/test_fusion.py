@@ -11,7 +11,6 @@ from trinat.segmentation.errors import ConfigError
 from trinat.segmentation.inference.fusion import (
     ViewAggregator,
     multiply_csf_odds,
-    view_weights,
 )
 from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.models.model_info import Mean
@@ -104,18 +103,6 @@ def test_sagittal_alone_gives_the_merged_scheme(mean: Mean) -> None:
     assert fusion.finish()[0, 0, 0].tolist() == [0.5, 0.25, 0.25]
 
 
-def test_weights_per_class_are_applied_and_sums_restored() -> None:
-    # B counts in the axial view alone: 0.5 * 0.5 background, B 1.0 * 0.5 and 0 from coronal.
-    weights = {View.CORONAL: [1.0, 1, 1, 0], View.AXIAL: [1.0, 1, 1, 1]}
-    fused = fuse(
-        (View.CORONAL, View.AXIAL),
-        {View.CORONAL: [1.0, 0, 0, 0.0], View.AXIAL: [0.5, 0, 0, 0.5]},
-        weights=weights,
-    )
-    expected = torch.tensor([0.75, 0, 0, 0.5]) / 1.25
-    torch.testing.assert_close(fused[0, 0, 0].float(), expected, atol=1e-3, rtol=0)
-
-
 def test_odds_of_csf_against_background_are_multiplied() -> None:
     """0.6 to 0.2 are odds of 3; of a third of them, 1, each of the two gets half of 0.8."""
     scheme = load_scheme("quicknat33")
@@ -140,17 +127,6 @@ def test_odds_of_one_change_nothing() -> None:
     before = fused.clone()
     multiply_csf_odds(fused, scheme, 1.0)
     assert torch.equal(fused, before)
-
-
-def test_sides_of_a_structure_share_one_weight() -> None:
-    weights = view_weights(
-        SCHEME,
-        (View.CORONAL, View.AXIAL),
-        {View.CORONAL: [1.0, 3, 1, 1], View.AXIAL: [1.0, 1, 1, 1]},
-    )
-    torch.testing.assert_close(
-        weights[View.CORONAL], torch.tensor([1 / 2, 2 / 3, 2 / 3, 1 / 2])
-    )
 
 
 def test_slices_land_where_they_came_from() -> None:
@@ -214,9 +190,18 @@ def test_sagittal_before_the_others_is_refused() -> None:
         fusion.add(View.CORONAL, 0, constant(View.CORONAL, [1.0, 0, 0, 0]))
 
 
-def test_weights_that_leave_a_class_out_are_refused() -> None:
-    with pytest.raises(ConfigError, match="0 in all views"):
-        view_weights(SCHEME, (View.AXIAL,), {View.AXIAL: [0.0, 1, 1, 1]})
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {View.CORONAL: 0.0, View.AXIAL: 0.0, View.SAGITTAL: 1.0},
+        {View.CORONAL: -1.0, View.AXIAL: 2.0},
+    ],
+)
+def test_weights_that_are_negative_or_all_zero_are_refused(
+    weights: dict[View, float],
+) -> None:
+    with pytest.raises(ConfigError):
+        ViewAggregator(SHAPE, SCHEME, (View.CORONAL, View.AXIAL), weights)
 
 
 def test_the_real_scheme_merges_to_nineteen_classes() -> None:
@@ -259,11 +244,7 @@ def test_a_geometric_mean_of_views_that_agree_is_what_they_say() -> None:
 
 
 def test_a_geometric_mean_divides_sides_as_the_views_before_tell_them() -> None:
-    weights = {
-        View.CORONAL: [0.15, 0.15, 0.15, 0.4],
-        View.AXIAL: [0.05, 0.05, 0.05, 0.1],
-        View.SAGITTAL: [0.8, 0.8, 0.8, 0.5],
-    }
+    weights = {View.CORONAL: 0.15, View.AXIAL: 0.05, View.SAGITTAL: 0.8}
     fused = fuse(
         ALL,
         {
@@ -282,7 +263,7 @@ def test_a_geometric_mean_divides_sides_as_the_views_before_tell_them() -> None:
             0.1**0.15 * 0.2**0.05 * 0.25**0.8,
             0.7**0.15 * 0.2**0.05 * left**0.8,
             0.1**0.15 * 0.5**0.05 * right**0.8,
-            0.1**0.4 * 0.1**0.1 * 0.15**0.5,
+            0.1**0.15 * 0.1**0.05 * 0.15**0.8,
         ]
     )
     expected = (means - 0.001) / (means - 0.001).sum()

@@ -68,7 +68,6 @@ def random_views(seed: int) -> dict[View, torch.Tensor]:
     [
         DEFAULT_WEIGHTS,
         {C: 0.1, A: 0.8, S: 0.1},
-        {C: [0.9, 0.1, 0.1, 0.5], A: [0.05, 0.1, 0.1, 0.5], S: [0.05, 0.8, 0.8, 0.001]},
     ],
 )
 @pytest.mark.parametrize("mean", ["arithmetic", "geometric"])

@@ -175,9 +175,8 @@ def _says(network: QuickNat, shares: dict[int, float]) -> None:
 def _find(predictor: Predictor, image: Tensor) -> Parcels:
     cortex = likely_cortex(_as_if_seen(image), DESIKAN)
     parts = predictor.each_view(image, within=may_be_cortex(cortex))
-    return join_views(
-        parts, cortex, predictor.axes, predictor.weights, predictor.odds, DESIKAN
-    )
+    weights = predictor.model.fusion_weights(predictor.views)
+    return join_views(parts, cortex, predictor.axes, weights, predictor.odds, DESIKAN)
 
 
 def test_views_are_joined_by_the_geometric_mean_in_what_may_be_cortex(
@@ -222,7 +221,7 @@ def _in_a_row(
         [(view, part)],
         torch.tensor(cortex).reshape(count, 1, 1),
         {view: slice_axes(view)},
-        {view: torch.ones(len(DESIKAN.parcels))},
+        {view: 1.0},
         odds,
         DESIKAN,
     )

@@ -372,10 +372,8 @@ def test_some_views_are_fused_as_if_the_model_had_no_others(
 def test_the_first_view_that_knows_all_classes_with_their_sides_is_enough(
     only_view: View | None, enough: tuple[View, ...], tmp_path: Path
 ) -> None:
-    per_class = {}
-    if only_view is not None:
-        per_class["Brain-Stem"] = {only_view: 1.0}
-    fusion = Fusion(weights=dict.fromkeys(View, 1.0), per_class=per_class)
+    weights = dict.fromkeys(View if only_view is None else [only_view], 1.0)
+    fusion = Fusion(weights=weights)
     networks = load_model(random_model()).networks
     save_model(tmp_path / "m", Description(name="m", fusion=fusion), networks)
     assert Predictor(tmp_path / "m", device="cpu").enough_views == enough

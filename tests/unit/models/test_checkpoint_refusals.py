@@ -83,10 +83,6 @@ def test_weights_that_do_not_fit_are_refused(
         (set_key("labels_sha256", to="0" * 64), "trained with other labels"),
         (set_key("labels", to="nothing33"), "label scheme nothing33: no such"),
         (set_key("not_predicted", to=["Nose"]), "Nose is no structure"),
-        (
-            set_key("fusion", "per_class", to={"Nose": {"axial": 1}}),
-            "Nose is no structure",
-        ),
         (set_key("fusion", "class_odds", to={"Nose": 2}), "Nose is no structure"),
         (set_key("fusion", "class_odds", to={"CSF": 11}), "fusion.class_odds.CSF: "),
         (set_key("fusion", "weights", "axial", to=-1), "fusion.weights.axial: "),
@@ -122,10 +118,6 @@ def test_weights_that_do_not_fit_are_refused(
             "preprocessing.spacing_mm: ",
         ),
         (set_key("fusion", "weights", "axial", to=1e39), "fusion.weights.axial: "),
-        (
-            set_key("fusion", "per_class", to={"CSF": {"axial": 1e39}}),
-            "fusion.per_class.CSF.axial",
-        ),
         (set_key("precision", to="float16"), "is stored as torch.float32, not float16"),
     ],
 )
