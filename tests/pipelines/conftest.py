@@ -1,4 +1,4 @@
-"""What the tests of pipelines share."""
+"""Fixtures of the tests of pipelines."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ import pytest
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """The log of trinat, from INFO on."""
+    """Return the log of trinat from level INFO."""
     caplog.set_level(logging.INFO, "trinat")
     return caplog

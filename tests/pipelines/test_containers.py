@@ -1,4 +1,4 @@
-"""The containers' recipes copy all that the package is built from, and do the same with it.
+"""The container recipes copy all files that the package is built from, and do the same steps.
 
 No image is built here.
 """
@@ -21,18 +21,18 @@ APPTAINER = (ROOT / "containers/trinat.def").read_text()
 
 
 def instructions(name: str) -> list[str]:
-    """What follows an instruction of the Dockerfile, each time that it is there."""
+    """Return the arguments of every occurrence of an instruction in the Dockerfile."""
     return re.findall(rf"^{name} (.*)$", DOCKER, re.MULTILINE)
 
 
 def section(name: str) -> list[str]:
-    """The lines of a section of the Apptainer recipe."""
+    """Return the lines of a section of the Apptainer recipe."""
     text = APPTAINER.partition(f"%{name}\n")[2].partition("\n\n")[0]
     return [line.strip() for line in text.splitlines()]
 
 
 def copied_by_docker() -> list[str]:
-    """The sources of the COPY lines, without what each is copied to."""
+    """Return the sources of the COPY lines, without their destinations."""
     sources: list[str] = []
     for line in instructions("COPY"):
         sources += line.split()[:-1]
@@ -40,7 +40,7 @@ def copied_by_docker() -> list[str]:
 
 
 def copied_by_apptainer() -> list[str]:
-    """The sources in the section %files."""
+    """Return the sources in the section %files."""
     return [line.split()[0] for line in section("files")]
 
 
@@ -62,7 +62,7 @@ def test_a_container_gets_all_packages_and_files_of_the_build(
 ) -> None:
     for name in sources:
         if (ROOT / name).is_dir():
-            # The weights are not needed to see which packages there are.
+            # The weights are not needed to find the packages.
             leave_out = shutil.ignore_patterns("*.safetensors", "*.npz", "__pycache__")
             shutil.copytree(
                 ROOT / name, tmp_path / name, symlinks=True, ignore=leave_out

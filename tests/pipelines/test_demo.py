@@ -1,4 +1,4 @@
-"""The demo goes the whole path: scans, labels in their space, a report on both."""
+"""The demo runs completely: scans, labels in their space, and a report on both."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def test_a_coarse_oblique_head_goes_the_whole_path(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.important
 def test_the_shipped_model_finds_heads_in_odd_geometries(tmp_path: Path) -> None:
-    """`scripts/demo` is what README.md shows first."""
+    """`scripts/demo` is the first command in README.md."""
     subprocess.run([ROOT / "scripts/demo", "--out", tmp_path / "demo"], check=True)
     metrics = pd.read_csv(tmp_path / "demo/report/metrics.csv")
     dice = metrics[metrics["metric"] == "dice"].pivot(
         index="subject", columns="structure", values="value"
     )["group:all"]
     assert set(dice.index) == {geometry.subject for geometry in GEOMETRIES}
-    # The phantom is drawn as the label maps for synthesis are. The model has learnt from heads
-    # drawn as FreeSurfer draws them too: pallidum and accumbens differ.
+    # The phantom has the borders of the label maps used for synthesis. The model has also
+    # learnt from FreeSurfer's labels, whose pallidum and accumbens differ.
     assert dice.min() > 0.87

@@ -1,4 +1,4 @@
-"""trinat doctor finds what is missing, too old or too small, and says what to do."""
+"""trinat doctor reports what is missing, too old or too small, and what to do."""
 
 from __future__ import annotations
 

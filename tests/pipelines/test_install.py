@@ -1,4 +1,4 @@
-"""scripts/install: a line a step, the log in a file, its end where a step fails."""
+"""scripts/install prints a line per step, logs to a file, and shows its end if a step fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Stands for the environment's Python: pip says much, and fails where it is asked to.
+# Stands for the environment's Python: pip prints much, and fails on request.
 STUB = """#!/bin/sh
 case "$*" in
     *"pip install"*)
@@ -49,7 +49,7 @@ def test_each_step_is_a_line_and_the_last_one_says_how_to_call_it(
     assert len(lines) == 4
     assert "1 of 2: torch==" in lines[1]
     assert "2 of 2: trinat" in lines[2]
-    # As seen from where one stands.
+    # Relative to the current folder.
     assert "Call ../.venv/bin/trinat, or . ../.venv/bin/activate" in lines[3]
     log = (tmp_path / ".venv/trinat-install.log").read_text()
     assert log.count("pip line 1\n") == 2

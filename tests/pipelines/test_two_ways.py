@@ -1,4 +1,4 @@
-"""Two ways to one number: what one part writes is what another part, or a reader, computes."""
+"""Numbers computed in two ways: outputs of one part agree with another part, or with a reader."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SCHEME = load_scheme("quicknat33")
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Truths and predictions of three persons, on grids with other orders of the axes.
+    """Write truths and predictions of three persons, on grids with other orders of the axes.
 
     The predictions are shifted, and a structure of each is missed, invented or exchanged.
     """
@@ -55,7 +55,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(pairs: Path) -> Path:
-    """What the command line writes of them."""
+    """Evaluate the pairs on the command line."""
     options = {
         "--truth": str(pairs / "truth"),
         "--pred": str(pairs / "found"),
@@ -125,7 +125,7 @@ def test_the_mean_of_a_group_is_that_of_its_rows(rows: pd.DataFrame) -> None:
 def test_the_means_of_a_report_are_those_of_its_rows(
     report: Path, rows: pd.DataFrame
 ) -> None:
-    """One session a person: means over persons are means over rows."""
+    """One session per person: means over persons are means over rows."""
     shown = rows["structure"].map(short_name)
     means = rows.groupby([shown, "metric"])["value"].mean()
     table = pd.read_csv(report / "structures.csv").set_index("structure")
@@ -149,7 +149,7 @@ def test_the_means_of_a_report_are_those_of_its_rows(
 def predicted(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """Results of a scan of 1 mm (`a`) and of one of 1.2 x 0.9 x 1.5 mm (`b`)."""
+    """Segment a scan of 1 mm (`a`) and one of 1.2 x 0.9 x 1.5 mm (`b`)."""
     root = tmp_path_factory.mktemp("predicted")
     scans = write_heads(root / "in", "a.nii.gz")
     scan, _ = miniature("LIA", seed=1)
@@ -189,7 +189,7 @@ def test_the_picture_shows_the_label_map_that_is_written(predicted: Path) -> Non
 
 
 def test_cleaning_changes_the_label_map_of_that_scan(tmp_path: Path) -> None:
-    """Or the tests above would not tell a cleaned map from another one."""
+    """Otherwise the tests above could not tell a cleaned map from another one."""
     scans = write_heads(tmp_path / "in", "a.nii.gz")
     maps = []
     for clean in (False, True):

@@ -1,6 +1,6 @@
-"""From a dataset's archives to a report, by the commands that each command prints.
+"""From a dataset's archives to a report, by following the commands that each command prints.
 
-Only `quicknat` is replaced, by the recipe `miniature`: what would take hours takes a minute.
+Only `quicknat` is replaced, by the recipe `miniature`, which takes a minute instead of hours.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MIDDLE = "grid: [96, 96, 96]\n"
 
 @pytest.fixture
 def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Types a command, then whatever comes next, to the end; returns all that was printed."""
+    """Run a command and then each command that it proposes, to the end; return all output."""
     monkeypatch.chdir(tmp_path)
 
     def type_(
@@ -48,7 +48,7 @@ def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
     ) -> list[str]:
         said: list[str] = []
         while line:
-            # What is proposed where there is no GPU is replaced like what is where there is one.
+            # The command proposed without a GPU is replaced like the one proposed with a GPU.
             proposed = line.replace("train finetune", "train quicknat")
             words = shlex.split(proposed.replace(*replaced))
             assert words[0] == "trinat"
@@ -64,7 +64,10 @@ def follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
 
 
 def mean_dice(views: int) -> float:
-    """Of all structures over the test persons, on the page too; `views` are the model's."""
+    """Return the mean Dice over structures and test persons.
+
+    `views` is the model's number of views.
+    """
     assert len(read_info(next(Path("runs").glob("*/model"))).architectures) == views
     rows = json.loads(Path("report/summary.json").read_text())["statistics"]
     mean = next(
@@ -182,7 +185,7 @@ def test_cross_validation_pools_the_persons_of_all_folds(
     lines = Path("report/metrics.csv").read_text().splitlines()
     tested = {row["subject"] for row in csv.DictReader(lines)}
     assert tested == {"p1", "p2", "p3"}
-    # Each person was segmented by the network that had not seen it.
+    # Each person was segmented by the network that had not seen that person.
     for fold in range(3):
         (person,) = json.loads(Path(f"store/split-{fold}.json").read_text())["test"]
         (entry,) = Path(f"found/fold-{fold}").glob("*_dseg.nii.gz")
@@ -229,7 +232,7 @@ def test_labels_that_a_model_made_are_called_so_everywhere(
     assert {s["pseudo"]["model"] for s in store["subjects"].values()} == {"overfitted"}
     info = read_info(Path("runs/ixi/model"))
     assert info.training.pseudo_labels.startswith("pseudo-labels of overfitted (")
-    # What its teacher does not know, it cannot have learnt.
+    # A student cannot learn structures that its teacher does not predict.
     assert info.not_predicted == read_info(model).not_predicted
     run = Path("runs/ixi/train/coronal/run.html").read_text()
     assert "train/coronal, pseudo-labels of overfitted" in run
@@ -243,7 +246,7 @@ def test_labels_that_a_model_made_are_called_so_everywhere(
     assert "pseudo-labels of overfitted" in Path("store/report.html").read_text()
     follow("trinat report found --out group --jobs 1 --include-rejected")
     assert "pseudo-labels of overfitted" in Path("group/report.html").read_text()
-    # A model that starts from it has seen them, too.
+    # A model that starts from it has seen the same subjects.
     Path("more.yaml").write_text(yaml.safe_dump(TINY | {"start": "runs/ixi/model"}))
     follow("trinat train more.yaml --out runs/more --view axial")
     more = read_info(Path("runs/more/model")).training

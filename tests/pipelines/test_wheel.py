@@ -1,4 +1,4 @@
-"""The wheel holds what a user without a clone needs."""
+"""The wheel contains everything that a user without a clone needs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_wheel_holds_the_shipped_weights_their_card_and_the_notices(
     subprocess.run(build, check=True, timeout=200)
     (wheel,) = tmp_path.glob("trinat-*.whl")
     held = set(zipfile.ZipFile(wheel).namelist())
-    # One name is installed, beside what pip knows of it.
+    # One top-level name is installed, besides pip's metadata.
     tops = {name.split("/")[0] for name in held}
     assert tops == {"trinat", next(top for top in tops if top.endswith(".dist-info"))}
     shipped = ROOT / "segmentation" / "models" / "zoo"
@@ -36,7 +36,7 @@ def test_the_wheel_holds_the_shipped_weights_their_card_and_the_notices(
     assert len(wanted) > 5
     for part in ("view/page", "site/browser"):
         files = (ROOT / "pipelines" / part).rglob("*.*")
-        # Types of the page's JavaScript are for whoever changes it.
+        # The TypeScript types are needed only to change the page's JavaScript.
         wanted |= {in_wheel(path) for path in files if path.suffix != ".ts"}
     assert "trinat/pipelines/view/page/niivue/LICENSE.txt" in wanted
     assert not wanted - held

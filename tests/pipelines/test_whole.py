@@ -1,4 +1,7 @@
-"""The whole way as a user types it: from a dataset's server to a report of the test persons."""
+"""The whole workflow as a user types it.
+
+From a dataset's server to a report on the test persons.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ RECIPE = {
 
 @pytest.fixture
 def oasis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A server on loopback with one disc of OASIS-1: four persons, one of them seen twice."""
+    """Serve one disc of OASIS-1 on loopback: four persons, one of them scanned twice."""
     sessions = ("0001_MR1", "0002_MR1", "0002_MR2", "0003_MR1", "0004_MR1")
     for number, session in enumerate(sessions):
         freesurfer_subject(
@@ -89,7 +92,7 @@ def oasis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def type_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Types a line in an empty folder and returns what was printed; it must succeed."""
+    """Run command lines in an empty folder and return their output; each must succeed."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
 
@@ -134,7 +137,7 @@ def test_from_a_datasets_server_to_a_report(type_: Callable[[str], str]) -> None
 
     said = type_("trinat train tiny.yaml --store store --out runs/tiny")
     assert "coronal, axial, sagittal of tiny" in said
-    # Of sessions that no network has seen; each command says the next.
+    # On sessions that no network has seen; each command proposes the next.
     for words in (
         "predict --store store --part test --model runs/tiny/model --out found",
         "evaluate --store store --part test --pred found --out report",
@@ -145,7 +148,8 @@ def test_from_a_datasets_server_to_a_report(type_: Callable[[str], str]) -> None
     with Path("report/metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["metric"] == "dice"]
     assert {row["subject"] for row in rows} == persons[2]
-    # Cortex, white matter and ventricles; seconds of training do not do for smaller structures.
+    # Cortex, white matter and ventricles; seconds of training are not enough for smaller
+    # structures.
     large = {str(number) for number in (2, 3, 4, 41, 42, 43)}
     scores = [float(row["value"]) for row in rows if row["fs_id"] in large]
     assert len(scores) == len(large) * len(split["test"])

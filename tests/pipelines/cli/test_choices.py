@@ -1,4 +1,4 @@
-"""Words of the command line become settings, or are refused before anything is read."""
+"""Values on the command line become settings, or are refused before anything is read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_what_is_no_device_is_refused(text: str) -> None:
     [
         ("auto", 1, ["auto"]),
         ("cpu", 3, ["cpu", "cpu", "cpu"]),
-        # A process on each GPU without being asked for two.
+        # One process per GPU by default.
         ("cuda:0,1", 1, ["cuda:0", "cuda:1"]),
         ("cuda:0,1", 3, ["cuda:0", "cuda:1", "cuda:0"]),
     ],

@@ -24,7 +24,7 @@ def trinat(*arguments: str) -> subprocess.CompletedProcess[str]:
 def command(
     line: str, *arguments: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """A command line whose one command is this line of Python."""
+    """Return a command line whose only command is this line of Python."""
     code = (
         "import typer\nfrom trinat.pipelines.cli import run\n"
         "app = typer.Typer(pretty_exceptions_enable=False)\n"

@@ -34,7 +34,10 @@ class Outer:
 
 
 def called(command: Callable[..., Any] | None, line: str) -> Any:
-    """What a command is called with by a line; fails with what it says where that is refused."""
+    """Return the arguments with which a line calls a command.
+
+    Fail with the error of a refused line.
+    """
     heard: list[Any] = []
 
     @with_fields

@@ -1,4 +1,4 @@
-"""Settings from files: what is wrong is said with the file, the key and the line."""
+"""Settings from files: errors name the file, the key and the line."""
 
 from __future__ import annotations
 

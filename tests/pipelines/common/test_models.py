@@ -1,4 +1,4 @@
-"""Who uses weights that are not as free as trinat is told so."""
+"""A notice is printed if the licence of the weights is more restrictive than trinat's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_each_licence_is_printed_once_on_stderr(
     "words",
     [
         "bundle MODEL --out joined",
-        # These are refused for what is not there, once it has been said whose weights they are.
+        # Refused because files are missing, but only after the notice about the licence.
         "fit MODEL --scans none --truth none",
         "suspects none --model MODEL",
         "explain none.nii.gz --structure left-hippocampus --model MODEL",

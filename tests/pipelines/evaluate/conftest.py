@@ -19,8 +19,11 @@ from trinat.pipelines.evaluate.evaluation import (
 
 @pytest.fixture(scope="session")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Seven persons and two models; model b misses a structure, mirrors a scan, lacks a file and
-    has a damaged one; one truth without any prediction, one prediction without a truth."""
+    """Evaluate seven persons and two models, with faults.
+
+    Model b misses a structure, mirrors a scan, lacks a file and has a damaged one; there is one
+    truth without a prediction, and one prediction without a truth.
+    """
     root = tmp_path_factory.mktemp("study")
     for n in range(1, 8):
         write(root / f"truth/sub-{n:02d}_dseg.nii.gz", brain())

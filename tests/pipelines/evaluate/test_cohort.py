@@ -1,4 +1,4 @@
-"""trinat report: label maps without a truth."""
+"""trinat report on label maps without a reference."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ SCANS = 9
 
 
 def labels(n: int) -> np.ndarray:
-    """Left and right hippocampus and a brain stem; the ninth scan's left one is enormous."""
+    """Return left and right hippocampus and a brain stem.
+
+    The left one of the ninth scan is enormous.
+    """
     volume = np.zeros((24, 20, 16), np.int16)
     volume[2 : 6 + n % 3, 4:8, 4:8] = 17
     volume[14:18, 4:8, 4:8] = 53
@@ -102,7 +105,7 @@ def test_scans_count_where_any_of_their_structures_does(tmp_path: Path) -> None:
     (tmp_path / "participants.tsv").write_text("participant_id\tsex\n" + people)
     report_cohort(CohortSettings(tmp_path, tmp_path / "out", jobs=1))
     page = (tmp_path / "out/report.html").read_text()
-    # The fourth is rejected, and of the first one structure alone.
+    # The fourth scan is rejected, and a single structure of the first.
     assert "Scans: F: 2, M: 1." in page
     assert "1 of 5 scans have failed." in page
 
@@ -127,7 +130,7 @@ def test_what_the_ledgers_of_folds_say_is_in_the_report(tmp_path: Path) -> None:
         report_cohort(CohortSettings(tmp_path / "found", tmp_path / "out", jobs=1))
         == Exit.SOME_FAILED
     )
-    # Of two scans nobody knows whether one stands out.
+    # Outliers cannot be told among two scans.
     page = (tmp_path / "out/report.html").read_text()
     assert "Nothing stands out" not in page
     assert "Not tested: robust z-scores need eight scans" in page
@@ -169,7 +172,9 @@ def settings(
 
 @pytest.fixture(scope="module")
 def written(settings: CohortSettings) -> Path:
-    assert report_cohort(settings) == Exit.SOME_FAILED  # sub-10, by the ledger
+    assert (
+        report_cohort(settings) == Exit.SOME_FAILED
+    )  # sub-10 failed, according to the ledger
     return settings.out
 
 
@@ -294,7 +299,7 @@ def test_nothing_readable_is_an_error(tmp_path: Path) -> None:
 
 
 def write_graded(folder: Path, grades: list[str]) -> None:
-    """A scan for each grade, s1 and on; those that pass have 128 mm³ of left hippocampus."""
+    """Write a scan for each grade, s1 and on; those that pass have 128 mm³ of left hippocampus."""
     with Ledger(folder / "run.jsonl") as ledger:
         for n, grade in enumerate(grades, start=1):
             name = f"s{n}_dseg.nii.gz"
@@ -349,7 +354,7 @@ def test_a_rejected_scan_is_not_in_the_adjustment(tmp_path: Path) -> None:
     settings = CohortSettings(tmp_path, tmp_path / "out", adjust="residual", jobs=1)
     report_cohort(settings)
     lines = pd.read_csv(tmp_path / "out/adjustment.csv").set_index("structure")
-    # Four equal hippocampi have no slope; the fifth one, enormous, would make one.
+    # Four equal hippocampi have no slope; the enormous fifth one would cause one.
     assert lines.loc["Left-Hippocampus", "scans"] == 4
     assert lines.loc["Left-Hippocampus", "slope"] == pytest.approx(0, abs=1e-12)
 
@@ -425,7 +430,7 @@ def test_pictures_of_the_run_are_shown_worst_first(
 
 
 def test_what_the_model_does_not_know_has_no_volume(tmp_path: Path) -> None:
-    """Without a ledger, 0 mm3 are what the map has; with one, nothing is known of it."""
+    """Without a ledger, 0 mm3 are taken from the map; with one, the volume is unknown."""
     Volume(labels(1), AFFINE).write(tmp_path / "a_dseg.nii.gz", labels=True)
     known = {"volumes_mm3": {"Left-Hippocampus": 1.0, "Left-Thalamus": 0.0}}
     for entries, expected in (
@@ -552,7 +557,7 @@ def test_sites_are_harmonised_beside_the_measured_volumes(tmp_path: Path) -> Non
     stem = volumes[volumes["structure"] == "Brain-Stem"].set_index("metric")
     assert set(stem.loc["volume", "value"]) == {108, 126}
     assert stem.loc["harmonised_volume", "value"].notna().sum() == 20
-    # The right hippocampus is the same in all: nothing is known of sites there.
+    # The right hippocampus is the same in all scans, so it has no site effect.
     right = volumes[volumes["structure"] == "Right-Hippocampus"].set_index("metric")
     assert right.loc["harmonised_volume", "value"].isna().all()
     assert "Sites before and after" in (tmp_path / "out/report.html").read_text()

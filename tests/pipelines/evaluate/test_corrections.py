@@ -1,4 +1,4 @@
-"""Corrections stand for the results that they are of, in evaluate and report."""
+"""Evaluate and report use corrections in place of the results that were corrected."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ pytestmark = pytest.mark.usefixtures("without_figures")
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
-    """Results a, b and c, of which c was graded reject, and true maps. c is corrected to its truth.
+    """Write results a, b and c with true maps, and correct c to its truth.
 
-    The true right thalamus of c has 28 voxels of 64 mm³, its result 27.
+    c is graded reject. Its true right thalamus has 28 voxels of 64 mm³, its result 27.
     """
     out = write_study(tmp_path / "out", ["a", "b", "c"])
     (tmp_path / "truth").mkdir()
@@ -163,7 +163,7 @@ def test_a_correction_of_a_scan_that_has_changed_since_is_not_measured(
 def test_a_correction_of_what_a_scan_was_before_is_not_measured(study: Path) -> None:
     out = study / "out"
     entry = read_entries([out / "run.jsonl"])["c"]
-    # Another scan, and its result, in the place of that which was corrected.
+    # Another scan and its result replace the ones that were corrected.
     facts = sidecar_path(out / "c_dseg.nii.gz")
     said_of_it = json.loads(facts.read_text())
     facts.write_text(json.dumps({**said_of_it, "ScanSHA256": "another"}))
@@ -179,7 +179,7 @@ def test_a_correction_of_what_a_scan_was_before_is_not_measured(study: Path) -> 
 
 
 def _counting(out: Path) -> tuple[set[str], int]:
-    """The scans whose corrections teach, and how many `trinat next` takes as corrected."""
+    """Return the scans with corrections to learn from, and the count that `trinat next` reports."""
     study = Study(out, rater="")
     found, failures = find_corrected(study)
     assert all(line.startswith("c: ") for line in failures)
@@ -194,7 +194,7 @@ def test_a_correction_that_was_saved_again_is_still_of_the_scan_that_it_was_of(
     facts = sidecar_path(result)
     content = json.loads(facts.read_text())
     facts.write_text(json.dumps({**content, "ScanSHA256": "another"}))
-    # By another program, so that its bytes are not those that the JSON is of.
+    # Rewritten by another program, so that the hash in the JSON does not match.
     path = corrected_path(result)
     gzip_again = gzip.compress(gzip.decompress(path.read_bytes()), 1)
     path.write_bytes(gzip_again)

@@ -261,7 +261,7 @@ def test_a_runs_results_are_known_by_their_scans_and_their_model(
 
 
 def subjects_of(tmp_path: Path, *names: str) -> set[tuple[str, str]]:
-    """Subject and session in the table of an evaluation of label maps of these names."""
+    """Return subject and session in the evaluation's table of label maps with these names."""
     for side in ("truth", "pred"):
         for name in names:
             path = tmp_path / side / f"{name}_dseg.nii.gz"

@@ -1,4 +1,4 @@
-"""Structures that a model does not know, or means something else by, are listed apart."""
+"""Structures that a model does not predict, or defines differently, are listed separately."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_csf_of_a_model_that_finds_all_fluid_is_not_compared_with_a_region(
     assert summary["other_csf"] == [{"model": "fast", "structure": "CSF"}]
     assert "CSF" not in {row["structure"] for row in summary["statistics"]}
     assert "CSF of fast is not compared" in (tmp_path / "out/report.html").read_text()
-    # With a truth of all fluid it counts.
+    # It counts if the truth contains all fluid.
     settings = replace(settings, csf="intracranial", out=tmp_path / "again")
     assert evaluate_predictions(settings) == Exit.OK
     summary = json.loads((tmp_path / "again/summary.json").read_text())
@@ -113,7 +113,7 @@ def test_csf_of_label_maps_from_elsewhere_is_what_the_option_says(
 
 
 def test_coarser_schemes_are_measured_as_in_python(tmp_path: Path) -> None:
-    """CSF of tissue4 has the ventricles: it counts, though the model does not know its CSF."""
+    """CSF of tissue4 includes the ventricles, so it counts although the model's CSF is unknown."""
     truth = brain()
     truth[2:5, 20:24, 20:24] = 4
     prediction = np.where(truth == 24, 0, truth).astype(np.int16)

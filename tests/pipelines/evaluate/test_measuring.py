@@ -12,7 +12,7 @@ from trinat.pipelines.study.pairing import Pair
 
 
 class Deadly(str):
-    """A scheme's name that ends the process that unpacks it, as the kernel would."""
+    """A scheme name that kills the process that unpickles it, as the kernel would."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return os._exit, (9,)

@@ -1,4 +1,4 @@
-"""trinat norms: a table of controls, who is in it, what fits say of fresh persons, and a report."""
+"""trinat norms: a table of controls, its selection, the fit on new persons, and a report."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ PERSONS = 88
 
 @pytest.fixture(scope="module")
 def controls(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Persons of 30 to 40 with a brain stem of 300 to 400 mm3, more in men; one is a patient."""
+    """Write persons of 30 to 40 with a brain stem of 300 to 400 mm3, more in men.
+
+    One is a patient.
+    """
     folder = tmp_path_factory.mktemp("controls")
     draw = np.random.default_rng(0)
     people = ["participant_id\tage\tsex\tgroup\teTIV"]
@@ -121,7 +124,7 @@ def test_patients_may_not_be_among_the_healthy(
 def people_of(
     settings: CohortSettings, out: Path, change: dict[str, str]
 ) -> CohortSettings:
-    """The settings with a table of participants whose lines of some persons are others."""
+    """Return the settings with a participants table in which some rows are replaced."""
     lines = (settings.predictions / "participants.tsv").read_text().splitlines()
     changed = [change.get(line.split("\t")[0], line) for line in lines]
     out.write_text("\n".join(changed) + "\n")
@@ -180,7 +183,7 @@ def test_whose_ages_the_norms_do_not_reach_is_named(
     settings: CohortSettings, controls: Path, tmp_path: Path
 ) -> None:
     people = pd.read_csv(controls / "participants.tsv", sep="\t")
-    # Those of 30 to 37 stay; those of 38 to 40 are 78 to 80.
+    # Persons of 30 to 37 keep their age; those of 38 to 40 become 78 to 80.
     people["age"] += 40 * (people["age"] > 37)
     people.to_csv(tmp_path / "people.tsv", sep="\t", index=False)
     asked = replace(settings, participants=tmp_path / "people.tsv")
@@ -190,7 +193,7 @@ def test_whose_ages_the_norms_do_not_reach_is_named(
         f"no norms of the ages of {older.sum()} persons (s08, " in line for line in said
     )
     rows = pd.read_csv(tmp_path / "norms.tsv", sep="\t")
-    # Within five years of 42 there are those of 37.
+    # Persons of 37 are within five years of 42.
     assert rows["age"].max() == 42
 
 
@@ -257,7 +260,7 @@ def test_a_table_that_cannot_make_norms_is_refused_before_voxels_are_read(
 
 
 def draw(seed: int, persons: int) -> Controls:
-    """Hippocampi that shrink from 50 on, more in some than in others, in larger heads of men."""
+    """Draw hippocampi that shrink from 50 on, at different rates, and larger heads of men."""
     draw = np.random.default_rng(seed)
     age = draw.uniform(20, 85, persons)
     is_male = draw.integers(0, 2, persons).astype(float)
@@ -269,7 +272,7 @@ def draw(seed: int, persons: int) -> Controls:
 
 
 def z_of_fresh(curves: dict[str, Curve], fresh: Controls) -> list[float]:
-    """Of all whom the curves say something of."""
+    """Return the z values of all persons within the range of the curves."""
     assert fresh.intracranial_mm3 is not None
     found = []
     rows = zip(
@@ -283,7 +286,7 @@ def z_of_fresh(curves: dict[str, Curve], fresh: Controls) -> list[float]:
 
 
 def test_the_uncertainty_of_the_median_is_of_persons_of_its_age() -> None:
-    """Over the controls it sums up to the number of parameters, as of any weighted regression."""
+    """Summed over the controls it is the number of parameters, as in any weighted regression."""
     controls = draw(0, 100)
     model = _Model.of(controls)
     for slope in (-0.2, 0.0, 0.2):
@@ -293,7 +296,7 @@ def test_the_uncertainty_of_the_median_is_of_persons_of_its_age() -> None:
 
 @pytest.mark.parametrize("persons", [100, 300, 1000])
 def test_fresh_persons_lie_where_norms_say(persons: int) -> None:
-    """Of twenty groups of controls, 300 fresh persons each."""
+    """Twenty groups of controls, 300 new persons each."""
     z: list[float] = []
     for seed in range(20):
         z += z_of_fresh(fit_curves(draw(seed, persons)), draw(1000 + seed, 300))
@@ -331,7 +334,7 @@ def test_a_curve_ends_where_persons_are_few() -> None:
     )
     is_male = np.repeat([1.0, 0.0], [94, 20])
     curves = fit_curves(Controls(controls.volume_mm3, age.astype(float), is_male, None))
-    # Within five years of 44 there are those of 39; of 45 there are none.
+    # Within five years of 44 there are persons of 39; within five years of 45 there are none.
     assert list(years(curves["M"])) == list(range(30, 45))
     assert list(years(curves["F"])) == list(range(32, 37))
     assert curves["M"].intracranial_power is None

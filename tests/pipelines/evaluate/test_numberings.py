@@ -32,7 +32,7 @@ def test_a_mapping_brings_other_numbers_to_freesurfer(
 
 
 def in_manual_numbers(labels: np.ndarray) -> np.ndarray:
-    """Of the bodies, in Neuromorphometrics' numbers."""
+    """Return the bodies in Neuromorphometrics numbers."""
     manual = np.zeros_like(labels)
     for freesurfer, number in {2: 45, 41: 44, 17: 48, 53: 47, 16: 35, 24: 46}.items():
         manual[labels == freesurfer] = number
@@ -97,7 +97,7 @@ def test_each_model_has_its_own_numbering(
 def test_a_number_outside_the_table_fails_its_pair_and_is_named(
     pair: EvaluationSettings,
 ) -> None:
-    """2 is white matter to FreeSurfer, and nothing to Neuromorphometrics."""
+    """2 is white matter in FreeSurfer and undefined in Neuromorphometrics."""
     write(pair.models["model"] / "x.nii.gz", brain())
     folded = replace(pair, numbering="neuromorphometrics", tables_only=True)
     with pytest.raises(

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("without_figures")
 
 
 def divided(shift: tuple[int, int, int] = (0, 0, 0)) -> np.ndarray:
-    """The small brain, its white matter as insula and cuneus of both sides."""
+    """Return the small brain with its white matter divided into insula and cuneus of both sides."""
     labels = brain(shift)
     upper = np.indices(labels.shape)[1] > 14
     for structure, parcels in {2: (1035, 1005), 41: (2035, 2005)}.items():
@@ -53,7 +53,7 @@ def test_aparc_of_freesurfers_subjects_is_the_truth_of_parcels(tmp_path: Path) -
     mri = tmp_path / "subjects/sub-01/mri"
     write(mri / "aseg.mgz", brain())
     write(mri / "aparc+aseg.mgz", divided())
-    # Beside the map of structures, which has no parcel.
+    # Next to the map of structures, which has no parcel.
     write(tmp_path / "pred/sub-01_dseg.nii.gz", brain())
     write(tmp_path / "pred/sub-01_parcels.nii.gz", divided())
     metrics = evaluated(tmp_path / "subjects", tmp_path / "pred", tmp_path / "out")
@@ -111,7 +111,7 @@ def test_a_report_has_a_part_on_parcels_where_results_have_them(tmp_path: Path) 
     parcels = pd.read_csv(settings.out / "parcels.csv")
     insula = parcels[parcels.structure == "ctx-lh-insula"]
     assert list(insula[insula.metric == "volume"].value) == [32 * 64.0] * 9
-    # Structures stay without them.
+    # Structures keep their volumes without parcels.
     volumes = pd.read_csv(settings.out / "volumes.csv")
     assert not volumes.structure.str.startswith("ctx-").any()
 

@@ -1,4 +1,4 @@
-"""Tables of expected volumes: what is read, and what is refused."""
+"""Tables of expected volumes: accepted and refused ones."""
 
 from __future__ import annotations
 
@@ -108,5 +108,5 @@ def test_a_range_of_both_sexes_ends_where_one_of_either_begins(tmp_path: Path) -
         "structure\tlow_mm3\thigh_mm3\tsex\tage_from\tage_to\n"
         "17\t3000\t4000\t\t20\t30\n17\t2500\t3500\tF\t30\t40\n"
     )
-    # A woman of 30.5 has the second alone.
+    # For a woman of 30.5 only the second row applies.
     assert ranges(tmp_path, table)[0].age_to == 30

@@ -1,4 +1,4 @@
-"""What raters reject is left out of evaluate and report, and how they agree is a table."""
+"""Rejected results are left out of evaluate and report, and the agreement of raters is a table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trinat.segmentation.io.files import sha256_of
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three results. anna rejects b, and a structure of c; berta rejects nothing of b."""
+    """Write three results; anna rejects b and a structure of c, berta rejects nothing of b."""
     root = tmp_path_factory.mktemp("study")
     out = write_study(root / "out", ["a", "b", "c"])
     for name in "abc":
@@ -61,14 +61,14 @@ def test_evaluate_leaves_out_what_was_rejected_of_the_same_bytes(study: Path) ->
     assert pd.isna(rows.loc[("c", "Left-Thalamus", "dice"), "value"])
     assert rows.loc[("c", "Left-Thalamus", "dice"), "note"] == "rejected by anna"
     assert rows.loc[("c", "Right-Thalamus", "dice"), "value"] == 1
-    # Nor is it taken for background.
+    # It does not count as background either.
     taken_for = {
         subject: {m for s, n, m in rows.index if (s, n) == (subject, "Left-Thalamus")}
         for subject in "ac"
     }
     assert "labelled_as:Left-Thalamus" in taken_for["a"]
     assert not {m for m in taken_for["c"] if m.startswith("labelled_as:")}
-    # One rating of carl's is of other bytes.
+    # One rating by carl belongs to other bytes.
     assert (
         "Left out by ratings: 1 scan, 1 structure. Of other or changed label maps: 1 rating."
         in said
@@ -131,7 +131,8 @@ def test_the_agreement_of_raters_is_a_table(study: Path) -> None:
         ("c", "Right-Thalamus"),
     ]
     (row,) = pd.read_csv(study / "report/raters.csv").to_dict("records")
-    # Of two scans one is equal; by chance (1/2)(1/2) for pass: kappa is (1/2 - 1/4) / (3/4).
+    # One of two scans has equal ratings; by chance (1/2)(1/2) for pass: kappa is (1/2 - 1/4) /
+    # (3/4).
     assert (row["rater"], row["other_rater"], row["rated_by_both"]) == (
         "anna",
         "berta",

@@ -25,7 +25,7 @@ WHITE = "Left-Cerebral-White-Matter"
 
 
 def write_visits(root: Path, person: str = "p", seed: int = 0) -> None:
-    """Two scans of a head, their labels, and predictions that are those labels but for one side.
+    """Write two scans of a head, their labels, and predictions that equal the labels.
 
     The second prediction lacks the structures of the right side.
     """
@@ -82,12 +82,13 @@ def test_labels_and_predictions_of_two_scans_are_compared(
     dice = dice_of(settings.out)
     # The labels of the second scan are those of the first, moved with the head.
     assert dice[WHITE, LABELS] > 0.95
-    # Where the right side is gone, voxels at its border may become left ones.
+    # At the border of the missing right side, voxels may become left ones.
     assert dice[WHITE, PREDICTIONS] == pytest.approx(dice[WHITE, LABELS], abs=0.01)
     right = WHITE.replace("Left", "Right")
     assert dice[right, LABELS] > 0.95
     assert dice[right, PREDICTIONS] == 0
-    # The first prediction with the second labels is as good, the second prediction has nothing.
+    # The first prediction matches the second labels as well; the second prediction has nothing
+    # there.
     assert dice[right, OTHER_LABELS] == pytest.approx(dice[right, LABELS] / 2)
     rows = pd.read_csv(settings.out / "repeat.csv")
     crossed = rows[(rows.comparison == OTHER_LABELS) & (rows.structure == right)]

@@ -48,7 +48,7 @@ def test_the_summary_is_strict_json_with_all_tables(report: Path) -> None:
     assert {row["model"] for row in summary["agreement"]} == {"first", "second"}
     absent = {(row["model"], row["structure"]) for row in summary["absences"]}
     assert ("second", "Left-Hippocampus") in absent
-    # Nobody was scanned twice, and no ledger says what the models cannot predict.
+    # Nobody was scanned twice, and no ledger states what the models cannot predict.
     assert summary["retest"] == []
     assert summary["not_predicted"] == []
     assert summary["pairs"] == {
@@ -121,7 +121,7 @@ def test_figures_are_files_too(report: Path) -> None:
 def test_the_printed_code_computes_the_page_again(
     report: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run as a reader would run it: in the report's folder, from the text on the page."""
+    """Run in the report's folder from the text on the page, as a reader would."""
     page = (report / "report.html").read_text()
     (printed,) = re.findall(r"<pre[^>]*><code>(.*?)</code></pre>", page, re.DOTALL)
     code = html.unescape(printed)
@@ -142,7 +142,7 @@ def run_code(code: str) -> list[pd.DataFrame]:
 
 
 def test_means_of_models_over_different_values_are_said_to_be(report: Path) -> None:
-    """Model b misses a hippocampus of one person: a has a distance more there."""
+    """Model b misses a hippocampus of one person, so a has one distance more."""
     page = html.unescape((report / "report.html").read_text())
     assert (
         "The means of first and second are not over the same scans and structures."
@@ -154,7 +154,9 @@ def test_means_of_models_over_different_values_are_said_to_be(report: Path) -> N
         for row in summary["comparisons"]
         if row["metric"] == "hd95"
     }
-    assert left_out["Left-Hippocampus"] == 2  # of sub-02, and of sub-07, which b lacks
+    assert (
+        left_out["Left-Hippocampus"] == 2
+    )  # for sub-02, and for sub-07, which b lacks
     assert left_out["Right-Hippocampus"] == 1
 
 
@@ -189,7 +191,7 @@ def test_tables_for_a_paper_and_what_they_show(tmp_path: Path) -> None:
     )
     assert evaluate_predictions(replace(settings, latex=True, csv=True)) == Exit.OK
     lines = (tmp_path / "out/structures.tex").read_text().splitlines()
-    # Dice 1 and 0: SD 0.707. The missed one has no distance, so one person is left.
+    # Dice 1 and 0: SD 0.707. The missed hippocampus has no distance, so one person remains.
     (row,) = [line for line in lines if line.startswith("L Hippocampus")]
     shown = r"0.500 $\pm$ 0.707"
     assert row == rf"L Hippocampus & 2 & {shown} & {shown} & 0.00 & {shown} \\"

@@ -1,4 +1,4 @@
-"""The report as a reader has it: in a browser, from disk, without a network."""
+"""The report in a browser, opened from disk without a network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trinat.segmentation.io.volume import Volume
 
 pytestmark = [pytest.mark.slow, pytest.mark.important, pytest.mark.browser]
 
-EVIL = "<script>document.title='broken'"  # a file name
+EVIL = "<script>document.title='broken'"  # as a file name
 LONG = "plain-" + 40 * "long"
 EVIL_MODEL = "</script><script>document.title='broken'</script>"
 AFFINE = np.diag([2.0, 2.0, 2.0, 1.0])
@@ -44,7 +44,7 @@ def head(shift: int) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two persons, one's name a script, the other's long; two models, alike; scans behind them."""
+    """Evaluate two persons, one with a script as name, one with a long name; two equal models."""
     root = tmp_path_factory.mktemp("browser")
     for n, name in enumerate((EVIL, LONG)):
         for folder, shift in (("truth", 0), ("one", 1 + n), ("two", 2)):
@@ -96,7 +96,7 @@ def test_a_name_that_is_a_script_stays_text(browser: Browser) -> None:
 
 
 def column(browser: Browser, table: str, number: int) -> list[float | None]:
-    """A column's numbers as they stand, None for what is undefined."""
+    """Return the numbers of a column in order, None for undefined ones."""
     return browser.evaluate(
         f"[...document.querySelectorAll('#{table} tbody tr:not([hidden])')]"
         f".map((row) => Number(row.cells[{number}].dataset.order))"
@@ -105,7 +105,7 @@ def column(browser: Browser, table: str, number: int) -> list[float | None]:
 
 def test_a_click_sorts_and_another_turns_it_round(browser: Browser) -> None:
     button = "document.querySelectorAll('#structure-table thead button')[5]"
-    # As the page writes a value that does not exist; here all structures have one.
+    # The text for a value that does not exist; here all structures have one.
     shown = "document.querySelectorAll('#structure-table tbody tr:not([hidden])')"
     browser.evaluate(f"{shown}[1].cells[5].dataset.order = 'none'")
     browser.evaluate(f"{button}.click()")
@@ -137,7 +137,7 @@ def test_filter_and_choice_narrow_the_rows(browser: Browser) -> None:
         "(() => { const s = document.querySelector('#structure-table input[type=search]');"
         " s.value = 'brain stem'; s.dispatchEvent(new Event('input')); })()"
     )
-    assert browser.evaluate(shown) == 2 < before  # a row a model
+    assert browser.evaluate(shown) == 2 < before  # one row per model
     browser.evaluate(
         "(() => { const s = document.querySelector('#structure-table select');"
         " s.value = ''; s.dispatchEvent(new Event('change')); })()"
@@ -149,7 +149,7 @@ def test_filter_and_choice_narrow_the_rows(browser: Browser) -> None:
 
 
 def moved(browser: Browser, position: int) -> tuple[str, str]:
-    """The first sagittal slice, and its name, once its slider stands at a position."""
+    """Return the first sagittal slice and its name with its slider at this position."""
     picture, name = browser.evaluate(
         "(() => { const v = document.querySelector('.viewer');"
         " const c = v.querySelector('canvas'); const s = v.querySelector('input[data-axis]');"
@@ -195,7 +195,7 @@ def test_the_colours_on_the_canvas_are_the_labels_colours(browser: Browser) -> N
 
 
 def test_the_switch_shows_one_plot_at_a_time(browser: Browser) -> None:
-    # Two switches, of box plots and of heat maps, each with its plots beside it.
+    # Two switches, for box plots and for heat maps, each with its plots next to it.
     shown = (
         "[...new Set([...document.querySelectorAll('.switched')].map((p) => p.parentElement))]"
         ".map((g) => [...g.querySelectorAll(':scope > .switched')].filter((p) => !p.hidden).length)"
@@ -236,7 +236,7 @@ def luminance(color: str) -> float:
 def test_on_a_phone_nothing_is_wider_than_the_page(browser: Browser) -> None:
     browser.resize(390)
     assert browser.evaluate("document.documentElement.scrollWidth") <= 390
-    # A name that stays in place while its row scrolls leaves room for the values.
+    # A name that stays in place while its row scrolls must leave room for the values.
     widest = (
         "Math.max(...[...document.querySelectorAll('.scroll')].filter((s) => s.offsetWidth)"
         ".flatMap((s) => [...s.querySelectorAll('tbody th')]"
@@ -268,7 +268,7 @@ def test_on_a_phone_figures_are_read_and_scroll_in_their_frames(
         ".map((e) => e.closest('section').id)"
     )
     assert browser.evaluate(wide) == []
-    # Each mark and each name lies within its figure, and letters have at least 8 pixels.
+    # Every mark and name must lie within its figure, and letters have at least 8 pixels.
     faults = (
         "[...document.querySelectorAll('.plot svg')]"
         ".filter((s) => s.getBoundingClientRect().width)"

@@ -1,4 +1,4 @@
-"""A command claims the names of its outputs, and refuses a folder where a user's file has one."""
+"""A command claims the names of its outputs, and refuses a folder with a user's file of one."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""One run at a time: refused at once with a name, taken over when the holder is dead."""
+"""Lock of a run: a second run is refused at once; the lock of a dead process is taken over."""
 
 from __future__ import annotations
 

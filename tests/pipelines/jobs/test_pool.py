@@ -1,4 +1,4 @@
-"""Worker processes: answers in order, and the blame for one that dies."""
+"""Worker processes: answers in order, and the blame for a process that dies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trinat.segmentation.errors import DeviceError
 
 
 def double(number: int) -> int:
-    """Twice a number; 3 ends its process, 99 is refused."""
+    """Return twice a number; 3 kills the process, 99 is refused."""
     if number == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     if number == 99:
@@ -49,7 +49,7 @@ def test_an_item_that_ends_its_process_costs_itself_alone() -> None:
 
 
 def at_work_beside(folder: Path) -> int:
-    """1, unless another is at work: then it dies, as for want of memory."""
+    """Return 1, or die as if out of memory if another task is running."""
     own = folder / f"{os.getpid()}.at-work"
     own.touch()
     until = time.monotonic() + 1
@@ -82,7 +82,7 @@ def test_what_the_work_raises_is_raised_with_the_traceback_of_its_process() -> N
 
 
 def write_slowly(path: Path) -> None:
-    """Writes its file in a second; "refused" raises as soon as "slow" is at work."""
+    """Write the file after a second; "refused" raises as soon as "slow" is running."""
     begun = path.with_suffix(".begun")
     begun.touch()
     if path.name == "refused":
@@ -102,7 +102,7 @@ def test_what_is_in_hand_is_finished_before_an_error_is_raised(tmp_path: Path) -
 
 
 class FromTwoError(Exception):
-    """pickle gives its one word back to an __init__ that wants two."""
+    """Cannot be unpickled: pickle passes one argument to an __init__ that needs two."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(f"{what}: {why}")
@@ -126,7 +126,7 @@ class Letter:
 
 
 def spell(connection: Connection, device: str) -> None:
-    """Says what it is given; x ends the process while y waits behind it."""
+    """Return what it receives; x kills the process while y is waiting."""
     connection.send(READY)
     while (letter := connection.recv()) is not None:
         connection.send((letter.id, "spelling"))

@@ -28,8 +28,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
 
 
 def faults(mode: str) -> int:
-    """Minor page faults of a fresh process, counted by the kernel: the machine's load is nothing
-    to them."""
+    """Return the minor page faults of a fresh process, which other load does not affect."""
     command = [sys.executable, "-c", PROBE, mode]
     return int(
         subprocess.run(command, check=True, capture_output=True, text=True).stdout

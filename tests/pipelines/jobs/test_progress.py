@@ -1,4 +1,4 @@
-"""What a log file hears of a long work: not too often, with the time that is left."""
+"""Progress lines in a log file: not too often, with the remaining time."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_what_is_at_work_is_a_line_where_nothing_else_was_said(capsys) -> None:
 
 
 def wait_for_text(capsys: pytest.CaptureFixture[str]) -> str:
-    """What stderr gets first, at most in ten seconds."""
+    """Return the first text on stderr within ten seconds."""
     ends = time.monotonic() + 10
     while time.monotonic() < ends:
         text = capsys.readouterr().err
@@ -107,7 +107,7 @@ def test_a_stage_that_begins_shortly_after_a_line_is_said_later(capsys) -> None:
 def test_a_stage_that_is_over_is_not_said_later(capsys) -> None:
     with progress(False, terminal=False) as shown:
         shown.enter("0/2 a: segmenting", 0, 2, every_s=0.1)
-        # Too soon for a line of its own.
+        # Too soon for another line.
         shown.show("1/2 a", 1, 2, every_s=60)
         time.sleep(0.3)
         shown.enter("1/2 b: segmenting", 1, 2, every_s=60)

@@ -1,4 +1,4 @@
-"""trinat explain: maps that depend on the network, and point at what counts."""
+"""trinat explain: maps that depend on the network and point at the relevant region."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def explained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Explanati
 def seen(
     explained: tuple[Path, Explanation],
 ) -> tuple[Network, torch.Tensor, int, torch.Tensor]:
-    """Network, slice, class and region of what was explained."""
+    """Provide network, slice, class and region to explain."""
     model = load_model(overfitted_model())
     network = model.networks[View.CORONAL].fold()
     volume = conform(miniature()[0], shape=None).volume
@@ -76,7 +76,10 @@ def test_a_picture_and_a_map_of_each_method_in_the_scans_place(
 @pytest.mark.slow
 @pytest.mark.important
 def test_a_random_network_has_another_map() -> None:
-    """Of a structure that only its surroundings tell: absolute rank correlation, mean of three."""
+    """For a structure defined only by its surroundings.
+
+    Absolute rank correlation, mean of three.
+    """
     model = load_model("fast", views=["coronal"])
     network, index = (
         model.networks[View.CORONAL].fold(),
@@ -102,9 +105,9 @@ def test_a_random_network_has_another_map() -> None:
                 abs(spearmanr(own[method].ravel(), found.ravel()).statistic)
             )
     assert np.mean(alike["gradients"]) < 0.2
-    # What is covered darkens the structure itself, which any network notices.
+    # Occlusion darkens the structure itself, which any network notices.
     assert np.mean(alike["occlusion"]) < 0.6
-    # The same network has the same map: the measure can tell.
+    # The same network gives the same map, so the measure can tell them apart.
     for method, found in attribute(network, image + 1e-4, index, region).items():
         assert spearmanr(own[method].ravel(), found.ravel()).statistic > 0.9
 

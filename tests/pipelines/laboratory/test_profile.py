@@ -25,11 +25,12 @@ from trinat.segmentation.training.memory import StepMemory
 
 
 def test_the_published_network_takes_121_gflop_for_a_slice() -> None:
-    # On the processor: elsewhere channels are padded. A slice of 256 has 16 times the places.
+    # On the processor, because other devices pad channels. A slice of 256 has 16 times the
+    # positions.
     flops, shapes = count_flops(build(PUBLISHED).eval(), torch.rand(1, 1, 64, 64))
     assert 16 * sum(flops.values()) / 1e9 == pytest.approx(121.1, abs=0.05)
     assert shapes["classifier"] == "33 x 64 x 64"
-    # A multiply-add is two operations: 64 filters, 33 classes, 64 x 64 places.
+    # A multiply-add is two operations: 64 filters, 33 classes, 64 x 64 positions.
     assert flops["classifier"] == 2 * 64 * 33 * 64 * 64
 
 
@@ -70,7 +71,7 @@ def test_a_recipe_is_profiled_as_it_trains(tmp_path: Path) -> None:
     rows = {row.name: row for row in found.modules}
     assert rows["(loss)"].seconds > 0
     assert rows["(backward and all else)"].seconds > 0
-    # Two batches of four slices, 4 classes of 4 filters, 32 x 32 places, 2 a multiply-add.
+    # Two batches of four slices, 4 classes of 4 filters, 32 x 32 positions, 2 per multiply-add.
     assert rows["classifier"].flops == 8 * 2 * 4 * 4 * 32 * 32
     assert set(found.parts) == {"data", "network", "loss", "optimiser"}
     assert sum(found.parts.values()) == pytest.approx(found.seconds, rel=0.2)

@@ -44,13 +44,14 @@ def test_wrong_labels_are_found_shown_and_left_out_of_the_split(store: Path) -> 
     (swapped,) = (row for row in rows if row["subject"] == "sub-3")
     assert float(swapped["sides"]) > 0.9
     assert float(rows[2]["score"]) < 8 < float(rows[1]["score"])
-    # Who is not suspect is accused of nothing, and no score is below zero or text.
+    # Subjects that are not suspect have no reason, and every score is a number of at least
+    # zero.
     assert {row["why"] for row in rows[2:]} == {"n/a"}
     assert {row["structure"] for row in rows[2:]} == {"n/a"}
     assert all(float(row["score"]) >= 0 for row in rows)
     page = (store / "suspects/suspects.html").read_text()
     assert page.count("<figure") == 7
-    # In the caption of each picture, and in its words for who does not see it.
+    # In the caption of each picture, and in its alternative text.
     assert page.count("nothing stands out") == 2 * 5
     assert "7 subjects say little about what is usual" in page
     assert "sub-3: " in printed

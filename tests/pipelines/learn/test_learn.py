@@ -1,4 +1,4 @@
-"""trinat learn: corrected label maps become a model, if persons that it has not seen gain."""
+"""trinat learn: corrections become a model if held-out persons gain."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ WHITE_MATTER = 2
 def results_of(
     folder: Path, names: tuple[str, ...], model: str = "m", *, is_moved: bool = True
 ) -> Path:
-    """A folder of results whose label maps are right; each has other noise.
+    """Write a results folder with correct label maps; scans differ in their noise.
 
-    Each head lies a voxel higher than the one before, if it `is_moved`. `model` is the hash of the
-    model that is said to have made them.
+    Each head lies a voxel higher than the one before with `is_moved`. `model` is the hash of
+    the model that is recorded as their source.
     """
     results = folder / "results"
     results.mkdir()
@@ -90,7 +90,7 @@ def results(tmp_path: Path) -> Path:
 
 
 def correct(results: Path, name: str, was: int, becomes: int) -> Path:
-    """Change one voxel of a structure of a result into another structure, as the viewer does."""
+    """Change one voxel of a structure in a result to another structure, as the viewer does."""
     path = results / f"{name}_T1w_dseg.nii.gz"
     volume = Volume.read(path, labels=True)
     data = volume.data.copy()
@@ -211,8 +211,9 @@ def test_corrected_structures_have_both_sides_and_a_whole_map_has_all(
 
 
 def test_the_interval_is_over_persons_not_over_scans() -> None:
-    # Gains of 0.01 and 0.03 of a, and of 0.06 of b: of persons 0.02 and 0.06. Their mean is 0.04
-    # and its standard error 0.02, so the interval of t (12.71 with one degree) is 0.04 +- 0.254.
+    # Gains of 0.01 and 0.03 for a, and of 0.06 for b: 0.02 and 0.06 by person. Their mean is
+    # 0.04 and its standard error 0.02, so the t interval (12.71 with one degree of freedom) is
+    # 0.04 +- 0.254.
     after = (0.81, 0.83, 0.86)
     line = str(Judged(("a", "a", "b"), (0.8, 0.8, 0.8), after, held_out=True))
     assert "persons that it has not seen 0.800 before, 0.833 after" in line
@@ -228,7 +229,7 @@ def test_voxels_around_a_corrected_structure_count_and_no_others(results: Path) 
     only_one = replace(corrected, structures=frozenset())
     changed = counted_voxels(only_one, [])
     assert changed is not None
-    # The voxel that was changed, and 3 mm around it, in a corner of the head.
+    # The changed voxel and 3 mm around it, in a corner of the head.
     assert 0 < changed.data.sum() <= 7**3
     structures = [Structure(3, "Left-Cerebral-Cortex", "", "#000000")]
     counted = counted_voxels(corrected, structures)
@@ -288,7 +289,7 @@ def test_a_forecast_compares_the_structures_that_were_corrected_and_not_their_ne
     model = load_model(overfitted_model())
     found = agreement_of(results, model=model)
     names = {model.scheme.names[index] for index in found.changed}
-    # White matter gets 96 of its 5,000 voxels.
+    # White matter gains 96 voxels, of 5,000.
     assert names == {"Left-Hippocampus", "Right-Hippocampus"}
     # 12 rows against 8, and 8 against 5.
     assert found.dice == pytest.approx((16 / 20 + 10 / 13) / 2)
@@ -306,7 +307,7 @@ def test_what_a_learning_takes_is_the_time_of_its_scans_and_of_its_training(
     settings = LearnSettings(results, tmp_path / "own", device="cpu")
     # Each scan took 30 s.
     assert learning_seconds(found, model, settings, trains=False) == 90
-    # One is left out, and judges two more models.
+    # One scan is held out, and judges two more models.
     by_time = replace(settings, seconds=100.0)
     assert learning_seconds(found, model, by_time, trains=True) == 90 + 2 * 30 + 100
     by_steps = learning_seconds(found, model, settings, trains=True)
@@ -348,7 +349,7 @@ def test_from_two_persons_the_cortex_gets_its_size(tmp_path: Path) -> None:
     assert (info.name, info.training.licence) == ("own", "CC BY-NC 3.0")
     assert read_scheme(out / "parcels").name == "desikan34"
 
-    # What has its factors already gains no more.
+    # A model that already has its factors does not gain any more.
     command[command.index(str(out))] = str(tmp_path / "worse")
     command[command.index(str(shy))] = str(out)
     done = CliRunner().invoke(app, command, standalone_mode=False)
@@ -389,7 +390,7 @@ def test_from_three_persons_networks_are_trained_and_judged_by_one_left_out(
     assert (info.name, info.training.licence) == ("own", "CC BY-NC 3.0")
     assert read_scheme(out / "parcels").name == "desikan34"
     (run,) = (tmp_path / "own-training").glob("run-*")
-    # Between the start and what was trained, weight by weight.
+    # Every weight lies between the start and the trained model.
     trained, start = load_model(run / "model"), load_model(shy)
     averaged = load_model(run / "averaged")
     for view, network in averaged.networks.items():
@@ -400,7 +401,7 @@ def test_from_three_persons_networks_are_trained_and_judged_by_one_left_out(
                 expected = (middle[name] + first[name]) / 2
                 torch.testing.assert_close(value, expected, rtol=1e-2, atol=1e-3)
 
-    # The same command goes on where it was: nothing is trained again.
+    # The same command resumes: nothing is trained again.
     states = {path: path.stat().st_mtime_ns for path in run.rglob("*.state")}
     assert states
     done = CliRunner().invoke(app, [*command, "--overwrite"], standalone_mode=False)

@@ -1,4 +1,4 @@
-"""trinat bundle: views joined into what Predictor takes, or refused in one line."""
+"""trinat bundle: views are joined to a model for Predictor, or refused in one line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ C, A, S = View
 
 
 def model(folder: Path, *views: View, filters: int = 4, **said: Any) -> Path:
-    """A model folder with random networks of these views."""
+    """Write a model folder with random networks for these views."""
     settings = {"filters": filters, "depth": 1}
     networks = {
         view: QuickNat(
@@ -53,7 +53,7 @@ def digest(path: Path) -> str:
 
 @pytest.fixture
 def three(tmp_path: Path) -> list[Path]:
-    """A run and two model folders, one view each."""
+    """Write a run and two model folders, one view each."""
     (tmp_path / "run").mkdir()
     model(tmp_path / "run/model", C, not_predicted=("CSF",))
     return [
@@ -135,7 +135,7 @@ def test_views_keep_what_they_call_csf_and_two_meanings_are_refused(
     region = model(tmp_path / "region", S)
     with pytest.raises(ModelError, match="csf: region, where"):
         bundle([*all_fluid, region], tmp_path / "mixed")
-    # What predicts no CSF has no meaning of its own.
+    # A model that does not predict CSF cannot define it differently.
     without = model(tmp_path / "without", S, not_predicted=("CSF",))
     info = bundle([*all_fluid, without], tmp_path / "three")
     assert (info.csf, info.not_predicted) == ("intracranial", ("CSF",))
@@ -153,7 +153,7 @@ def test_notes_claim_nothing_for_a_view_that_does_not_say_it(tmp_path: Path) -> 
     assert info.training.data == "maps"
     assert info.training.licence == "coronal, axial: Apache-2.0; sagittal: not stated"
     assert info.training.slices_seen == 10
-    # Scores of two views fused are no scores of the three.
+    # The scores of two views fused are not valid for three.
     assert info.metrics == {}
     assert info.origins[A].metrics == {"dice": 0.7}
     again = bundle([tmp_path / "out"], tmp_path / "again")

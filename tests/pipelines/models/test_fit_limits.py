@@ -1,4 +1,4 @@
-"""Limits of the grade: the rule by which they are chosen, by hand; all of it on a small head."""
+"""Limits of the grade: their rule on values worked out by hand, and a whole fit on a small head."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ POINTS = [
 
 
 def test_look_catches_most_of_the_doubtful_and_reject_little_else() -> None:
-    # Nine of ten doubtful ones lie at 0.8 or below; seven of these at 0.6 or below, with no other;
-    # below 0.71 there are eight, and one that is not: eight of nine are less than nine of ten.
+    # Nine of the ten doubtful points are at 0.8 or below; seven of these are at 0.6 or below,
+    # without a good one. Below 0.71 there are eight doubtful and one good point, and eight of
+    # nine are less than nine of ten.
     assert find_limits(POINTS) == (0.81, 0.61)
     assert rates(POINTS, 0.81) == (0.9, pytest.approx(2 / 12))
     assert rates(POINTS, 0.61) == (0.7, 0)
 
 
 def test_look_alarms_no_more_than_a_fifth_of_the_others() -> None:
-    # Of five sound structures one may be alarmed: that at 0.3, not that at 0.456.
+    # One of five sound structures may raise an alarm: the one at 0.3, but not the one at 0.456.
     sound = [Point(agreement, dice=0.8) for agreement in (0.3, 0.456, 0.8, 0.8, 0.8)]
     look, _ = find_limits([*sound, Point(0.2, dice=0.4), Point(0.9, dice=0.4)])
     assert look == 0.45

@@ -1,4 +1,4 @@
-"""Odds of structures: a structure that a model draws too small gets its size."""
+"""Odds of structures: an underestimated structure gets its true size."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from trinat.segmentation.space.views import View
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# Numbers of a numbering of their own are FreeSurfer's and this.
+# Added to FreeSurfer's numbers to make another numbering.
 _FARTHER = 1000
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Scans of two persons, their truths, and these once more in a numbering of their own."""
+    """Write scans of two persons and their truths, in FreeSurfer's and in another numbering."""
     folder = tmp_path_factory.mktemp("data")
     for seed, name in enumerate(("sub-01", "sub-02")):
         labels = head_labels(seed)

@@ -1,4 +1,4 @@
-"""Weights of views: a bad view loses its weight, and weights that gain nothing are not kept."""
+"""View weights: a bad view loses its weight, and weights without gain are discarded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Scans of two persons, one of them seen twice, and their truths."""
+    """Write scans of two persons, one of them scanned twice, and their truths."""
     folder = tmp_path_factory.mktemp("data")
     names = ("sub-01_ses-1", "sub-01_ses-2", "sub-02")
     for seed, name in enumerate(names):
@@ -44,8 +44,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def lame(tmp_path: Path) -> Path:
-    """A model whose coronal and axial views know the head, and whose sagittal one sees cortex
-    everywhere, and yet has most of the weight."""
+    """Save a model whose sagittal view sees cortex everywhere, and has most of the weight.
+
+    Its coronal and axial views know the head.
+    """
     good, bad = load_model(overfitted_model()), load_model(random_model())
     blind = bad.networks[View.SAGITTAL]
     assert blind.classifier.bias is not None
@@ -79,14 +81,14 @@ def test_a_blind_view_loses_its_weight_and_the_model_gains(
     assert "fitted without its person" in done.output
     assert "updated" in done.output
     info = load_model(lame).info
-    # The least weight that is tried.
+    # The smallest weight that is tried.
     assert info.fusion.weights[View.SAGITTAL] == 0.1
     assert info.fusion.csf_odds == 0.5
     assert info.fusion.class_odds == {"CSF": 0.9}
     figures = info.metrics["fusion_weights"]
     assert figures["scans"] == 3
     assert figures["mean_dice_after"] > figures["mean_dice_before"] + 0.1
-    # The other figures were measured with the weights before.
+    # The other scores were measured with the previous weights.
     assert set(info.metrics) == {"fusion_weights"}
     assert {
         path.name: path.read_bytes() for path in lame.glob("*.safetensors")
@@ -122,14 +124,14 @@ def test_weights_then_odds_then_limits(
     assert (lame / "model.yaml").read_bytes() == before
     info = read_info(out)
     assert info.fusion == found.model.info.fusion
-    # The least weight that is tried.
+    # The smallest weight that is tried.
     assert info.fusion.weights[View.SAGITTAL] == 0.1
     # The model had no limits.
     assert info.quality is not None
     steps = [line.partition(":")[0] for line in found.lines if ": " in line]
     order = list(dict.fromkeys(step for step in steps if step in get_args(Step)))
     assert order == ["weights", "odds", "limits"]
-    # The same weights and limits again: nothing is better, so the limits are left alone.
+    # The same weights and limits again do not improve, so the limits are unchanged.
     again = fit(replace(settings, model=str(out), out=tmp_path / "again"))
     assert any(line.startswith("weights: unchanged") for line in again.lines)
     assert again.lines[-1].startswith("limits: skipped")
@@ -168,7 +170,7 @@ def test_weights_that_gain_too_little_are_not_kept(
 def test_a_geometric_mean_that_is_chosen_is_written_into_the_model(
     lame: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The last candidate is good enough, whatever it scores.
+    # Makes the last candidate acceptable, whatever its score.
     monkeypatch.setattr("trinat.pipelines.models.held_out.WORTHWHILE", -1.0)
     scan = data / "scans/sub-02_T1w.nii.gz"
     found = fit_weights(lame, scan, data / "truth/sub-02_dseg.nii.gz")

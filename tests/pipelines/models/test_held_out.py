@@ -32,9 +32,9 @@ def test_each_person_is_scored_with_a_fit_to_the_others() -> None:
     found = fit_held_out(pairs, [1.0, 2.0, 5.0], Fusion(), fit, score)
     assert found.held_out
     assert found.dice[BEFORE] == [2, 3, 6]
-    # Both scans of the first person with 5, that of the second with 2.
+    # Both scans of the first person use 5, the scan of the second uses 2.
     assert found.dice["largest"] == [6, 7, 7]
-    # The result is fitted to all.
+    # The result is fitted to all scans.
     assert found.fusions["largest"].csf_odds == 5
     assert found.figures("largest") == {
         "scans": 3,
@@ -52,7 +52,7 @@ def test_a_single_person_is_scored_with_a_fit_to_itself() -> None:
 @pytest.mark.parametrize(
     ("scores", "chosen"),
     [
-        # Each must gain 0.001 over what changes less.
+        # Each candidate must gain 0.001 over one that changes less.
         ((0.8, 0.8005, 0.8006, 0.8007), "start"),
         ((0.8, 0.82, 0.8205, 0.8205), "factors"),
         ((0.8, 0.82, 0.83, 0.8305), "averaged"),

@@ -1,4 +1,4 @@
-"""From a checkpoint file to a model folder, by the command."""
+"""The command that converts a checkpoint file to a model folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL = QuickNatConfig(filters=4)
 
 
 def port_state(config: QuickNatConfig) -> dict[str, torch.Tensor]:
-    """A network's weights under the port's names: the importer's table, read backwards."""
+    """Return a network's weights under the port's names, by the importer's table read backwards."""
     blocks = {ours: theirs for theirs, ours in _BLOCKS.items()}
     parts = {ours: theirs for theirs, ours in _PARTS.items()}
     state = {}

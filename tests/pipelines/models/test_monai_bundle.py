@@ -1,4 +1,4 @@
-"""A model as a MONAI bundle: what its files say, and that MONAI runs it to trinat's labels."""
+"""A model as a MONAI bundle: the content of its files, and MONAI gives the labels of trinat."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trinat.segmentation.models.checkpoint import load_model, save_model
 from trinat.segmentation.models.model_info import Contrast, Description
 from trinat.segmentation.space.views import View
 
-# From the schema that metadata.json names.
+# Required by the schema that metadata.json names.
 REQUIRED = {
     *("schema", "version", "monai_version", "pytorch_version", "numpy_version"),
     *("task", "description", "authors", "copyright", "network_data_format"),
@@ -62,7 +62,7 @@ def test_a_bundle_has_the_files_that_monai_names(bundle: Path) -> None:
 
 
 def test_model_pt_holds_no_weights(bundle: Path) -> None:
-    """MONAI Label builds the network where the file is, and loads it over the network."""
+    """MONAI Label builds the network if the file exists, and loads it over the network."""
     assert torch.load(bundle / "models/model.pt", weights_only=True) == {}
     assert "empty state dictionary" in (bundle / "docs/README.md").read_text()
 
@@ -164,7 +164,7 @@ def oblique_scan(path: Path) -> Path:
 
 
 def run_bundle(bundle: Path, **options: str) -> str:
-    """`python -m monai.bundle run` in the folder of a bundle; what it says on stderr."""
+    """Run `python -m monai.bundle run` in the folder of a bundle, and return its stderr."""
     given = [f"--{key}={value}" for key, value in options.items()]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Exported networks give the same labels, and the check of it can fail."""
+"""Exported networks give the same labels, and the comparison can fail."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_view_is_exported_with_the_same_labels(tmp_path: Path) -> None:
     assert json.loads(facts["preprocessing"])["spacing_mm"] == 1
     networks = load_model(random_model()).networks
     assert share_of_equal_labels(networks[View.CORONAL], paths[0]) >= 0.9999
-    # Another view's weights: the check sees it.
+    # The weights of another view must fail the comparison.
     assert share_of_equal_labels(networks[View.AXIAL], paths[0]) < 0.9
 
 
@@ -48,7 +48,7 @@ def test_a_network_that_gives_other_labels_is_not_written(
     tmp_path: Path, monkeypatch
 ) -> None:
     def export_nothing(network: QuickNat, path: Path, facts: object) -> None:
-        """The graph of a network that finds background alone."""
+        """Export a graph that predicts background alone."""
         from onnx import TensorProto, helper, save
 
         shape = ("n", "channels", "rows", "columns")

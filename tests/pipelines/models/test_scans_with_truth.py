@@ -1,4 +1,4 @@
-"""Scans with truth: guessed and doubtful pairs are named, truths of another head refused."""
+"""Scans with a reference: guessed and doubtful pairs are named, another head is refused."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def test_a_truth_of_another_head_is_refused_and_exchanged_sides_are_named() -> N
         EvaluationError, match=r"Dice of 0\.30, and 0\.5 is needed: check"
     ):
         refuse_another_head([strange], model, where)
-    # Of several views that which sees most counts.
+    # The view that sees most structures counts.
     refuse_another_head([strange, joint(found)], model, where)
     mirrored = joint(np.repeat([0, right, left, stem], 10)[None, None])
-    # Of three structures the brain stem alone agrees.
+    # Only the brain stem of three structures agrees.
     with pytest.raises(EvaluationError, match=r"0\.33, .*; with left .* it is 1\.00"):
         refuse_another_head([mirrored], model, where)
 

@@ -1,4 +1,4 @@
-"""trinat models: what is there, and what is not yet."""
+"""trinat models: installed models, and models that can be downloaded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_every_shipped_model_and_every_promise_is_listed(capsys) -> None:
 
 
 def hostile(folder: Path, **changes: object) -> Path:
-    """The shipped model's folder, whose description says something else."""
+    """Copy the shipped model and falsify its description."""
     shutil.copytree(shipped_models()["fast"], folder)
     path = folder / MODEL_FILE
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | changes))
@@ -42,7 +42,7 @@ def test_what_a_model_says_of_itself_is_neither_markup_nor_obeyed(
         "trinat.segmentation.models.zoo.shipped_models", lambda: {"own": folder}
     )
     assert models(json_=False) == Exit.OK
-    # However wide the terminal is.
+    # Independent of the width of the terminal.
     told = "".join(capsys.readouterr().out.split())
     assert "[/b][red]x\\x1b[2J" in told
 
@@ -64,7 +64,7 @@ def test_a_broken_model_does_not_hide_the_others(
 
 @pytest.mark.parametrize("kind", ["huge", "zip bomb"])
 def test_a_prior_that_is_a_bomb_is_refused(tmp_path: Path, kind: str) -> None:
-    """A terabyte by its header; 300 MiB of zeros in some 300 KB."""
+    """A terabyte according to its header; 300 MiB of zeros in some 300 KB."""
     shape = (10**4, 10**4, 10**4, 33) if kind == "huge" else (300, 1024, 1024, 1)
     buffer = io.BytesIO()
     head = {"descr": "|u1", "fortran_order": False, "shape": shape}

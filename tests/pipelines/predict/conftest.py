@@ -1,4 +1,4 @@
-"""What tests of prediction share."""
+"""Fixtures of the tests of prediction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trinat.pipelines.predict.settings import RunSettings
 
 @pytest.fixture
 def without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands segment in the test's process: a worker starts for longer than a scan takes."""
+    """Segment in the test process: a worker takes longer to start than a scan."""
 
     def engine(settings: RunSettings, devices: object, **given: Any) -> SerialEngine:
         return SerialEngine(settings, on_stage=given["on_stage"])

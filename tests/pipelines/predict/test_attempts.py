@@ -1,4 +1,4 @@
-"""An old result never passes for one of the scan as it is now."""
+"""An old result is never taken for a result of the present scan."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("without_figures")
 
 @pytest.fixture(scope="module")
 def segmented(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where `in` has two scans, and `out` their segmentations."""
+    """Return a folder in which `in` has two scans and `out` their segmentations."""
     folder = tmp_path_factory.mktemp("segmented")
     scans = write_scans(folder / "in", "a.nii.gz", "b.nii.gz")
     run_serially(scans, folder / "out", output=replace(QUICK, stats=True))
@@ -42,7 +42,7 @@ def segmented(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def two(segmented: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """Two scans and their segmentations, which a test may change."""
+    """Copy two scans and their segmentations for a test to change."""
     shutil.copytree(segmented, tmp_path, dirs_exist_ok=True)
     return tmp_path / "in", tmp_path / "out"
 
@@ -95,10 +95,10 @@ def test_outputs_of_a_scan_are_deleted_when_another_in_its_place_fails(two) -> N
 def test_outputs_of_a_scan_stay_when_the_same_scan_fails(two, truth: Path) -> None:
     scans, out = two
     old = (out / "a_dseg.nii.gz").read_bytes()
-    # It was not given as DICOM.
+    # The input was not DICOM.
     assert run_serially(scans, out, output=replace(QUICK, dicom_seg=True)).failed == 2
     assert (out / "a_dseg.nii.gz").read_bytes() == old
-    # They pass for no result of the last run.
+    # The table has no rows of scans that failed in the last run.
     assert not read_rows(out / "volumes.tsv", required=("case",))
     said: list[str] = []
     with pytest.raises(EvaluationError):
@@ -150,7 +150,7 @@ def _evaluated(out: Path, truth: Path, said: list[str]) -> Exit:
 
 @pytest.fixture
 def truth(two) -> Path:
-    """What was predicted, as if it were true."""
+    """Use the predictions as truth."""
     _, out = two
     folder = out.parent / "truth"
     folder.mkdir()
@@ -166,7 +166,7 @@ def test_evaluate_does_not_measure_what_has_failed_since(two, truth: Path) -> No
     old = (out / "a_dseg.nii.gz").read_bytes()
     (scans / "a.nii.gz").write_bytes(b"damaged")
     run_serially(scans, out)
-    # As a run of an earlier version has left it.
+    # As a run of an earlier version would leave it.
     (out / "a_dseg.nii.gz").write_bytes(old)
     said: list[str] = []
     assert _evaluated(out, truth, said) == Exit.SOME_FAILED
@@ -187,7 +187,7 @@ def test_evaluate_does_not_measure_a_result_of_another_scan(two, truth: Path) ->
     assert any(
         "a, m: is an old result: its scan was changed since" in line for line in said
     )
-    # One file of the folder, and one of a folder below, are judged alike.
+    # Files of the folder and of its subfolders are treated alike.
     with pytest.raises(EvaluationError, match="its scan was changed since"):
         _evaluated(out / "a_dseg.nii.gz", truth / "a.nii.gz", [])
 

@@ -43,7 +43,7 @@ def test_participants_then_group(
     assert run(monkeypatch, raw, out, "participant", *options) == Exit.OK
     done = {"sub-01/anat/sub-01", "sub-03/anat/sub-03"}
     assert set(read_entries([out / "run.sub-01-03.jsonl"])) == done
-    # Tables are of all participants, whoever segments which of them.
+    # Tables cover all participants, whichever of them a command segments.
     assert not (out / "volumes.tsv").exists()
     capsys.readouterr()
     assert run(monkeypatch, raw, out, "group") == Exit.OK

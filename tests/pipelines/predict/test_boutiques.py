@@ -15,7 +15,7 @@ from trinat.pipelines.cli.bids import command
 from trinat.pipelines.cli.options import HELP, ListOptions
 
 FILE = Path(__file__).parents[3] / "containers/trinat-bids.boutiques.json"
-# What a platform has no use for.
+# Options that a platform does not need.
 LEFT_OUT = {"--version", "--skip_bids_validation"}
 
 
@@ -31,7 +31,7 @@ def parameters() -> list[Any]:
 
 
 def _said(option: Any) -> str:
-    """What is typed: of a switch that is on by itself, the name that turns it off."""
+    """Return the option to type; for a switch that is on by default, the name that turns it off."""
     if option.default is True:
         return option.secondary_opts[0]
     return option.opts[0]

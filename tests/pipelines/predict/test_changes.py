@@ -1,4 +1,4 @@
-"""Tables of changes, from what the ledger says of each scan."""
+"""Tables of changes, computed from the ledger."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def scan(
     finished: str = "1",
     **result: object,
 ) -> Entry:
-    """A scan of Anna's that was segmented with those that `together` names, "a b"."""
+    """Return the entry of a scan of Anna that was segmented together with others, "a b"."""
     fact = {
         "person": "anna",
         "group": "",
@@ -40,7 +40,7 @@ def scan(
 
 
 def volumes(folder: Path, *scans: Entry) -> tuple[str, str]:
-    """First and last volume that changes.tsv has of the one structure."""
+    """Return the first and last volume of the only structure in changes.tsv."""
     assert write_changes(folder, scans)
     (row,) = table(folder / "changes.tsv")
     return row["first_mm3"], row["last_mm3"]
@@ -51,7 +51,7 @@ def volumes(folder: Path, *scans: Entry) -> tuple[str, str]:
     [
         ((2022, 2021, 2020), ("3.0", "1.0")),
         ((None, None, None), ("1.0", "3.0")),
-        # A scan without a time has no place among the others.
+        # A scan without a time is not ordered among the others.
         ((2022, None, 2020), ("1.0", "3.0")),
     ],
 )
@@ -108,7 +108,7 @@ def test_a_rejected_scan_is_a_time_point_and_in_no_change(tmp_path: Path) -> Non
     (row,) = table(tmp_path / "changes.tsv")
     assert row["scans"] == "3"
     assert write_changes(tmp_path, scans, ("reject", "look"))
-    # One scan alone has not changed.
+    # A single scan has not changed.
     assert table(tmp_path / "changes.tsv") == []
 
 
@@ -127,7 +127,7 @@ def test_a_rejected_structure_is_in_no_change(tmp_path: Path) -> None:
 
 
 def thickness(mm: float | None) -> dict[str, object]:
-    """The thickness of an insula, as the result of a scan has it."""
+    """Return the thickness of an insula, as the result of a scan has it."""
     insula = {"side": "left", "mm": mm, "std_mm": 0.5, "area_mm2": 900.0, "mm3": 2700.0}
     return {"ctx-lh-insula": insula}
 
@@ -163,7 +163,7 @@ def visit(
     digest: str = "",
     **facts: float,
 ) -> Entry:
-    """A scan that was segmented with those of `together`."""
+    """Return the entry of a scan that was segmented with the scans in `together`."""
     fact = {
         "person": "anna",
         "group": "",
@@ -211,7 +211,7 @@ def test_a_scan_that_was_renamed_is_no_time_point_more(tmp_path: Path) -> None:
 
 def test_a_scan_that_is_no_longer_given_takes_no_part(tmp_path: Path) -> None:
     scans = [visit("a", 1, 1, ("a", "b"))]
-    # Alone now, it was segmented by itself.
+    # Now alone, it was segmented by itself.
     scans.append(Entry("b", "done", result=ScanResult(model="fast")))
     assert not write_changes(tmp_path, scans)
 
@@ -232,7 +232,7 @@ def test_a_head_of_another_size_is_named_and_in_no_change(tmp_path: Path) -> Non
     assert write_changes(tmp_path, scans)
     assert table(tmp_path / "changes.tsv")[0]["beyond_noise"] == "yes"
     scans[1] = visit("b", 200, 2, names, stretch_percent=2.06)
-    # Whatever grades are taken in.
+    # Whatever grades are included.
     assert write_changes(tmp_path, scans, ())
     assert table(tmp_path / "changes.tsv") == []
     (_, second) = table(tmp_path / "timepoints.tsv")
@@ -243,7 +243,10 @@ def test_a_head_of_another_size_is_named_and_in_no_change(tmp_path: Path) -> Non
 def test_a_scan_that_was_removed_since_is_compared_with_no_other(
     tmp_path: Path,
 ) -> None:
-    """Of a, b and c, c was removed: its volume is of another segmentation than the new ones."""
+    """Scan c of a, b and c was removed.
+
+    Its volume is from another segmentation than the new ones.
+    """
     left_over = scan("c", 9.0, 2022, "a b c")
     new = [scan("a", 1.0, 2020, "a b", "2"), scan("b", 2.0, 2021, "a b", "2")]
     assert volumes(tmp_path, left_over, *new) == ("1.0", "2.0")
@@ -253,7 +256,7 @@ def test_a_scan_that_was_removed_since_is_compared_with_no_other(
 def test_a_person_who_is_half_replaced_has_no_changes_until_all_is(
     tmp_path: Path,
 ) -> None:
-    """A run that stopped between two files of a person, and the last of two that was removed."""
+    """A run stopped between two files of a person, and the last of two scans was removed."""
     old = scan("b", 2.0, 2021, "a b c"), scan("c", 3.0, 2022, "a b c")
     assert not write_changes(tmp_path, [scan("a", 1.0, 2020, "a b", "2"), *old])
     alone = Entry("a", "done", result=ScanResult(model="own"))

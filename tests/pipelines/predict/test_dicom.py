@@ -1,4 +1,7 @@
-"""trinat predict on DICOM: the labels of the NIfTI, SEG files, nothing of the patient elsewhere."""
+"""trinat predict on DICOM.
+
+Labels equal to those from NIfTI, SEG files, no patient data elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.models.checkpoint import load_model, save_model
 from trinat.segmentation.models.model_info import Description
 
-# How DICOM cuts: axes to which columns, rows and slices grow.
+# Axes along which columns, rows and slices increase, for each slice orientation.
 STRAIGHT = {"axial": "LPS", "sagittal": "PIR", "coronal": "LIP"}
 SEG = replace(QUICK, dicom_seg=True)
 ALL = replace(SEG, picture=True, stats=True, entropy=True, probabilities=True)
@@ -51,7 +54,7 @@ def oblique() -> Volume:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same heads as NIfTI, classic and enhanced DICOM, each segmented by the same model."""
+    """Segment the same heads as NIfTI, classic and enhanced DICOM, with the same model."""
     root = tmp_path_factory.mktemp("dicom")
     volumes = {name: head(axes) for name, axes in STRAIGHT.items()} | {
         "oblique": oblique()
@@ -191,7 +194,7 @@ def unpacked(path: Path) -> bytes:
 
 
 def test_nothing_of_the_patient_is_in_any_other_output(tmp_path: Path, capfd) -> None:
-    """Marks stand in names, numbers, dates, descriptions, private elements and names in a zip."""
+    """Marks are in names, numbers, dates, descriptions, private elements and names in a zip."""
     write_classic(tmp_path / "in/a", head("LPS"))
     write_classic(
         tmp_path / "in/b", head("LPS"), "scout", SeriesDescription="CANARY scout"
@@ -224,7 +227,7 @@ def test_nothing_of_the_patient_is_in_any_other_output(tmp_path: Path, capfd) ->
 def test_nifti_needs_no_package_for_dicom(tmp_path: Path) -> None:
     (tmp_path / "scans").mkdir()
     head("RAS").write(tmp_path / "scans" / "a.nii.gz")
-    # Importing them is an error here. nibabel, which imports pydicom where it can, does without.
+    # Importing them is an error here; nibabel imports pydicom only if it is available.
     probe = (
         "import sys; sys.modules['pydicom'] = sys.modules['highdicom'] = None\n"
         "from pathlib import Path; from helpers.serial import run_serially\n"

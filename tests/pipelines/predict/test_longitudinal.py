@@ -1,4 +1,4 @@
-"""trinat predict --longitudinal: persons, their scans, and what becomes of each."""
+"""trinat predict --longitudinal: persons, their scans, and the outcome of each."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def entries(out: Path) -> dict[str, Entry]:
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A person with two good scans and a broken one, one with a single scan."""
+    """Segment a person with two good scans and a broken one, and one with a single scan."""
     root = tmp_path_factory.mktemp("study")
     scans = root / "in"
     write(scans, "MR1", "MR2")
     write(scans, "MR1", person=1)
     (scans / "P0_MR3.nii.gz").write_bytes(b"no scan")
-    # A model that knows nothing is rejected as a whole.
+    # A model with random weights is rejected as a whole.
     run_serially(scans, root / "out", output=TOGETHER, excluded=())
     return scans, root / "out"
 
@@ -99,7 +99,7 @@ def test_the_cortex_of_all_scans_has_parcels(tmp_path: Path) -> None:
 def test_the_order_of_the_scans_changes_no_byte(tmp_path: Path) -> None:
     write(tmp_path / "in", "MR1", "MR2")
     (tmp_path / "other").mkdir()
-    # The names say another order.
+    # The order of the names is different.
     for old, new in (("MR1", "MR2"), ("MR2", "MR1")):
         source = tmp_path / "in" / f"P0_{old}.nii.gz"
         shutil.copy(source, tmp_path / "other" / f"P0_{new}.nii.gz")
@@ -177,7 +177,7 @@ def test_label_maps_name_all_scans_that_they_were_made_of(tmp_path: Path) -> Non
 
 
 class _AllFail:
-    """An engine in which each person fails as a whole, as where a process dies."""
+    """An engine in which each person fails as a whole, as when a process dies."""
 
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings

@@ -1,4 +1,7 @@
-"""trinat merge: the last attempt at each case, each ledger read once, nothing written twice."""
+"""trinat merge: the last attempt at each case.
+
+Ledgers are read once, and nothing is written twice.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ FAILED = Entry("a", "failed", "a.nii", "is damaged", attempt=1)
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """Two shards; the second has done the first's case again."""
+    """Write two shards; the second has repeated a case of the first."""
     with Ledger(tmp_path / "run.shard-1-of-2.jsonl") as first:
         first.add(FAILED)
         first.add(replace(FAILED, case="b"))
@@ -82,7 +85,7 @@ def test_merging_again_adds_only_what_is_new_and_reads_each_line_once(
     loads = json.loads
     monkeypatch.setattr(json, "loads", lambda line: read.append(line) or loads(line))
     merge(out)
-    # Tables and two that were joined, three of the first shard and one of the second.
+    # The header and two merged entries, three of the first shard and one of the second.
     assert len([line for line in read if line]) == 3 + 3 + 1
     lines = (out / "run.jsonl").read_text().splitlines()
     assert len(lines) == 3 + 2

@@ -1,4 +1,4 @@
-"""What a run reads, and how often: a new scan once, a model once a process."""
+"""Files that a run reads, and how often: each new scan once, each model once per process."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _opened: list[str] | None = None
 
 
 def _hear(event: str, arguments: tuple[object, ...]) -> None:
-    # A descriptor that is made a file was heard with its name before.
+    # A descriptor that is wrapped in a file object was recorded with its name before.
     if _opened is not None and event == "open" and not isinstance(arguments[0], int):
         _opened.append(Path(str(arguments[0])).name)
 
 
-# A hook of Python's cannot be taken back.
+# Python's audit hooks cannot be removed.
 sys.addaudithook(_hear)
 
 
 @contextmanager
 def opened() -> Iterator[Counter[str]]:
-    """How often the block opens files, by name."""
+    """Count how often the block opens files, by name."""
     global _opened
     _opened, counts = [], Counter[str]()
     try:
@@ -50,7 +50,8 @@ def test_a_new_scan_and_the_weights_are_read_once(tmp_path: Path) -> None:
         assert run_serially(raw, tmp_path / "out").done == 2
     assert [counts[name] for name in names] == [1, 1]
     assert {counts[path.name] for path in model.glob("*.safetensors")} == {1}
-    # Its contrast, its stripper and its hash by the run, its content by the process that computes.
+    # Its contrast, its stripper and its hash by the run, its content by the process that
+    # computes.
     assert counts["model.yaml"] == 4
 
 

@@ -1,4 +1,4 @@
-"""What is said of a scan that failed, and at the end."""
+"""Messages about a failed scan, and at the end of a run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_log_file_gets_a_line_for_a_scan_with_the_failures(capsys) -> None:
         heard.on_start(3)
         for entry in entries:
             heard.on_entry(entry)
-    # Faster than a line every few seconds: the failure, and the last.
+    # Faster than a line every few seconds: only the failure and the last line.
     complaint, line = capsys.readouterr().err.splitlines()
     assert complaint.startswith("trinat: in/b")
     assert re.fullmatch(r"3/3 sub-2, [0-9.]+ scans/min, 1 failed", line)
@@ -71,7 +71,7 @@ def test_one_long_scan_is_not_a_minute_of_silence(capsys) -> None:
         for stage in ("networks", "waiting", "writing"):
             heard.on_stage("a", stage)
         heard.on_entry(Entry("a", "done"))
-        # Later on a line for each scan is enough, unless it takes long.
+        # Later on a line per scan is enough, unless it takes long.
         heard.on_stage("b", "networks")
     assert capsys.readouterr().err.splitlines() == [
         "0/3 loading the model",

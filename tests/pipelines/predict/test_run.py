@@ -1,4 +1,4 @@
-"""trinat predict: what is done, what is done again, and what it writes."""
+"""trinat predict: scans that are done, done again or skipped, and the files it writes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def statuses(out: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Three scans, one of them broken, and the folder of their segmentations."""
+    """Segment three scans, one of them broken, and return both folders."""
     root = tmp_path_factory.mktemp("three")
     scans = write_scans(root / "in", "a.nii.gz", "b/c.nii.gz")
     (scans / "broken.nii.gz").write_bytes(b"no scan")
@@ -56,7 +56,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def again(three: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
-    """A copy of that, to change."""
+    """Copy both folders for a test to change."""
     for folder, name in zip(three, ("in", "out"), strict=True):
         shutil.copytree(folder, tmp_path / name)
     return tmp_path / "in", tmp_path / "out"
@@ -247,7 +247,7 @@ def test_impossible_shards_are_refused(text: str) -> None:
         ({"ID": "5", "COUNT": "4", "MIN": "2", "STEP": "1"}, "4/4"),
         ({"ID": "7", "COUNT": "3", "MIN": "1", "STEP": "3"}, "3/3"),
         ({"ID": "3", "COUNT": "1", "MIN": "3", "STEP": "1"}, "1/1"),
-        # --array=1,3 leaves scans to nobody: `trinat predict` refuses this part.
+        # --array=1,3 leaves some scans to no task, so `trinat predict` refuses this part.
         ({"ID": "3", "COUNT": "2", "MIN": "1", "STEP": "1"}, "3/2"),
     ],
 )
@@ -287,7 +287,7 @@ def test_scans_without_a_checksum_are_refused_on_request(tmp_path: Path) -> None
     entries = read_entries([tmp_path / "out/run.jsonl"])
     assert entries["a"].status == "done"
     assert "has no checksum" in entries["b"].reason
-    # Also what was segmented before it was asked for.
+    # Also scans that were segmented before the option was given.
     assert run_serially(scans, tmp_path / "out").done == 1
     assert run_serially(scans, tmp_path / "out", require_checksum=True).failed == 1
 
@@ -329,7 +329,7 @@ def test_timings_name_the_stages_and_add_up_to_the_run(tmp_path: Path) -> None:
     assert stages <= walls.keys()
     whole, rest = walls.pop("total"), walls["other"]
     assert whole == pytest.approx(sum(walls.values()), abs=0.01 * len(walls))
-    # What is in no stage: mostly the end of the worker process.
+    # Time outside of all stages: mostly the end of the worker process.
     assert -0.05 * whole < rest < 0.2 * whole
     for entry in read_entries([tmp_path / "out/run.jsonl"]).values():
         assert {"read", "conform", "coronal", "write"} <= entry.timings_s.keys()

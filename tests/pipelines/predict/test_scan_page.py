@@ -1,4 +1,4 @@
-"""`trinat predict --page`: a page beside each label map; which normal ranges it takes."""
+"""`trinat predict --page`: a page next to each label map, with the right normal ranges."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_reference_that_no_page_can_show_is_refused_before_any_scan_is_read(
 
 
 def run_with_norms(tmp_path: Path, people: str) -> dict[str, Any]:
-    """The entries of two scans whose pages are compared with norms, by a table of persons."""
+    """Return the entries of two scans whose pages use norms and this participants table."""
     (tmp_path / "people.tsv").write_text(people)
     run_serially(
         tmp_path / "in",
@@ -84,7 +84,7 @@ def test_norms_go_by_the_age_and_sex_of_each_person(tmp_path: Path) -> None:
     page = (tmp_path / "out/b_page.html").read_text()
     assert "No percentiles: norms are for ages from 30 to 31." in page
 
-    # Whose age was mended is done again, and nobody else.
+    # A scan is done again if the age was corrected; others are not.
     after = run_with_norms(tmp_path, "participant_id\tage\tsex\na\t30\tF\nb\t31\tF\n")
     assert after["a"].finished == before["a"].finished
     assert after["b"].finished != before["b"].finished

@@ -37,7 +37,7 @@ class Killed(BaseException):
 
 @dataclass
 class EngineByContent:
-    """Each scan has a label map and a volume that follow from all scans it is segmented with."""
+    """Makes label maps and volumes that depend on all scans that are segmented together."""
 
     settings: RunSettings
 
@@ -130,7 +130,7 @@ CHANGES: tuple[Change, ...] = (
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
-    """A person of three scans and one of two, and results of all, whole and in shards."""
+    """Segment a person with three scans and one with two, whole and in shards."""
     (tmp_path / "in").mkdir()
     for name in ("P0_MR1", "P0_MR2", "P0_MR3", "P1_MR1", "P1_MR2"):
         (tmp_path / "in" / f"{name}.nii.gz").write_text(name)
@@ -156,14 +156,17 @@ def run_shards(root: Path, out: str) -> None:
 
 
 def tables(out: Path) -> dict[str, str]:
-    """The text of the tables that are there."""
+    """Return the text of the existing tables."""
     return {name: (out / name).read_text() for name in TABLES if (out / name).exists()}
 
 
 def killed_after(
     monkeypatch: pytest.MonkeyPatch, files: int, work: Callable[[], None]
 ) -> bool:
-    """Whether work was killed: it is once so many files have been put in their place."""
+    """Run work and kill it after this many files were put in place.
+
+    Return True if it was killed.
+    """
     placed = 0
     replaces = Path.replace
 
@@ -235,7 +238,7 @@ def test_persons_whose_scans_are_all_gone_stay(study: Path) -> None:
 def test_after_a_kill_between_two_files_no_table_has_old_and_new(
     study: Path, change: Change, out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # It takes its place among the files, and nothing is read of it: the other tests draw it.
+    # The other tests draw the page; here it is a file like any other.
     monkeypatch.setattr(changes, "changes_page", lambda *_: "page")
     before = tables(study / out)
     change(study / "in")

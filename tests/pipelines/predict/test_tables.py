@@ -1,4 +1,4 @@
-"""The page of a run: what it may load, and what a reader sees."""
+"""The page of a run: the resources that it may load, and its content."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_slices_that_are_damaged_leave_the_picture(
 def test_slices_of_the_most_doubtful_are_kept_in_whatever_order_scans_come(
     tmp_path: Path,
 ) -> None:
-    """Also where a run goes on after another: the page is the same."""
+    """Also if a run continues another one: the page is the same."""
     pages = []
     for name, order in (
         ("up", range(9)),

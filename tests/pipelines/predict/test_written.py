@@ -1,4 +1,4 @@
-"""What trinat predict writes of a scan: label maps, tables, masks and probabilities."""
+"""Outputs of trinat predict: label maps, tables, masks and probabilities."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_freesurfer_numbers_by_default_and_indices_on_request(tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where `in` has a scan, and `out` its results with mask, statistics and probabilities."""
+    """Write a scan to `in` and its results with mask, statistics and probabilities to `out`."""
     folder = tmp_path_factory.mktemp("made")
     scans = write_heads(folder / "in", "a.nii.gz")
     output = replace(QUICK, brain_mask=True, stats=True, probabilities=True)
@@ -120,7 +120,7 @@ def test_the_brain_mask_holds_the_structures_and_has_their_grid(made: Path) -> N
     assert np.unique(inside).tolist() == [0, 1]
     cortex = np.isin(np.asarray(labels.dataobj), (3, 42))
     assert inside[cortex].mean() > 0.99
-    # What names the brain as a whole is in tables; what is not known has a note instead.
+    # Measures of the whole brain are in tables; an unknown value has a note instead.
     (row,) = table(made / "out/volumes.tsv")
     assert row["EstimatedTotalIntraCranialVol_mm3"] == "n/a"
     assert float(row["CortexVol_mm3"]) == cortex.sum()
@@ -171,7 +171,7 @@ def test_tissues_are_a_map_of_each_and_one_of_the_most_probable(tmp_path: Path) 
     # Cortex of either side is grey matter.
     labels = np.asarray(nib.load(tmp_path / "out/a_dseg.nii.gz").dataobj)
     assert (numbers[np.isin(labels, (3, 42))] == 1).mean() > 0.99
-    # None of them is a scan, or a label map of structures.
+    # None of these files is a scan, or a label map of structures.
     assert [file.path.name for file in find_files(tmp_path / "out")] == [
         "a_dseg.nii.gz"
     ]
@@ -264,7 +264,7 @@ def test_bids_in_gives_bids_out_that_the_validator_takes(tmp_path: Path) -> None
     )
     source = "bids:raw:sub-02/ses-a/anat/sub-02_ses-a_acq-x_run-1_T1w.nii.gz"
     assert sidecar["Sources"] == [source]
-    # Every scan's slices are on the page: there are fewer than it shows.
+    # The page shows all scans, since there are fewer than its limit.
     page = (out / "report.html").read_text()
     assert page.count('class="viewer"') == len(list(out.rglob("*_qc.png"))) == 2
     made = {"Model": "random", "ModelSHA256": sha256_of(random_model() / "model.yaml")}
@@ -367,7 +367,7 @@ def test_thickness_is_a_map_a_table_and_freesurfers_text(tmp_path: Path) -> None
     assert len(columns) == 70
     assert columns[0] == "lh_bankssts_thickness"
     assert columns[34:36] == ["lh_MeanThickness_thickness", "rh_bankssts_thickness"]
-    # The columns of FreeSurfer's text are found by their places.
+    # The columns of FreeSurfer's text are found by their positions.
     of_stats = {}
     lines = (tmp_path / "out/a_lh.aparc.stats").read_text().splitlines()
     for line in lines:
@@ -435,7 +435,7 @@ def test_parcels_of_the_raters_have_their_own_numbers_and_names(tmp_path: Path) 
     is_parcel = parcels >= 30100
     np.testing.assert_array_equal(is_parcel, np.isin(labels, (3, 42)))
     np.testing.assert_array_equal(parcels[~is_parcel], labels[~is_parcel])
-    # As the raters have it: odd left and even right.
+    # As in the raters' numbering: odd left and even right.
     assert (parcels[labels == 3] % 2 == 1).all()
     assert (parcels[labels == 42] % 2 == 0).all()
     rows = table(tmp_path / "out/parcels.tsv")
@@ -466,7 +466,7 @@ def test_a_later_run_without_parcels_leaves_no_table_of_them(tmp_path: Path) -> 
     assert (out / "parcels.tsv").is_file()
     run_serially(scans, out, model=model)
     assert not (out / "parcels.tsv").exists()
-    # As of any option: the map is of the same label map, so it is still right.
+    # The map belongs to the same label map, so it is still valid.
     assert (out / "a_parcels.nii.gz").is_file()
 
 

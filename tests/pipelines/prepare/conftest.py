@@ -1,4 +1,4 @@
-"""What tests of downloads share: a server on loopback, and a policy with short waits."""
+"""Fixtures of the tests of downloads: a server on loopback, and a policy with short waits."""
 
 from __future__ import annotations
 

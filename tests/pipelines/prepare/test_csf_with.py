@@ -1,4 +1,4 @@
-"""Labels like FreeSurfer's, with the CSF of a model where they have nothing."""
+"""FreeSurfer labels completed by the CSF of a model where they have none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""trinat data, and prepare's pictures, as typed."""
+"""The commands trinat data and trinat prepare --pictures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONTENT = bytes(range(256)) * 8
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A catalogue of one dataset of two discs, served here."""
+    """Serve a catalogue of one dataset with two discs."""
     running = Server()
     url = running.plays(lambda h: cut(h, CONTENT, 700), lambda h: serve(h, CONTENT))
     archive = Archive(
@@ -143,6 +143,8 @@ def test_a_store_can_be_shown_and_reported(tmp_path: Path) -> None:
     )
     for name in ("a.png", "b.png"):
         with Image.open(tmp_path / name) as picture:
-            assert picture.width > 3 * 64  # three pictures in a row, a pixel a voxel
+            assert (
+                picture.width > 3 * 64
+            )  # three pictures in a row, one pixel per voxel
     trinat("data", "report", store)
     assert "Slice store" in (store / "report.html").read_text()

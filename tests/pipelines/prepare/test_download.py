@@ -1,4 +1,4 @@
-"""Downloaded files are complete and right, also from a server that cuts, stalls and lies."""
+"""Downloaded files are complete and right, even from a server that cuts, stalls and lies."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_what_may_not_be_the_whole_file_never_becomes_the_measure(
         fetch(file, tmp_path, policy=policy)
     assert not (tmp_path / "data.tar").exists()
     assert not (tmp_path / CHECKSUMS).exists()
-    # The same bytes laid there by other means are no better.
+    # The same file put there by other means is no better.
     (tmp_path / "data.tar").write_bytes(b"")
     with pytest.raises(
         DownloadError, match="has 0 bytes, and 10000 to 20000 are plausible"
@@ -323,7 +323,8 @@ def test_a_range_that_starts_elsewhere_is_not_appended(
     server: Server, policy: Policy, tmp_path: Path
 ) -> None:
     def elsewhere(h: Handler) -> None:
-        # What follows is missing a part; as a whole it would have the right length in the end.
+        # A part in the middle is missing, so that the whole would have the right length in the
+        # end.
         span = f"bytes 1500-{len(CONTENT) - 1}/{len(CONTENT)}"
         h.reply(206, CONTENT[1500:], Content_Range=span)
 

@@ -1,4 +1,4 @@
-"""trinat data export: pictures that stand upright, from which every voxel can be had again."""
+"""trinat data export: upright pictures from which every voxel can be recovered."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ TWO = {"a": (14, 16, 18), "b": (14, 16, 18)}
 
 
 def marked_store(root: Path, shape: tuple[int, int, int] = (4, 5, 6)) -> Path:
-    """One subject, all dark but for voxel (3, 1, 5): right, towards the back, at the top.
+    """Write one subject, dark except for voxel (3, 1, 5): right, towards the back, at the top.
 
-    Its values are -1 and 3: of 4,096 codes a quarter, less one, is below zero.
+    Its values are -1 and 3: a quarter of the 4,096 codes, less one, is below zero.
     """
     scheme = load_scheme("quicknat33")
     image = np.zeros(shape, np.float32)
@@ -132,7 +132,7 @@ def test_label_pictures_have_the_colours_and_numbers_of_their_view(
     export(marked_store(tmp_path / "store"), tmp_path / "out")
     scheme = load_scheme("quicknat33")
     classes = pd.read_csv(tmp_path / "out/classes.csv")
-    # The sagittal network knows one thalamus, where the others know the right one.
+    # The sagittal network has one thalamus, where the others have the right one.
     for view, number, name in (
         ("axial", 5, "Right-Thalamus"),
         ("sagittal", 3, "Thalamus"),
@@ -178,7 +178,7 @@ def test_views_parts_subjects_and_slices_can_be_chosen(tmp_path: Path) -> None:
     all_train(root)
     export(root, tmp_path / "out", part="train", views=(View.CORONAL,))
     assert len(table_of(tmp_path / "out")) == 2 * 16
-    # Of 16 coronal slices the first and the last two have no structure.
+    # The first and the last two of 16 coronal slices have no structure.
     export(root, tmp_path / "out", views=(View.CORONAL,), labelled=True)
     assert sorted(set(table_of(tmp_path / "out").slice)) == list(range(2, 14))
     for settings, message in (
@@ -267,5 +267,5 @@ def test_options_are_taken_as_they_are_typed(tmp_path: Path) -> None:
     words += ["--labelled", "--split", root / "split.json"]
     done = CliRunner().invoke(app, [str(word) for word in words], standalone_mode=False)
     assert done.return_value == Exit.OK, done.output
-    # Of 16 coronal and 18 axial slices, two at either end have no structure.
+    # Two slices at either end of 16 coronal and 18 axial ones have no structure.
     assert len(table_of(tmp_path / "out")) == 2 * (12 + 14)

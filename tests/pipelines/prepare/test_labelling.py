@@ -1,4 +1,4 @@
-"""Labels that a model makes: whose they are."""
+"""Labels from a model: their licence and their source."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_licence_that_is_not_that_of_trinat_is_told(
     model: str, told: list[str], tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     cut = Cut(load_scheme("quicknat33"), (View.CORONAL,))
-    # It is told first: there is no scan here.
+    # The notice is printed first, although there is no scan.
     with pytest.raises(InputError):
         label_with_model(Listing.of([]), model, tmp_path / "labels", cut)
     assert logged.messages == told

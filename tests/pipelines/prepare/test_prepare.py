@@ -1,4 +1,4 @@
-"""From each dataset's own layout to a store and back, bit for bit; sides stay where they are."""
+"""From each dataset's layout to a store and back, bit for bit, with sides kept."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_what_is_on_the_left_is_on_the_left_in_slices_of_every_source(
     _, store = prepare(source, tmp_path / "in", tmp_path / "out", **settings)
     file = store.file(subject)
     numbers = store.scheme.to_freesurfer(file.labels(view, 0, 64))
-    # Columns grow to the person's right.
+    # Columns increase to the person's right.
     middle = {
         side: np.argwhere(np.isin(numbers, HEMISPHERES[side]))[:, 2].mean()
         for side in HEMISPHERES
@@ -122,7 +122,7 @@ def test_oasis_images_lie_as_documented_though_their_headers_do_not_say(
         if inside is not None:
             head = np.where(inside, head, 0)
         got = head_in(got, head)
-        # Intensities were scaled, so it is the pattern that has to agree.
+        # Intensities were scaled, so only the pattern must agree.
         here, mirrored = (
             np.corrcoef(candidate.ravel(), head.ravel())[0, 1]
             for candidate in (got, got[::-1])
@@ -157,7 +157,7 @@ def test_archives_are_unpacked_as_far_as_needed_and_their_images_converted(
     assert not [name for name in files if name.endswith((".img", ".hdr", ".gif"))]
     scan = next((tmp_path / "root").rglob("*t88_gfc.nii.gz"))
     assert nib.aff2axcodes(nib.load(scan).affine) == ("L", "A", "S")
-    # Another run finds it unpacked.
+    # A second run finds it unpacked.
     assert (
         prepare("oasis1", tmp_path / "root", tmp_path / "out", labels="tissue4")[
             0
@@ -170,11 +170,11 @@ def test_archives_are_unpacked_as_far_as_needed_and_their_images_converted(
 def test_a_dataset_comes_over_a_bad_line_and_becomes_a_store(
     tmp_path: Path, dataset: str
 ) -> None:
-    """Fetched in its own layout and under its own name from a server that cuts, then prepared."""
+    """Downloaded in its own layout and name from a server that cuts connections, then prepared."""
     subject, scheme, settings = build(dataset, tmp_path / "original")
     name, _, part = dataset.partition("-")
     remote = load_catalogue()[name].files(part=part or "images", discs=(1,))[0]
-    if name == "ixi":  # its labels come from elsewhere
+    if name == "ixi":  # its labels are in another folder
         (tmp_path / "original/fs").rename(tmp_path / "fs")
         settings = {"subjects_dir": tmp_path / "fs"}
     archive = pack(tmp_path / "original", tmp_path / remote.name).read_bytes()
@@ -287,7 +287,7 @@ def test_a_mask_of_the_table_says_which_voxels_count(tmp_path: Path) -> None:
     left_hippocampus = load_scheme("quicknat33").names.index("Left-Hippocampus")
     assert counts[left_hippocampus] == counts.sum() == mask.sum()
     file.close()
-    # Another mask is another subject; the same one is not.
+    # Another mask makes another subject; the same mask does not.
     assert prepare("pairs", table, tmp_path / "out")[0].current == 1
     write_nifti(tmp_path / "mask.nii.gz", np.ones_like(mask), "LIA")
     assert prepare("pairs", table, tmp_path / "out")[0].made == 1
@@ -353,7 +353,7 @@ def test_real_freesurfer_subjects_keep_every_voxel_of_every_class(
 
 
 def test_the_miniature_head_is_lateralised() -> None:
-    """What the tests above rely on: a mirrored head is another head."""
+    """Premise of the tests above: a mirrored head differs from the head."""
     labels = head_labels()
     assert labels.shape == SHAPE
     for left, right in zip(HEMISPHERES["left"], HEMISPHERES["right"], strict=True):
@@ -437,5 +437,5 @@ def test_whole_and_stripped_heads_are_not_mixed_unless_it_is_asked_for(
         views=views,
         image="brainmask.mgz",
     )
-    # Of stripped heads alone there is nothing to say.
+    # Stripped heads alone need no notice.
     assert summary.made == 1

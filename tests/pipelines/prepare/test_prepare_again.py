@@ -1,4 +1,4 @@
-"""A store that is there: what a rerun does anew, its tables of people, its splits."""
+"""Reruns on an existing store: what is done again, participants tables, splits."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_what_was_filled_into_the_table_of_participants_stays(tmp_path: Path) ->
 def test_a_person_who_was_mended_in_the_table_stays_mended(
     tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
-    """Two visits whose names do not say that they are one person's."""
+    """Two visits whose names do not show that they are of one person."""
     for name in ("first", "second"):
         freesurfer_subject(tmp_path / "in", name)
     prepare("freesurfer", tmp_path / "in", tmp_path / "out")
@@ -149,7 +149,7 @@ def test_repeat_sessions_stay_on_one_side_of_a_split(tmp_path: Path) -> None:
         assert {f"{name[:-1]}{n}" for name in part for n in "12"} == set(part)
     folds = split_store(tmp_path / "out", folds=5)
     assert [path.name for path, _ in folds] == [f"split-{n}.json" for n in range(5)]
-    # Of fewer folds none is left from before; a copy beside them is no fold.
+    # Fewer folds leave none from before; a copy next to them is not a fold.
     folds = split_store(tmp_path / "out", folds=3)
     (tmp_path / "out/split-0-copy.json").touch()
     assert store.folds == tuple(path for path, _ in folds)
@@ -161,7 +161,7 @@ def test_repeat_sessions_stay_on_one_side_of_a_split(tmp_path: Path) -> None:
         store.tested()
     dataset = open_slices(tmp_path / "out", path, "train", View.AXIAL)
     assert dataset.subjects == split.train
-    # The store moves on; the split does not fit any more.
+    # The store changes, and the split does not fit any more.
     freesurfer_subject(tmp_path / "in", "OAS1_0009_MR1")
     prepare("oasis1", tmp_path / "in", tmp_path / "out", views=("axial",))
     with pytest.raises(DatasetError, match="made for another store"):
@@ -205,7 +205,7 @@ def test_a_file_that_was_changed_is_refused_and_made_again(tmp_path: Path) -> No
     _, store = prepare("freesurfer", tmp_path / "in", tmp_path / "out")
     path = tmp_path / "out/subjects/s1.h5"
     before = path.read_bytes()
-    # A copy has another time, and the same content.
+    # A copy has another time and the same content.
     os.utime(path, ns=(1, 1))
     store.check(store.subjects)
     with h5py.File(path, "r+") as file:
@@ -235,7 +235,7 @@ def test_a_store_keeps_a_label_scheme_of_ones_own(tmp_path: Path) -> None:
         labels=str(tmp_path / "mine.tsv"),
     )
     (tmp_path / "mine.tsv").unlink()
-    # Also where only the store has it now.
+    # Also if the store is the only place that still has it.
     _, store = prepare(
         "freesurfer", tmp_path / "in", tmp_path / "out", labels=store.scheme_name
     )

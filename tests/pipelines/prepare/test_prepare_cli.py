@@ -1,4 +1,4 @@
-"""trinat prepare and trinat split as they are typed: files of settings, options, terms."""
+"""The commands trinat prepare and trinat split: settings files, options, terms."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trinat.segmentation.space.views import View
 
 
 def call(*words: str) -> str:
-    """What a command prints."""
+    """Run a command and return its output."""
     result = CliRunner().invoke(app, words, standalone_mode=False)
     if result.exception is not None:
         raise result.exception
@@ -33,7 +33,7 @@ def call(*words: str) -> str:
 
 def test_what_the_command_asks_for_are_keys_of_its_files_of_settings() -> None:
     asked = {field.name for field in fields(PrepareOptions)}
-    # What takes a table of numbers is for files alone.
+    # Settings that are tables of numbers are for files only.
     assert set(PrepareConfig.model_fields) - asked == {"grid", "extra", "ignore"}
     assert asked <= set(PrepareConfig.model_fields)
 
@@ -76,7 +76,7 @@ def test_the_command_prepares_splits_and_tells_what_it_did(tmp_path: Path) -> No
 
 
 def test_the_challenge_is_prepared_and_split_as_published(tmp_path: Path) -> None:
-    """Two persons train; of the other two, one was scanned twice."""
+    """Two persons train; one of the other two was scanned twice."""
     for scan in ("1000", "1001"):
         malc_scan(tmp_path / "in", scan, part="training")
     for scan in ("1003", "1023", "1101"):
@@ -152,7 +152,7 @@ def test_own_numbers_are_folded_by_a_table(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("grid: [64, 64, 64]\n")
     words += ["--config", str(tmp_path / "c.yaml")]
     call(*words, "--numbering", str(tmp_path / "own.tsv"))
-    # The option's first name says the same.
+    # The former name of the option works too.
     assert "1 up to date" in call(*words, "--fold", str(tmp_path / "own.tsv"))
     store = Store(tmp_path / "out")
     voxels = dict(

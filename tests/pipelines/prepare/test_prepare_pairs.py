@@ -1,4 +1,4 @@
-"""trinat prepare of one's own pairs: what is empty, moved or there twice is said."""
+"""trinat prepare with the user's own pairs: empty, moved and duplicate ones are reported."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def facts_of(store: Store) -> list[tuple[object, ...]]:
 def test_the_challenge_s_own_table_says_who_the_subjects_are(tmp_path: Path) -> None:
     for scan in ("1003", "1023", "1101"):
         malc_scan(tmp_path / "in", scan)
-    # A second scan without a row has what is known of the person.
+    # A second scan without a row gets the data of the person.
     malc_table(tmp_path / "in", "1003,OAS1_0101,M,30", "1101,OAS1_0102,F,x")
     _, store = prepare("malc", tmp_path / "in", tmp_path / "out")
     assert facts_of(store) == [
@@ -114,7 +114,7 @@ def test_labels_that_do_not_lie_on_their_scan_are_named_in_each_run(
     ("table", "said"),
     [
         ("image,labels,Person\nimages/a.nii.gz,labels/a.nii.gz,P01\n", "'Person'"),
-        # A comma in a number would make of it two cells, and of 5 a person.
+        # A comma within a number would split a cell in two, and change the person.
         (
             "image,labels,age,person\nimages/a.nii.gz,labels/a.nii.gz,61,5,P01\n",
             "row 2: 5 cells under 4 titles",

@@ -1,4 +1,4 @@
-"""Pictures and the page of a store: what is to be seen is there, what is not, is not."""
+"""Pictures and the page of a store: everything visible is shown, and nothing else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GRID = (64, 64, 64)
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of three subjects, one left out."""
+    """Write a store of three subjects, one left out."""
     folder = tmp_path_factory.mktemp("data")
     for number, name in enumerate(("sub-01", "sub-02", "sub-<b>3")):
         freesurfer_subject(folder / "in", name, shift=number)
@@ -92,7 +92,7 @@ def test_augmented_slices_are_drawn_and_the_seed_decides(
     first, again, other = ((tmp_path / f"{name}.png").read_bytes() for name in "abc")
     assert first == again
     assert first != other
-    # Six to a row, so twelve of a view make two rows.
+    # Six pictures per row, so twelve of a view make two rows.
     assert pixels(tmp_path / "a.png").shape[0] > pixels(tmp_path / "a.png").shape[1] / 2
 
 
@@ -121,7 +121,7 @@ def test_the_page_names_everything_and_runs_nothing(root: Path, tmp_path: Path) 
     assert "<b>3" not in page
     assert "default-src 'none'" in html.unescape(page)
     assert not re.search(r"""(src|href)=["'](?!data:|#)""", page)
-    # Every structure with voxels is a row of the plot, every subject a dot in it.
+    # Every structure with voxels is a row of the plot, and every subject a dot in it.
     assert page.count("sub-01: ") >= 9
     assert "Left Cerebral Cortex" in page or "L Cerebral Cortex" in page
 

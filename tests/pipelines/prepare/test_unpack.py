@@ -75,7 +75,7 @@ def test_a_member_that_could_do_harm_refuses_the_archive(
     tmp_path: Path, info: tarfile.TarInfo, reason: str
 ) -> None:
     archive = build(tmp_path / "a.tar", (info, b""))
-    # Even where nobody asked for that member.
+    # Even if that member was not requested.
     with pytest.raises(DatasetError, match=reason):
         extract(archive, tmp_path / "o", limits=ROOMY, wanted=lambda name: False)
     assert list((tmp_path / "o").iterdir()) == []
@@ -122,7 +122,7 @@ def test_a_truncated_archive_is_damage(tmp_path: Path) -> None:
 def test_a_wrong_checksum_behind_the_last_member_is_damage(tmp_path: Path) -> None:
     archive = build(tmp_path / "a.tar.gz", (member("x"), b"content"))
     raw = bytearray(archive.read_bytes())
-    raw[-6] ^= 1  # the stored CRC-32 stands in the last eight bytes
+    raw[-6] ^= 1  # the stored CRC-32 is in the last eight bytes
     archive.write_bytes(raw)
     with pytest.raises(IntegrityError, match="CRC"):
         extract(archive, tmp_path / "o", limits=ROOMY)
@@ -163,7 +163,7 @@ def blocks(content: bytes) -> bytes:
 
 
 def record(text: str) -> bytes:
-    """A PAX record, its own length first."""
+    """Return a PAX record, which begins with its own length."""
     length = next(
         n for n in range(len(text), len(text) + 9) if n == len(f"{n} {text}\n")
     )
@@ -234,7 +234,7 @@ def test_attributes_for_all_members_do_not_pile_up(tmp_path: Path) -> None:
 
 
 def negative_size() -> bytes:
-    """A header that leads back to where it stands."""
+    """Return a header that leads back to its own position."""
     content = bytearray(header("x", tarfile.REGTYPE, 0))
     content[124:136] = b"\xff" * 10 + (0x10000 - 512).to_bytes(2, "big")
     content[148:156] = b"%06o\0 " % (

@@ -1,4 +1,4 @@
-"""Changes in time, worked out by hand; their page; the noise of two scans, as a table has it."""
+"""Changes over time, worked out by hand; their page; noise from two scans as in a table."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_two_years_halve_the_change_a_year() -> None:
 def test_scans_of_one_day_have_no_change_a_year(
     days: float, is_a_year_told: bool
 ) -> None:
-    """Ten minutes make of noise thousands of per cent a year."""
+    """Noise over ten minutes would be thousands of per cent a year."""
     change = change_of([4000, 3980], [2021.0, 2021 + days / 365.25], 1.0)
     assert change is not None
     assert (change.percent_per_year is not None) == is_a_year_told
@@ -61,11 +61,11 @@ def test_scans_of_one_day_have_no_change_a_year(
 
 
 def test_three_scans_have_an_interval_around_the_slope() -> None:
-    # Of the mean 100: +1, 0.5 and -1.5; slope -1.25, off the line by -0.25, 0.5, -0.25.
+    # Relative to the mean 100: +1, 0.5 and -1.5; slope -1.25, residuals -0.25, 0.5, -0.25.
     change = change_of([101, 100.5, 98.5], [0, 1, 2])
     assert change is not None
     assert change.percent_per_year == pytest.approx(-1.25)
-    # t of one degree of freedom is 12.706; the error is sqrt(0.375 / 1 / 2) = 0.43301.
+    # t with one degree of freedom is 12.706; the error is sqrt(0.375 / 1 / 2) = 0.43301.
     assert change.high is not None
     assert change.high == pytest.approx(-1.25 + 12.706 * 0.43301, abs=1e-3)
 
@@ -79,7 +79,7 @@ def test_without_times_there_is_no_change_a_year() -> None:
 
 
 def test_noise_a_year_falls_with_time() -> None:
-    # Two scans differ by up to 1 % anyway; these are four years apart.
+    # Retest noise is up to 1 % between two scans; these are four years apart.
     change = change_of([100, 99.5], [0, 4], retest_percent=1)
     assert change is not None
     assert change.noise == pytest.approx(1 / 4)
@@ -131,7 +131,7 @@ def test_changes_a_year_and_without_times_have_no_common_mean() -> None:
     )
     groups = page[page.index("By group") : page.index("Persons with dates")]
     assert "change a year" in groups
-    # 2 of 99 in two years, twice; not the third, which may be of any time.
+    # 2 of 99 in two years, twice; the third has no times.
     assert "-1.01 ± 0.00" in groups.replace("−", "-")
     assert "1 person without dates" in page
     assert "c-0" not in page[: page.index("By group")]
@@ -143,7 +143,7 @@ def test_a_year_and_any_time_have_tables_with_one_unit_each() -> None:
     )
     timed = page[page.index('id="change-table"') :].split("</table>")[0]
     untimed = page[page.index('id="undated-table"') :].split("</table>")[0]
-    # 1 % between two scans is half of that a year, when they are two years apart.
+    # 1 % between two scans two years apart is half of that per year.
     assert "Noise (% a year)" in timed
     assert ">0.50</td>" in timed
     assert "Noise (%)" in untimed

@@ -13,14 +13,14 @@ from trinat.pipelines.report.evaluation import code_of
 from trinat.pipelines.report.measurements import metrics_frame, write_table
 from trinat.segmentation.metrics.pair import Measurement
 
-# Not in the order of numbers, which is another than that of texts.
+# In text order, which differs from the order of numbers.
 PERSONS = ("10", "9", "01", "NA", "e", "f", "g", "h")
 MODELS = ("-first", "MODEL")
 
 
 @pytest.fixture(scope="module")
 def frame() -> pd.DataFrame:
-    """Some persons have several sessions, some values are undefined."""
+    """Return metrics in which some persons have several sessions and some values are undefined."""
     rng = np.random.default_rng(0)
     return metrics_frame(
         (

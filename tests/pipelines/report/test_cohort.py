@@ -1,4 +1,4 @@
-"""Volumes adjusted for the intracranial volume, and what a page says of persons."""
+"""Volumes adjusted for the intracranial volume, and a page about the persons."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def scan(number: int, volume: float, intracranial: float | None) -> Scan:
     )
 
 
-# Twice the intracranial volume and 10, but for the last two, which lie 3 above and below.
+# Twice the intracranial volume plus 10; the last two lie 3 above and below.
 LINE = [
     scan(0, 210.0, 100.0),
     scan(1, 410.0, 200.0),
@@ -38,14 +38,14 @@ LINE = [
 
 
 def arrays(scans: list[Scan]) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Volumes by structure and intracranial volumes, NaN where one is not known."""
+    """Return volumes by structure and intracranial volumes, NaN for unknown ones."""
     volumes = {STEM: np.array([scan.volumes_mm3[STEM] for scan in scans])}
     return volumes, np.array([scan.intracranial_mm3 for scan in scans], float)
 
 
 def test_residuals_are_what_a_line_through_the_group_leaves_at_its_mean() -> None:
     adjusted, done = adjust(*arrays(LINE), "residual")
-    # Slope 2 at the mean of 150: 210 + 100, 410 - 100 and the two as they are.
+    # Slope 2 at the mean of 150: 210 + 100, 410 - 100, and the other two unchanged.
     assert adjusted[STEM] == pytest.approx([310, 310, 313, 307])
     line = done.coefficients.loc[STEM]
     assert (line["slope"], line["intercept"], line["scans"]) == (
@@ -147,7 +147,8 @@ def test_the_page_shows_coefficients_effects_and_a_panel_for_each_structure() ->
     assert rows_of(page, "adjustment-table") == [
         ["Brain Stem", "6", "+2,000.000", "+10", "1.00"]
     ]
-    # Head size is a term of the model, and patients of the size of both are where controls are.
+    # Head size is a term of the model, and patients with the head size of controls have their
+    # volumes.
     assert "volume ~ group + icv" in page
     (effect,) = rows_of(page, "effect-table-0")
     assert effect[:3] == ["Brain Stem", "3 + 3", "+0"]

@@ -1,4 +1,4 @@
-"""Which model is fitted to a table of persons, what it finds, and what is said of it."""
+"""The model that is fitted to a participants table, its results and its description."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STRUCTURES = ("Left-Hippocampus", "Right-Hippocampus", "Brain-Stem")
 
 
 def people(count: int, **facts: Sequence[object]) -> pd.DataFrame:
-    """Persons with volumes of three structures by chance, and these facts."""
+    """Return persons with random volumes of three structures, and these attributes."""
     draw = np.random.default_rng(count)
     known = {
         "group": [""] * count,
@@ -55,7 +55,7 @@ def fitted(
 
 
 def varied(count: int) -> dict[str, Sequence[object]]:
-    """Facts by chance that differ between persons."""
+    """Return random attributes that differ between persons."""
     draw = np.random.default_rng(1)
     return {
         "group": ["control", "patient"] * (count // 2),
@@ -81,7 +81,7 @@ def test_the_formula_that_is_printed_gives_the_same_numbers_in_statsmodels() -> 
         fit = ols(model.formula, rows.assign(icv=rows["icv"] / 1e6)).fit(cov_type="HC2")
         for fact, name in (("group", "group[T.patient]"), ("sex", "sex[T.M]")):
             row = effects.loc[(fact, structure)]
-            # The first group less the second; the formula has the second less the first.
+            # The first group minus the second; the formula has the second minus the first.
             assert row["difference"] == pytest.approx(-fit.params[name], rel=1e-6)
             assert row["standard_error"] == pytest.approx(fit.bse[name], rel=1e-6)
             assert (row["persons"], row["residual_df"]) == (40, 34)
@@ -122,7 +122,7 @@ def test_the_columns_of_effects_stay_and_new_ones_follow() -> None:
 
 
 def test_few_persons_have_few_terms_and_a_notice_for_each_other() -> None:
-    """Eight persons carry their group and their age: five degrees of freedom remain."""
+    """Eight persons can support group and age: five degrees of freedom remain."""
     facts = varied(8)
     facts["sex"] = ["F", "M", "M", "F", "F", "M", "M", "F"]
     model = fitted(people(8, group=facts["group"], age=facts["age"], sex=facts["sex"]))

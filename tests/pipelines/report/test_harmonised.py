@@ -1,6 +1,6 @@
-"""Volumes without the effects of sites: known effects, what is refused, and what a page shows.
+"""Volumes without site effects: known effects, refusals, and the page.
 
-ComBat itself: cases worked out by hand, values that are not known, the reference implementation.
+ComBat itself: cases worked out by hand, missing values, and the reference implementation.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ MEANS = np.linspace(1_000, 20_000, len(NAMES))
 def study(
     persons: int, *, effect: float = 0.1, loss: float = 0.08
 ) -> tuple[list[Scan], np.ndarray]:
-    """Scans of three sites, and their volumes (N, K) before scanners had effects.
+    """Return scans of three sites, and their volumes (N, K) before scanner effects.
 
-    A scanner shifts each structure by some `effect` of its mean, and stretches what persons differ
-    by. Patients have lost a share of every structure.
+    A scanner shifts each structure by `effect` of its mean, and scales the differences between
+    persons. Patients have lost a share of every structure.
     """
     draw = np.random.default_rng(3)
     sites = np.repeat(range(3), persons)
@@ -63,7 +63,7 @@ def study(
 
 
 def values_of(cohort: Cohort, metric: str) -> np.ndarray:
-    """One metric of all scans and structures, (N, K)."""
+    """Return one metric of all scans and structures, (N, K)."""
     rows = cohort.frame[cohort.frame["metric"] == metric]
     return rows["value"].to_numpy().reshape(len(cohort.scans), len(NAMES))
 
@@ -76,7 +76,7 @@ def test_known_effects_of_scanners_fall_by_80_percent_and_patients_stay_as_they_
     sites = np.repeat(range(3), 100)
 
     def bias(volumes: np.ndarray) -> float:
-        """The mean distance of two sites by what scanners, or harmonisation, did to volumes."""
+        """Return the mean distance of two sites that scanners, or harmonisation, have caused."""
         of_sites = [
             ((volumes - clean) / MEANS)[sites == site].mean(0) for site in (0, 1, 2)
         ]
@@ -85,7 +85,7 @@ def test_known_effects_of_scanners_fall_by_80_percent_and_patients_stay_as_they_
         )
 
     def loss(volumes: np.ndarray) -> float:
-        """The mean share of a structure that patients lack, by age and group alone."""
+        """Return the mean share of a structure that patients lack, given age and group."""
         patient = [scan.group == "patient" for scan in scans]
         age = [scan.age for scan in scans]
         design = np.stack([np.ones(300), np.array(age, float), patient], axis=1)
@@ -149,7 +149,7 @@ def test_a_scan_of_which_not_all_is_known_has_no_harmonised_volume() -> None:
 
 
 def test_patients_beside_persons_without_a_group_are_refused() -> None:
-    """Controls with an empty cell: what patients have lost would be taken for a site's effect."""
+    """Controls with an empty cell: the loss of patients would be taken for a site effect."""
     scans, _ = study(12)
     scans = [replace(scan, group=scan.group.replace("control", "")) for scan in scans]
     with pytest.raises(EvaluationError, match="without a group"):
@@ -157,7 +157,7 @@ def test_patients_beside_persons_without_a_group_are_refused() -> None:
 
 
 def test_a_site_is_so_many_percent_of_what_its_persons_have() -> None:
-    """Ventricles that grow from nothing at 60: their mean at the age 0 is below 0."""
+    """Ventricles that grow from nothing at 60: their mean at age 0 is below 0."""
     scans, _ = study(40, effect=0, loss=0)
     draw = np.random.default_rng(1)
     grown = []
@@ -171,7 +171,8 @@ def test_a_site_is_so_many_percent_of_what_its_persons_have() -> None:
     done = cohort_of(grown, SCHEME, harmonising=True).harmonisation
     assert done is not None
     percent = done.effects.groupby("site")["percent_before"].mean()
-    # 10 % more than two sites of three have, so 6.5 % more than all, and 3.2 % less.
+    # 10 % more than two of three sites is 6.5 % more than the mean, and the others are 3.2 %
+    # below.
     assert percent["site A"] == pytest.approx(6.5, abs=0.3)
     assert percent["site B"] == pytest.approx(-3.2, abs=0.3)
 
@@ -220,14 +221,15 @@ def test_the_page_shows_sites_and_structures_before_and_after() -> None:
     assert "site-effect-table" not in cohort_page(cohort_of(scans, SCHEME), [], [], {})
 
 
-# Ten persons at each of two sites, who differ alike: their variance is 1, or 10 / 9 of ten.
+# Ten persons at each of two sites with the same spread: the variance is 1, or 10 / 9 within a
+# site.
 RESIDUALS = np.tile([-1.0, 1.0], 10)
 SITES = np.repeat([0, 1], 10)
 NO_FACTS = np.empty((20, 0))
 
 
 def at_sites(*shifts: float) -> np.ndarray:
-    """Volumes of a structure a shift, in standard deviations of 10, up at one site, else down."""
+    """Return volumes of one structure per shift, in SDs of 10: up at one site, else down."""
     side = np.where(SITES == 0, 1, -1)
     columns = [100 + 10 * (RESIDUALS + side * shift) for shift in shifts]
     return np.stack(columns, axis=1)
@@ -245,7 +247,10 @@ def test_an_effect_that_all_structures_share_is_taken_away_whole() -> None:
 
 
 def test_effects_are_drawn_towards_those_on_other_structures() -> None:
-    """0 and 2 have mean 1 and variance 2: 0 becomes 10/9 / (10 * 2 + 10/9), 2 as much less."""
+    """0 and 2 have mean 1 and variance 2.
+
+    0 becomes 10/9 / (10 * 2 + 10/9), and 2 decreases as much.
+    """
     effects = site_effects(at_sites(0, 2), SITES, NO_FACTS)
     drawn = (10 / 9) / (20 + 10 / 9)
     assert effects.shift_alone[0] == pytest.approx([0, 2])
@@ -254,7 +259,7 @@ def test_effects_are_drawn_towards_those_on_other_structures() -> None:
 
 
 def test_what_is_kept_stays() -> None:
-    """Every second pair of persons is larger by 30; there is as many of them at both sites."""
+    """Every second pair of persons is larger by 30; both sites have equally many."""
     larger = np.tile([0.0, 0.0, 1.0, 1.0], 5)[:, None]
     effects = site_effects(at_sites(0.5, 0.5) + 30 * larger, SITES, larger)
     assert effects.slopes == pytest.approx(np.array([[30.0, 30.0]]))
@@ -267,7 +272,7 @@ def test_a_volume_that_is_not_known_costs_no_other() -> None:
     facts = np.empty((21, 0))
     more = np.vstack([volumes, [np.nan, np.nan, 99]])
     effects = site_effects(more, sites, facts)
-    # Of 20 persons, as without the 21st.
+    # The mean over 20 persons, as without the 21st.
     assert effects.mean[:2] == pytest.approx([100, 100])
     assert np.isnan(effects.taken_away(more, sites, facts)).sum() == 2
 
@@ -300,7 +305,7 @@ def test_patients_of_one_site_alone_cannot_be_told_from_it() -> None:
     "persons", [(40, 60, 30), (200, 50), (25, 25, 25, 25, 25)], ids=str
 )
 def test_neurocombat(persons: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal to 1e-6 as it is, and to 1e-11 if it does not stop at the fourth digit."""
+    """Equal to 1e-6 with its defaults, and to 1e-11 if it does not stop at the fourth digit."""
     theirs: Any = pytest.importorskip("neuroCombat.neuroCombat")
     pandas: Any = pytest.importorskip("pandas")
     draw = np.random.default_rng(len(persons))

@@ -1,4 +1,4 @@
-"""A result in a notebook: in its font, no wider than it, with numbers for people."""
+"""A result in a notebook: its font, its width and readable numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trinat.segmentation.rendering.pictures import encoded
 from trinat.segmentation.result import notebook_html
 
 WIDTH = 390
-# What JupyterLab says of the output of a cell.
+# JupyterLab's styles for the output of a cell.
 JUPYTER = """
 body { margin: 8px; color: #234; font: 15px/1.5 monospace; }
 table { border-collapse: collapse; font-size: 12px; table-layout: fixed; margin: 0 auto 1em; }

@@ -1,4 +1,4 @@
-"""Pages escape, bind themselves to their own scripts, and say what is undefined."""
+"""Pages escape text, allow only their own scripts, and mark undefined values."""
 
 from __future__ import annotations
 
@@ -73,7 +73,10 @@ def test_everything_is_escaped() -> None:
 
 
 def test_what_no_one_sees_in_a_name_is_shown() -> None:
-    """The name turns what follows it around: the number behind it would be read as 67.0."""
+    """An invisible character in the name reverses the text.
+
+    The number behind it would read 67.0.
+    """
     name, joined = "\u202ea\u200b\x1b", "می\u200cخواهم\n"
     text = page(
         title=f"{name}: 0.76", lead=markupsafe.Markup(f"<b>{name}</b>"), again=joined
@@ -97,7 +100,7 @@ def test_the_policy_names_the_style_and_the_script_of_the_page() -> None:
 
 
 def test_no_markup_carries_a_style_or_a_handler() -> None:
-    """The policy would drop them in silence."""
+    """The content security policy would drop them silently."""
     markup = re.sub(r"<(style|script)>.*?</\1>", "", page(), flags=re.DOTALL)
     assert not re.search(r"<[^>]*\s(style|on\w+)=", markup)
 

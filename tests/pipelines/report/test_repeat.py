@@ -1,4 +1,4 @@
-"""Means over persons of two scans each, and their page."""
+"""Means over persons with two scans each, and their page."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_pairs_of_a_person_are_averaged_before_persons() -> None:
 
 
 def test_means_are_of_what_every_comparison_has() -> None:
-    # The model does not know the cuneus: the limit's mean is without it, too.
+    # The model does not predict the cuneus, so the mean of the limit leaves it out, too.
     means = means_of(
         row("a", LABELS, HIPPOCAMPUS, 0.9),
         row("a", LABELS, INSULA, 0.8),
@@ -105,7 +105,7 @@ def test_means_are_of_what_every_comparison_has() -> None:
 
 
 def test_means_are_of_persons_whom_every_comparison_has() -> None:
-    """The labels of an easy person alone say no limit for a hard one."""
+    """A limit from the labels of an easy person does not apply to a hard one."""
     means = means_of(
         row("easy", PREDICTIONS, HIPPOCAMPUS, 0.95),
         row("hard", PREDICTIONS, HIPPOCAMPUS, 0.55),

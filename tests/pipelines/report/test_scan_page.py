@@ -52,7 +52,7 @@ RESULT: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def found() -> Prediction:
-    """Blocks of three structures in a head of 40 x 40 x 40 mm."""
+    """Segment blocks of three structures in a head of 40 x 40 x 40 mm."""
     image = np.zeros((40, 40, 40), np.float32)
     image[4:36, 4:36, 4:36] = 100
     conformed = conform(Volume(image, np.eye(4)), shape=None)
@@ -111,7 +111,10 @@ def test_normal_ranges_say_where_each_side_is(found: Prediction) -> None:
 
 
 def norms_of(*structures: str) -> Norms:
-    """Women of 30: 3,000 mm³ in a head of 1.5 l, with a standard deviation of 10 %."""
+    """Return norms for women of 30.
+
+    3,000 mm³ in a head of 1.5 l, with a standard deviation of 10 %.
+    """
     curve = Curve([30.0], [1.0], [3000.0], [0.1], [20], 120, 1.5e6, 1.0)
     return Norms.of(
         row for name in structures for row in rows_of_norms(name, "F", curve, "")

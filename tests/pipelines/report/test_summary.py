@@ -18,7 +18,7 @@ from trinat.segmentation.metrics.statistics import fewest_persons_for
 
 
 def frame_of(rows: list[tuple[str, str, str, str, str, float]]) -> pd.DataFrame:
-    """subject, session, model, structure, metric, value."""
+    """Return a table with subject, session, model, structure, metric and value."""
     return metrics_frame(
         ({"subject": s, "session": e, "model": m}, [Measurement(t, 1, k, v, "")])
         for s, e, m, t, k, v in rows
@@ -105,7 +105,7 @@ def test_groups_are_corrected_apart_from_structures() -> None:
 
 
 def values_of(model: str, metric: str, structures: dict[str, list[float]]) -> list:
-    """One value a person and structure, and their mean as the group's, as `compare` has it."""
+    """Return a value per person and structure, and their mean as the group's, as for `compare`."""
     rows = [
         (f"s{n}", "", model, structure, metric, value)
         for structure, values in structures.items()
@@ -118,7 +118,7 @@ def values_of(model: str, metric: str, structures: dict[str, list[float]]) -> li
 
 
 def compared(one: dict, other: dict, metric: str) -> pd.Series:
-    """`group:all` of two models whose structures have these values."""
+    """Return the row `group:all` for two models whose structures have these values."""
     frame = frame_of(values_of("a", metric, one) + values_of("b", metric, other))
     members = {"group:all": sorted({*one, *other})}
     table = summary.comparisons(frame, members)
@@ -126,7 +126,7 @@ def compared(one: dict, other: dict, metric: str) -> pd.Series:
 
 
 def test_a_missed_structure_is_no_advantage() -> None:
-    """Both are 1 mm off; what A misses in all heads, B finds 6 mm off."""
+    """Both are 1 mm off; a structure that A misses in all heads is 6 mm off in B."""
     found, nan = [1.0] * 8, float("nan")
     one = {"Left-Putamen": found, "Left-Hippocampus": [nan] * 8}
     other = {"Left-Putamen": found, "Left-Hippocampus": [6.0] * 8}
@@ -145,7 +145,7 @@ def test_a_missed_structure_is_no_advantage() -> None:
 
 
 def test_a_rejected_structure_is_no_advantage() -> None:
-    """A rater rejects the worst structure of A, in 4 of 8 scans; else both are alike."""
+    """A rater rejects the worst structure of A in 4 of 8 scans; otherwise both are equal."""
     good, bad, nan = [0.9] * 8, [0.8] * 8, float("nan")
     one = {"Left-Putamen": good, "Left-Hippocampus": [nan] * 4 + bad[4:]}
     row = compared(one, {"Left-Putamen": good, "Left-Hippocampus": bad}, "dice")
@@ -153,7 +153,7 @@ def test_a_rejected_structure_is_no_advantage() -> None:
 
 
 def test_a_structure_that_one_model_invents_is_left_out_and_counted() -> None:
-    """The truth has no third ventricle: Dice 0 for A, which invents it, and undefined for B."""
+    """The truth has no third ventricle: Dice is 0 for A, which invents it, and undefined for B."""
     good, nan = [0.98] * 8, float("nan")
     one = {"Left-Putamen": good, "3rd-Ventricle": [0.0] * 8}
     row = compared(one, {"Left-Putamen": good, "3rd-Ventricle": [nan] * 8}, "dice")
@@ -178,7 +178,7 @@ def test_what_one_model_does_not_know_is_left_out_of_means_and_has_no_row() -> N
 
 
 def test_two_scans_of_a_person_are_compared_scan_by_scan() -> None:
-    """A has no value in one of two scans: B's there must not count for that person either."""
+    """A lacks a value in one of two scans, so B's value there must not count either."""
     rows = []
     for n in range(6):
         for session, one, other in (("1", 0.8, 0.8), ("2", np.nan, 0.2)):

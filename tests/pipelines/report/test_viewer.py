@@ -1,4 +1,4 @@
-"""What a case shows, and what it must not show."""
+"""The picture of a case: what is shown, and what must be hidden."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trinat.pipelines.report.case_view import CaseView, view_case, view_result
 from trinat.segmentation.io.volume import Volume
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 
-AFFINE = np.diag([-1.0, 1.0, 1.0, 1.0])  # the first axis grows to the left
+AFFINE = np.diag([-1.0, 1.0, 1.0, 1.0])  # the first axis increases to the left
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def scheme() -> LabelScheme:
 
 
 def head() -> tuple[Volume, Volume, Volume]:
-    """Truth, prediction (one structure too far), and a scan with a bright face in front."""
+    """Return a truth, a prediction (one structure too far), and a scan with a bright face."""
     truth = np.zeros((40, 48, 36), np.uint8)
     truth[12:28, 8:26, 10:26] = 13
     prediction = truth.copy()
@@ -33,7 +33,7 @@ def head() -> tuple[Volume, Volume, Volume]:
 
 
 def unpacked(view: CaseView, uri: str) -> np.ndarray:
-    """The volume that the page's script makes of a picture, (X, Y, Z)."""
+    """Return the volume (X, Y, Z) that the page's script makes of a picture."""
     picture = np.asarray(
         Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))).convert("L")
     )
@@ -54,7 +54,7 @@ def test_labels_survive_the_picture(scheme: LabelScheme) -> None:
 def test_the_persons_right_is_at_the_high_end(scheme: LabelScheme) -> None:
     truth = np.zeros((20, 20, 20), np.uint8)
     truth[2:6, 5:15, 5:15] = (
-        26  # low voxel index: the right, as the first axis grows to the left
+        26  # low voxel index: the right, as the first axis increases to the left
     )
     truth[12:16, 5:15, 5:15] = 8
     view = view_case(Volume(truth, AFFINE), Volume(truth, AFFINE), scheme)
@@ -108,14 +108,14 @@ def test_a_result_is_shown_without_its_face_first_where_the_focus_is() -> None:
     for axis in range(3):
         assert (shown == 9).any(tuple({0, 1, 2} - {axis}))[view.start[axis]]
     assert np.count_nonzero(shown == 9) == np.count_nonzero(prediction.data == 9)
-    # The face is 11 mm in front of the brain, of which 8 are in the box.
+    # The face is 11 mm in front of the brain, of which 8 mm are in the box.
     assert gray[shown == 13].min() > 150
     behind_front = np.flatnonzero((shown > 0).any((0, 2))).max()
     assert gray[:, behind_front + 8 :].max(initial=0) < 20
 
 
 def test_what_is_not_compared_is_no_error(scheme: LabelScheme) -> None:
-    """A structure that the truth calls otherwise: neither invented nor the place to look at."""
+    """A structure that the truth defines differently is no error, nor the place to start at."""
     truth, prediction, scan = head()
     plain = view_case(truth, prediction, scheme, image=scan, show_head=True)
     view = view_case(
@@ -124,7 +124,7 @@ def test_what_is_not_compared_is_no_error(scheme: LabelScheme) -> None:
     assert view.not_compared == (9,)
 
     def errors_of(shown: CaseView) -> set[tuple[int, ...]]:
-        """Colours of the lowest third of the still picture, which has the errors."""
+        """Return the colours in the lowest third of the still picture, which shows the errors."""
         with Image.open(io.BytesIO(shown.still_png)) as still:
             pixels = np.asarray(still.convert("RGB"))
         lowest = pixels[2 * len(pixels) // 3 :]
@@ -133,5 +133,5 @@ def test_what_is_not_compared_is_no_error(scheme: LabelScheme) -> None:
 
     assert errors_of(plain)
     assert not errors_of(view)
-    # Without an error the middle is shown.
+    # Without an error the view starts in the middle.
     assert view.start == (20, 24, 18)

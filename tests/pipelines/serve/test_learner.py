@@ -1,4 +1,4 @@
-"""Learning as a job of the queue: it waits for its turn, outlives a restart, and leaves a model."""
+"""Learning as a job of the queue: it waits its turn, survives a restart, and leaves a model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def sent(queue: Queue, seed: int) -> Submission:
 
 
 def done(queue: Queue, job: Submission, seed: int) -> None:
-    """End a scan with a label map that is right."""
+    """Finish a scan with a correct label map."""
     staged = queue.folder / "staging" / job.id
     labels = staged / queue.file(job, Product.LABELS).name
     write_nifti(labels, head_labels(seed), "LIA")
@@ -104,7 +104,7 @@ def test_a_job_waits_for_the_scans_before_it_and_for_no_later_one(
     assert learner.job is not None
     assert learner.job.state == "queued"
     learner.stop()
-    # The next server goes on with it.
+    # The next server continues it.
     again = learner_of(queue, "fast")
     again.start()
     queue.finish(Entry(second.id, "failed", reason="broken"))

@@ -19,7 +19,7 @@ from attacks.web import exchange, malformed
 from helpers.service import AT, Service, quick_model, tiny_scan
 from helpers.warm import Warm
 
-# In a hurry fewer: TRINAT_KILLS=3.
+# Set TRINAT_KILLS=3 for a faster run.
 KILLS = int(os.environ.get("TRINAT_KILLS", "10"))
 GIVEN_UP = "the server ended 5 times while it was at work"
 
@@ -49,7 +49,7 @@ def test_a_killed_server_loses_nothing_that_it_accepted(
         service.ready()
         assert len(accepted) > KILLS
         states = [service.wait(id, 500) for id in accepted]
-        # Each has ended: done, or given up since it was at work at each of five kills.
+        # Every scan has ended: done, or given up because it was running at each of five kills.
         for now in states:
             assert (now["state"], now["reason"]) in {
                 ("done", ""),
@@ -60,7 +60,7 @@ def test_a_killed_server_loses_nothing_that_it_accepted(
             status = 200 if now["state"] == "done" else 409
             assert service.client.get(f"{AT}/{id}/labels.nii.gz").status_code == status
             service.client.delete(f"{AT}/{id}")
-        # What was accepted while its answer was lost has ended too.
+        # Scans whose confirmation was lost have ended too.
         left = service.client.get("/metrics").text
         assert 'trinat_scans{state="failed"} 0' in left or KILLS >= 5
         assert 'trinat_scans{state="queued"} 0' in left
@@ -76,7 +76,10 @@ def _send_until(
     while not stop.is_set():
         try:
             answer = service.send(random.choice(scans))
-        except (httpx.HTTPError, RuntimeError):  # killed; its client is closed
+        except (
+            httpx.HTTPError,
+            RuntimeError,
+        ):  # the server was killed, and its client is closed
             return
         if answer.status_code == 202:
             accepted.append(answer.json()["id"])
@@ -98,7 +101,7 @@ def test_200_uploads_by_8_clients(tmp_path: Path) -> None:
 
         def upload(_: int) -> None:
             while True:
-                with lock:  # so that the order of acceptance is known
+                with lock:  # keeps the order of acceptance
                     answer = service.send(scan)
                     if answer.status_code == 202:
                         sent[answer.json()["id"]] = time.monotonic()

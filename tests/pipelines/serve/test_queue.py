@@ -28,7 +28,7 @@ def accepted(
 
 
 def now(queue: Queue, job: Submission) -> Submission:
-    """The scan as the queue has it now."""
+    """Return the present state of the scan in the queue."""
     found = queue.find(job.id)
     assert found is not None
     return found
@@ -125,7 +125,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The queue's clock, which stands still until a test moves it."""
+    """Stop the queue's clock, which a test then moves."""
     clock = Clock()
     monkeypatch.setattr("trinat.pipelines.serve.queue.time", clock)
     return clock
@@ -143,7 +143,7 @@ def test_a_corrected_scan_is_kept_from_its_correction_on(
     queue.sweep()
     assert ids(queue) == [corrected.id]
     assert ids(Queue(tmp_path, keep_s=100)) == [corrected.id]
-    # What was deleted meanwhile does not come back.
+    # A scan that was deleted in the meantime does not come back.
     queue.renew(other)
     assert ids(queue) == [corrected.id]
 
@@ -190,7 +190,7 @@ def test_age_and_sex_are_the_cases_where_there_are_norms(tmp_path: Path) -> None
     with queue.upload("") as folder:
         (folder / "scan.nii").touch()
         queue.accept(folder / "scan.nii", ["page"], person)
-    # After a restart, too; of a service without norms nobody's.
+    # After a restart, too; without norms no scan has age and sex.
     case = Queue(tmp_path, has_norms=True).next()
     assert case is not None
     assert (case.facts, case.also) == (person, ("page",))
@@ -230,7 +230,7 @@ def test_uploads_and_deletions_that_were_cut_short_leave_nothing(
 
 
 def full(queue: Queue) -> None:
-    """Let SQLite find no room for another page of 4,096 bytes, as on a full disk."""
+    """Let SQLite run out of room for another page of 4,096 bytes, as on a full disk."""
     queue._database.execute("PRAGMA max_page_count = 1")
 
 
@@ -292,9 +292,9 @@ def test_without_a_name_the_queue_is_in_the_users_state_folder(
 def test_a_running_scan_has_a_stage_and_seconds_left(
     tmp_path: Path, clock: Clock
 ) -> None:
-    """Two scans took 30 s each; the third has been at work for 12 s, then for a minute.
+    """Two scans took 30 s each; the third has been running for 12 s, then for a minute.
 
-    Scans that failed say nothing of how long a scan takes.
+    Failed scans do not count in the estimate.
     """
     queue = Queue(tmp_path)
     first, second, third, broken, lost = (accepted(queue) for _ in range(5))

@@ -1,4 +1,4 @@
-"""The HTTP interface with a tiny model: the whole life of a scan, and what is refused at once."""
+"""The HTTP interface with a tiny model: the life of a scan, and refused requests."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_what_is_no_form_is_told_at_once(service: Service) -> None:
 
 
 def test_a_file_that_is_cut_short_is_no_scan(service: Service) -> None:
-    """Apart from the other forms: Starlette leaves its file to the garbage collector."""
+    """Separate from the other forms, because Starlette leaves its file to the garbage collector."""
     headers = {"Content-Type": "multipart/form-data; boundary=x"}
     answer = service.client.post(AT, content=_PART + b"abc", headers=headers)
     assert answer.status_code == 422
@@ -330,7 +330,7 @@ def test_a_result_is_corrected_and_taken(service: Service, scan: Path) -> None:
     kept = service.client.put(draft, params=facts, content=painted)
     assert kept.status_code == 204
     assert list((service.queue / "jobs" / id / "drafts").iterdir())
-    # It is kept from then on: somebody is at work on it.
+    # The retention time starts again, since somebody is working on it.
     assert ended_at(service.queue, id) > ended
     saved = service.client.put(f"{path}/correction", params=facts, content=painted)
     assert saved.json()["correction"]["voxels"] == 1
@@ -346,7 +346,7 @@ def test_a_result_is_corrected_and_taken(service: Service, scan: Path) -> None:
     assert corrected.dataobj[tuple(changed[0])] == 2
     assert ask(f"{AT}/{id}/labels.nii.gz").content == before
 
-    # It can be learnt from, and what was begun is stopped.
+    # Its correction can be used for learning, and a learning that has begun is stopped.
     assert ask("/v1/learning").json() is None
     assert ask("/v1/learning/own.zip").status_code == 409
     asked = service.client.post("/v1/learning")
@@ -356,13 +356,13 @@ def test_a_result_is_corrected_and_taken(service: Service, scan: Path) -> None:
     assert service.client.delete("/v1/learning").status_code == 204
     assert ask("/v1/learning").json() is None
 
-    # Another tab does not know of it.
+    # Another tab does not know about the correction.
     other = np.uint32(1).tobytes() + bytes([1])
     refused = service.client.put(f"{path}/correction", params=facts, content=other)
     assert refused.status_code == 409
     assert "saved meanwhile, by service" in reason(refused)
 
-    # Ids of deleted scans stay in no table.
+    # The ids of deleted scans are removed from every table.
     assert not (service.queue / "corrections.tsv").exists()
     assert service.client.delete(f"{AT}/{id}").status_code == 204
     assert id not in "".join(str(path) for path in service.queue.rglob("*"))
@@ -381,7 +381,7 @@ def test_the_log_names_no_one(service: Service, finished: str) -> None:
     assert f"{finished} done" in log
     for word in ("CANARY", service.token, str(service.queue), "Traceback"):
         assert word not in log
-    # Nor does anything that lies in the queue.
+    # They are not in any other file of the queue either.
     for path in (service.queue / "jobs").rglob("*.json"):
         assert "CANARY" not in path.read_text()
     assert b"CANARY" not in (service.queue / "jobs.sqlite").read_bytes()

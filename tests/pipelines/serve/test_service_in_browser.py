@@ -1,4 +1,7 @@
-"""The page in a real browser: scans are sent, followed and looked at; nothing from elsewhere."""
+"""The page of the service in a browser: scans are sent, followed and viewed.
+
+No outside requests.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def test_a_scan_is_sent_and_its_labels_are_shown(tmp_path: Path) -> None:
             page.open(service.address)
             assert page.evaluate("location.search") == ""
             page.wait("!document.getElementById('drop').hidden")
-            # By the field for files first, then dropped.
+            # Choose files in the field first, then drop them.
             for how in ("field", "drop"):
                 page.evaluate(
                     f"""(() => {{
@@ -53,7 +56,7 @@ def test_a_scan_is_sent_and_its_labels_are_shown(tmp_path: Path) -> None:
                 )
                 sent = 1 if how == "field" else 2
                 page.wait(f"document.querySelectorAll('.scan').length === {sent}")
-                # The scan is there before its labels are, unless these are there at once.
+                # The scan appears before its labels, unless these are ready at once.
                 page.wait("window.trinatShown", 120)
                 page.wait(
                     f"document.getElementById('progress').textContent[0] === '{sent}'",
@@ -67,7 +70,7 @@ def test_a_scan_is_sent_and_its_labels_are_shown(tmp_path: Path) -> None:
                 "document.getElementById('name').innerText"
             ).startswith(NAME)
             assert "hit" not in page.evaluate("document.title")
-            # Structures with voxels are in the table, and nothing is to be rated.
+            # The table has the structures with voxels, and nothing can be rated.
             volumes = (
                 "[...document.querySelectorAll('.volume')].map((x) => x.textContent)"
             )
@@ -95,7 +98,7 @@ def test_a_scan_is_sent_and_its_labels_are_shown(tmp_path: Path) -> None:
                         "document.documentElement.scrollWidth <= innerWidth"
                     )
             for left in (1, 0):
-                # Asked first, and not deleted without a yes.
+                # Deleting asks first, and does nothing without a yes.
                 page.evaluate("globalThis.confirm = () => false")
                 page.evaluate("document.getElementById('delete').click()")
                 assert page.evaluate("document.getElementById('delete') !== null")
@@ -107,7 +110,7 @@ def test_a_scan_is_sent_and_its_labels_are_shown(tmp_path: Path) -> None:
             page.close()
         ours = service.address.partition("?")[0]
         assert all(url.startswith((ours, "data:", "blob:")) for url in page.requests)
-        # The refused upload is told by the browser too.
+        # The browser logs the refused upload, too.
         assert all("415" in problem for problem in page.problems), page.problems
 
 
@@ -133,7 +136,7 @@ def test_age_and_sex_are_asked_for_where_a_page_is_compared_with_norms(
             assert not page.evaluate("document.getElementById('person').hidden")
 
             def send(count: int) -> None:
-                """So many files at once, of a woman of 30."""
+                """Send this many files at once, of a woman of 30."""
                 page.evaluate(
                     f"""(() => {{
                         document.getElementById("age").value = "30";
@@ -155,7 +158,7 @@ def test_age_and_sex_are_asked_for_where_a_page_is_compared_with_norms(
             send(1)
             files = "[...document.querySelectorAll('#files a')].map((a) => a.download)"
             page.wait(f"{files}.includes('page.html')", 120)
-            # The next scan may be of somebody else.
+            # The next scan may belong to another person.
             assert page.evaluate("document.getElementById('age').value") == ""
             (job,) = service.client.get("/v1/study").json()["scans"]
             path = f"{AT}/{job['id']}/page.html"

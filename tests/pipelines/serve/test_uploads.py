@@ -21,7 +21,7 @@ class Engine:
 
 
 async def send(queue: Queue, scan: bytes, **fields: str) -> httpx.Response:
-    """What a service with this queue answers to a form."""
+    """Return the response of a service with this queue to a form."""
     engine: Any = Engine()
     app = make_app(queue, engine, "fast", load_scheme("quicknat33"))
     transport = httpx.ASGITransport(app)

@@ -1,4 +1,4 @@
-"""What a model for any contrast does in the browser: reversed contrast, and the prior."""
+"""Steps of a model for any contrast in the browser: reversed contrast, and the prior."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ assert ANY.info.prior is not None
 
 
 def points_of(centroids: np.ndarray) -> list[list[float] | None]:
-    """Centroids (K, 3) as the modules have them."""
+    """Return centroids (K, 3) in the form of the modules."""
     return [point.tolist() if np.isfinite(point).all() else None for point in centroids]
 
 
 def placed(kind: str) -> np.ndarray:
-    """The template's centroids as those of a scan that lies elsewhere."""
+    """Return the template's centroids as those of a scan that lies elsewhere."""
     generator = np.random.default_rng(0)
     found = ANY.template.centroids.copy()
     known = np.flatnonzero(np.isfinite(found).all(1))
@@ -106,7 +106,7 @@ def test_the_template_is_read_between_its_voxels() -> None:
     expected = rows_at(
         torch.from_numpy(shares).float(), torch.from_numpy(places).float()
     )
-    # The classes innermost, as in the file.
+    # The classes are innermost, as in the file.
     flat = shares.ravel("C")
     found = call(CALLABLE, "sharesAt", flat, [4, 5, 6], 3, places.tolist())
     np.testing.assert_allclose(found.reshape(-1, 3), expected, atol=1e-3)
@@ -117,7 +117,7 @@ def test_the_graph_of_the_prior_weighs_as_python_does() -> None:
     shape = (6, 7, 8)
     likely = torch.rand(*shape, len(SCHEME), generator=generator) ** 8
     fused = (likely / likely.sum(-1, keepdim=True)).half()
-    # All structures in their places, so that the template lies where it is.
+    # All structures are in their places, so the template does not move.
     template, prior = ANY.template, ANY.info.prior
     middle = template.centroids[SCHEME.names.index("Left-Thalamus")]
     affine = np.eye(4)

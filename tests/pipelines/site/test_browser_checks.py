@@ -1,4 +1,4 @@
-"""The checks of the browser, and what it measures, find what Python's do on the same head."""
+"""The browser's checks and measures equal Python's on the same head."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ X, Y, Z = (
 )
 X, Y, Z = X - MIDDLE[0], Y - MIDDLE[1], Z - MIDDLE[2]
 RADIUS = np.sqrt(X**2 + Y**2 + Z**2)
-# As if a voxel had so many mm³: a brain of the size of a person's.
+# The volume of a voxel in mm³ that makes the brain as large as a person's.
 SIZE = 17.0
 
 
@@ -60,7 +60,7 @@ class Head:
     missing: tuple[str, ...] = ()
 
     def fill(self, where: np.ndarray, name: str, value: float) -> None:
-        """Make a structure, or both sides of one, and its brightness."""
+        """Label and brighten a structure, or both sides of one."""
         is_left = np.broadcast_to(X < 0, SHAPE)
         for side, of_side in (("Left-", is_left), ("Right-", ~is_left)):
             sided = side + name if side + name in SCHEME.names else name
@@ -68,7 +68,7 @@ class Head:
         self.image[where] = value
 
     def found(self) -> Prediction:
-        """As if a model of all fluid had found the labels."""
+        """Return the labels as the prediction of a model with all fluid."""
         classes = torch.from_numpy(self.labels).long()
         one_hot = torch.nn.functional.one_hot(classes, len(SCHEME))
         return Prediction(
@@ -95,12 +95,12 @@ class Head:
 
 
 def from_middle(x: float, y: float, z: float) -> np.ndarray:
-    """The distance of each voxel from a place."""
+    """Return the distance of each voxel from a place."""
     return np.sqrt((X - x) ** 2 + (Y - y) ** 2 + (Z - z) ** 2)
 
 
 def sound() -> Head:
-    """A ball of two sides, with a brain stem, a skull and an uneven scalp."""
+    """Return a ball with two sides, a brain stem, a skull and an uneven scalp."""
     generator = np.random.default_rng(0)
     agreement = generator.uniform(0.85, 1, len(SCHEME))
     head = Head(
@@ -124,7 +124,7 @@ def sound() -> Head:
     return head
 
 
-# ---- What is wrong with a head ----
+# ---- Faults of a head ----
 
 
 def few_views_agree(head: Head) -> None:
@@ -227,7 +227,7 @@ def askew(head: Head) -> None:
 
 
 def halved(head: Head) -> None:
-    """A voxel of the scan has eight of the head: many are just between set and not set."""
+    """Halve the resolution of the scan, so that many voxels are partly set."""
     affine = np.diag([2, 2, 2, 1.0])
     affine[:3, 3] = 0.5
     head.scan = Grid((36, 38, 40), affine)
@@ -246,7 +246,7 @@ def nothing(head: Head) -> None:
     head.labels[:] = 0
 
 
-# The check that finds what is wrong.
+# The check that finds each fault.
 FAULTS: dict[Callable[[Head], None], str] = {
     few_views_agree: "check_agreement",
     cut: "check_field_of_view",
@@ -280,13 +280,13 @@ def head_with(fault: Callable[[Head], None]) -> Head:
 
 @cache
 def settings() -> dict[str, Any]:
-    """What the site knows of a model."""
+    """Return the site's settings of a model."""
     model = load_model(random_model())
     return settings_of(model, fusion_of(model))
 
 
 def as_given(evidence: Evidence) -> dict[str, Any]:
-    """Evidence as the modules take it."""
+    """Return evidence in the form of the modules."""
     return {
         "settings": {**settings(), "csf": evidence.csf, "measures": {}},
         "working": {

@@ -1,4 +1,4 @@
-"""The modules that segment in the browser find what Python finds."""
+"""The JavaScript modules that segment in the browser give the results of Python."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ SAME_CONSTANTS = {
     "reversal.js": ("inference.preparation",),
     "segment.js": ("inference.predictor",),
 }
-# Functions of the modules in a form in which they can be called.
+# Adapters that make functions of the modules callable.
 CALLABLE = "../../../tests/helpers/callable.js"
-# Those of JavaScript alone, or of another name there.
+# Constants of JavaScript only, or with another name in Python.
 OWN_CONSTANTS = {
     "REACH",
     "SWEEPS",
@@ -93,12 +93,12 @@ SAME_LISTS = {
 
 
 def straight(axes: str) -> Volume:
-    """The miniature head at 1 mm."""
+    """Return the miniature head at 1 mm."""
     return Volume(*turned(head_image(head_labels(), 0), axes))
 
 
 def flat(data: Any) -> np.ndarray:
-    """An array as the modules hold it: the first axis fastest."""
+    """Flatten an array as the modules store it, with the first axis fastest."""
     return np.asarray(data).ravel("F")
 
 
@@ -153,7 +153,7 @@ def test_an_oblique_scan_is_conformed_to_the_same_grid() -> None:
     expected = conform(scan, shape=None).volume
     found = call("conform.js", "conform", volume(scan))
     np.testing.assert_allclose(found["affine"], expected.affine.ravel(), atol=1e-6)
-    # The blur is measured at other voxels.
+    # The blur is computed at slightly different voxels.
     np.testing.assert_allclose(found["data"], flat(expected.data), atol=2e-3)
 
 
@@ -163,7 +163,7 @@ def test_the_background_is_found_as_in_python() -> None:
     padded = Volume(np.pad(shifted.data, 5, constant_values=-1000), scan.affine)
     z_scores = shifted.data - shifted.data.mean()
     z_scores[scan.data < 20] = 0
-    # A stripped T2, with much white matter, and some fluid around.
+    # A skull-stripped T2 scan with much white matter and some fluid around it.
     stripped = np.where(scan.data > 20, 330 - scan.data.astype(np.float32), 0)
     stripped[scan.data > 100] = 70
     for given in (
@@ -197,7 +197,7 @@ def test_the_head_is_found_without_the_neck() -> None:
     found = call("conform.js", "headBox", volume(upright))
     assert found["start"] == [side.start for side in expected]
     assert found["stop"] == [side.stop for side in expected]
-    # The neck ends 210 mm below the top, which is not where the image ends.
+    # The neck ends 210 mm below the top, before the image ends.
     assert expected[2].start > 0
 
 
@@ -230,7 +230,7 @@ def test_halves_are_those_of_numpy() -> None:
     np.testing.assert_array_equal(found, bits.view(np.float16).astype(np.float32))
     generator = np.random.default_rng(0)
     halves = generator.random(2000).astype(np.float16)
-    # Just between two halves, a little more, and any.
+    # Exactly between two half-precision numbers, a little above, and random values.
     between = (halves.astype(np.float32) + np.nextafter(halves, np.float16(2))) / 2
     values = np.concatenate(
         [between, np.nextafter(between, 2), generator.random(2000) ** 20]
@@ -282,7 +282,7 @@ def test_a_graphics_card_counts_that_finds_the_same_and_sooner() -> None:
 
 
 def test_a_countdown_never_grows_by_more_than_a_quarter() -> None:
-    """A slow view follows a quick one: 196 s, and then by its pace 313 s and more."""
+    """A slow view follows a quick one: 196 s, then 313 s and more at its speed."""
     points = [(1, 0.02), (60, 0.234), (110, 0.26), (200, 0.3), (300, 0.8), (400, 0.99)]
     found = call(CALLABLE, "countdown", points)
     assert found == [None, 196, 245, 245, 75, 4]
@@ -368,7 +368,7 @@ def test_nifti_2_is_read_as_in_python(
 def test_half_a_turn_stays_one_though_its_quaternion_is_rounded(
     kind: type[nib.Nifti1Image], tmp_path: Path
 ) -> None:
-    # The square of the first number of the quaternion is 3e-8 in place of 0.
+    # The square of the quaternion's first number is 3e-8 instead of 0.
     sides = np.array([[-1.0, 0, 0], [0, 0, 2.5], [0, -1, 0]])
     affine = np.block([[sides, np.full((3, 1), 100.0)], [0, 0, 0, 1]])
     voxels = np.arange(40**3, dtype=np.int16).reshape(40, 40, 40)
@@ -384,7 +384,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "scan.nii.gz"
     straight("RAS").write(path)
     content = bytearray(path.read_bytes())
-    content[-6] ^= 1  # of the checksum
+    content[-6] ^= 1  # in the checksum
     path.write_bytes(content)
     with pytest.raises(RuntimeError, match="damaged"):
         call("read.js", "readScan", [file(path)])
@@ -406,7 +406,9 @@ def test_headers_are_refused(at: int, value: bytes, said: str, tmp_path: Path) -
     path = tmp_path / "scan.nii"
     straight("RAS").write(path)
     content = bytearray(path.read_bytes())
-    content[48:50] = b"\x02\x00"  # the fourth side, which three dimensions do not have
+    content[48:50] = (
+        b"\x02\x00"  # the size of a fourth dimension, which a 3D image does not have
+    )
     content[at : at + len(value)] = value
     path.write_bytes(content)
     with pytest.raises(RuntimeError, match=said):
@@ -428,7 +430,7 @@ def test_wide_integers_are_read_as_in_python(
 
 
 def header_of(**fields: Any) -> nib.Nifti1Header:
-    """The header of a straight scan of 40 voxels a side, with other values in these fields."""
+    """Return the header of a straight scan of 40 voxels a side, with these fields changed."""
     header = nib.Nifti1Header()
     header.set_data_shape((40, 40, 40))
     header.set_data_dtype(np.uint8)
@@ -492,7 +494,7 @@ def test_headers_are_noted_as_in_python(fields: dict[str, Any], tmp_path: Path) 
 
 
 def read_folder(folder: Path) -> dict[str, Any]:
-    """What the modules make of all files of a folder."""
+    """Return what the modules make of all files in a folder."""
     files = [file(path) for path in sorted(folder.iterdir())]
     return call("read.js", "readScan", files)
 
@@ -528,7 +530,7 @@ def test_scaled_and_padded_dicom_is_read_as_in_python(tmp_path: Path) -> None:
 
 
 def test_an_emptied_padding_is_none(tmp_path: Path) -> None:
-    # The tag that follows begins with 40, which some voxels are.
+    # The next tag begins with 40, the value of some voxels.
     scan = small()
     scan.data[:, :, 0] = 40
     write_classic(tmp_path, scan, PixelPaddingValue=None)
@@ -569,7 +571,7 @@ def test_other_series_are_refused_with_the_words_of_python(
     write_classic(tmp_path, small(), **changes)
     with pytest.raises(FormatError) as error:
         Volume.read(tmp_path)
-    # Python names the series as well.
+    # Python's message names the series as well.
     (reason,) = re.findall(r": ([^:]*)\)$", error.value.what)
     with pytest.raises(RuntimeError) as said:
         read_folder(tmp_path)
@@ -633,13 +635,13 @@ def test_surfaces_are_those_of_the_viewer() -> None:
         assert len(own_faces) == len(faces)
         one = Surface(own_vertices, own_faces)
         other = Surface(vertices, faces)
-        # Outwards: the volume has its sign.
+        # Faces point outwards: the signed volume is positive.
         assert one.volume_mm3 == pytest.approx(other.volume_mm3, rel=1e-4)
         assert one.area_mm2 == pytest.approx(other.area_mm2, rel=1e-2)
 
 
 def meshes_in(content: bytes) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """Vertices and faces by number, of what the page gets."""
+    """Return vertices and faces by number from the bytes that the page receives."""
     found = {}
     at = 0
     while at < len(content):
@@ -670,7 +672,7 @@ def test_labels_are_restored_as_in_python() -> None:
 
 
 def call_restore(probabilities: np.ndarray, plan: ConformPlan) -> np.ndarray:
-    """`restore` with the values in an array, classes innermost."""
+    """Call `restore` with the values in an array, classes innermost."""
     classes = probabilities.argmax(0).astype(np.uint8)
     innermost = np.concatenate([p.ravel("F")[:, None] for p in probabilities], axis=1)
     grids = [

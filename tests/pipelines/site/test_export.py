@@ -33,7 +33,7 @@ from trinat.segmentation.space.views import View, to_slices
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sites with settings and without graphs, whose export takes a minute."""
+    """Write sites with settings but without graphs, whose export takes a minute."""
 
     def write_settings(model: Model, folder: Path) -> None:
         folder.mkdir()
@@ -109,7 +109,7 @@ def test_settings_say_how_slices_are_cut_and_fused(tmp_path: Path) -> None:
     assert (axial["along"], axial["rows"], axial["columns"]) == (2, 1, 0)
     assert (axial["name"], axial["channels"], axial["merged"]) == ("axial", 3, False)
     assert settings["views"][2]["merged"]
-    # The views' weights of background: those of the paper.
+    # The background weights of the views, those of the paper.
     weights = [view["background"] for view in settings["views"]]
     assert weights == pytest.approx([0.4, 0.4, 0.2])
     # A limit that is never reached.
@@ -151,7 +151,7 @@ def test_a_site_for_any_contrast_has_its_reversal_and_its_prior(tmp_path: Path) 
     assert settings["reverse_contrast"]
     assert settings["prior"]["certain"] == 0.97
     assert settings["prior"]["shape"] == [102, 138, 148]
-    # Background has no place.
+    # Background has no centroid.
     assert settings["prior"]["centroids"][0] is None
     # White matter may be darker than cortex.
     assert settings["limits"]["contrast"] == [0, 0]
@@ -178,7 +178,7 @@ def test_the_prior_is_exported_with_its_template(tmp_path: Path) -> None:
     prior, template = model.info.prior, model.template
     assert prior is not None
     assert template is not None
-    # It compares by itself, and raises.
+    # The function compares its output, and raises if it differs.
     site.write_prior(model, prior, template, tmp_path)
     shares = gzip.decompress((tmp_path / "template.gz").read_bytes())
     # Classes are innermost.
@@ -249,7 +249,7 @@ def test_packages_that_are_missing_are_named(
 def test_exported_graphs_give_the_values_of_torch(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     model = load_model(overfitted_model())
-    # It compares by itself, and raises.
+    # The function compares its output, and raises if it differs.
     site.write_graphs(model, tmp_path / "model")
     names = {path.name for path in (tmp_path / "model").iterdir()}
     assert names == {
@@ -259,7 +259,7 @@ def test_exported_graphs_give_the_values_of_torch(tmp_path: Path) -> None:
         "fusion.onnx",
         "settings.json",
     }
-    # Another view's weights: the check sees it.
+    # The weights of another view must fail the comparison.
     graph = ViewGraph(model, fusion_of(model).views[1], fusion_of(model))
     slices = torch.rand(1, 1, 64, 64)
     before = torch.zeros(1, 64, 64, 33)

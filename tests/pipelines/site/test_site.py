@@ -1,4 +1,4 @@
-"""`trinat web` answers with a site and headers for threads; ONNX Runtime is as published."""
+"""`trinat web` serves a site with the headers that threads need; ONNX Runtime is as published."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A site in a real browser: what it finds is what `trinat predict` finds, and nothing is sent."""
+"""A site in a browser: it finds what `trinat predict` finds, and sends nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ENDED = "['done', 'failed'].includes(trinatSite.jobs[0]?.state)"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model that knows the miniature head, with all steps that a model for any contrast has."""
+    """Save a model overfitted to the miniature head with all steps of a model for any contrast."""
     known = load_model(overfitted_model())
     folder = tmp_path_factory.mktemp("model") / "own"
     classes = len(known.scheme)
@@ -57,7 +57,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its site."""
+    """Export the site of the model."""
     pytest.importorskip("onnxscript")
     folder = tmp_path_factory.mktemp("site") / "site"
     export_model([str(model)], folder, format_="web")
@@ -66,7 +66,7 @@ def site(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def page(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Browser]:
-    """The page of the site, once its model is loaded."""
+    """Open the page of the site, and wait until its model is loaded."""
     chromium = find_chromium()
     if chromium is None:
         pytest.skip("no Chromium")
@@ -82,10 +82,10 @@ def page(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Browser]:
 
 
 def in_noise(scan: Volume) -> Volume:
-    """A scan with 16 mm more of air on each side.
+    """Pad a scan by 16 mm of noisy air on each side.
 
-    Where a slice is constant, the last digit decides which of four pixels is pooled: there even two
-    versions of torch differ.
+    In a constant slice, the last digit decides which of four pixels is pooled, and there even
+    two versions of torch differ.
     """
     margins = np.ceil(16 / np.array(scan.spacing_mm)).astype(int)
     shape = np.array(scan.shape) + 2 * margins
@@ -98,7 +98,7 @@ def in_noise(scan: Volume) -> Volume:
 
 
 def scans() -> dict[str, Volume]:
-    """The miniature head on three grids."""
+    """Return the miniature head on three grids."""
     return {
         "plain": in_noise(miniature("LIA")[0]),
         "oblique": in_noise(miniature_on((0.95, 1.2, 1.0), angle=0.2)),
@@ -153,7 +153,7 @@ def test_it_finds_what_predict_finds_and_sends_nothing(
             *("grade", "reasons", "notes"),
         ]
         for structure, mm3 in expected.volumes_mm3.items():
-            # The smallest have 160 voxels: two of them are a percent.
+            # The smallest structures have 160 voxels, so two voxels are a percent.
             most = max(0.005 * mm3, 2 * expected.voxel_mm3)
             assert volumes[f"{structure}_mm3"] == pytest.approx(mm3, abs=most), (
                 structure
@@ -169,7 +169,7 @@ def test_it_finds_what_predict_finds_and_sends_nothing(
 
     asked = [url for url in page.requests if not url.startswith(("data:", "blob:"))]
     assert asked == []
-    # Chromium says so where the page looks for a graphics card and there is none.
+    # Chromium logs this if the page looks for a graphics card and there is none.
     said = [what for what in page.problems if "No available adapters" not in what]
     assert said == []
 
@@ -181,7 +181,7 @@ def test_networks_on_a_graphics_card_find_the_same(
     chromium = find_chromium()
     if chromium is None:
         pytest.skip("no Chromium")
-    # As the shipped models are built, and much smaller. What it finds has no meaning.
+    # Built like the shipped models but much smaller; its labels have no meaning.
     small = {"channels": 3, "unshuffle": 2, "filters": 4, "depth": 1, "classes": 33}
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
@@ -192,7 +192,7 @@ def test_networks_on_a_graphics_card_find_the_same(
     export_model([str(model)], site, format_="web")
     path = tmp_path / "plain.nii.gz"
     scans()["plain"].write(path)
-    # A program stands in for the card: it counts only where it is asked for.
+    # A software adapter stands in for the card; it is only used on request.
     page = Browser(chromium, webgl=True, webgpu=True)
     try:
         with answered(make_site_app(site), monkeypatch, policy=SITE_POLICY) as address:

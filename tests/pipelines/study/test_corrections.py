@@ -1,4 +1,4 @@
-"""Corrections of results: their names, what is said of them, and that none is lost."""
+"""Corrections of results: their names and metadata, and that none is lost."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BERTA = Session(by="berta", at="2026-01-02T00:00:00+00:00", minutes=1.5)
 
 
 def write_result(path: Path) -> Path:
-    """Two thalami of eight voxels each."""
+    """Write a label map with two thalami of eight voxels each."""
     labels = np.zeros((16, 17, 18), np.uint8)
     labels[1:3, 1:3, 1:3] = 10
     labels[3:5, 1:3, 1:3] = 49
@@ -50,7 +50,7 @@ def write_result(path: Path) -> Path:
 
 
 def painted(path: Path, *places: tuple[int, int, int], number: int = 49) -> Volume:
-    """The label map of a file with some voxels of another number."""
+    """Return the label map of a file with some voxels changed to another number."""
     volume = Volume.read(path, labels=True)
     data = volume.data.copy()
     for place in places:
@@ -193,7 +193,7 @@ def test_a_saving_that_was_cut_short_comes_again(result: Path) -> None:
     path = corrected_path(result)
     builds_on = sha256_of(path)
     second = painted(path, (0, 0, 1))
-    # Killed after the map was in its place, before its JSON.
+    # As if killed after the map was in place, before its JSON.
     second.write(path, labels=True)
     found = correction_of(result)
     assert found
@@ -215,7 +215,7 @@ def test_a_saving_that_was_cut_short_comes_again(result: Path) -> None:
 def test_a_saving_that_was_killed_between_mask_and_map_trains_nothing_wrong(
     result: Path,
 ) -> None:
-    """The new mask is in its place, and the old map and JSON are."""
+    """The new mask is in its place, with the old map and JSON."""
     save(result, painted(result, (0, 0, 0)), ANNA, result)
     path, mask, sidecar = (
         kind(result) for kind in (corrected_path, mask_path, sidecar_path)
@@ -227,13 +227,13 @@ def test_a_saving_that_was_killed_between_mask_and_map_trains_nothing_wrong(
         file.write_bytes(content)
     found = correction_of(result)
     assert found
-    # The mask has (0, 0, 1), too, whose label is still that of the result.
+    # The mask also has (0, 0, 1), whose label is still that of the result.
     assert not found.is_whole
     assert np.argwhere(found.changed()).tolist() == [[0, 0, 0]]
     mask.write_bytes(b"")
     assert np.argwhere(found.changed()).tolist() == [[0, 0, 0]]
     mask.write_bytes(new_mask)
-    # The same saving comes again, and what the killed one had prepared is gone.
+    # The same correction is saved again, and the temporary file of the killed process is gone.
     left = result.parent / ".trinat-correction-0.tmp"
     left.mkdir()
     save(result, painted(path, (0, 0, 1)), BERTA, path)

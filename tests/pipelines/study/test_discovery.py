@@ -1,4 +1,4 @@
-"""Every way to name scans, and every name that a scan may have."""
+"""All ways to specify scans, and all names that a scan may have."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ def test_a_glob_leaves_the_output_folder_out(tmp_path: Path) -> None:
     touch(tmp_path, "a/x.nii", "out/a/x_entropy.nii.gz", "out/a/x_copy.nii")
     pattern = f"{tmp_path}/**/*.nii*"
     assert ids(find_cases([pattern], exclude=tmp_path / "out")) == ["a/x"]
-    # Results in the very folder that is searched are told by their names.
+    # Results in the searched folder itself are recognised by their names.
     assert ids(find_cases([f"{tmp_path}/out/a/*"], exclude=tmp_path / "out")) == [
         "x_copy"
     ]

@@ -1,4 +1,4 @@
-"""The ledger: what was appended holds, torn lines are ignored, currency goes by hash."""
+"""The ledger: entries persist, torn lines are ignored, and results are current by their hash."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_name_with_a_newline_stays_on_one_line(tmp_path: Path) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> tuple[Case, RunSettings, Entry]:
-    """A scan, the settings of a run, and the entry of its result."""
+    """Return a scan, the settings of a run, and the entry of its result."""
     for name in ("scan", "o"):
         (tmp_path / name).write_bytes(b"x")
     case = Case("a", tmp_path / "scan", "scan")
@@ -274,7 +274,7 @@ def test_results_from_before_there_were_tissue_maps_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(settings_module, "version", lambda name: "1")
-    # As it was computed then.
+    # The digest as it was computed by the version that wrote the ledger.
     digest = "34dfd5c9019577a3feb8c58350d3453be2d9d9c65790cb3fca947fc52823eaa5"
     assert OutputSettings().digest() == digest
     assert OutputSettings(tissues=True).digest() != digest

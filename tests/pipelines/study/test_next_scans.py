@@ -1,4 +1,4 @@
-"""trinat next: which scans of a folder of results to correct, by its ledger."""
+"""trinat next: the scans of a results folder to correct first, by its ledger."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trinat.pipelines.study.record import ScanResult
 from trinat.pipelines.study.study import Item
 from trinat.segmentation.errors import EvaluationError
 
-# Three scans that are alike, and two others, of which nobody is like them or each other.
+# Similarity of three equal scans and two that resemble no other.
 ALIKE = np.eye(5)
 ALIKE[:3, :3] = 1
 PERSONS = ("a", "b", "c", "d", "e")
@@ -38,7 +38,7 @@ def test_scans_are_compared_by_logarithms_of_volumes_and_by_agreements() -> None
         item({"Thalamus": np.e, "Caudate": 0.0}, {"Thalamus": 0.9}),
         item({"Thalamus": 1.0}, {"Thalamus": None}),
     ]
-    # Caudate, which nobody has, thalamus, and the agreement on it.
+    # Caudate, which no scan has, thalamus, and the agreement on it.
     expected = [[np.nan, 1.0, 0.9], [np.nan, 0.0, np.nan]]
     np.testing.assert_allclose(features_of(items), expected)
 
@@ -68,7 +68,7 @@ def test_corrected_scans_and_second_scans_of_their_persons_are_not_listed(
     assert lines[0] == "1 corrected; to correct next:"
     assert len(lines) == 2
 
-    # The same by a label map from elsewhere.
+    # The same with an imported label map.
     (tmp_path / "manual").mkdir()
     copyfile(
         results / "sub-02_T1w_dseg.nii.gz", tmp_path / "manual/sub-02_T1w_dseg.nii.gz"
@@ -109,7 +109,7 @@ def test_much_doubt_in_one_scan_counts_more_than_many_scans_without() -> None:
 
 
 def test_what_is_like_a_corrected_scan_is_taught_already() -> None:
-    # Only the doubt of 3 and 4 is left; then nothing is, and the next person comes.
+    # Only the uncertainty of 3 and 4 remains; then none does, and the next person follows.
     assert chosen([0.4, 0.4, 0.4, 0.1, 0.2], corrected=(1,)) == [4, 3, 0]
 
 
@@ -127,13 +127,13 @@ def test_shares_are_of_all_doubt() -> None:
 
 
 def test_likeness_falls_with_the_distance_in_units_of_what_is_usual() -> None:
-    # 0, 1 and 2 on a line, in any unit: squares of distances 1, 1 and 4, whose median is 1.
+    # 0, 1 and 2 on a line, in any unit: squared distances 1, 1 and 4, whose median is 1.
     features = np.array([[0.0], [30.0], [60.0]])
     near = np.exp(-0.5)
     far = np.exp(-2)
     expected = [[1, near, far], [near, 1, near], [far, near, 1]]
     np.testing.assert_allclose(likeness(features), expected)
-    # What is constant, or not known of a scan, tells nobody apart.
+    # Features that are constant, or unknown for a scan, do not separate scans.
     more = np.column_stack([features, np.full(3, 7.0), [np.nan] * 3])
     np.testing.assert_allclose(likeness(more), expected)
     np.testing.assert_array_equal(likeness(np.ones((2, 3))), np.ones((2, 2)))

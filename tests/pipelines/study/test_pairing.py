@@ -1,4 +1,4 @@
-"""Who belongs to whom, by name."""
+"""Matching of files by name."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_name_that_begins_anothers_is_not_crossed_with_it(tmp_path: Path) -> N
 def test_names_with_an_ending_on_each_side_are_not_crossed_and_are_to_be_checked(
     tmp_path: Path,
 ) -> None:
-    # In natural order GT comes before MR2, which comes before pred.
+    # In natural order GT comes before MR2, and MR2 before pred.
     found = pairing(
         tmp_path,
         ["OAS1_0001_GT.nii.gz", "OAS1_0001_MR2_GT.nii.gz"],
@@ -141,7 +141,7 @@ def test_the_longest_name_that_begins_another_has_it(tmp_path: Path) -> None:
     sides = ["a.nii", "a_b.nii"], ["a_b_x1.nii", "a_y2.nii"]
     found = pairing(tmp_path, *sides, guess=True)
     assert named(found) == [("a", "a_y2"), ("a_b", "a_b_x1")]
-    # Whether _x1 says what the file is, or whose, is not known.
+    # _x1 may be part of the file's kind or of the person's name.
     assert len(found.guesses) == 2
     assert pairing(tmp_path, *sides).pairs == ()
 
@@ -327,7 +327,7 @@ def test_files_beside_marked_label_maps_are_label_maps_unless_they_are_their_sca
     names = ["a.nii.gz", "b.nii.gz", "c_dseg.nii.gz"]
     found = pairing(tmp_path, names, names)
     assert named(found) == [("a", "a"), ("b", "b"), ("c", "c")]
-    touch(tmp_path / "truth", "c.nii.gz")  # the scan of c_dseg
+    touch(tmp_path / "truth", "c.nii.gz")  # the scan that c_dseg belongs to
     assert [file.name for file in find_files(tmp_path / "truth")] == ["a", "b", "c"]
 
 

@@ -1,4 +1,4 @@
-"""Whose scans are whose: rows of a table, matched by names."""
+"""Matching of scans to the rows of a participants table, by name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from trinat.pipelines.study.participants import Facts, Participants
 
 
 def people_of(ages: dict[str, float]) -> Participants:
-    """Rows by their names, each with an age."""
+    """Return participants with these names and ages."""
     return Participants({name: Facts(age=age) for name, age in ages.items()}, {})
 
 
 def matches(rows: list[str], scans: list[str]) -> dict[str, str]:
-    """The row of each scan, whose person is called as itself."""
+    """Return the row of each scan, whose person has the scan's name."""
     people = people_of(dict.fromkeys(rows, 61))
     found = people.match([(scan, scan) for scan in scans])
     return {scan: row for (scan, _), row in found.rows.items()}
@@ -30,7 +30,7 @@ def test_no_person_gets_the_row_of_another() -> None:
         "sub-10": "sub-10",
         "sub-01": "sub-1",
     }
-    # 1 and 01 are two persons here, on either side.
+    # 1 and 01 are two persons, both in the table and in the scans.
     assert matches(["1", "01"], ["sub-1", "sub-2"]) == {}
     assert matches(["1"], ["sub-1", "sub-01"]) == {}
     assert matches(["sub-01"], ["sub-01", "sub-1"]) == {"sub-01": "sub-01"}

@@ -1,4 +1,4 @@
-"""trinat people: a table as it is understood."""
+"""trinat people: a participants table as trinat reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of persons, as datasets come with them."""
+"""Participants tables as they come with datasets."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_excel_names_the_package_that_reads_it(
     tmp_path: Path, name: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    # As every .xls and .xlsx begins: pandas looks at it to choose a reader.
+    # The first bytes of every .xls and .xlsx, by which pandas chooses a reader.
     old = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(504)
     (tmp_path / name).write_bytes(old if name.endswith("xls") else _empty_xlsx())
     with pytest.raises(
@@ -392,7 +392,7 @@ def test_two_columns_that_could_name_the_persons_are_refused(tmp_path: Path) -> 
     with pytest.raises(DatasetError) as caught:
         people_of(tmp_path, "PTID\tID\tage\na\tb\t61\n")
     assert "'PTID' and 'ID'" in str(caught.value)
-    # BIDS says which one it is.
+    # BIDS defines which of the two columns it is.
     people = people_of(tmp_path, "ID\tparticipant_id\tage\nscan7\tsub-01\t61\n")
     assert list(people.facts) == ["sub-01"]
 

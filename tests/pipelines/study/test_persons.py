@@ -1,4 +1,4 @@
-"""Whose scans these are."""
+"""Grouping of scans by person and by time."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_what_is_not_known_is_empty_and_spaces_do_not_count(tmp_path: Path) -> N
 
 
 def write_two_visits(folder: Path, people: str) -> None:
-    """A BIDS dataset of one person with the sessions a and b."""
+    """Write a BIDS dataset of one person with the sessions a and b."""
     for session in ("a", "b"):
         anat = folder / "sub-1" / f"ses-{session}" / "anat"
         anat.mkdir(parents=True)
@@ -256,7 +256,7 @@ def test_a_session_that_its_table_does_not_have_is_named(tmp_path: Path) -> None
         folder.mkdir(parents=True)
         (folder / f"sub-1_ses-{session}_T1w.nii.gz").touch()
     (tmp_path / "dataset_description.json").write_text("{}")
-    # A table may have no time; what it does not have is a mistake, as in 2 for ses-2.
+    # A table may lack a time, but a wrong name, such as 2 for ses-2, is an error.
     (tmp_path / "sub-1" / "sub-1_sessions.tsv").write_text(
         "session_id\tacq_time\nses-1\tn/a\n2\t2021-03-01\n"
     )

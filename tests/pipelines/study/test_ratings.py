@@ -1,4 +1,4 @@
-"""ratings.tsv: kept whole whatever is said in it, and what follows from it."""
+"""ratings.tsv: preserved whatever it contains, and the agreement of raters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_verdicts_are_the_grades_of_results() -> None:
 )
 def test_a_remark_comes_back_as_it_was_said(tmp_path: Path, remark: str) -> None:
     path = tmp_path / "ratings.tsv"
-    for scan in ("a", "b"):  # what is there already is written again
+    for scan in ("a", "b"):  # existing rows are written again
         save_rating(path, rating(scan, remark=remark), lock=tmp_path / "lock")
     assert [r.remark for r in read_ratings(path)] == [remark, remark]
 
@@ -92,7 +92,7 @@ def test_two_raters_agree_by_what_both_said_of_the_same_bytes() -> None:
         rating("c", "berta", rating="pass", sha256="changed since"),
     ]
     (row,) = agreement_table(ratings).to_dict("records")
-    # Same in 1 of 2. By chance: anna passes 1/2, berta all: 1/2. So kappa is 0.
+    # Equal in 1 of 2. By chance: anna passes 1/2, berta all: 1/2. So kappa is 0.
     assert row["rated_by_both"] == 2
     assert row["same_percent"] == 50
     assert row["kappa"] == 0

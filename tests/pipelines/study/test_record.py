@@ -1,4 +1,4 @@
-"""The result of a scan: one model for ledger, tables, pages and their JavaScript."""
+"""The result of a scan: one schema for ledger, tables, pages and their JavaScript."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 import trinat
 from trinat.pipelines.study.record import ParcelResult, ScanResult
 
-# Keys of JSON have underscores.
+# JSON keys have underscores.
 _HEAD = (
     "// Made from pipelines/study/record.py by tests/pipelines/study/test_record.py.\n"
     "// deno-lint-ignore-file camelcase\n"
@@ -60,7 +60,7 @@ def test_rejected_scans_structures_and_parcels_are_in_no_group() -> None:
     assert result.structures_left_out(("reject",)) == {"A": "reject", "p": "reject"}
     result.grade = "reject"
     assert result.counted_volumes() == {}
-    # What a person has corrected is no longer what was graded.
+    # The grade does not apply to structures that a person has corrected.
     assert result.corrected().counted_volumes() == {"A": 1, "B": 2}
 
 
@@ -69,7 +69,7 @@ def test_the_pages_have_the_types_of_the_record() -> None:
 
 
 def typescript_of(schema: dict[str, Any]) -> str:
-    """The declarations of a schema's objects; every field may be absent."""
+    """Return TypeScript declarations of a schema's objects; every field may be absent."""
     blocks = [_HEAD]
     for name, model in {**schema["$defs"], schema["title"]: schema}.items():
         fields = [

@@ -1,4 +1,4 @@
-"""What a store knows of the files that it was made from, whatever source they came from."""
+"""Metadata in a store about the files that it was made from, for every source."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SOURCES = [
 
 
 def store_of(source: str, folder: Path) -> Store:
-    """One miniature subject of a source, prepared; it is for testing."""
+    """Prepare one miniature subject of a source, for testing."""
     subject, scheme, settings = build(source, folder / "in")
     _, store = prepare(
         source.partition("-")[0],
@@ -57,7 +57,7 @@ def cases_of(store: Store) -> Found:
 
 
 def measured(store: Store, out: Path) -> Exit:
-    """Of what is in `found` beside it."""
+    """Evaluate the predictions in `found` next to the store."""
     models = {"m": out.with_name("found")}
     return evaluate_predictions(
         EvaluationSettings(
@@ -75,7 +75,7 @@ def test_predictions_of_a_stores_scans_are_measured_by_its_label_maps(
     (truth,) = stored_files(store, store.part("test"), "labels")
     scan = Volume.read(case.path, axes=case.axes)
     read = Volume.read(truth.path, labels=True, axes=truth.axes)
-    # A prediction without a fault, in FreeSurfer's numbers, on the scan's own grid.
+    # A perfect prediction in FreeSurfer's numbers, on the scan's own grid.
     indices = store.scheme.from_freesurfer(
         read.data, extra=truth.numbers, fold=truth.fold
     )
@@ -96,7 +96,7 @@ def test_an_original_that_is_gone_is_told_with_its_place(tmp_path: Path) -> None
     image.rename(tmp_path / "elsewhere.nii.gz")
     with pytest.raises(DatasetError, match="none of the scans is where it was"):
         cases_of(store)
-    # With another one still there it is that one's own matter.
+    # If the other file still exists, the store does not apply to it.
     for kind in ("images", "labels"):
         shutil.copy(tmp_path / "in/labels/a.nii.gz", tmp_path / f"in/{kind}/b.nii.gz")
     (tmp_path / "elsewhere.nii.gz").rename(image)
@@ -142,7 +142,7 @@ def test_a_scan_that_was_changed_fails_and_says_so(tmp_path: Path) -> None:
     entry = CaseWorker(settings, "cpu").do(case)
     assert entry.status == "failed"
     assert entry.reason.startswith("was changed since the store was made")
-    # A scan that no store speaks of is what it is.
+    # A scan that is in no store is used as it is.
     read(Case("a", case.path, "a"), settings)
 
 

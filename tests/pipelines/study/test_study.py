@@ -1,4 +1,4 @@
-"""A folder of results as the page lists it: the doubtful first, files of the folder alone."""
+"""A results folder as the page lists it: uncertain scans first, only files of the folder."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_page_of_a_batch_and_the_viewer_have_one_order_of_doubt(
 
 def test_the_overview_has_each_structures_volumes_in_order(out: Path) -> None:
     structures = {x["name"]: x for x in Study(out, "anna").overview()["structures"]}
-    # 64, 65, 66 and 67 voxels of 64 mm³; the third scan is rejected, and is no norm of others.
+    # 64, 65, 66 and 67 voxels of 64 mm³; the third scan is rejected, so it is not a reference.
     assert structures["Left-Thalamus"]["volumes"] == [4096, 4160, 4288]
     assert structures["Left-Thalamus"]["count"] == 3
     assert structures["Left-Caudate"]["volumes"] == []
@@ -197,7 +197,7 @@ def test_parcels_of_scans_that_have_a_map_of_them_are_listed(tmp_path: Path) -> 
     }
     parcels = {row["name"]: row for row in overview["parcels"]}
     assert parcels["ctx-lh-insula"]["number"] == 1035
-    # Those of both scans; the structures beside the cortex are in the same map.
+    # The volumes of both scans; structures besides the cortex are in the same map.
     assert parcels["ctx-lh-insula"]["volumes"] == [32 * 64.0] * 2
     assert parcels["Right-Thalamus"]["count"] == 2
     assert "Left-Cerebral-Cortex" not in parcels
@@ -220,7 +220,7 @@ def test_a_map_of_parcels_is_shown_by_the_places_of_its_own_table(
     assert (places == names.index("ctx-lh-insula") + 1).sum() == 32
     assert (places == names.index("ctx-lh-cuneus") + 1).sum() == 16
     assert (places == names.index("Right-Thalamus") + 1).sum() == 27
-    # The map of structures has the cortex there, and nothing of a parcel.
+    # The map of structures has cortex there, and no parcels.
     own = np.frombuffer(voxels.content(0, "labels", 1), np.uint8)
     cortex = [structure.name for structure in study.structures].index(
         "Left-Cerebral-Cortex"

@@ -1,4 +1,4 @@
-"""The time of a call, divided among its jobs, by a clock that the tests move."""
+"""Division of a time limit among jobs, by a clock that the tests move."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def job_of(
 def run_job(
     time: Clock, job: TrainingClock, step_s: float, writing_s: float = 0.0
 ) -> float:
-    """Steps until the schedule is done; returns the seconds that they took."""
+    """Run steps until the schedule is done, and return the seconds that they took."""
     job.start(writing_s)
     began = time.now
     while job.share < 1:
@@ -46,7 +46,7 @@ def test_jobs_share_the_time_and_the_last_ends_before_it_is_over(time: Clock) ->
     assert run_job(time, job_of(limit, 0.0, 2, validates=False), 1) == pytest.approx(
         30, abs=1
     )
-    # What the second needs to start comes from its part and the third's.
+    # The time to start the second job is taken from its share and the third's.
     time.now += 10
     assert run_job(time, job_of(limit, 0.0, 1, validates=False), 1) == pytest.approx(
         25, abs=1
@@ -62,7 +62,7 @@ def test_who_has_done_half_gets_half_as_much(time: Clock) -> None:
 
 
 def test_what_is_written_and_validated_at_the_end_has_its_time(time: Clock) -> None:
-    # Writing after the first step, the same twice at the end, and one step: of 100 seconds.
+    # Writing after the first step, twice as much at the end, and one step: of 100 seconds.
     limit = TrainingClock(100)
     limit.validation_s = 30
     spent = run_job(time, job_of(limit, 0.0, 0, validates=True), 1, writing_s=2.0)

@@ -1,4 +1,4 @@
-"""trinat train --fold: folds and views as jobs of their own, in any order and at once."""
+"""trinat train --fold: folds and views as separate jobs, in any order and in parallel."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ VIEWS = ("coronal", "axial")
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six persons in three folds, with coronal and axial slices."""
+    """Write six persons in three folds, with coronal and axial slices."""
     root = tmp_path_factory.mktemp("folds") / "store"
     small_store(root, dict.fromkeys("abcdef", (16, 17, 18)))
     done = CliRunner().invoke(app, ["split", str(root), "--kfold", str(FOLDS)])
@@ -44,7 +44,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """12 steps of a view; most of them are left where a job is killed at its first state."""
+    """Write a recipe of 12 steps per view.
+
+    Most of them remain if a job is killed at its first state.
+    """
     return write_recipe(
         tmp_path_factory.mktemp("recipe"),
         scheme="tissue4",
@@ -60,7 +63,7 @@ def start(warm: Warm, recipe: Path, store: Path, out: Path, *more: object) -> St
 
 
 def files_of_models(runs: Path) -> dict[str, bytes]:
-    """All files of the models of all folds but their provenance, which has dates."""
+    """Return all files of the models of all folds except their provenance, which has dates."""
     found = {}
     for path in sorted(runs.glob("fold-*/model/*")):
         if path.name != PROVENANCE:
@@ -72,7 +75,7 @@ def files_of_models(runs: Path) -> dict[str, bytes]:
 def in_turn(
     warm: Warm, recipe: Path, store: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, bytes]:
-    """The models that one call of --folds leaves."""
+    """Return the models of a single call with --folds."""
     runs = tmp_path_factory.mktemp("in-turn")
     assert start(warm, recipe, store, runs, "--folds").wait() == 0
     return files_of_models(runs)
@@ -133,7 +136,7 @@ def test_a_refused_start_leaves_the_run_of_another_that_is_about_to_begin(
     other = run / "train/coronal/.lock"
 
     def refuse(*_: object) -> None:
-        """Meanwhile another process has begun a job of the run."""
+        """Raise as if another process had begun a job of the run."""
         held.__enter__()
         raise ConfigError("something is missing")
 

@@ -1,4 +1,4 @@
-"""Before a run on a processor: a step that does not fit is refused, and hours are said."""
+"""Before a run on a processor: steps that do not fit are refused, and long times are announced."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_epochs_that_are_passes_have_the_slices_of_the_store(tmp_path: Path) -> 
     data = {"store": {"path": str(store), "split": str(all_train(store))}}
     stage = {"data": {**data, "epoch_slices": None}, "schedule": {"epochs": 3}}
     recipe = Recipe.model_validate({"name": "passes", "scheme": "tissue4", **stage})
-    # Of 24 slices 20 have a label, and of the other 4 one is kept.
+    # 20 of 24 slices have a label, and one of the other 4 is kept.
     assert foresight.slices_of(Job(recipe.stages[0], (View.AXIAL,))) == 3 * 2 * 21
 
 
@@ -113,8 +113,8 @@ def test_validations_count_as_the_third_of_a_training_slice(tmp_path: Path) -> N
     recipe = Recipe.model_validate(
         {"name": "a", "scheme": "tissue4", "validation": {"every_epochs": 1}, **stage}
     )
-    # 250 slices are two and a half epochs, three validations: each of 24 slices half as large as
-    # those that train, of which a scored one costs a third.
+    # 250 slices are two and a half epochs, so three validations: each of 24 slices half as
+    # large as the training slices, of which a scored one costs a third.
     job = Job(recipe.stages[0], (View.AXIAL,))
     assert foresight.validation_slices(job, 0) == pytest.approx(3 * 24 / 2 / 3)
     unvalidated = job.stage.model_copy(update={"validation": None})

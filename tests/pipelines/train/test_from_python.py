@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("without_pages")
 
 
 class EnoughError(Exception):
-    """What a search says of a trial that is worse than others."""
+    """Raised by a hyperparameter search to stop a trial that is worse than others."""
 
 
 def test_a_run_has_its_model_its_dice_and_its_curves(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_view_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 
 
 def test_several_devices_are_refused(tmp_path: Path) -> None:
-    """They need processes, which what listens cannot be sent to."""
+    """Several devices need processes, and callbacks cannot be sent to them."""
     with pytest.raises(ConfigError, match="one device"):
         trinat.train(write_recipe(tmp_path), tmp_path / "run", device="cuda:0,1")
 

@@ -1,4 +1,4 @@
-"""Several processes: torchrun starts them; a death or a signal ends all, --resume goes on."""
+"""Several processes: torchrun starts them, a death or a signal ends all, --resume continues."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from trinat.segmentation.training.state import State, read_latest
 CLI = (sys.executable, "-m", "trinat")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-# Of torchrun or the user, and not for those that are started here.
+# Variables of torchrun or the user must not reach the processes that are started here.
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in PLACE} | {
     "OMP_NUM_THREADS": "1"
 }
@@ -50,7 +50,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def undisturbed(
     warm: Warm, recipe: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A run of two processes from start to end."""
+    """Return a run of two processes from start to end."""
     run = tmp_path_factory.mktemp("undisturbed") / "run"
     status, words = ended(start(warm, recipe, run), run)
     assert status == 0, words
@@ -64,7 +64,7 @@ def start(warm: Warm, recipe: Path, run: Path, *more: str) -> Started:
 
 
 def ended(process: Started, run: Path) -> tuple[int, str]:
-    """How it ended, and what it said."""
+    """Return the exit status and the output of a process."""
     status = process.wait(500)
     return status, run.with_suffix(".log").read_text()
 
@@ -77,7 +77,7 @@ def wait_for_a_state(run: Path) -> None:
 
 
 def ranks(process: Started) -> list[psutil.Process]:
-    """The processes that train, the leader first."""
+    """Return the training processes, the leader first."""
     children = psutil.Process(process.pid).children()
     trainers = [
         child
@@ -227,7 +227,7 @@ if __name__ == "__main__":
 def test_an_error_of_one_process_in_a_step_is_one_line(
     recipe: Path, tmp_path: Path
 ) -> None:
-    """Spawned processes run the script's top, too, and so have its step."""
+    """Spawned processes run the top of the script too, and so replace their step."""
     script, log = tmp_path / "failing.py", tmp_path / "steps.log"
     script.write_text(FAILING.format(log=str(log)))
     command = [sys.executable, script, "train", recipe, "--out", tmp_path / "run"]
@@ -267,7 +267,8 @@ def test_torchrun_on_two_machines_gives_the_bits_of_two_processes_on_one(
         *("--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "test"),
         *("-m", "trinat", "train", str(recipe), "--out", str(tmp_path / "run")),
     ]
-    # As many threads each as two processes of one machine have: sums in the same order.
+    # As many threads as each of two processes on one machine, so that sums are in the same
+    # order.
     cores = sorted(os.sched_getaffinity(0))
     half = partial(os.sched_setaffinity, 0, cores[: max(1, len(cores) // 2)])
     machines = [
@@ -329,7 +330,10 @@ def test_processes_of_one_machine_do_not_share_a_gpu(
 def test_devices_train_a_view_each_at_once_as_they_would_one_after_the_other(
     tmp_path: Path,
 ) -> None:
-    """The first device has two views of the first stage; one of them the second goes on with."""
+    """The first device has two views of the first stage.
+
+    The second device continues one of them.
+    """
     path = write_recipe(
         tmp_path,
         views=["coronal", "axial", "sagittal"],
@@ -342,7 +346,8 @@ def test_devices_train_a_view_each_at_once_as_they_would_one_after_the_other(
             },
         ],
     )
-    # As many threads alone as each of two gets: sums of other parts differ in their last bits.
+    # As many threads alone as each of two processes: other partial sums differ in their last
+    # bits.
     threads = {"OMP_NUM_THREADS": str(max(1, cpu_count() // 2))}
     for name, device in (("alone", "cpu"), ("apart", "cpu,cpu")):
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What a training writes down: once for each step, also after it was killed."""
+"""Logs of a training: one record per step, even after a kill."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_runs_are_named_beside_the_first_panel_of_their_colours(tmp_path: Path) 
     curves = read_curves(tmp_path)
     drawn = draw_curves([("first", curves), ("second", curves)]).inline()
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
-    # Loss, then Dice by view; the rate and IoU have the same colours.
+    # Loss, then Dice by view; the rate and IoU use the same colours.
     for name in ("first", "second"):
         named = [text for text in texts if text.startswith(name)]
         assert named == [name, f"{name} axial"]
@@ -178,7 +178,7 @@ def test_runs_are_named_beside_the_first_panel_of_their_colours(tmp_path: Path) 
 def test_a_run_of_a_minute_has_a_curve_and_one_of_hours_few_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step a second: a line at first after each, after an hour after every tenth."""
+    """At one step per second: first a line per step, after an hour one per ten steps."""
     now = 0.0
     monkeypatch.setattr("trinat.pipelines.train.log.time.monotonic", lambda: now)
     metrics = Metrics(tmp_path, 0)

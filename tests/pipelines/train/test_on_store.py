@@ -1,4 +1,4 @@
-"""A recipe on a store: its scheme, views and split, and what its labels are."""
+"""A recipe on a store: scheme, views and split, and the origin of its labels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_recipe_takes_what_a_store_has_and_says_who_made_its_labels(
     stages = [{"name": "sides", "views": ["sagittal"]}, {"name": "train"}]
     changes = {"views": views, "schedule": {"steps": 2}, "stages": stages}
     recipe = on_store(tiny_recipe(tmp_path, **changes), store)
-    # The store has no sagittal slices, and nobody for validation.
+    # The store has no sagittal slices, and no subject for validation.
     assert (recipe.scheme, recipe.views) == ("tissue4", (View.CORONAL, View.AXIAL))
     (stage,) = recipe.stages
     assert (stage.name, stage.validation, stage.data.synthetic) == ("train", None, None)
@@ -55,7 +55,7 @@ def test_a_recipe_of_stores_keeps_its_augmentation_but_flips_no_scheme_of_one_si
     monkeypatch.setattr(LabelScheme, "has_unpartnered_sides", one_sided)
     plain = tiny_recipe(tmp_path)
     (stage,) = on_store(plain, store).stages
-    # A recipe without a store leaves its synthetic scans, and real persons choose the weights.
+    # The synthetic scans of the recipe are replaced, and real persons choose the weights.
     assert (stage.data.synthetic, stage.validation is None) == (None, False)
     augmentation = {"flip": 0.25, "gamma": 0.125}
     own = {"path": "other", "split": "other.json", "augmentation": augmentation}

@@ -1,4 +1,4 @@
-"""A network of the smoke recipe knows two heads by heart within five times that recipe's steps."""
+"""A network of the smoke recipe overfits two heads within five times that recipe's steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trinat.segmentation.training.validation import ValidationScan, validate
 SCHEME = load_scheme("quicknat33")
 SPACING_MM = 3.0
 TIMES = 5
-RATE = 1e-2  # twice the recipe's: of two heads nothing can be forgotten
+RATE = 1e-2  # twice the recipe's rate: with two heads nothing is forgotten
 
 
 def brain_of(seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -34,7 +34,7 @@ def brain_of(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def two_scans(view: View) -> list[ValidationScan]:
-    """Two phantoms as slices of a view, all of one size: the smaller brain with a border of air."""
+    """Return two phantoms as slices of a view, padded with air to one size."""
     brains = [brain_of(seed) for seed in range(2)]
     shape = np.max([image.shape for image, _ in brains], axis=0)
     scans = []
@@ -76,9 +76,7 @@ def trainer_of(view: View, scans: list[ValidationScan], *settings: str) -> Train
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(
-    7200
-)  # about three minutes of one processor, which others may want, too
+@pytest.mark.timeout(7200)  # about three minutes of processor time
 @pytest.mark.parametrize("view", list(View), ids=[view.value for view in View])
 def test_two_heads_are_learnt_by_heart(view: View) -> None:
     prepare_process()

@@ -1,4 +1,4 @@
-"""Where weights come from: written by training, shown by trinat models show."""
+"""Provenance of weights: written by training, shown by trinat models show."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def test_a_model_says_by_whom_and_from_what_it_was_trained(tmp_path: Path) -> No
         call["began"]
     )
     assert abs(seconds.total_seconds() - call["seconds"]) < 2
-    # A model is given to others.
+    # Models are shared, so their provenance must not have local paths.
     assert str(tmp_path) not in (model / "provenance.json").read_text()
 
-    # A run that is at its end is not trained by who looks at it.
+    # Resuming a finished run must not change who trained it.
     train(recipe, tmp_path / "run", SILENT, resume=True)
     assert read_provenance(model) == jobs
 

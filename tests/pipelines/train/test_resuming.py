@@ -1,4 +1,4 @@
-"""trinat train stopped, killed, damaged or out of time, and gone on with --resume."""
+"""trinat train stopped, killed, damaged or out of time, and continued with --resume."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_kill_9_and_resume_give_the_bits_of_an_undisturbed_run(tmp_path: Path) -
     process.kill()
     assert process.wait(60) == -signal.SIGKILL
     assert not (broken / "model").exists()
-    # What it leaves where it was killed in the midst of writing.
+    # As after a kill in the middle of writing.
     for folder in (broken, broken / "train/coronal"):
         (folder / ".trinat-0123456789abcdef.tmp").touch()
     (broken / ".trinat-0.tmp").mkdir()
@@ -268,7 +268,7 @@ def test_where_no_state_is_sound_a_run_begins_anew_and_says_so(
 
 
 def test_a_run_that_was_killed_out_of_patience_stays_so(tmp_path: Path) -> None:
-    # Nothing moves, norms included: the second validation is no better than the first.
+    # Nothing changes, norms included, so the second validation is no better than the first.
     frozen = "optimiser={rate: 1e-12, parts: {encoders: 0, bottleneck: 0, decoders: 0}}"
     settings = ["views=[coronal]", frozen, "ema=0", "schedule.steps=99"]
     patience = "validation={every_epochs: 1, patience: 1, persons: 1}"
@@ -328,7 +328,7 @@ def test_a_run_that_is_stopped_does_the_rest_in_the_time_of_the_next_call(
     assert (
         logged.messages[-1] == f"{run}/model: coronal of tiny, ended by its 4 seconds"
     )
-    # The first step of a call is no progress, and none is lost.
+    # The share of progress neither advances nor is lost in the first step of a call.
     assert shares[0] == before.counters.share
     assert shares == sorted(shares)
     assert json.loads((job / "done.json").read_text())["share"] == 1
@@ -377,7 +377,7 @@ def test_a_store_that_was_changed_after_a_kill_is_refused_in_one_line(
         IntegrityError, match=r"^[^\n]*b\.h5: .* changed since the store was made"
     ):
         train(recipe, run, SILENT, resume=True)
-    # Nor does another store pass for it, whose files are what it says.
+    # Another store with the same files does not pass for it either.
     (store / "store.json").write_text(
         (store / "store.json")
         .read_text()
@@ -395,7 +395,7 @@ def test_a_store_that_was_changed_after_a_kill_is_refused_in_one_line(
 def halted_on_store(
     folder: Path, monkeypatch: pytest.MonkeyPatch, step: int = 2
 ) -> Path:
-    """A run on the folder's store, stopped at a step."""
+    """Stop a run on the folder's store at a step."""
     monkeypatch.chdir(folder)
     store = small_store(Path("store"), {"a": (24, 24, 24), "b": (24, 24, 24)})
     all_train(store)
@@ -413,7 +413,7 @@ def halted_on_store(
 def test_a_store_that_was_moved_is_the_same_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run goes on to the bits of one whose store has stayed."""
+    """The run continues to the same bits as on a store that was not moved."""
     run = halted_on_store(tmp_path, monkeypatch)
     recipe = tiny_recipe(tmp_path, data=STORE_DATA, scheme="tissue4", views=["axial"])
     train(recipe, tmp_path / "stayed", SILENT)
@@ -428,7 +428,7 @@ def test_a_store_that_was_moved_is_the_same_data(
 def test_another_split_of_the_store_is_other_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its subjects are the same, in other parts."""
+    """Its subjects are the same, but in other parts."""
     run = halted_on_store(tmp_path, monkeypatch)
     opened = Store(Path("store"))
     other = Split(store=opened.fingerprint, seed=0, train=("a",), validation=("b",))

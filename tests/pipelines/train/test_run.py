@@ -1,4 +1,4 @@
-"""trinat train: recipes, what a run leaves, refusals in one line."""
+"""trinat train: recipes, outputs of a run, refusals in one line."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_a_model_says_which_other_one_strips_whole_heads_for_it(tmp_path: Path) 
 def test_a_class_that_holds_more_than_what_surrounds_the_brain_is_taught(
     tmp_path: Path,
 ) -> None:
-    """The CSF of tissue4 has the ventricles, which label maps show."""
+    """The CSF of tissue4 includes the ventricles, which label maps show."""
     recipe = tiny_recipe(
         tmp_path, scheme="tissue4", views=["axial"], schedule={"steps": 1}
     )
@@ -228,7 +228,7 @@ def test_a_run_that_was_killed_before_its_first_state_begins_again(
 ) -> None:
     recipe, run = tiny_recipe(tmp_path, views=["coronal"]), tmp_path / "run"
     run.mkdir()
-    # What a killed one leaves.
+    # As a killed run leaves it.
     (run / "config.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
     other = tiny_recipe(tmp_path, views=["axial"])
     with pytest.raises(TrainingError, match="a run is there already"):

@@ -1,4 +1,4 @@
-"""trinat runs: each job's figures from the files that a training leaves."""
+"""trinat runs: figures of each job from the files of a training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ SCHEME = load_scheme("tissue4")
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    """A job of two views: losses 3 and 1; mean Dice of both 0.4 at step 10, 0.6, then 0.5."""
+    """Write a job of two views: losses 3 and 1.
+
+    Mean Dice of both 0.4 at step 10, then 0.6 and 0.5.
+    """
     (tmp_path / "config.yaml").write_text("name: run\n")
     job = tmp_path / "train/coronal-axial"
     job.mkdir(parents=True)
@@ -40,7 +43,7 @@ def job(tmp_path: Path) -> Path:
 
 
 def scored(dice: float) -> Scores:
-    """Two structures whose mean Dice is `dice`, and one that nobody has."""
+    """Return scores of two structures whose mean Dice is `dice`, and of one that no subject has."""
     values = np.array([np.nan, dice - 0.1, dice + 0.1, np.nan])
     return Scores(values, values / 2)
 
@@ -63,7 +66,7 @@ def test_a_finished_job_has_its_time_last_loss_and_best_dice(job: Path) -> None:
         1.5,
     )
     assert summary.final_loss == 1
-    # At step 20, where the Dice is best.
+    # At step 20, which has the best Dice.
     assert (summary.best_dice, summary.iou) == (pytest.approx(0.6), pytest.approx(0.3))
 
 

@@ -1,4 +1,4 @@
-"""trinat train: stages, and the weights that they and a run start from."""
+"""trinat train: stages, and the initial weights of stages and runs."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_stage_of_a_view_that_the_recipe_does_not_name_is_refused(
 def test_a_run_starts_from_a_model_that_it_names(tmp_path: Path) -> None:
     tiny = partial(tiny_recipe, tmp_path, views=["coronal"], ema=0)
     start = train(tiny(), tmp_path / "first", SILENT)
-    # Frozen, so that the weights stay what they were; the network is not named again.
+    # Frozen, so that the weights stay the same; the network is not named again.
     recipe = tiny(start=str(start), optimiser={"parts": FROZEN}, network=None)
     tuned = load_model(train(recipe, tmp_path / "tuned", SILENT))
     first, second = (
@@ -118,7 +118,7 @@ def test_a_view_that_the_model_lacks_starts_with_the_weights_of_another(
     seen = Training(data="nothing")
     description = Description(name="random", labels="quicknat33", training=seen)
     save_model(tmp_path / "random", description, {View.CORONAL: coronal})
-    # One step too small to be seen in any weight.
+    # One step, too small to change any weight.
     still = {"rate": 1e-30, "weight_decay": 0, "parts": FROZEN}
     recipe = tiny_recipe(
         tmp_path,
@@ -141,7 +141,7 @@ def test_a_view_that_the_model_lacks_starts_with_the_weights_of_another(
 
 
 def save_start(folder: Path, *structures: str, licence: str = "") -> Fusion:
-    """A coronal network with random weights in a model with fitted weights of views, returned."""
+    """Save a coronal network with random weights and fitted view weights; return its fusion."""
     torch.manual_seed(1)
     coronal = QuickNat(QuickNatConfig.model_validate(NETWORK))
     fitted = Fusion(
@@ -150,7 +150,8 @@ def save_start(folder: Path, *structures: str, licence: str = "") -> Fusion:
         csf_odds=0.4,
         class_odds=dict.fromkeys(structures, 2.0),
     )
-    # Its CSF is all fluid inside the skull, which the runs do not teach: the odds are not for it.
+    # Its CSF is all fluid inside the skull, which the run does not teach, so the odds do not
+    # apply.
     start = Description(
         name="start",
         labels="quicknat33",
@@ -163,7 +164,7 @@ def save_start(folder: Path, *structures: str, licence: str = "") -> Fusion:
 
 
 def one_step_from_start(folder: Path) -> Recipe:
-    """A recipe that goes on from the model that `save_start` wrote to `start` in the folder."""
+    """Return a recipe that starts from the model which `save_start` wrote to `start`."""
     return tiny_recipe(
         folder,
         views=["coronal"],
@@ -179,7 +180,7 @@ def test_views_are_joined_as_in_the_model_that_a_run_starts_from(
     fitted = save_start(tmp_path / "start", "Brain-Stem")
     recipe = one_step_from_start(tmp_path)
     info = read_info(train(recipe, tmp_path / "run", SILENT))
-    # Nor are odds of structures for other weights.
+    # Odds of structures do not apply to other weights either.
     without = {"csf_odds": 1.0, "class_odds": {}}
     assert info.fusion == fitted.model_copy(update=without)
 
@@ -235,5 +236,5 @@ def test_what_a_later_stage_lacks_is_said_before_the_first(
     recipe = tiny_recipe(tmp_path, stages=[{"name": "a"}, {"name": "b", **lack}])
     with pytest.raises(TrinatError, match=message):
         train(recipe, tmp_path / "run", SILENT)
-    # The place is still free for the run that lacks nothing.
+    # The folder is still free for a corrected run.
     assert not (tmp_path / "run/config.yaml").exists()

@@ -1,4 +1,4 @@
-"""The shipped recipe `tissues` learns: its first stage, as it is."""
+"""The shipped recipe `tissues` learns: its first stage, unchanged."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from trinat.segmentation.labels.scheme import load_scheme
 from trinat.segmentation.metrics.overlap import dice, joint_histogram
 from trinat.segmentation.synthetic.phantom import phantom
 
-# Of grey and white matter. It was 0.50 to 0.56 with two seeds of the recipe and two phantoms. Some
-# networks of one view and 200 steps find no fluid yet.
+# Dice of grey and white matter. It was 0.50 to 0.56 with two seeds of the recipe and two
+# phantoms. After 200 steps some networks of one view find no fluid yet.
 LEAST_DICE = 0.35
 # Training synthesises its slices from the phantom's anatomy; none of them is of this head.
 SEED = 7

@@ -1,4 +1,4 @@
-"""Services get the curves of a training; where one fails, the training goes on."""
+"""Tracking services receive the curves of a training; if one fails, the training goes on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VALIDATION = {"every_epochs": 1}
 
 
 class Kept:
-    """A service that keeps what it is told, and may fail."""
+    """A tracking service that records its input, and may fail."""
 
     def __init__(self, failing: bool = False) -> None:
         self.failing = failing
@@ -89,7 +89,7 @@ def test_a_service_that_cannot_begin_says_why(
         Trackers(tmp_path, recipe, 0)
 
 
-# Their libraries warn of their own future.
+# Their libraries emit deprecation warnings.
 @pytest.mark.slow
 @pytest.mark.important
 @pytest.mark.filterwarnings("default")
@@ -144,7 +144,7 @@ def test_weights_and_biases_has_them_without_a_network(
     content = kept.read_bytes()
     for name in (b"loss", b"gradient_norm", b"coronal/dice", b"run/train/coronal"):
         assert name in content
-    # Others may read it.
+    # Other users may read the tracking server, so it must not have local paths.
     heads = Path(recipe.stages[0].data.synthetic.heads)
     for private in (str(heads.parent), str(tmp_path), "a-host", sys.prefix):
         assert private.encode() not in content, private

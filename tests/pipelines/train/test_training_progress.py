@@ -1,4 +1,7 @@
-"""What a training says in a log file: a line an epoch and a minute, with the time left."""
+"""Progress of a training in a log file.
+
+A line per epoch and per minute, with the remaining time.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,11 @@ def test_a_log_file_gets_a_line_a_minute_with_the_time_left(
     now = 0.0
     coronal, axial = job(View.CORONAL), job(View.AXIAL)
     with training_progress(False, lambda: now) as watcher:
-        # Gone on at half of it; then a hundredth takes 50 s.
+        # Resumed at half of it; then a hundredth takes 50 s.
         for step in range(50, 55):
             watcher.step(coronal, report(step), step / 100)
             now += 50
-        # Another job begins, and goes at its own speed: a hundredth takes 70 s.
+        # Another job begins with its own speed: a hundredth takes 70 s.
         for step in range(2):
             watcher.step(axial, report(step), step / 100)
             now += 70

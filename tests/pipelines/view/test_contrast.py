@@ -9,14 +9,14 @@ import pytest
 
 CSS = (resources.files("trinat.pipelines.view") / "page/view.css").read_text()
 LIGHT, DARK = re.findall(r":root \{(.*?)\}", CSS, re.DOTALL)[:2]
-# What is written on what.
+# Text colours and their backgrounds.
 PAIRS = [
     *(("ink", ground) for ground in ("paper", "ground", "accent-soft")),
     *(("soft", ground) for ground in ("paper", "ground", "accent-soft")),
     *(("accent", ground) for ground in ("paper", "ground", "accent-soft")),
     *((grade, "paper") for grade in ("pass", "look", "reject")),
     *((grade, "ground") for grade in ("pass", "look", "reject")),
-    # A verdict that was given is written in the colour of paper on its grade.
+    # A grade that was given has text in the colour of paper on the colour of the grade.
     *(("paper", grade) for grade in ("pass", "look", "reject")),
 ]
 

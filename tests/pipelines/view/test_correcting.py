@@ -1,4 +1,4 @@
-"""Corrections by the routes of the page: saved beside the result, drafts kept, none lost."""
+"""Correction routes of the page: corrections next to the result, drafts kept, none lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trinat.segmentation.space.views import reoriented
 
 SHAPE = (20, 24, 18)
 TAB, OTHER_TAB = "0" * 16, "1" * 16
-# Places in the table of structures, which background is not in.
+# Indices into the table of structures, which has no background.
 NAMES = load_scheme("quicknat33").names
 LEFT_THALAMUS = NAMES.index("Left-Thalamus")
 RIGHT_THALAMUS = NAMES.index("Right-Thalamus")
@@ -38,7 +38,7 @@ def out(tmp_path: Path) -> Path:
 
 
 class Page:
-    """A tab of a rater, which asks the application itself."""
+    """A tab of a rater, as a client of the application."""
 
     def __init__(self, out: Path, rater: str = "anna", tab: str = TAB) -> None:
         self._app = make_app(Study(out, rater))
@@ -74,14 +74,14 @@ class Page:
 
 
 def changes(place: int, *voxels: tuple[int, int, int]) -> bytes:
-    """Voxels on RAS axes that get the structure at a place of the table."""
+    """Encode voxels on RAS axes that get the structure at an index of the table."""
     i, j, k = np.array(voxels).T
     indices = i + SHAPE[0] * (j + SHAPE[1] * k)
     return indices.astype("<u4").tobytes() + bytes([place] * len(voxels))
 
 
 def result(page: Page, out: Path) -> Path:
-    """The label map of the scan with the number 0."""
+    """Return the label map of the scan with the number 0."""
     name = page.detail()["name"]
     return out / f"{name}_dseg.nii.gz"
 
@@ -89,7 +89,7 @@ def result(page: Page, out: Path) -> Path:
 def test_changes_are_saved_beside_the_result_in_its_own_space(out: Path) -> None:
     page = Page(out)
     path = result(page, out)
-    # Axes in another order, and a number that no structure of the table has.
+    # Axes in another order, and a number that is not in the table of structures.
     labels = Volume.read(path, labels=True)
     labels.data[0, 0, 0] = 85
     turned = reoriented(labels, "PIR")
@@ -138,7 +138,7 @@ def test_the_second_of_two_persons_is_refused_and_loses_nothing(out: Path) -> No
     assert "\n" not in reason
     assert corrected_path(result(anna, out)).read_bytes() == saved
 
-    # The draft is still there: on what anna saved it is taken.
+    # The draft is still there, and is continued on top of anna's correction.
     (draft,) = berta.detail()["drafts"]
     assert draft["builds_on"] == shown
     kept = berta.ask("GET", f"/v1/scans/0/drafts/{draft['tab']}").content
@@ -162,9 +162,9 @@ def test_a_draft_outlives_its_tab_and_its_server(out: Path) -> None:
     assert (draft["tab"], draft["voxels"], draft["minutes"]) == (TAB, 1, 1)
     assert draft["builds_on"] == later.detail()["sha256"]
     assert later.ask("GET", f"/v1/scans/0/drafts/{TAB}").content == painted
-    # Another person does not see it.
+    # Another rater does not see it.
     assert not Page(out, "berta").detail()["drafts"]
-    # What the tab goes on painting takes its place; and is dropped if one does not want it.
+    # New strokes of the tab replace the draft, and it is dropped on request.
     later.keep(changes(RIGHT_THALAMUS, (2, 3, 4), (2, 3, 5)), takes=TAB)
     assert [each["tab"] for each in later.detail()["drafts"]] == [OTHER_TAB]
     later.ask("DELETE", f"/v1/scans/0/drafts/{OTHER_TAB}")
@@ -195,7 +195,7 @@ def test_an_unreadable_draft_is_left_aside_and_named(out: Path, damage: str) -> 
     assert said.startswith(path.name)
     answer = page.ask("GET", f"/v1/scans/0/drafts/{TAB}")
     assert answer.status_code == 422
-    # The next draft of the tab takes its place.
+    # The next draft of the tab replaces it.
     assert page.keep(painted).status_code == 204
     assert len(page.detail()["drafts"]) == 1
 

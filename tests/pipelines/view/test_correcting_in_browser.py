@@ -1,4 +1,4 @@
-"""The brush in a real browser, at two sizes: paint, undo, a draft that outlives the page, save."""
+"""The brush in a browser, at two sizes: paint, undo, a draft that outlives the page, save."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def out(tmp_path: Path) -> Path:
 
 @contextmanager
 def opened(width: int, height: int) -> Iterator[Browser]:
-    """A browser of this size, which has had no problems at the end."""
+    """Open a browser of this size, and assert that it has no problems at the end."""
     chromium = find_chromium()
     if chromium is None:
         pytest.skip("no Chromium")
@@ -72,7 +72,7 @@ def choose(page: Browser, field: str, value: object) -> None:
 
 
 def middle(page: Browser) -> tuple[float, float]:
-    """The middle of the planes, which is in the head where one plane is shown."""
+    """Return the middle of the planes, which is in the head if one plane is shown."""
     x, y = page.evaluate(
         "(() => { const { left, top, width, height } ="
         " document.getElementById('planes').getBoundingClientRect();"
@@ -90,7 +90,7 @@ def begin(page: Browser) -> None:
 
 
 def stroke(page: Browser) -> int:
-    """Paint from left to right through the middle; returns how many voxels have changed."""
+    """Paint from left to right through the middle; return the number of changed voxels."""
     x, y = middle(page)
     page.drag((x - 30, y), (x - 10, y), (x + 10, y), (x + 30, y))
     page.wait(f"{STATE}.includes('draft kept')")
@@ -119,7 +119,7 @@ def test_painted_undone_saved_and_there_again(
         page.press("z", shift=True)
         page.wait(f"{STATE}.startsWith('{first} voxels changed, draft kept')")
 
-        # The page is closed with half of the work done; what is kept comes again.
+        # The page is closed halfway, and the kept draft reappears.
         load(page, address.partition("?")[0])
         page.wait(f"{STATE}.startsWith('{first} voxels')")
         assert page.evaluate("document.getElementById('correct').checkVisibility()")
@@ -152,8 +152,8 @@ def test_what_is_painted_while_it_is_saved_is_not_lost(
         load(page, address)
         begin(page)
         first = stroke(page)
-        # As a large map on a slow disk. What is painted meanwhile may be kept with what is being
-        # saved: only a draft that is sent after that has the second stroke alone.
+        # Simulates a large map on a slow disk. New strokes may be kept with the draft that is
+        # being saved; only a draft sent after that has the second stroke alone.
         page.evaluate(
             "(() => { const real = window.fetch; window.fetch = async (...words) => {"
             " const isSave = String(words[0]).includes('/correction?');"
@@ -220,14 +220,14 @@ def test_a_killed_server_loses_no_stroke(out: Path) -> None:
             page.drag((x, y - 30), (x, y + 30))
             page.wait(f"{STATE}.startsWith('The draft is not kept: the server does')")
 
-            # Started again, it has another token, which another tab brings to the browser.
+            # A restarted server has another token, which the browser gets by another tab.
             port = urlsplit(address).port
             server, again = start("--port", str(port))
             page.evaluate(f"fetch({again!r}).then((answer) => answer.ok)")
             page.wait(f"{STATE}.includes('draft kept')")
             both = changed(page)
             assert both > first
-            # Refused connections and tokens are what the browser logs.
+            # The browser logs refused connections and tokens.
             assert all(
                 "ERR_CONNECTION_REFUSED" in problem or "401" in problem
                 for problem in page.problems
@@ -256,13 +256,13 @@ def test_each_tool_changes_what_it_says(
         # All voxels of 4 mm whose centres are within 8 mm.
         assert ball == 33
         page.press("t")
-        # Over background alone nothing else is painted.
+        # Painting over background only changes nothing else.
         choose(page, "within", 0)
         choose(page, "pen", RIGHT_THALAMUS - 1)
         page.drag((x, y))
         assert changed(page) == ball
         choose(page, "within", -1)
-        # The part on one slice of what was painted becomes another structure.
+        # The painted part on one slice becomes another structure.
         page.press("g")
         page.drag((x, y))
         page.wait(f"{BRUSH}.done.length === 2")
@@ -272,7 +272,7 @@ def test_each_tool_changes_what_it_says(
         page.press("w")
         page.drag((x, y))
         page.wait(f"{STATE}.startsWith('20 voxels')")
-        # An outline is filled: more than its own line.
+        # An outline is filled: it changes more than its own line.
         page.press("l")
         choose(page, "pen", RIGHT_THALAMUS)
         corners = [(-60, -60), (60, -60), (60, 60), (-60, 60)]
@@ -280,7 +280,7 @@ def test_each_tool_changes_what_it_says(
         page.wait(f"{BRUSH}.done.length === 4")
         inside = page.evaluate("window.trinatPicture.under()")
         assert inside == RIGHT_THALAMUS
-        # To move is not to paint.
+        # Moving the picture does not paint.
         page.press("y")
         page.drag((x + 90, y + 90))
         assert page.evaluate(f"{BRUSH}.done.length") == 4
@@ -297,7 +297,7 @@ def test_who_is_overtaken_is_told_and_puts_the_changes_on_what_was_saved(
         load(page, address)
         begin(page)
         first = stroke(page)
-        # Another person saves meanwhile.
+        # Another rater saves in the meantime.
         other = Volume.read(result, labels=True)
         other.data[0, 0, 0] = 10
         save_as(out, result, other, "berta")
@@ -306,7 +306,7 @@ def test_who_is_overtaken_is_told_and_puts_the_changes_on_what_was_saved(
         page.wait(f"{STATE}.startsWith('Not saved')")
         assert "by berta at" in page.evaluate(STATE)
         assert corrected_path(result).read_bytes() == theirs
-        # The refusal is an answer, which the browser logs.
+        # The browser logs the refusal.
         assert all("409" in problem for problem in page.problems)
         page.problems.clear()
         page.evaluate("document.querySelector('#correct-state button').click()")
@@ -371,7 +371,7 @@ def test_a_result_of_a_service_is_corrected(tmp_path: Path) -> None:
         page.evaluate("document.getElementById('save').click()")
         page.wait(f"{STATE}.startsWith('Saved as')")
         page.wait(f"{files}.includes('corrected.nii.gz')")
-        # How far the learning is, is told.
+        # The page shows the progress of the learning.
         page.evaluate("document.getElementById('learn').click()")
         page.wait("document.getElementById('learning-state').textContent.length > 0")
         assert page.evaluate("document.getElementById('learn').disabled")
@@ -380,7 +380,7 @@ def test_a_result_of_a_service_is_corrected(tmp_path: Path) -> None:
 
 
 def save_as(out: Path, result: Path, corrected: Volume, rater: str) -> None:
-    """Save a correction as another person's page does."""
+    """Save a correction as the page of another rater does."""
     save_correction(
         result,
         corrected,

@@ -1,4 +1,4 @@
-"""Who is let in, what every answer says, and what is cut off: over a real socket."""
+"""Request guard over a real socket: access, response headers, and size limits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers with the length of what came; /fault fails."""
+    """Respond with the length of the request; /fault fails."""
     length, more = 0, True
     while more:
         message = await receive()
@@ -131,7 +131,7 @@ def test_the_page_exchanges_the_token_for_a_cookie(url: str) -> None:
         assert "SameSite=Strict" in cookie
         assert TOKEN not in cookie + answer.text
         assert client.get(answer.headers["location"]).status_code == 200
-        # A page on another port of this machine is the same site to the cookie.
+        # For cookies, a page on another port of this machine is the same site.
         sites = {"same-origin": 200, "none": 200, "same-site": 403, "cross-site": 403}
         for site, status in sites.items():
             assert (

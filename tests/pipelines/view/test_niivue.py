@@ -1,4 +1,4 @@
-"""NiiVue comes unchanged from npm, with its licence."""
+"""NiiVue is unchanged from npm, with its licence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parcels on the page, in a real browser: the other map, its names, and what is known of one."""
+"""Parcels on the page in a browser: their map, their names, and details of a parcel."""
 
 from __future__ import annotations
 
@@ -52,12 +52,13 @@ def test_parcels_are_chosen_and_the_cross_hair_stays(
                 assert fact in card
             assert "2.50 mm (SD 0.40)" in card
             _color_by_thickness(page)
-            # A parcel is not rated, a structure is.
+            # Structures can be rated, parcels cannot.
             judged = "document.querySelectorAll('#structure-card .judge button').length"
             assert page.evaluate(judged) == 0
             _choose(page, "thalamus r")
             assert page.evaluate(judged) > 0
-            # The scan without parcels is shown with its structures, the next again with parcels.
+            # The scan without parcels is shown with its structures, and the next one with
+            # parcels again.
             page.press("b")
             page.wait(_whole(0), 240)
             names = "trinatPicture.structures.length"
@@ -81,7 +82,7 @@ _COLOR = (
 
 
 def _add_thickness(out: Path) -> None:
-    """Let the results with parcels have the thickness of an insula."""
+    """Add the thickness of an insula to the results with parcels."""
     insula = {"side": "left", "mm": 2.5, "std_mm": 0.4, "area_mm2": 80, "mm3": 200}
     lines = []
     for line in (out / "run.jsonl").read_text().splitlines():
@@ -93,7 +94,7 @@ def _add_thickness(out: Path) -> None:
 
 
 def _color_by_thickness(page: Browser) -> None:
-    """Color the surface by thickness, and as before."""
+    """Colour the surface by thickness, and switch back."""
     thickness = "document.getElementById('thickness')"
     assert not page.evaluate(f"{thickness}.hidden")
     before = page.evaluate(_COLOR)
@@ -105,12 +106,12 @@ def _color_by_thickness(page: Browser) -> None:
 
 
 def _whole(number: int) -> str:
-    """That a scan is shown with its surfaces."""
+    """Return a condition that a scan is shown with its surfaces."""
     return f"window.trinatShown?.number === {number} && window.trinatShown.step === 0"
 
 
 def _choose(page: Browser, words: str) -> None:
-    """Choose the first structure that is found by these words."""
+    """Choose the first structure that a search for these words finds."""
     page.evaluate(
         "(() => { const i = document.getElementById('structure-search');"
         f" i.value = '{words}'; i.dispatchEvent(new Event('input'));"

@@ -1,4 +1,4 @@
-"""The picture in a real browser: which side is where, and nothing of a scan before."""
+"""The picture in a browser: sides are right, and nothing of the previous scan remains."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from trinat.segmentation.io.volume import Volume
 
 
 def write_marked(out: Path, codes: str) -> None:
-    """A grey head with a white marker on the person's left, labelled as the left thalamus.
+    """Write a grey head with a white marker on the person's left, labelled as the left thalamus.
 
-    The arrays have axes that run as `codes`; in the world both files are the same.
+    The axes of the arrays run as `codes`; in world space both files are the same.
     """
     write_study(out, ["marked"])
     head = np.zeros((30, 24, 18), np.int16)
     head[2:28, 2:22, 2:16] = 200
-    marker = np.s_[5:11, 9:15, 6:12]  # i grows to the right: low is left
+    marker = np.s_[5:11, 9:15, 6:12]  # i increases to the right, so low is left
     labels = np.zeros(head.shape, np.uint8)
     head[marker] = 1000
     labels[marker] = 10
@@ -41,7 +41,7 @@ def write_marked(out: Path, codes: str) -> None:
 
 
 def columns_of(page: Browser, grey: tuple[int, int]) -> NDArray[np.intp]:
-    """Columns of the pixels on the canvas that are grey, at a brightness within these bounds."""
+    """Return the columns of grey pixels on the canvas whose brightness is within these bounds."""
     box = page.evaluate(
         "(() => { const b = document.getElementById('planes').getBoundingClientRect();"
         " return [b.left, b.top, b.right, b.bottom].map(Math.round); })()"
@@ -55,7 +55,7 @@ def columns_of(page: Browser, grey: tuple[int, int]) -> NDArray[np.intp]:
 
 
 def assert_marker_is_on(page: Browser, side: str) -> None:
-    """The white marker is on this side of the picture's head, in both planes that have sides."""
+    """Assert that the marker is on this side of the head, in both planes that show sides."""
     for key, layout in (("a", "axial"), ("c", "coronal")):
         page.press(key)
         page.wait(f"document.getElementById('stage').dataset.layout === {layout!r}")
@@ -88,7 +88,7 @@ def test_what_is_on_the_persons_left_is_shown_on_the_side_that_the_page_names(
         with served(tmp_path / "out", monkeypatch) as address:
             page.open(address)
             page.wait("window.trinatShown?.step === 0", 240)
-            # The cross-hair is in the marker, and the page says on which side of the person it is.
+            # The cross-hair is in the marker, and the page names that side of the person.
             here = page.evaluate("document.getElementById('here').textContent")
             assert here.startswith("L Thalamus · -")
             page.press("h")  # without the labels the marker is white
@@ -101,7 +101,7 @@ def test_what_is_on_the_persons_left_is_shown_on_the_side_that_the_page_names(
         page.close()
 
 
-# What of the scan before may still be on the page: its voxels, surfaces and values.
+# Data of the previous scan that may remain on the page: voxels, surfaces and values.
 LEFT = """(() => {
   const { nv, solid, labels } = window.trinatPicture;
   const volumes = document.querySelectorAll("#structure-list .volume");
@@ -119,7 +119,7 @@ NOTHING_LEFT = {
     "labels": False,
     "meshes": 0,
     "here": "",
-    # Of the scan itself: 65 and 27 voxels of 64 mm³. The one before has 64 and 27.
+    # The values of this scan: 65 and 27 voxels of 64 mm³. The previous scan has 64 and 27.
     "values": ["4,160", "1,728"],
     "visible": "hidden",
 }
@@ -132,7 +132,7 @@ NOTHING_LEFT = {
 def test_nothing_of_the_scan_before_is_shown_under_the_name_of_one_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
-    """Also where the scan before is still loading when the next one is chosen."""
+    """Also if the previous scan is still loading when the next one is chosen."""
     chromium = find_chromium()
     if chromium is None:
         pytest.skip("no Chromium")
@@ -156,7 +156,7 @@ def test_nothing_of_the_scan_before_is_shown_under_the_name_of_one_that_fails(
             name = page.evaluate("document.getElementById('name').textContent")
             assert name.startswith("broken")
             assert page.evaluate(LEFT) == NOTHING_LEFT
-            # A moment later, too: what was on its way does not come.
+            # Nor later, when pending requests have arrived.
             page.evaluate("new Promise((done) => setTimeout(done, 1500))")
             assert page.evaluate(LEFT) == NOTHING_LEFT
     finally:
@@ -193,7 +193,7 @@ def test_a_map_with_tiny_or_no_structures_has_the_surfaces_that_there_are(
         page.close()
 
 
-# Of each texture of volumes that is made from now on, its size by its unit.
+# Records the size and unit of every volume texture that is created from now on.
 SIZES = """(() => {
   const { gl } = window.trinatPicture.nv;
   const make = gl.texStorage3D.bind(gl);
@@ -226,13 +226,14 @@ def test_gradients_that_nothing_shows_are_not_computed(
             page.wait("window.trinatShown.step === 0", 240)
             sizes = page.evaluate("window.sizes")
         assert sizes["0"] == [20, 24, 18]
-        # Where NiiVue has gradients, and the blurred scan that it makes them of.
+        # NiiVue's texture units for gradients, and for the blurred scan that they are computed
+        # from.
         assert sizes["6"] == sizes["8"] == [1, 1, 18]
     finally:
         page.close()
 
 
-# Two surfaces: of place 1 four points 100 mm apart, of place 2 as many as 13,000 within 10 mm.
+# Two surfaces: number 1 has four points 100 mm apart, number 2 has 13,000 within 10 mm.
 SURFACES = """(() => {
   const surface = (place, points, side) => {
     const buffer = new ArrayBuffer(12 + 12 * points + 12);

@@ -1,4 +1,4 @@
-"""The routes of the page: what is asked for by number, ratings that are kept, nothing by a path."""
+"""Routes of the page: files by number, never by path, and ratings that persist."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def out(tmp_path: Path) -> Path:
 
 
 class Client:
-    """Asks the application itself, without a port."""
+    """A client of the application, without a port."""
 
     def __init__(self, out: Path, rater: str, **settings: Any) -> None:
         self._app = make_app(Study(out, rater, **settings))
@@ -104,7 +104,7 @@ def test_scans_to_correct_next_are_those_of_the_command(out: Path) -> None:
     scans, corrected = next_scans(NextSettings(out))
     assert corrected == 0
     assert client(out).get("/v1/next").json() == [each.scan for each in scans]
-    # What is compared with is another result, and no correction.
+    # The compared map is another result, so it has no corrections.
     page = Client(out, "anna", against=out)
     assert page.get("/v1/next").json() == [each.scan for each in scans]
     first = scans[0].scan
@@ -123,7 +123,7 @@ def test_how_far_raters_agree_is_told(out: Path) -> None:
         rate(client(out, "berta"), number, structure="Left-Thalamus", rating="pass")
     assert client(out).get("/v1/study").json()["raters"] == 2
     scans, structures = client(out).get("/v1/raters").json()
-    # Chance gives 1/4 of equal ratings (both say pass half of the time), 1/2 are equal.
+    # Ratings are equal by chance in 1/4 (both say pass half of the time); 1/2 are equal.
     assert scans == {
         "of": "scans",
         "rater": "anna",

@@ -1,4 +1,4 @@
-"""The page in a real browser: twenty scans, keys, a rating that stays; nothing from elsewhere."""
+"""The page in a browser: twenty scans, keys, a rating that persists, no outside requests."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_study_is_looked_at_and_judged(address: str, tmp_path: Path) -> None:
         )
         second = page.evaluate(shown_name)
         assert second != first
-        # A structure by its name; the cross-hair goes there.
+        # Search for a structure by name; the cross-hair moves to it.
         page.evaluate(
             "(() => { const i = document.getElementById('structure-search'); i.value = 'thal r';"
             " i.dispatchEvent(new Event('input')); })()"
@@ -75,8 +75,8 @@ def test_a_study_is_looked_at_and_judged(address: str, tmp_path: Path) -> None:
         page.evaluate(
             "document.querySelector('#structure-list li:not([hidden]) .structure').click()"
         )
-        # Its 3 x 3 x 3 voxels of 4 mm are around voxel 13, 9, 7.
-        # Voxels count from 1, and the scan's own value is 200 and four times the label.
+        # Its 3 x 3 x 3 voxels of 4 mm are around voxel 13, 9, 7. Voxels count from 1, and the
+        # scan's own value is 200 and four times the label.
         page.wait("document.getElementById('here').textContent.includes('value')")
         assert page.evaluate("document.getElementById('here').textContent") == (
             "R Thalamus · 52, 36, 28 mm · slices 14/20, 10/24, 8/18 · value 396"
@@ -132,13 +132,13 @@ def test_a_study_is_looked_at_and_judged(address: str, tmp_path: Path) -> None:
 
 
 SIZES = [(1440, 900), (390, 844)]
-# Main fills what is left of the window, and nothing reaches beyond it.
+# The main area fills the rest of the window, and nothing extends beyond it.
 FILLS = """(() => {
   const { bottom, right } = document.querySelector("main").getBoundingClientRect();
   return Math.abs(bottom - innerHeight) < 2 && Math.abs(right - innerWidth) < 2
     && document.documentElement.scrollWidth <= innerWidth;
 })()"""
-# A picture is saved by a click on a link to its bytes.
+# Saving a picture clicks a link to its bytes.
 NOTE_WHAT_IS_SAVED = """(() => {
   window.saved = {};
   const addressOf = URL.createObjectURL;
@@ -179,21 +179,22 @@ def test_the_page_fills_the_window_however_few_rows_are_listed(
                 page.evaluate(f"document.querySelector('nav [data-tab={tab}]').click()")
                 assert page.evaluate(FILLS), (width, tab)
                 (pictures / f"view-{width}-{tab}.png").write_bytes(page.picture())
-        # Of two scans a rank is told, and what the model does not predict is said.
+        # The rank among two scans is shown, and structures that the model does not predict are
+        # marked.
         rows = page.evaluate("document.getElementById('structure-list').innerText")
         assert "CSFnot predicted" in "".join(rows.splitlines())
         page.evaluate("document.querySelector('[data-place=\"7\"] .structure').click()")
         assert "of 2, 1 the smallest" in page.evaluate(
             "document.getElementById('structure-card').innerText"
         )
-        # From row to row by the arrows, and one sees where one is.
+        # Arrow keys move from row to row, and the current row is visible.
         page.evaluate("document.querySelector('nav [data-tab=structures]').click()")
         page.evaluate("document.querySelector('[data-place=\"7\"] .structure').focus()")
         page.press("ArrowDown")
         at = "document.activeElement"
         assert page.evaluate(f"{at}.closest('li').dataset.place") == "8"
         assert page.evaluate(f"getComputedStyle({at}).outlineStyle") == "solid"
-        # What is seen is saved as a picture by the name of its scan.
+        # The view is saved as a picture with the name of its scan.
         page.evaluate(NOTE_WHAT_IS_SAVED)
         page.press("p")
         page.wait("window.saved.name")
@@ -203,7 +204,7 @@ def test_the_page_fills_the_window_however_few_rows_are_listed(
         assert page.evaluate("window.saved.name") == f"{shown_name}.png"
         assert page.evaluate("window.saved.type") == "image/png"
         assert page.evaluate("window.saved.size") > 1000
-        # Of two scans this one has the smallest or the largest volume.
+        # Among two scans this one has the smallest or the largest volume.
         page.evaluate("document.getElementById('volumes-open').click()")
         volumes = page.evaluate(
             "[...document.querySelectorAll('#volumes-rows tr')]"
@@ -231,7 +232,7 @@ def test_the_first_page_of_a_service_says_what_to_do_and_shows_nothing_empty(
     pictures = Path(os.environ.get("TRINAT_PICTURES", tmp_path))
     (tmp_path / "queue").mkdir()
     queue = Queue(tmp_path / "queue")
-    # Of an engine that is not started: a scan waits for its turn.
+    # The engine is not started, so a scan waits for its turn.
     engine = EngineThread(queue, PredictRequest([], tmp_path), find_model("fast"))
     app = make_app(queue, engine, "fast", load_scheme("quicknat33"))
     page = Browser(chromium, webgl=True)
@@ -257,7 +258,7 @@ def test_the_first_page_of_a_service_says_what_to_do_and_shows_nothing_empty(
                         assert not page.evaluate(
                             f"[...document.querySelectorAll({rows!r})].some({visible})"
                         )
-            # It is seen already.
+            # A scan that is being uploaded is already listed.
             with queue.upload("a") as folder:
                 queue.accept(tiny_scan(folder / "scan.nii.gz"), [])
             page.open(address)
@@ -275,7 +276,7 @@ def test_the_first_page_of_a_service_says_what_to_do_and_shows_nothing_empty(
 
 
 def add_a_tab() -> str:
-    """A script that adds the tab that CONTRIBUTING.md shows."""
+    """Return a script that adds the tab from CONTRIBUTING.md."""
     guide = (ROOT / "CONTRIBUTING.md").read_text()
     shown = re.search(r"^ {8}export const factsTab.+?^ {8}};", guide, re.S | re.M)
     assert shown
@@ -290,7 +291,7 @@ def add_a_tab() -> str:
 
 
 def seen(page: Browser, ids: list[str]) -> list[str]:
-    """Those of some elements that are visible."""
+    """Return the ids of the visible elements."""
     return [
         id
         for id in ids
@@ -320,7 +321,7 @@ def test_a_tab_is_added_by_what_it_says_of_itself(address: str) -> None:
         assert page.evaluate(facts) == "out"
         page.press("n")
         page.wait(f"{facts} === 'grade: pass'")
-        # Beside one another, and by turns with the structures.
+        # Side by side, and alternating with the structures.
         assert seen(page, tabs) == ["scans", "picture", "structures"]
         visible = f"{buttons}.filter((b) => b.checkVisibility())"
         assert page.evaluate(f"{visible}.map((b) => b.textContent)") == [
@@ -351,7 +352,8 @@ def test_how_soon_the_first_picture_is_there(address: str, tmp_path: Path) -> No
     if chromium is None:
         pytest.skip("no Chromium")
     study = Study(tmp_path / "out", "anna")
-    # The first of the list in the size of a head, with noise, as it packs badly.
+    # The first scan of the list in the size of a head, with noise, since noise compresses
+    # badly.
     item = study.items[0]
     image, chance = study.image(item), np.random.default_rng(0)
     assert image
