@@ -1,4 +1,4 @@
-"""Every file that a document names is there, and every link leads somewhere."""
+"""Files and links in the documents exist."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def anchors(text: str) -> set[str]:
-    """Headings as GitHub makes links of them."""
+    """Return the anchors that GitHub makes of the headings."""
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {
         re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
@@ -42,7 +42,7 @@ def test_what_a_document_names_is_there(document: Path) -> None:
         if "://" in link:
             continue
         file, _, anchor = link.partition("#")
-        # The site's pages of examples are made of these scripts.
+        # The example pages of the site are made of these scripts.
         file = re.sub(r"auto_examples/index\.rst$", "examples/README.rst", file)
         file = re.sub(r"auto_examples/(\w+)\.rst$", r"examples/\1.py", file)
         target = document.parent / file if file else document

@@ -1,4 +1,4 @@
-"""What an error says to a person."""
+"""Messages of errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_missing_packages_are_installed_by_a_command_that_works_where_it_is_prin
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert extra_remedy("export") == "scripts/install export"
-    # Without a clone the packages themselves: pip knows no trinat.
+    # Without a clone the packages are named, because trinat is not on PyPI.
     monkeypatch.setattr(errors, "__file__", str(tmp_path / "segmentation/errors.py"))
     command = extra_remedy("export")
     assert command.startswith("pip install 'onnx>=")

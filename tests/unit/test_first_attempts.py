@@ -1,4 +1,4 @@
-"""What people try first: each attempt gives the result, or one line that says what to do."""
+"""First attempts of a new user: each gives the result, or one line with a remedy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def scan(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """For a model that knows nothing: it finds no less in half a head."""
+    """Write half a head, which is enough for a model with random weights."""
     path = tmp_path / "scan.nii.gz"
     small_scan().write(path)
     return path

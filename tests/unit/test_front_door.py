@@ -1,4 +1,4 @@
-"""`import trinat` is quick and light, and takes a scan in each form that users have."""
+"""`import trinat` is quick and light, and accepts scans in all types that users have."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_model_of_another_licence_warns(
 def test_some_views_can_be_named() -> None:
     scan = small_scan()
     found = trinat.segment(scan, model=random_model(), views=["axial"])
-    assert found.agreement is None  # of one view with itself
+    assert found.agreement is None  # a single view cannot agree with another
     with pytest.raises(
         ConfigError, match="'top' is not a valid View: choose from coronal"
     ):
@@ -196,7 +196,7 @@ def test_progress_hears_the_stages_and_nothing_is_said_without_it(
     segmenter.segment(scan, progress=heard.append)
     assert heard[0] == "reading"
     assert "axial" in heard
-    # Words of a user: of a file its checksum is tested.
+    # As a user would read it; for a file the checksum is tested.
     scan.write(tmp_path / "scan.nii.gz")
     heard.clear()
     segmenter.segment(tmp_path / "scan.nii.gz", progress=heard.append)
@@ -256,7 +256,7 @@ def test_an_image_in_memory_is_checked_as_a_file_is(scan, error, message: str) -
 @pytest.mark.slow
 @pytest.mark.important
 def test_a_forked_process_computes_after_its_parent_did() -> None:
-    # Threads that the parent waited with are not there in the child, which waited for them.
+    # Threads that wait in the parent do not exist in the forked child.
     probe = """
 import os, torch, trinat
 torch.set_num_threads(2)

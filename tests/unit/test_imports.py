@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 # Scan to result, in the order of ARCHITECTURE.md: a module may import from its own stage and
 # from earlier ones. Training comes late, because it validates on whole volumes: it uses
-# inference and metrics, and they know nothing of it.
+# inference and metrics, which do not use training.
 STAGES = (
     ("errors", "timing", "grid"),
     ("io",),
@@ -32,8 +32,8 @@ STAGES = (
     ("rendering",),
     ("result", "segmenter"),
 )
-# The order of the folders of pipelines/ in ARCHITECTURE.md: a folder may import from those before
-# it. What all jobs share comes first, the commands come last.
+# The order of the folders of pipelines/ in ARCHITECTURE.md: a folder may import from those
+# before it. Shared code comes first, the commands come last.
 FOLDERS = (
     *("common", "jobs", "study", "report"),
     *("predict", "prepare", "train", "evaluate", "laboratory"),
@@ -44,7 +44,7 @@ FOLDERS = (
 
 @cache
 def imported_modules(path: Path) -> set[str]:
-    """Absolute names of all modules that a file imports anywhere, inside functions too."""
+    """Return the absolute names of all modules that a file imports, inside functions too."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -57,7 +57,7 @@ def imported_modules(path: Path) -> set[str]:
 
 
 def stage_of(module: str) -> int:
-    """The stage of trinat.segmentation.<name>[...]; the package itself comes before all."""
+    """Return the stage of trinat.segmentation.<name>[...]; the package itself is before all."""
     parts = module.removeprefix("trinat.").split(".")
     if parts[0] != "segmentation" or len(parts) < 2 or parts[1] == "__init__":
         return -1
@@ -135,7 +135,7 @@ def test_one_module_knows_which_networks_there_are() -> None:
             for module in imported_modules(path)
         )
     }
-    # The importer of the authors' weights makes that very network of them.
+    # The importer of the authors' weights is specific to that network.
     assert knowing == {
         "segmentation/models/architectures.py",
         "segmentation/models/foreign.py",
@@ -154,7 +154,7 @@ def test_a_folder_of_pipelines_imports_only_those_before_it(path: Path) -> None:
 
 
 def folder_of(module: str) -> str:
-    """The folder of trinat.pipelines.<name>[...]; "" of the package itself."""
+    """Return the folder of trinat.pipelines.<name>[...]; "" for the package itself."""
     return ".".join(module.split(".")[2:3])
 
 

@@ -1,4 +1,4 @@
-"""Where time goes: stages within stages, in threads, and of several processes together."""
+"""Timing: nested stages, threads, and several processes together."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_table_of_a_process_adds_up_from_its_creation() -> None:
     lines = [line.split() for line in answer.stdout.splitlines()[1:]]
     walls = {name: float(wall) for name, wall, *_ in lines}
     assert list(walls) == ["start", "work", "other", "total"]
-    # The system tells when a process began in hundredths of a second.
+    # The system records the start of a process in hundredths of a second.
     assert 0.3 <= walls["work"] < walls["total"] <= whole + 0.02
     assert walls.pop("total") == pytest.approx(sum(walls.values()), abs=0.03)
 
@@ -124,7 +124,7 @@ def test_who_listens_hears_each_stage_that_follows_another() -> None:
 def test_a_gpu_is_waited_for_before_a_time_is_taken_and_only_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What it still works on at the end of a stage is that stage's."""
+    """Work that a GPU still has at the end of a stage belongs to that stage."""
     waits: list[float] = []
 
     def wait() -> None:

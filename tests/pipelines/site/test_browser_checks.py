@@ -84,7 +84,7 @@ class Head:
         )
 
     def evidence(self) -> Evidence:
-        """The evidence of the head, as large as a person's, of the structures of a sound one."""
+        """Return the evidence of the head, as large as a person's, with volumes of a sound head."""
         counts = np.bincount(self.labels.ravel(), minlength=len(SCHEME))
         volumes = {
             SCHEME.names[k]: self.mm3_of_voxel * float(counts[k])

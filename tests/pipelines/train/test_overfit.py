@@ -23,7 +23,7 @@ RATE = 1e-2  # twice the recipe's rate: with two heads nothing is forgotten
 
 
 def brain_of(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Image, white matter at about 1, and classes of a phantom, cut to the box of its brain."""
+    """Return image (white matter about 1) and classes of a phantom, cut to its brain's box."""
     image, truth = phantom(seed, spacing_mm=(SPACING_MM,) * 3)
     classes = SCHEME.from_freesurfer(truth.data).astype(np.uint8)
     box = tuple(

@@ -1,4 +1,4 @@
-"""Augmentation: each kind does what it says, alone and reproducibly; sides never get lost."""
+"""Augmentation: each kind has its effect, alone and reproducibly; sides are never confused."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ KINDS = (
 
 
 def only(kind: str = "", share: float = 1.0, **settings: object) -> AugmentationConfig:
-    """Nothing but one kind."""
+    """Return settings with one kind only."""
     off = dict.fromkeys(KINDS, 0.0)
     return AugmentationConfig(**(off | ({kind: share} if kind else {}) | settings))
 
 
 def batch(count: int = 4, channels: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """Blocks of intensity on background; the left hippocampus in low columns, the right in high."""
+    """Return bright blocks on background, left hippocampus in low columns, right one in high."""
     images = torch.zeros(count, channels, 32, 40)
     images[:, :, 6:26, 5:35] = 0.5
     images[:, :, 10:16, 8:14] = 0.9
@@ -65,7 +65,7 @@ def test_a_flip_exchanges_sides_in_picture_and_labels(view: View) -> None:
     images, labels = batch()
     flipped, swapped = apply(only("flip"), images, labels, view=view)
     assert torch.equal(flipped, images.flip(-1))
-    # The right hippocampus stood in columns 28-31, hence now in 8-11, and is a left one there.
+    # The right hippocampus was in columns 28-31, so it is now in 8-11, as a left one.
     assert (swapped[:, 10:14, 8:12] == LEFT).all()
     assert (swapped[:, 10:16, 26:32] == RIGHT).all()
     assert (swapped == LEFT).sum() == (labels == RIGHT).sum()
@@ -139,7 +139,7 @@ def test_labels_move_with_their_image() -> None:
     images[:, :, 20:40, 24:44] = 1
     labels = (images[:, 0] > 0).to(torch.uint8)
     moved, moved_labels = apply(only("affine", elastic=1.0), images, labels)
-    # Linear and nearest sampling of the same block agree but for its rim.
+    # Linear and nearest sampling of the same block agree except at its rim.
     agree = ((moved[:, 0] > 0.5) == (moved_labels > 0)).float().mean()
     assert float(agree) > 0.995
     assert not torch.equal(moved_labels, labels)
@@ -215,7 +215,7 @@ def test_contrast_follows_one_curve_in_a_slice_and_its_neighbours() -> None:
     is_between = (steps - steps.round()).abs() > 0.15
     assert not bends[:, is_between].any()
     assert torch.equal(curves[:, brightness >= 1.2], curves[:, -1:].expand(200, 12))
-    # Half of them rise all the way, and three in ten fall from somewhere on, to the end.
+    # Half of them increase throughout, and three in ten decrease from some point to the end.
     rises = curves.diff(dim=1) > 1e-6
     falls = curves.diff(dim=1) < -1e-6
     has_fallen = falls.int().cumsum(1) > 0
@@ -263,7 +263,7 @@ def test_blur_is_a_gaussian_of_its_sigma() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_low_resolution_loses_detail_and_keeps_level(seed: int) -> None:
-    # Voxels twice as long see stripes of one voxel as even grey.
+    # Voxels twice as long average stripes of one voxel to even grey.
     rows = torch.arange(64)
     stripes = (rows[:, None] + rows) % 2
     images = stripes.float()[None, None].clone()
@@ -329,7 +329,7 @@ def test_a_gpu_draws_the_same_parameters() -> None:
     there = apply(config, images.cuda(), labels.cuda())
     assert torch.allclose(there[0].cpu(), here[0], atol=1e-3)
     assert (there[1].cpu() == here[1]).float().mean() > 0.999
-    # A generator that lives there is as good.
+    # A generator on the device works as well.
     augment = Augmenter(
         AugmentationConfig(**dict.fromkeys(KINDS, 1.0)), View.AXIAL, QUICKNAT
     )

@@ -31,7 +31,7 @@ N = 20  # axial slices of each subject, 16 x 16
 
 
 def volume(number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Axial slice k has intensity k + 1 (in 40ths); labels stand in slices 5 to 14 alone."""
+    """Return axial slices k of intensity k + 1 (in 40ths), with labels in slices 5 to 14 only."""
     image = np.zeros((16, 16, N), np.float32)
     image[:] = (np.arange(N) + 1) / 40
     image[0, 0, :] = 1.0 + number / 10
@@ -46,7 +46,7 @@ def volume(number: int) -> tuple[np.ndarray, np.ndarray]:
 def make_store(
     root: Path, names: tuple[str, ...] = ("a", "b"), **missing: str
 ) -> Store:
-    """`missing` names what a subject lacks: image or labels."""
+    """Write a store; `missing` names what a subject lacks: image or labels."""
     (root / "subjects").mkdir(parents=True)
     stored = {}
     for number, name in enumerate(names):
@@ -82,12 +82,12 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Items are slices by number: none is left out."""
+    """Keep all slices, so that items are slices by number."""
     monkeypatch.setattr("trinat.segmentation.data.dataset._KEEP_EVERY", 1)
 
 
 def drawn(sampler: BalancedSampler, epochs: int) -> Counter[int]:
-    """How often each item comes in so many epochs."""
+    """Count how often each item is drawn in this many epochs."""
     counts: Counter[int] = Counter()
     for epoch in range(epochs):
         sampler.set_epoch(epoch)

@@ -1,4 +1,4 @@
-"""Whose a scan is, by names and folders."""
+"""Person and session of a scan, from names and folders."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def identity(path: str) -> Identity | None:
         ("07_tp2", "07", "tp2"),
         ("07.long.base", "07", ""),
         ("sub-1_ses-b.long.sub-1", "sub-1", "ses-b"),
-        # What the name leaves open, the folders say.
+        # The folders complete what the name leaves open.
         ("sub-01/ses-2/T1", "sub-01", "ses-2"),
         ("disc1/OAS1_0001_MR2/mpr-1", "OAS1_0001", "MR2"),
         ("sub-01/OAS1_0001_MR2", "OAS1_0001", "MR2"),
@@ -114,7 +114,7 @@ def test_a_number_behind_a_visit_is_the_persons() -> None:
         "TRIAL_001",
         "TRIAL_000",
     ]
-    # Runs of persons, who have the same numbers.
+    # Runs of different persons with the same numbers.
     assert (
         persons("07_V1_1", "07_V1_2", "08_V1_1", "08_V1_2") == ["07"] * 2 + ["08"] * 2
     )
@@ -135,8 +135,8 @@ def test_files_named_after_persons_in_folders_of_visits(
     assert not clash_among(scans)
 
 
-# Trees as the BIDS project's examples have them (7t_trt, ds001, ds114, ds000117, synthetic,
-# qmri_mp2rage, eeg_ds000117): the folder sub-* says the person, ses-* the visit.
+# Trees as in the BIDS project's examples (7t_trt, ds001, ds114, ds000117, synthetic,
+# qmri_mp2rage, eeg_ds000117): the folder sub-* names the person, ses-* the session.
 _BIDS_EXAMPLES = (
     "7t_trt/sub-01/ses-1/anat/sub-01_ses-1_T1map",
     "7t_trt/sub-22/ses-1/anat/sub-22_ses-1_T1w",

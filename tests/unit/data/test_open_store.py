@@ -25,7 +25,10 @@ AFFINE = np.array([[1.0, 0, 0, -20], [0, 1, 0, -30], [0, 0, 1, -40], [0, 0, 0, 1
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Subject a: value 4095 and class 3 in voxel (1, 2, 3) of (4, 5, 6); b has no labels."""
+    """Write subject a with value 4095 and class 3 in voxel (1, 2, 3) of (4, 5, 6).
+
+    B has no labels.
+    """
     scheme = load_scheme("tissue4")
     image = np.zeros((4, 5, 6), np.float32)
     labels = np.zeros((4, 5, 6), np.uint8)
@@ -54,7 +57,7 @@ def root(tmp_path: Path) -> Path:
 def test_slices_are_those_of_subjects_with_image_and_labels(root: Path) -> None:
     slices = trinat.open_store(root).slices("axial")
     assert slices.subjects == ("a",)
-    # Of six slices, the fourth has a label; of the others every eighth is kept, the first.
+    # The fourth of six slices has a label; of the others every eighth is kept, so the first.
     assert slices.slice_of.tolist() == [0, 3]
     image, labels = slices[1]
     assert (image.shape, image.dtype) == ((1, 5, 4), torch.float32)
@@ -92,7 +95,7 @@ def test_a_transform_makes_the_item_also_in_batches(root: Path) -> None:
 def test_torchio_gets_volumes_with_their_affine_when_they_are_used(root: Path) -> None:
     subjects = trinat.open_store(str(root)).subjects()
     assert len(subjects) == 1
-    # As a process that reads ahead gets it: not read yet.
+    # As a reader process gets it: not read yet.
     subject = pickle.loads(pickle.dumps(subjects))[0]
     assert subject.name == "a"
     assert subject.image.data.shape == (1, 4, 5, 6)

@@ -1,4 +1,4 @@
-"""Labels that fit their scan better elsewhere."""
+"""Labels that fit their scan better at another place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trinat.segmentation.data.preparing import shift_of_labels
 
 
 def head() -> tuple[np.ndarray, np.ndarray]:
-    """A bright ball in a grey one, and their labels."""
+    """Return a bright ball in a grey one, and their labels."""
     places = np.indices((64, 64, 64)) - 32
     distance = np.linalg.norm(places, axis=0)
     classes = (distance < 20).astype(np.uint8) + (distance < 10)

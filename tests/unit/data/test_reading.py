@@ -1,4 +1,4 @@
-"""Slices read ahead by threads: the same as HDF5 itself reads, damage told."""
+"""Slices read ahead by threads: the same as HDF5 itself reads, and damage is reported."""
 
 from __future__ import annotations
 

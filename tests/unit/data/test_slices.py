@@ -1,4 +1,4 @@
-"""One subject's slices: what is stored is what was given, in the view that it was given for."""
+"""One subject's slices: what is read equals what was stored, in the same view."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RIGHT_HIPPOCAMPUS = QUICKNAT.names.index("Right-Hippocampus")
 
 
 def labels() -> np.ndarray:
-    """Random classes, with one voxel of the left hippocampus at i = 2: the left half."""
+    """Return random classes with one voxel of the left hippocampus at i = 2, in the left half."""
     found = np.random.default_rng(0).integers(1, 33, SHAPE).astype(np.uint8)
     found[np.isin(found, (LEFT_HIPPOCAMPUS, RIGHT_HIPPOCAMPUS))] = 0
     found[2, 5, 7] = LEFT_HIPPOCAMPUS
@@ -66,7 +66,7 @@ def test_slices_put_together_again_are_the_volume(tmp_path: Path, view: View) ->
 
 def test_the_left_lies_on_the_left_in_every_view(tmp_path: Path) -> None:
     file = write(tmp_path / "s.h5")
-    # Columns grow to the right: the marker at i = 2 stands in column 2; rows grow upwards.
+    # Columns increase to the right: the marker at i = 2 is in column 2; rows increase upwards.
     assert file.labels(View.CORONAL, 5, 6)[0, 7, 2] == LEFT_HIPPOCAMPUS
     assert file.labels(View.AXIAL, 7, 8)[0, 5, 2] == LEFT_HIPPOCAMPUS
     merged = QUICKNAT.merged.scheme.names.index("Hippocampus")
@@ -111,7 +111,7 @@ def test_codes_keep_values_to_half_a_step_and_zero_exactly(values: np.ndarray) -
     codes = quantise(values)
     step = (max(float(values.max()), 0) - min(float(values.min()), 0)) / 4095
     back = codes.values()
-    # A value that is not 0 may lie within half a step of it; 0 itself never moves.
+    # A value that is not 0 may be off by half a step; 0 itself never changes.
     assert (back[values == 0] == 0).all()
     np.testing.assert_allclose(back, values, atol=1.001 * step + 1e-6)
 
@@ -128,7 +128,7 @@ def test_codes_survive_being_read_and_stored_again() -> None:
 
 def test_the_same_subject_gives_the_same_bytes_at_any_time(tmp_path: Path) -> None:
     write(tmp_path / "a.h5")
-    time.sleep(1.1)  # HDF5 counts in whole seconds
+    time.sleep(1.1)  # HDF5 stores times in whole seconds
     write(tmp_path / "b.h5")
     assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
 
@@ -184,7 +184,7 @@ def test_what_is_no_slice_file_is_told(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "o.h5", "w") as file:
         file.attrs["format"] = 0
     other = SubjectFile(tmp_path / "o.h5")
-    # At every use, not at the first one alone.
+    # At every use, not only at the first one.
     for _ in range(2):
         with pytest.raises(DatasetError, match="slice format 0"):
             other.fingerprint  # noqa: B018
@@ -217,7 +217,7 @@ def test_labels_that_do_not_count_are_kept_and_stand_in_no_count(
     np.testing.assert_array_equal(
         from_slices(file.labels(View.AXIAL, 0, SHAPE[2]), View.AXIAL), whole
     )
-    # Axial slice 7 has the voxel of the hippocampus that counts, and slice 6 one of background.
+    # Axial slice 7 has the counted voxel of the hippocampus, and slice 6 one of background.
     counts = file.class_counts(View.AXIAL)
     assert counts.sum() == 2
     assert counts[7, LEFT_HIPPOCAMPUS] == counts[6, 0] == 1
@@ -225,5 +225,5 @@ def test_labels_that_do_not_count_are_kept_and_stand_in_no_count(
     assert found is not None
     assert np.argwhere(found).tolist() == [[0, 5, 2], [1, 5, 2]]
     assert write(tmp_path / "all.h5").counted(View.AXIAL, 7, 8) is None
-    # Statistics are of the whole map.
+    # The statistics cover the whole map.
     assert sum(file.statistics.voxels) == whole.size

@@ -1,4 +1,4 @@
-"""A person, a family, never stands on two sides of a split."""
+"""No person and no family is on two sides of a split."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_persons_and_families_stay_together(
 
 
 def test_cousins_through_a_shared_sibling_stay_together() -> None:
-    # p1 has two sessions listed under two families: all three persons hang together.
+    # p1 has two sessions listed under two families, so all three persons belong together.
     chain = [
         Participant("a", "p0", family="f0"),
         Participant("b", "p1", family="f0"),
@@ -155,7 +155,7 @@ def test_ratios_that_make_no_sense_are_refused() -> None:
         make_split(people(9), (1, -1, 1), seed=0, store="S")
 
 
-# As the labelling challenge has them: s0 to s14 train, s15 and s16 are one person's two scans.
+# As in the labelling challenge: s0 to s14 train, s15 and s16 are two scans of one person.
 TRAINING = tuple(f"s{i}" for i in range(15))
 CHALLENGE = [*people(16), Participant("s16", "p15")]
 
@@ -184,7 +184,7 @@ def test_so_many_of_the_published_training_persons_validate(
 
 
 def test_persons_for_validation_are_spread_over_ages() -> None:
-    """Of five ages three times, one of each."""
+    """Three times five ages, one of each."""
     aged = [Participant(f"s{i}", f"p{i}", age=20.0 + 10 * (i // 3)) for i in range(15)]
     split = make_published_split(aged, TRAINING, validation=5, seed=0, store="S")
     assert [int(name[1:]) // 3 for name in split.validation] == [0, 1, 2, 3, 4]

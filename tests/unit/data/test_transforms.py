@@ -1,4 +1,7 @@
-"""Transforms of TorchIO and MONAI by name: each changes slices, labels with those that move."""
+"""TorchIO's and MONAI's transforms by name.
+
+Each changes slices, and spatial ones the labels too.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def named(name: str, share: float = 1.0, **keys: object) -> SliceTransforms:
 
 
 def a_slice() -> tuple[torch.Tensor, torch.Tensor]:
-    """Three channels of 96 × 80: a block of 0.5, in it a brighter one, which is structure 7."""
+    """Return three channels of 96 × 80: a block of 0.5 with a brighter one inside, structure 7."""
     image = torch.zeros(3, 96, 80)
     image[:, 16:80, 12:68] = 0.5
     image[:, 40:56, 30:46] = 1.0
@@ -73,7 +76,7 @@ def test_labels_stay_under_transforms_of_intensity(name: str) -> None:
 
 @pytest.mark.parametrize("name", STILL)
 def test_transforms_of_intensity_leave_the_image_where_it_is(name: str) -> None:
-    """The slice before, shifted by more than a pixel, is less like the slice after."""
+    """The original slice, shifted by more than a pixel, resembles the result less."""
     image, labels = a_slice()
     before = torch.fft.fft2(image[0] - image[0].mean())
     for seed in range(4):
@@ -108,7 +111,7 @@ def test_a_slice_and_its_neighbours_change_alike(name: str) -> None:
 
 @pytest.mark.parametrize("name", MOVING)
 def test_labels_move_with_the_image(name: str) -> None:
-    """The bright block is structure 7 before, and so it is afterwards, but for its border."""
+    """The bright block is structure 7 before and after, except at its border."""
     image, labels = a_slice()
     for seed in range(4):
         moved, classes = named(name)(image, labels, seed)

@@ -1,4 +1,4 @@
-"""What tests of inference share."""
+"""Fixtures of the tests of inference."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from trinat.segmentation.inference.predictor import Predictor
 
 @pytest.fixture(scope="session")
 def segmenter() -> Predictor:
-    """A predictor that knows the miniature head by heart; no test changes it."""
+    """Provide a predictor overfitted to the miniature head; no test changes it."""
     return Predictor(overfitted_model(), device="cpu")

@@ -1,4 +1,4 @@
-"""What a MONAI bundle reads and writes."""
+"""Input and output of a MONAI bundle."""
 
 from __future__ import annotations
 

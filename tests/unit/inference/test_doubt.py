@@ -37,7 +37,7 @@ def cells(values: list[int]) -> torch.Tensor:
 
 
 def test_dice_of_two_maps() -> None:
-    # Class 1: 2 voxels and 3, 2 in common: 4 / 5. Class 2: in neither.
+    # Class 1: 2 voxels and 3, 2 in common: 4 / 5. Class 2: absent from both.
     found = dice_of_maps(cells([1, 1, 0, 0]), cells([1, 1, 1, 0]), 3)
     np.testing.assert_allclose(found, [2 / 3, 0.8, np.nan])
 
@@ -80,7 +80,7 @@ def test_a_structure_that_one_sample_alone_has_agrees_in_none() -> None:
     for values in ([1, 2, 0], [1, 0, 0], [1, 0, 0]):
         samples.add(one_hot(values))
     found = samples.summarise()
-    # Nothing is said by the pair of samples that both lack it.
+    # Pairs of samples that both lack the structure do not count.
     assert found.pairwise_dice[2] == 0
     assert found.iou[2] == 0
     assert found.volume_cv[2] == pytest.approx(3**0.5)  # volumes 1, 0, 0

@@ -21,7 +21,7 @@ SHAPE = (2, 3, 4)
 
 
 def constant(view: View, values: list[float]) -> torch.Tensor:
-    """The same probabilities in every voxel, as slices (N, H, W, K)."""
+    """Return the same probabilities in every voxel, as slices (N, H, W, K)."""
     volume = torch.tensor(values).expand(*SHAPE, len(values))
     return to_slices(volume, view, trailing=1)
 
@@ -104,7 +104,7 @@ def test_sagittal_alone_gives_the_merged_scheme(mean: Mean) -> None:
 
 
 def test_odds_of_csf_against_background_are_multiplied() -> None:
-    """0.6 to 0.2 are odds of 3; of a third of them, 1, each of the two gets half of 0.8."""
+    """0.6 to 0.2 are odds of 3; with a third of them, 1, each gets half of 0.8."""
     scheme = load_scheme("quicknat33")
     csf = scheme.find("CSF").index
     brain = scheme.find("Left-Cerebral-Cortex").index
@@ -216,7 +216,7 @@ def test_the_real_scheme_merges_to_nineteen_classes() -> None:
 
 
 def test_a_geometric_mean_by_hand() -> None:
-    # 0.9 and 0.4 of left A, weighed 3 to 1, against 0.1 and 0.6 of the background.
+    # 0.9 and 0.4 of left A, weighted 3 to 1, against 0.1 and 0.6 of the background.
     fused = fuse(
         (View.CORONAL, View.AXIAL),
         {View.CORONAL: [0.1, 0.9, 0, 0], View.AXIAL: [0.6, 0.4, 0, 0]},
@@ -271,7 +271,7 @@ def test_a_geometric_mean_divides_sides_as_the_views_before_tell_them() -> None:
 
 
 def test_one_view_rules_nothing_out_in_a_geometric_mean() -> None:
-    # Two views are certain of B; the third, certain of background, still gives it 0.001.
+    # Two views are certain of B; the third is certain of background, but still gives B 0.001.
     fused = fuse(
         ALL,
         {

@@ -1,4 +1,4 @@
-"""Weights of views: which are tried, and on which voxels."""
+"""View weights: the candidates, and the voxels that decide between them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def truth_of(seed: int) -> np.ndarray:
 
 
 def sure(truth: np.ndarray, classes: int, certainty: float) -> torch.Tensor:
-    """Each voxel's true class with `certainty`, the rest shared by the others."""
+    """Return probabilities with `certainty` for the true class; the others share the rest."""
     rest = (1 - certainty) / (classes - 1)
     right = torch.nn.functional.one_hot(torch.from_numpy(truth).long(), classes)
     return rest + (certainty - rest) * right.float()
 
 
 def noise(classes: int, seed: int) -> torch.Tensor:
-    """Probabilities that know nothing of any truth."""
+    """Return probabilities that are independent of any truth."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn((*SHAPE, classes), generator=generator).mul(3).softmax(-1)
 
@@ -48,7 +48,7 @@ def test_weights_to_try_sum_to_1_and_leave_no_view_out() -> None:
 
 
 def random_views(seed: int) -> dict[View, torch.Tensor]:
-    """Views that mostly agree and are mostly certain, as networks are."""
+    """Return views that mostly agree and are mostly certain, as networks are."""
     truth = truth_of(seed)
     right = {
         C: sure(truth, 4, 0.97),
@@ -97,7 +97,7 @@ def test_what_all_views_are_sure_of_is_counted_and_not_kept() -> None:
         A: sure(seen, 4, 0.9),
         S: sure(MERGED[seen], 3, 0.9),
     }
-    # Not sure enough of the second voxel; on the other side in the third view's eyes or not.
+    # The axial view prefers another class in the second voxel, so that voxel is ambiguous.
     views[A][0, 0, 1] = torch.tensor([0.1, 0.2, 0.7, 0.0])
     ambiguous = find_ambiguous(truth, views, SCHEME)
     assert ambiguous.truth.tolist() == [1]

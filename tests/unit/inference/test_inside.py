@@ -1,4 +1,4 @@
-"""When the space inside the skull can be measured, on a ball of brain in a ball of fluid."""
+"""Conditions for measuring the space inside the skull, on a ball of brain in a ball of fluid."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CSF = SCHEME.names.index("CSF")
 
 
 def head(skull: float = 1.0) -> Evidence:
-    """A brain of 20 mm in fluid of 25 mm, in a head that is as bright as `skull` outside."""
+    """Return a brain of 20 mm in fluid of 25 mm, in a head of brightness `skull` outside."""
     labels = np.where(INSIDE, CSF, 0).astype(np.uint8)
     labels[ball(SHAPE, 20)] = 1
     image = np.where(INSIDE, 0.5, skull).astype(np.float32)
@@ -84,7 +84,7 @@ def test_neither_can_one_that_lost_slices() -> None:
 
 
 def scalp_over_skull() -> np.ndarray:
-    """Fluid, dark bone of 4 mm, and a scalp that is 3 mm thick in front and 11 mm behind."""
+    """Return fluid, dark bone of 4 mm, and a scalp that is 3 mm thick in front and 11 mm behind."""
     image = np.where(np.roll(ball(SHAPE, 36), -4, axis=1), 1.0, 0.0)
     image[ball(SHAPE, 29)] = 0
     return np.where(INSIDE, 0.5, image)
@@ -103,7 +103,7 @@ def test_neither_can_one_that_was_stripped_with_some_scalp(margin_mm: int) -> No
         "the scan does not show the skull on all sides",
         "what is around the brain ends like a mask, not like a scalp",
     )
-    # Some of it is bright.
+    # Some of the scalp is bright.
     has_scalp = skull_shares(with_image(image), INSIDE).min() > LIMITS.skull
     assert has_scalp == (margin_mm >= 6)
 

@@ -1,4 +1,4 @@
-"""The space inside the skull, of label maps of a few voxels."""
+"""The space inside the skull, for label maps of a few voxels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ CSF = SCHEME.names.index("CSF")
 
 
 def head() -> np.ndarray:
-    """12 x 12 x 20: cerebrum in 10 to 16, cerebellum in 6 to 9, brain stem and fluid from 2 on."""
+    """Return 12 x 12 x 20.
+
+    Cerebrum in 10 to 16, cerebellum in 6 to 9, brain stem and fluid from 2 on.
+    """
     labels = np.zeros((12, 12, 20), np.uint8)
     labels[2:10, 2:10, 10:17] = CORTEX
     labels[2:10, 2:6, 6:10] = CEREBELLUM

@@ -1,4 +1,4 @@
-"""Where brain may be, around masks made by hand."""
+"""Region in which the brain may be, around masks made by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BACKGROUND, BRAIN = torch.eye(2)
 
 
 def seen(*boxes: tuple[slice, slice, slice]) -> np.ndarray:
-    """What the looked slices show of some boxes."""
+    """Return the part of some boxes that the inspected slices show."""
     mask = np.zeros(SHAPE, bool)
     for box in boxes:
         mask[box] = True
@@ -37,7 +37,7 @@ def test_the_mask_leaves_out_corners_of_the_box() -> None:
     region = brain_region(seen(CUBE, beside), LOOKED, axis=1)
     assert region.box == (slice(18, 72), slice(24, 57), slice(18, 82 - 2))
     assert region.mask is not None
-    # Only the second one, seen in slice 44, reaches up there.
+    # Only the second box, seen in slice 44, extends that far up.
     assert not region.mask[0, :, -1].any()
     assert region.mask[72 - 18 - 1, 44 - 24, -1]
 
@@ -85,7 +85,7 @@ def test_where_nothing_was_seen_brain_may_be_anywhere() -> None:
 
 
 def fill(region: BrainRegion, part: tuple[slice, slice, slice]) -> torch.Tensor:
-    """Probabilities of a region's box: brain in a part of it."""
+    """Return probabilities in a region's box, with brain in a part of it."""
     shape = [side.stop - side.start for side in region.box]
     probabilities = BACKGROUND.expand(*shape, 2).clone()
     probabilities[part] = BRAIN

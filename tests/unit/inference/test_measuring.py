@@ -20,7 +20,10 @@ CSF = SCHEME.names.index("CSF")
 
 
 def head(skull: float = 1.0) -> Prediction:
-    """A cube of 10 voxels of white matter in one of 12 of fluid, in a head; voxels of 1 mm."""
+    """Return a cube of 10 voxels of white matter in one of 12 of fluid, in a head.
+
+    Voxels of 1 mm.
+    """
     labels = np.zeros((40, 40, 40), np.uint8)
     labels[14:26, 14:26, 14:26] = CSF
     labels[15:25, 15:25, 15:25] = 1

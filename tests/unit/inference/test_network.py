@@ -1,4 +1,4 @@
-"""A network on a volume: which part of it is looked at, and where the findings lie."""
+"""A network on a volume: the part that it looks at, and the place of its results."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_only_rows_and_columns_around_a_mask_are_looked_at(network, volume) -> N
         == second.probabilities.shape
         == (4, *cut.shape[1:], 33)
     )
-    # The slices within: at the ends of four slices neighbours are missing.
+    # The inner slices only: the end slices lack neighbours here.
     torch.testing.assert_close(second.probabilities[1:3], whole.probabilities[1:3])
 
 
@@ -88,14 +88,14 @@ def test_a_network_made_ready_gives_what_it_gave(wide, volume) -> None:
             wide(to_slices(volume, AXES)[:6, None]).softmax(1).permute(0, 2, 3, 1)
         )
     found = next(iter(network.probabilities(volume, AXES))).probabilities
-    # Two values that differ by rounding alone may be pooled the other way, on any processor.
+    # Pooling may choose another of two values that differ by rounding alone, on any processor.
     assert (found - expected).abs().quantile(0.9) < 1e-5
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("view", list(View))
 def test_a_mirrored_mean_of_a_mirrored_volume_is_the_mirrored_mean(view: View) -> None:
-    """Also where a sagittal network tells sides, as one of thick slices may."""
+    """Also if a sagittal network distinguishes sides, as one for thick slices may."""
     torch.manual_seed(0)
     config = QuickNatConfig(classes=3, channels=3, filters=16)
     network = ViewNetwork(

@@ -1,4 +1,4 @@
-"""Odds of structures: what a factor changes in the probabilities."""
+"""Odds of structures: the effect of a factor on the probabilities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PALLIDUM, CORTEX = (
 
 
 def test_a_factor_multiplies_a_probability_and_the_sum_stays_one() -> None:
-    """0.2 times 3 is 0.6, beside 0.5 and 0.3: of 1.4 in all."""
+    """0.2 times 3 is 0.6, beside 0.5 and 0.3: 1.4 in all."""
     fused = torch.zeros(1, 1, 2, len(SCHEME)).half()
     fused[0, 0, 0, [0, CORTEX, PALLIDUM]] = torch.tensor([0.5, 0.3, 0.2]).half()
     fused[0, 0, 1, 0] = 1

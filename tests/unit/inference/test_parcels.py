@@ -1,4 +1,4 @@
-"""Parcels of maps that were written down by hand, and of networks that answer by rule."""
+"""Parcels of handwritten maps, and of networks with constant output."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def predicted(
     *views: list[int],
     scan: Grid | None = None,
 ) -> Prediction:
-    """A row of voxels of 1 mm: their structures, their parcels, and what each view says.
+    """Return a row of voxels of 1 mm with their structures, their parcels, and those of each view.
 
-    A parcel of 0 is not known. Without views, one has found what the whole has.
+    A parcel of 0 is unknown. Without `views`, a single view has found the whole map.
     """
     fused = torch.zeros((len(structures), 1, 1, len(STRUCTURES)), dtype=torch.float16)
     for place, index in enumerate(structures):
@@ -152,7 +152,7 @@ def test_parcels_that_were_not_asked_for_are_refused() -> None:
 
 
 def _as_if_seen(image: Tensor) -> Tensor:
-    """Probabilities of structures in which all that is bright is left cortex."""
+    """Return probabilities of structures in which everything bright is left cortex."""
     bright = (image > 0.5).half()
     probabilities = torch.zeros((*image.shape, len(STRUCTURES)), dtype=torch.float16)
     probabilities[..., LEFT] = bright
@@ -161,12 +161,12 @@ def _as_if_seen(image: Tensor) -> Tensor:
 
 
 def _says(network: QuickNat, shares: dict[int, float]) -> None:
-    """Let a network give each pixel these probabilities of parcels, of what is no background."""
+    """Let a network give each pixel these probabilities of parcels, among all but background."""
     bias = network.classifier.by_class()["bias"]
     with torch.no_grad():
         network.classifier.weight.zero_()
         bias.fill_(-20)
-        # Whatever it says of background does not count.
+        # Its output for background does not count.
         bias[0] = 5
         for parcel, share in shares.items():
             bias[parcel] = math.log(share)
@@ -205,9 +205,10 @@ def test_views_are_joined_by_the_geometric_mean_in_what_may_be_cortex(
 def _in_a_row(
     cortex: list[float], cuneus: list[float], odds_of_insula: float = 1.0
 ) -> list[int]:
-    """The parcels of a row of voxels of which one view says how likely the cuneus is.
+    """Return the parcels of a row of voxels.
 
-    The rest of the probability is that of the insula. `cortex` says how likely each is cortex.
+    One view gives these probabilities to the cuneus; the rest of the probability belongs to the
+    insula. `cortex` has the probability of cortex.
     """
     odds = torch.ones(len(DESIKAN.parcels))
     odds[INSULA] = odds_of_insula
@@ -229,13 +230,13 @@ def _in_a_row(
 
 
 def test_a_voxel_that_its_neighbours_contradict_follows_them() -> None:
-    # Logarithms of the odds of the cuneus: 2.2, 2.2, -0.4, 2.2, 2.2. After a first time, 0.7 of the
-    # way to the mean of those beside it, the middle one has 0.3 * -0.4 + 0.7 * 2.2 = 1.4.
+    # Log odds of the cuneus: 2.2, 2.2, -0.4, 2.2, 2.2. After one step, 0.7 of the way to the
+    # mean of its neighbours, the middle one has 0.3 * -0.4 + 0.7 * 2.2 = 1.4.
     doubtful = [0.9, 0.9, 0.4, 0.9, 0.9]
     assert _in_a_row([1] * 5, doubtful) == [CUNEUS] * 5
-    # -2.2 in the middle: at first 0.3 * -2.2 + 0.7 * 2.2 = 0.88.
+    # -2.2 in the middle: after one step 0.3 * -2.2 + 0.7 * 2.2 = 0.88.
     assert _in_a_row([1] * 5, [0.9, 0.9, 0.1, 0.9, 0.9]) == [CUNEUS] * 5
-    # Halves that are sure stay as they are.
+    # Certain halves do not change.
     sure = [0.9] * 3 + [0.1] * 3
     assert _in_a_row([1] * 6, sure) == [CUNEUS] * 3 + [INSULA] * 3
 
@@ -264,7 +265,7 @@ def test_the_odds_in_the_file_of_networks_for_parcels_count(tmp_path: Path) -> N
 
 
 def test_what_is_hardly_cortex_neither_follows_nor_leads() -> None:
-    # The middle voxel alone would become the cuneus by its neighbours, as above.
+    # The middle voxel alone would become cuneus because of its neighbours, as above.
     found = _in_a_row([0.4, 0.4, 1, 0.4, 0.4], [0.9, 0.9, 0.4, 0.9, 0.9])
     assert found == [CUNEUS, CUNEUS, INSULA, CUNEUS, CUNEUS]
     found = _in_a_row([1, 1, 0.4, 1, 1], [0.9, 0.9, 0.4, 0.9, 0.9])

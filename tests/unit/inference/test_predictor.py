@@ -1,4 +1,4 @@
-"""The front door: right labels, in the right place, on the right side."""
+"""Predictor: right labels, in the right place, on the right side."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ORIENTATIONS = [
 
 @pytest.fixture(scope="module")
 def found(segmenter: Predictor) -> Prediction:
-    """What the predictor finds in a scan that no test changes."""
+    """Segment a scan that no test changes."""
     return segmenter.segment(miniature(seed=1)[0])
 
 
@@ -54,7 +54,7 @@ def dice(found: np.ndarray, truth: np.ndarray, number: int) -> float:
 
 
 def every(step: int, of: list[str]) -> list[Any]:
-    """All of them; the default run takes every n-th."""
+    """Return all items; the default run takes every n-th."""
     kept = set(of[::step])
     rest = [pytest.mark.slow, pytest.mark.important]
     return [pytest.param(name, marks=[] if name in kept else rest) for name in of]
@@ -73,7 +73,7 @@ def test_sides_and_places_are_right_in_any_orientation(
 
 @pytest.fixture(scope="module")
 def numbers_in_ras(segmenter: Predictor) -> Callable[[str], np.ndarray]:
-    """The labels of a head whose scan has these axes, back in RAS order."""
+    """Return a function that segments a head with these axes and returns labels in RAS order."""
 
     def numbers(axes: str) -> np.ndarray:
         data, affine = turned(head_image(head_labels(), 2), axes)
@@ -88,7 +88,7 @@ def test_orientations_give_the_same_labels(
     numbers_in_ras: Callable[[str], np.ndarray], axes: str
 ) -> None:
     differ = numbers_in_ras(axes) != numbers_in_ras(ORIENTATIONS[0])
-    # The box around the head is found in steps, from either end: rims may differ.
+    # The box around the head is found in steps from either end, so its rims may differ.
     assert differ.mean() < 0.005
 
 
@@ -98,7 +98,7 @@ def test_an_oblique_thick_sliced_scan_loses_little(segmenter: Predictor) -> None
     affine = np.diag([1.0, 1, 1.5, 1])
     affine[:2, :2] = [[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]]
     affine[:3, 3] = -affine[:3, :3] @ (np.array(image.shape) - 1) / 2
-    # Thirds of the slices, so that the head keeps its size.
+    # Two thirds of the slices, so that the head keeps its size.
     keep = np.rint(np.arange(0, image.shape[2] - 0.5, 1.5)).astype(int)
     affine[2, 3] = -(len(keep) - 1) / 2 * 1.5
     found = segmenter.segment(Volume(image[:, :, keep], affine))
@@ -122,7 +122,7 @@ def test_mirrored_averaging_sees_a_mirrored_head_as_the_mirrored_result(
     )
     partner = torch.from_numpy(SCHEME.partner_permutation.copy())
     agree = (partner[plain.flip(0)] == other).float().mean()
-    # Ties of bfloat16 apart.
+    # Except for ties of bfloat16.
     assert agree > 0.9995
 
 
@@ -172,7 +172,7 @@ def test_sagittal_alone_gives_structures_without_sides() -> None:
     segmenter = Predictor(overfitted_model(), device="cpu", views=[View.SAGITTAL])
     found = segmenter.segment(miniature(seed=1)[0])
     assert "Cerebral-White-Matter" in found.volumes_mm3
-    # What the model was never taught has no volume of 0.
+    # Structures that the model was never taught have no volume of 0.
     model = load_model(overfitted_model())
     assert "CSF" in model.info.not_predicted
     assert "CSF" not in found.volumes_mm3
@@ -220,8 +220,8 @@ def test_float32_and_bfloat16_agree() -> None:
 
 
 def test_batches_do_not_change_the_result() -> None:
-    # Everywhere: what is looked at of a slice depends on the slices beside it in a batch. Without
-    # the sagittal view, which is divided by ratios of half precision.
+    # Everywhere, because the inspected part of a slice depends on its neighbours in a batch.
+    # Without the sagittal view, which is divided by ratios of half precision.
     fused = []
     for size in (1, 7):
         segmenter = Predictor(
@@ -261,7 +261,7 @@ def test_without_samples_nothing_is_random(
 
 def test_the_brain_is_cropped_but_never_cut(segmenter) -> None:
     scan, truth = miniature(seed=1)
-    # The same head far off the centre of a large empty field.
+    # The same head far from the centre of a large empty field.
     data = np.zeros((80, 90, 100), scan.data.dtype)
     data[30:70, 2:50, 50:94] = scan.data
     found = segmenter.segment(Volume(data, np.eye(4)))
@@ -365,7 +365,7 @@ def test_some_views_are_fused_as_if_the_model_had_no_others(
     [
         (None, (View.CORONAL,)),
         (View.AXIAL, (View.AXIAL,)),
-        # Its network does not tell left from right.
+        # Its network does not distinguish left and right.
         (View.SAGITTAL, tuple(View)),
     ],
 )
@@ -415,7 +415,7 @@ def test_what_is_no_structure_is_background_out_to_the_rims(
 
 def test_nothing_is_labelled_beyond_the_scan(segmenter) -> None:
     scan, _ = miniature(seed=1)
-    # The scan ends within the brain; the working grid goes on around the head.
+    # The scan ends within the brain; the working grid extends around the head.
     part = Volume(np.ascontiguousarray(scan.data[:, :, :30]), scan.affine)
     found = segmenter.segment(part)
     beyond = found.plan.working.beyond(part.grid)

@@ -1,4 +1,4 @@
-"""An anatomical prior: where it is placed, what it changes, when it is not used."""
+"""The anatomical prior: its placement, its effect, and when it is skipped."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CORTEX, WHITE, VENTRICLE, THALAMUS, CAUDATE, PALLIDUM = (
         "Pallidum",
     )
 )
-# The phantom's head has voxels of 2 mm; a template takes label maps to have 1 mm.
+# The phantom's head has voxels of 2 mm; a template assumes label maps of 1 mm.
 AFFINE = np.eye(4)
 
 
@@ -54,7 +54,7 @@ def sure(classes: Tensor) -> Tensor:
 
 
 def doubt(fused: Tensor, classes: Tensor, other: int) -> tuple[int, ...]:
-    """A place deep in the thalamus, where `other` is now the more probable class."""
+    """Make `other` the more probable class deep in the thalamus, and return the place."""
     at = tuple((classes == THALAMUS).nonzero().median(0).values.tolist())
     fused[at] = 0
     fused[*at, THALAMUS], fused[*at, other] = 0.45, 0.55
@@ -78,7 +78,7 @@ def test_structures_that_freesurfer_draws_larger_count_more(
     before = build_template(HEADS, SCHEME).shares[..., PALLIDUM].astype(float)
     monkeypatch.setattr(module, "_COUNT_FACTORS", {"Pallidum": 4.0})
     template = build_template(HEADS, SCHEME)
-    # Four times its part, and the others as before: p of 255 becomes 4 p of 255 + 3 p.
+    # Four times its probability, and the others as before: p of 255 becomes 4 p of 255 + 3 p.
     expected = 255 * 4 * before / (255 + 3 * before)
     doubtful = (before > 0) & (before < 255)
     assert doubtful.sum() > 20
@@ -100,13 +100,13 @@ def test_doubt_between_two_structures_is_decided_by_place(
     template: Template, classes: Tensor
 ) -> None:
     fused = sure(classes)
-    # Deep in the thalamus the networks cannot tell it from the caudate.
+    # Deep in the thalamus the networks cannot distinguish it from the caudate.
     at = doubt(fused, classes, CAUDATE)
     before = fused.clone()
     assert apply_prior(fused, template, Prior(), SCHEME, AFFINE) == ""
     assert fused[at].argmax() == THALAMUS
     assert fused[at].sum() == pytest.approx(1, abs=2e-3)
-    # Where the networks are sure, nothing changes.
+    # Nothing changes where the networks are certain.
     fused[at] = before[at]
     assert torch.equal(fused, before)
 
@@ -135,7 +135,7 @@ def test_ventricles_wider_than_the_template_s_stay(
     template: Template, classes: Tensor
 ) -> None:
     fused = sure(classes)
-    # White matter of the template that the networks take for ventricle, without being sure.
+    # White matter of the template that the networks uncertainly take for ventricle.
     widened = (classes == WHITE).nonzero()[::50]
     fused[tuple(widened.T)] = 0
     fused[*widened.T, VENTRICLE], fused[*widened.T, WHITE] = 0.6, 0.4

@@ -1,4 +1,4 @@
-"""Grades: of structures by hand, of whole scans that are not what they should be."""
+"""Grades of structures by hand, and of whole scans with faults."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def by_hand(
     labels: np.ndarray = BLOCKS,
     brightness: np.ndarray = BRIGHTNESS,
 ) -> Prediction:
-    """A segmentation as if each voxel of 1 mm had been labelled so."""
+    """Return a segmentation with this label for each voxel of 1 mm."""
     affine = np.eye(4)
     grid = Grid(labels.shape, affine)
     plan = ConformPlan(grid, (1, 1), grid)
@@ -163,7 +163,7 @@ def test_a_model_for_any_contrast_does_not_ask_for_t1() -> None:
     assert not any("T1" in reason for reason in reasons)
 
 
-# Limits for a head of 25 ml, known by heart: whatever else is known of it.
+# Limits for an overfitted head of 25 ml.
 MINIATURE = Limits(
     smallest_brain_mm3=(2.0e4, 1.0e4),
     largest_brain_mm3=(4.0e4, 8.0e4),
@@ -174,7 +174,10 @@ MINIATURE = Limits(
 
 @pytest.fixture(scope="module")
 def found(segmenter: Predictor) -> Prediction:
-    """The miniature head in a skull: without one, the flat sides of its brain look like cuts."""
+    """Segment the miniature head in a skull.
+
+    Without it the flat sides of its brain look like cuts.
+    """
     found = segmenter.segment(miniature(seed=1)[0])
     around = ndimage.binary_dilation(found.working.data > 0, iterations=2)
     skull = np.where(around, 0.2, 0).astype(np.float32)
@@ -227,7 +230,7 @@ def test_each_pair_of_limits_gives_its_reason_and_no_other(
 
 
 def test_half_a_head_is_rejected_by_its_missing_side(found: Prediction) -> None:
-    # Taken from a good result: what a network makes of half a head hangs on its last bits.
+    # Derived from a good result, because the output for half a head depends on the last bits.
     fused = found.fused.clone()
     fused[20:] = 0
     fused[20:, ..., 0] = 1
@@ -249,7 +252,7 @@ SMALL_FIELD = (
     96,
     112,
     96,
-)  # where the brain's size is no reason: it counts for nothing below
+)  # the brain's size is ignored here
 
 
 def ball() -> np.ndarray:
@@ -261,7 +264,7 @@ def box() -> np.ndarray:
 
 
 def trunk() -> np.ndarray:
-    """A body's slices: fat around muscle, two dark lungs, a bright spine."""
+    """Return slices of a body: fat around muscle, two dark lungs, a bright spine."""
     x, y, _ = _places()
     radius = np.hypot(x, 1.3 * y)
     values = np.where(radius < 0.9, 0.9, 0.0)
@@ -286,7 +289,7 @@ def _radius() -> np.ndarray:
 
 
 def shipped_grade(image: np.ndarray, affine: np.ndarray) -> Grade:
-    """By the shipped model and its limits, but for the brain's size."""
+    """Grade by the shipped model and its limits, except the brain's size."""
     segmenter = Predictor(find_model("fast"), device="cpu")
     limits = replace(
         limits_of(segmenter.model.info),

@@ -1,4 +1,4 @@
-"""Scans in which bright and dark are the reverse of T1 are seen reversed, and no others."""
+"""Scans with reversed contrast are inverted, and no others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VOXELS = 150
 def slices_of(
     brightness: dict[int, float], *, voxels: int = VOXELS, likelihood: float = 0.9
 ) -> list[Seen]:
-    """A slice for each class, all of it that bright and that likely of that class."""
+    """Return a slice for each class, of this brightness and this probability of the class."""
     found = []
     for index, value in brightness.items():
         probabilities = torch.zeros(1, 1, voxels, len(SCHEME))
@@ -71,7 +71,7 @@ def test_white_matter_becomes_bright_and_fluid_dark_and_air_stays_dark() -> None
 def test_what_is_reversed(
     white_matter: float, cortex: float, fluid: float, is_reverse: bool
 ) -> None:
-    # The thalamus is none of the three.
+    # The thalamus is none of the three classes.
     seen = slices_of(
         {WHITE_MATTER: white_matter, CORTEX: cortex, VENTRICLE: fluid, THALAMUS: 0.1}
     )
@@ -132,12 +132,12 @@ def test_networks_see_the_scan_reversed(
     plain = as_it_is.infer(prepared)
     assert not torch.equal(found.fused, plain.fused)
     assert found.notes == (REVERSED,)
-    # Grades and pictures are of the scan as it is.
+    # Grades and pictures use the original scan.
     assert (found.image.data == plain.image.data).all()
 
 
 def like_t2(scan: Volume) -> Volume:
-    """Fluid brightest, white matter darkest; air stays dark."""
+    """Make fluid brightest and white matter darkest; air stays dark."""
     brightness = scan.data / np.percentile(scan.data, 99.5)
     turned = np.interp(brightness, (0, 0.1, 0.25, 0.65, 1, 2), (0, 5, 250, 140, 75, 90))
     return replace(scan, data=turned.astype(np.float32))

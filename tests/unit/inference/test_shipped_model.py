@@ -47,7 +47,7 @@ def segmenter() -> Predictor:
 
 
 def middle(scan: Volume, truth: Volume) -> Head:
-    """The same part of a head, whatever way its axes run."""
+    """Return the same part of a head, whatever its axes."""
     world = nib.io_orientation(scan.affine)[:, 0].astype(int)
     centre = np.argwhere(np.isin(truth.data, THALAMUS)).mean(axis=0)
     half = np.array(FIELD_MM)[world] / scan.spacing_mm / 2
@@ -98,12 +98,12 @@ def test_dice_in_the_scans_own_space_is_that_of_the_working_grid(
     ]
     assert len(kept) > 20
     assert dice(own)[kept].mean() == pytest.approx(dice(working)[kept].mean(), abs=0.01)
-    # Sides confused as at any midline, but not exchanged.
+    # Sides mixed only at the midline, not exchanged.
     assert np.nanmax(side_swap(own, SCHEME.partner_permutation)[kept]) < 0.2
 
 
 def shifted(scan: Volume, truth: Volume) -> Head:
-    """The head in a corner of a wider field of noise."""
+    """Move the head to a corner of a wider field of noise."""
     wide = (
         np.random.default_rng(1)
         .rayleigh(5, np.array(scan.shape) * 5 // 4)
@@ -116,14 +116,14 @@ def shifted(scan: Volume, truth: Volume) -> Head:
 
 
 def rotated(scan: Volume, truth: Volume) -> Head:
-    """The head bent forward by 20° and turned by as much."""
+    """Bend the head forward by 20° and turn it by as much."""
     turn = np.eye(4)
     turn[:3, :3] = Rotation.from_euler("xz", [-20, 20], degrees=True).as_matrix()
     return Volume(scan.data, turn @ scan.affine), Volume(truth.data, turn @ scan.affine)
 
 
 def cut(scan: Volume, truth: Volume) -> Head:
-    """The top quarter of the brain beyond the end of the scan."""
+    """Cut off the top quarter of the brain at the end of the scan."""
     side = occupied_box(truth.data > 0)[2]
     kept = side.stop - (side.stop - side.start) // 4
     return Volume(scan.data[..., :kept], scan.affine), Volume(
@@ -158,7 +158,7 @@ def test_the_networks_box_never_cuts_brain(
 
 
 def with_tissues(anatomy: Anatomy, tissues: NDArray[np.uint8]) -> Anatomy:
-    """The same head with other tissues in some places."""
+    """Return the same head with other tissues in some places."""
     class_of = np.zeros(len(anatomy.contrast), np.uint8)
     class_of[anatomy.tissues] = anatomy.truth
     truth = class_of[tissues]
@@ -166,7 +166,7 @@ def with_tissues(anatomy: Anatomy, tissues: NDArray[np.uint8]) -> Anatomy:
 
 
 def widened_ventricles(anatomy: Anatomy) -> Anatomy:
-    """Lateral ventricles of twice their volume, at the expense of white matter."""
+    """Double the volume of the lateral ventricles at the expense of white matter."""
     tissues = anatomy.tissues.copy()
     for side in ("Left", "Right"):
         ventricle, white = (
@@ -182,7 +182,7 @@ def widened_ventricles(anatomy: Anatomy) -> Anatomy:
 
 
 def thinned_cortex(anatomy: Anatomy) -> Anatomy:
-    """The outermost millimetre of the cortex becomes the fluid around it."""
+    """Replace the outermost millimetre of the cortex by fluid."""
     cortex = np.isin(
         anatomy.truth, [SCHEME.names.index(f"{s}-Cerebral-Cortex") for s in SIDES]
     )
@@ -202,7 +202,7 @@ def thinned_cortex(anatomy: Anatomy) -> Anatomy:
         pytest.param(
             thinned_cortex,
             "Cerebral-Cortex",
-            # A limit of the model, told in its card.
+            # A limit of the model, stated in its card.
             marks=pytest.mark.xfail(
                 reason="thin cortex is found 1.17 times its volume"
             ),

@@ -1,4 +1,4 @@
-"""What of a whole head networks see that learnt from stripped scans."""
+"""Skull stripping for networks that were trained on stripped scans."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from trinat.segmentation.models.model_info import Description, Preprocessing
 from trinat.segmentation.space.conform import conform
 
 SHAPE = (40, 40, 40)
-# The region around a brain: a cube with 20 voxels a side, of which all is marked.
+# A marked cube of 20 voxels a side as the region around a brain.
 BOX = (slice(10, 30), slice(10, 30), slice(10, 30))
 REGION = BrainRegion(BOX, torch.ones(20, 20, 20, dtype=torch.bool))
 
 
 def head(scalp: int) -> Tensor:
-    """A brain of 1,000 bright voxels in the region, and so many beyond it."""
+    """Return a brain of 1,000 bright voxels in the region, and `scalp` voxels outside of it."""
     image = torch.zeros(SHAPE)
     image[15:25, 15:25, 15:25] = 1
     image.view(-1)[:scalp] = 1
@@ -79,7 +79,7 @@ def test_networks_see_nothing_beyond_what_is_kept() -> None:
 
 @pytest.fixture
 def predictor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Predictor:
-    """Of networks that know nothing; heads are stripped by those that know the small one."""
+    """Return a predictor with random networks, whose stripper knows the miniature head."""
     monkeypatch.setattr(zoo, "shipped_models", lambda: {"fast": overfitted_model()})
     description = Description(name="m", stripped_by="fast")
     save_model(tmp_path / "m", description, load_model(random_model()).networks)
@@ -89,13 +89,13 @@ def predictor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Predictor:
 def test_of_a_whole_head_the_brain_is_kept(
     predictor: Predictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside the small head, which is 64 voxels wide with the air around it, is a plate."""
+    """A plate stands next to the small head, which is 64 voxels wide with the air around it."""
     scan, truth = miniature()
     prepared = predictor.prepare(scan)
     image = torch.zeros(100, 64, 64)
     image[36:] = predictor.on_device(prepared)
     image[:15] = 1
-    # The small networks have seen no plate, and would take it for brain.
+    # The small networks have never seen a plate, and would take it for brain.
     box = (slice(36, 100), slice(0, 64), slice(0, 64))
     region = BrainRegion(box, torch.ones(64, 64, 64, dtype=torch.bool))
     monkeypatch.setattr(Predictor, "find_brain", lambda _self, _image: region)
@@ -138,7 +138,7 @@ def test_networks_see_what_is_kept_and_the_scan_says_so(
     found = predictor.infer(prepared)
     assert torch.equal(found.fused, as_it_is.infer(beforehand).fused)
     assert found.notes == (STRIPPED,)
-    # Grades and pictures are of the scan as it is.
+    # Grades and pictures use the original scan.
     assert (found.image.data == as_it_is.infer(prepared).image.data).all()
 
 

@@ -1,4 +1,4 @@
-"""Sheets of cortex of known thickness: flat, folded, beside open and closed sulci, of two sides."""
+"""Sheets of cortex of known thickness: flat, folded, at open and closed sulci, on two sides."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _Field = NDArray[np.float64]
 STRUCTURES = load_scheme("quicknat33")
 DESIKAN = Parcellation(STRUCTURES, load_scheme("desikan34"))
 SHAPE = (36, 36, 36)
-# Surfaces end at the edge of the grid, and near it there is nothing to measure from.
+# Surfaces end at the edge of the grid, so nothing can be measured near it.
 MIDDLE = (slice(8, -8),) * 3
 
 
 def oblique(spacing_mm: tuple[float, float, float], shape: Shape = SHAPE) -> Grid:
-    """A grid about the origin whose axes are turned by 30 and 20 degrees."""
+    """Return a grid about the origin whose axes are turned by 30 and 20 degrees."""
     a, b = np.radians([30, 20])
     first = np.array([[np.cos(a), -np.sin(a), 0], [np.sin(a), np.cos(a), 0], [0, 0, 1]])
     second = np.array(
@@ -56,19 +56,19 @@ GRIDS = {
 
 
 def places_of(grid: Grid) -> tuple[_Field, _Field, _Field]:
-    """x, y and z of each voxel in mm."""
+    """Return x, y and z of each voxel in mm."""
     voxels = np.indices(grid.shape).reshape(3, -1).T
     x, y, z = grid.places(voxels).T.reshape(3, *grid.shape)
     return x, y, z
 
 
 def within(distance_mm: _Field) -> NDArray[np.float32]:
-    """The probability of what is on the near side of a border, which is blurred over 1.5 mm."""
+    """Return the probability of the near side of a border that is blurred over 1.5 mm."""
     return np.clip(0.5 - distance_mm / 1.5, 0, 1).astype(np.float32)
 
 
 def mean_of(grid: Grid, depth_mm: _Field, thickness_mm: float, is_open: bool) -> float:
-    """The mean thickness of a sheet from its inner surface, where the depth is 0, outwards."""
+    """Return the mean thickness of a sheet that begins at depth 0 and extends outwards."""
     inside = within(depth_mm)
     outside = 1 - within(depth_mm - thickness_mm) if is_open else 0
     cortex = (1 - inside - outside).astype(np.float32)
@@ -80,19 +80,19 @@ def mean_of(grid: Grid, depth_mm: _Field, thickness_mm: float, is_open: bool) ->
 
 
 def flat(grid: Grid) -> _Field:
-    """Depth below a plane that is oblique to all axes of the world."""
+    """Return the depth below a plane that is oblique to all axes of the world."""
     x, y, z = places_of(grid)
     return (x + 2 * y + 2 * z) / 3
 
 
 def round_(grid: Grid) -> _Field:
-    """Depth outside of a cylinder of 7 mm, as of a gyrus."""
+    """Return the depth outside a cylinder of 7 mm, as of a gyrus."""
     x, y, _ = places_of(grid)
     return np.hypot(x, y) - 7
 
 
 def folded(grid: Grid) -> _Field:
-    """Depth above waves, 20 mm from one to the next and 10 mm high."""
+    """Return the depth above waves, 20 mm from one to the next and 10 mm high."""
     x, y, _ = places_of(grid)
     along = np.linspace(-60, 60, 24001)
     height = 5 * np.cos(2 * np.pi * along / 20)
@@ -127,7 +127,7 @@ def test_without_cortex_nothing_is_measured() -> None:
 
 
 def predicted(left_mm: float, right_mm: float) -> Prediction:
-    """Two plates of 16 by 16 mm on white matter, the left one below the right one.
+    """Return two plates of 16 by 16 mm on white matter, the left one below the right one.
 
     The front half of each is precentral, the other half postcentral.
     """

@@ -1,4 +1,4 @@
-"""Tissue maps of probabilities that were written down by hand."""
+"""Tissue maps from handwritten probabilities."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MIXED = {
     "Brain-Stem": 0.25,
     "Left-Cerebral-Cortex": 0.25,
 }
-# No structure is as probable as background, but the tissue of two of them is.
+# No structure is as probable as background, but the tissue of two structures is.
 DOUBTED = {"background": 0.4, "Left-Thalamus": 0.3, "Left-Caudate": 0.3}
 FLUID = {"CSF": 0.5, "3rd-Ventricle": 0.5}
 NOTHING = {"background": 1.0}
 
 
 def predicted(*voxels: dict[str, float], scan: Grid | None = None) -> Prediction:
-    """A row of voxels of 1 mm with these probabilities, of a scan with this grid."""
+    """Return a row of voxels of 1 mm with these probabilities, for a scan with this grid."""
     fused = torch.zeros((len(voxels), 1, 1, len(SCHEME)), dtype=torch.float16)
     for place, shares in enumerate(voxels):
         for name, share in shares.items():
@@ -58,7 +58,7 @@ def test_the_label_is_that_of_the_most_probable_tissue() -> None:
     found = predicted(MIXED, DOUBTED, FLUID, NOTHING)
     assert found.tissues().labels.data.ravel().tolist() == [2, 1, 3, 0]
     assert found.tissues().labels.data.dtype == np.uint8
-    # Of single structures background was the most probable.
+    # Background is the most probable of the single structures.
     assert found.indices.data[1, 0, 0] == 0
 
 

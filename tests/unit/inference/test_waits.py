@@ -1,4 +1,4 @@
-"""A GPU is given its work without a wait: on `meta`, where to read a value is an error."""
+"""A GPU gets its work without waits: tested on `meta`, where reading a value is an error."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_views_and_fusion_read_no_value_and_copy_nothing_batch_by_batch(
         done.append(len(found.operations))
         copies.append(sum(operation.from_host for operation in found.operations))
     assert done[1] > 2 * done[0]
-    # What fusion has to know of the scheme; and of each view, which classes are partners.
+    # The scheme's tables for fusion, and the partner classes of each view.
     assert copies[0] == copies[1] <= 10
 
 

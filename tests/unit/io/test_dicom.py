@@ -34,7 +34,7 @@ from trinat.pipelines.study.discovery import find_cases
 from trinat.segmentation.io.files import sha256_of
 from trinat.segmentation.io.volume import Volume
 
-# DICOM's three ways to cut, as axes to which columns, rows and slices grow.
+# DICOM's three slice orientations, as the axes of columns, rows and slices.
 CUTS = {"axial": "LPS", "sagittal": "PIR", "coronal": "LIP"}
 
 
@@ -94,7 +94,7 @@ def test_a_disc_with_its_table_of_contents_is_read(tmp_path: Path) -> None:
         save(image, tmp_path / "source" / str(number))
         disc.add(image)
     with warnings.catch_warnings():
-        # Of the folder for what waits to be written, which pydicom does not close.
+        # pydicom leaves the folder of a file that is to be written open.
         warnings.simplefilter("ignore")
         disc.write(tmp_path / "disc")
         del disc
@@ -114,7 +114,7 @@ def test_a_disc_with_its_table_of_contents_is_read(tmp_path: Path) -> None:
 def test_frames_in_any_order_are_placed_by_their_positions(
     tmp_path: Path, syntax: UID, kind: type
 ) -> None:
-    """Neither the order in the file nor what is said of dimensions counts."""
+    """Neither the order in the file nor the dimension index matters."""
     volume = small(kind=kind)
     image = enhanced(volume)
     order = np.random.default_rng(3).permutation(SLICES)

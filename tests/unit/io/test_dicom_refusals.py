@@ -43,7 +43,7 @@ Images = list[Dataset]
 
 
 def each(**fields: Any) -> Callable[[Images], None]:
-    """The same change to every image; None takes an element away."""
+    """Return a function that changes each image alike; None removes an element."""
 
     def change(images: Images) -> None:
         for image in images:
@@ -197,7 +197,7 @@ CHANGED = {
 
 
 def reason(folder: Path) -> str:
-    """Why a folder gives no scan: what finding says, else what reading says."""
+    """Return the error of a folder without a valid scan, from finding or else from reading."""
     found = find_cases([folder])
     reasons = {refusal.reason for refusal in found.refusals}
     for case in found.cases:
@@ -272,12 +272,12 @@ def _lossless_jpeg(folder: Path) -> None:
 
 
 def _film(folder: Path) -> None:
-    """A syntax for which pydicom has no list of decoders at all."""
+    """Write a transfer syntax for which pydicom has no decoders."""
     _claim_syntax(folder, MPEG2MPML)
 
 
 def _claim_syntax(folder: Path, claimed: UID) -> None:
-    """Files whose headers name a transfer syntax that their pixels do not have."""
+    """Write files whose headers name a transfer syntax that their pixels do not have."""
     for path in write_classic(folder, small()):
         raw = path.read_bytes()
         old, new = (struct.pack("<H", n) for n in (20, 22))
@@ -304,7 +304,7 @@ def _deflated(folder: Path) -> None:
 
 
 def _items(folder: Path) -> None:
-    """Two million empty items in a sequence that nobody asks for."""
+    """Write two million empty items in a sequence that is not read."""
     path = write_classic(folder, small())[8]
     raw = path.read_bytes()
     start = raw.index(b"\x08\0\x16\0UI")
@@ -315,7 +315,7 @@ def _items(folder: Path) -> None:
 
 
 def _nested(folder: Path) -> None:
-    """Sequences in sequences, deeper than Python goes."""
+    """Write nested sequences deeper than Python's recursion limit."""
     path = write_classic(folder, small())[8]
     raw = path.read_bytes()
     start = raw.index(b"\x08\0\x16\0UI")
@@ -428,7 +428,7 @@ def test_a_damaged_file_beside_a_scan_may_be_a_part_of_it_and_has_failed(
 def test_damage_anywhere_in_a_header_is_read_over_or_refused_in_one_line(
     tmp_path: Path, make: str, capfd
 ) -> None:
-    """Bytes changed, taken away or doubled, at random but the same each time."""
+    """Bytes changed, removed or doubled at random, but the same each time."""
     if make == "classic":
         path = write_classic(tmp_path, small())[8]
     else:

@@ -1,4 +1,4 @@
-"""Which series in folders and zips are scans, and what they are called."""
+"""Series in folders and zips that are scans, and their names."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_a_disc_holds_beside_its_scans_is_no_scan_that_was_skipped(
     (place / "report.pdf").write_bytes(b"%PDF-1.4")
     (place / "VERSION").write_text("2")
     (place / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
-    # A directory of the disc: DICOM's own first bytes, and no image.
+    # A directory file of a disc: it begins like DICOM and has no image.
     index = header(SOPClassUID="1.2.840.10008.1.3.10", SeriesInstanceUID=None)
     index.SOPInstanceUID = uid("index")
     save(index, place / "DICOMDIR")

@@ -49,7 +49,7 @@ def names(folder: Path) -> list[str]:
 
 @pytest.fixture
 def small_files_only() -> Iterator[None]:
-    """The kernel refuses files above 64 KiB, as a full disk refuses more."""
+    """Limit files to 64 KiB in the kernel, as a full disk would."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, before[1]))
     yield
@@ -175,7 +175,8 @@ def test_an_error_about_another_file_stays_itself(tmp_path: Path) -> None:
 def test_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_end(
     tmp_path: Path,
 ) -> None:
-    # The order of the calls is what a power cut tests; a subprocess, since hooks cannot be undone.
+    # A power cut tests the order of the calls; in a subprocess, because hooks cannot be
+    # removed.
     probe = (
         "import os, sys\n"
         "from pathlib import Path\n"

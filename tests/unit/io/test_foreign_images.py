@@ -1,4 +1,4 @@
-"""Images of torchio, MONAI and SimpleITK keep each voxel at its place, there and back."""
+"""Images of torchio, MONAI and SimpleITK keep each voxel in its place, in both directions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from trinat.segmentation.io.foreign_images import (
 )
 from trinat.segmentation.io.volume import Volume
 
-# Oblique, anisotropic, left-handed: no two axes can be swapped, and none turned, unseen.
+# Oblique, anisotropic, left-handed, so that any swap or reversal of axes shows.
 SCAN = odd_scan()
 AFFINE = SCAN.affine
 VOXELS = np.asarray(SCAN.dataobj)
@@ -50,7 +50,7 @@ LPS = np.diag([-1.0, -1, 1, 1])
 
 
 def marked() -> NDArray[np.int16]:
-    """Zeros, but for one voxel."""
+    """Return zeros except for one voxel."""
     voxels = np.zeros(VOXELS.shape, np.int16)
     voxels[MARKED] = 1017
     return voxels
@@ -72,7 +72,7 @@ def test_torchio_sees_a_marked_voxel_at_its_place(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         nib.affines.apply_affine(labels.affine, MARKED), MARKED_MM
     )
-    # As torchio writes it, too.
+    # Also as torchio writes it.
     labels.save(tmp_path / "labels.nii")
     written = nib.load(tmp_path / "labels.nii")
     assert written.dataobj[MARKED] == 1017

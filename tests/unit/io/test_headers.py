@@ -1,4 +1,4 @@
-"""Each lie that a header can tell is refused by its own check, before voxels are allocated."""
+"""Each false value in a header is refused by its own check, before voxels are allocated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAN, INF = math.nan, math.inf
 
 
 def changed(content: bytes, fields: Fields, *changes: tuple[str, int, float]) -> bytes:
-    """The file with these (field, index, value) put into its header."""
+    """Return the file with these (field, index, value) changes in its header."""
     order = ">" if fields is MGH else "<"
     for name, index, value in changes:
         content = fields.put(content, name, index, value, order=order)
@@ -38,7 +38,7 @@ def read(folder: Path, content: bytes, suffix: str = ".nii") -> Volume:
 
 
 def refused(folder: Path, content: bytes, suffix: str = ".nii") -> InputError:
-    """The error that the file ends in: one line that names it and says what to do."""
+    """Return the error of the file, which must be one line with its name and a remedy."""
     with pytest.raises(InputError) as caught:
         read(folder, content, suffix)
     assert caught.value.where == str(folder / f"scan{suffix}")

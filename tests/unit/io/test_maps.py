@@ -1,4 +1,4 @@
-"""Maps in one 4D file: what is read back by others is what was given."""
+"""Maps in one 4D file: other readers get the values that were written."""
 
 from __future__ import annotations
 

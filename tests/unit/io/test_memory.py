@@ -1,4 +1,4 @@
-"""Free memory is what the tightest limit leaves, and scans that need more are refused."""
+"""Free memory is the rest below the tightest limit, and scans that need more are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which affine is believed, and when none is."""
+"""Choice of the affine among q- and s-form, and refusals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHAPE = (18, 17, 16)
 def turned(
     degrees: float, axis: int = 2, sizes: tuple[float, ...] = (-1, 1, 1)
 ) -> NDArray[Any]:
-    """An affine of these voxel sizes, rotated around one world axis."""
+    """Return an affine with these voxel sizes, rotated about one world axis."""
     one, two = (i for i in range(3) if i != axis)
     angle = math.radians(degrees)
     rotation = np.eye(3)

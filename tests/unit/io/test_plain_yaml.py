@@ -1,4 +1,4 @@
-"""YAML says what it says, each key once."""
+"""YAML without surprises: values as written, and no duplicate keys."""
 
 from __future__ import annotations
 

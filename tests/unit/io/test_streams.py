@@ -1,4 +1,4 @@
-"""A file's bytes: one opening, unpacked, in bounds, verified to the last checksum."""
+"""A file's bytes: opened once, decompressed, limited, and verified to the last checksum."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTENT = bytes(range(256)) * 40
 def read_whole(
     path: Path, *, packed: bool, limit: int = 0, zeros: bool = True
 ) -> bytes:
-    """The first 10,240 bytes, once the whole file has been seen."""
+    """Return the first 10,240 bytes after reading the whole file."""
     with ScanStream(path, packed=packed) as source:
         content = source.take(len(CONTENT))
         source.drain(limit=limit, zeros=zeros)
@@ -178,7 +178,7 @@ def test_a_path_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fails_while_reading_is_one_line() -> None:
-    # Reading a process's own memory at address 0 is an I/O error, as of a bad sector.
+    # Reading a process's own memory at address 0 is an I/O error, as at a bad sector.
     memory = Path("/proc/self/mem")
     if not memory.exists():
         pytest.skip("no /proc here")

@@ -1,4 +1,4 @@
-"""Volumes come from files as they were written; what voxels may hold is checked."""
+"""Volumes are read as they were written; the values of voxels are checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Volumes of images and arrays in memory, in each form that users have."""
+"""Volumes of images and arrays in memory, in each type that users have."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_images_in_memory_go_through_the_checks_of_files() -> None:
 
 
 def test_an_array_in_memory_is_taken_as_it_is_whatever_its_header_says() -> None:
-    """As nibabel does; and the array is the caller's."""
+    """As in nibabel; the array belongs to the caller."""
     voxels = VOXELS.astype(np.float32)
     image = nib.Nifti1Image(voxels, odd_scan().affine)
     image.header.set_slope_inter(2, 1)

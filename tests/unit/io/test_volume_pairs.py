@@ -24,7 +24,7 @@ from trinat.segmentation.io.volume import Volume
 
 @pytest.fixture
 def analyze(tmp_path: Path) -> Path:
-    """A pair as OASIS-1 has them: big-endian int16, a trailing dimension of 1, no orientation."""
+    """Write a pair as in OASIS-1: big-endian int16, a trailing dimension of 1, no orientation."""
     header = nib.AnalyzeHeader(endianness=">")
     header.set_data_dtype(">i2")
     header.set_data_shape((18, 17, 16, 1))

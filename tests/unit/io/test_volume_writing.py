@@ -1,4 +1,4 @@
-"""What is written of a volume: headers, types, the same bytes each time."""
+"""Written volumes: headers, types, and the same bytes each time."""
 
 from __future__ import annotations
 

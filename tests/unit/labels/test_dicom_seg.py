@@ -1,4 +1,4 @@
-"""DICOM SEG: the labels voxel by voxel, by readers that are not the writer; coded structures."""
+"""DICOM SEG: labels voxel by voxel, read by other libraries; coded structures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TURN = np.array([[0.96, -0.28, 0], [0.28, 0.96, 0], [0, 0, 1]])
 
 
 def scan() -> Volume:
-    """(18, 20, 17) voxels of 0.9 x 1.1 x 1.5 mm, turned in their plane."""
+    """Return (18, 20, 17) voxels of 0.9 x 1.1 x 1.5 mm, turned in their plane."""
     affine = np.eye(4)
     affine[:3, :3] = TURN @ np.diag([-0.9, -1.1, 1.5])
     affine[:3, 3] = 12.5, -30.25, 7
@@ -33,7 +33,7 @@ def scan() -> Volume:
 
 
 def indices(scan: Volume) -> Volume:
-    """Blocks of all classes but the last; nothing is symmetric."""
+    """Return blocks of all classes but the last, without any symmetry."""
     data = np.zeros(scan.shape, np.uint8)
     data[2:14, 3:17, 2:15] = np.random.default_rng(2).integers(0, 32, (12, 14, 13))
     return Volume(data, scan.affine)
@@ -55,12 +55,12 @@ def written(folder: Path, kind: str, **changes: str | None) -> Path:
 
 @pytest.fixture(scope="module")
 def classic_seg(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The segmentation of a classic series, for tests that only read it."""
+    """Write the segmentation of a classic series, for tests that only read it."""
     return written(tmp_path_factory.mktemp("classic"), "classic")
 
 
 def by_pydicom(path: Path, truth: Volume) -> np.ndarray:
-    """Class indices (X, Y, Z) on the grid of `truth`, from places and names of each frame."""
+    """Return class indices (X, Y, Z) on the grid of `truth`, by position and name of frames."""
     seg = pydicom.dcmread(path)
     names = {s.SegmentNumber: s.SegmentLabel for s in seg.SegmentSequence}
     found = np.zeros(truth.shape, np.uint8)

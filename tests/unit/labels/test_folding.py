@@ -1,4 +1,4 @@
-"""Numberings other than FreeSurfer's: tables that fold them, shipped and of one's own."""
+"""Numberings other than FreeSurfer's: folding tables, shipped and the user's own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def fs(
     scheme: LabelScheme = QUICKNAT,
     **options: object,
 ) -> list[int]:
-    """FreeSurfer numbers of a row of voxels, after folding."""
+    """Return FreeSurfer numbers of a row of voxels after folding."""
     row = np.array(numbers, np.int32).reshape(-1, 1, 1)
     classes = scheme.from_freesurfer(row, fold=fold, **options)  # type: ignore[arg-type]
     return scheme.to_freesurfer(classes).ravel().tolist()
@@ -41,7 +41,7 @@ def own(folder: Path, *rows: str) -> FoldingTable | None:
     ("number", "target"),
     [
         (0, 0), (4, 14), (11, 15), (35, 16), (46, 24),
-        # Right first, but for the accumbens, whose sides stand apart.
+        # Right first, except for the accumbens, whose sides are not adjacent.
         (23, 58), (30, 26), (31, 54), (32, 18), (36, 50), (37, 11), (38, 47), (39, 8),
         (40, 46), (41, 7), (44, 41), (45, 2), (47, 53), (48, 17), (49, 44), (50, 5),
         (51, 43), (52, 4), (55, 52), (56, 13), (57, 51), (58, 12), (59, 49), (60, 10),
@@ -59,7 +59,7 @@ def test_every_parcel_is_cortex_even_right_and_odd_left() -> None:
 
 
 def test_a_parcel_stays_a_parcel_in_a_scheme_that_has_it() -> None:
-    """Its number there is 30000 more. 110, the whole cingulate gyrus, is no parcel of it."""
+    """Its number there is 30000 more. 110, the whole cingulate gyrus, is not one of the parcels."""
     numbers = (47, 45, 100, 101, 110, 206, 207, 65)
     both_sides = load_scheme("neuromorphometrics")
     assert fs(*numbers, scheme=both_sides) == [

@@ -1,4 +1,4 @@
-"""Volumes of the brain as a whole, as sums worked out by hand."""
+"""Volumes of the whole brain, as sums worked out by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trinat.segmentation.labels.measures import INTRACRANIAL, MEASURES, sums_mm3
 from trinat.segmentation.labels.scheme import load_scheme
 
 SCHEME = load_scheme("quicknat33")
-# One mm³ each, but for what the sums are told apart by.
+# One mm³ each, except for structures that distinguish the sums.
 VOLUMES = {
     **dict.fromkeys(SCHEME.names[1:], 1.0),
     "Left-Cerebral-Cortex": 300.0,

@@ -1,4 +1,4 @@
-"""One's own table as a label scheme."""
+"""The user's own table as a label scheme."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Structures and parcels of their cortex as one scheme."""
+"""Structures and the parcels of their cortex as one scheme."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_table_desikan_is_what_structures_and_parcels_give() -> None:
 
 
 def test_neuromorphometrics49_are_the_raters_parcels_left_before_right() -> None:
-    # Neuromorphometrics has a number for each gyrus; these were not drawn by themselves.
+    # Neuromorphometrics has a number for each gyrus; these were not labelled separately.
     not_drawn = {110, 126, 130, 158, 188}
     right = [n for n in range(100, 208, 2) if n not in not_drawn]
     numbers = [label.numbers for label in MANUAL.parcels.labels[1:]]
@@ -103,7 +103,7 @@ def test_partners_are_the_same_parcel_on_the_other_side() -> None:
     left = whole.find("ctx-lh-insula")
     assert left.partner is not None
     assert whole.names[left.partner] == "ctx-rh-insula"
-    # And without the side both are one name.
+    # Without the side, both have one name.
     assert "insula" in whole.merged.scheme.names
 
 

@@ -126,7 +126,7 @@ def test_left4_keeps_the_left_hemisphere_and_draws_the_rim_of_its_cortex() -> No
         "LeftWhiteMatter",
         "LeftCerebralCortex",
     )
-    # The rim is one voxel of what is not brain: hippocampus (17) beside cortex is not outside.
+    # The rim is one voxel that is not brain: hippocampus (17) beside cortex is not outside.
     assert fold(0, 0, 3, 2, 2, 3, 17, 0, scheme=left4) == [0, 1, 3, 2, 2, 3, 0, 0]
     assert fold(42, 41, 53, 0, 0, scheme=left4) == [0, 0, 0, 0, 0]
 

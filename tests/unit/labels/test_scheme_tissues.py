@@ -1,4 +1,4 @@
-"""Which classes of a scheme are grey matter, white matter and CSF."""
+"""Grey matter, white matter and CSF of a scheme."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Label tables for viewers, read as the programs' documents describe the forms."""
+"""Label tables for viewers, read by the rules of each program's documentation."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from trinat.pipelines.cli import app
 from trinat.segmentation.labels.scheme import Viewer, load_scheme, viewer_table
 
 SCHEME = load_scheme("quicknat33")
-# Number, name and colour, as FreeSurfer's own table has them.
+# Number, name and colour in FreeSurfer's own table.
 HIPPOCAMPUS = (17, "Left-Hippocampus", (220, 216, 20))
 
 
 def read(
     viewer: Viewer, text: str
 ) -> dict[int, tuple[str, tuple[int, ...], list[str]]]:
-    """Name, colour of 0 to 255 and further cells by number, after each program's rules."""
+    """Return name, colour of 0 to 255 and further cells by number, after each program's rules."""
     found = {}
     for line in text.splitlines():
         if line.startswith("#"):

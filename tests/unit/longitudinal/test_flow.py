@@ -1,4 +1,4 @@
-"""Flows between images, and probabilities joined along them."""
+"""Flows between images, and probabilities averaged along them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trinat.segmentation.longitudinal.joining import (
 
 
 def ball(radius: float, size: int = 41) -> torch.Tensor:
-    """A bright ball on dark ground, its edge some voxels wide."""
+    """Return a bright ball on dark ground, its edge some voxels wide."""
     axis = torch.arange(size) - size // 2
     x, y, z = torch.meshgrid(axis, axis, axis, indexing="ij")
     distance = (x**2 + y**2 + z**2).sqrt()
@@ -72,7 +72,7 @@ def test_a_template_of_fewer_views_counts_less() -> None:
     image = ball(10.0)
     joining = Joining(image, two_classes(ball(10.0)), weight=0.5)
     joining.add(two_classes(ball(10.6)), image, torch.zeros(3, *image.shape))
-    # Of 1.5 in all, the template has a third.
+    # The template has a third of the total weight of 1.5.
     inside = (ball(10.6) + 0.5 * ball(10.0)) / 1.5
     assert joining.of_scan(0)[..., 1].float() == pytest.approx(inside, abs=2e-3)
 
@@ -101,7 +101,7 @@ def test_a_scan_keeps_its_own_answer_where_it_shows_something_else() -> None:
     joining.add(two_classes(ball(10.0)), template, still)
     assert joining.of_scan(0)[20, 20, 20, 1] < 0.05
     assert joining.of_scan(1)[20, 20, 20, 1] > 0.95
-    # What it keeps can be changed by itself: here the two classes change places.
+    # The kept probabilities can be changed separately: here the two classes change places.
     joining.change_own(lambda kept: kept.copy_(kept.flip(1)))
     assert joining.of_scan(0)[20, 20, 20, 1] > 0.95
     assert joining.of_scan(1)[20, 20, 20, 1] > 0.95

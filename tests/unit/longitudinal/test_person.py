@@ -24,7 +24,7 @@ from trinat.segmentation.longitudinal.space import heads_of
 
 
 def points_of(scans: list[Volume]) -> list[TimePoint]:
-    """Time points of scans, in the order in which they are given."""
+    """Return the time points of scans in the given order."""
     order = in_order(scans)
     ordered = [scans[number] for number in order]
     images = [image_to_align(scan) for scan in ordered]
@@ -95,7 +95,7 @@ def test_odds_of_structures_reach_what_each_scan_keeps_of_its_own(
 
     monkeypatch.setattr(Predictor, "multiply_odds", multiply)
     points_of(two_visits)
-    # The mean of both, and of each scan the voxels where it shows something else.
+    # The mean of both, and for each scan the voxels in which it differs.
     assert dimensions == [4, 2, 2]
 
 

@@ -74,7 +74,7 @@ def test_a_scan_without_a_head_is_like_no_other() -> None:
 
 
 def test_specks_in_far_corners_do_not_stop_the_search() -> None:
-    """On the way the two images come to have no head in common."""
+    """During the search the two images temporarily do not overlap."""
     specks = []
     for start in (3, 34):
         side = slice(start, start + 4)
@@ -111,7 +111,7 @@ def test_both_scans_are_turned_by_half_to_the_persons_space() -> None:
 
 
 def lopsided(scale: tuple[float, float, float] = (1, 1, 1)) -> Volume:
-    """A head of 160 mm with a bright spot on its right, larger by factors along its axes."""
+    """Return a head of 160 mm with a bright spot on its right, larger by factors along its axes."""
     places = np.moveaxis(np.indices((48, 48, 48)), 0, -1) * 4.0 - 94
     places = places / np.array(scale)
 

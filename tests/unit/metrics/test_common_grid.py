@@ -62,12 +62,12 @@ def test_another_shape_is_refused() -> None:
 
 
 def test_resampling_keeps_what_a_finer_grid_repeats() -> None:
-    """Each voxel halved along x: every label appears twice, in its place."""
+    """Each voxel is halved along x, so every label appears twice, in its place."""
     truth = oblique()
     halves = np.diag([0.5, 1, 1, 1])
     halves[
         0, 3
-    ] = -0.25  # the first half lies a quarter voxel before its parent's centre
+    ] = -0.25  # the first half begins a quarter voxel before its parent's centre
     fine = Volume(np.zeros((12, 7, 8), np.uint8), truth.affine @ halves)
     labels, note = on_grid_of(truth, fine, resample=True)
     assert note.startswith("resampled to the truth's grid, label by label")
@@ -75,12 +75,12 @@ def test_resampling_keeps_what_a_finer_grid_repeats() -> None:
 
 
 def test_resampling_counts_all_of_a_coarser_voxel_and_not_its_middle_alone() -> None:
-    """Three voxels to one along x: label 7 is in the middle, label 3 on both sides of it."""
+    """Three voxels become one along x: label 7 in the middle, label 3 on both sides of it."""
     fine = Volume(
         np.tile(np.array([3, 7, 3], np.uint8)[:, None, None], (4, 6, 6)), np.eye(4)
     )
     coarse = np.diag([3.0, 1, 1, 1])
-    coarse[0, 3] = 1  # its first voxel's centre is that of the fine one in the middle
+    coarse[0, 3] = 1  # the centre of its first voxel is that of the middle fine voxel
     labels, _ = on_grid_of(
         fine, Volume(np.zeros((4, 6, 6), np.uint8), coarse), resample=True
     )

@@ -1,4 +1,4 @@
-"""Which structures count, where prediction and evaluation have the same label scheme or not."""
+"""Structures that count, for equal and different label schemes of prediction and evaluation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_what_the_model_does_not_know_does_not_count() -> None:
 def test_a_structure_of_another_scheme_counts_as_long_as_a_part_of_it_is_predicted() -> (
     None
 ):
-    """CSF of tissue4 is the ventricles too, which a model without CSF knows."""
+    """CSF of tissue4 includes the ventricles, which a model without CSF predicts."""
     assert Made(source=ALL, not_predicted=("CSF",)).left_out(TISSUE) == {}
     nothing_of_it = Made(source=ALL, not_predicted=("CSF", *VENTRICLES))
     assert nothing_of_it.left_out(TISSUE) == {"CSF": UNKNOWN}
@@ -101,7 +101,7 @@ def test_the_mean_of_all_structures_is_without_background_and_csf() -> None:
         ("intracranial", "intracranial", ALL, set()),
         ("region", "intracranial", ALL, {"CSF"}),
         ("region", "region", ALL, set()),
-        # Nothing is known of the prediction, or there is no truth.
+        # Nothing is known about the prediction, or there is no truth.
         (None, "region", ALL, set()),
         ("intracranial", None, ALL, set()),
     ],

@@ -1,4 +1,4 @@
-"""One owner of what a metric means: the documentation says the same."""
+"""Definitions of metrics have one source; the documentation agrees with it."""
 
 from __future__ import annotations
 

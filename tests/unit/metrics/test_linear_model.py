@@ -1,4 +1,4 @@
-"""Estimates of a linear model: worked out by hand, and beside statsmodels' own formulas."""
+"""Estimates of a linear model, worked out by hand and compared with statsmodels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECOND = np.array([9.0, 10.0, 11.0, 10.0])
 
 
 def groups(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, Design]:
-    """Values of two groups, and a design with an intercept and the first group."""
+    """Return the values of two groups, and a design with an intercept and the first group."""
     in_first = np.repeat([1.0, 0.0], [len(first), len(second)])
     matrix = np.stack([np.ones(len(in_first)), in_first], axis=1)
     return np.concatenate([first, second]), Design(matrix)
@@ -110,7 +110,7 @@ def test_degrees_of_freedom_are_those_of_the_quadratic_form() -> None:
     [
         ([1.0], [2.0, 3.0, 5.0]),  # one person has no variance
         ([4.0, 4.0], [4.0, 4.0]),  # nobody differs
-        ([0.1 + 0.2, 0.3], [0.3, 0.3]),  # but for rounding
+        ([0.1 + 0.2, 0.3], [0.3, 0.3]),  # equal except for rounding
     ],
 )
 def test_what_the_data_do_not_determine_is_not_a_number(
@@ -124,7 +124,7 @@ def test_columns_that_are_the_same_cannot_be_separated_and_others_can() -> None:
     draw = np.random.default_rng(2)
     patient = np.repeat([0.0, 1.0], 6)
     age = draw.normal(size=12)
-    # Patients are the persons of the second site.
+    # All patients are at the second site.
     design = Design(np.stack([np.ones(12), patient, patient, age], axis=1))
     assert design.residual_freedom == 9
     assert design.contrast(np.array([0.0, 1.0, 0.0, 0.0])) is None

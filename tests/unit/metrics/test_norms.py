@@ -1,4 +1,4 @@
-"""Norms: places worked out by hand, and what is refused."""
+"""Norms: percentiles worked out by hand, and refusals."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_z_and_its_volume(skewness: float, volume: float, z: float) -> None:
 
 
 def test_a_place_is_that_among_persons_of_the_age_and_head() -> None:
-    """At 20.5 the median is 3,900, of a head that is 1.21 times as large 1.1 times that."""
+    """At 20.5 the median is 3,900; a head that is 1.21 times as large has 1.1 times that."""
     place = norms().place("Left-Hippocampus", 4290 * 1.1, "F", 20.5, 1.21 * 1.5e6)
     assert place.z == pytest.approx(1)
     assert place.percentile == pytest.approx(84.13, abs=0.01)

@@ -18,8 +18,8 @@ from trinat.segmentation.metrics.overlap import (
     volumes_mm3,
 )
 
-# Ten voxels in a row: class 1 is four of the truth and five of the prediction, three in common;
-# class 2 is two of the truth and is missed; class 3 is invented.
+# Ten voxels in a row. Class 1: four in the truth, five in the prediction, three in common.
+# Class 2: two in the truth, missed. Class 3: invented.
 TRUTH = np.array([0, 0, 1, 1, 1, 1, 2, 2, 0, 0], np.uint8).reshape(1, 1, 10)
 PREDICTION = np.array([0, 1, 1, 1, 1, 0, 1, 0, 3, 0], np.uint8).reshape(1, 1, 10)
 
@@ -46,7 +46,7 @@ def test_joint_histogram_of_the_last_classes_does_not_overflow_a_byte() -> None:
 
 
 def test_dice(joint: np.ndarray) -> None:
-    # Class 1: 2 * 3 / (4 + 5). Class 4 is in neither: undefined, not perfect.
+    # Class 1: 2 * 3 / (4 + 5). Class 4 is absent from both: undefined, not perfect.
     assert dice(joint)[1:] == pytest.approx([6 / 9, 0, 0, np.nan], nan_ok=True)
 
 

@@ -29,7 +29,7 @@ def index(scheme: LabelScheme) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def measured(scheme: LabelScheme, index: dict[str, int]) -> PairMeasurements:
-    """Left caudate found but shifted, right caudate missed, left putamen invented."""
+    """Measure a shifted left caudate, a missed right caudate, and an invented left putamen."""
     truth, prediction = np.zeros((2, 12, 12, 12), np.uint8)
     truth[2:6, 2:6, 2:6] = index["Left-Caudate"]
     prediction[3:7, 2:6, 2:6] = index["Left-Caudate"]
@@ -165,7 +165,7 @@ def test_confusions_account_for_every_voxel(measured: PairMeasurements) -> None:
 def test_the_box_is_exact_at_the_border_of_the_array(
     scheme: LabelScheme, index: dict[str, int]
 ) -> None:
-    """Structures that touch the array's faces are measured as in the middle of a larger one."""
+    """Structures at the array's faces are measured like those in the middle of a larger array."""
     truth, prediction = np.zeros((2, 6, 5, 4), np.uint8)
     truth[:3] = index["Brain-Stem"]
     prediction[:4, 1:] = index["Brain-Stem"]
@@ -243,10 +243,10 @@ def test_what_is_rejected_is_told_in_the_means_that_leave_it_out(
     rows = {(r.structure, r.metric): r for r in measured.rows()}
     assert rows["Left-Putamen", "dice"].note == "rejected by anna"
     assert math.isnan(rows["Left-Putamen", "dice"].value)
-    # Of 16 structures of the group, 14 are in neither map.
+    # 14 of the 16 structures of the group are in neither map.
     assert rows["group:subcortical", "dice"].note == "mean of 1 of 16"
     assert rows["group:subcortical", "dice"].value == 1
-    # It is no confusion either: nobody says what it was taken for.
+    # It is no confusion either, because its replacement is unknown.
     assert ("Left-Putamen", "labelled_as:background") not in rows
     assert not [metric for _, metric in rows if metric == "labelled_as:Left-Putamen"]
 
@@ -266,7 +266,7 @@ def test_csf_that_is_something_else_has_a_true_volume_and_takes_nothing_away(
     assert rows["CSF", "truth_volume"].value == 36 * 3.0
     assert math.isnan(rows["CSF", "dice"].value)
     assert rows["CSF", "dice"].note.startswith("not compared")
-    # What the truth's CSF was taken for says nothing; what was taken for CSF does.
+    # Labels in place of the truth's CSF mean nothing; those replaced by CSF do.
     assert ("CSF", "labelled_as:background") not in rows
     assert rows["Left-Caudate", "labelled_as:CSF"].value == 36 * 3.0
 
@@ -285,17 +285,20 @@ def test_a_result_says_itself_what_its_csf_is() -> None:
     result = Result((truth, np.eye(4)), load_scheme("quicknat33"))
     assert evaluate(truth, result).note["CSF"] == OTHER_CSF
     assert evaluate(truth, result, csf="intracranial").dice["CSF"] == 1
-    # Two results have the same CSF; of a file nothing is known.
+    # Two results define CSF alike; for a file the definition is unknown.
     assert evaluate(result, result).dice["CSF"] == 1
     assert evaluate(truth, truth).dice["CSF"] == 1
-    # ... unless who has the file says it.
+    # ... unless the caller states it.
     assert evaluate(truth, truth, csf_pred="intracranial").note["CSF"] == OTHER_CSF
-    # A Result knows better.
+    # The metadata of a Result takes precedence.
     assert evaluate(truth, result, csf_pred="region").note["CSF"] == OTHER_CSF
 
 
 def test_a_result_counts_where_any_part_of_a_structure_is_predicted() -> None:
-    """CSF of tissue4 has the ventricles, which a model without CSF knows: 27 of 36 voxels."""
+    """CSF of tissue4 includes the ventricles, which a model without CSF predicts.
+
+    27 of 36 voxels.
+    """
     truth = np.zeros((16, 16, 16), np.int16)
     truth[1:4, 1:4, 1:4] = 4
     truth[1:4, 1:4, 4] = 24

@@ -1,9 +1,8 @@
-"""Our numbers against four independent implementations, on random label maps.
+"""Our metrics compared with four independent implementations, on random label maps.
 
 Two hundred seeded pairs, half with anisotropic spacing. The default run takes every thirtieth,
-`.ci/run` every tenth.
-Where definitions agree, numbers are equal; where they differ by a known amount, they are held to
-that amount (docs/metrics.md says how they differ).
+`.ci/run` every tenth. Numbers are equal for equal definitions; where definitions differ by a
+known amount, the difference is bounded by it (docs/metrics.md describes the differences).
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Pair:
 
     @property
     def present(self) -> list[int]:
-        """Classes in both maps; absence has its own tests."""
+        """Return the classes in both maps; absent ones have their own tests."""
         return [
             k
             for k in range(1, CLASSES)
@@ -66,7 +65,7 @@ class Pair:
 
 @cache
 def random_pair(seed: int) -> Pair:
-    """Blobs with soft borders, and the same blobs somewhat elsewhere."""
+    """Return blobs with soft borders, and the same blobs somewhat displaced."""
     rng = np.random.default_rng(seed)
     shape = tuple(int(n) for n in rng.integers(14, 26, 3))
     fields = ndimage.gaussian_filter(rng.normal(size=(CLASSES, *shape)), (0, 2, 2, 2))
@@ -92,9 +91,9 @@ def one_hot(labels: np.ndarray) -> torch.Tensor:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning"
-)  # its scipy namespaces are old
+)  # it uses old scipy namespaces
 def test_surface_distance(seed: int) -> None:
-    """DeepMind's definitions are ours: equal, all of them."""
+    """DeepMind's definitions are the same, so all values are equal."""
     theirs: Any = pytest.importorskip("surface_distance")
     pair = random_pair(seed)
     for k in pair.present:
@@ -110,7 +109,8 @@ def test_surface_distance(seed: int) -> None:
                 reference, tolerance_mm + 1e-6
             )
             assert surface_dice(ours, tolerance_mm) == pytest.approx(expected)
-        # It gives the two directed means; ours is over both surfaces, weighed by their areas.
+        # It returns the two directed means; ours is over both surfaces, weighted by their
+        # areas.
         means = theirs.compute_average_surface_distance(reference)
         areas = reference["surfel_areas_gt"].sum(), reference["surfel_areas_pred"].sum()
         expected = np.average(means, weights=areas)
@@ -188,8 +188,10 @@ def test_monai(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_simpleitk(seed: int) -> None:
-    """Overlap is equal. Its Hausdorff filter measures between whole masks, not surfaces: a voxel
-    inside the other mask counts 0, so it never exceeds ours by more than a voxel."""
+    """Overlap is equal. Its Hausdorff filter measures between whole masks, not surfaces.
+
+    A voxel inside the other mask counts 0, so it never exceeds ours by more than a voxel.
+    """
     sitk: Any = pytest.importorskip("SimpleITK")
     pair = random_pair(seed)
     images = []
@@ -215,9 +217,12 @@ def test_simpleitk(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_pymeshmetrics(seed: int) -> None:
-    """Overlap is equal. Distances run to its triangles where ours run between voxel corners, and
-    its rims begin at the surface where ours begin at the next voxel's centre: the largest
-    differences found in 200 pairs are 0.29 and 0.12 of a voxel's diagonal, and 0.13."""
+    """Overlap is equal; distances and rims differ by a bounded amount.
+
+    Its distances run to triangles where ours run between voxel corners, and its rims begin at
+    the surface where ours begin at the next voxel's centre: the largest differences found in
+    200 pairs are 0.29 and 0.12 of a voxel's diagonal, and 0.13.
+    """
     meshmetrics: Any = pytest.importorskip("meshmetrics")
     pair = random_pair(seed)
     diagonal = pair.voxel_diagonal_mm

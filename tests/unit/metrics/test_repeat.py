@@ -1,4 +1,4 @@
-"""Label maps of two scans of one person, laid on one another and compared."""
+"""Label maps of two scans of one person, aligned and compared."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def laid(classes: list[int], volumes_mm3: list[float]) -> LaidMap:
 
 
 def test_two_maps_compared_by_hand() -> None:
-    # Class 1 has 3 voxels in one and 2 in the other, 2 of them in both; class 2 has 1 and 2, 1 in
-    # both; neither has class 3.
+    # Class 1 has 3 voxels in one map and 2 in the other, 2 in common; class 2 has 1 and 2, 1 in
+    # common; class 3 is absent.
     found = agreement(
         laid([0, 1, 1, 1, 2], [0, 90, 20, 0]), laid([0, 1, 1, 2, 2], [0, 110, 60, 0])
     )
     np.testing.assert_allclose(found.dice, [1, 4 / 5, 2 / 3, np.nan])
-    # Of the whole maps, not of what lies in the common space: 20 of 100, 40 of 40.
+    # Relative to the whole maps, not to the common space: 20 of 100, 40 of 40.
     np.testing.assert_allclose(found.difference_percent, [np.nan, 20, 100, np.nan])
 
 
@@ -40,7 +40,7 @@ def test_maps_of_a_moved_head_lie_on_one_another() -> None:
     # The head is at the world's origin, about which the pose turns: 6, 3 and -6 mm.
     assert both.shifted_mm == pytest.approx(9, abs=0.2)
     assert both.stretch_percent == 0
-    # The labels of the second scan are those of the first, elsewhere in the world.
+    # The labels of the second scan are those of the first, at another place in the world.
     classes = SCHEME.from_freesurfer(head_labels())
     first = lay(Volume(classes, head.affine), SCHEME, both.space, 0)
     second = lay(Volume(classes, pose @ head.affine), SCHEME, both.space, 1)
@@ -48,7 +48,7 @@ def test_maps_of_a_moved_head_lie_on_one_another() -> None:
     there = np.unique(classes)[1:]
     assert found.dice[there].min() > 0.9
     np.testing.assert_allclose(found.difference_percent[there], 0, atol=1e-6)
-    # As they were, a twentieth of a turn apart, they agree far less.
+    # Without alignment, a twentieth of a turn apart, they agree far less.
     unmoved = lay(Volume(classes, head.affine), SCHEME, both.space, 1)
     assert agreement(first, unmoved).dice[there].mean() < 0.8
 

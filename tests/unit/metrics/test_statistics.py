@@ -30,8 +30,8 @@ def test_icc_counts_a_bias_as_disagreement() -> None:
     person = np.arange(10.0)
     assert icc_2_1(np.stack([person, person], 1)) == pytest.approx(1)
     assert icc_2_1(np.stack([person, person + 5], 1)) < 0.5
-    # Of 1, 2, 3 and one more each: between persons 2, residual 0, between raters 1.5;
-    # 2 / (2 + 2 * 1.5 / 3) = 2/3.
+    # 1, 2, 3 and each plus one: between persons 2, residual 0, between raters 1.5; 2 / (2 + 2 *
+    # 1.5 / 3) = 2/3.
     shifted = np.array([[1.0, 2.0], [2.0, 3.0], [3.0, 4.0]])
     assert icc_2_1(shifted) == pytest.approx(2 / 3)
 
@@ -86,7 +86,7 @@ def test_persons_without_a_value_are_left_out_and_counted() -> None:
 
 
 def by_enumeration(differences: np.ndarray) -> float:
-    """Wilcoxon's two-sided p: every choice of signs, one by one."""
+    """Return Wilcoxon's two-sided p by enumerating all choices of signs."""
     changed = differences[differences != 0]
     ranks = stats.rankdata(np.abs(changed))
     middle = ranks.sum() / 2
@@ -103,7 +103,7 @@ def by_enumeration(differences: np.ndarray) -> float:
     [
         # Three equal differences, and seven persons without one: 2 of 2^3 choices of signs.
         ([0.1] * 3 + [0] * 7, 0.25),
-        # All of eight are equal: 2 of 2^8.
+        # All eight are equal: 2 of 2^8.
         ([0.1] * 8, 2 / 2**8),
         # One of seven equal differences is against: 2 (1 + 7) of 2^7.
         ([0.1] * 6 + [-0.1], 16 / 2**7),
@@ -198,14 +198,14 @@ def test_with_a_lower_bound_the_interval_is_students_t_of_the_logarithm() -> Non
     values = np.array([[1.0], [2.0], [3.0]])
     expected = np.array([[2 * np.exp(-1.24207)], [2 * np.exp(1.24207)]])
     assert mean_interval(values, 0.0) == pytest.approx(expected, abs=1e-4)
-    # Where a volume differs by -100 % at least, distances from that bound count.
+    # For a change that is at least -100 %, distances from that bound count.
     assert mean_interval(values - 100, -100.0) == pytest.approx(
         expected - 100, abs=1e-4
     )
 
 
 def test_a_large_error_is_not_taken_to_the_logarithm() -> None:
-    # Of 1 and 9: t is 12.706 with 1 degree of freedom, half is 12.706 * 4.
+    # 1 and 9: t is 12.706 with 1 degree of freedom, half is 12.706 * 4.
     (low,), (high,) = mean_interval(np.array([[1.0], [9.0]]), 0.0)
     assert low == 0
     assert high == pytest.approx(5 + 12.7062 * 4, abs=1e-2)
@@ -274,7 +274,7 @@ def test_intervals_hold_the_mean_as_often_as_they_say(
 def test_cohens_kappa_of_ten_ratings_worked_out_by_hand() -> None:
     first = ["pass"] * 6 + ["look"] * 3 + ["reject"]
     second = ["pass"] * 4 + ["look"] * 2 + ["look"] * 2 + ["reject"] * 2
-    # Same in 4 + 2 + 1 of 10; by chance 0.6 x 0.4 + 0.3 x 0.4 + 0.1 x 0.2 = 0.38.
+    # Equal in 4 + 2 + 1 of 10; by chance 0.6 x 0.4 + 0.3 x 0.4 + 0.1 x 0.2 = 0.38.
     assert cohen_kappa(first, second) == pytest.approx((0.7 - 0.38) / 0.62)
 
 

@@ -62,7 +62,7 @@ def test_two_voxels_apart_along_each_axis_are_measured_in_mm() -> None:
         prediction = np.roll(truth, 3, axis)
         distances = surface_distances(truth, prediction, spacing_mm)
         assert distances is not None
-        # Of the truth's eight corners four look at the near face, two voxels away, and four are
+        # Four of the truth's eight corners face the near side, two voxels away, and four are
         # three voxels away; all have the same area.
         assert hausdorff_mm(distances) == pytest.approx(3 * spacing)
         assert average_symmetric_distance_mm(distances) == pytest.approx(2.5 * spacing)
@@ -93,7 +93,7 @@ def test_the_average_weighs_by_area() -> None:
 
 
 def test_hausdorff_takes_the_larger_direction() -> None:
-    """A speck far off is in the prediction alone: only that direction sees it."""
+    """A distant speck is in the prediction alone, so only that direction finds it."""
     truth = box((30, 8, 8), slice(1, 7), slice(1, 7), slice(1, 7))
     prediction = truth.copy()
     prediction[25, 3, 3] = True

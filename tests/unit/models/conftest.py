@@ -1,4 +1,4 @@
-"""What tests of model folders share."""
+"""Fixtures of the tests of model folders."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from helpers.small_model import save_small
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A small model of three views, for a test to damage."""
+    """Write a small model of three views, for a test to damage."""
     return save_small(tmp_path / "model")

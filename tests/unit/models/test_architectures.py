@@ -1,4 +1,4 @@
-"""One place reads, names and builds architectures."""
+"""Architectures are read, named and built in one place."""
 
 from __future__ import annotations
 

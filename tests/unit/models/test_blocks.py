@@ -1,4 +1,4 @@
-"""Pooling that remembers where, layers that fold, excitation: against torch and by hand."""
+"""Pooling with indices, layers that fold, excitation: compared with torch and by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 @pytest.fixture(params=["native", "mask"])
 def either_path(request: pytest.FixtureRequest) -> str:
-    """Both ways of pooling, the second as compiled, exported and CUDA code takes it."""
+    """Run with both ways of pooling; the second is used by compiled, exported and CUDA code."""
     compiling = request.param == "mask"
     with mock.patch.object(torch.compiler, "is_compiling", return_value=compiling):
         yield request.param
@@ -48,7 +48,7 @@ def test_pool_and_unpool_equal_torchs(
     pooled, where = max_pool(x)
     expected, indices = max_pool2d(x, 2, return_indices=True)
     torch.testing.assert_close(pooled, expected, rtol=0, atol=0)
-    # Values other than the pooled ones, so that only the places come from the pooling.
+    # Values other than the pooled ones, so that only the indices come from the pooling.
     values = torch.arange(1, pooled.numel() + 1).view(pooled.shape).to(dtype)
     expected = max_unpool2d(values.float(), indices, 2).to(dtype)
     torch.testing.assert_close(max_unpool(values, where), expected, rtol=0, atol=0)
@@ -86,7 +86,7 @@ def test_pooling_is_allowed_where_only_deterministic_algorithms_are() -> None:
 
 
 def with_statistics(layer: Layer) -> Layer:
-    """A layer whose norm is neither fresh nor trivial."""
+    """Return a layer whose norm is neither fresh nor trivial."""
     assert isinstance(layer.norm, nn.BatchNorm2d)
     for tensor in (
         layer.norm.running_mean,

@@ -1,4 +1,4 @@
-"""A model folder comes back as it was saved."""
+"""A model folder is loaded as it was saved."""
 
 from __future__ import annotations
 
@@ -154,13 +154,13 @@ def test_a_model_of_parcels_is_taken_along_file_by_file(tmp_path: Path) -> None:
     save_model(tmp_path / "parcels", Description(name="p"), {View.AXIAL: network()})
     (tmp_path / "parcels" / "MODEL_CARD.md").write_text("of parcels")
     files = {path.name: path.read_bytes() for path in (tmp_path / "parcels").iterdir()}
-    # Whatever else lies there stays behind.
+    # Other files in the folder are not copied.
     (tmp_path / "parcels" / "old").mkdir()
     model = tmp_path / "model"
     description = Description(name="m")
     networks = {View.AXIAL: network()}
     save_model(model, description, networks, parcels=tmp_path / "parcels")
-    # In the place of what it is taken from, too.
+    # Also if the target is the source.
     found = load_model(model).parcels
     save_model(model, description, networks, parcels=found, overwrite=True)
     taken = model / "parcels"

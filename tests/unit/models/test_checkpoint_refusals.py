@@ -1,4 +1,4 @@
-"""Anything wrong with a model folder is said: its description, its weights, missing files."""
+"""Faults of a model folder are reported: its description, its weights, missing files."""
 
 from __future__ import annotations
 

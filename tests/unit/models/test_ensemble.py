@@ -1,4 +1,4 @@
-"""Ensembles: the mean of probabilities, in a folder and for inference as any other network."""
+"""Ensembles: the mean of probabilities, in a folder, used like any other network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of the authors' port become networks that compute the same."""
+"""Checkpoints of the authors' port are converted to networks that compute the same."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ X = torch.randn(2, 1, 32, 16, generator=torch.Generator().manual_seed(0))
 
 def write(path: Path, content: Any, zipped: bool = True) -> Path:
     with warnings.catch_warnings():
-        # The older format wants to store the source code of classes, and warns that it cannot.
+        # The older format tries to store the source code of classes, and warns that it cannot.
         warnings.simplefilter("ignore")
         torch.save(content, path, _use_new_zipfile_serialization=zipped)
     return path

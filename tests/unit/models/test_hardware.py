@@ -1,4 +1,4 @@
-"""Which arithmetic is chosen on which processor; the flags are faked, the choice is real."""
+"""The arithmetic chosen for a processor; the flags are faked, the choice is real."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_bfloat16_is_chosen_where_the_processor_has_it(
     assert choose_precision("auto", CPU) is (
         torch.bfloat16 if expected else torch.float32
     )
-    # What the user names is taken, whatever there is.
+    # The precision that the user requests is used, whatever the hardware.
     assert choose_precision("float32", CPU) is torch.float32
 
 

@@ -33,7 +33,7 @@ def loss(weights: list[float], **settings: float | str) -> SegmentationLoss:
 
 
 def confident(labels: Tensor, classes: int, logit: float = 100) -> Tensor:
-    """Logits (N, K, H, W) that put all probability on the labels (N, H, W)."""
+    """Return logits (N, K, H, W) with all probability on the labels (N, H, W)."""
     one_hot = torch.nn.functional.one_hot(labels.long(), classes)
     return ((2 * one_hot - 1) * logit).permute(0, 3, 1, 2).float()
 
@@ -86,7 +86,7 @@ def test_the_boundary_adds_its_share_of_the_largest_weight() -> None:
 
 
 def test_a_plain_mean_is_over_pixels_and_over_all_classes() -> None:
-    # The last pixel is not labelled, and the third class is nowhere.
+    # The last pixel is not labelled, and the third class is absent.
     labels = torch.tensor([[[0, 1, IGNORE]]])
     logits = torch.tensor(
         [[[[math.log(3), 0.0, 0.0]], [[0.0, 0.0, 0.0]], [[-100.0, -100.0, -100.0]]]]

@@ -1,4 +1,4 @@
-"""A step of training on the meta device, where whatever reads a value on the host is an error."""
+"""A training step on the meta device, where reading a value on the host is an error."""
 
 from __future__ import annotations
 

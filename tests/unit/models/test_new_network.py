@@ -1,4 +1,4 @@
-"""The network that CONTRIBUTING.md shows as a whole is one."""
+"""The example network of CONTRIBUTING.md works."""
 
 from __future__ import annotations
 

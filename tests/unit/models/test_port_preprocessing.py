@@ -1,7 +1,7 @@
-"""A whole scan through an imported checkpoint sees what the authors' own code would show it.
+"""An imported checkpoint receives a whole scan preprocessed as by the authors' own code.
 
-The other implementation here is theirs in short: the conformed volume with axes L, I, A, scaled
-from its least to its greatest, slices by transpose, one after another through their network.
+Their code in short is the reference: the conformed volume with axes L, I, A, scaled from its
+minimum to its maximum, slices by transpose, one after another through their network.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from trinat.segmentation.models.foreign import PORT_PREPROCESSING, read_port
 from trinat.segmentation.models.model_info import Description
 from trinat.segmentation.space.views import View
 
-SIDE = 48  # for 256
-# How the port's loader turns a volume into slices of each view.
+SIDE = 48  # instead of 256
+# The axis permutation by which the port's loader makes slices of each view.
 TRANSPOSED = {View.CORONAL: (2, 0, 1), View.AXIAL: (1, 2, 0), View.SAGITTAL: (0, 1, 2)}
 CLASSES = {View.CORONAL: 33, View.AXIAL: 33, View.SAGITTAL: 19}
 
 
 @cache
 def network(view: View) -> port.QuickNat:
-    """Random, but sure of something else in each part of the head."""
+    """Return a random network that is certain of something else in each part of the head."""
     trained = port.trained(classes=CLASSES[view])
     slices = conformed().transpose(TRANSPOSED[view])[SIDE // 3 :: SIDE // 3]
     with torch.inference_mode():
@@ -44,7 +44,7 @@ def network(view: View) -> port.QuickNat:
 
 
 def imported(folder: Path, *views: View) -> Predictor:
-    """The checkpoints of these views as one model, on a grid of fewer voxels."""
+    """Import the checkpoints of these views as one model, on a grid of fewer voxels."""
     networks = {}
     for view in views:
         torch.save(network(view).state_dict(), folder / f"{view.value}.pth")
@@ -57,7 +57,10 @@ def imported(folder: Path, *views: View) -> Predictor:
 
 @cache
 def head() -> np.ndarray:
-    """RAS, in noise all over: where an image is flat, pooling may choose any of equal voxels."""
+    """Return a head in RAS, noisy everywhere.
+
+    In flat areas pooling may choose any of equal voxels.
+    """
     margins = [((SIDE - n) // 2, (SIDE - n) // 2) for n in SHAPE]
     image = np.pad(head_image(head_labels()), margins)
     return (image + 200 * np.random.default_rng(3).random(image.shape)).astype(
@@ -66,13 +69,13 @@ def head() -> np.ndarray:
 
 
 def conformed() -> np.ndarray:
-    """The head with axes L, I, A, from 0 to 1."""
+    """Return the head with axes L, I, A, from 0 to 1."""
     lia = head()[::-1].transpose(0, 2, 1)[:, ::-1]
     return (lia - lia.min()) / (lia.max() - lia.min())
 
 
 def straightforward(view: View) -> np.ndarray:
-    """Probabilities (L, I, A, K) of one view."""
+    """Return the probabilities (L, I, A, K) of one view."""
     order = TRANSPOSED[view]
     slices = conformed().transpose(order)
     found = []

@@ -1,4 +1,4 @@
-"""The anatomical prior of a model folder: a sound one is taken, all else is refused."""
+"""The anatomical prior of a model folder: sound files are read, all others refused."""
 
 from __future__ import annotations
 

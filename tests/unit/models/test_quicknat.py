@@ -29,7 +29,7 @@ def parameters(network: nn.Module) -> int:
 
 
 def seeded(network: QuickNat) -> QuickNat:
-    """Random values everywhere, norm statistics too, so that nothing is trivially equal."""
+    """Set random values everywhere, norm statistics too, so that nothing is trivially equal."""
     generator = torch.Generator().manual_seed(3)
     for name, tensor in network.state_dict().items():
         if tensor.is_floating_point():
@@ -43,7 +43,7 @@ def seeded(network: QuickNat) -> QuickNat:
 
 
 class Plain:
-    """QuickNAT as one reads it in the paper: functions over a state dict, NCHW, torch's pooling."""
+    """QuickNAT as in the paper: functions over a state dict, NCHW, torch's pooling."""
 
     def __init__(self, state: dict[str, Tensor], padding: int) -> None:
         self.state, self.padding = state, padding
@@ -281,7 +281,8 @@ def test_memory_stays_channels_last_from_end_to_end(kind: QuickNatConfig) -> Non
 
     def check(name: str):
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            # What it is joined with decides how the whole lies, one channel as well as many.
+            # The tensor it is concatenated with determines the memory format of the whole, even
+            # for one channel.
             seen = [output, *(inputs if isinstance(module, nn.Conv2d) else ())]
             if not all(
                 x.is_contiguous(memory_format=torch.channels_last) for x in seen

@@ -1,4 +1,4 @@
-"""What torch.save wrote comes back; what a pickle wants done beside that is not done."""
+"""Files of torch.save are read; any other action of a pickle is not executed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def save(request: pytest.FixtureRequest, tmp_path: Path) -> Save:
 
 
 def zipped(tmp_path: Path, program: bytes, **members: bytes) -> Path:
-    """A file of torch.save, of a pickle written by hand."""
+    """Write a torch.save file with a handwritten pickle."""
     path = tmp_path / "file.pth"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", program)
@@ -89,7 +89,7 @@ def test_a_module_becomes_a_stub_with_its_state(save: Save) -> None:
 
 
 class Canary:
-    """Runs something when it is unpickled as usual."""
+    """Executes something when it is unpickled as usual."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self.made = function, arguments
@@ -115,7 +115,7 @@ def test_a_canary_does_not_run(save: Save, canary: Path, place: str) -> None:
     with pytest.raises(ModelError, match=r"wants posix\.system called"):
         read_torch_file(path)
     assert not canary.exists()
-    # The same file does run, where nothing restricts it: the canary is a real one.
+    # The same file does execute when nothing restricts it, so the canary works.
     torch.load(path, weights_only=False)
     assert canary.exists()
 
@@ -147,7 +147,7 @@ def test_a_program_written_by_hand_does_not_run(
     except ModelError:
         pass
     else:
-        # NEWOBJ makes an empty stand-in, and nothing else comes of it.
+        # NEWOBJ makes an empty stand-in, and nothing else happens.
         assert isinstance(content, Stub)
         assert content.state is None
     assert not canary.exists()
@@ -160,7 +160,7 @@ def test_nothing_named_in_a_pickle_is_imported(tmp_path: Path) -> None:
 
 
 def persistent(key: str, count: int, dtype: str = "FloatStorage") -> bytes:
-    """Opcodes of a storage of torch."""
+    """Return the opcodes of a torch storage."""
     return (
         f"(S'storage'\nctorch\n{dtype}\nS'{key}'\nS'cpu'\nI{count}\nt".encode() + b"Q"
     )
@@ -290,7 +290,7 @@ def test_random_bytes_do_no_harm(tmp_path: Path) -> None:
         for place in torch.randint(0, len(data), (3,), generator=generator).tolist():
             data[place] = int(torch.randint(0, 256, (), generator=generator))
         path.write_bytes(data)
-        # Whatever else is raised, is raised here too.
+        # Any other exception fails the test.
         with contextlib.suppress(ModelError):
             read_torch_file(path)
 
@@ -334,7 +334,7 @@ def test_a_zip_whose_directory_points_elsewhere_is_refused(tmp_path: Path) -> No
     path = zipped(tmp_path, b"N.")
     assert read_torch_file(path) is None
     broken = bytearray(path.read_bytes())
-    # Where the directory begins, in the record at the end: members are sought before the file.
+    # The offset of the directory, in the record at the end: members are sought before the file.
     broken[-6:-2] = (int.from_bytes(broken[-6:-2], "little") + 2**20).to_bytes(
         4, "little"
     )

@@ -1,4 +1,4 @@
-"""Meshes: of shapes whose area and volume are known, and in files that others read."""
+"""Meshes of shapes with known area and volume, and in files that other programs read."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from trinat.segmentation.errors import FormatError
 from trinat.segmentation.rendering.mesh import Surface, surface_net
 
 RADIUS = 8.3
-# Voxels of 2 x 1 x 1 mm; x grows to the left, as in scans that are not RAS.
+# Voxels of 2 x 1 x 1 mm; x increases to the left, as in scans that are not RAS.
 AFFINE = np.array([[-2.0, 0, 0, 30], [0, 1, 0, -5], [0, 0, 1, 7], [0, 0, 0, 1]])
 
 
 def ball(radius: float = RADIUS) -> np.ndarray:
-    """How far within a ball each voxel is, in voxels."""
+    """Return the depth of each voxel within a ball, in voxels."""
     middle = np.array([12.3, 11.8, 12.1]).reshape(3, 1, 1, 1)
     return radius - np.sqrt(((np.indices((25, 25, 25)) - middle) ** 2).sum(0))
 

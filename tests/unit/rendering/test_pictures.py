@@ -1,4 +1,4 @@
-"""The mosaic shows what is there, on the side where it is, and no face."""
+"""The mosaic shows every structure, on the right side, and no face."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HIPPOCAMPUS = SCHEME.names.index("Left-Hippocampus")
 
 
 def head(affine: np.ndarray | None = None) -> tuple[Volume, Volume]:
-    """A grey block with class 1 in the middle of it, far from a bright 'nose'."""
+    """Return a grey block with class 1 in its middle, far from a bright 'nose'."""
     image = np.full((40, 40, 40), 0.2, np.float32)
     image[20, 39, 20] = 50.0
     classes = np.zeros((40, 40, 40), np.uint8)
@@ -49,10 +49,11 @@ def test_colours_are_the_scheme_s_own() -> None:
     np.testing.assert_allclose(label_colors(SCHEME)[2] * 255, SCHEME.labels[2].color)
 
 
-# Class 1 spans 4 voxels; with 10 voxels of margin on both sides a picture has 24 x 24, drawn four
-# times as large. Beside it are 14 pixels of space, above it too, and left of all the views' names.
+# Class 1 spans 4 voxels; with 10 voxels of margin on both sides a picture has 24 x 24, drawn
+# four times as large. There are 14 pixels of space beside it, above it, and left of the names
+# of views.
 PICTURE, GAP = 4 * 24, 14
-# Around its middle a picture has the outline of the class, and grey values that are interpolated.
+# Around its middle a picture has the outline of the class, and interpolated grey values.
 NEAR = 12
 
 
@@ -69,7 +70,7 @@ def test_x_grows_to_the_right_and_z_upwards() -> None:
     dark = image.data.copy()
     dark[:20] = dark[:, :, :20] = 0
     page = draw_mosaic(Volume(dark, image.affine), labels, SCHEME, slices_per_view=1)
-    # The first picture is the coronal slice; letters stand at its bottom.
+    # The first picture is the coronal slice; letters are at its bottom.
     coronal = page[GAP:, GAP + GAP // 2 :][:PICTURE, :PICTURE]
     low, high = PICTURE // 2 - NEAR, PICTURE // 2 + NEAR
     assert (coronal[:low, high:] == 255).all()
@@ -102,7 +103,7 @@ def test_slices_lie_in_the_deep_structures() -> None:
     page = draw_mosaic(image, Volume(classes, np.eye(4)), SCHEME)
     width = 2 * 40 + GAP
     values = [page[GAP + 30, GAP + GAP // 2 + 12 + n * width, 0] for n in range(5)]
-    # Of slices 12 to 23 these: the brightest of 255 is that of slice 39.
+    # The brightest of slices 12 to 23; 255 is that of slice 39.
     brightest = np.percentile(shades[classes > 0], 99.5)
     expected = [255 * n / 39 / brightest for n in (14, 16, 18, 19, 21)]
     np.testing.assert_allclose(values, expected, atol=1)
@@ -118,7 +119,7 @@ def test_specks_of_labels_do_not_widen_the_window() -> None:
 def test_slices_are_seen_from_where_the_pages_say() -> None:
     image, labels = head()
     marked = np.zeros_like(image.data)
-    # A marker at the person's left, in front and above of the structure's middle.
+    # A marker at the person's left, anterior and superior to the structure's middle.
     marked[:20, 12:, 20:] = 1
     page = draw_mosaic(Volume(marked, image.affine), labels, SCHEME, slices_per_view=1)
     row = PICTURE + GAP
@@ -126,7 +127,7 @@ def test_slices_are_seen_from_where_the_pages_say() -> None:
     coronal, axial = (
         page[GAP + start :, GAP + GAP // 2 :][:PICTURE, :PICTURE] for start in (0, row)
     )
-    # From behind, above is up; from above, with the face up; the left is on the left in both.
+    # Seen from behind, above is up; seen from above, the face is up; left is left in both.
     for picture in (coronal, axial):
         assert (picture[:low, :low] == 255).all()
         assert (picture[: low - GAP, high:] == 0).all()
@@ -172,7 +173,7 @@ def test_rows_are_as_high_as_their_highest_picture_and_all_as_wide_as_the_widest
     drawn = draw_rows(rows, "")
     # 30 fits thrice into 110; 14 between pictures: 2 (3·20 + 14) + 14 wide, 3·30 + 3·5 + 28 high.
     assert drawn.shape == (133, 162, 3)
-    # The last row, of 15 by 15 pixels, stands at the bottom, in the middle of its column.
+    # The last row, of 15 by 15 pixels, is at the bottom, in the middle of its column.
     assert (drawn[118:, 43:58] == 255).all()
     assert (drawn[118:, 14 + 74 :] < 255).all()
 

@@ -1,4 +1,4 @@
-"""Nothing is found from the scan: the working grid shows a head alike whatever stands for it."""
+"""Background detection: the working grid is the same whatever value stands for background."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AFFINE = affine_of("LPS", SPACING, SHAPE)
 
 
 def painted(kind: str) -> np.ndarray:
-    """A head in air of 0, in the noise of magnitudes, or in that of a filter, as whole numbers."""
+    """Return a head in air of 0, of magnitude noise, or of filtered noise, as integers."""
     values = head(AFFINE, SHAPE, 600.0).data.copy()
     rng = np.random.default_rng(4)
     if kind == "zero":
@@ -105,7 +105,7 @@ def test_zeros_around_a_scan_in_which_0_is_bright_are_nothing() -> None:
     plain = plain[box]
     brain = plain > 0
     np.testing.assert_array_equal(found[~brain], 0)
-    # Nothing is now as dark as the darkest tissue; all else is in its place.
+    # Background is now as dark as the darkest tissue; everything else is in its place.
     darkest = int(np.sort(plain[brain])[np.count_nonzero(brain) // 1000])
     wanted = (plain[brain] - darkest).clip(0)
     factor = found[brain].max() / wanted.max()
@@ -120,7 +120,7 @@ def test_a_number_far_below_all_tissue_is_not_how_dark_nothing_is(outside: int) 
     wanted = on_working_scale(Volume(plain, AFFINE)).data
     inner = find_background(Volume(plain, AFFINE)).box
     np.testing.assert_array_equal(found[plain[inner] == 0], 0)
-    # The darkest tissue, a tenth of the bright end, is nothing now.
+    # The darkest tissue, a tenth of the bright end, is background now.
     assert np.abs(found - wanted).max() < 0.11
 
 
@@ -142,7 +142,7 @@ def test_dark_white_matter_of_a_stripped_t2_is_no_air() -> None:
     background = find_background(Volume(scan, AFFINE))
     assert background.level == 0
     assert background.fill is None
-    # Air around a head that was cut out of a turned scan stays what nothing is.
+    # Air around a head that was cut out of a turned scan is still background.
     with_air = np.where(from_middle < 36, painted("magnitudes") + 200, 0)
     assert find_background(Volume(with_air, AFFINE)).level >= 190
 

@@ -1,4 +1,4 @@
-"""Scans to the working grid and back, judged by ellipsoids whose places in the world are known."""
+"""Scans to the working grid and back, tested by ellipsoids with known places in the world."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ORIENTATIONS = [
     for order in itertools.permutations(["LR", "PA", "IS"])
     for letters in itertools.product(*order)
 ]
-# A seeded part by default; the rest is marked slow.
+# A seeded selection by default; the rest is marked slow.
 QUICK = {
     ORIENTATIONS[i] for i in np.random.default_rng(48).choice(48, 3, replace=False)
 }
@@ -37,13 +37,13 @@ KINDS = [".nii", ".nii.gz", ".mgz"]
 
 
 def there_and_back(labels: Volume) -> tuple[Volume, Volume]:
-    """On the working grid, and restored from it."""
+    """Return the labels on the working grid, and restored from it."""
     conformed = conform(labels, labels=True, shape=(128, 128, 128))
     return conformed.volume, restore(conformed.volume, conformed.plan, labels=True)
 
 
 def assert_in_place(volume: Volume, spacing_mm: tuple[float, ...]) -> None:
-    """Centroids within half a voxel of the truth, which keeps sides where they are."""
+    """Assert that centroids are within half a voxel of the truth, which also keeps sides apart."""
     for label, (centre, _) in STRUCTURES.items():
         voxels = np.linalg.solve(
             volume.affine[:3, :3], centroid_mm(volume, label) - centre
@@ -125,7 +125,7 @@ def test_coarse_and_thick_scans_keep_places(
     grid, back = there_and_back(
         ellipsoids(affine_of("SAL", spacing, shape, (degrees, degrees, 0)), shape)
     )
-    # Half a voxel of the scan: nobody knows better than the scan where things are.
+    # Half a voxel of the scan, which is its own precision.
     for label, (centre, _) in STRUCTURES.items():
         assert np.linalg.norm(centroid_mm(grid, label) - centre) < 0.5 * max(
             *spacing, 1
@@ -143,7 +143,7 @@ def test_a_scan_of_1_mm_is_only_reordered(axes: str) -> None:
     scan = head(labels.affine, shape)
     conformed = conform(scan, shape=(128, 128, 128))
     values = restore(conformed.volume, conformed.plan, labels=False)
-    # No value is mixed with another.
+    # Values are not interpolated.
     np.testing.assert_array_equal(values.data, on_working_scale(scan).data)
 
 
@@ -231,7 +231,7 @@ def test_a_cropped_plan_restores_to_the_same_place() -> None:
     np.testing.assert_array_equal(restore(part, plan, labels=True).data, whole.data)
     shares = np.stack([part.data == k for k in range(5)]).astype(np.float16)
     probable = restore_probabilities(shares, plan)
-    # Ties alone may fall otherwise.
+    # Only ties may be resolved differently.
     assert (probable.data != whole.data).mean() < 1e-4
     assert probable.data.dtype == np.uint8
     np.testing.assert_array_equal(probable.affine, whole.affine)
@@ -243,7 +243,7 @@ def test_images_are_as_sharp_as_nibabels_cubic_ones(degrees: float) -> None:
     shape = field(spacing)
     scan = head(affine_of("LPI", spacing, shape, (degrees, degrees / 2, 0)), shape)
     ours = conform(scan, shape=(128, 128, 128)).volume
-    # Away from the turned field's edges, where nibabel cuts what fades here.
+    # Away from the edges of the turned field, where nibabel cuts and trinat fades.
     inner = (slice(30, -30),) * 3
     linear, cubic = (
         resample_from_to(
@@ -302,7 +302,7 @@ def test_real_labels_in_lia_come_back_bit_for_bit(dev_data: Path) -> None:
         assert conformed.volume.axcodes == "RAS"
         np.testing.assert_array_equal(back.data, labels.data)
         assert back.data.dtype == labels.data.dtype
-        # Left caudate lies left, right caudate right.
+        # Left caudate is on the left, right caudate on the right.
         assert (
             centroid_mm(conformed.volume, 11)[0] < centroid_mm(conformed.volume, 50)[0]
         )

@@ -1,4 +1,4 @@
-"""The working grid: how large it is, and where it lies about the head."""
+"""The working grid: its size, and its position around the head."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A scan's axes may have any order and direction: the working grid and what is restored are equal.
+"""Axes of a scan in any order and direction give the same working grid and restored maps.
 
-The grid lies by the head, so that its voxels are the same ones of the scan.
+The grid is placed by the head, so its voxels correspond to the same voxels of the scan.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ORDERS = [
     for sides in product("RL", "AP", "SI")
     for letters in permutations(sides)
 ]
-# Shape, spacing in mm, and degrees that the scan is turned by.
+# Shape, spacing in mm, and rotation of the scan in degrees.
 SCANS = {
     "1 mm": ((45, 50, 41), (1.0, 1.0, 1.0), (0.0, 0.0, 0.0)),
     "thick": ((27, 25, 15), (1.75, 2.0, 3.5), (0.0, 0.0, 0.0)),
@@ -34,7 +34,7 @@ SCANS = {
 
 
 def small_head(kind: str) -> tuple[Volume, Volume]:
-    """A textured ball in air, and two structures in it."""
+    """Return a textured ball in air, and two structures in it."""
     shape, spacing, turn = SCANS[kind]
     affine = affine_of("RAS", spacing, shape, turn)
     world = world_of(affine, shape)
@@ -47,7 +47,7 @@ def small_head(kind: str) -> tuple[Volume, Volume]:
 
 
 def restored(labels: Volume, conformed: Conformed) -> list[np.ndarray]:
-    """Labels, classes and an image in the scan's own space, there with RAS axes."""
+    """Return labels, classes and an image restored to the scan's space, in RAS order."""
     plan = conformed.plan
     shares = np.stack([labels.data == k for k in range(3)]).astype(np.float16)
     found = [
@@ -81,7 +81,8 @@ def test_every_order_has_the_same_working_grid_and_the_same_voxels_back(
         found = conform(reoriented(scan, order), shape=shape)
         labels = reoriented(numbers, order)
         found_classes = conform(labels, labels=True, plan=found.plan).volume
-        # All but the last digits of places are equal, and so of what is interpolated.
+        # Everything but the last digits of coordinates is equal, and so are interpolated
+        # values.
         np.testing.assert_allclose(found.volume.affine, wanted.volume.affine, atol=1e-9)
         np.testing.assert_allclose(
             found.volume.data, wanted.volume.data, rtol=0, atol=2e-6

@@ -32,7 +32,7 @@ def scan_and_brain(
     stripped: bool = False,
     neck: bool = False,
 ) -> tuple[Volume, np.ndarray]:
-    """A brain in its skull and scalp, in noisy air, and where the brain is."""
+    """Return a brain in its skull and scalp, in noisy air, and the mask of the brain."""
     affine = np.diag([spacing_mm, spacing_mm, spacing_mm, 1.0])
     affine[:3, 3] = -spacing_mm * (np.array(shape) - 1) / 2
     world = apply_affine(affine, np.moveaxis(np.indices(shape), 0, -1)) - shift_mm
@@ -56,7 +56,7 @@ def scan_and_brain(
 
 
 def box_of(scan: Volume, **margin: float) -> Box:
-    """The head's box in a scan with its own intensities."""
+    """Return the head's box in a scan with its own intensities."""
     image = on_working_scale(scan)
     shift = np.linalg.solve(scan.affine, image.affine)[:3, 3]
     return to_box(
@@ -70,7 +70,7 @@ def box_of(scan: Volume, **margin: float) -> Box:
 def assert_holds(
     box: Box, brain: np.ndarray, spacing_mm: float, margin_mm: float = 5
 ) -> None:
-    """All of the brain lies in the box, by a margin unless the scan itself ends before."""
+    """Assert that the brain lies in the box, with a margin unless the scan itself ends before."""
     for side, tight, length in zip(box, occupied_box(brain), brain.shape, strict=True):
         voxels = int(np.ceil(margin_mm / spacing_mm))
         assert side.start <= max(tight.start - voxels, 0)
@@ -147,12 +147,12 @@ def test_without_a_head_the_whole_image_is_the_box() -> None:
     assert head_box(Volume(sparks, np.diag([4.0, 4, 4, 1]))) == everything
 
 
-Head = tuple[np.ndarray, np.ndarray]  # image, where the brain is
+Head = tuple[np.ndarray, np.ndarray]  # image and mask of the brain
 Change = Callable[[np.ndarray, np.ndarray], Head]
 
 
 def _shifted(image: np.ndarray, brain: np.ndarray) -> Head:
-    """The head in a corner of a field half as wide again, full of noise."""
+    """Move the head to a corner of a field half as wide again, full of noise."""
     shape = np.array(image.shape) * 3 // 2
     level = image[:4].mean()
     wide = np.random.default_rng(1).rayleigh(level, shape).astype(np.float32)
@@ -167,7 +167,7 @@ def _stripped(image: np.ndarray, brain: np.ndarray) -> Head:
 
 
 def _cut(axis: int, *, low: bool) -> Change:
-    """A quarter of the brain beyond the end of the scan."""
+    """Cut off a quarter of the brain at the end of the scan."""
 
     def change(image: np.ndarray, brain: np.ndarray) -> Head:
         side = occupied_box(brain)[axis]

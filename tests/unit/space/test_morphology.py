@@ -19,7 +19,7 @@ def test_dilation_reaches_as_far_as_it_is_told_along_each_axis() -> None:
 def test_the_largest_of_parts_that_share_no_face_is_kept() -> None:
     mask = np.zeros((5, 5, 1), bool)
     mask[:2, :2] = True
-    mask[2, 2] = True  # touches the square at an edge alone
+    mask[2, 2] = True  # touches the square at an edge only
     assert np.argwhere(largest_part(mask)).max() == 1
     assert largest_part(mask).sum() == 4
     assert not largest_part(np.zeros((2, 2, 2), bool)).any()

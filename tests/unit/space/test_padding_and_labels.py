@@ -1,4 +1,4 @@
-"""What is padded around a scan, or cut off of it, changes no label where the scan is."""
+"""Padding a scan, or cropping it, changes no label within it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from trinat.segmentation.space.conform import (
 
 WORKING = Grid((32, 32, 32), np.diag([1.0, 1, 1, 1]))
 SHAPE = (21, 18, 23)
-# Spacing in mm and the turn in degrees: voxels that halve those of the working grid have most ties.
+# Spacing in mm and rotation in degrees: voxels that halve those of the working grid have most
+# ties.
 SCANS = {
     "halves": ((0.5, 0.5, 0.5), (0.0, 0.0, 0.0)),
     "double": ((2.0, 2.0, 2.0), (0.0, 0.0, 0.0)),
@@ -29,10 +30,10 @@ WIDTHS = st.tuples(*[st.integers(0, 5)] * 6)
 
 
 def plan_of(kind: str) -> ConformPlan:
-    """The scan's voxels begin within the labels, so that these reach beyond its end."""
+    """Return a plan for a scan that begins within the labels, which extend beyond its end."""
     spacing, turn = SCANS[kind]
     affine = affine_of("RAS", spacing, SHAPE, turn)
-    # Its middle where that of the working grid is.
+    # The centre of the scan is that of the working grid.
     middle = affine[:3, :3] @ ((np.array(SHAPE) - 1) / 2)
     affine[:3, 3] = 15.5 - middle
     return ConformPlan(Grid(SHAPE, affine), (1, 1), WORKING)

@@ -34,7 +34,7 @@ def grid_map(
 def oblique_map(
     shape: tuple[int, int, int], step: float = 1.0, degrees: float = 20
 ) -> GridMap:
-    """Turned about the middle of a source of 24 voxels a side."""
+    """Return a map turned about the middle of a source of 24 voxels a side."""
     matrix = np.eye(4)
     turn = Rotation.from_euler(
         "xyz", [degrees, -degrees / 2, degrees / 3], degrees=True
@@ -52,7 +52,7 @@ def smooth_noise(shape: tuple[int, int, int] = (24, 24, 24)) -> np.ndarray:
 
 
 def one_line(values: list[float], dtype: type = np.float32) -> np.ndarray:
-    """A volume that varies along its first axis alone."""
+    """Return a volume that varies along its first axis only."""
     return np.ascontiguousarray(
         np.broadcast_to(np.array(values, dtype)[:, None, None], (len(values), 4, 4))
     )
@@ -190,7 +190,10 @@ def test_reordering_takes_arrays_that_run_backwards() -> None:
 
 
 def dense_vote(data: np.ndarray, to: GridMap) -> np.ndarray:
-    """Argmax over each label's own interpolated indicator, by nibabel: the definition."""
+    """Return the argmax over each label's own interpolated indicator, by nibabel.
+
+    The definition.
+    """
     names = np.unique(np.append(data, 0))
     shares = [
         resample_from_to(
@@ -217,7 +220,7 @@ def test_labels_are_the_argmax_of_their_interpolated_indicators(
     to = oblique_map((22, 22, 22), 0.93, degrees)
     ours = resample_labels(data, to)
     assert ours.dtype == dtype
-    # Near ties, which a thousandth of a voxel decides, may fall otherwise.
+    # Near ties, which a thousandth of a voxel decides, may be resolved differently.
     assert (ours != dense_vote(data, to)).mean() < 2e-3
 
 
@@ -287,7 +290,7 @@ def test_probabilities_are_interpolated_before_the_class_is_chosen(
     probabilities = (exps / exps.sum(axis=0)).astype(kind)
     to = oblique_map((16, 15, 14), 0.8, degrees)
     shares = np.stack([resample_image(p, to) for p in probabilities])
-    # What lies beyond the edge is background, by as much as the rest falls short of 1.
+    # Beyond the edge is background, by as much as the rest falls short of 1.
     shares[0] += 1 - resample_image(np.ones((24, 24, 24)), to)
     truth = np.argmax(shares, axis=0)
     ours = resample_probabilities(probabilities, to)
@@ -310,7 +313,7 @@ def test_certain_probabilities_give_what_labels_give() -> None:
     labels = np.digitize(smooth_noise(), [-0.05, 0.05]).astype(np.uint8)
     to = oblique_map((20, 20, 20), 0.9)
     probable = resample_probabilities(one_hot(labels, 3).astype(np.float16), to)
-    # But for near ties, which a thousandth of a voxel decides.
+    # Except near ties, which a thousandth of a voxel decides.
     assert (probable != resample_labels(labels, to)).mean() < 2e-3
 
 
@@ -328,7 +331,7 @@ def test_classes_come_back_from_their_own_corners(order: str) -> None:
     labels = np.zeros((9, 10, 11), np.uint8)
     labels[1:4, 2:5, 7:10] = 1
     labels[5:8, 6:9, 1:4] = 3
-    # With F the classes are innermost, as fused probabilities have them.
+    # In order F the classes are innermost, as fused probabilities have them.
     probabilities = np.asarray(one_hot(labels, 4).astype(np.float16), order=order)
     to = grid_map((0.5, 1, 1), shape=(18, 10, 11))
     np.testing.assert_array_equal(

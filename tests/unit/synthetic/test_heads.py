@@ -1,4 +1,4 @@
-"""Heads to synthesise from: reading, keeping, and what is learned from which number."""
+"""Heads for synthesis: reading, caching, and the class that each number teaches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCHEME = load_scheme("quicknat33")
 
 
 def heads_of(numbers: list[int]) -> HeadMaps:
-    """One head with a voxel of each number, white matter first."""
+    """Return one head with a voxel of each number, white matter first."""
     entries = np.arange(len(numbers), dtype=np.uint8).reshape(1, len(numbers), 1, 1)
     classes = np.zeros(len(numbers), np.int64)
     priors = np.ones((2, 1))
@@ -83,7 +83,7 @@ def test_fluid_below_the_cerebellum_lies_in_the_neck(tmp_path: Path) -> None:
     np.save(folder / "generation_classes_contrast_specific.npy", np.array([0, 1, 1, 2]))
     heads = read_label_maps(folder)
     full = aim(heads, SCHEME, learn_fluid=True)
-    # Cropped to what is there: the third axis begins at 2, the cerebellum at 6.
+    # Cropped to the labels: the third axis begins at 2, the cerebellum at 6.
     column = full.targets[full.labels[0, 0, 0].long()]
     assert [SCHEME.names[int(k)] for k in column] == ["background"] * 4 + ["CSF"] * 6
     assert (
@@ -100,7 +100,7 @@ def test_a_mirrored_head_teaches_the_other_side() -> None:
         "Right-Hippocampus",
         "3rd-Ventricle",
     ]
-    # Merged classes know no sides.
+    # Merged classes have no sides.
     merged = full.seen_in(View.SAGITTAL)
     assert merged.mirrored_targets.tolist() == merged.targets.tolist()
     names = [merged.scheme.names[int(k)] for k in merged.targets]
@@ -140,7 +140,7 @@ def test_a_damaged_file_of_heads_is_refused(tmp_path: Path) -> None:
 
 
 def slices_of(folder: Path, numbers: np.ndarray, axes: str) -> tuple[torch.Tensor, ...]:
-    """Two slices that are synthesised from a head whose file has its axes in this order."""
+    """Return two synthetic slices of a head whose file has its axes in this order."""
     folder.mkdir()
     data, affine = turned(numbers, axes)
     full = aim(read_label_maps(folder_of_maps(folder, data, affine)), SCHEME)
@@ -212,7 +212,7 @@ def test_a_zip_whose_directory_points_elsewhere_is_damage(tmp_path: Path) -> Non
     path = tmp_path / "heads.npz"
     heads_of([0, 2, 41]).save(path)
     broken = bytearray(path.read_bytes())
-    # Where the directory begins, in the record at the end: members are sought before the file.
+    # The offset of the directory, in the record at the end: members are sought before the file.
     broken[-6:-2] = (int.from_bytes(broken[-6:-2], "little") + 2**20).to_bytes(
         4, "little"
     )

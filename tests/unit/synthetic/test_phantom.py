@@ -1,4 +1,4 @@
-"""The phantom: same seed same head, exact truth, any geometry, left unlike right."""
+"""The phantom: same seed same head, exact truth, any geometry, left differs from right."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def medium(seed: int) -> Phantom:
 
 
 def volumes_ml(labels: Volume) -> NDArray[np.float64]:
-    """Of each class, (K,)."""
+    """Return the volume of each class in ml, (K,)."""
     classes = SCHEME.from_freesurfer(labels.data)
     voxel_ml = abs(np.linalg.det(labels.affine[:3, :3])) / 1000
     return np.bincount(classes.ravel(), minlength=len(SCHEME)) * voxel_ml
 
 
 def centroids_mm(labels: Volume) -> NDArray[np.float64]:
-    """In the world, of each class but background, (K-1, 3)."""
+    """Return world centroids of each class but background in mm, (K-1, 3)."""
     points = np.argwhere(labels.data)
     classes = SCHEME.from_freesurfer(labels.data)[tuple(points.T)]
     sums = [np.bincount(classes, axis, len(SCHEME)) for axis in points.T]
@@ -147,7 +147,7 @@ def test_the_head_stays_where_it_is_when_the_grid_turns() -> None:
     _, turned = phantom(
         1, spacing_mm=(2.0, 2.2, 2.4), orientation="PIR", oblique_deg=30
     )
-    # What rounding to voxels does to the boundary, no more; a third of a voxel is 0.7 mm here.
+    # Only the rounding of the boundary to voxels; a third of a voxel is 0.7 mm here.
     large = volumes_ml(straight)[1:] > 3
     assert large.sum() > 15
     assert np.abs(centroids_mm(straight) - centroids_mm(turned))[large].max() < 0.7
@@ -209,15 +209,15 @@ def test_csf_is_a_pocket_or_all_fluid_around_the_brain_of_the_same_scan() -> Non
     litres = 27e-6 * np.array([(x.data == 24).sum() for x in (region, around)])
     assert litres[0] < 0.01
     assert 0.1 < litres[1] < 0.5
-    # Deep structures are as they were.
+    # Deep structures are unchanged.
     np.testing.assert_array_equal(region.data == 10, around.data == 10)
-    # Between the brain and the skull is fluid, nearly everywhere.
+    # There is fluid nearly everywhere between the brain and the skull.
     cortex = np.isin(region.data, (3, 42))
     assert (binary_erosion(around.data > 0) & cortex).sum() > 0.8 * cortex.sum()
 
 
 def test_truth_is_the_largest_of_the_classes_interpolated_shares() -> None:
-    """Against the plain way: each class's indicator interpolated, averaged, compared."""
+    """Compared with the direct way: each class's indicator interpolated, averaged, compared."""
     anatomy = load_anatomy(3)
     shape, factors = np.array([8, 9, 10]), (1, 2, 3)
     # Oblique lines through the brain, and beyond the anatomy's edge.
@@ -235,7 +235,7 @@ def test_truth_is_the_largest_of_the_classes_interpolated_shares() -> None:
             shares[k] = samples.reshape(8, 1, 9, 2, 10, 3).mean(axis=(1, 3, 5))
         found = largest_fraction(anatomy, places.astype(np.float32), factors)
         chosen = np.take_along_axis(shares, found[None].astype(int), 0)[0]
-        # Single precision decides between shares that are equal.
+        # Single precision decides between equal shares.
         np.testing.assert_allclose(chosen, shares.max(axis=0), atol=1e-4)
         seen |= set(np.unique(found).tolist())
     assert len(seen) > 10
@@ -280,7 +280,7 @@ def test_tissues_are_as_bright_as_in_t1() -> None:
 def deep_white_matter(
     monkeypatch: pytest.MonkeyPatch, **kept: object
 ) -> NDArray[np.int16]:
-    """Values two voxels inside the white matter, with no more than one cause of variation."""
+    """Return values two voxels inside the white matter, with at most one cause of variation."""
     none = {"NOISE": (0.0, 0.0), "BIAS_SD": 0.0, "TEXTURE": 0.0}
     for name, value in (none | kept).items():
         monkeypatch.setattr(module, name, value)
@@ -295,7 +295,7 @@ def deep_white_matter(
 def test_inside_a_tissue_there_is_one_brightness(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # And so the truth says where the tissue is: not elsewhere, nor on the other side.
+    # The truth has the place of the tissue: not elsewhere, nor on the other side.
     assert np.ptp(deep_white_matter(monkeypatch)) == 0
 
 
@@ -313,7 +313,7 @@ def test_boundaries_are_between_the_tissues_on_both_sides(
 def test_noise_has_the_strength_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     values = deep_white_matter(monkeypatch, NOISE=(0.03, 0.03))
     assert values.std() == pytest.approx(0.03 * values.mean(), rel=0.25)
-    # Of the magnitude of noise alone: Rayleigh, with a mean of 1.25 standard deviations.
+    # Magnitude noise only: Rayleigh, with a mean of 1.25 standard deviations.
     air = phantom(1, spacing_mm=(2.0, 2.0, 2.0))[0].data[:2]
     assert air.mean() == pytest.approx(1.25 * 0.03 * values.mean(), rel=0.1)
 

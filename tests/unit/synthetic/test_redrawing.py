@@ -1,4 +1,4 @@
-"""Heads drawn otherwise: how far borders move, what may be taken, and what stays."""
+"""Random variation of heads: how far borders move, which tissues may shrink, and what is fixed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from scipy import ndimage
 from trinat.segmentation.synthetic.heads import HeadMaps, with_variants
 from trinat.segmentation.synthetic.redrawing import redraw
 
-# What the entries of the heads of these tests are: air, white matter, cortex, pallidum, the
-# chiasm, fluid, and a lateral ventricle.
+# Numbers of the entries in the test heads: air, white matter, cortex, pallidum, the chiasm,
+# fluid, and a lateral ventricle.
 NUMBERS = np.array([0, 2, 3, 13, 85, 24, 4])
 AIR, WHITE, CORTEX, PALLIDUM, CHIASM, FLUID, VENTRICLE = range(7)
 
@@ -21,7 +21,7 @@ def white_head() -> NDArray[np.uint8]:
 
 
 def head_with(entry: int) -> NDArray[np.uint8]:
-    """A cube of 8 voxels to each side in white matter."""
+    """Return a cube of 8 voxels a side in white matter."""
     head = white_head()
     head[8:16, 8:16, 8:16] = entry
     return head
@@ -51,7 +51,7 @@ def test_a_structure_grows_shrinks_or_stays_and_by_a_voxel_at_most(entry: int) -
     assert min(sizes) < 512
     assert 512 in sizes
     assert max(sizes) > 512
-    # The outermost layer within has 8^3 - 6^3 voxels, that without 6 * 8^2.
+    # The outermost inner layer has 8^3 - 6^3 voxels, the first outer one 6 * 8^2.
     assert min(sizes) >= 216
     assert max(sizes) <= 512 + 384
 
@@ -65,7 +65,7 @@ def test_what_shrinks_becomes_what_is_nearest() -> None:
     for one in smaller:
         lost = (head == PALLIDUM) & (one != PALLIDUM)
         middle_of_face = lost[8, 10:14, 10:14]
-        # The cortex lies before this face.
+        # The cortex is in front of this face.
         assert (one[8, 10:14, 10:14][middle_of_face] == CORTEX).all()
 
 
@@ -117,6 +117,6 @@ def test_a_redrawn_copy_is_alike_in_each_run() -> None:
     assert len(first.labels) == 6
     assert (first.labels[:2] == heads).all()
     assert (first.labels == again.labels).all()
-    # Heads that are alike are not redrawn alike, nor are copies.
+    # Equal heads are varied differently, and so are copies.
     redrawn_heads = {head.tobytes() for head in first.labels[2:]}
     assert len(redrawn_heads) == 4

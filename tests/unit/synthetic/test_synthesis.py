@@ -1,4 +1,4 @@
-"""Synthetic slices: what is where, what is seen, and that a seed fixes it all."""
+"""Synthetic slices: content, targets, and reproducibility by seed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCHEME = load_scheme("quicknat33")
 LEFT, RIGHT = (
     SCHEME.names.index(f"{s}-Cerebral-White-Matter") for s in ("Left", "Right")
 )
-# Nothing moves, nothing blurs, nothing is added: intensities say which entry is where.
+# Nothing moves, blurs or is added, so that intensities identify the entries.
 STILL = SynthesisConfig(
     random_contrast=0,
     border_mm=0,
@@ -53,9 +53,10 @@ STILL = SynthesisConfig(
 
 
 def head_of(left: int, right: int, *others: int, learn_fluid: bool = False) -> Heads:
-    """20 x 20 x 20: scalp around CSF around two structures of FreeSurfer numbers, split at x = 10.
+    """Return 20 x 20 x 20: scalp around CSF around two structures, split at x = 10.
 
-    All structures are as bright as white matter, scalp has 0.75 of it, CSF 0.25.
+    The structures have these FreeSurfer numbers. All are as bright as white matter; scalp has
+    0.75 of it, CSF 0.25.
     """
     head = np.zeros((20, 20, 20), np.uint8)
     head[1:19, 1:19, 1:19] = 4
@@ -101,7 +102,7 @@ def test_a_seed_fixes_images_and_classes(heads: Heads) -> None:
 
 
 class Waits(TorchDispatchMode):
-    """Collects the operations for which a host has to wait until a GPU is done."""
+    """Collects operations that make the host wait for a GPU."""
 
     names = (
         "_local_scalar_dense",
@@ -330,7 +331,7 @@ def test_wholly_random_contrast_is_for_some(heads: Heads) -> None:
         for image, label in zip(images, classes, strict=True)
         if (label > 0).any()
     ]
-    # With the priors scalp never outshines white matter (0.75).
+    # With the priors, scalp is never brighter than white matter (0.75).
     assert max(ratios) > 1
 
 
@@ -341,7 +342,7 @@ def test_a_scans_classes_share_its_gain(heads: Heads) -> None:
     def spread_of_scalp(common_gain: float) -> float:
         config = STILL.model_copy(update={"common_gain": common_gain, "balanced": 1})
         images, classes = draw(varied, config, count=32)
-        # White matter is made 1.
+        # White matter is scaled to 1.
         scalps = [i[1][c == 0].max() for i, c in zip(images, classes, strict=True)]
         return float(torch.stack(scalps).std())
 

@@ -1,4 +1,4 @@
-"""A head small enough to train on in a second: two nested boxes a side, in a box of scalp."""
+"""A head that is small enough to train on in a second: two nested boxes a side, in scalp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches from a slice store: the same when asked again, all slices in an epoch, cut to size."""
+"""Batches from a slice store: reproducible, all slices in an epoch, cropped to size."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ SIZE = 16
 
 @pytest.fixture
 def config(tmp_path: Path) -> StoreConfig:
-    """Subjects a (trains) and b (validates): 20 axial slices, slice k as bright as (k + 1) / 40."""
+    """Write subjects a (trains) and b (validates).
+
+    20 axial slices, slice k as bright as (k + 1) / 40.
+    """
     root = tmp_path / "store"
     (root / "subjects").mkdir(parents=True)
     image = np.empty((SIZE, SIZE, 20), np.float32)
@@ -133,7 +136,7 @@ def test_slices_are_cut_or_padded_to_size(
             atol=1e-3,
             rtol=0,
         )
-        # All of a slice is labelled; what it is padded with is background.
+        # A whole slice is labelled; its padding is background.
         assert labels[:rows, :columns].all()
         assert not labels[rows:].any()
         assert not image[:, rows:].any()
@@ -162,7 +165,7 @@ def test_an_axis_that_is_too_short_is_taken_whole() -> None:
 
 
 def test_workers_and_what_was_expected_change_no_bit(tmp_path: Path) -> None:
-    """Two views, subjects of two shapes, batches of any size from the middle of an epoch on."""
+    """Two views, subjects of two shapes, batches of any size from the middle of an epoch."""
     store = small_store(tmp_path / "store", {"a": (16, 18, 20), "b": (17, 15, 13)})
     config = StoreConfig(path=store, split=all_train(store))
     here, ahead = (
@@ -187,7 +190,7 @@ def test_workers_and_what_was_expected_change_no_bit(tmp_path: Path) -> None:
 
 
 class Told(BatchSource):
-    """A source that notes what it is told of and what is drawn of it."""
+    """A source that records what it is told to expect, and what is drawn from it."""
 
     fingerprint = ""
 
@@ -326,7 +329,7 @@ def test_named_transforms_in_other_processes_change_no_bit(tmp_path: Path) -> No
 def test_voxels_that_do_not_count_change_no_loss_and_no_gradient(
     tmp_path: Path,
 ) -> None:
-    """Rows 2 and 3 of slice 4 count alone."""
+    """Only rows 2 and 3 of slice 4 count."""
     labels = np.full((SIZE, SIZE, 6), 3, np.uint8)
     counted = np.zeros(labels.shape, bool)
     counted[:, 2:4, 4] = True
@@ -334,7 +337,7 @@ def test_voxels_that_do_not_count_change_no_loss_and_no_gradient(
     store = _store_of(tmp_path / "store", labels, counted)
     config = StoreConfig(path=store, split=all_train(store), augmentation=PLAIN)
     source = source_of(config)
-    # Nothing is learnt from slices in which nothing counts.
+    # Slices without counted voxels are not used.
     assert source.slices(View.AXIAL) == 1
     batch = source.draw(View.AXIAL, 0, 2, seeded("cpu", 0, 0, 0))
     expected = torch.full((2, SIZE, SIZE), IGNORE, dtype=torch.uint8)
@@ -366,7 +369,7 @@ def test_voxels_that_do_not_count_do_not_validate(tmp_path: Path) -> None:
 
 
 def _store_of(root: Path, labels: np.ndarray, counted: np.ndarray) -> Path:
-    """A store of one subject whose labels count in places alone."""
+    """Write a store of one subject whose labels count in some places only."""
     (root / "subjects").mkdir(parents=True)
     write_subject(
         subject_path(root, "a"),

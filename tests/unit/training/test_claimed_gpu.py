@@ -1,4 +1,4 @@
-"""Training on a GPU that is only claimed: nothing on two devices, nothing waited for."""
+"""Training on a claimed GPU: no mixed devices, and no waits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from trinat.segmentation.training.state import read_state, write_state
 TISSUE4 = load_scheme("tissue4")
 VIEWS = (View.CORONAL, View.AXIAL)
 SIZE = (16, 16)
-# The loss and the norm of the gradient, in one look.
+# The loss and the norm of the gradient, in one read.
 ONE_READ = ["loop._average_and_clip"]
 
 Sources = Callable[[str], BatchSource]
@@ -43,7 +43,10 @@ Sources = Callable[[str], BatchSource]
 
 @pytest.fixture
 def sources(tmp_path: Path, maps: HeadMaps) -> Sources:
-    """Slices of a store, synthetic ones, or both mixed; to be opened where a device is claimed."""
+    """Provide slices of a store, synthetic ones, or both mixed.
+
+    To be opened on a claimed device.
+    """
     shapes = {"a": (16, 18, 20), "b": (17, 15, 13), "c": (14, 20, 16)}
     store = stored.small_store(tmp_path / "store", shapes)
     config = StoreConfig(path=store, split=stored.all_train(store))
@@ -103,7 +106,7 @@ def trainer_of(
 
 
 def after_first_step(claims: Claims, trainer: Trainer) -> None:
-    """In the first step tables are brought to the device once."""
+    """Forget the first step, which copies tables to the device once."""
     trainer.step()
     claims.reads.clear()
     claims.uploads.clear()
@@ -133,7 +136,7 @@ def test_three_views_together_wait_for_their_loss_once(sources: Sources) -> None
 
 
 def test_a_gpu_computes_what_a_processor_does(sources: Sources) -> None:
-    """Pooling, odd convolutions and the Dice sums have another form there."""
+    """Pooling, odd convolutions and the Dice sums have another form on a GPU."""
     with claimed():
         trainer = trainer_of(sources("synthetic"))
         found = [trainer.step().loss for _ in range(2)]
@@ -223,7 +226,7 @@ def test_a_gpu_without_bfloat16_computes_in_float16_with_scaled_gradients(
     with claimed(capability=(7, 5)):
         trainer = trainer_of(sources("store"), precision="auto")
         assert trainer.precision == torch.float16
-        # An infinite gradient: the step changes nothing, and the next ones are scaled by half.
+        # An infinite gradient: the step changes nothing, and the scale is halved.
         trainer.scaler.load_state_dict(trainer.scaler.state_dict() | {"scale": 2.0**60})
         before = trainer.network.trunk.encoders[0].layers[0].convolution.weight.clone()
         trainer.step()

@@ -1,4 +1,4 @@
-"""Recipes: what stages share, what they change, what is refused."""
+"""Recipes: settings shared by stages, their changes, and refusals."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def test_an_old_word_for_a_precision_is_answered_with_the_new_ones() -> None:
         {"stages": [{"rate": 1}]},
         {"batch": 0},
         {"views": ["coronal", "coronal"]},
-        # Synthetic slices are new each time: there is no pass over them.
+        # Synthetic slices are new each time, so there are no epochs over them.
         {"data": {"synthetic": {"heads": "phantom"}, "epoch_slices": None}},
         {"stages": [{"name": "a"}, {"name": "a"}]},
-        # Of two sources nobody would know how much each gives.
+        # The shares of two sources would be undefined.
         {
             "data": {"synthetic": {"heads": "phantom"}},
             "stages": [

@@ -1,4 +1,4 @@
-"""The loop: resumed to the bit, NaN without a trace, views in turn, parts at their own rates."""
+"""The training loop: exact resumption, NaN, views in turn, parts at their own rates."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_resumed_run_ends_with_the_bits_of_an_undisturbed_one(
     for _ in range(4):
         broken.step()
     path = write_state(tmp_path, broken.state({}))
-    # Whatever else the process drew in between must not matter.
+    # Other draws of the process must not matter.
     torch.manual_seed(12345)
     resumed = trainer_of(recipe, maps)
     resumed.load(read_state(path))
@@ -110,9 +110,9 @@ def test_batches_drawn_ahead_are_taken_and_change_no_bit(
     monkeypatch.setattr(ahead, "_draw", draw)
     losses = [(straight.step().loss, ahead.step().loss) for _ in range(3)]
     assert all(one == other for one, other in losses)
-    # Two a step, each once, and the first of the next step.
+    # Two per step, each once, and the first of the next step.
     assert sorted(drawn) == list(range(7))
-    # What was drawn for one step is not taken for another.
+    # A batch that was drawn for one step is not used for another.
     straight.counters.step = ahead.counters.step = 7
     assert straight.step().loss == ahead.step().loss
 
@@ -200,7 +200,7 @@ def test_out_of_memory_says_what_would_fit(
     trainer._trunk = exhausted  # type: ignore[assignment]
     with pytest.raises(DeviceError, match=remedy):
         trainer.step()
-    # Drawing takes memory, too.
+    # Drawing needs memory, too.
     trainer.source.draw = exhausted  # type: ignore[method-assign]
     with pytest.raises(DeviceError, match=remedy):
         trainer.step()
@@ -251,7 +251,7 @@ def test_frozen_parts_stay_and_others_move_at_their_own_rates(
 
 
 class Recorded(BatchSource):
-    """A source that keeps the numbers of the slices it was asked for."""
+    """A source that records the numbers of the requested slices."""
 
     fingerprint = ""
 
@@ -290,7 +290,7 @@ def test_processes_draw_as_many_and_every_slice_once(
         one, two = (source.numbers[view] for source in sources)
         assert len(one) == len(two) == 3
         assert sorted(one + two) == list(range(6))
-        # Each was told of those it drew and of the next batches', and of no other's.
+        # Each was told of its own draws and of the next batches, and of no other.
         one_expected, two_expected = (source.expected[view] for source in sources)
         assert one_expected >= set(one)
         assert not one_expected & two_expected
@@ -298,7 +298,7 @@ def test_processes_draw_as_many_and_every_slice_once(
 
 
 class Ordering(Recorded):
-    """A source that keeps what was ordered and not taken."""
+    """A source that records the orders which have not been taken."""
 
     def expect(self, view: View, first: int, count: int) -> None:
         self.expected[view].add(first)
@@ -324,7 +324,7 @@ def test_what_was_drawn_ahead_is_not_ordered_again(
         trainer._backward(number)
     for drawn in trainer._drawn.values():
         drawn.result()
-    # Batch 20 was drawn ahead; only what comes after it is still ordered.
+    # Batch 20 was drawn ahead; only later batches are still ordered.
     assert [len(orders) for orders in source.expected.values()] == [AHEAD - 1] * 2
 
 

@@ -1,4 +1,4 @@
-"""What a step takes, by shapes alone, and the batch that fits."""
+"""Memory of a step, from shapes alone, and the largest batch that fits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SMALL = QuickNatConfig(filters=8, kernel=3, depth=2)
 def test_what_a_step_takes_grows_with_its_slices_and_their_area() -> None:
     small, large = StepMemory.of(SMALL, (32, 32)), StepMemory.of(SMALL, (64, 64))
     assert small.fixed == large.fixed > 0
-    # What is kept by channel, not by pixel, is small.
+    # Memory per channel, rather than per pixel, is small.
     assert 3.9 < large.each / small.each < 4
     assert large.needed(3) == large.fixed + 3 * large.each
 

@@ -1,4 +1,4 @@
-"""One network for several views: the same as each alone, and weights carried over."""
+"""One network for several views: equal to separate networks, and weights copied to it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_an_extracted_network_gives_the_same_logits(
 
 
 def rows_of(classifier: Any) -> Tensor:
-    """Weights and bias of each class, (K, F + 1)."""
+    """Return weights and bias of each class, (K, F + 1)."""
     return torch.cat(
         [classifier.weight.detach().flatten(1), classifier.bias.detach()[:, None]], 1
     )
@@ -53,7 +53,8 @@ def rows_of(classifier: Any) -> Tensor:
 def test_classes_keep_their_rows_by_name_whatever_their_number_and_order(
     recipe: Recipe,
 ) -> None:
-    # Background stays the first; the other classes change their order, and two their names.
+    # Background stays the first; the other classes change their order, and two of them their
+    # names.
     names = ["background", *reversed(SCHEME.names[3:]), "Tumour"]
     theirs = LabelScheme(
         "own",
@@ -101,7 +102,7 @@ def test_weights_of_the_trunk_that_fit_are_taken_and_the_others_named(
     network = ViewsNet(recipe.network, CLASSES)
     kept, anew = copy_matching(network, View.AXIAL, source, SCHEME, SCHEME)
     assert kept == 33
-    # All that looks at the slices themselves.
+    # All layers that see the slices directly.
     assert anew
     assert all(name.startswith("encoders.0.") for name in anew)
     taken = network.extract(View.AXIAL).state_dict()
@@ -122,7 +123,7 @@ def test_an_average_follows_its_network(recipe: Recipe) -> None:
         network.weight.fill_(1.0)
     update_average(average, network, 0.9, step=10_000)
     assert torch.allclose(average.weight, torch.tensor(0.1))
-    # Young averages follow faster: (1 + 0) / (10 + 0) stays at step 0.
+    # Young averages follow faster: the share (1 + 0) / (10 + 0) remains at step 0.
     update_average(average, network, 0.9, step=0)
     assert torch.allclose(average.weight, torch.tensor(0.91))
 

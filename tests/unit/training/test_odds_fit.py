@@ -1,4 +1,4 @@
-"""Fitted odds of structures: which factors scans with truth ask for, and what decides on them."""
+"""Fitted odds of structures: the factors that suit scans with a truth, and their criteria."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_ODDS = np.zeros(len(SCHEME))
 
 
 def row(voxels: list[dict[int, float]]) -> Tensor:
-    """Probabilities (1, 1, N, K) of a row of voxels, given by class."""
+    """Return probabilities (1, 1, N, K) of a row of voxels, given by class."""
     fused = torch.zeros(1, 1, len(voxels), len(SCHEME), dtype=torch.float16)
     for place, probabilities in enumerate(voxels):
         for index, probability in probabilities.items():
@@ -42,7 +42,7 @@ def truth(*classes: int) -> np.ndarray:
 @pytest.mark.parametrize("seed", range(3))
 def test_kept_voxels_say_what_all_of_the_scan_would(seed: int) -> None:
     generator = np.random.default_rng(seed)
-    # No voxel is in doubt between more classes than are looked at.
+    # No voxel is uncertain between more classes than are considered.
     probabilities = generator.dirichlet([0.3] * 5, (3, 20, 30))
     classes = generator.permuted(
         np.tile(np.arange(len(SCHEME)), (3, 20, 30, 1)), axis=-1
@@ -56,10 +56,10 @@ def test_kept_voxels_say_what_all_of_the_scan_would(seed: int) -> None:
     true = generator.integers(0, len(SCHEME), fused.shape[:3], np.uint8)
     scan = DoubtfulVoxels.of(fused, true, FIXED)
     assert 0 < len(scan.truth) < true.size
-    # As far as factors go; the fixed classes have none.
+    # Up to the limits of factors; the fixed classes have none.
     logarithms = generator.uniform(-math.log(10), math.log(10), len(SCHEME))
     logarithms[FIXED] = 0
-    # The same probabilities, of which those below 0.0001 count as that.
+    # The same probabilities, where those below 0.0001 are raised to it.
     weighted = fused.float().clamp(min=1e-4) * torch.from_numpy(np.exp(logarithms))
     expected = np.zeros((len(SCHEME), len(SCHEME)), int)
     np.add.at(expected, (true.ravel(), weighted.argmax(-1).numpy().ravel()), 1)
@@ -68,19 +68,19 @@ def test_kept_voxels_say_what_all_of_the_scan_would(seed: int) -> None:
 
 
 def test_mean_dice_is_over_what_is_true_or_found() -> None:
-    """Of two true pallidum voxels one is found, as 2 * 1 / (2 + 1); cortex has 0: half of it."""
+    """One of two true pallidum voxels is found: 2 * 1 / (2 + 1); cortex has 0, so half of it."""
     fused = row([{LEFT: 0.9, 0: 0.1}, {CORTEX: 0.9, LEFT: 0.1}])
     scan = DoubtfulVoxels.of(fused, truth(LEFT, LEFT), FIXED)
     assert scan.mean_dice(NO_ODDS, FIXED) == pytest.approx(1 / 3)
-    # Fixed classes are in no mean.
+    # Fixed classes do not enter a mean.
     assert scan.mean_dice(NO_ODDS, [*FIXED, CORTEX]) == pytest.approx(2 / 3)
-    # Ten times as likely, the second voxel is pallidum too.
+    # Ten times as likely, the second voxel becomes pallidum too.
     odds = logarithms_of({"Left-Pallidum": 9.9}, SCHEME)
     assert scan.mean_dice(odds, FIXED) == 1
 
 
 def test_truth_beyond_what_was_looked_at_was_missed() -> None:
-    """Of three true pallidum voxels one is found: 2 * 1 / (3 + 1)."""
+    """One of three true pallidum voxels is found: 2 * 1 / (3 + 1)."""
     beyond = np.zeros(len(SCHEME), int)
     beyond[LEFT] = 2
     scan = DoubtfulVoxels.of(row([{LEFT: 1.0}]), truth(LEFT), FIXED, beyond)
@@ -89,7 +89,7 @@ def test_truth_beyond_what_was_looked_at_was_missed() -> None:
 
 
 def test_a_structure_that_is_drawn_too_small_gains_on_both_sides() -> None:
-    """Cortex has 0.6 where the truth has left pallidum: a factor of 1.5 is the least that helps."""
+    """Cortex has 0.6 where the truth is left pallidum: 1.5 is the smallest factor that helps."""
     fused = row([{CORTEX: 0.6, LEFT: 0.4}, {CORTEX: 0.99, LEFT: 0.01}, {RIGHT: 1.0}])
     scan = DoubtfulVoxels.of(fused, truth(LEFT, CORTEX, RIGHT), FIXED)
     odds = fit_odds([scan], SCHEME, FIXED)
@@ -106,7 +106,7 @@ def test_what_is_right_already_needs_no_factor() -> None:
 
 
 def test_a_structure_that_no_truth_has_gets_no_factor() -> None:
-    """Lower odds of cortex would help the pallidum, but nobody has drawn cortex."""
+    """Lower odds of cortex would help the pallidum, but no truth has cortex."""
     fused = row([{CORTEX: 0.6, LEFT: 0.4}, {RIGHT: 1.0}])
     scan = DoubtfulVoxels.of(fused, truth(LEFT, RIGHT), FIXED)
     undrawn = without_truth([scan])

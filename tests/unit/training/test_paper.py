@@ -1,4 +1,4 @@
-"""The recipe `quicknat-paper` against the formulas of the paper and its authors' code."""
+"""The recipe `quicknat-paper` compared with the formulas of the paper and its authors' code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def recipe() -> Recipe:
 
 
 def labels_with_patches(classes: int, images: int) -> Tensor:
-    """Patches of 8 x 8 pixels of one class: some in each image, all classes in some."""
+    """Return patches of 8 x 8 pixels of one class: some in each image, all classes in some."""
     generator = torch.Generator().manual_seed(1)
     small = torch.randint(
         0, classes, (images, SIZE // 8, SIZE // 8), generator=generator
@@ -41,7 +41,7 @@ def labels_with_patches(classes: int, images: int) -> Tensor:
 def test_loss_and_gradient_are_those_of_the_authors(
     recipe: Recipe, present: int
 ) -> None:
-    """Also where a batch lacks classes of the store."""
+    """Also if a batch lacks classes of the store."""
     labels = labels_with_patches(present, 4)
     counts = torch.tensor([90_000, 7_000, 1_500, 400, 60_000])
     ours, theirs = (

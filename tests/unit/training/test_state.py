@@ -1,4 +1,4 @@
-"""State files: whole or refused, two kept, another run's refused by name."""
+"""State files: complete or refused, two kept, those of another run refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures of labels against a network that knows better, with values worked out by hand."""
+"""Scores of suspect labels against a better network, with values worked out by hand."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ NAMES = ("background", "left", "right", "middle")
 def evidence(
     labelled: tuple[int, ...] = (500, 500, 500), missed: int = 0, **changes: float
 ) -> SubjectSummary:
-    """All that is labelled is predicted, but `missed` voxels of the midline structure.
+    """Return evidence in which all labels are predicted, except `missed` voxels.
 
-    Both halves of the slices are alike.
+    These are of the midline structure. Both halves of the slices are alike.
     """
     joint = np.diag([0, *labelled])
     joint[3, 3] -= missed
@@ -107,7 +107,7 @@ def test_whatever_differs_most_from_the_other_subjects_decides_the_order() -> No
         "swapped": MEASURES["sides"],
         "lost": "middle differs",
     }
-    # A size of 320 beside a predicted one of 520 is 37 usual spreads off, exchanged sides are 31.
+    # A size of 320 against a predicted 520 is 37 usual spreads off, exchanged sides are 31.
     assert ranked.index[0] == "lost"
 
 
@@ -157,7 +157,7 @@ def test_a_structure_of_an_unusual_size_is_seen_even_where_the_model_knows_it_ba
 
 
 def test_sides_are_compared_where_all_heads_differ_in_size() -> None:
-    # Thalami, say, of 300 to 700 voxels: one of 550 is none to look at but beside its partner.
+    # For example thalami of 300 to 700 voxels: one of 550 stands out only beside its partner.
     found = {f"s{n}": evidence((300 + 100 * n, 300 + 100 * n, 500)) for n in range(5)}
     first = rank(
         {**found, "swollen": evidence((550, 400, 500))}, NAMES, PARTNERS, LIMIT
@@ -167,16 +167,16 @@ def test_sides_are_compared_where_all_heads_differ_in_size() -> None:
 
 
 def test_a_spread_that_few_subjects_show_is_drawn_to_that_of_other_structures() -> None:
-    # Five subjects count as much as the usual spread: the mean of both variances.
+    # Five subjects weigh as much as the usual spread: the mean of both variances.
     found = _moderated(np.array([3.0, 0.0]), np.array(1.0), 5)
     np.testing.assert_allclose(found, np.sqrt([(9 + 1) / 2, (0 + 1) / 2]))
-    # Of forty subjects it is a ninth.
+    # With forty subjects its weight is a ninth.
     found = _moderated(np.array([3.0]), np.array(1.0), 40)
     np.testing.assert_allclose(found, np.sqrt([(8 * 9 + 1) / 9]))
 
 
 def in_halves(first: int, second: int) -> SubjectSummary:
-    """The midline structure with these voxels in every other slice."""
+    """Return the midline structure with these voxels in every other slice."""
     halves = np.array([np.diag([0, 50_000, 50_000, size]) for size in (first, second)])
     return evidence()._replace(halves=halves)
 
@@ -193,7 +193,7 @@ def test_a_structure_that_one_half_of_the_slices_shows_accuses_nobody() -> None:
     sizes = [(60, 0), (0, 60), (60, 0), (60, 60), (60, 60)]
     found = {f"s{n}": in_halves(*halves) for n, halves in enumerate(sizes)}
     assert are_judged(found.values()).tolist() == [True, True, False]
-    # What is left is that the others are a smaller share of all.
+    # Only the smaller share of the other structures remains.
     assert (rank(found, NAMES, PARTNERS, LIMIT)["score"] < 0.1).all()
 
 
@@ -205,16 +205,17 @@ def test_a_size_that_the_choice_of_slices_decides_is_less_suspect() -> None:
         return float(rank(found, NAMES, PARTNERS, LIMIT).loc["s6", "score"])
 
     apart = np.log(620 / 200_660) - np.log(420 / 200_460)
-    # No spread of their own, so the least of structures, 0.02, as much as 5 of 12 subjects.
+    # They have no spread of their own, so the minimum for structures, 0.02, weighs 5 of 12
+    # subjects.
     assert score(200, 200) == pytest.approx(apart / (0.02 * np.sqrt(5 / 12)), rel=1e-6)
-    # Of the halves: 10 voxels are added to each size, 20 to those of all slices.
+    # In the halves: 10 voxels are added to each size, and 20 to the size of all slices.
     of_slices = np.log(310 / 100_330) - np.log(110 / 100_130)
     expected = apart / (1.4826 * of_slices / 2)
     assert score(300, 100) == pytest.approx(expected, rel=1e-6)
 
 
 def two_classes(weight: float) -> QuickNat:
-    """A network that calls bright pixels class 1: logits 0 and `weight` (x - 0.5)."""
+    """Return a network that calls bright pixels class 1: logits 0 and `weight` (x - 0.5)."""
     network = QuickNat(QuickNatConfig(classes=2, filters=1, depth=1, excitation="none"))
     network.features = lambda slices: slices  # type: ignore[method-assign]
     classifier = network.classifier

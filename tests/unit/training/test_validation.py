@@ -1,4 +1,4 @@
-"""Whole-volume validation: scores worked out by hand, and a network that it leaves alone."""
+"""Whole-volume validation: scores worked out by hand, and an unchanged network."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from trinat.segmentation.training.validation import (
 
 
 class Threshold(nn.Module):
-    """Class 1 where the middle channel is above one half; its norm counts batches if it trains."""
+    """Class 1 where the middle channel is above one half.
+
+    Its norm counts batches in training mode.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +52,8 @@ def test_scores_are_those_of_the_whole_scan() -> None:
     )
     assert scores.dice[1] == pytest.approx(2 * 2 / (5 + 2))
     assert scores.iou[1] == pytest.approx(2 / 5)
-    # Background is no structure; class 2 is neither there nor predicted: it takes no part.
+    # Background is no structure; class 2 is neither present nor predicted, so it does not
+    # count.
     assert math.isnan(scores.dice[0])
     assert math.isnan(scores.dice[2])
     assert scores.mean_dice == scores.dice[1]
@@ -78,14 +82,14 @@ def test_the_time_of_a_validation_is_foreseen_from_a_batch_of_each_scan(
     monkeypatch.setattr(validation.time, "monotonic", lambda: now[0])
 
     class Slow(nn.Module):
-        """A second a batch."""
+        """Takes a second per batch."""
 
         def forward(self, slices: Tensor) -> Tensor:
             now[0] += 1
             return torch.zeros(len(slices), 2, 4, 4)
 
     def scans() -> Iterator[ValidationScan]:
-        """Of 24 and 16 slices, batches of eight, each made in ten seconds."""
+        """Yield scans of 24 and 16 slices in batches of eight, each of which takes ten seconds."""
         for count in (24, 16):
             now[0] += 10
             yield ValidationScan("scan", torch.zeros(count, 4, 4), torch.zeros(0))

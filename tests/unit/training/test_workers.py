@@ -1,4 +1,4 @@
-"""Processes that train together: they compute what one does, and know what each other knows."""
+"""Processes that train together compute what one does, and share their values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def recipe_of(recipe: Recipe, **stage: object) -> Recipe:
 @pytest.mark.slow
 @pytest.mark.important
 def test_two_processes_have_the_losses_of_one(recipe: Recipe) -> None:
-    # Where each pixel counts alike, the mean of two halves is the mean of the batch ...
+    # If all pixels count alike, the mean of two halves is the mean of the batch ...
     mean = recipe_of(recipe, batch=8, loss=PIXELS_ALIKE)
     # ... and a loss of sums over a batch is that of the halves, accumulated.
     dice = recipe_of(recipe, batch=8)
@@ -40,7 +40,7 @@ def test_two_processes_have_the_losses_of_one(recipe: Recipe) -> None:
     assert leader == other
     for found, expected in zip(leader, losses(ALONE, (mean, halves)), strict=True):
         assert found == pytest.approx(expected, abs=1e-4)
-        # They learn: the same numbers without an update would prove little.
+        # They learn: equal numbers without an update would prove little.
         assert found[-1] < found[0]
 
 
@@ -57,7 +57,7 @@ def test_one_process_alone_asks_nobody() -> None:
 @pytest.mark.slow
 @pytest.mark.important
 def test_two_processes_with_a_gpu_each_have_the_losses_of_one(recipe: Recipe) -> None:
-    """The GPUs are only claimed, and gloo stands for NCCL."""
+    """The GPUs are only claimed, and gloo stands in for NCCL."""
     together = recipe_of(recipe, batch=8)
     halves = recipe_of(recipe, batch=4, accumulate=2)
     leader, other = in_both(losses, (together,), 2, "cuda:0")
@@ -68,7 +68,7 @@ def test_two_processes_with_a_gpu_each_have_the_losses_of_one(recipe: Recipe) ->
 def test_the_leader_is_waited_for_by_the_group_with_more_patience(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A step has its own limit of time: a process that hangs in one is given up in minutes."""
+    """A step has its own time limit: a process that hangs in a step is given up in minutes."""
     waited_by: list[object] = []
 
     def broadcast(values: list[str], src: int, group: object) -> None:
@@ -93,7 +93,7 @@ def test_norms_see_the_whole_batch_of_several_gpus_where_the_recipe_wants_it(
             if isinstance(module, torch.nn.SyncBatchNorm)
         ]
         assert bool(norms) == (wanted and count > 1)
-        # What is validated and shipped is plain, and has the same names.
+        # The averaged network for validation and export is not wrapped, and has the same names.
         names = trainer.average.state_dict().keys()
         assert names == trainer.network.state_dict().keys()
         assert not [

@@ -1,4 +1,4 @@
-"""BIDS: which label map belongs to which scan."""
+"""BIDS: matching of label maps to scans."""
 
 from __future__ import annotations
 

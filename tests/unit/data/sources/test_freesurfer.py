@@ -1,4 +1,4 @@
-"""A SUBJECTS_DIR: its persons, their sessions, and the files to take."""
+"""A SUBJECTS_DIR: its persons, their sessions, and the files used."""
 
 from __future__ import annotations
 

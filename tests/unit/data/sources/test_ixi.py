@@ -1,4 +1,4 @@
-"""IXI: labels from elsewhere, under any of the usual names."""
+"""IXI: labels in another folder, under any of the usual names."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_neurite_numbers_have_the_names_of_their_table() -> None:
     names = [scheme.names[k] for k in classes.ravel()]
     assert (names[14], names[30]) == ("Left-Hippocampus", "Right-Hippocampus")
     assert names[18] == names[34] == "background"
-    # All classes but CSF (24), which seg35 has none of.
+    # All classes but CSF (24), which seg35 lacks.
     assert set(scheme.names) - set(names) == {"CSF"}
 
 

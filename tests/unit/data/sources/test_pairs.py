@@ -1,4 +1,4 @@
-"""One's own pairs: two folders, or a table; and label maps alone."""
+"""The user's own pairs: two folders or a table; and label maps without scans."""
 
 from __future__ import annotations
 

@@ -50,7 +50,10 @@ def test_a_dataset_whose_numbers_are_known_takes_no_others(
 def test_numbers_for_generation_mean_nothing_in_another_numbering(
     tmp_path: Path,
 ) -> None:
-    """24 is fluid outside the brain there; 136 lines a ventricle, and is a manual parcel."""
+    """In FreeSurfer 24 is fluid outside the brain.
+
+    136 is the lining of a ventricle, or a manual parcel.
+    """
     write_nifti(tmp_path / "a.nii.gz", np.ones((4, 4, 4), np.uint8))
     options = SourceOptions(fold=load_folding("neuromorphometrics"))
     (subject,) = list_subjects("labelmaps", tmp_path, options).subjects

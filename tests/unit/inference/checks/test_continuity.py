@@ -16,7 +16,7 @@ BRAIN = ball(SHAPE, 36)
 
 
 def texture() -> np.ndarray:
-    """Structures of some millimetres, as folds are."""
+    """Return structures of some millimetres, like folds."""
     noise = np.random.default_rng(0).normal(size=SHAPE)
     smooth = ndimage.gaussian_filter(noise, 2.5)
     return np.where(BRAIN, 0.8 + 0.2 * smooth / smooth.std(), 0)
@@ -49,7 +49,7 @@ def test_slices_that_are_lost_are_found_where_they_were(
         np.delete(texture(), gone, axis), np.delete(BRAIN, gone, axis)
     )
     assert not finding.rejects
-    # Between the slices 39 and 40, rounded to the even one.
+    # Between slices 39 and 40, rounded to the even one.
     assert finding.reason.startswith(f"{view} at {letter} = 40 mm, slices differ ")
     assert finding.reason.endswith(": slices lost or shifted?")
 

@@ -1,4 +1,4 @@
-"""A field of view that ends inside the brain, and round brains that only end."""
+"""Fields of view that end inside the brain, and round brains that end by themselves."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def test_a_cut_need_not_be_along_an_axis() -> None:
     gone = (0.8 * z - 0.6 * y + 0 * x) > 0.2 * 39.5 + 10  # 10 mm above the middle
     image = np.where(gone, 0, 1)
     area, _ = find_cut(evidence(labels(BRAIN & ~gone), image))
-    # A disc of radius sqrt(30² - 10²), of which the plane's steps hold a share of voxels.
+    # A disc of radius sqrt(30² - 10²), of which a share of voxels lies on the steps of the
+    # plane.
     assert 0.7 < area / (np.pi * 800) < 1.3
 
 

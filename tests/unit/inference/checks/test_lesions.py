@@ -21,7 +21,7 @@ BRAIN = np.where(ball(SHAPE, 28), CORTEX, 0).astype(np.uint8)
 BRAIN[ball(SHAPE, 24)] = WHITE
 SOUND = np.array([0.0, 1.0, 0.7])[BRAIN]
 BLOB = ball(SHAPE, 8)
-# Of 4/3 pi 8³ mm³, in blocks of 2 mm.
+# 4/3 pi 8³ mm³, in blocks of 2 mm.
 BLOB_MM3 = pytest.approx(4 / 3 * np.pi * 512, rel=0.35)
 
 
@@ -68,12 +68,12 @@ def test_where_cortex_is_the_brighter_one_nothing_is_compared() -> None:
     assert find_places(given) == {}
 
 
-# As large in its white matter as a mass of 20 mm is in a brain's.
+# As large relative to its white matter as a mass of 20 mm in a brain.
 MASS = ball(SHAPE, 16)
 
 
 def test_a_large_bright_mass_is_measured_against_what_is_beyond_its_edge() -> None:
-    """It is labelled as white matter, so that the mean around it is as bright as itself."""
+    """It is labelled as white matter, so the mean around it is as bright as the mass."""
     given = evidence(BRAIN, np.where(MASS, 1.25, SOUND))
     (finding,) = check_lesions(given, LIMITS)
     assert finding.reason.startswith("a bright place of ")

@@ -1,4 +1,4 @@
-"""Tissue apart from the brain: how much, and when it counts."""
+"""Tissue separate from the brain: how much of it counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trinat.segmentation.inference.checks.limits import LIMITS
 
 
 def brain() -> np.ndarray:
-    """White matter of 64,000 mm³ in one corner of the head."""
+    """Return white matter of 64,000 mm³ in one corner of the head."""
     labels = np.zeros((80, 80, 80), np.uint8)
     labels[:40, :40, :40] = WHITE
     return labels
@@ -30,7 +30,7 @@ def test_without_tissue_there_is_no_finding() -> None:
 
 def test_what_lies_apart_is_counted_by_structure() -> None:
     labels = brain()
-    # An edge is no face: this piece is apart.
+    # Voxels that share only an edge are not connected, so this piece is separate.
     labels[40:45, 40:45, :20] = CORTEX
     labels[60:65, 60:65, 60:62] = LEFT
     apart = find_apart(evidence(labels))

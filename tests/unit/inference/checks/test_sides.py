@@ -1,4 +1,4 @@
-"""Left and right of all tissue and of each structure, with volumes by hand."""
+"""Asymmetry of all tissue and of each structure, with volumes by hand."""
 
 from __future__ import annotations
 

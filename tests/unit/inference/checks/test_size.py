@@ -1,4 +1,4 @@
-"""Size of the brain, of voxels, and what was not found."""
+"""Size of the brain and of voxels, and missing structures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is just outside of the brain: dark fluid, or cortex that was not labelled."""
+"""The layer just outside the brain: dark fluid, or cortex without a label."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from trinat.segmentation.models.zoo import find_model
 
 
 def brain(brightness_outside: float, columns: int = 40) -> Evidence:
-    """A cube of 20 voxels with cortex at 0.7 around white matter.
+    """Return a cube of 20 voxels with cortex at 0.7 around white matter.
 
-    Around it, in the first `columns` planes of the head, all has one brightness.
+    The surroundings have one brightness in the first `columns` planes of the head.
     """
     labels = np.zeros((40, 40, 40), np.uint8)
     labels[10:30, 10:30, 10:30] = CORTEX
@@ -47,7 +47,7 @@ def test_cortex_is_between_0_8_and_1_3_of_its_median(
 
 def test_the_second_layer_counts_alone() -> None:
     found = brain(0.7)
-    # The first layer is dark, and so is all beyond the second.
+    # The first layer is dark, and so is everything beyond the second.
     image = found.image.data.copy()
     around = np.zeros(image.shape, bool)
     around[8:32, 8:32, 8:32] = True
