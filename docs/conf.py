@@ -50,7 +50,7 @@ html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
 html_context = {"default_mode": "auto"}
-html_sidebars = {page: [] for page in ("index", "install", "first-scan", "questions")}
+html_sidebars = {page: [] for page in ("index", "install", "questions")}
 html_theme_options = {
     "logo": {"text": "trinat"},
     "header_links_before_dropdown": 7,

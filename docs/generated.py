@@ -21,6 +21,7 @@ from trinat.pipelines.cli.options import HELP, ListOptions
 from trinat.pipelines.prepare.making import PrepareConfig
 from trinat.segmentation.data.transforms import NamedTransform
 from trinat.segmentation.data.transforms.base import SliceTransform
+from trinat.segmentation.metrics.definitions import METRICS
 from trinat.segmentation.models.base import NetworkConfig
 from trinat.segmentation.models.model_info import ModelInfo
 from trinat.segmentation.models.quicknat import QuickNatConfig
@@ -296,14 +297,39 @@ def _plain_kind(schema: dict[str, Any]) -> str:
     return " ".join([word, ", ".join(bounds)]).strip()
 
 
+# Metrics -------------------------------------------------------------------------------------
+
+
+def metrics() -> str:
+    """Return the table of metrics, with their values for absent structures."""
+    rows = [
+        "| metric | unit | definition | absent from both | missed | invented |",
+        "|---|---|---|---|---|---|",
+    ]
+    for metric in METRICS.values():
+        cells = (
+            f"{metric.title} (`{metric.key}`)",
+            metric.unit,
+            metric.definition,
+            metric.if_absent_from_both,
+            metric.if_missed,
+            metric.if_invented,
+        )
+        escaped = [cell.replace("|", "\\|") for cell in cells]
+        rows.append(f"| {' | '.join(escaped)} |")
+    return "\n".join(rows) + "\n"
+
+
 # Pages ---------------------------------------------------------------------------------------
 
 
 def others() -> str:
-    """Pages that no table of contents names: none is out of reach for want of a line."""
-    named = {"index", "first-scan", "questions"}
-    for contents in ("index", "guides", "reference", "background"):
-        named.update((DOCS / f"{contents}.md").read_text().splitlines())
+    """Return the pages that no table of contents names, so that every page is linked."""
+    named = {"index"}
+    for contents in ("index", "tutorials", "guides", "reference", "background"):
+        page = (DOCS / f"{contents}.md").read_text()
+        # An entry is "page", or "Title <page>".
+        named.update(re.findall(r"^(?:.* <)?([\w-]+)>?$", page, flags=re.M))
     pages = {page.stem for page in DOCS.glob("*.md")}
     return "\n".join(sorted(pages - named))
 
@@ -374,6 +400,7 @@ _PARTS = {
     "model": model,
     "prepare": prepare,
     "labels": labels,
+    "metrics": metrics,
     "others": others,
     "modules": modules,
 }

@@ -1,7 +1,7 @@
 """Names, definitions, values for absent structures and places of display of all metrics.
 
-The report prints these texts, docs/metrics.md is checked against them, and the tests hold the
-code to them. `pair.py` computes the values.
+The report prints these texts, the site makes a table of them (docs/metrics.md), and the tests
+hold the code to them. `pair.py` computes the values.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from trinat.pipelines.report.measurements import METRICS_COLUMNS
 from trinat.pipelines.study.entry import Entry
 from trinat.pipelines.study.record import ScanResult
 from trinat.segmentation.labels.scheme import load_scheme
+from trinat.segmentation.metrics.definitions import METRICS
 from trinat.segmentation.training.config import Recipe
 
 ROOT = Path(__file__).parents[2]
@@ -82,6 +83,15 @@ def test_every_key_of_a_recipe_is_on_the_site(generated: Any) -> None:
     found = {key: (kind, default) for key, kind, default in rows}
     assert found["ema"] == ("number ≥ 0, < 1", "`0.998`")
     assert found["rate"] == ("number > 0", "`0.004`")
+
+
+def test_every_metric_is_on_the_site_with_its_definition(generated: Any) -> None:
+    page = generated.metrics()
+    for metric in METRICS.values():
+        escaped = metric.definition.replace("|", "\\|")
+        assert (
+            f"| {metric.title} (`{metric.key}`) | {metric.unit} | {escaped} |" in page
+        )
 
 
 def test_every_module_is_on_the_site_with_what_it_says_of_itself(

@@ -1,37 +1,8 @@
-"""Definitions of metrics have one source; the documentation agrees with it."""
+"""Definitions of metrics name the widths and the units that the code uses."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from trinat.segmentation.metrics.definitions import BOUNDARY_WIDTH_MM, METRICS
-
-DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
-
-
-def test_the_documented_table_is_the_codes() -> None:
-    documented = {}
-    for line in DOCUMENT.read_text("utf-8").splitlines():
-        if line.startswith("| ") and line.count(" | ") == 5 and "(`" in line:
-            cells = [
-                c.strip().replace("\\|", "|")
-                for c in line.replace("\\|", "\0").split("|")
-            ]
-            cells = [cell.replace("\0", "|") for cell in cells]
-            key = cells[1].partition("(`")[2].rstrip("`)")
-            documented[key] = tuple(cells[1:-1])
-    expected = {
-        m.key: (
-            f"{m.title} (`{m.key}`)",
-            m.unit,
-            m.definition,
-            m.if_absent_from_both,
-            m.if_missed,
-            m.if_invented,
-        )
-        for m in METRICS.values()
-    }
-    assert documented == expected
 
 
 def test_the_rims_are_as_wide_as_their_definition_says() -> None:
