@@ -18,7 +18,8 @@ import trinat
 from trinat.pipelines.cli import app
 from trinat.pipelines.cli.bids import command as bids_command
 from trinat.pipelines.cli.options import HELP, ListOptions
-from trinat.pipelines.prepare.making import PrepareConfig
+from trinat.pipelines.common.option import Option
+from trinat.pipelines.prepare.options import PrepareConfig
 from trinat.segmentation.data.transforms import NamedTransform
 from trinat.segmentation.data.transforms.base import SliceTransform
 from trinat.segmentation.metrics.definitions import METRICS
@@ -193,7 +194,7 @@ def _table_of_keys(key: str, model: type[BaseModel], level: int) -> str:
 
 
 def _rows_of_keys(model: type[BaseModel]) -> str:
-    """The table of a model's own keys: name, kind of value, default, comment."""
+    """Return the table of a model's own keys: name, kind of value, default, help or comment."""
     schema = model.model_json_schema()
     known = schema.get("$defs", {})
     comments = _comments(model)
@@ -201,7 +202,11 @@ def _rows_of_keys(model: type[BaseModel]) -> str:
     for name in model.model_fields:
         kind = _kind(schema["properties"].get(name, {}), known)
         default = _default(model, name)
-        rows.append(f"| `{name}` | {kind} | {default} | {comments.get(name, '')} |")
+        about = comments.get(name, "")
+        for remark in model.model_fields[name].metadata:
+            if isinstance(remark, Option):
+                about = remark.help.replace("|", "\\|")
+        rows.append(f"| `{name}` | {kind} | {default} | {about} |")
     return "\n".join(rows) + "\n"
 
 

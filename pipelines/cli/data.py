@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from trinat.pipelines.cli import options
-from trinat.pipelines.cli.fields import Only, with_fields
-from trinat.pipelines.cli.options import Group, ListOptions, say_next
-from trinat.pipelines.common.exits import batch_exit
+from trinat.pipelines.cli.fields import Typed, with_fields
+from trinat.pipelines.cli.options import Group, say_next
 from trinat.pipelines.jobs.process import prepare_process
 from trinat.pipelines.jobs.progress import batch_progress, byte_progress, log_lines
-from trinat.pipelines.prepare.options import ExportSettings, PrepareOptions
+from trinat.pipelines.prepare.options import PrepareConfig
 from trinat.segmentation.errors import ConfigError
 
 Store = Annotated[
@@ -182,39 +180,12 @@ def report(
     typer.echo(str(path))
 
 
-@app.command("export", cls=ListOptions)
-@with_fields
-def export(
-    store: Store,
-    asked: Annotated[Callable[..., ExportSettings], Only(ExportSettings)],
-    quiet: options.Quiet = False,
-) -> int:
-    """Write slices of a store as pictures, with a table that says whose they are.
-
-    Example: trinat data export store --out pictures --format png --views coronal
-    """
-    from trinat.pipelines.prepare.store_pictures import SLICES, export_slices
-
-    settings = asked(store=store)
-    with batch_progress(quiet) as finished:
-        outcomes = export_slices(settings, finished)
-    failures = [outcome for outcome in outcomes if outcome.failure]
-    for outcome in failures:
-        typer.echo(f"{outcome.subject}: failed: {outcome.failure}", err=True)
-    done = len(outcomes) - len(failures)
-    slices = sum(len(outcome.rows) for outcome in outcomes)
-    typer.echo(
-        f"{settings.out / SLICES}: {slices} slices of {done} subjects, {len(failures)} failed"
-    )
-    return batch_exit(done=done, failed=len(failures))
-
-
 @with_fields
 def prepare(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Slice store to create or update.")
     ],
-    asked: PrepareOptions,
+    asked: Annotated[Mapping[str, Any], Typed(PrepareConfig)],
     config: Annotated[
         Path | None,
         typer.Option(
@@ -234,7 +205,7 @@ def prepare(
 
     prepare_process()
     with log_lines(quiet), batch_progress(quiet) as finished:
-        settings = read_config(config, asdict(asked))
+        settings = read_config(config, asked)
         summary = prepare_store(settings, out, jobs=jobs, finished=finished)
     for row in summary.rows:
         has_failed = row.status == "failed"

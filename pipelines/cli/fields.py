@@ -31,6 +31,29 @@ class Only:
         }
 
 
+class Typed:
+    """Selection of the options of a settings model that the user typed.
+
+    The command receives a mapping of all options of the model; those that were not typed are None.
+    """
+
+    def __init__(self, kind: type) -> None:
+        self.options: dict[str, tuple[Any, Option]] = {}
+        for name, hint in get_type_hints(kind, include_extras=True).items():
+            option = _remark(hint, Option)
+            if option is not None:
+                self.options[name] = (get_args(hint)[0] | None, option)
+
+    def parameters(self) -> Iterator[inspect.Parameter]:
+        """Yield the options for typer."""
+        for name, (typed, option) in self.options.items():
+            yield _parameter(name, typed, None, option)
+
+    def take(self, typed: dict[str, Any]) -> dict[str, Any]:
+        """Remove the options from `typed`, and return them."""
+        return {name: typed.pop(name) for name in self.options}
+
+
 def with_fields(command: Callable[..., Any]) -> Callable[..., Any]:
     """Turn a command's parameters of settings classes into options, one for each of their fields.
 
@@ -46,7 +69,11 @@ def with_fields(command: Callable[..., Any]) -> Callable[..., Any]:
         only = _remark(hint, Only)
         kind = hint if only is None else only.kind
         option = _remark(hint, Option)
-        if option is not None:
+        of_model = _remark(hint, Typed)
+        if of_model is not None:
+            makers[parameter.name] = of_model.take
+            parameters += of_model.parameters()
+        elif option is not None:
             default = parameter.default
             own = _parameter(parameter.name, get_args(hint)[0], default, option)
             parameters.append(own)

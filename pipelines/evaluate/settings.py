@@ -117,7 +117,6 @@ class EvaluationSettings(LabelMapOptions):
         Option(
             "Numbering of the true label maps, if not FreeSurfer's: neuromorphometrics, or a "
             "TSV file with columns first, last, name, target. A store has its own numbering.",
-            names=("--numbering", "--fold"),  # the second is older
         ),
     ] = None
     numbering_pred: Annotated[
@@ -125,7 +124,6 @@ class EvaluationSettings(LabelMapOptions):
         Option(
             "The same for predictions, which have FreeSurfer's numbers by default: one for "
             "all, or one for each --pred (freesurfer, neuromorphometrics or a TSV file).",
-            names=("--numbering-pred", "--fold-pred"),
             typed=list[str] | None,
             parse=as_tuple,
         ),

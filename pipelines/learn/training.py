@@ -21,7 +21,8 @@ from trinat.pipelines.common.config import check
 from trinat.pipelines.common.models import description_of
 from trinat.pipelines.learn.corrected import Corrected
 from trinat.pipelines.learn.settings import DEFAULT_RECIPE, LearnSettings
-from trinat.pipelines.prepare.making import PrepareConfig, prepare_store
+from trinat.pipelines.prepare.making import prepare_store
+from trinat.pipelines.prepare.options import PrepareConfig
 from trinat.pipelines.study.study import Structure
 from trinat.pipelines.train.from_python import train
 from trinat.pipelines.train.result import CONFIG

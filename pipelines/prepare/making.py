@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from natsort import natsorted
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trinat.pipelines.common.config import check, read_yaml
 from trinat.pipelines.common.exits import Exit, batch_exit
@@ -26,6 +25,7 @@ from trinat.pipelines.common.text import count
 from trinat.pipelines.jobs.lock import claimed
 from trinat.pipelines.jobs.pool import isolated
 from trinat.pipelines.prepare.labelling import add_csf_of_model, label_with_model
+from trinat.pipelines.prepare.options import PrepareConfig
 from trinat.pipelines.prepare.subject_job import (
     Outcome,
     SubjectJob,
@@ -55,58 +55,17 @@ from trinat.segmentation.data.store import (
     write_participants,
 )
 from trinat.segmentation.errors import DatasetError
-from trinat.segmentation.io.orientation import TrustAffine
-from trinat.segmentation.labels import DEFAULT_SCHEME, Csf
+from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.space.views import View
 
-# Networks halve a slice four times.
-Side = Annotated[int, Field(ge=32, le=256, multiple_of=16)]
 # Called with the outcome of a subject, the number of subjects done, and of all.
 Finished = Callable[[Outcome, int, int], None]
 
 _log = logging.getLogger(__name__)
 
 _OUTPUTS = ("store.json", "subjects", "participants.tsv", "ledger.tsv", "labels", "png")
-
-
-class PrepareConfig(BaseModel):
-    """Settings that decide the content of a store; `--config FILE` holds any of them."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    source: str
-    root: Path
-    labels: str = DEFAULT_SCHEME  # the label scheme: a name or a TSV file
-    views: tuple[View, ...] | None = None  # default: all that the scheme can have
-    # of the working grid, in voxels of 1 mm
-    grid: tuple[Side, Side, Side] = (256, 256, 256)
-    image: str | None = None  # which of a dataset's images
-    mixed_heads: bool = False  # whole and skull-stripped heads in one store
-    label_maps: str | None = None  # which of a dataset's label maps
-    subjects_dir: Path | None = None
-    label_with: str | None = None  # a model that makes the labels
-    # a model whose CSF fills what labels like FreeSurfer's leave out around the brain
-    csf_with: str | None = None
-    participants: Path | None = None  # a table of age, sex and family by person
-    strict: bool = False  # what is not understood of tables of persons is an error
-    # label number -> FreeSurfer number
-    extra: dict[int, int] = Field(default_factory=dict)
-    ignore: tuple[int, ...] = ()  # label numbers that are background
-    # the label maps' numbering: a folding table's name or TSV file
-    fold: str | None = None
-    trust_affine: TrustAffine | None = None  # what to believe where headers do not say
-    fill_nonfinite: bool = False  # NaN and infinite voxels of images become 0
-    # of every scan and label map; see segmentation/io/streams.py
-    require_checksum: bool = False
-
-    @model_validator(mode="after")
-    def _csf_joins_labels_of_others(self) -> PrepareConfig:
-        """Refuse two sources of CSF: labels that a model made have one already."""
-        if self.label_with is not None and self.csf_with is not None:
-            raise ValueError("give one of label_with and csf_with")
-        return self
 
 
 @dataclass(frozen=True)
@@ -225,9 +184,9 @@ def _views(config: PrepareConfig, scheme: LabelScheme) -> tuple[View, ...]:
         if scheme.has_unpartnered_sides:
             views.remove(View.SAGITTAL)
         return tuple(views)
-    if View.SAGITTAL in config.views:
-        _ = scheme.merged  # refuses where sides cannot be merged
-    return tuple(view for view in View if view in config.views)
+    if View.SAGITTAL.value in config.views:
+        _ = scheme.merged  # raises if sides cannot be merged
+    return tuple(view for view in View if view.value in config.views)
 
 
 def _listing(config: PrepareConfig) -> Listing:

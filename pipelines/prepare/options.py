@@ -1,43 +1,51 @@
-"""Settings of `trinat prepare` and `trinat data export`; their fields are the options."""
+"""Settings of `trinat prepare`: keys of its configuration file, and options."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from trinat.pipelines.common.option import Option, TrustAffine, as_tuple
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from trinat.pipelines.common.option import Option, TrustAffine
 from trinat.segmentation.labels import DEFAULT_SCHEME, SHIPPED_SCHEMES
 
+# A network halves a slice four times.
+Side = Annotated[int, Field(ge=32, le=256, multiple_of=16)]
 
-@dataclass(frozen=True)
-class PrepareOptions:
-    """Settings of a store by the names that `PrepareConfig` has for them.
 
-    What is not typed is None: there the file of --config counts, or the usual value.
+class PrepareConfig(BaseModel):
+    """Settings that determine the content of a store; `--config FILE` holds any of them.
+
+    Options that are not typed leave the value of the file, or the default.
     """
 
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
     source: Annotated[
-        str | None,
+        str,
         Option("oasis1, neurite, ixi, malc, freesurfer, bids, pairs or labelmaps."),
-    ] = None
+    ]
     root: Annotated[
-        Path | None,
+        Path,
         Option("Dataset folder (for pairs also its table).", names=("--root", "-i")),
-    ] = None
+    ]
     labels: Annotated[
-        str | None,
+        str,
         Option(
             f"Label scheme: {DEFAULT_SCHEME} (default), {', '.join(SHIPPED_SCHEMES[1:])} "
             "or a TSV file."
         ),
-    ] = None
+    ] = DEFAULT_SCHEME
     views: Annotated[
-        list[str] | None,
+        tuple[Literal["coronal", "axial", "sagittal"], ...] | None,
         Option(
-            "Views to cut: coronal axial sagittal. Default: all that the scheme allows."
+            "Views to cut: coronal axial sagittal. Default: all that the scheme allows.",
+            typed=list[str] | None,
         ),
     ] = None
+    # Size of the working grid, in voxels of 1 mm.
+    grid: tuple[Side, Side, Side] = (256, 256, 256)
     image: Annotated[
         str | None,
         Option(
@@ -46,12 +54,12 @@ class PrepareOptions:
         ),
     ] = None
     mixed_heads: Annotated[
-        bool | None,
+        bool,
         Option(
             "Take skull-stripped images too, where other subjects have whole heads.",
             names=("--mixed-heads",),
         ),
-    ] = None
+    ] = False
     label_maps: Annotated[
         str | None,
         Option(
@@ -63,7 +71,7 @@ class PrepareOptions:
         Option(
             "Numbering of the label maps, if not FreeSurfer's: neuromorphometrics, or a TSV "
             "file with columns first, last, name, target.",
-            names=("--numbering", "--fold"),  # the second in the first versions
+            names=("--numbering",),
         ),
     ] = None
     subjects_dir: Annotated[
@@ -91,61 +99,32 @@ class PrepareOptions:
         ),
     ] = None
     strict: Annotated[
-        bool | None,
+        bool,
         Option(
             "Stop if anything in a table of persons is not understood (`trinat people TABLE`).",
             names=("--strict",),
         ),
-    ] = None
+    ] = False
+    # Label number to FreeSurfer number.
+    extra: dict[int, int] = Field(default_factory=dict)
+    # Label numbers that become background.
+    ignore: tuple[int, ...] = ()
     trust_affine: TrustAffine = None
     fill_nonfinite: Annotated[
-        bool | None,
+        bool,
         Option("Replace NaN and infinite voxels by 0.", names=("--fill-nonfinite",)),
-    ] = None
+    ] = False
     require_checksum: Annotated[
-        bool | None,
+        bool,
         Option(
             "Refuse scans and label maps in formats without a checksum (.nii, .mgh, .hdr).",
             names=("--require-checksum",),
         ),
-    ] = None
+    ] = False
 
-
-@dataclass(frozen=True)
-class ExportSettings:
-    """Which slices of a store go where; without `views`, `part` and `subjects` all do.
-
-    `split` is the file of the split, without it STORE/split.json if that is there. With
-    `labelled`, slices without a structure are left out.
-    """
-
-    store: Path
-    out: Annotated[
-        Path,
-        Option("Output folder: empty, or of an earlier export.", names=("--out", "-o")),
-    ]
-    format: Annotated[
-        Literal["png"],
-        Option("png: 16-bit grey images, and labels as class indices with a palette."),
-    ] = "png"
-    views: Annotated[
-        tuple[str, ...],
-        Option(
-            "Views: coronal axial sagittal. Default: all of the store.",
-            typed=list[str] | None,
-            parse=as_tuple,
-        ),
-    ] = ()
-    part: Annotated[
-        Literal["train", "validation", "test"] | None,
-        Option("Part of the split. Default: all subjects."),
-    ] = None
-    subjects: Annotated[
-        tuple[str, ...],
-        Option("Subjects. Default: all.", typed=list[str] | None, parse=as_tuple),
-    ] = ()
-    split: Annotated[
-        Path | None,
-        Option("File of the split. Default: STORE/split.json, if it is there."),
-    ] = None
-    labelled: Annotated[bool, Option("Leave out slices without a structure.")] = False
+    @model_validator(mode="after")
+    def _take_csf_from_one_model(self) -> PrepareConfig:
+        """Refuse two sources of CSF: labels by a model have one already."""
+        if self.label_with is not None and self.csf_with is not None:
+            raise ValueError("give one of label_with and csf_with")
+        return self

@@ -81,7 +81,6 @@ split           trinat split store --ratios 2 1 1 --seed 3
 folds           trinat split tissues --kfold 3
 show            trinat data show store sub-01 --out shown.png
 about           trinat data report store --out about
-pictures        trinat data export store --out pictures --views coronal --subjects sub-01
 train           trinat train miniature --store store --out runs/store --set stages=[] \
                 --set schedule.steps=4
 first           trinat train smoke --out runs/smoke --set schedule.steps=4 \

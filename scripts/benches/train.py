@@ -25,7 +25,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from trinat.pipelines.jobs.process import prepare_process
-from trinat.pipelines.prepare.making import PrepareConfig, prepare_store
+from trinat.pipelines.prepare.making import prepare_store
+from trinat.pipelines.prepare.options import PrepareConfig
 from trinat.pipelines.train.run import on_store, read_recipe
 from trinat.segmentation import timing
 from trinat.segmentation.data.splits import Split
@@ -52,9 +53,7 @@ def make_store(root: Path) -> Path:
         scan.write(root / "images" / f"phantom-{seed}.nii.gz")
         labels.write(root / "labels" / f"phantom-{seed}.nii.gz")
     store = root / "store"
-    prepare_store(
-        PrepareConfig(source="pairs", root=root, views=(View.CORONAL,)), store
-    )
+    prepare_store(PrepareConfig(source="pairs", root=root, views=("coronal",)), store)
     opened = Store(store)
     Split(store=opened.fingerprint, seed=0, train=opened.subjects).write(store / SPLIT)
     return store

@@ -463,19 +463,6 @@ class Quantised:
         values *= np.float32(self.scale)
         return values
 
-    def filling_16_bits(self) -> Quantised:
-        """Return the same values, bit for bit, in codes up to 65,520, which are visible as a
-        picture.
-
-        Codes and step change by a power of two, by which floating-point numbers are multiplied
-        exactly. Codes that need more than 12 bits already are unchanged.
-        """
-        if self.codes.max(initial=0) >= _LEVELS:
-            return self
-        factor = 65536 // _LEVELS
-        codes = self.codes * np.uint16(factor)
-        return Quantised(codes, self.scale / factor, self.zero * factor)
-
 
 def quantise(image: NDArray[np.float32]) -> Quantised:
     """Spread the values from the lowest (0 or below) to the highest over 4,096 codes.

@@ -10,7 +10,8 @@ import pytest
 from helpers.disks import Disk, may_have_mounts, own_mounts
 from helpers.serial import run_serially, write_heads
 
-from trinat.pipelines.prepare.making import PrepareConfig, prepare_store
+from trinat.pipelines.prepare.making import prepare_store
+from trinat.pipelines.prepare.options import PrepareConfig
 from trinat.pipelines.study.ledger import read_entries
 from trinat.pipelines.study.naming import WORK
 from trinat.segmentation.errors import DiskFullError

@@ -23,7 +23,8 @@ import trinat.pipelines.prepare.making
 import trinat.pipelines.prepare.subject_job
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.jobs.lock import run_lock
-from trinat.pipelines.prepare.making import PrepareConfig, prepare_store
+from trinat.pipelines.prepare.making import prepare_store
+from trinat.pipelines.prepare.options import PrepareConfig
 from trinat.pipelines.prepare.subject_job import Outcome, SubjectJob
 from trinat.segmentation.data.preparing import Cut
 from trinat.segmentation.data.sources.base import Subject

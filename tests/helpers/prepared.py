@@ -16,7 +16,8 @@ from helpers.miniatures import (
     oasis_session,
     write_nifti,
 )
-from trinat.pipelines.prepare.making import PrepareConfig, Summary, prepare_store
+from trinat.pipelines.prepare.making import Summary, prepare_store
+from trinat.pipelines.prepare.options import PrepareConfig
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.space.views import View, from_slices
 

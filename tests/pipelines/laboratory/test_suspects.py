@@ -14,7 +14,6 @@ from helpers.prepared import prepare
 
 from trinat.segmentation.data.splits import read_split
 from trinat.segmentation.errors import ConfigError, DatasetError
-from trinat.segmentation.space.views import View
 
 SIDES = {2: 41, 3: 42, 4: 43, 17: 53}
 
@@ -30,7 +29,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_mgz(folder / "fs/sub-3/mri/aseg.mgz", swapped.astype(np.int32))
     moved = np.roll(right, 5, axis=2)
     write_mgz(folder / "fs/sub-6/mri/aseg.mgz", moved.astype(np.int32))
-    views = (View.CORONAL, View.AXIAL)
+    views = ("coronal", "axial")
     prepare("freesurfer", folder / "fs", folder / "store", views=views)
     return folder / "store"
 

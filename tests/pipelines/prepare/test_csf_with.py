@@ -11,7 +11,8 @@ from helpers.miniatures import head_image, head_labels, write_nifti
 from helpers.overfitted import random_model
 from helpers.prepared import GRID, build, head_in, prepare, volume_of
 
-from trinat.pipelines.prepare.making import PrepareConfig, prepare_store, read_config
+from trinat.pipelines.prepare.making import prepare_store, read_config
+from trinat.pipelines.prepare.options import PrepareConfig
 from trinat.segmentation.data.preparing import Cut, fingerprint, prepare_subject
 from trinat.segmentation.data.slices import SubjectFile
 from trinat.segmentation.data.sources.base import Subject

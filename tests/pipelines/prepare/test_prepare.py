@@ -30,7 +30,8 @@ from helpers.prepared import GRID, build, head_in, prepare, tissues, volume_of
 from trinat.pipelines.common.exits import Exit
 from trinat.pipelines.prepare.catalogue import load_catalogue
 from trinat.pipelines.prepare.download import Policy, fetch
-from trinat.pipelines.prepare.making import PrepareConfig, prepare_store
+from trinat.pipelines.prepare.making import prepare_store
+from trinat.pipelines.prepare.options import PrepareConfig
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import DatasetError
 from trinat.segmentation.io.volume import Volume
@@ -411,7 +412,7 @@ def test_whole_and_stripped_heads_are_not_mixed_unless_it_is_asked_for(
 ) -> None:
     for name, image in (("a", "T1.mgz"), ("b", "T1.mgz"), ("c", "brainmask.mgz")):
         freesurfer_subject(tmp_path / "fs", name, image=image)
-    views = (View.CORONAL,)
+    views = ("coronal",)
     summary, store = prepare(
         "freesurfer", tmp_path / "fs", tmp_path / "store", views=views
     )

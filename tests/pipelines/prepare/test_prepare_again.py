@@ -17,7 +17,8 @@ from helpers.miniatures import (
 )
 from helpers.prepared import GRID, prepare
 
-from trinat.pipelines.prepare.making import PrepareConfig, prepare_store
+from trinat.pipelines.prepare.making import prepare_store
+from trinat.pipelines.prepare.options import PrepareConfig
 from trinat.segmentation.data.dataset import open_slices
 from trinat.segmentation.data.splits import read_split
 from trinat.segmentation.data.splitting import split_store

@@ -18,7 +18,8 @@ from helpers.miniatures import (
 from helpers.prepared import GRID, prepare
 
 from trinat.pipelines.common.exits import Exit
-from trinat.pipelines.prepare.making import PrepareConfig, Summary, prepare_store
+from trinat.pipelines.prepare.making import Summary, prepare_store
+from trinat.pipelines.prepare.options import PrepareConfig
 from trinat.segmentation.data.splitting import split_store
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import DatasetError

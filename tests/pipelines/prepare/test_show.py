@@ -11,7 +11,8 @@ import pytest
 from helpers.miniatures import freesurfer_subject, head_labels, ixi_scan, write_nifti
 from PIL import Image
 
-from trinat.pipelines.prepare.making import PrepareConfig, prepare_store
+from trinat.pipelines.prepare.making import prepare_store
+from trinat.pipelines.prepare.options import PrepareConfig
 from trinat.pipelines.prepare.report import find_outliers, write_report
 from trinat.pipelines.prepare.store_pictures import (
     read_augmentation,
