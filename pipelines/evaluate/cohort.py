@@ -45,7 +45,6 @@ from trinat.pipelines.study.files import (
     ScanFile,
     corrected_among,
     find_files,
-    persons_in_folders,
     two_maps_of_a_scan,
 )
 from trinat.pipelines.study.ledger import entries_for, unfit_results
@@ -65,6 +64,7 @@ from trinat.pipelines.study.ratings import (
     use_of_ratings,
 )
 from trinat.pipelines.study.record import ParcelResult, ScanResult, measured_in
+from trinat.segmentation.data.identity import clash_among
 from trinat.segmentation.errors import ConfigError, EvaluationError
 from trinat.segmentation.io.files import write_whole
 from trinat.segmentation.labels.scheme import Label, LabelScheme, load_scheme
@@ -352,7 +352,7 @@ def _read_known(settings: CohortSettings, say: Callable[[str], None]) -> Known:
     if people.facts:
         doubts += matched.remarks
     report_table(table, people.notes, doubts, say, strict=settings.strict)
-    clash = persons_in_folders(files)
+    clash = clash_among(file.person for file in files)
     if clash:
         say(clash)
     twice = two_maps_of_a_scan(files)

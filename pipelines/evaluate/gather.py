@@ -21,7 +21,6 @@ from trinat.pipelines.study.files import (
     as_scan,
     find_files,
     find_images,
-    persons_in_folders,
     stored_files,
     two_maps_of_a_scan,
 )
@@ -34,6 +33,7 @@ from trinat.pipelines.study.ratings import (
     rejections,
 )
 from trinat.pipelines.study.record import measured_in
+from trinat.segmentation.data.identity import clash_among
 from trinat.segmentation.data.sources.base import safe_component, without_suffix
 from trinat.segmentation.data.store import Store
 from trinat.segmentation.errors import ConfigError, EvaluationError
@@ -145,7 +145,7 @@ def gather(settings: EvaluationSettings, say: Callable[[str], None]) -> Inputs:
         truths = find_files(truth, parcels=scheme.has_parcels)
         if settings.images is not None:
             images = find_images(settings.images, [file.path for file in truths])
-    clash = persons_in_folders(truths)
+    clash = clash_among(file.person for file in truths)
     if clash:
         say(clash)
 

@@ -343,10 +343,7 @@ def _apart(files: Sequence[ScanFile]) -> Iterator[ScanFile]:
         distinct = name
         if times[name] > 1:
             distinct = "/".join((*file.folders, file.name))
-        person = file.person
-        if person == file.subject and not file.visit:
-            person = distinct
-        yield replace(file, name=distinct, subject=distinct, person=person)
+        yield replace(file, name=distinct, subject=distinct)
 
 
 def _with_persons(files: Sequence[ScanFile], place: Path) -> list[ScanFile]:
@@ -358,7 +355,7 @@ def _with_persons(files: Sequence[ScanFile], place: Path) -> list[ScanFile]:
     identities = []
     for file in files:
         folders = file.path.parent.relative_to(place).parts
-        identity = identity_alone(Named(file.name, folders, file.subject))
+        identity = identity_alone(Named(file.name, folders))
         if file.person:
             identity = Identity(file.person, scan=file.visit)
         elif file.identity:
@@ -394,15 +391,6 @@ def corrected_among(files: Sequence[ScanFile]) -> str:
             "of parcels are as they were predicted"
         )
     return ""
-
-
-def persons_in_folders(files: Sequence[ScanFile]) -> str:
-    """Return a sentence on persons who are distinguished by their folders; "" if there are none."""
-    apart = {file.person for file in files if "/" in file.person}
-    if not apart:
-        return ""
-    named = ", ".join(sorted(apart, key=natural_order)[:2])
-    return f"persons of one name in several folders are taken as several: {named}, ..."
 
 
 def two_maps_of_a_scan(files: Iterable[ScanFile]) -> str:

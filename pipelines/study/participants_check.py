@@ -9,14 +9,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from trinat.pipelines.study.files import find_files, persons_in_folders
+from trinat.pipelines.study.files import find_files
 from trinat.pipelines.study.participants import Facts, Matched, Named, Participants
 from trinat.pipelines.study.participants_table import (
     inspect_participants,
     read_participants,
     refuse_problems,
 )
-from trinat.segmentation.data import identity
+from trinat.segmentation.data.identity import Named as NamedScan
+from trinat.segmentation.data.identity import clash_among, identify
 from trinat.segmentation.errors import ConfigError, DatasetError, one_line
 
 # Lines printed by a command; the page of a report has all.
@@ -78,10 +79,7 @@ def refuse_merged_persons(table: Path, people: Participants, matched: Matched) -
     for (_, person), row in matched.rows.items():
         rows_of[person][row] = None
     for person, rows in rows_of.items():
-        persons = {
-            scan.person
-            for scan in identity.identify([identity.Named(row) for row in rows])
-        }
+        persons = {scan.person for scan in identify([NamedScan(row) for row in rows])}
         sexes = {people.facts[row].sex for row in rows} - {None}
         if len(persons) == 1 and len(sexes) < 2:
             continue
@@ -157,7 +155,7 @@ def show_participants(
         if without:
             say(f"# rows without a scan: {', '.join(without)}")
         doubts += matched.remarks
-        clash = persons_in_folders(files)
+        clash = clash_among(file.person for file in files)
         if clash:
             doubts.append(clash)
     for problem in people.problems:

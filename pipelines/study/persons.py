@@ -90,7 +90,7 @@ def persons_of(
     visits: dict[str, list[_Visit]] = defaultdict(list)
     identities = _named(cases)
     clash = clash_among(
-        identity
+        identity.person
         for case, identity in zip(cases, identities, strict=True)
         if case.id not in known
     )

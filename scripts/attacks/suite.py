@@ -32,6 +32,7 @@ _IN_PROCESS = (
     "background",
     "texts",
     "tables",
+    "identities",
     "bombs",
     "downloads",
     "models",

@@ -71,20 +71,16 @@ class Identity:
 
 @dataclass(frozen=True)
 class Named:
-    """A scan's name without the ending of its file, and the folders around it, outermost first.
-
-    `alone` is what its person is called if neither says anything.
-    """
+    """A scan's name without the ending of its file, and the folders around it, outermost first."""
 
     name: str
     folders: tuple[str, ...] = ()
-    alone: str = ""
 
     @classmethod
     def of_path(cls, path: str) -> Named:
-        """Split the path of a scan, such as the name of a case; a person alone is called by it."""
+        """Split the path of a scan, such as the name of a case."""
         *folders, name = path.split("/")
-        return cls(name, tuple(folders), path)
+        return cls(name, tuple(folders))
 
 
 def identify(scans: Sequence[Named]) -> list[Identity]:
@@ -93,14 +89,14 @@ def identify(scans: Sequence[Named]) -> list[Identity]:
 
 
 def identity_alone(scan: Named) -> Identity:
-    """Return the identity by a scan's own name and folders, whatever other scans there are."""
+    """Return the identity by a scan's own name and folders, whatever other scans there are.
+
+    If neither says anything, the scan has the name of its person.
+    """
     identity = identity_of(scan.name, scan.folders)
     if identity is not None:
         return identity
-    if any(_VISIT_FOLDER.fullmatch(folder) for folder in scan.folders):
-        # V1/P00 and V2/P00: the file has the name of the person.
-        return Identity(scan.name, site=scan.folders)
-    return Identity(scan.alone or scan.name)
+    return Identity(scan.name, site=scan.folders)
 
 
 def identity_of(name: str, folders: Sequence[str] = ()) -> Identity | None:
@@ -158,13 +154,9 @@ def told_apart(scans: Sequence[Identity]) -> list[Identity]:
     return apart
 
 
-def clash_among(identities: Iterable[Identity]) -> str:
+def clash_among(persons: Iterable[str]) -> str:
     """Return a sentence on persons who are told apart by their folders; "" if there are none."""
-    apart = {
-        scan.person
-        for scan in identities
-        if scan.site and scan.person.startswith("/".join((*scan.site, "")))
-    }
+    apart = {person for person in persons if "/" in person}
     if not apart:
         return ""
     named = ", ".join(natsorted(apart)[:2])

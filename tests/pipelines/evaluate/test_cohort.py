@@ -467,8 +467,8 @@ def test_maps_of_one_name_in_several_folders_are_of_several_people(
     )
     table = pd.read_csv(tmp_path / "report/volumes.csv", keep_default_na=False)
     assert set(zip(table["subject"], table["session"], strict=True)) == {
-        ("p1_T1", ""),
-        ("p2_T1", ""),
+        ("p1/T1", ""),
+        ("p2/T1", ""),
     }
     assert "2 scans of 2 people" in (tmp_path / "report/report.html").read_text()
 

@@ -101,7 +101,13 @@ def test_persons_of_two_sites_stay_apart_whatever_follows_their_names(
 ) -> None:
     scans = identify([Named.of_path("A/sub-01_T1w"), Named.of_path(f"B/{second}")])
     assert [scan.person for scan in scans] == ["A/sub-01", "B/sub-01"]
-    assert "A/sub-01" in clash_among(scans)
+    assert "A/sub-01" in clash_among(scan.person for scan in scans)
+
+
+def test_a_name_that_says_no_visit_is_the_persons_and_clashes_like_others() -> None:
+    assert persons("anna/anat/anna", "ben/anat/ben") == ["anna", "ben"]
+    assert persons("A/anna", "A/ben", "B/anna") == ["A/anna", "A/ben", "B/anna"]
+    assert persons("a/T1", "b/T1") == ["a/T1", "b/T1"]
 
 
 def test_a_number_of_three_digits_is_no_visit() -> None:
@@ -132,7 +138,7 @@ def test_files_named_after_persons_in_folders_of_visits(
         *(folders[0], folders[0]),
         *(folders[1], folders[1]),
     ]
-    assert not clash_among(scans)
+    assert not clash_among(scan.person for scan in scans)
 
 
 # Trees as in the BIDS project's examples (7t_trt, ds001, ds114, ds000117, synthetic,
