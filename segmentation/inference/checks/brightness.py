@@ -3,15 +3,10 @@
 All but the last are measured in white matter and cortex as labelled, on the working scale. This is
 an affine function of the scan's own values, so that equal values stay equal. Effects of some
 millimetres are measured in blocks of 2 mm, which are an eighth of the voxels.
-
-Between neighbouring slices of the brain, brightness changes by about the same amount everywhere.
-The change is larger where slices are lost or two parts of a scan are shifted against each other,
-and 0 where one slice is repeated.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,7 +27,7 @@ BLOCK = 2
 VOXELS = BLOCK**3
 # Least difference of white matter and cortex that can be compared with.
 _LEAST_DIFFERENCE = 1e-3
-# Least number of voxels of white matter, of contacts with cortex, or of brain in a slice.
+# Least number of voxels of white matter, or of contacts with cortex.
 _ENOUGH_VOXELS = 1000
 # Median of absolute values of a normal distribution, and of a voxel minus the mean of its six
 # neighbours, in standard deviations of one voxel.
@@ -43,16 +38,6 @@ _NARROW = 2.0
 _WIDE = 4.0
 # Least voxels of white matter in a block of white matter.
 _MOST_VOXELS = 6
-# Slices along x, y and z of the world.
-_SLICES = ("sagittal", "coronal", "axial")
-_COORDINATES = ("x", "y", "z")
-# Slices with less than this share of the largest one's brain are not compared.
-_LARGE = 0.25
-# A change is compared with those of this many slices on either side, without its neighbours.
-_NEAR = 8
-_NEXT = 1
-# Least number of slices to compare with.
-_ENOUGH_SLICES = 6
 
 
 def check_contrast(evidence: Evidence, limits: Limits) -> list[Finding]:
@@ -250,23 +235,12 @@ def smoothed(sums: Floats, weights: Floats, width: float) -> Floats:
     return np.asarray(means, np.float32)
 
 
-@dataclass(frozen=True)
-class Step:
-    """A change from one slice to the next, as a multiple of the usual one around it.
-
-    `where` has the slices' view and the position between them, in RAS mm.
-    """
-
-    ratio: float
-    where: str
-
-
 def check_continuity(evidence: Evidence, limits: Limits) -> list[Finding]:
     """Check that changes between neighbouring slices of the brain are similar.
 
     It never rejects: most of the labels may be right.
     """
-    steps = _find_steps(evidence)
+    steps = evidence.steps
     if not steps:
         return []
     largest = max(steps, key=lambda step: step.ratio)
@@ -280,43 +254,3 @@ def check_continuity(evidence: Evidence, limits: Limits) -> list[Finding]:
         reason = f"{smallest.where}, slices do not differ: repeated slices?"
         findings.append(Finding(False, reason))
     return findings
-
-
-def _find_steps(evidence: Evidence) -> list[Step]:
-    """Return the changes between all neighbouring slices of the brain, along the three axes.
-
-    Changes are means over voxels that are brain in both, relative to the median of those around.
-    """
-    grid = evidence.image.grid
-    steps = []
-    for axis in range(3):
-        changes = _changes(evidence, axis)
-        world = int(np.abs(grid.affine[:3, axis]).argmax())
-        for number in np.flatnonzero(np.isfinite(changes)):
-            around = np.concatenate(
-                [
-                    changes[max(number - _NEAR, 0) : max(number - _NEXT, 0)],
-                    changes[number + 1 + _NEXT : number + 1 + _NEAR],
-                ]
-            )
-            known = around[np.isfinite(around)]
-            if len(known) < _ENOUGH_SLICES or not np.median(known) > 0:
-                continue
-            index = np.zeros(3)
-            index[axis] = number + 0.5
-            place_mm = grid.places(index)[world]
-            where = f"{_SLICES[world]} at {_COORDINATES[world]} = {place_mm:.0f} mm"
-            steps.append(Step(float(changes[number] / np.median(known)), where))
-    return steps
-
-
-def _changes(evidence: Evidence, axis: int) -> NDArray[np.float64]:
-    """Return the mean change from each slice to the next; NaN if there is little brain."""
-    image = np.moveaxis(evidence.image.data, axis, 0)
-    brain = np.moveaxis(evidence.brain, axis, 0)
-    both = brain[1:] & brain[:-1]
-    voxels = both.sum(axis=(1, 2))
-    change = np.abs(image[1:] - image[:-1]) * both
-    sums = change.sum(axis=(1, 2), dtype=np.float64)
-    is_large = voxels >= max(_LARGE * voxels.max(initial=0), _ENOUGH_VOXELS)
-    return np.where(is_large, sums / np.maximum(voxels, 1), np.nan)

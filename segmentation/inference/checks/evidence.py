@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trinat.segmentation.grid import Grid
+from trinat.segmentation.inference.checks.continuity import Step, find_steps
 from trinat.segmentation.inference.checks.limits import Pair
 from trinat.segmentation.inference.prediction import Prediction
 from trinat.segmentation.io.volume import Volume
@@ -87,6 +88,11 @@ class Evidence:
     def cortex(self) -> NDArray[np.bool_]:
         """Cortex, (X, Y, Z)."""
         return self.mask(CORTEX)
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        """Changes between neighbouring slices of the brain."""
+        return find_steps(self.image, self.brain)
 
     @cached_property
     def brightness(self) -> tuple[float, float] | None:
