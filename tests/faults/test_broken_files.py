@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.refusals import refusal
 from oracle import fuzz
 from oracle.fuzz import Tally, fuzz_cuts, fuzz_flips, fuzz_headers, odd_scan
 
@@ -104,7 +105,7 @@ def test_a_bomb_behind_the_voxels_is_not_unpacked(tmp_path: Path) -> None:
     content = gzip.compress(odd_scan().to_bytes()) + gzip.compress(bytes(2**26))
     (tmp_path / "scan.nii.gz").write_bytes(content)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(IntegrityError, match="more data than its header announces"):
+    with refusal(IntegrityError, tmp_path / "scan.nii.gz"):
         Volume.read(tmp_path / "scan.nii.gz")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024
 

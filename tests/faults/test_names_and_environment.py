@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from helpers.overfitted import random_model
+from helpers.refusals import refusal
 from helpers.serial import run_serially, write_scans
 
 from trinat.pipelines.common.config import read_yaml, with_settings
@@ -144,9 +145,7 @@ LAUGHS = "".join(
 )
 def test_a_recipe_that_is_no_yaml_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "r.yaml").write_text(text)
-    with pytest.raises(
-        ConfigError, match=r"is not readable YAML|too many values|endless number"
-    ):
+    with refusal(ConfigError, tmp_path / "r.yaml"):
         read_yaml(tmp_path / "r.yaml")
     if "\n" not in text:
         with pytest.raises(ConfigError, match="is no value"):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.refusals import refusal
 from helpers.serial import QUICK, SerialEngine, run_serially, write_scans
 
 from trinat.pipelines.common.exits import Exit
@@ -144,7 +145,7 @@ def test_a_table_of_the_users_refuses_the_run_and_nothing_is_written(
 def test_an_output_folder_that_is_the_input_writes_nothing(tmp_path: Path) -> None:
     own = write_scans(tmp_path / "own", "scan.nii.gz")
     before = contents(own)
-    with pytest.raises(ConfigError, match="choose another --out"):
+    with refusal(ConfigError, own, remedy="--out"):
         run_serially(own, own)
     assert contents(own) == before
 

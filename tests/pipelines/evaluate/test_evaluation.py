@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from helpers.ellipsoids import AFFINE, brain, read_metrics, value, write
 from helpers.miniatures import without_orientation
+from helpers.refusals import refusal
 from helpers.serial import run_serially, write_scans
 
 from trinat.pipelines.common.exits import Exit
@@ -158,7 +159,7 @@ def test_a_truth_on_every_fourth_slice_is_measured_there_alone(tmp_path: Path) -
 
 
 def test_two_models_of_one_name_are_refused() -> None:
-    with pytest.raises(ConfigError, match="two models are called 'model'"):
+    with refusal(ConfigError, remedy="--model-name"):
         named_models([Path("a"), Path("b")], ["model", "model"])
 
 

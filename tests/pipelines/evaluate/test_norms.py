@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from helpers.refusals import refusal
 from scipy import optimize
 
 from trinat.pipelines.common.exits import Exit
@@ -157,7 +158,7 @@ def test_a_file_that_is_no_norms_is_not_replaced(
 ) -> None:
     out = tmp_path / "participants.tsv"
     out.write_text("participant_id\tage\n1\t2\n")
-    with pytest.raises(OutputError, match="is no table of norms"):
+    with refusal(OutputError, out, remedy="--out"):
         make(settings, out)
 
 
@@ -175,7 +176,7 @@ def test_norms_of_another_model_are_refused(
     asked = CohortSettings(
         results, tmp_path / "out", reference=tmp_path / "norms.tsv", jobs=1
     )
-    with pytest.raises(ConfigError, match="volumes of another model"):
+    with refusal(ConfigError, tmp_path / "norms.tsv"):
         report_cohort(asked)
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from helpers.refusals import refusal
 
 from trinat.pipelines.jobs.lock import claimed, refuse_foreign
 from trinat.segmentation.errors import OutputError
@@ -13,7 +14,7 @@ def test_a_file_of_the_users_with_an_outputs_name_refuses_the_folder(
 ) -> None:
     (tmp_path / "participants.tsv").write_text("mine")
     with (
-        pytest.raises(OutputError, match="not written by this command"),
+        refusal(OutputError, tmp_path / "participants.tsv", remedy="--out"),
         claimed(tmp_path, ["participants.tsv"]),
     ):
         pass
@@ -23,7 +24,7 @@ def test_a_file_of_the_users_with_an_outputs_name_refuses_the_folder(
 def test_a_file_in_the_folders_place_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.write_text("mine")
-    with pytest.raises(OutputError, match="out: is no folder: give another --out"):
+    with refusal(OutputError, out, remedy="--out"):
         refuse_foreign(out, ["volumes.csv"])
 
 

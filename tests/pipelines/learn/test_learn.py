@@ -12,6 +12,7 @@ import pytest
 import torch
 from helpers.miniatures import head_image, head_labels, write_nifti
 from helpers.overfitted import overfitted_model, shy_model
+from helpers.refusals import refusal
 from helpers.small_model import save_parcels
 from scipy import ndimage
 from typer.testing import CliRunner
@@ -138,7 +139,7 @@ def test_label_maps_from_elsewhere_count_as_a_whole(
 def test_scans_that_are_gone_are_named_and_nothing_corrected_is_refused(
     results: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(EvaluationError, match="nothing is corrected here: correct one"):
+    with refusal(EvaluationError, results, remedy="--labels"):
         find_corrected(Study(results, rater=""))
     correct(results, "sub-01", CORTEX, WHITE_MATTER)
     scan = tmp_path / "scans/sub-01_T1w.nii.gz"
@@ -150,7 +151,7 @@ def test_scans_that_are_gone_are_named_and_nothing_corrected_is_refused(
     found, failures = find_corrected(Study(results, rater=""))
     assert found == []
     assert failures == ["sub-01_T1w: its scan is not where it was: give --images"]
-    with pytest.raises(EvaluationError, match=r"no scan can be used.*give --images"):
+    with refusal(EvaluationError, results):
         learn(LearnSettings(results, tmp_path / "own"))
 
 
@@ -188,7 +189,7 @@ def test_a_correction_that_was_taken_back_teaches_nothing(
         lock=results / "lock",
     )
     own = tmp_path / "own"
-    with pytest.raises(EvaluationError, match="correction changes nothing"):
+    with refusal(EvaluationError, results):
         learn(LearnSettings(results, own, model=str(overfitted_model()), device="cpu"))
     assert not own.exists()
 
@@ -244,7 +245,7 @@ def test_voxels_around_a_corrected_structure_count_and_no_others(results: Path) 
 
 def test_the_model_must_be_known(results: Path, tmp_path: Path) -> None:
     correct(results, "sub-01", CORTEX, WHITE_MATTER)
-    with pytest.raises(ConfigError, match="made by known, which is not one that comes"):
+    with refusal(ConfigError, results, remedy="--model"):
         learn(LearnSettings(results, tmp_path / "own"))
 
 
@@ -322,7 +323,7 @@ def test_results_that_the_corrections_hardly_change_are_refused_at_once(
     results = results_of(tmp_path, ("sub-01",), sha256_of(known / MODEL_FILE))
     correct(results, "sub-01", CORTEX, WHITE_MATTER)
     settings = LearnSettings(results, tmp_path / "own", model=str(known), device="cpu")
-    with pytest.raises(EvaluationError, match="nothing to learn") as caught:
+    with refusal(EvaluationError, results) as caught:
         learn(settings)
     assert caught.value.remedy
     assert not (tmp_path / "own").exists()

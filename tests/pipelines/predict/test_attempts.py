@@ -10,6 +10,7 @@ from datetime import datetime, tzinfo
 from pathlib import Path
 
 import pytest
+from helpers.refusals import refusal
 from helpers.serial import QUICK, run_serially, small_scan, write_scans
 
 from trinat.pipelines.common.exits import Exit
@@ -269,11 +270,7 @@ def test_runs_that_may_have_scans_in_common_are_not_side_by_side(
     tmp_path: Path, running: str, shard: Shard | None, refused: bool
 ) -> None:
     scans, out = write_scans(tmp_path / "in", "a.nii.gz", "b.nii.gz"), tmp_path / "out"
-    error = (
-        pytest.raises(LockedError, match="is at work here")
-        if refused
-        else nullcontext()
-    )
+    error = refusal(LockedError, out / ".trinat-work") if refused else nullcontext()
     with at_work(out, running), error:
         run_serially(scans, out, shard=shard)
     assert list(out.glob("*.nii.gz")) == ([] if refused else [out / "b_dseg.nii.gz"])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from helpers.norms import norms
 from helpers.overfitted import random_model
+from helpers.refusals import refusal
 from helpers.serial import run_serially, write_scans
 from typer.testing import CliRunner
 
@@ -94,10 +95,10 @@ def test_norms_go_by_the_age_and_sex_of_each_person(tmp_path: Path) -> None:
 def test_norms_need_a_table_of_persons(tmp_path: Path) -> None:
     write_scans(tmp_path / "in", "a.nii.gz")
     output = OutputSettings(page=True, picture=False, reference=norms())
-    with pytest.raises(ConfigError, match="give --participants"):
+    with refusal(ConfigError, remedy="--participants"):
         run_serially(tmp_path / "in", tmp_path / "out", output=output)
     missing = tmp_path / "no.tsv"
-    with pytest.raises(ConfigError, match=r"no\.tsv: no such table"):
+    with refusal(ConfigError, missing, remedy="--participants"):
         run_serially(tmp_path / "in", tmp_path / "out", output=output, people=missing)
 
 
@@ -106,7 +107,7 @@ def test_norms_of_another_model_are_refused(tmp_path: Path) -> None:
     arguments = ["predict", "no-scan.nii.gz", "--out", str(tmp_path / "out"), "--page"]
     arguments += ["--model", str(random_model())]
     arguments += ["--reference", str(tmp_path / "norms.tsv")]
-    with pytest.raises(ConfigError, match="volumes of another model"):
+    with refusal(ConfigError, tmp_path / "norms.tsv"):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 

@@ -11,6 +11,7 @@ import pytest
 from helpers.commands import trinat
 from helpers.loopback import Server, cut, serve
 from helpers.miniatures import freesurfer_subject
+from helpers.refusals import refusal
 from PIL import Image
 
 from trinat.pipelines.prepare.catalogue import Archive, ArchiveLimits, Dataset
@@ -107,9 +108,7 @@ def test_list_as_json_has_the_same_and_the_addresses(server: Server) -> None:
 
 
 def test_a_dataset_without_download_says_how_to_come_by_it(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"no public download.*ask Neuromorphometrics"
-    ):
+    with refusal(ConfigError, remedy="--root"):
         trinat("data", "get", "malc", "--root", tmp_path, "--accept-terms")
     listed = trinat("data", "list").partition("malc: ")[2]
     assert "ask Neuromorphometrics" in listed

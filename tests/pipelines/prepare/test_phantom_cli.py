@@ -7,6 +7,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
+from helpers.refusals import refusal
 from typer.testing import CliRunner
 
 from trinat.pipelines.cli import app
@@ -73,7 +74,7 @@ def test_another_seed_gives_other_subjects(tmp_path: Path) -> None:
 def test_present_files_are_kept_unless_forced(tmp_path: Path) -> None:
     kept = tmp_path / "sub-02_dseg.nii.gz"
     kept.write_bytes(b"mine")
-    with pytest.raises(ConfigError, match="is there already") as refused:
+    with refusal(ConfigError, kept, remedy="--force") as refused:
         list(write_phantoms(tmp_path, subjects=2, seed=0, spacing_mm=COARSE))
     assert refused.value.where == str(kept)
     assert contents(tmp_path) == {kept.name: b"mine"}

@@ -9,6 +9,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from helpers.refusals import refusal
 
 from trinat.pipelines.prepare.catalogue import ArchiveLimits
 from trinat.pipelines.prepare.unpack import extract
@@ -98,7 +99,7 @@ def test_more_bytes_than_declared_are_refused_before_they_are_written(
 
 def test_a_name_that_comes_twice_is_refused(tmp_path: Path) -> None:
     archive = build(tmp_path / "a.tar", (member("x"), b"1"), (member("x"), b"2"))
-    with pytest.raises(DatasetError, match="x twice"):
+    with refusal(DatasetError, archive):
         extract(archive, tmp_path / "o", limits=ROOMY)
 
 
@@ -107,7 +108,7 @@ def test_a_link_that_lies_in_the_way_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "o").mkdir()
     (tmp_path / "o" / "d").symlink_to(tmp_path / "elsewhere")
     archive = build(tmp_path / "a.tar", (member("d/x"), b"1"))
-    with pytest.raises(DatasetError, match="through a link"):
+    with refusal(DatasetError, archive):
         extract(archive, tmp_path / "o", limits=ROOMY)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
@@ -190,7 +191,7 @@ def test_a_header_that_unpacks_to_a_lot_is_not_read(
         file.write(header("long", kind, size) + b"a" * size + FILE + END)
     tracemalloc.start()
     try:
-        with pytest.raises(DatasetError, match="too much that is no file's content"):
+        with refusal(DatasetError, archive):
             extract(archive, tmp_path / "o", limits=ArchiveLimits(10, 1 << 40))
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
@@ -203,7 +204,7 @@ def test_what_follows_the_end_is_bounded(tmp_path: Path) -> None:
     archive.write_bytes(gzip.compress(FILE + END + bytes(8 << 20)))
     assert len(extract(archive, tmp_path / "o", limits=ROOMY)) == 1
     archive.write_bytes(gzip.compress(FILE + END + bytes(32 << 20)))
-    with pytest.raises(DatasetError, match="too much that is no file's content"):
+    with refusal(DatasetError, archive):
         extract(archive, tmp_path / "p", limits=ROOMY)
     assert list((tmp_path / "p").iterdir()) == []
 
@@ -259,8 +260,6 @@ def negative_size() -> bytes:
 )
 def test_headers_that_no_tar_writes_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.tar").write_bytes(content + END)
-    with pytest.raises(
-        (DatasetError, IntegrityError), match=r"damaged|no possible name|too much"
-    ):
+    with pytest.raises((DatasetError, IntegrityError), match=r"a\.tar"):
         extract(tmp_path / "a.tar", tmp_path / "o", limits=ROOMY)
     assert list((tmp_path / "o").iterdir()) == []

@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 import httpx
-import pytest
+from helpers.refusals import refusal
 
 from trinat.pipelines.cli.serve import web
 from trinat.pipelines.view.start import make_site_app
@@ -42,7 +42,7 @@ def test_files_come_with_the_headers_that_threads_need(tmp_path: Path) -> None:
 
 
 def test_another_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no site of trinat.*trinat export"):
+    with refusal(ConfigError, tmp_path, remedy="--format"):
         web(tmp_path)
 
 

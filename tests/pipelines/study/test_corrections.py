@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.refusals import refusal
 
 from trinat.pipelines.study.corrections import (
     OvertakenError,
@@ -333,7 +334,7 @@ def test_a_full_disk_leaves_the_correction_before(
         raise OSError(28, "No space left on device", None)
 
     monkeypatch.setattr("trinat.pipelines.study.corrections.write_whole", no_room)
-    with pytest.raises(OutputError, match="No space left") as refused:
+    with refusal(OutputError, path) as refused:
         save(result, painted(path, (0, 0, 1)), BERTA, path)
     assert refused.value.where == str(path)
     assert {path: path.read_bytes() for path in result.parent.iterdir()} == there

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers.files import touch
+from helpers.refusals import refusal
 
 from trinat.pipelines.study.cases import Found
 from trinat.pipelines.study.discovery import find_cases
@@ -225,7 +226,7 @@ def test_a_suffix_is_one_word(tmp_path: Path, suffix: str) -> None:
 def test_a_suffix_is_for_bids_datasets_alone(tmp_path: Path) -> None:
     touch(tmp_path, "a.nii", "sub-01/anat/sub-01_T1w.nii")
     for inputs in ([tmp_path / "a.nii"], [tmp_path], [tmp_path, tmp_path / "a.nii"]):
-        with pytest.raises(ConfigError, match="--suffix PDw: not one BIDS dataset"):
+        with refusal(ConfigError, remedy="--suffix"):
             find_cases(inputs, suffix="PDw")
 
 
@@ -309,9 +310,7 @@ def test_of_a_freesurfer_subject_only_its_image_is_a_scan(tmp_path: Path) -> Non
 
 def test_an_output_folder_that_is_the_input_is_told(tmp_path: Path) -> None:
     touch(tmp_path, "x.nii")
-    with pytest.raises(
-        ConfigError, match="is the output folder, too: choose another --out"
-    ):
+    with refusal(ConfigError, tmp_path, remedy="--out"):
         find_cases([tmp_path], exclude=tmp_path)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.refusals import refusal
 
 from trinat.pipelines.predict import settings as settings_module
 from trinat.pipelines.predict.run import held
@@ -191,7 +192,7 @@ def test_what_is_left_out_is_skipped_for_being_no_scan(
 def test_a_ledger_that_is_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.jsonl").symlink_to(tmp_path / "elsewhere")
     with (
-        pytest.raises(OutputError, match="is a link to nothing"),
+        refusal(OutputError, tmp_path / "run.jsonl"),
         Ledger(tmp_path / "run.jsonl") as ledger,
     ):
         ledger.add(DONE)
@@ -214,7 +215,7 @@ def test_a_file_of_the_users_with_a_ledgers_name_is_no_torn_ledger(
 ) -> None:
     path = tmp_path / "run.jsonl"
     path.write_bytes(b"by hand")
-    with pytest.raises(IntegrityError, match="no entry of a ledger"):
+    with refusal(IntegrityError, path):
         read_entries([path])
 
 
@@ -264,7 +265,7 @@ def test_a_link_in_the_place_of_the_work_folder_is_refused(tmp_path: Path) -> No
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / ".trinat-work").symlink_to(tmp_path / "elsewhere")
     with (
-        pytest.raises(OutputError, match="is a link"),
+        refusal(OutputError, tmp_path / ".trinat-work"),
         held(tmp_path / ".trinat-work", ""),
     ):
         pass

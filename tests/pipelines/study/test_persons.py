@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers.refusals import refusal
 
 from trinat.pipelines.study.cases import Case, Person
 from trinat.pipelines.study.discovery import find_cases
@@ -87,7 +88,7 @@ def test_a_wrong_table_is_refused(tmp_path: Path, text: str, problem: str) -> No
 
 def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
     path = table(tmp_path, "scan\tperson\na\t" + "p" * 200_000)
-    with pytest.raises(DatasetError, match="not a table"):
+    with refusal(DatasetError, path):
         persons_of(cases("a", "b"), None, path)
 
 
@@ -130,7 +131,7 @@ def test_a_person_whose_visits_are_of_two_groups_is_in_none(tmp_path: Path) -> N
     (person,) = persons_of(found.cases, found.bids_root, None, said.append)
     assert person.group == ""
     assert "sub-1 is in the groups MCI and AD" in said[0]
-    with pytest.raises(DatasetError, match="MCI and AD"):
+    with refusal(DatasetError, tmp_path / "participants.tsv", remedy="--strict"):
         persons_of(found.cases, found.bids_root, None, strict=True)
 
 
@@ -199,7 +200,7 @@ def test_times_that_could_be_other_times_are_refused(
 
 def test_two_columns_of_times_are_refused(tmp_path: Path) -> None:
     path = table(tmp_path, "scan\tperson\tdate\tdays\na\tp\t2020-01-01\t0\n")
-    with pytest.raises(ConfigError, match="two columns of times, 'date' and 'days'"):
+    with refusal(ConfigError, path):
         persons_of(cases("a"), None, path)
 
 
@@ -219,7 +220,7 @@ def test_it_is_said_how_numbers_are_read_and_which_scans_a_table_lacks(
 
 def test_a_person_is_in_one_group(tmp_path: Path) -> None:
     path = table(tmp_path, "scan\tperson\tgroup\na\tp\told\nb\tp\tyoung\n")
-    with pytest.raises(ConfigError, match="p is in the groups 'old' and 'young'"):
+    with refusal(ConfigError, path):
         persons_of(cases("a", "b"), None, path)
 
 
@@ -309,5 +310,5 @@ def test_days_that_could_be_thousands_are_refused(
     if is_clear:
         assert len(persons_of(cases("a", "b"), None, path)) == 1
         return
-    with pytest.raises(ConfigError, match="could be thousands or decimals"):
+    with refusal(ConfigError, path):
         persons_of(cases("a", "b"), None, path)

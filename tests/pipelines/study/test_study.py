@@ -9,6 +9,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
+from helpers.refusals import refusal
 from helpers.studies import write_study
 
 from trinat.pipelines.predict.tables import write_tables
@@ -94,7 +95,7 @@ def test_a_ledger_that_names_a_file_outside_the_folder_is_refused(out: Path) -> 
     line = json.loads(ledger.read_text().splitlines()[-1])
     line["outputs"] = {"../secret_dseg.nii.gz": "0"}
     ledger.write_text(ledger.read_text() + json.dumps(line) + "\n")
-    with pytest.raises(IntegrityError, match="no entry of a ledger"):
+    with refusal(IntegrityError, ledger):
         _ = Study(out, "anna").items
 
 
@@ -105,7 +106,7 @@ def test_label_maps_without_a_ledger_are_listed_too(out: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such folder"):
+    with refusal(ConfigError, tmp_path / "nowhere", remedy="--out"):
         _ = Study(tmp_path / "nowhere", "anna").items
 
 
@@ -171,7 +172,7 @@ def test_a_scan_without_entropy_says_so(out: Path) -> None:
         kept = {k: v for k, v in entry.outputs.items() if "entropy" not in k}
         with Ledger(out / "run.jsonl") as ledger:
             ledger.add(replace(entry, outputs=kept))
-    with pytest.raises(InputError, match="has no entropy"):
+    with refusal(InputError, "c"):
         Voxels(study).content(0, "entropy", 1)
 
 
@@ -230,5 +231,5 @@ def test_a_map_of_parcels_is_shown_by_the_places_of_its_own_table(
 
 
 def test_a_scan_without_a_map_of_parcels_has_none_to_show(out: Path) -> None:
-    with pytest.raises(InputError, match="has no parcels"):
+    with refusal(InputError, "c"):
         Voxels(Study(out, "anna")).content(0, "parcels", 1)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import refusal
 from helpers.small_store import stored_subject
 from torch.utils.data import DataLoader
 
@@ -166,9 +167,9 @@ def test_subjects_that_cannot_train_are_refused(tmp_path: Path, lacking: str) ->
     store = make_store(tmp_path / "s", a=lacking)
     with pytest.raises(DatasetError, match=f"subject a has no {lacking}"):
         SliceDataset(store, ["a"], View.AXIAL)
-    with pytest.raises(DatasetError, match="has no subject 'x'"):
+    with refusal(DatasetError, tmp_path / "s"):
         SliceDataset(store, ["x"], View.AXIAL)
-    with pytest.raises(DatasetError, match="no subject to take"):
+    with refusal(DatasetError, tmp_path / "s"):
         SliceDataset(store, [], View.AXIAL)
 
 
@@ -255,7 +256,7 @@ def test_a_split_part_opens_as_a_dataset(store: Store, tmp_path: Path) -> None:
     split.write(tmp_path / "split.json")
     dataset = open_slices(store.root, tmp_path / "split.json", "test", View.AXIAL)
     assert dataset.subjects == ("b",)
-    with pytest.raises(DatasetError, match="'validation' is empty"):
+    with refusal(DatasetError, tmp_path / "split.json"):
         open_slices(store.root, tmp_path / "split.json", "validation", View.AXIAL)
 
 
@@ -267,7 +268,7 @@ def test_a_family_filled_in_later_is_respected(store: Store, tmp_path: Path) -> 
     header, *rows = table.read_text().splitlines()
     rows = [row.replace("n/a\tn/a\tn/a\tn/a", "n/a\ttwins\tn/a\tn/a") for row in rows]
     table.write_text("\n".join([header, *rows]) + "\n")
-    with pytest.raises(DatasetError, match="twins is in train and test"):
+    with refusal(DatasetError, tmp_path / "s.json"):
         open_slices(store.root, tmp_path / "s.json", "train", View.AXIAL)
 
 
@@ -301,7 +302,7 @@ def test_a_store_cannot_name_files_elsewhere(store: Store) -> None:
 def test_a_table_that_lost_a_person_is_refused(store: Store) -> None:
     table = store.root / "participants.tsv"
     table.write_text("\n".join(table.read_text().splitlines()[:-1]) + "\n")
-    with pytest.raises(DatasetError, match="subject b has no person"):
+    with refusal(DatasetError, table):
         store.participants  # noqa: B018
 
 

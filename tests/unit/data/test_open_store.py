@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import refusal
 from helpers.small_store import VIEWS, all_train, small_store, stored_subject
 from torch.utils.data import DataLoader
 
@@ -125,31 +126,31 @@ def test_volumes_that_do_not_fit_in_memory_are_refused(
     monkeypatch.setattr(module, "free_memory", lambda: 600)
     assert len(trinat.open_store(root).monai()) == 1
     monkeypatch.setattr(module, "free_memory", lambda: 599)
-    with pytest.raises(DatasetError, match="take a part of the split, or subjects"):
+    with refusal(DatasetError, root):
         trinat.open_store(root).monai()
 
 
 def test_a_part_is_that_of_the_stores_split(tmp_path: Path) -> None:
     root = small_store(tmp_path / "store", {"a": (14, 16, 18), "b": (14, 16, 18)})
     store = trinat.open_store(root)
-    with pytest.raises(DatasetError, match="no such split file"):
+    with refusal(DatasetError, tmp_path / "store/split.json"):
         store.subjects("train")
     all_train(root)
     assert store.slices("axial", "train").subjects == ("a", "b")
     assert [subject.name for subject in store.subjects("train")] == ["a", "b"]
     assert [item["subject"] for item in store.monai("train")] == ["a", "b"]
-    with pytest.raises(DatasetError, match="the part 'test' is empty"):
+    with refusal(DatasetError, tmp_path / "store/split.json"):
         store.monai("test")
 
 
 def test_a_subject_of_a_part_without_labels_is_refused(root: Path) -> None:
     all_train(root)
-    with pytest.raises(DatasetError, match="subject b lacks its image or its labels"):
+    with refusal(DatasetError, root):
         trinat.open_store(root).subjects("train")
 
 
 def test_what_the_store_lacks_is_told(root: Path) -> None:
-    with pytest.raises(DatasetError, match="holds no sagittal slices"):
+    with refusal(DatasetError, root):
         trinat.open_store(root).slices("sagittal")
     with pytest.raises(ConfigError, match="'top' is not a valid View"):
         trinat.open_store(root).slices("top")

@@ -10,6 +10,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from helpers.refusals import refusal
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -149,7 +150,7 @@ def test_slices_are_stored_one_by_one(tmp_path: Path) -> None:
 def test_views_that_were_not_asked_for_are_not_there(tmp_path: Path) -> None:
     file = write(tmp_path / "s.h5", views=(View.AXIAL,))
     assert [view for view in View if file.has(view, "image")] == [View.AXIAL]
-    with pytest.raises(DatasetError, match="holds no coronal image"):
+    with refusal(DatasetError, tmp_path / "s.h5"):
         file.image(View.CORONAL, 0, 1)
 
 
@@ -179,7 +180,7 @@ def test_sagittal_slices_of_a_one_sided_scheme_are_refused(tmp_path: Path) -> No
 
 def test_what_is_no_slice_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "s.h5").write_bytes(b"nonsense")
-    with pytest.raises(IntegrityError, match="not a readable slice file"):
+    with refusal(IntegrityError, tmp_path / "s.h5"):
         SubjectFile(tmp_path / "s.h5").fingerprint  # noqa: B018
     with h5py.File(tmp_path / "o.h5", "w") as file:
         file.attrs["format"] = 0

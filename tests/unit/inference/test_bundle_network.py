@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
+from helpers.refusals import refusal
 
 from trinat.segmentation.errors import OutputError
 from trinat.segmentation.inference.bundle_network import ReadScand, WriteLabelsd
@@ -20,6 +20,6 @@ def test_two_scans_of_one_name_do_not_write_one_label_map(tmp_path: Path) -> Non
     read = ReadScand("labels")
     write = WriteLabelsd("labels", tmp_path / "out")
     write(read({"labels": str(tmp_path / "a.nii")}))
-    with pytest.raises(OutputError, match=r"a\.nii beside it got the same label map"):
+    with refusal(OutputError, tmp_path / "a.nii.gz"):
         write(read({"labels": tmp_path / "a.nii.gz"}))
     assert Volume.read(tmp_path / "out/a_dseg.nii.gz", labels=True).data.max() == 1

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import refusal
 from torch import Tensor
 
 from trinat.segmentation.errors import ModelError
@@ -65,9 +66,9 @@ def test_a_template_survives_its_file_and_refuses_another(template: Template) ->
     again = Template.from_bytes(template.to_bytes(), len(SCHEME), "prior.npz")
     np.testing.assert_array_equal(again.shares, template.shares)
     np.testing.assert_array_equal(again.centroids, template.centroids)
-    with pytest.raises(ModelError, match="other classes"):
+    with refusal(ModelError, "prior.npz"):
         Template.from_bytes(template.to_bytes(), 5, "prior.npz")
-    with pytest.raises(ModelError, match="is no prior"):
+    with refusal(ModelError, "prior.npz"):
         Template.from_bytes(template.to_bytes()[:1000], len(SCHEME), "prior.npz")
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.overfitted import miniature, overfitted_model, random_model
+from helpers.refusals import refusal
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -154,7 +155,7 @@ def test_a_stripped_scan_is_seen_as_it_is(predictor: Predictor) -> None:
 def test_who_strips_comes_with_trinat(tmp_path: Path) -> None:
     description = Description(name="m", stripped_by="mine")
     save_model(tmp_path / "m", description, load_model(random_model()).networks)
-    with pytest.raises(ModelError, match="stripped_by mine, which does not come with"):
+    with refusal(ModelError, tmp_path / "m/model.yaml"):
         Predictor(tmp_path / "m", device="cpu")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from helpers.refusals import refusal
 from helpers.small_model import SCHEME, network
 from pydantic import ValidationError
 
@@ -127,7 +128,7 @@ def test_views_that_weigh_nothing_are_refused(tmp_path: Path) -> None:
     save_model(
         tmp_path / "m", Description(name="m", fusion=fusion), {View.CORONAL: network()}
     )
-    with pytest.raises(ModelError, match="no weight"):
+    with refusal(ModelError, tmp_path / "m/model.yaml"):
         load_model(tmp_path / "m").fusion_weights([View.CORONAL])
 
 
@@ -146,7 +147,7 @@ def test_a_scheme_of_ones_own_travels_with_the_model(tmp_path: Path) -> None:
     table.unlink()
     assert load_model(tmp_path / "model").scheme.names == ("Background", "Brain")
     (tmp_path / "model" / "own.tsv").write_text(rows.replace("Brain", "Skull"))
-    with pytest.raises(ModelError, match=r"own\.tsv: is not the file that was saved"):
+    with refusal(ModelError, tmp_path / "model/own.tsv"):
         load_model(tmp_path / "model")
 
 
@@ -172,7 +173,7 @@ def test_a_model_of_parcels_is_taken_along_file_by_file(tmp_path: Path) -> None:
 
 def test_a_label_table_of_another_name_is_refused(tmp_path: Path) -> None:
     table = Path(str(resources.files("trinat.configs") / "labels" / "left4.tsv"))
-    with pytest.raises(ModelError, match=r"not named own\.tsv"):
+    with refusal(ModelError, table):
         save_model(
             tmp_path / "m", Description(name="m", labels="own"), {}, label_table=table
         )
@@ -187,7 +188,7 @@ def test_a_scheme_of_one_side_has_no_merged_classes(tmp_path: Path) -> None:
 
 def test_an_existing_folder_is_replaced_only_when_asked(folder: Path) -> None:
     other = {View.AXIAL: network()}
-    with pytest.raises(ModelError, match="is there already"):
+    with refusal(ModelError, folder):
         save_model(folder, Description(name="other"), other)
     assert read_info(folder).name == "small"
     save_model(folder, Description(name="other"), other, overwrite=True)
@@ -213,7 +214,7 @@ def test_a_failed_write_leaves_what_was_there(
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(OutputError, match="No space left"):
+    with refusal(OutputError, folder):
         save_model(
             folder, Description(name="other"), {View.AXIAL: network()}, overwrite=True
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.refusals import refusal
 from helpers.small_model import SCHEME, edit, network, rewrite, set_key
 
 from trinat.segmentation.errors import ModelError
@@ -136,21 +137,19 @@ def test_a_flipped_bit_is_noticed(folder: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(
-        ModelError, match=r"axial\.safetensors: is not the file that was saved"
-    ):
+    with refusal(ModelError, path):
         load_model(folder)
 
 
 def test_a_missing_file_is_named(folder: Path) -> None:
     (folder / "axial.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"axial\.safetensors: is missing"):
+    with refusal(ModelError, folder / "axial.safetensors"):
         load_model(folder)
 
 
 def test_a_view_that_is_not_there_is_named(tmp_path: Path) -> None:
     save_model(tmp_path / "m", Description(name="m"), {View.AXIAL: network()})
-    with pytest.raises(ModelError, match="has no coronal network"):
+    with refusal(ModelError, tmp_path / "m"):
         load_model(tmp_path / "m", [View.CORONAL])
 
 
@@ -165,7 +164,7 @@ def test_a_pickle_is_no_weights(folder: Path, tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps(Canary()))
     digest = sha256(path.read_bytes()).hexdigest()
     edit(folder, set_key("files", path.name, to=digest))
-    with pytest.raises(ModelError, match="is not a safetensors file"):
+    with refusal(ModelError, path):
         load_model(folder)
     assert not canary.exists()
 
@@ -194,24 +193,20 @@ def test_weights_that_are_no_safetensors_are_refused(folder: Path, data: bytes) 
     path = folder / "coronal.safetensors"
     path.write_bytes(data)
     edit(folder, set_key("files", path.name, to=sha256(data).hexdigest()))
-    with pytest.raises(
-        ModelError, match=r"coronal\.safetensors: is not a safetensors file"
-    ):
+    with refusal(ModelError, path):
         load_model(folder)
 
 
 def test_a_file_that_is_large_beyond_reason_is_not_read(folder: Path) -> None:
     with (folder / "axial.safetensors").open("r+b") as file:
         file.truncate(1 << 40)
-    with pytest.raises(
-        ModelError, match=r"axial\.safetensors: is too large for a model's file"
-    ):
+    with refusal(ModelError, folder / "axial.safetensors"):
         load_model(folder)
 
 
 def test_the_background_is_always_predicted(folder: Path) -> None:
     edit(folder, set_key("not_predicted", to=[SCHEME.names[0]]))
-    with pytest.raises(ModelError, match="is always predicted"):
+    with refusal(ModelError, folder / "model.yaml"):
         load_model(folder)
 
 
@@ -248,5 +243,5 @@ def test_a_description_that_is_not_plain_yaml_is_refused(
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"no model here \(model.yaml is missing\)"):
+    with refusal(ModelError, tmp_path):
         read_info(tmp_path)

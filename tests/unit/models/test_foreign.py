@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import refusal
 from oracle import quicknat_port as port
 from torch import nn
 
@@ -113,9 +114,9 @@ def test_monais_network_is_refused_with_a_sentence(tmp_path: Path) -> None:
     from monai.networks.nets.quicknat import Quicknat
 
     network = Quicknat(num_classes=33, num_filters=4)
-    with pytest.raises(ModelError, match="MONAI's Quicknat, which is another network"):
+    with refusal(ModelError, tmp_path / "state.pth"):
         read_port(write(tmp_path / "state.pth", network.state_dict()))
-    with pytest.raises(ModelError, match=r"a network of MONAI \(monai\.networks"):
+    with refusal(ModelError, tmp_path / "module.pth"):
         read_port(write(tmp_path / "module.pth", network))
 
 
@@ -164,7 +165,7 @@ def test_weights_that_are_not_quicknats_are_refused(
     "content", [{}, [torch.zeros(1)], {"a": 1}, torch.zeros(3)], ids=repr
 )
 def test_a_file_without_a_network_is_refused(tmp_path: Path, content: Any) -> None:
-    with pytest.raises(ModelError, match="holds no network and no state dict"):
+    with refusal(ModelError, tmp_path / "port.pth"):
         read_port(write(tmp_path / "port.pth", content))
 
 
@@ -179,14 +180,14 @@ def test_modules_that_stand_in_many_places_or_in_themselves_are_refused(
     own = nn.Module()
     own._modules["me"] = own
     for module in (shared, own):
-        with pytest.raises(ModelError, match="too many modules"):
+        with refusal(ModelError, tmp_path / "port.pth"):
             read_port(write(tmp_path / "port.pth", module))
 
 
 def test_a_dictionary_that_holds_itself_is_refused(tmp_path: Path) -> None:
     content: dict[str, Any] = {}
     content["model"] = content
-    with pytest.raises(ModelError, match="holds no network and no state dict"):
+    with refusal(ModelError, tmp_path / "port.pth"):
         read_port(write(tmp_path / "port.pth", content))
 
 
@@ -195,7 +196,7 @@ def test_a_dropout_that_is_no_number_is_refused(tmp_path: Path) -> None:
     for module in original.modules():
         if hasattr(module, "p"):
             module.p = [0.1]
-    with pytest.raises(ModelError, match="dropout: Input should be a valid number"):
+    with refusal(ModelError, tmp_path / "port.pth"):
         read_port(write(tmp_path / "port.pth", original))
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.refusals import refusal
 from torch import nn
 
 from trinat.segmentation.errors import ModelError
@@ -112,7 +113,7 @@ def test_a_canary_does_not_run(save: Save, canary: Path, place: str) -> None:
         "behind tensors": [torch.zeros(2), {"deep": [bad]}],
     }[place]
     path = save(content)
-    with pytest.raises(ModelError, match=r"wants posix\.system called"):
+    with refusal(ModelError, path):
         read_torch_file(path)
     assert not canary.exists()
     # The same file does execute when nothing restricts it, so the canary works.
@@ -181,7 +182,7 @@ def test_only_storages_of_known_numbers_are_referred_to(
     if kind == b"storage" and dtype == "FloatStorage":
         assert read_torch_file(path).tolist() == [0]
     else:
-        with pytest.raises(ModelError, match="refers to something that is no tensor"):
+        with refusal(ModelError, path):
             read_torch_file(path)
 
 
@@ -212,7 +213,7 @@ def test_compressed_members_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "file.pth"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", pickle.dumps("0" * 100_000, 2))
-    with pytest.raises(ModelError, match="holds more than it is large"):
+    with refusal(ModelError, path):
         read_torch_file(path)
 
 
@@ -339,5 +340,5 @@ def test_a_zip_whose_directory_points_elsewhere_is_refused(tmp_path: Path) -> No
         4, "little"
     )
     path.write_bytes(broken)
-    with pytest.raises(ModelError, match="or is damaged"):
+    with refusal(ModelError, path):
         read_torch_file(path)

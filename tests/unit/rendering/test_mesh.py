@@ -7,6 +7,7 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
+from helpers.refusals import refusal
 
 from trinat.segmentation.errors import FormatError
 from trinat.segmentation.rendering.mesh import Surface, surface_net
@@ -82,9 +83,7 @@ def test_both_kinds_of_file_hold_the_mesh(tmp_path: Path) -> None:
     rows = np.frombuffer(body[size:], [("count", "u1"), ("corners", "<i4", 3)])
     assert (rows["count"] == 3).all()
     np.testing.assert_array_equal(rows["corners"], found.faces)
-    with pytest.raises(
-        FormatError, match=r"x\.stl: not a kind of mesh: use \.ply or \.gii"
-    ):
+    with refusal(FormatError, tmp_path / "x.stl"):
         found.save(tmp_path / "x.stl")
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.miniatures import turned
+from helpers.refusals import refusal
 
 from trinat.segmentation.errors import DatasetError, FormatError, IntegrityError
 from trinat.segmentation.io.volume import Volume
@@ -204,7 +205,7 @@ def test_heads_that_unpack_to_gigabytes_are_refused_before_they_do(
 ) -> None:
     path = tmp_path / "bomb.npz"
     np.savez_compressed(path, labels=np.zeros(2**28 + 1, np.uint8))
-    with pytest.raises(FormatError, match=r"unpacks to .* times its size"):
+    with refusal(FormatError, path):
         load_heads(path)
 
 
@@ -217,7 +218,7 @@ def test_a_zip_whose_directory_points_elsewhere_is_damage(tmp_path: Path) -> Non
         4, "little"
     )
     path.write_bytes(broken)
-    with pytest.raises(IntegrityError, match="or a damaged one"):
+    with refusal(IntegrityError, path):
         load_heads(path)
 
 
@@ -227,7 +228,7 @@ def test_an_array_whose_header_does_not_end_is_damage(tmp_path: Path) -> None:
     header = b"{'descr': ('|u1', 'shape': (1,)".ljust(117) + b"\n"
     with ZipFile(path, "w") as archive:
         archive.writestr("labels.npy", b"\x93NUMPY\x01\x00\x76\x00" + header)
-    with pytest.raises(IntegrityError, match="or a damaged one"):
+    with refusal(IntegrityError, path):
         load_heads(path)
 
 

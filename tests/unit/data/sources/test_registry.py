@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers.listings import DEFAULT
 from helpers.miniatures import write_nifti
+from helpers.refusals import refusal
 
 from trinat.segmentation.data.sources.base import (
     SourceOptions,
@@ -26,7 +27,7 @@ def test_an_empty_folder_is_an_error_not_an_empty_dataset(
 ) -> None:
     with pytest.raises(DatasetError):
         list_subjects(source, tmp_path, DEFAULT)
-    with pytest.raises(DatasetError, match="no such file or folder"):
+    with refusal(DatasetError, tmp_path / "missing", remedy="--root"):
         list_subjects(source, tmp_path / "missing", DEFAULT)
 
 
@@ -70,7 +71,7 @@ def test_names_that_would_collide_on_disk_are_refused(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         for name in ("A.nii", "a.nii"):
             (tmp_path / folder / name).touch()
-    with pytest.raises(DatasetError, match="both be named"):
+    with refusal(DatasetError, tmp_path):
         list_subjects("pairs", tmp_path, DEFAULT)
 
 
