@@ -1,4 +1,4 @@
-"""Corrected scans of a folder of results: which there are, and which to correct next."""
+"""Corrected scans of a results folder, and the scans to correct next."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _CORRECT = "correct one with `trinat view`, or give --labels"
 class Corrected:
     """A scan of the list of results, and its corrected label map.
 
-    Of a correction that was painted here, `mask` says which voxels a person has changed, and
-    `structures` what these are or were. They are None of a label map from elsewhere, of which all
-    counts. `model` is the hash of the model that made the result.
+    For a correction painted in the viewer, `mask` marks the voxels that a person has changed,
+    and `structures` are the structures involved. Both are None for an imported label map, of
+    which all voxels count. `model` is the hash of the model that made the result.
     """
 
     item: Item
@@ -34,7 +34,7 @@ class Corrected:
 
     @property
     def pair(self) -> Pair:
-        """The label map as a truth, and the scan in the place of a prediction."""
+        """Return the label map as truth, paired with the scan in place of a prediction."""
         name = self.item.name
         truth = ScanFile(name, self.labels, name, person=self.person)
         scan = ScanFile(name, self.scan, name, person=self.person)
@@ -42,10 +42,10 @@ class Corrected:
 
 
 def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
-    """The corrected scans of a study, and a line for each label map that cannot be used.
+    """Return the corrected scans of a study, and a line for each label map that cannot be used.
 
-    Where the study is compared with other label maps (`against`), these are the corrected ones.
-    EvaluationError where nothing was corrected.
+    If the study is compared with other label maps (`against`), those are the corrected ones.
+    Raises EvaluationError if nothing was corrected.
     """
     found = []
     failures = []
@@ -78,7 +78,7 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
             failures.append(f"{item.name}: its scan is not where it was: give --images")
             continue
         segmented = item.entry.input_sha256
-        # Elsewhere it may be packed otherwise.
+        # In another folder the same scan may be compressed differently.
         if study.images is None and segmented and digest(scan) != segmented:
             failures.append(f"{item.name}: its scan was changed since it was segmented")
             continue
@@ -97,9 +97,9 @@ def find_corrected(study: Study) -> tuple[list[Corrected], list[str]]:
 
 
 def next_scans(settings: NextSettings) -> tuple[list[Next], int]:
-    """The scans to correct next, and how many were corrected already.
+    """Return the scans to correct next, and the number of scans that are corrected already.
 
-    EvaluationError where there is no scan with a result.
+    Raises EvaluationError if no scan has a result.
     """
     study = Study(settings.results, rater="", against=settings.labels)
     elsewhere = {item.name for item in study.items if study.other(item) is not None}

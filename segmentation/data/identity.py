@@ -1,4 +1,4 @@
-"""Persons and visits of scans, by their names and the folders that they are in.
+"""Person and visit of each scan, from its name and the folders that it is in.
 
 | name, or folder | person | visit |
 |---|---|---|
@@ -11,14 +11,14 @@
 | 1234567_20252_2_0 (UK Biobank) | 1234567 | 20252_2 |
 | 07_V2, 07_tp2, 07_ses-b, 07.long.base | 07 | V2, tp2, ses-b |
 
-The folders say what the name leaves open, the nearest first: sub-01/ses-2/T1 is a scan of sub-01.
+Folders, the nearest first, supply what the name lacks: sub-01/ses-2/T1 is a scan of sub-01.
 
-`identify` decides for all scans of a study together, since one name is not always enough:
+`identify` looks at all scans of a study together, since one name is not always enough:
 
-- Persons of one name below two folders (A/sub-01, B/sub-01) are two persons, because sites number
-  their persons alike. Folders that are visits (baseline, V2) and identifiers that are unique in the
-  world (OASIS, IXI, ADNI, HCP, UK Biobank) are exceptions.
-- In TRIAL_V1_000, TRIAL_V1_001, ... the number behind the visit is the person's.
+- Equal names of persons below two folders (A/sub-01, B/sub-01) are two persons, because sites often
+  use the same numbers. Exceptions are folders that are visits (baseline, V2) and globally unique
+  identifiers (OASIS, IXI, ADNI, HCP, UK Biobank).
+- In TRIAL_V1_000, TRIAL_V1_001, ... the number after the visit is that of the person.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _BIDS = re.compile(r"(?P<person>sub-[A-Za-z0-9+]+)(?:[_.](?P<rest>.*))?")
 _IXI = re.compile(r"(?P<person>IXI\d{3})-(?P<rest>[A-Za-z]+-\d+(?:[-_].*)?)")
 _ADNI = re.compile(r"(?:ADNI_)?(?P<person>\d{3}_S_\d{4,5})(?:[-_.](?P<rest>.*))?")
 _HCP = re.compile(r"(?P<person>\d{6})_(?P<rest>[37]T_.*)")
-# The number of a field, the visit, and which of several files it is.
+# Number of the data field, the visit, and the index of one of several files.
 _UK_BIOBANK = re.compile(r"(?P<person>\d{7})_(?P<rest>\d{5}_\d_\d(?:[_.].*)?)")
 _OASIS = re.compile(
     rf"(?:OASIS_)?(?P<person>OAS[12]_\d{{4}}|OAS3\d{{4}})_(?P<rest>(?:{_VISIT})(?:[_.].*)?)"
 )
 _OTHER = re.compile(rf"(?P<person>.+?)_(?P<rest>(?:{_VISIT})(?:[_.].*)?)")
-# Identifiers of these are of one person, wherever they stand.
+# Globally unique identifiers: each belongs to one person in every folder.
 _UNIQUE = (_IXI, _ADNI, _HCP, _UK_BIOBANK, _OASIS)
 _NAMES = (_BIDS, *_UNIQUE, _OTHER)
 _FIRST = re.compile(rf"({_VISIT}|\d{{5}}_\d(?=_\d))(?:[_.]|$)")
-# A folder that is a visit, whatever persons are in it.
+# A folder that is a visit, with any number of persons in it.
 _VISIT_FOLDER = re.compile(
     rf"{_VISIT}|(?:visit|session|wave|timepoint)[-_]?\w{{1,8}}|baseline|follow[-_]?up\w*",
     re.IGNORECASE,
@@ -55,11 +55,11 @@ _VISIT_FOLDER = re.compile(
 
 @dataclass(frozen=True)
 class Identity:
-    """The person of a scan, and which of their scans it is.
+    """Person of a scan, and the parts of its name that distinguish it from their other scans.
 
-    `scan` is all that tells it from others of the person, the `visit` among it; "" for nothing.
-    `site` are the folders above those of the person. `is_unique` is True if the person's name is an
-    identifier that nobody else has.
+    `scan` is everything that distinguishes it, including the `visit`; "" for nothing. `site`
+    are the folders above those of the person. `is_unique` is True for a globally unique
+    identifier.
     """
 
     person: str
@@ -100,11 +100,12 @@ def identity_alone(scan: Named) -> Identity:
 
 
 def identity_of(name: str, folders: Sequence[str] = ()) -> Identity | None:
-    """Return the identity by one name, without its file's ending; None if nothing says it.
+    """Return the identity from one name without a file ending; None if the name has none.
 
-    `folders` are those around it, the outermost first. Of several scans see `identify`.
+    `folders` are those around it, the outermost first. `identify` handles several scans
+    together.
     """
-    # A longitudinal run of FreeSurfer's: what follows is its template.
+    # In a longitudinal run of FreeSurfer, the template's name follows.
     name, is_long, _ = name.partition(".long.")
     inside = ""
     for depth in range(len(folders), -1, -1):
@@ -123,7 +124,7 @@ def identity_of(name: str, folders: Sequence[str] = ()) -> Identity | None:
 
 
 def _above(person: str, folders: Sequence[str]) -> tuple[str, ...]:
-    """The folders above the person's own: A of A/sub-01/anat."""
+    """Return the folders above the person's own: A of A/sub-01/anat."""
     for depth, folder in enumerate(folders):
         own = identity_of(folder)
         if own is not None and own.person == person:
@@ -132,10 +133,11 @@ def _above(person: str, folders: Sequence[str]) -> tuple[str, ...]:
 
 
 def told_apart(scans: Sequence[Identity]) -> list[Identity]:
-    """Return the scans with the names of folders before persons whose name is below several.
+    """Prefix persons with their folders if the same name occurs below several folders.
 
-    Then all persons in these folders are called so: A/sub-01. A unique identifier is two persons
-    only if two folders have the same scan of it. A folder that is a visit is none of them.
+    All persons in these folders then get the prefix, as in A/sub-01. A unique identifier counts
+    as two persons only if two folders have the same scan of it. Folders that are visits are
+    ignored.
     """
     placed = [_with_visit_of_folder(scan) for scan in _with_numbers(scans)]
     sites: dict[tuple[str, str], set[tuple[str, ...]]] = defaultdict(set)
@@ -164,7 +166,7 @@ def clash_among(persons: Iterable[str]) -> str:
 
 
 def _with_visit_of_folder(scan: Identity) -> Identity:
-    """A scan with the visit that a folder above its person says, which is no site then."""
+    """Use a folder above the person that is a visit as the visit, instead of as a site."""
     visits = [folder for folder in scan.site if _VISIT_FOLDER.fullmatch(folder)]
     if not visits or scan.visit:
         return scan
@@ -174,10 +176,10 @@ def _with_visit_of_folder(scan: Identity) -> Identity:
 
 
 def _with_numbers(scans: Sequence[Identity]) -> list[Identity]:
-    """Return the scans with the numbers behind their visits as a part of the persons' names.
+    """Append the numbers after visits to the persons' names where these identify persons.
 
-    TRIAL_V1_000 and TRIAL_V1_001 are of TRIAL_000 and TRIAL_001. Where there are as many persons as
-    numbers (07_V1_1, 08_V1_1), these are runs.
+    TRIAL_V1_000 and TRIAL_V1_001 belong to TRIAL_000 and TRIAL_001. If there are as many
+    persons as numbers (07_V1_1, 08_V1_1), the numbers are runs.
     """
     numbers: dict[str, set[str]] = defaultdict(set)
     for scan in scans:
@@ -198,7 +200,7 @@ def _with_numbers(scans: Sequence[Identity]) -> list[Identity]:
 
 
 def _number_behind_visit(scan: Identity) -> str:
-    """Return 000 of TRIAL_V1_000; "" if there is none, or the person's name is unique."""
+    """Return 000 of TRIAL_V1_000; "" if there is no number, or the person's name is unique."""
     if scan.is_unique or not scan.visit or scan.person.startswith("sub-"):
         return ""
     rest = scan.scan.removeprefix(f"{scan.visit}_")

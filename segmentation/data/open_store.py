@@ -1,4 +1,4 @@
-"""A store as datasets of torch, torchio and MONAI: what `trinat.open_store` returns."""
+"""Datasets of torch, torchio and MONAI on a slice store, returned by `trinat.open_store`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from trinat.segmentation.space.views import View, chosen_views, from_slices
 if TYPE_CHECKING:
     import torchio
 
-# Of a voxel in memory: float32 intensity and uint8 class.
+# A voxel in memory has a float32 intensity and a uint8 class.
 _BYTES_PER_VOXEL = 5
 
 
 def open_store(path: str | Path) -> OpenedStore:
-    """A slice store as datasets of torch, torchio and MONAI.
+    """Open a slice store as datasets of torch, torchio and MONAI.
 
     Parameters
     ----------
@@ -40,7 +40,12 @@ def open_store(path: str | Path) -> OpenedStore:
     Returns
     -------
     OpenedStore
-        Its `slices`, `subjects` and `monai` give the datasets.
+        Its `slices`, `subjects` and `monai` return the datasets.
+
+    Raises
+    ------
+    DatasetError
+        If the folder is no store, or a store of another version.
 
     Examples
     --------
@@ -54,24 +59,27 @@ def open_store(path: str | Path) -> OpenedStore:
 
 
 class OpenedStore:
-    """The datasets of a store. Each method takes a part of its split, or all subjects.
+    """Datasets of a store. Each method takes a part of its split, or all subjects.
 
-    Without `part`, subjects without an image or without labels are left out. All methods raise a
-    DatasetError where the store lacks what they are asked for.
+    Without `part`, subjects without an image or without labels are left out. All methods raise
+    DatasetError if the store lacks the requested data.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def __repr__(self) -> str:
-        """Where it is, and what it holds."""
+        """Return a text with the folder and its contents."""
         views = ", ".join(view.value for view in self._store.views)
         count = len(self._store.subjects)
         return f"OpenedStore({str(self._store.root)!r}: {count} subjects, {views})"
 
     @property
     def scheme(self) -> LabelScheme:
-        """Names and numbers of the classes of whole volumes; `slices(view).scheme` has a view's."""
+        """Names and numbers of the classes of whole volumes.
+
+        `slices(view).scheme` has those of a view.
+        """
         return self._store.scheme
 
     def slices(
@@ -81,11 +89,12 @@ class OpenedStore:
         neighbours: int | None = None,
         transform: SliceTransform | None = None,
     ) -> SliceDataset:
-        """Slices of a view, as a torch `Dataset`.
+        """Return the slices of a view as a torch `Dataset`.
 
-        An item is the image (C, H, W) float32 and the labels (H, W) uint8. With `neighbours` (1 to
-        3) the image has as many slices on each side as channels. Slices without a structure are
-        items too, every eighth of them. `transform(image, labels)` returns the item as it is used.
+        An item is the image (C, H, W) float32 and the labels (H, W) uint8. With `neighbours` (1
+        to 3) the image has as many slices on each side as channels. Of slices without a
+        structure, every eighth is an item. `transform(image, labels)`, if given, makes the
+        item.
         """
         chosen = chosen_views([view])
         assert chosen is not None
@@ -101,7 +110,7 @@ class OpenedStore:
         )
 
     def subjects(self, part: Part | None = None) -> torchio.SubjectsDataset:
-        """Whole volumes, as a `torchio.SubjectsDataset`; each is read when it is used.
+        """Return whole volumes as a `torchio.SubjectsDataset`; each is read when it is used.
 
         A subject has `name`, `image` (1, X, Y, Z) float32 and `label` (1, X, Y, Z) uint8, with
         the affine of the working grid (RAS axes, 1 mm).
@@ -123,10 +132,11 @@ class OpenedStore:
         return torchio.SubjectsDataset(found)
 
     def monai(self, part: Part | None = None) -> list[dict[str, Any]]:
-        """Whole volumes, as dictionaries for MONAI's transforms and datasets.
+        """Return whole volumes as dictionaries for MONAI's transforms and datasets.
 
         `subject` is the name; `image` (1, X, Y, Z) float32 and `label` (1, X, Y, Z) uint8 are
-        MetaTensors. All are in memory: 84 MB a subject. A DatasetError where there is not so much.
+        MetaTensors. All are in memory: 84 MB per subject. Raises DatasetError if there is not
+        enough.
         """
         from monai.data.meta_tensor import MetaTensor
 
@@ -136,7 +146,7 @@ class OpenedStore:
         for number, name in enumerate(names):
             file = self._store.file(name)
             image = stored_image(file, view)
-            # All that are still to be read must fit in memory.
+            # All subjects that have not been read yet must fit in memory.
             count = len(names) - number
             needed = count * image.data.size * _BYTES_PER_VOXEL
             free = free_memory()
@@ -158,7 +168,7 @@ class OpenedStore:
         return found
 
     def _names(self, part: Part | None) -> tuple[str, ...]:
-        """The subjects of a part; without one, all that have an image and labels."""
+        """Return the subjects of a part, or all that have an image and labels."""
         names = self._store.subjects
         if part is not None:
             names = self._store.part(part)
@@ -182,7 +192,7 @@ class OpenedStore:
 def _read(
     path: str | Path, stored: Callable[[SubjectFile, View], Volume], view: View
 ) -> tuple[Tensor, NDArray[np.float64]]:
-    """What is stored of a subject, (1, X, Y, Z), and its affine (4, 4), as torchio asks for it."""
+    """Read a subject's array (1, X, Y, Z) and affine (4, 4), in the form that torchio requires."""
     file = SubjectFile(Path(path))
     volume = stored(file, view)
     file.close()
@@ -190,12 +200,12 @@ def _read(
 
 
 def _with_channel(voxels: NDArray[Any]) -> Tensor:
-    """Voxels (X, Y, Z) as a tensor (1, X, Y, Z)."""
+    """Return voxels (X, Y, Z) as a tensor (1, X, Y, Z)."""
     return torch.from_numpy(np.ascontiguousarray(voxels))[None]
 
 
 def whole_view(store: Store) -> View:
-    """The view to put volumes together from: not the sagittal one, where there is another.
+    """Return the view to assemble volumes from: not the sagittal one if there is another.
 
     Sagittal slices have both sides as one class.
     """
@@ -206,12 +216,12 @@ def whole_view(store: Store) -> View:
 
 
 def stored_image(file: SubjectFile, view: View) -> Volume:
-    """Intensities on the working grid, float32 (X, Y, Z)."""
+    """Return the intensities on the working grid, float32 (X, Y, Z)."""
     slices = file.image(view, 0, file.slice_count(view))
     return Volume(from_slices(slices, view), file.affine)
 
 
 def stored_labels(file: SubjectFile, view: View) -> Volume:
-    """Class indices on the working grid, uint8 (X, Y, Z); those that are seen in the view."""
+    """Return class indices on the working grid, uint8 (X, Y, Z), with the classes of the view."""
     slices = file.labels(view, 0, file.slice_count(view))
     return Volume(from_slices(slices, view), file.affine)

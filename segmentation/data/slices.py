@@ -204,11 +204,10 @@ class SubjectFile:
         return Quantised(codes, self._scale, self._zero)
 
     def slab(self, view: View, middle: int, thick: int) -> Quantised:
-        """Read `thick` slices around the middle slice, (C, H, W), padded with background at the
-        ends.
+        """Read `thick` slices around the middle one, (C, H, W), padded with background at the ends.
 
-        `view` and `middle` as in `Place`; C is `thick`. The padding has the code of intensity 0.
-        The file is opened if it is not open, and stays open.
+        `view` and `middle` as in `Place`; C is `thick`. The padding has the code of intensity
+        0. The file is opened if it is not open, and stays open.
         """
         start = middle - thick // 2
         slab = self.codes(view, max(start, 0), start + thick)

@@ -1,4 +1,4 @@
-"""Splits of a store, made and written: one, or one a fold of a cross-validation."""
+"""Splits of a store: a single split, or one per fold of a cross-validation."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def split_store(
     published: bool = False,
     validation: int | None = None,
 ) -> list[tuple[Path, Split]]:
-    """Write split.json, or split-0.json and so on for folds, and return what stands in them.
+    """Write split.json, or split-0.json and so on for folds, and return the splits.
 
-    The subjects of `exclude` stand in no part. With `published` the dataset's own division counts:
-    `validation` of its training persons validate (none by default), or its training part alone
-    makes the folds. Of folds, one validates, unless `validation` is 0.
+    The subjects of `exclude` are in no part. `published` uses the dataset's published split:
+    `validation` of its training persons validate (none by default), or only its training part
+    is divided into folds. With folds, another fold validates, unless `validation` is 0.
     """
     store = Store(root)
     training = _published_training(store) if published else ()
@@ -67,7 +67,8 @@ def split_store(
         )
         paths = paths_of_folds(path, folds)
         if out is None:
-            # More folds of an earlier call would be taken for some of these.
+            # Remaining folds of an earlier call with more folds would be taken for folds of
+            # this one.
             for old in paths_of_folds(path, len(store.subjects))[folds:]:
                 old.unlink(missing_ok=True)
 
@@ -78,7 +79,7 @@ def split_store(
 
 
 def _published_training(store: Store) -> tuple[str, ...]:
-    """The subjects that train by the division that the store's dataset was published with."""
+    """Return the training subjects of the split that the store's dataset was published with."""
     name = store.info.source
     training = SOURCES[name].published_training if name in SOURCES else ()
     if not training:

@@ -2,9 +2,9 @@
 
 store.json         scheme, views and settings; for each subject its fingerprint, the hash of its
                    file, and the files that it was made from
-split.json         who trains, validates and tests, once `trinat split` was run
+split.json         subjects that train, validate and test, written by `trinat split`
 participants.tsv   person, session, family, age, sex of every subject: yours to complete
-ledger.tsv         every subject that the source listed: done, failed or skipped, and why
+ledger.tsv         every subject that the source listed: done, failed or skipped, and the reason
 subjects/<id>.h5   the slices
 """
 
@@ -40,7 +40,8 @@ from trinat.segmentation.labels.folding import FoldingTable
 from trinat.segmentation.labels.scheme import Label, LabelScheme
 from trinat.segmentation.space.views import View
 
-# Version of store.json. Subjects' files have their own (slices.py) and stay when this changes.
+# Version of store.json. Subjects' files have their own (slices.py), and stay valid when this
+# changes.
 FORMAT: Literal[3] = 3
 SPLIT = "split.json"
 
@@ -59,8 +60,7 @@ class _Strict(BaseModel):
 
 
 class FileStamp(_Strict):
-    """Hash of a file, with the size and time by which it is recognised as unchanged without
-    reading.
+    """Hash of a file, with the size and time that show whether it is unchanged.
 
     `size` in bytes, `mtime_ns` in nanoseconds since 1970.
     """
@@ -211,8 +211,9 @@ class Store:
 
     @cached_property
     def scheme(self) -> LabelScheme:
-        """Label scheme of whole volumes; slices of a view have the classes that are `seen_in`
-        it.
+        """Label scheme of whole volumes.
+
+        Slices of a view have the classes that are `seen_in` it.
         """
         table = self.info.scheme
         labels = TypeAdapter(tuple[Label, ...]).validate_python(table["labels"])
@@ -220,15 +221,12 @@ class Store:
 
     @property
     def scheme_name(self) -> str:
-        """Argument of `load_scheme` for the scheme: a shipped scheme's name, or a table in the
-        store.
-        """
+        """Argument of `load_scheme` for the scheme: a shipped scheme, or a table in the store."""
         own = self.root / f"{self.scheme.name}.tsv"
         return str(own) if own.is_file() else self.scheme.name
 
     def part(self, name: Part, split: Path | None = None) -> tuple[str, ...]:
-        """Return the subjects of one part of a split, after checking that the split fits this
-        store.
+        """Return the subjects of one part of a split, after checking that it fits this store.
 
         `split` is the file of the split; the default is the store's own.
         """
@@ -313,8 +311,9 @@ class Store:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash that changes with any subject's inputs or settings; a split belongs to one
-        fingerprint.
+        """Hash that changes with any subject's inputs or settings.
+
+        A split belongs to one of them.
         """
         subjects = self.info.subjects.items()
         pairs = sorted((name, subject.fingerprint) for name, subject in subjects)

@@ -1,1 +1,1 @@
-"""Where scans and labels come from: what every source gives in base.py, and a file a dataset."""
+"""Sources of scans and labels: the common interface in base.py, and one module per dataset."""

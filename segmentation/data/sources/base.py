@@ -1,4 +1,4 @@
-"""What every source of scans gives: subjects, and what was left out, each with its reason."""
+"""Interface of a source: subjects, and excluded files with their reasons."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from trinat.segmentation.labels.folding import FoldingTable
 
 IMAGE_SUFFIXES = (".nii.gz", ".nii", ".mgz")
 
-# What is safe in a path, of all that trinat writes; and what is replaced elsewhere.
+# Safe names in a path that trinat writes, and the characters that are replaced elsewhere.
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
-# What is kept of the name of a result that had to change, and the piece of its hash behind a dash.
+# Lengths of the kept part of a changed name, and of the hash appended to it.
 _PLAIN_LENGTH = 56
 _DIGEST_LENGTH = 6
 
@@ -31,14 +31,14 @@ natural_order = natsort_keygen()
 
 @dataclass(frozen=True)
 class Subject:
-    """One scan of one person, and its labels where there are any.
+    """One scan of one person, with its labels if there are any.
 
-    `image_axes` and `labels_axes` are the voxel axes (ASL, LAS) where the dataset vouches for them
-    and the header lacks them. `extra` takes numbers of the label map to FreeSurfer numbers, the
+    `image_axes` and `labels_axes` are the voxel axes (ASL, LAS) if the dataset defines them and
+    the header lacks them. `extra` maps numbers of the label map to FreeSurfer numbers, the
     numbers of `ignore` are background, and `fold` is the numbering of the label map (None:
-    FreeSurfer's). `csf` is a model's label map of the same scan: its CSF fills the background of
-    the labels. `mask` says which voxels count in training, above 0; without it all do. `note` is
-    kept with the slices.
+    FreeSurfer's). `csf` is a model's label map of the same scan: its CSF fills the background
+    of the labels. `mask` is above 0 in voxels that count in training; without it all do. `note`
+    is stored with the slices.
     """
 
     id: str
@@ -60,16 +60,16 @@ class Subject:
     note: str = ""
 
 
-# The note of a subject whose image shows no skull.
+# Note of a subject whose image shows no skull.
 STRIPPED = "skull-stripped"
 
 
 @dataclass(frozen=True)
 class Exclusion:
-    """What is no subject, or with `broken` one that should be and cannot be used.
+    """A name that is not a subject or, with `broken`, that should be one but cannot be used.
 
-    An excluded name counts as skipped, a broken one as failed: `trinat prepare` then ends with a
-    status that is not 0. `reason` is a short phrase without a full stop.
+    An excluded name counts as skipped, a broken one as failed: `trinat prepare` then exits with
+    a non-zero status. `reason` is a short phrase without a full stop.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Exclusion:
 
 @dataclass(frozen=True)
 class Listing:
-    """Subjects and exclusions that were found, in natural order.
+    """Subjects and exclusions of a source, in natural order.
 
     `advice` is a sentence for the user on how to get more of them, or empty.
     """
@@ -90,9 +90,10 @@ class Listing:
 
     @classmethod
     def of(cls, found: Sequence[Subject | Exclusion], unlabelled: str = "") -> Listing:
-        """What was found; with the advice `unlabelled` if none of it has labels.
+        """Build a listing in the order of `found`.
 
-        The order of `found` is kept. `unlabelled` tells the user where labels would come from.
+        Its advice is `unlabelled`, which tells the user where to get labels, if no subject has
+        any.
         """
         subjects = tuple(entry for entry in found if isinstance(entry, Subject))
         exclusions = tuple(entry for entry in found if isinstance(entry, Exclusion))
@@ -105,9 +106,9 @@ class Listing:
 class SourceOptions:
     """Options of a source, besides its folder.
 
-    `image` and `labels` name one of a dataset's images and label maps, in the source's own words.
-    `subjects_dir` has FreeSurfer results that are kept elsewhere. `extra`, `ignore` and `fold` are
-    those of the subjects; a `fold` of None is what the source's label maps usually have.
+    `image` and `labels` name one of a dataset's images and label maps, in the source's own
+    terms. `subjects_dir` has FreeSurfer results that are stored elsewhere. `extra`, `ignore`
+    and `fold` apply to all subjects; a `fold` of None is the usual numbering of the source.
     """
 
     scheme: str = DEFAULT_SCHEME
@@ -123,30 +124,30 @@ Listed = Iterable[Subject | Exclusion]
 
 
 def _no_member(name: str) -> bool:
-    """For datasets that come without archives: no file of one is of use."""
+    """Return False: the dataset has no archives with wanted files."""
     return False
 
 
 def _axes_of_header(path: Path) -> str | None:
-    """For datasets whose headers have the orientation."""
+    """Return None: the headers of the dataset have the orientation."""
     return None
 
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset: how its subjects are found, and which files of its archives are of use.
+    """A dataset: how to find its subjects, and the files of its archives to unpack.
 
     `find(root, options)` yields a Subject or an Exclusion for everything that it meets in the
-    folder `root`. Where it finds nothing, `nothing` is the error and `remedy` what to do about it.
-    `advice` is given where nothing that was found has labels.
+    folder `root`. If it finds nothing, `nothing` is the error and `remedy` its remedy. `advice`
+    is given if no subject has labels.
 
-    `wanted_member(name)` says whether a file of an archive is of use. `member_axes(path)` are the
-    voxel axes of an Analyze file, whose header does not have them.
+    `wanted_member(name)` returns True for a file of an archive to unpack. `member_axes(path)`
+    returns the voxel axes of an Analyze file, whose header lacks them.
 
-    `partly_labelled`: scans without labels are usual among those with labels. `fixed_numbers`: the
-    dataset has label numbers of its own, which no options change. `published_training`: of a
-    published division, the subjects that train; all others test. `participants`: the name of the
-    dataset's own participants table in its folder.
+    `partly_labelled`: it is usual that some scans have labels and others do not.
+    `fixed_numbers`: the dataset has label numbers of its own, which no options change.
+    `published_training`: the training subjects of a published split; all others test.
+    `participants`: the file name of the dataset's own participants table in its folder.
     """
 
     find: Callable[[Path, SourceOptions], Listed]
@@ -162,9 +163,9 @@ class Source:
 
 
 def search(root: Path, pattern: str, depth: int) -> Iterator[Path]:
-    """Paths named by `pattern` in `root` and in its folders, down to `depth` levels below it.
+    """Return paths that match `pattern` in `root` and its subfolders, down to `depth` levels.
 
-    Those of a level come before those of the next, each level sorted.
+    Shallower levels come first, each level sorted.
     """
     for level in range(depth + 1):
         folders = "*/" * level
@@ -172,16 +173,16 @@ def search(root: Path, pattern: str, depth: int) -> Iterator[Path]:
 
 
 def by_name(paths: Iterable[Path]) -> list[Path]:
-    """Paths in the natural order of their names: a2 before a10."""
+    """Sort paths in the natural order of their names: a2 before a10."""
     return sorted(paths, key=lambda path: natural_order(path.name))
 
 
 def safe_name(text: str) -> str:
-    """The name of a subject in a store: letters, digits, dot, underscore, dash; 64 at most.
+    """Return the name of a subject in a store: letters, digits, dot, underscore, dash; at most 64.
 
-    It is what people type and find in tables, so it is as short as it can be: "sub 01" is sub_01.
-    A dataset of which two subjects come to one name is refused. Raises DatasetError where nothing
-    of `text` can be used.
+    People type it and read it in tables, so it is as short as possible: "sub 01" becomes
+    sub_01. A dataset in which two subjects get the same name is refused. Raises DatasetError if
+    no character of `text` can be used.
     """
     name = _UNSAFE.sub("_", text).lstrip(".-_")[:64]
     if not _SAFE.fullmatch(name):
@@ -192,12 +193,12 @@ def safe_name(text: str) -> str:
 
 
 def safe_component(name: str) -> str:
-    """One part of the path of a result, in the same letters; every name has one.
+    """Return one part of the path of a result, in the same letters, for any name.
 
-    A name that had to change gets a piece of the original's hash, "sub 01" is sub_01-b665fd, so
-    that no two become one: results of a scan must not depend on what is beside it today, and be
-    found again tomorrow. For the same reason the two rules stay apart: either one in the place of
-    the other would give stores or results other names than they have.
+    If a name must change, a part of its hash is appended, "sub 01" becomes sub_01-b665fd, so
+    that no two names become one: the name of a result must not depend on the other scans of a
+    run. This rule and `safe_name` stay separate, because using either one in place of the other
+    would rename existing stores or results.
     """
     if _SAFE.fullmatch(name):
         return name
@@ -213,9 +214,9 @@ def safe_component(name: str) -> str:
 
 
 def without_suffix(path: Path) -> str:
-    """The file's name without the ending of a scan, such as .nii.gz, or else without its last.
+    """Return the file name without a scan's ending, such as .nii.gz, or else without the last one.
 
-    Upper and lower case are the same: A.NII.GZ is A. Only the name counts, the file need not exist.
+    Case does not matter: A.NII.GZ becomes A. The file need not exist.
     """
     lower = path.name.lower()
     for suffix in SCAN_SUFFIXES:
@@ -225,14 +226,13 @@ def without_suffix(path: Path) -> str:
 
 
 def first_existing(folder: Path, names: Iterable[str]) -> Path | None:
-    """The first of these files that is there.
+    """Return the first of these names that is a file in the folder; None if there is none.
 
-    Links to files count as files, folders do not. None if there is none, also where the folder
-    cannot be looked into.
+    Links to files count, folders do not. None also if the folder cannot be read.
     """
     for name in names:
         path = folder / name
-        # Not Path.is_file, which raises where it may not look.
+        # Not Path.is_file, which raises in folders without permission.
         if os.path.isfile(path):  # noqa: PTH113
             return path
     return None

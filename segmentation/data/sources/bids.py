@@ -1,7 +1,7 @@
-"""A BIDS dataset: raw T1w images, and labels from its derivatives.
+"""BIDS datasets: raw T1w images, and labels from their derivatives.
 
 An image is sub-01/anat/sub-01_T1w.nii.gz or sub-01/ses-a/anat/sub-01_ses-a_T1w.nii.gz, perhaps
-with more entities in its name. A pipeline has a folder of its own below derivatives/.
+with more entities in its name. Each pipeline has its own folder below derivatives/.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from trinat.segmentation.data.sources.freesurfer import find_image, find_labels
 from trinat.segmentation.errors import DatasetError
 
 _ENTITY = re.compile(r"([a-zA-Z0-9]+)-([a-zA-Z0-9+]+)")
-# What tells the scans of a person apart; a label map has the same.
+# Entities that distinguish the scans of a person; a label map has the same.
 _OF_A_SCAN = ("sub", "ses", "run", "acq", "ce", "rec")
 # A label map in these spaces is on its T1w image's grid.
 OWN_SPACES = frozenset({None, "orig", "T1w", "individual"})
-# Cortical parcellations are other things than a segmentation.
+# Cortical parcellations and other maps that are no segmentation of structures.
 _OTHER_THINGS = frozenset({"aparcaseg", "carpet", "ribbon"})
-# What the segmentations of one scan are told apart by: from BIDS 1.11 on `seg`, before it `desc`.
+# Entities that distinguish segmentations of one scan: `seg` since BIDS 1.11, `desc` before.
 _KINDS = ("seg", "desc")
 
 
 def _find(root: Path, options: SourceOptions) -> Listed:
-    """Yield each raw T1w as a subject; labels: `_dseg` of the same scan, else a FreeSurfer folder.
+    """Yield each raw T1w as a subject, with the `_dseg` of the same scan or a FreeSurfer folder.
 
-    With several pipelines' labels, `options.labels` names the one (derivatives/<name>) to take.
+    If several pipelines have labels, `options.labels` names the one to use
+    (derivatives/<name>).
     """
     scans = by_name(anat_files(root, "T1w"))
     if not scans:
         return
-    # The folders of derivatives: the one of that name, or all.
+    # The derivatives folder of that name, or all of them.
     derivatives = root / "derivatives"
     pipelines = []
     if options.labels is not None:
@@ -84,24 +85,24 @@ def _find(root: Path, options: SourceOptions) -> Listed:
 
 
 def anat_files(root: Path, suffix: str) -> Iterator[Path]:
-    """The images `*_<suffix>.nii[.gz]` of every subject and session of a dataset.
+    """Yield the images `*_<suffix>.nii[.gz]` of every subject and session of a dataset.
 
-    `suffix` is BIDS's word for a kind of image, such as T1w. The order is that of the file system.
+    `suffix` is the BIDS suffix of an image, such as T1w. The order is that of the file system.
     Files outside of sub-*/anat and sub-*/ses-*/anat are not found.
     """
     for folder in ("sub-*/anat", "sub-*/ses-*/anat"):
         for path in root.glob(f"{folder}/*"):
-            # Endings in any letters, as everywhere: a.NII.GZ must not be passed over.
+            # Endings in upper or lower case, as everywhere: a.NII.GZ must not be missed.
             known = path.name.lower().endswith((".nii.gz", ".nii"))
             if known and without_suffix(path).endswith(f"_{suffix}"):
                 yield path
 
 
 def entities(name: str) -> dict[str, str]:
-    """{"sub": "01", "ses": "a", ...} of a BIDS file's name without its ending.
+    """Return the entities {"sub": "01", "ses": "a", ...} of a BIDS file name without its ending.
 
-    The values stay text, so that "01" and "1" differ. Parts that are no entity, such as the suffix,
-    are left out; of a key that stands twice the last counts.
+    Values stay text, so that "01" and "1" differ. Parts that are no entity, such as the suffix,
+    are left out; the last value of a repeated key counts.
     """
     found: dict[str, str] = {}
     for part in name.split("_"):
@@ -112,10 +113,10 @@ def entities(name: str) -> dict[str, str]:
 
 
 def misnamed(path: Path, root: Path) -> str:
-    """Why an image's name and folder do not identify it; empty where they do.
+    """Return the reason why an image's name and folder do not identify it, or "".
 
     `root` is the dataset's folder, above sub-*. The reason is a phrase for the ledger. Such an
-    image is refused rather than given to the wrong person.
+    image is refused, rather than given to the wrong person.
     """
     parts = without_suffix(path).split("_")[:-1]
     own = entities("_".join(parts))
@@ -131,9 +132,9 @@ def misnamed(path: Path, root: Path) -> str:
 def _labels_of(
     scan: Path, own: Mapping[str, str], pipeline: Path
 ) -> Iterator[tuple[Path, Path]]:
-    """Yield (image, labels) that a pipeline has for a scan with the entities `own`.
+    """Yield the (image, labels) of a pipeline for a scan with the entities `own`.
 
-    The two are on one grid as far as names can tell.
+    Both are on one grid, as far as names tell.
     """
     pair = _freesurfer_pair(scan, own, pipeline)
     if pair is not None:
@@ -144,7 +145,7 @@ def _labels_of(
     for labels in sorted(anat.glob("*_dseg.nii*")):
         if not _is_segmentation_of(labels, own):
             continue
-        # fMRIPrep resamples the scan and stores what it segmented beside the labels.
+        # fMRIPrep resamples the scan, and stores the resampled image next to the labels.
         stem = "_".join(f"{key}-{value}" for key, value in own.items())
         preprocessed = next(anat.glob(f"{stem}_desc-preproc_T1w.nii*"), None)
         image = scan if preprocessed is None else preprocessed
@@ -152,20 +153,20 @@ def _labels_of(
 
 
 def _person_folder(scan: Path, own: Mapping[str, str]) -> Path:
-    """sub-01 of sub-01/anat/... or sub-01/ses-a/anat/..."""
+    """Return sub-01 of sub-01/anat/... or sub-01/ses-a/anat/..."""
     return scan.parents[2] if "ses" in own else scan.parents[1]
 
 
 def _freesurfer_pair(
     scan: Path, own: Mapping[str, str], pipeline: Path
 ) -> tuple[Path, Path] | None:
-    """(image, labels) of a FreeSurfer folder, sub-01_ses-a or sub-01, made from this scan.
+    """Return (image, labels) of the FreeSurfer folder sub-01_ses-a or sub-01 made from this scan.
 
-    Its own image goes with its labels, since they share a grid. It is made from one scan: the first
-    one of the session, or of the person, where there are several.
+    The labels share the grid of FreeSurfer's own image. If the session, or the person, has
+    several scans, FreeSurfer's folder is made from the first.
     """
     person = _person_folder(scan, own)
-    # FreeSurfer's folder, and the folder of the scans that it may be made from.
+    # FreeSurfer folders, each with the folder of the scans that it may be made from.
     candidates = [(pipeline / person.name, scan.parent)]
     if "ses" in own:
         of_session = pipeline / f"{person.name}_ses-{own['ses']}"
@@ -182,7 +183,7 @@ def _freesurfer_pair(
 
 
 def _is_segmentation_of(labels: Path, own: Mapping[str, str]) -> bool:
-    """Whether a `_dseg` is of the scan with the entities `own`, on its grid, of its structures."""
+    """Return True if a `_dseg` has structures of the scan with the entities `own`, on its grid."""
     theirs = entities(without_suffix(labels))
     if any(theirs.get(key) != own.get(key) for key in _OF_A_SCAN):
         return False
@@ -192,16 +193,17 @@ def _is_segmentation_of(labels: Path, own: Mapping[str, str]) -> bool:
 
 
 def is_of_other_things(labels: Path) -> bool:
-    """Whether a derivative's `_dseg` is a parcellation of the cortex, by its name."""
+    """Return True if the name of a derivative's `_dseg` says that it is a cortical parcellation."""
     theirs = entities(without_suffix(labels))
     kinds = {theirs.get(entity) for entity in _KINDS}
     return not kinds.isdisjoint(_OTHER_THINGS)
 
 
 def kind_of_labels(labels: Path) -> Literal["", "tissues", "parcels"]:
-    """What a derivative's `_dseg` is of, by its name; "" for structures.
+    """Return the content of a derivative's `_dseg` by its name; "" for structures.
 
-    Ours are called so; that of fMRIPrep, of tissues, has no name that tells it apart.
+    trinat's own maps have a `seg` or `desc` entity. A map without either is taken for
+    fMRIPrep's map of tissues.
     """
     theirs = entities(without_suffix(labels))
     kinds = [theirs[entity] for entity in _KINDS if entity in theirs]

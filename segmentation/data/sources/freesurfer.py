@@ -1,4 +1,4 @@
-"""A FreeSurfer SUBJECTS_DIR: one folder a subject, with `mri/` in it."""
+"""FreeSurfer SUBJECTS_DIR: one folder per subject, with `mri/` in it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trinat.segmentation.data.sources.base import (
     safe_name,
 )
 
-# From the scanner's own contrast to the most processed; all are on the grid of aseg.mgz.
+# From the scanner's contrast to the most processed image; all are on the grid of aseg.mgz.
 IMAGES = ("orig.mgz", "nu.mgz", "T1.mgz", "norm.mgz", "brainmask.mgz", "brain.mgz")
 LABELS = ("aseg.mgz", "aparc+aseg.mgz", "aparc.DKTatlas+aseg.mgz", "aseg.auto.mgz")
 _STRIPPED = frozenset({"norm.mgz", "brainmask.mgz", "brain.mgz"})
@@ -31,8 +31,8 @@ _TEMPLATES = re.compile(
 def _find(root: Path, options: SourceOptions) -> Listed:
     """Yield every folder in `root` with an image in its mri/ as a subject.
 
-    `options.image` and `options.labels` name the files to take; else they are the first that are
-    there of IMAGES and LABELS.
+    `options.image` and `options.labels` name the files to use; the default is the first
+    existing one of IMAGES and LABELS.
     """
     for folder in by_name(root.iterdir()):
         if not folder.is_dir() or folder.name.startswith("."):
@@ -63,26 +63,26 @@ def _find(root: Path, options: SourceOptions) -> Listed:
 
 
 def find_image(folder: Path, name: str | None = None) -> Path | None:
-    """mri/<name> of a subject's folder, or the least processed image that is there."""
+    """Return mri/<name> of a subject's folder, or the least processed image that exists."""
     names = (_mgz(name),) if name else IMAGES
     return first_existing(folder / "mri", names)
 
 
 def find_labels(folder: Path, name: str | None = None) -> Path | None:
-    """mri/<name> of a subject's folder, or the first of the usual label maps that is there."""
+    """Return mri/<name> of a subject's folder, or the first of the usual label maps that exists."""
     names = (_mgz(name),) if name else LABELS
     return first_existing(folder / "mri", names)
 
 
 def find_parcels(folder: Path) -> Path | None:
-    """The label map with parcels of a subject's folder: Desikan and Killiany's."""
+    """Return the label map with the Desikan-Killiany parcels of a subject's folder."""
     return find_labels(folder, "aparc+aseg.mgz")
 
 
 def person_and_session(name: str) -> tuple[str, str | None]:
-    """Person and session in names such as sub-01_ses-2, OAS1_0001_MR1, or 07.long.base.
+    """Return person and session of names such as sub-01_ses-2, OAS1_0001_MR1, or 07.long.base.
 
-    None as the session if the name has none.
+    The session is None if the name has none.
     """
     identity = identity_of(name)
     if identity is None:
@@ -91,7 +91,7 @@ def person_and_session(name: str) -> tuple[str, str | None]:
 
 
 def why_no_subject(folder: Path) -> str:
-    """Why a folder is no subject; empty where it is one."""
+    """Return the reason why a folder is no subject, or ""."""
     if _TEMPLATES.fullmatch(folder.name):
         return "a template, not a person"
     if not (folder / "mri").is_dir():
@@ -102,7 +102,7 @@ def why_no_subject(folder: Path) -> str:
 
 
 def why_no_scan(folder: Path) -> str:
-    """Why a folder has no scan of its own; empty where it has one."""
+    """Return the reason why a folder has no scan of its own, or ""."""
     scan, is_longitudinal, _ = folder.name.partition(".long.")
     if is_longitudinal and (folder.parent / scan / "mri").is_dir():
         return f"the scan of {scan} once more"
@@ -110,7 +110,7 @@ def why_no_scan(folder: Path) -> str:
 
 
 def _mgz(name: str) -> str:
-    """The file name of what is called orig or orig.mgz."""
+    """Return the file name of an image that is called orig or orig.mgz."""
     return name if name.endswith(".mgz") else f"{name}.mgz"
 
 

@@ -1,7 +1,7 @@
-"""IXI: T1 scans of three hospitals, with labels from a SUBJECTS_DIR made of them.
+"""IXI: T1 scans from three hospitals, with labels from a SUBJECTS_DIR made from them.
 
-The dataset's archive, IXI-T1.tar, has all scans in one folder, each with the person, the hospital
-and a number in its name: IXI002-Guys-0828-T1.nii.gz. It has no labels.
+The dataset's archive, IXI-T1.tar, has all scans in one folder, each with the person, the
+hospital and a number in its name: IXI002-Guys-0828-T1.nii.gz. It has no labels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SCAN = re.compile(
 
 
 def _find(root: Path, options: SourceOptions) -> Listed:
-    """Yield every scan in `root`, or in a folder in it, as a subject."""
+    """Yield every scan in `root`, or in one of its folders, as a subject."""
     scans: dict[str, Path] = {}
     for path in search(root, "IXI*", depth=1):
         scans[path.name] = path
@@ -54,14 +54,14 @@ def _find(root: Path, options: SourceOptions) -> Listed:
 
 
 def _image_and_labels(scan: Path, options: SourceOptions) -> tuple[Path, Path | None]:
-    """A scan's labels by FreeSurfer, and the image that they belong to.
+    """Return FreeSurfer's labels of a scan, and the image that they belong to.
 
-    FreeSurfer's labels share the grid of its own image, which is not the scan's. Without labels
-    the image is the scan itself.
+    FreeSurfer's labels are on the grid of FreeSurfer's image, which is not that of the scan.
+    Without labels the image is the scan itself.
     """
     if options.subjects_dir is None:
         return scan, None
-    # The subject folder of IXI002-Guys-0828-T1: by that name, without -T1, or IXI002 alone.
+    # FreeSurfer's folder is called IXI002-Guys-0828-T1, the same without -T1, or IXI002.
     name = scan.name.partition(".nii")[0]
     person = name.partition("-")[0]
     for candidate in (name, name.removesuffix("-T1"), person):
@@ -80,7 +80,7 @@ def _image_and_labels(scan: Path, options: SourceOptions) -> tuple[Path, Path | 
 
 
 def _is_scan(name: str) -> bool:
-    """Whether a file of the dataset's archive is a T1 scan."""
+    """Return True if a file of the dataset's archive is a T1 scan."""
     return _SCAN.fullmatch(Path(name).name) is not None
 
 

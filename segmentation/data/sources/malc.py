@@ -1,8 +1,8 @@
-"""MALC: the Multi-Atlas Labelling Challenge of 2012, OASIS scans with labels drawn by hand.
+"""MALC: the Multi-Atlas Labelling Challenge of 2012, OASIS scans with manual labels.
 
 Scans have numbers of four digits. 1000_3.nii.gz is a head, 1000_SS.nii.gz the same head
 skull-stripped, 1000_3_glm.nii.gz its label map. The challenge has them in training-images/,
-training-labels/, testing-images/ and testing-labels/; copies of it have them all in one folder.
+training-labels/, testing-images/ and testing-labels/; other copies have them all in one folder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LICENCE = (
 )
 _NUMBERING = "neuromorphometrics"
 
-# The challenge's own division; all other scans are for testing.
+# The challenge's own training part; all other scans are for testing.
 _TRAINING_NUMBERS = (*range(1000, 1003), *range(1006, 1016), 1017, 1036)
 TRAINING = tuple(str(number) for number in _TRAINING_NUMBERS)
 # Five persons of the test part were scanned twice.
@@ -47,17 +47,17 @@ _IMAGE_FOLDERS = ("", "training-images", "testing-images")
 _LABEL_FOLDERS = ("", "training-labels", "testing-labels")
 _IMAGE = re.compile(r"(?P<scan>\d{4})(?P<kind>|_3|_SS)\.nii(\.gz)?")
 _LABELS = re.compile(r"(?P<scan>\d{4})(_3)?_glm\.nii(\.gz)?")
-# Endings of an image's name by what --image calls them, in the order of preference.
+# Endings of image names by the value of --image, in order of preference.
 _KINDS = {"head": "_3", "stripped": "_SS"}
 _PREFERENCE = ("_3", "_SS", "")
 
 
 def _find(root: Path, options: SourceOptions) -> Listed:
-    """Every image with its label map, from whichever folders are there.
+    """Yield every image with its label map, from the folders that exist.
 
     `options.image` is `head` (1000_3.nii.gz) or `stripped` (1000_SS.nii.gz).
     """
-    # The endings of images that may be taken, the best first.
+    # Accepted endings of images, the best first.
     kinds: tuple[str, ...] = _PREFERENCE
     if options.image is not None:
         if options.image not in _KINDS:
@@ -67,7 +67,7 @@ def _find(root: Path, options: SourceOptions) -> Listed:
             )
         kinds = (_KINDS[options.image],)
     images: dict[str, Path] = {}
-    # What is preferred comes last, and stays.
+    # The preferred kind comes last, and replaces the others.
     for kind in reversed(kinds):
         of_kind: dict[str, Path] = {}
         for path, match in _files(root, _IMAGE_FOLDERS, _IMAGE):
@@ -107,7 +107,7 @@ def _subject(
     fold: FoldingTable | None,
     options: SourceOptions,
 ) -> Subject:
-    """A scan as a subject, with the challenge's licence."""
+    """Return a scan as a subject, with the challenge's licence."""
     is_stripped = image.name.startswith(f"{scan}_SS.")
     return Subject(
         id=scan,
@@ -123,7 +123,7 @@ def _subject(
 
 
 def _add(files: dict[str, Path], scan: str, path: Path) -> None:
-    """Add a scan's file to `files`; raises DatasetError if it has one already."""
+    """Add a scan's file to `files`; raise DatasetError if the scan has one already."""
     if scan in files:
         raise DatasetError(
             f"{scan} is there twice, the other one is {files[scan]}",
@@ -138,7 +138,7 @@ def _files(
     folders: tuple[str, ...],
     pattern: re.Pattern[str],
 ) -> Iterator[tuple[Path, re.Match[str]]]:
-    """Files in these folders of `root` whose names match, as far as the folders are there."""
+    """Return the files with matching names in these folders of `root`, if they exist."""
     for name in folders:
         folder = root / name
         if not folder.is_dir():
@@ -150,7 +150,7 @@ def _files(
 
 
 def _labels_folder(image: Path) -> Path | None:
-    """training-labels of an image in training-images, if it is there."""
+    """Return training-labels for an image in training-images, if it exists."""
     part, _, kind = image.parent.name.rpartition("-")
     if kind != "images":
         return None

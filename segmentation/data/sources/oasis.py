@@ -1,7 +1,7 @@
 """OASIS-1, cross-sectional: discs of images with FSL tissue labels, and FreeSurfer discs.
 
-Per session, `discN/OAS1_0001_MR1/` holds Analyze 7.5 files. Their headers say nothing about
-orientation. The dataset's documentation does, and `AXES` says it here, once.
+Per session, `discN/OAS1_0001_MR1/` holds Analyze 7.5 files. Their headers have no orientation.
+`AXES` has it, from the dataset's documentation.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from trinat.segmentation.io.files import read_text
 _SESSION = re.compile(r"(?P<person>OAS1_\d{4})_(?P<session>MR\d)")
 _LICENCE = "OASIS data use agreement"
 
-# Voxel axes grow to: Anterior, Superior, Left in the scanner's and the subject's own space;
-# Left, Anterior, Superior in the atlas space T88.
+# Directions in which voxel axes increase: Anterior, Superior, Left in the scanner's and the
+# subject's own space; Left, Anterior, Superior in the atlas space T88.
 AXES = {"RAW": "ASL", "SUBJ_111": "ASL", "T88_111": "LAS", "FSL_SEG": "LAS"}
 
 # FSL's numbers, as FreeSurfer numbers of the same tissue.
@@ -40,7 +40,7 @@ _FSL = "FSL_SEG/{s}_mpr_n?_anon_111_t88_masked_gfc_fseg"
 
 @dataclass(frozen=True)
 class _Image:
-    """Where an image stands below its session: `{s}` is the session, `n?` n3 to n6.
+    """Location of an image below its session: `{s}` is the session, `n?` n3 to n6.
 
     `labels` are its tissue labels on the same grid, if there are any.
     """
@@ -59,10 +59,11 @@ IMAGES = {
 
 
 def _find(root: Path, options: SourceOptions) -> Listed:
-    """The sessions below `root`, as subjects.
+    """Yield the sessions below `root` as subjects.
 
-    `options.image` is one of IMAGES, with tissue labels, or freesurfer, with FreeSurfer's. Without
-    it the scheme tissue4 takes the first, and other schemes the second.
+    `options.image` is one of IMAGES, with tissue labels, or freesurfer, with FreeSurfer's
+    labels. The default is the first of IMAGES for the scheme tissue4, and freesurfer for other
+    schemes.
     """
     usual = "t88-masked" if options.scheme == "tissue4" else "freesurfer"
     kind = options.image or usual
@@ -87,17 +88,17 @@ def _find(root: Path, options: SourceOptions) -> Listed:
                 where=root,
                 remedy="an archive here is unpacked by itself: move either of the two away",
             )
-        # Discs of images and of FreeSurfer results name their folders alike: the one that has
-        # what is asked for counts.
+        # Discs of images and of FreeSurfer results have folders of the same name: use the
+        # folder that has the requested files.
         if not isinstance(earlier, Subject):
             found[folder.name] = entry
     return [found[name] for name in sorted(found, key=natural_order)]
 
 
 def wanted_member(name: str) -> bool:
-    """Whether a disc's file is one that we use: images, labels and the sheet of age and sex.
+    """Return True for files of a disc that we use: images, labels and the sheet of age and sex.
 
-    `name` is a path within the archive. All else of a disc is not unpacked.
+    `name` is a path within the archive. Other files of a disc are not unpacked.
     """
     path = Path(name)
     if "/mri/" in f"/{name}":
@@ -109,10 +110,10 @@ def wanted_member(name: str) -> bool:
 
 
 def _entry(folder: Path, kind: str) -> Subject | Exclusion:
-    """A session's image and labels of that kind, or what it lacks of them."""
+    """Return a session with image and labels of that kind, or an exclusion if it lacks them."""
     session = folder.name
     match = _SESSION.fullmatch(session)
-    assert match is not None  # no other folder is asked for
+    assert match is not None  # other folders are never passed
     labels: Path | None
     try:
         if kind == "freesurfer":
@@ -147,11 +148,11 @@ def _entry(folder: Path, kind: str) -> Subject | Exclusion:
 
 
 class _LacksFileError(Exception):
-    """What a session lacks, in words."""
+    """Raised if a session lacks a file; the message names it."""
 
 
 def _of_freesurfer(folder: Path) -> tuple[Path, Path]:
-    """Image and labels of a FreeSurfer disc's session."""
+    """Return image and labels of a session on a FreeSurfer disc."""
     image = find_image(folder)
     if image is None:
         raise _LacksFileError("no mri/orig.mgz")
@@ -162,7 +163,7 @@ def _of_freesurfer(folder: Path) -> tuple[Path, Path]:
 
 
 def _one(folder: Path, pattern: str) -> Path:
-    """The one file of this name: converted, or the header of both Analyze halves."""
+    """Return the only file of this name: converted, or the header of both Analyze halves."""
     name = Path(pattern).name
     converted = sorted(folder.glob(f"{pattern}.nii.gz"))
     headers = sorted(folder.glob(f"{pattern}.hdr"))
@@ -181,14 +182,17 @@ def _one(folder: Path, pattern: str) -> Path:
 
 
 def _axes(path: Path | None, kind: str) -> str | None:
-    """The voxel axes of an Analyze file; files that we have converted carry theirs."""
+    """Return the voxel axes of an Analyze file.
+
+    None for converted files, whose headers have them.
+    """
     if path is None or path.suffix != ".hdr":
         return None
     return IMAGES[kind].axes
 
 
 def _age_and_sex(sheet: Path) -> tuple[float | None, str | None]:
-    """From lines `AGE: 74` and `M/F: Female` of the session's text sheet, where it is there."""
+    """Return age and sex from the lines `AGE: 74` and `M/F: Female` of the session's text sheet."""
     if not sheet.is_file():
         return None, None
     text = read_text(sheet, errors="replace")
@@ -198,7 +202,7 @@ def _age_and_sex(sheet: Path) -> tuple[float | None, str | None]:
 
 
 def _axes_of_folder(path: Path) -> str | None:
-    """The voxel axes of an Analyze file, by the folder that it stands in."""
+    """Return the voxel axes of an Analyze file, by its folder."""
     return AXES.get(path.parent.name)
 
 

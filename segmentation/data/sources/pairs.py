@@ -1,4 +1,4 @@
-"""One's own scans and labels: two folders of equal names, a table of pairs, or label maps alone."""
+"""The user's own scans and labels: two folders with equal names, a table, or label maps alone."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _NAMES = ("subject", "person", "session", "family")
 _TITLES = frozenset({"image", "labels", "mask", *_NAMES, "age", "sex"})
 _Value = TypeVar("_Value")
 
-# Label maps of whole heads, for networks that learn from scans synthesised on the way, have numbers
-# beyond FreeSurfer's: linings of ventricles and lesions join what they line or lie in; the fluid
-# all around the brain and what is outside it are background.
+# Label maps of whole heads, from which training synthesises scans, have numbers beyond
+# FreeSurfer's: linings of ventricles and lesions become part of their structure; fluid around
+# the brain and everything outside it are background.
 _OUTSIDE = (GENERATION_SURROUNDINGS, *range(GENERATION_FIRST_OUTSIDE, 600))
 
 
 def _find(root: Path, options: SourceOptions) -> Listed:
-    """`root` is a folder with images/ and labels/, or a CSV or TSV with a column `image`."""
+    """Yield subjects of a folder with images/ and labels/, or of a table with a column `image`."""
     if root.suffix in {".csv", ".tsv"}:
         return _from_table(root, options)
     images = root / (options.image or "images")
@@ -55,7 +55,7 @@ def _find(root: Path, options: SourceOptions) -> Listed:
 def _from_folders(images: Path, labels: Path, options: SourceOptions) -> Listed:
     """Yield every image, with the label map of the same name.
 
-    Where `labels` is empty or not there, the images are subjects without labels.
+    If `labels` is empty or does not exist, the images are subjects without labels.
     """
     image_of = image_files(images)
     if not image_of:
@@ -87,10 +87,10 @@ def _from_folders(images: Path, labels: Path, options: SourceOptions) -> Listed:
 def image_files(
     folder: Path, suffixes: tuple[str, ...] = IMAGE_SUFFIXES
 ) -> dict[str, Path]:
-    """Name without suffix -> file, in natural order; two files of one name are refused.
+    """Return the image files by name without suffix, in natural order.
 
-    Hidden files and other endings are passed over; subfolders are not searched. DatasetError for
-    two files that have one name, as a.nii and a.nii.gz.
+    Hidden files and other endings are ignored; subfolders are not searched. Raises DatasetError
+    if two files have the same name, as a.nii and a.nii.gz.
     """
     files: dict[str, Path] = {}
     for path in by_name(folder.iterdir()):
@@ -107,7 +107,7 @@ def image_files(
 
 
 def _check_titles(rows: Sequence[Mapping[str, str]], table: Path) -> None:
-    """Refuse a title that would be ours in small letters: whose scans they are would be lost."""
+    """Refuse a title that is one of ours but for its case, since its values would be ignored."""
     for title in rows[0] if rows else ():
         meant = title.lower()
         if title != meant and meant in _TITLES:
@@ -117,9 +117,11 @@ def _check_titles(rows: Sequence[Mapping[str, str]], table: Path) -> None:
 
 
 def _from_table(table: Path, options: SourceOptions) -> Listed:
-    """Columns: image; and as far as known labels, mask, subject, person, session, family, age, sex.
+    """Yield the subjects of a table with a column image.
 
-    A name may be any word, NA or unknown; DatasetError for an age or a sex that is not understood.
+    Optional columns are labels, mask, subject, person, session, family, age and sex. Names may
+    be any word, even NA or unknown. Raises DatasetError for an age or a sex that cannot be
+    parsed.
     """
     rows = read_rows(table, required=("image",), names=_NAMES)
     _check_titles(rows, table)
@@ -164,7 +166,7 @@ def _understood(
     line: int,
     table: Path,
 ) -> _Value | None:
-    """What a row's cell of a column says; None where the row has none."""
+    """Return the parsed cell of a column; None if it is empty."""
     if not row.get(column):
         return None
     try:
@@ -175,7 +177,7 @@ def _understood(
 
 
 def _persons_of(names: Iterable[str]) -> dict[str, str]:
-    """Return the person of each scan, by its name: sub-01 of sub-01_ses-2_T1w."""
+    """Return the person of each scan by its name, such as sub-01 for sub-01_ses-2_T1w."""
     every = list(names)
     identities = identify([Named(name) for name in every])
     return {name: scan.person for name, scan in zip(every, identities, strict=True)}
@@ -184,7 +186,7 @@ def _persons_of(names: Iterable[str]) -> dict[str, str]:
 def _find_label_maps(root: Path, options: SourceOptions) -> Listed:
     """Yield every image file in `root` as the label map of one person.
 
-    It has FreeSurfer's numbers, and those of label maps for generation; or those of options.fold.
+    Numbers are FreeSurfer's and those of label maps for synthesis, or those of `options.fold`.
     """
     extra: dict[int, int] = {}
     ignore = set(options.ignore)

@@ -1,4 +1,4 @@
-"""The sources by name: where a dataset's scans are, and which archives it comes in."""
+"""Registry of the sources by name: the location of a dataset's scans, and its archives."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def list_subjects(
     *,
     keep_unlabelled: bool = False,
 ) -> Listing:
-    """What `source` finds below `root`.
+    """Return the subjects and exclusions that `source` finds below `root`.
 
-    Where some subjects have labels, those without become exclusions, unless `keep_unlabelled`.
+    If some subjects have labels, those without become exclusions, unless `keep_unlabelled`.
     Raises ConfigError for an unknown source or options that it does not have, and DatasetError
-    where nothing is found or two subjects would have one name.
+    if nothing is found or two subjects get the same name.
     """
     if source not in SOURCES:
         raise ConfigError(
@@ -66,7 +66,7 @@ def list_subjects(
     if not found and dataset.nothing:
         raise DatasetError(dataset.nothing, where=root, remedy=dataset.remedy)
     listing = Listing.of(found, dataset.advice)
-    # Names that differ in case alone are one file on some file systems.
+    # Names that differ only in case are the same file on some file systems.
     counts = Counter(subject.id.lower() for subject in listing.subjects)
     for subject in listing.subjects:
         if counts[subject.id.lower()] > 1:
@@ -77,7 +77,7 @@ def list_subjects(
             )
 
     labelled = tuple(subject for subject in listing.subjects if subject.labels)
-    # Where none has labels, all stay and serve prediction.
+    # If no subject has labels, all are kept, for prediction.
     if keep_unlabelled or not labelled:
         return listing
     lacking = tuple(

@@ -1,7 +1,7 @@
 """Random transforms of TorchIO and MONAI that a recipe may name, one slice at a time.
 
-The transforms of a library are in a file each, with their settings. The libraries are imported when
-the first slice is changed.
+Each library has a module with its transforms and their settings. The libraries are imported
+when the first slice is changed.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ NamedTransform = Annotated[
 
 
 class SliceTransforms:
-    """Applies a recipe's transforms to a slice, one after the other, each to its share of slices.
+    """Applies a recipe's transforms to a slice in order, each to its share of slices.
 
-    Can be sent to another process.
+    It can be pickled for another process.
     """
 
     def __init__(self, transforms: Sequence[NamedTransform]) -> None:
         self.transforms = tuple(transforms)
-        # Built when first used, in the process that uses it.
+        # Built at first use, in the process that uses it.
         self._changes: list[SliceChange] = []
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
+        """Return True if there is any transform."""
         return bool(self.transforms)
 
     def __call__(
@@ -44,11 +44,11 @@ class SliceTransforms:
         labels: Tensor,
         seed: int,
     ) -> tuple[Tensor, Tensor]:
-        """Image (C, H, W) float32 and labels (H, W) of any integer type, both on the processor.
+        """Return changed copies of image (C, H, W) float32 and labels (H, W) of any integer type.
 
-        Neither is changed. The seed fixes the result, whatever was transformed before. Intensities
-        below 0 become 0, and those that are no numbers too. A slice of a single intensity, as
-        beyond the head, stays as it is.
+        Both are on the CPU. The seed determines the result, independent of earlier calls.
+        Intensities that are negative or not finite become 0. A slice of a single intensity, as
+        beyond the head, is unchanged.
         """
         if image.min() == image.max():
             return image, labels
@@ -60,11 +60,11 @@ class SliceTransforms:
             own_seed = int(numbers.integers(2**31))
             if not happens:
                 continue
-            # Some transforms write into what they are given.
+            # Some transforms write into their input.
             image, labels = change(image.clone(), labels, own_seed)
             image = torch.nan_to_num(image, 0.0, 0.0, 0.0).clamp(min=0)
         return image, labels
 
     def __getstate__(self) -> dict[str, object]:
-        """Without what was built, which a library may not be able to send."""
+        """Return the state without the built transforms, which some libraries cannot pickle."""
         return {"transforms": self.transforms, "_changes": []}

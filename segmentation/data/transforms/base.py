@@ -1,4 +1,4 @@
-"""What the transforms of a recipe have in common: a name, how often, and how they are built."""
+"""Base of the transforms in a recipe: a name, a share of slices, and a builder."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from annotated_types import Ge, Le
 from pydantic import AfterValidator, BaseModel, ConfigDict
 from torch import Tensor
 
-# Called with image (C, H, W) float32, labels (H, W) of any integer type, and a seed; returns both
-# as they are then, in the same shapes. The seed decides everything.
+# Called with image (C, H, W) float32, labels (H, W) of any integer type, and a seed; returns
+# both changed, in the same shapes. The seed determines the result.
 SliceChange = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
 def _rising(ends: tuple[float, float]) -> tuple[float, float]:
-    """Refuse a range whose first end is the larger one."""
+    """Refuse a range whose first end is larger than its second."""
     if ends[0] > ends[1]:
         raise ValueError("the first number of a range is the smaller one")
     return ends
@@ -41,19 +41,19 @@ Coarsenings = Annotated[tuple[Coarseness, Coarseness], AfterValidator(_rising)]
 
 
 class SliceTransform(BaseModel):
-    """A random transform of one slice and its neighbours, which all change alike.
+    """Random transform of a slice and its neighbours, which all change alike.
 
-    Parameters have the names and the meaning that they have in the library; lengths are in pixels.
+    Parameters have the names and meanings of the library; lengths are in pixels.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     library: ClassVar[str]
-    # Whether places change, and labels with them.
+    # True if voxels move, and labels with them.
     moves: ClassVar[bool] = False
 
     share: Share  # of slices that are changed
 
     @abstractmethod
     def build(self) -> SliceChange:
-        """The change that these settings describe; imports the library."""
+        """Return the change that these settings describe; this imports the library."""

@@ -41,7 +41,7 @@ class MonaiAffine(_FromMonai):
     scale_range: Fraction = 0.1  # 0.1: factors from 0.9 to 1.1
 
     def build(self) -> SliceChange:
-        """Bilinear for images, nearest for labels; beyond the slice is background."""
+        """Build with bilinear images, nearest labels, and background beyond the slice."""
         from monai.transforms import RandAffine
 
         return _moving(
@@ -66,7 +66,7 @@ class MonaiElastic(_FromMonai):
     magnitude_range: PositiveRange = (0.0, 3.0)
 
     def build(self) -> SliceChange:
-        """Bilinear for images, nearest for labels; beyond the slice is background."""
+        """Build with bilinear images, nearest labels, and background beyond the slice."""
         from monai.transforms import Rand2DElastic
 
         return _moving(
@@ -89,7 +89,7 @@ class MonaiGridDistortion(_FromMonai):
     distort_limit: Annotated[float, Ge(0), Le(0.9)] = 0.1  # of a cell
 
     def build(self) -> SliceChange:
-        """Bilinear for images, nearest for labels."""
+        """Build with bilinear interpolation for images and nearest for labels."""
         from monai.transforms import RandGridDistortion
 
         return _moving(
@@ -241,7 +241,7 @@ class MonaiCoarseDropout(_FromMonai):
     spatial_size: Annotated[int, Ge(1), Le(200)] = 16  # of a hole
 
     def build(self) -> SliceChange:
-        """The image alone: what is in a hole is to be guessed from what is around it."""
+        """Build a change of the image alone; the network must guess the labels in a hole."""
         from monai.transforms import RandCoarseDropout
 
         return _still(
@@ -255,7 +255,7 @@ class MonaiCoarseDropout(_FromMonai):
 
 
 def _still(transform: RandomizableTransform) -> SliceChange:
-    """A transform of MONAI that leaves everything in its place, as a change of one slice."""
+    """Wrap a MONAI transform of intensities as a change of one slice."""
     from monai.utils import convert_to_tensor
 
     def change(image: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
@@ -266,13 +266,13 @@ def _still(transform: RandomizableTransform) -> SliceChange:
 
 
 def _moving(transform: _Moving) -> SliceChange:
-    """A transform of MONAI that moves places, as a change of one slice and its labels."""
+    """Wrap a spatial MONAI transform as a change of one slice and its labels."""
     from monai.utils import convert_to_tensor
 
     def change(image: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         transform.set_random_state(seed)
         moved = transform(image, mode="bilinear")
-        # Once more with the same numbers, so that labels go where the image went.
+        # Apply it again with the same random numbers, so that labels move as the image did.
         transform.set_random_state(seed)
         classes = transform(labels[None].float(), mode="nearest")
         classes = convert_to_tensor(classes)[0].to(labels.dtype)

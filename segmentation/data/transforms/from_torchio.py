@@ -1,7 +1,7 @@
 """TorchIO's random transforms that suit slices, with their settings.
 
-TorchIO transforms volumes: a slice is one of a single voxel along its third axis, its neighbours
-are channels, and whatever has an axis keeps to the first two.
+TorchIO transforms volumes, so a slice is passed as a volume with a single voxel along its third
+axis, its neighbours as channels; transforms along an axis use the first two only.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RandomAffine(_FromTorchIO):
     translation: Positive = 5.0  # to both sides, along each axis
 
     def build(self) -> SliceChange:
-        """Build it: bilinear for images, nearest for labels; beyond the slice is background."""
+        """Build with bilinear images, nearest labels, and background beyond the slice."""
         from torchio import RandomAffine
 
         shift = (-self.translation, self.translation)
@@ -71,7 +71,10 @@ class RandomElasticDeformation(_FromTorchIO):
     max_displacement: Positive = 7.5
 
     def build(self) -> SliceChange:
-        """Build it: bilinear for images, nearest for labels; the border does not move."""
+        """Build with bilinear interpolation for images and nearest for labels.
+
+        The border is fixed.
+        """
         from torchio import RandomElasticDeformation
 
         points = self.num_control_points
@@ -120,7 +123,7 @@ class RandomBlur(_FromTorchIO):
     std: PositiveRange = (0.0, 2.0)
 
     def build(self) -> SliceChange:
-        """The image alone, within the plane."""
+        """Build a change of the image alone, within the plane."""
         from torchio import RandomBlur
 
         return _change(RandomBlur(std=(*self.std, *self.std, 0, 0)))
@@ -139,7 +142,7 @@ class RandomGamma(_FromTorchIO):
         transform = RandomGamma(log_gamma=self.log_gamma)
 
         def change(image: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-            # Neighbours along the third axis: each channel would get a gamma of its own.
+            # Neighbours go along the third axis, because each channel would get its own gamma.
             volume = image.movedim(0, -1)[None]
             with _seeded(seed):
                 changed = transform(volume)
@@ -177,11 +180,11 @@ class RandomMotion(_FromTorchIO):
     num_transforms: Annotated[int, Ge(1), Le(10)] = 2  # movements
 
     def build(self) -> SliceChange:
-        """The image alone: labels stay where the head is when the middle of k-space is read.
+        """Build a change of the image alone; labels stay at the pose in the middle of k-space.
 
-        TorchIO fills k-space along the third axis, which a slice does not have: there it would
-        move the whole image, and no labels. So here the columns are the third axis, and the single
-        voxel is along the second.
+        TorchIO fills k-space along the third axis, which a slice does not have: it would move
+        the whole image, and no labels. So the columns are passed as the third axis, and the
+        single voxel is along the second.
         """
         from torchio import Motion, RandomMotion, ScalarImage
 
@@ -199,7 +202,7 @@ class RandomMotion(_FromTorchIO):
                     self.num_transforms,
                     is_2d=True,
                 )
-            # `is_2d` is of slices without a third axis.
+            # `is_2d` applies to slices without a third axis.
             motion = Motion(
                 degrees=degrees[:, [0, 2, 1]],
                 translation=shifts[:, [0, 2, 1]],
@@ -207,7 +210,7 @@ class RandomMotion(_FromTorchIO):
                 image_interpolation="linear",
             )
             _, height, width = image.shape
-            # It turns around the origin: put there, the middle of the slice stays in place.
+            # Rotation is about the origin, so the origin is put at the middle of the slice.
             affine = np.eye(4)
             last_row = height - 1
             last_column = width - 1
@@ -249,14 +252,14 @@ class RandomSpike(_FromTorchIO):
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """TorchIO draws from torch's global generator, which is left as it was."""
+    """Seed torch's global generator, which TorchIO uses, and restore its state afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
 
 
 def _change(transform: Transform) -> SliceChange:
-    """A transform of TorchIO as a change of one slice."""
+    """Wrap a TorchIO transform as a change of one slice."""
     import torchio
 
     def change(image: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
