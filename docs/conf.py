@@ -1,4 +1,4 @@
-"""The documentation's site: `scripts/docs` builds it, without a network."""
+"""Configuration of the documentation site, which `scripts/docs` builds without a network."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 import matplotlib
 
 matplotlib.use("agg")
-# For the commands that examples start.
+# For the commands that the examples run.
 os.environ["PYTHONPATH"] = str(HERE.parent)
 warnings.filterwarnings("ignore", message="FigureCanvasAgg is non-interactive")
 
@@ -27,13 +27,13 @@ extensions = [
     "sphinx_gallery.gen_gallery",
 ]
 exclude_patterns = ["examples/*"]
-# Commands stand in indented blocks, as GitHub shows them too.
+# Indented blocks are commands; GitHub shows them alike.
 highlight_language = "bash"
 nitpicky = False
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
-# Quotes and dots alone: "--quiet" in a sentence is no dash.
+# Convert quotes and dots only: "--quiet" in a sentence must not become a dash.
 smartquotes_action = "qe"
 
 default_role = "code"
@@ -63,7 +63,7 @@ html_theme_options = {
 }
 copyright = "the trinat developers; Apache-2.0. For research, not for diagnosis"
 
-# Where the clone is, not what an example is called.
+# The clone may be in a folder with a space in its name.
 suppress_warnings = ["sphinx_gallery.space_in_filename"]
 sphinx_gallery_conf = {
     "examples_dirs": "examples",
@@ -81,20 +81,20 @@ sphinx_gallery_conf = {
 
 
 def _fill_in(app, docname, content):
-    """Put what the code says of itself where a page asks for it."""
+    """Insert the generated parts that a page asks for."""
     import generated
 
     content[0] = generated.fill_in(content[0])
 
 
 def _no_signature(app, what, name, *_):
-    """Results, segmenters and opened stores are not made by hand."""
+    """Hide the signature of results, segmenters and opened stores, which users do not construct."""
     if name in ("trinat.OpenedStore", "trinat.Result", "trinat.Segmenter"):
         return "", None
     return None
 
 
 def setup(app):
-    """What Sphinx calls at its start."""
+    """Connect the hooks to Sphinx."""
     app.connect("source-read", _fill_in)
     app.connect("autodoc-process-signature", _no_signature)

@@ -1,6 +1,6 @@
-"""What the code says of itself, as Markdown: commands, Python names, recipes' keys, label tables.
+"""Markdown generated from the code: commands, Python names, keys of recipes, label tables.
 
-A page asks for it in a comment, as `<!-- generated: commands -->`.
+A page includes a part by a comment such as `<!-- generated: commands -->`.
 """
 
 import ast
@@ -33,7 +33,7 @@ LABELS = DOCS.parent / "configs/labels"
 
 
 def fill_in(page: str) -> str:
-    """A page with each of its comments `<!-- generated: NAME -->` replaced by that part."""
+    """Replace each comment `<!-- generated: NAME -->` of a page by that part."""
 
     def part(found: re.Match[str]) -> str:
         return _PARTS[found[1]]()
@@ -45,7 +45,7 @@ def fill_in(page: str) -> str:
 
 
 def commands() -> str:
-    """What `--help` prints of each command, a section each."""
+    """Return the `--help` text of each command, one section each."""
     bids = typer.Typer(add_completion=False)
     bids.command(cls=ListOptions, context_settings=HELP)(bids_command)
     found = [
@@ -56,14 +56,14 @@ def commands() -> str:
 
 
 def _walk(command: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """A command and those below it, each with its whole name."""
+    """Yield a command and its subcommands, each with its full name."""
     yield name, command
     for word, below in sorted(getattr(command, "commands", {}).items()):
         yield from _walk(below, f"{name} {word}")
 
 
 def _command(name: str, command: Any) -> str:
-    """The section of one command: its help, its example, its usage, its parameters."""
+    """Return the section of one command: its help, its example, its usage, its parameters."""
     context = command.make_context(name, [], resilient_parsing=True)
     help_text = inspect.cleandoc(command.help or "")
     text, _, example = help_text.partition("Example: ")
@@ -81,18 +81,18 @@ def _command(name: str, command: Any) -> str:
 
 
 def plain(text: str) -> str:
-    """Text of a help in which no sign is markup."""
+    """Escape the markup in a help text."""
     return re.sub(r"([*_\[\]<>`])", r"\\\1", text)
 
 
 # Python --------------------------------------------------------------------------------------
 
-# What of a class is for users; of the others, all that has a docstring.
+# Members of a class that are for users; of other classes, all with a docstring.
 _MEMBERS = {"Segmenter": "load, segment", "View": "", "TrinatError": ""}
 
 
 def api() -> str:
-    """The public names of `trinat`, as directives for autodoc."""
+    """Return the public names of `trinat` as directives for autodoc."""
     functions = sorted(name for name in trinat.__all__ if not name[0].isupper())
     classes = sorted(name for name in trinat.__all__ if name[0].isupper())
     blocks = []
@@ -113,12 +113,12 @@ def api() -> str:
 
 
 def recipes() -> str:
-    """The keys of recipes."""
+    """Return the keys of recipes."""
     return _tables_of_keys(Recipe, level=2)
 
 
 def transforms() -> str:
-    """The transforms of TorchIO and MONAI that a recipe may name, with their keys."""
+    """Return the transforms of TorchIO and MONAI that a recipe may name, with their keys."""
     shared = set(SliceTransform.model_fields) | {"name"}
     rows = ["| name | library | | keys, with defaults |", "|---|---|---|---|"]
     for model in _models_in(NamedTransform):
@@ -136,17 +136,17 @@ def transforms() -> str:
 
 
 def prepare() -> str:
-    """The keys of a configuration of `trinat prepare`."""
+    """Return the keys of a configuration of `trinat prepare`."""
     return _rows_of_keys(PrepareConfig)
 
 
 def model() -> str:
-    """The keys of a model.yaml."""
+    """Return the keys of a model.yaml."""
     return _tables_of_keys(ModelInfo, level=3)
 
 
 def _tables_of_keys(model: type[BaseModel], level: int) -> str:
-    """A table for a model and for each model within it, under headings of this level."""
+    """Return a table for a model and each nested model, under headings of this level."""
     parts = dict(_settings(model, ""))
     return "\n".join(_table_of_keys(key, part, level) for key, part in parts.items())
 
@@ -154,13 +154,13 @@ def _tables_of_keys(model: type[BaseModel], level: int) -> str:
 def _settings(
     model: type[BaseModel], key: str
 ) -> Iterator[tuple[str, type[BaseModel]]]:
-    """The model's own keys, then those of the models within it, each by its dotted key."""
+    """Return the model's own keys, then those of nested models, each by its dotted key."""
     yield key, model
     for name, field in model.model_fields.items():
         found = _models_in(field.annotation)
         for below in found:
             if issubclass(below, SliceTransform):
-                # Listed in a table of their own.
+                # Listed in a separate table.
                 continue
             path = f"{key}.{name}".lstrip(".")
             if len(found) > 1:
@@ -170,12 +170,12 @@ def _settings(
 
 
 def _constant(model: type[BaseModel], field: str) -> str:
-    """The one value that a field of literal type may have."""
+    """Return the only value of a field of literal type."""
     return str(get_args(model.model_fields[field].annotation)[0])
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    """The models in a type, as in `list[Stage] | None`, each once."""
+    """Return the models in a type, as in `list[Stage] | None`, each once."""
     if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
         if annotation is NetworkConfig:
             return [QuickNatConfig]
@@ -211,7 +211,7 @@ def _rows_of_keys(model: type[BaseModel]) -> str:
 
 
 def _default(model: type[BaseModel], name: str) -> str:
-    """A field's default as Markdown; "" for a model, whose keys have defaults of their own."""
+    """Return a field's default as Markdown; "" for a model, whose keys have their own defaults."""
     field = model.model_fields[name]
     if field.is_required():
         return "required"
@@ -219,7 +219,7 @@ def _default(model: type[BaseModel], name: str) -> str:
     if isinstance(default, BaseModel):
         return ""
     if isinstance(default, tuple | list):
-        # Of an enumeration the value, as it is written in YAML.
+        # The value of an enumeration, as it is written in YAML.
         values = [getattr(value, "value", value) for value in default]
         default = ", ".join(map(str, values))
     if default in (None, "", {}):
@@ -228,7 +228,7 @@ def _default(model: type[BaseModel], name: str) -> str:
 
 
 def _comments(model: type[BaseModel]) -> dict[str, str]:
-    """The comment before a field, or behind it, by the field's name; "" where it has none."""
+    """Return the comment before or after each field, by the field's name; "" without one."""
     found: dict[str, str] = {}
     for owner in reversed(model.__mro__):
         if owner not in (BaseModel, object):
@@ -237,7 +237,7 @@ def _comments(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _comments_in(source: str) -> dict[str, str]:
-    """As `_comments`, of the fields that the code of one class has itself."""
+    """Return the comments of the fields in the code of one class, without its bases."""
     found: dict[str, str] = {}
     before: list[str] = []
     for line in source.splitlines():
@@ -268,7 +268,7 @@ _WORDS = {
 
 
 def _kind(schema: dict[str, Any], known: dict[str, Any]) -> str:
-    """What a value may be, from its JSON schema; `known` has the schemas that it refers to."""
+    """Return the allowed values of a JSON schema; `known` has the schemas that it refers to."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return _kind(known[name], known)
@@ -292,7 +292,7 @@ def _kind(schema: dict[str, Any], known: dict[str, Any]) -> str:
 
 
 def _plain_kind(schema: dict[str, Any]) -> str:
-    """As `_kind`, of a single value: its type and its bounds, as "number ≥ 0, < 1"."""
+    """Return type and bounds of a single value, as "number ≥ 0, < 1"."""
     name = schema.get("type", "object")
     word = _WORDS.get(name, name)
     bounds = []
@@ -346,13 +346,13 @@ _NOT_SHOWN = ("partner", "members", "rim_of")
 
 
 def labels() -> str:
-    """The tables of labels that come with trinat."""
+    """Return the label tables that come with trinat."""
     tables = sorted(LABELS.glob("*.tsv"), reverse=True)
     return "\n".join(_scheme(path) for path in tables)
 
 
 def _scheme(path: Path) -> str:
-    """A heading and the table of one file; colours with a swatch of each."""
+    """Return a heading and the table of one file, with a swatch of each colour."""
     with path.open() as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     shown = [key for key in rows[0] if key not in _NOT_SHOWN]
@@ -378,7 +378,7 @@ def _swatch(color: str) -> str:
 
 
 def modules() -> str:
-    """A table for each folder of the code: its modules, with the first line of each."""
+    """Return a table for each code folder: its modules, with the first line of each."""
     lines = []
     root = DOCS.parent
     for folder in ("segmentation", "pipelines"):
@@ -392,7 +392,7 @@ def modules() -> str:
 
 
 def _first_line(file: Path) -> str:
-    """The first line of a module's docstring."""
+    """Return the first line of a module's docstring."""
     text = ast.get_docstring(ast.parse(file.read_text())) or ""
     return text.partition("\n")[0]
 

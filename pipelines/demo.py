@@ -134,7 +134,8 @@ def write_phantoms(
                 remedy = "name another folder, or pass --force"
                 raise ConfigError("is there already", where=path, remedy=remedy)
     for number, (image_path, labels_path) in enumerate(pairs, start=1):
-        # Random stream of the subject: sub-03 is the same head whether 3 or 300 are made.
+        # The random stream depends on the number: sub-03 is the same head whether 3 or 300 are
+        # made.
         _write(image_path, labels_path, seed=(seed, number), **geometry)
         yield image_path, labels_path
 

@@ -41,7 +41,15 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _OUT_OF_MEMORY = re.compile(
     # torch on a GPU and on a processor, and Python for a lock.
     "^OutOfMemoryError|can't allocate "
-    # Python: no memory for a thread's stack, or for the error itself.
+    # Base of all errors of trinat; prints as `where: what: remedy` in one line.
+    # Attributes
+    # ----------
+    # what : str
+    #     What is wrong.
+    # where : str or None
+    #     File, folder or option that it is about, if any.
+    # remedy : str
+    #     What to do about it, or "".
     "|can't start new thread"
     "|^SystemError .* returned NULL without setting an exception"
     "|^SystemError error return without exception set"

@@ -72,7 +72,7 @@ class Result(Prediction):
     parcel_labels : Volume
         The same with parcels in place of the cortex, if `segment` was called with `parcels=True`.
     entropy : Volume
-        Uncertainty of the networks in nats, float32; 0 is none.
+        Entropy of the probabilities in nats, float32; 0 is certain.
     model : str
         Name of the model.
     """
@@ -113,8 +113,8 @@ class Result(Prediction):
     def quality(self) -> Grade:
         """Grade of the scan by the model's limits.
 
-        It has `name` (pass, look or reject), `reasons`, and the grade of each of `structures` that
-        has one.
+        Its `name` is pass, look or reject. `reasons` is a list of sentences, and `structures`
+        has the grades of the structures that have one.
         """
         return grade(self, self.limits)
 
@@ -175,8 +175,9 @@ class Result(Prediction):
         Returns
         -------
         DataFrame
-            `structure`, `freesurfer` (number), `side` (left, right or empty), `mm3`, `share` (of
-            the brain: all tissue, no fluid) and `grade` (pass, look, reject; empty where unknown).
+            One row per structure: `structure`, `freesurfer` (number), `side` (left, right or
+            empty), `mm3`, `share` (of the brain: all tissue, no fluid) and `grade` (pass, look,
+            reject; empty if unknown).
 
         Examples
         --------
@@ -210,14 +211,20 @@ class Result(Prediction):
     def parcels(self) -> pd.DataFrame:
         """Return a table of the parcels of the cortex.
 
-        It needs `parcels=True` of `segment`, and a model with parcels.
+        Requires `segment(..., parcels=True)` and a model with parcels.
 
         Returns
         -------
         DataFrame
-            `parcel`, `freesurfer` (number), `side`, `lobe`, `mm3`, `share` (of the cortex of its
-            side), `asymmetry` (left less right, of their mean), `agreement` (mean Dice between
-            views) and `grade`. Rows add up to lobes: `.groupby(["side", "lobe"]).mm3.sum()`.
+            One row per parcel: `parcel`, `freesurfer` (number), `side`, `lobe`, `mm3`, `share`
+            (of the cortex of its side), `asymmetry` (left minus right, divided by their mean),
+            `agreement` (mean Dice between views) and `grade`. Sum rows for lobes:
+            `.groupby(["side", "lobe"]).mm3.sum()`.
+
+        Raises
+        ------
+        LabelError
+            If the scan was segmented without parcels.
 
         Examples
         --------
@@ -235,14 +242,21 @@ class Result(Prediction):
         return pd.DataFrame(rows, columns=list(_PARCEL_COLUMNS))
 
     def thickness(self) -> pd.DataFrame:
-        """Measure the thickness of the cortex; needs `parcels=True` of `segment`.
+        """Return a table of cortical thickness by parcel.
+
+        Requires `segment(..., parcels=True)` and a model with parcels.
 
         Returns
         -------
         DataFrame
-            One row a parcel: `parcel`, `side`, `thickness_mm` (mean over the middle surface,
-            half-way between the inner and the outer one), `std_mm`, `area_mm2` (of that surface)
-            and `mm3` (sum of the probabilities). The map in mm is `thickness_map`.
+            One row per parcel: `parcel`, `side`, `thickness_mm` (mean over the middle surface,
+            half-way between the inner and the outer one), `std_mm`, `area_mm2` (of that
+            surface) and `mm3` (sum of the probabilities). The map in mm is `thickness_map`.
+
+        Raises
+        ------
+        LabelError
+            If the scan was segmented without parcels.
 
         Examples
         --------
@@ -266,7 +280,22 @@ class Result(Prediction):
         return pd.DataFrame(rows)
 
     def mask(self, structure: str | int) -> Volume:
-        """Return the mask of a structure: bool (X, Y, Z) in the scan's own space.
+        """Return the mask of a structure in the scan's own space.
+
+        Parameters
+        ----------
+        structure : str or int
+            Name, abbreviation or FreeSurfer number of a structure.
+
+        Returns
+        -------
+        Volume
+            bool (X, Y, Z).
+
+        Raises
+        ------
+        LabelError
+            If the structure does not exist, or the model does not predict it.
 
         Examples
         --------
@@ -278,8 +307,22 @@ class Result(Prediction):
         return Volume(inside, self.indices.affine, self.indices.codes)
 
     def probability(self, structure: str | int) -> Volume:
-        """Return the probability of a structure, float32 (X, Y, Z), 0 to 1, in the scan's own
-        space.
+        """Return the probability of a structure in the scan's own space.
+
+        Parameters
+        ----------
+        structure : str or int
+            Name, abbreviation or FreeSurfer number of a structure.
+
+        Returns
+        -------
+        Volume
+            float32 (X, Y, Z), from 0 to 1.
+
+        Raises
+        ------
+        LabelError
+            If the structure does not exist, or the model does not predict it.
 
         Examples
         --------
@@ -293,11 +336,22 @@ class Result(Prediction):
     def surface(self, structure: str | int) -> Surface:
         """Return the surface of a structure, from the probabilities on the working grid of 1 mm.
 
+        Parameters
+        ----------
+        structure : str or int
+            Name, abbreviation or FreeSurfer number of a structure.
+
         Returns
         -------
         Surface
             `vertices` (V, 3) in the scanner's RAS mm, `faces` (F, 3), `area_mm2`, `volume_mm3`;
             `.save("x.ply")` or `.save("x.surf.gii")`.
+
+        Raises
+        ------
+        LabelError
+            If the structure does not exist, is not predicted by the model, or was not found in
+            the scan.
 
         Examples
         --------
@@ -350,6 +404,11 @@ class Result(Prediction):
     def to_simpleitk(self) -> Any:
         """Return the labels as a SimpleITK.Image of int16, at the position of the scan in ITK.
 
+        Raises
+        ------
+        ConfigError
+            If SimpleITK is not installed.
+
         Examples
         --------
         >>> result.to_simpleitk().GetSize() == result.labels.shape
@@ -359,6 +418,18 @@ class Result(Prediction):
 
     def save(self, path: str | Path) -> None:
         """Write the labels to .nii.gz, .nii or .mgz, byte-identical to `trinat predict`.
+
+        Parameters
+        ----------
+        path : str or path
+            File to write; its suffix chooses the format.
+
+        Raises
+        ------
+        FormatError
+            If the suffix is none of these.
+        OutputError
+            If the file cannot be written.
 
         Examples
         --------
@@ -402,9 +473,7 @@ class Result(Prediction):
         )
 
     def _known(self, structure: str | int) -> Label:
-        """Return the label of a structure; raise a LabelError if it does not exist or is not
-        predicted.
-        """
+        """Return the label of a structure; raise LabelError if it is unknown or not predicted."""
         label = self.scheme.find(structure)
         if label.name in self.not_predicted:
             raise LabelError(f"the model {self.model} does not predict {label.name}")

@@ -19,7 +19,7 @@ _Scan = TypeVar("_Scan", bound=ScanLike)
 
 
 class ScanOptions(TypedDict, total=False):
-    """Arguments of `Segmenter.segment`: how a scan is read and segmented."""
+    """Arguments of `Segmenter.segment` for reading and segmenting a scan."""
 
     image: str | None
     mirror: bool
@@ -31,7 +31,7 @@ class ScanOptions(TypedDict, total=False):
 
 
 def _say_nothing(stage: str) -> None:
-    """Default of `progress`: do nothing."""
+    """Ignore the stage; the default of `progress`."""
 
 
 class Segmenter(Predictor):
@@ -42,9 +42,18 @@ class Segmenter(Predictor):
     model, device, precision, views, parcels
         As in `trinat.segment`; `model` has no default.
     batch : int, optional
-        Number of slices in a batch.
+        Number of slices in a batch. Default: as many as suit the device.
     allow_cpu : bool
-        Continue on the processor if a GPU is out of memory.
+        Continue on the CPU if a GPU is out of memory.
+
+    Raises
+    ------
+    ModelError
+        If the model cannot be loaded, or lacks a requested view or parcels.
+    ConfigError
+        If a view or the precision is unknown.
+    DeviceError
+        If the device does not exist.
 
     Examples
     --------
@@ -67,7 +76,27 @@ class Segmenter(Predictor):
         fill_nonfinite: bool = False,
         progress: Callable[[str], object] = _say_nothing,
     ) -> Result:
-        """Segment one scan: see `trinat.segment`."""
+        """Segment one scan; the parameters are those of `trinat.segment`.
+
+        Parameters
+        ----------
+        volume : path, (array, affine), Volume, or image of nibabel, torchio, MONAI or SimpleITK
+            3D with one channel.
+        image, mirror, samples, seed, clean, trust_affine, fill_nonfinite, progress
+            As in `trinat.segment`.
+
+        Returns
+        -------
+        Result
+            Labels, volumes, probabilities, surfaces and a grade, in the scan's own space.
+
+        Raises
+        ------
+        InputError
+            If the scan is damaged, not a supported image, or lacks an orientation.
+        TypeError
+            If `volume` is no scan.
+        """
         warn_of_licence(self.model.folder)
         with heard_by(progress):
             with stage("reading"):
@@ -146,7 +175,8 @@ def segment(
     mirror : bool
         Average with the prediction of the mirrored scan.
     samples, seed : int
-        Predictions with dropout, which make `result.uncertainty`; the same seed gives the same.
+        Number of predictions with dropout, from which `result.uncertainty` is computed, and their
+        seed.
     clean : bool
         Keep the largest component of each structure and fill holes.
     trust_affine : str, optional
@@ -162,6 +192,19 @@ def segment(
     Result
         Labels, volumes, probabilities, surfaces and a grade, in the scan's own space. For a list
         of scans a list of results, in the same order.
+
+    Raises
+    ------
+    InputError
+        If a scan is damaged, not a supported image, or lacks an orientation.
+    TypeError
+        If `scan` is no scan.
+    ModelError
+        If the model cannot be loaded, or lacks a requested view or parcels.
+    ConfigError
+        If a view or the precision is unknown.
+    DeviceError
+        If the device does not exist.
 
     Examples
     --------

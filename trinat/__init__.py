@@ -49,8 +49,9 @@ __all__ = [
 
 
 def _compute_in_one_thread() -> None:
-    """Use a single thread in a forked process, where torch would wait forever for its parent's
-    threads.
+    """Use a single thread in a forked process, where torch would wait forever.
+
+    The threads of its parent do not exist there.
     """
     if "torch" in sys.modules:
         import torch

@@ -22,7 +22,7 @@ image = trinat.Volume.of(scan.to_nibabel().slicer[part])
 
 
 def show(pictures, **options):
-    """Pictures side by side, row 0 at the bottom."""
+    """Show pictures side by side, row 0 at the bottom."""
     figure, axes = plt.subplots(1, 3, figsize=(7, 2.4))
     for panel, (title, picture) in zip(axes, pictures.items(), strict=True):
         panel.imshow(picture, origin="lower", interpolation="nearest", **options)
@@ -32,7 +32,7 @@ def show(pictures, **options):
 
 
 def middles(volume):
-    """The middle slice of each view, in the order of the array."""
+    """Return the middle slice of each view, in the order of the array."""
     slices = {view: to_slices(volume, view) for view in View}
     return {view.value: found[len(found) // 2] for view, found in slices.items()}
 
@@ -72,7 +72,7 @@ colors = np.array([label.color for label in fused.scheme.labels], np.uint8)
 
 
 def cut(volume):
-    """The middle coronal slice of a label map, in colours."""
+    """Return the middle coronal slice of a label map, in colours."""
     return colors[middles(volume.data[box])["coronal"]]
 
 
@@ -85,7 +85,7 @@ share = fused.fused[..., 1:].max(-1).values.float().numpy()
 
 
 def gray_to_rgb(picture):
-    """Gray values from 0 to 1 in three equal colours."""
+    """Convert grey values from 0 to 1 to RGB."""
     return np.stack([np.clip(picture, 0, 1)] * 3, axis=-1)
 
 

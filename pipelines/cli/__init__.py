@@ -183,8 +183,9 @@ def _quiet_defaults(command: Any) -> dict[str, Any]:
 
 
 def _open_closed_streams() -> None:
-    """Open closed standard streams, so that after `2>&-` messages do not go into the first
-    open file.
+    """Open closed standard streams, so that messages do not go into the first opened file.
+
+    Streams are closed by `2>&-`, for example.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:

@@ -305,10 +305,10 @@ class Command(TyperCommand):
 
 
 class ListOptions(Command):
-    """Command that accepts several values in a row, `--views coronal axial`, as well as `--views`
-    twice.
+    """Command that accepts several values in a row: `--views coronal axial`.
 
-    For commands whose list options are not followed by positional arguments.
+    `--views` twice works as well. For commands whose list options are not followed by
+    positional arguments.
     """
 
     # Typer keeps the class of `ctx` private.

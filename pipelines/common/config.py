@@ -36,11 +36,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def find_recipe(name_or_path: str | Path, folder: str) -> Path:
-    """Return the path of a YAML file, or of a shipped one by name: `fast` is
-    configs/train/fast.yaml.
+    """Return the path of a YAML file, or of a shipped one by name.
 
-    A file takes precedence. `folder` is a folder of configs/. Raises ConfigError, with the names
-    that exist, if there is neither.
+    `fast` is configs/train/fast.yaml. A file takes precedence. `folder` is a folder of
+    configs/. Raises ConfigError, with the existing names, if there is neither.
     """
     path = Path(name_or_path)
     if path.is_file():

@@ -52,11 +52,10 @@ class _Holder:
 
 @contextmanager
 def run_lock(path: Path, *, patience_s: float = 0.0) -> Iterator[None]:
-    """Hold the lock `path` while the block runs; raise LockedError, with the holder, if it is
-    taken.
+    """Hold the lock `path` while the block runs.
 
-    A lock that is taken is retried for `patience_s`. Folders created for the lock are removed
-    afterwards if they are empty.
+    Raises LockedError, with the holder, if it is taken; a taken lock is retried for
+    `patience_s`. Folders created for the lock are removed afterwards if they are empty.
     """
     made = [folder for folder in path.parents if not folder.exists()]
     try:
@@ -167,9 +166,7 @@ def refuse_held(path: Path) -> None:
 
 
 def _refuse_living(path: Path, descriptor: int) -> None:
-    """Raise LockedError if a machine that does not share our kernel's locks has touched the
-    file.
-    """
+    """Raise LockedError if a machine without our kernel's locks has touched the file."""
     holder = _read(descriptor)
     if holder is None:
         return
@@ -236,9 +233,7 @@ def _locked(path: Path, holder: _Holder | None) -> LockedError:
 
 
 def keep_only(folder: Path, names: Iterable[str], written: Collection[str]) -> None:
-    """Remove files and folders of these `names` left by an earlier run, except for the
-    `written`.
-    """
+    """Remove files and folders of these `names` from earlier runs, except for the `written`."""
     for name in set(names) - set(written):
         path = folder / name
         if path.is_dir():
@@ -290,11 +285,11 @@ def claimed(
     *,
     within: Iterable[str] = (),
 ) -> Iterator[None]:
-    """Lock a folder whose files this command replaces, and mark it before the first file is
-    written.
+    """Lock a folder whose files this command replaces, and mark it before the first write.
 
-    The mark lets a killed run be repeated; its unfinished files, also in the folders `within`, are
-    removed. A folder without a mark that has files of these `names` is refused (OutputError).
+    The mark lets a killed run be repeated; its unfinished files, also in the folders `within`,
+    are removed. A folder without a mark that has files of these `names` is refused
+    (OutputError).
     """
     refuse_foreign(folder, names)
     with run_lock(folder / ".lock"):

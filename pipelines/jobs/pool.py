@@ -70,17 +70,16 @@ def ignore_stage(item: str, stage: str) -> None:
 
 @dataclass(eq=False)
 class Pool(Generic[ItemT, Answer]):
-    """Worker processes, one for each of `devices` (cpu twice for two on the CPU), that run
-    `target`.
+    """Worker processes that run `target`, one for each of `devices`.
 
-    `target` gets its end of a connection, then `args`, then its device. It receives items, and None
-    when there are no more. It sends READY, (item id, stage) as a stage of an item begins, `Done`,
-    or an exception, which ends the pool.
+    For two processes on the CPU, `devices` has cpu twice. `target` gets its end of a
+    connection, then `args`, then its device. It receives items, and None when there are no
+    more. It sends READY, (item id, stage) as a stage of an item begins, `Done`, or an
+    exception, which ends the pool.
 
     When a process dies with several items at work, each of them is repeated in a process of its
-    own:
-    only an item that crashes that process, too, is to blame. `failed` makes the answer for an item
-    that has crashed its process or exceeded the time limit, with the reason.
+    own: only an item that crashes that process, too, is to blame. `failed` makes the answer for
+    an item that has crashed its process or exceeded the time limit, with the reason.
 
     - `room` is the number of items a process holds. If it is 1, the item is at work at once; after
       a crash it is retried while no other is at work, so that it has all of the memory, before it
@@ -179,8 +178,7 @@ class Pool(Generic[ItemT, Answer]):
     def _leaves_room_for_suspect(
         self, worker: _Worker[ItemT], workers: Sequence[_Worker[ItemT]]
     ) -> bool:
-        """Return True if a worker must stay idle, because a suspect is tried while no other is at
-        work.
+        """Return True if a worker must stay idle while a suspect is tried alone.
 
         A waiting suspect is handed out once the other workers are idle.
         """
@@ -288,9 +286,7 @@ class Pool(Generic[ItemT, Answer]):
         )
 
     def _late_item(self, worker: _Worker[ItemT]) -> _InHand[ItemT] | None:
-        """Return an item that has exceeded its limit; raise DeviceError if the worker starts
-        too slowly.
-        """
+        """Return an item that has exceeded its limit; raise DeviceError for a slow start."""
         if not self.timeout_s:
             return None
         if not worker.ready and time.monotonic() - worker.started > self.timeout_s:
@@ -441,13 +437,12 @@ def isolated(
     finished: Callable[[Answer, int, int], object] = lambda answer, done, total: None,
     torch_threads: int | None = 1,
 ) -> list[Answer]:
-    """Return the answers in the order of items; `killed` is the answer for an item whose process
-    died.
+    """Return the answers in the order of items; `killed` makes the answer for a dead process.
 
     `finished(answer, done, total)` is called after each item. With one job, all work is done in
     this process. Without a number of threads, torch is not configured, so that work that seldom
-    needs torch does not wait for its import. The first error of the work is raised once the running
-    items are finished.
+    needs torch does not wait for its import. The first error of the work is raised once the
+    running items are finished.
     """
     processes = min(jobs, len(items))
     answers: dict[int, Answer] = {}

@@ -23,8 +23,8 @@ _M_MMAP_THRESHOLD = -3
 # Freed buffers up to this size are kept by the process. A layer's activations are reused by the
 # next layer, so the process grows by its largest layers once, not per call.
 _KEPT_BYTES = 1 << 30
-# Time for finishing the running items after a signal: a grace period shorter than that of a queue
-# or a container may be too short for a scan on a processor; a scan that takes longer hangs.
+# Time for the running items to finish after a signal. The grace period of a queue or a
+# container may be too short for a scan on a CPU; a scan that needs longer than this hangs.
 GRACE_S = 60.0
 
 
@@ -41,13 +41,12 @@ def prepare_process(threads: int | None = None) -> None:
 
 
 def tune_allocation() -> bool:
-    """Keep large freed buffers instead of returning them to the kernel; return True if it took
-    effect.
+    """Keep large freed buffers in the process; return True if it took effect.
 
     By default glibc maps each buffer above 32 MiB when needed and unmaps it when freed, so that
-    each layer of a network pays page faults for its whole output: a small convolutional network ran
-    3.4 times faster with this call (docs/notes/speed.md). `mallopt` works on the running process:
-    it needs no environment variable before the start, and nothing is inherited.
+    each layer of a network pays page faults for its whole output: a small convolutional network
+    ran 3.4 times faster with this call (docs/notes/speed.md). `mallopt` works on the running
+    process: it needs no environment variable before the start, and nothing is inherited.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -59,8 +58,7 @@ def tune_allocation() -> bool:
 
 
 def prepare_training(device: torch.device, *, deterministic: bool = False) -> None:
-    """Enable torch's search for the fastest GPU kernels, which pays off as sizes are constant in
-    training.
+    """Enable torch's search for the fastest GPU kernels, as training has constant sizes.
 
     With `deterministic`, select reproducible kernels instead; an operation without one raises
     RuntimeError.
@@ -78,8 +76,9 @@ def prepare_training(device: torch.device, *, deterministic: bool = False) -> No
 
 
 def cpu_count() -> int:
-    """Return the number of processors that this process may use: a job's share, not the
-    machine's.
+    """Return the number of processors that this process may use.
+
+    It is the share of a job, not that of the machine.
     """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -63,11 +63,11 @@ class Progress:
         failed: int = 0,
         every_s: float = LINE_S,
     ) -> bool:
-        """Show `head`; return True if it is due in the log: at the end, or `every_s` after the
-        last.
+        """Show `head`; return True if it is due in the log.
 
-        `done` and `total` may have any common unit. `total` is None if it is unknown; no remaining
-        time is then shown. A bar is drawn at every call.
+        It is due at the end, and `every_s` after the last line. `done` and `total` may have any
+        common unit. `total` is None if it is unknown; no remaining time is then shown. A bar is
+        drawn at every call.
         """
         now = self._clock()
         text = self._text(head, now, done, total, failed)
@@ -265,8 +265,7 @@ def batch_progress(quiet: bool) -> Iterator[Callable[[OfSubject, int, int], None
 def byte_progress(
     name: str, quiet: bool
 ) -> Iterator[Callable[[int, int | None], None]]:
-    """Show the progress of a download; yields a function to call with the bytes so far and the
-    total.
+    """Show the progress of a download; yield a function for the bytes so far and the total.
 
     The total is None if the server does not report it.
     """

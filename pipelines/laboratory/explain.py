@@ -52,11 +52,11 @@ def explain(
     view: View,
     device: str = "auto",
 ) -> Explanation:
-    """Write a picture and a NIfTI of each method for the slice with the largest area of a
-    structure.
+    """Write a picture and a NIfTI of each method for one slice.
 
-    Raises InputError if the view's network does not find the structure in the scan, and
-    ConfigError, before anything is read, if captum is not installed.
+    It is the slice with the largest area of the structure. Raises InputError if the view's
+    network does not find the structure in the scan, and ConfigError, before anything is read,
+    if captum is not installed.
     """
     require_extra("explain", "captum", what="captum is not installed")
     with stage("loading the model"):

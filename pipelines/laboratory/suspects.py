@@ -177,9 +177,7 @@ def _sampled_views(
     every: int,
     device: torch.device,
 ) -> list[_SampledView]:
-    """Choose views that distinguish left and right, if any, and slices with labels of any
-    subject.
-    """
+    """Choose views that distinguish sides, if any, and slices with labels of any subject."""
     views = [view for view in model.networks if view in store.views]
     if not views:
         raise ConfigError("shares no view with the model", where=store.root)

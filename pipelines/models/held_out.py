@@ -66,8 +66,10 @@ def fit_held_out(
 
     Parameters
     ----------
+    pairs
+        Scans and their label maps, with the person of each.
     scans
-        What `fit` and `score` need to know of the scan of each pair.
+        Data of each pair's scan for `fit` and `score`.
     own
         The model's own fusion.
     fit

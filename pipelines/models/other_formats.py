@@ -1,6 +1,6 @@
-"""trinat export: a model in formats of other programs, as ONNX files or as a MONAI bundle.
+"""Export of a model for other programs, as ONNX files or as a MONAI bundle.
 
-ONNX files are checked against the networks that they were made from. A MONAI bundle is a folder
+ONNX files are compared with the networks that they were made from. A MONAI bundle is a folder
 that `python -m monai.bundle` runs.
 """
 
@@ -24,18 +24,18 @@ from trinat.segmentation.models.base import Network
 from trinat.segmentation.models.checkpoint import Model, load_model
 from trinat.segmentation.space.views import View
 
-# The share of voxels whose label must be the same in ONNX Runtime.
+# Minimum share of voxels that must get the same label in ONNX Runtime.
 SAME_LABELS = 0.9999
-_SIDE = 64  # of the slices that the exported graph is traced and checked with
+_SIDE = 64  # side of the slices for tracing and comparing the graph
 
-# `monai.bundle verify_metadata` checks metadata.json against this.
+# Schema by which `monai.bundle verify_metadata` checks metadata.json.
 _SCHEMA = (
     "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/"
     "meta_schema_20240725.json"
 )
 # Side of the random volume that verify_net_in_out uses, in voxels.
 _MONAI_SIDE = 96
-# MONAI's `load` and MONAI Label take a bundle for one without a network where this is missing.
+# MONAI's `load` and MONAI Label treat a bundle without this file as one without a network.
 _WEIGHTS_OF_MONAI = "models/model.pt"
 _APACHE = """\
 Licensed under the Apache License, Version 2.0 (the "License"); you may not use these files except
@@ -55,12 +55,12 @@ def export_model(
 ) -> list[Path]:
     """Write <view>.onnx for each view of a model; return the files.
 
-    With `format_` monai-bundle a bundle, with web a site that segments in the browser, with any of
-    several models.
+    With `format_` monai-bundle, write a bundle; with web, a site that segments in the browser
+    with any of several models.
 
-    An ONNX file takes slices (N, C, H, W), H and W multiples of what the network halves, to logits
-    (N, K, H, W). Raises ModelError where ONNX Runtime gives other labels than torch; no such file
-    is left.
+    An ONNX file maps slices (N, C, H, W), with H and W multiples of the network's downsampling,
+    to logits (N, K, H, W). Raises ModelError, and leaves no file, if ONNX Runtime gives other
+    labels than torch.
     """
     if format_ not in ("onnx", "monai-bundle", "web"):
         raise ConfigError(
@@ -84,7 +84,7 @@ def export_model(
 
 
 def _export_onnx(model: Model, view: View, path: Path) -> None:
-    """Write a view's network; the file appears under its name only after it has been compared."""
+    """Write a view's network to a file that appears only after it has been compared."""
     network = model.networks[view]
     with atomic_path(path) as temporary:
         export_network(network.fold(), temporary, facts_of(model, view))
@@ -97,9 +97,9 @@ def _export_onnx(model: Model, view: View, path: Path) -> None:
 
 
 def share_of_equal_labels(network: Network, path: Path) -> float:
-    """Return the share of voxels that torch and an ONNX file label alike.
+    """Return the share of voxels with the same label in torch and in an ONNX file.
 
-    The slices are random, and of another number and size than the file was traced with.
+    The random slices differ in number and size from those that the file was traced with.
     """
     import onnxruntime
 
@@ -115,11 +115,11 @@ def share_of_equal_labels(network: Network, path: Path) -> float:
 
 
 def facts_of(model: Model, view: View) -> dict[str, str]:
-    """Say what a view's file holds: its classes, and how its slices are to be made."""
+    """Return the metadata of a view's file: its classes, and the preprocessing of its slices."""
     classes = model.classes_of(view)
     numbers: list[Any] = [label.fs_id for label in classes.labels]
     if model.is_merged(view):
-        # A class of both sides has the numbers of both.
+        # A class that merges both sides has the numbers of both.
         numbers = [list(label.numbers) for label in classes.labels]
     return {
         "model": model.name,
@@ -135,14 +135,15 @@ def facts_of(model: Model, view: View) -> dict[str, str]:
 def export_network(
     network: Network, path: Path, facts: Mapping[str, str] | None = None
 ) -> None:
-    """Write a network as ONNX, for any number of slices of any size that it allows.
+    """Write a network as ONNX, for any number of slices of any allowed size.
 
-    The input is `slices` (N, C, H, W), the output `logits` (N, K, H, W). The sides must be
-    multiples of what the network halves. The weights are inside the file, and `facts` are its
+    The input is `slices` (N, C, H, W), the output `logits` (N, K, H, W). Sides must be
+    multiples of the network's downsampling. The weights are in the file, and `facts` are its
     metadata.
     """
     example = torch.zeros(2, network.config.channels, _SIDE, _SIDE)
-    # Sizes are counted in what the network halves, so that the graph holds for any allowed one.
+    # Sizes are symbolic multiples of the downsampling, so that the graph is valid for any of
+    # them.
     unit = network.config.multiple
     number = torch.export.Dim("n")
     rows = unit * torch.export.Dim("rows", min=1)
@@ -162,7 +163,7 @@ def export_network(
 def _export_bundle(model: Model, out: Path) -> list[Path]:
     """Write a MONAI bundle, whole or not at all; return the files in it.
 
-    Raises OutputError where `out` holds anything already.
+    Raises OutputError if `out` already contains files.
     """
     texts = {
         "configs/metadata.json": json.dumps(_metadata(model), indent=4) + "\n",
@@ -181,13 +182,13 @@ def _export_bundle(model: Model, out: Path) -> list[Path]:
             shutil.copyfile(here / name, new / "configs" / name)
         for name, text in texts.items():
             (new / name).write_text(text, encoding="utf-8")
-        # `network_def` has its weights from safetensors: there are none to load over them.
+        # Empty, because `network_def` has its weights from safetensors.
         torch.save({}, new / _WEIGHTS_OF_MONAI)
     return sorted(path for path in out.rglob("*") if path.is_file())
 
 
 def _metadata(model: Model) -> dict[str, Any]:
-    """Return what metadata.json says, by the schema of MONAI."""
+    """Return the content of metadata.json by MONAI's schema."""
     versions = {name: version(name) for name in ("trinat", "nibabel", "safetensors")}
     classes = ", ".join(label.name for label in model.scheme.labels[1:])
     scans = _scans(model)
@@ -202,7 +203,7 @@ def _metadata(model: Model) -> dict[str, Any]:
         "is_patch_data": False,
         "channel_def": {"0": scans},
     }
-    # As in MONAI's bundles with one channel of labels, `channel_def` names the values.
+    # As in other MONAI bundles with one channel of labels, `channel_def` names the values.
     label_map = {
         "type": "image",
         "format": "segmentation",
@@ -245,14 +246,14 @@ def _metadata(model: Model) -> dict[str, Any]:
 
 
 def _scans(model: Model) -> str:
-    """Say what kind of scans a model is for."""
+    """Describe the kind of scans that a model is for."""
     if model.info.contrast == "any":
         return "MRI of any contrast"
     return f"{model.info.contrast}-weighted MRI"
 
 
 def _readme(model: Model) -> str:
-    """Explain how to run the bundle and what it needs; add the model's own card."""
+    """Return a text on how to run the bundle and what it needs, with the model's own card."""
     needed = f"version {version('trinat')}"
     text = f"""\
 # {model.name}
@@ -284,7 +285,7 @@ that the keys of `model.pt` differ from those of the network: that is expected.
 
 
 def _licence(model: Model) -> str:
-    """Say what may be done with the weights."""
+    """Return the terms of use of the weights."""
     own = model.folder / "LICENSE.txt"
     if own.is_file():
         return read_text(own)
@@ -297,7 +298,7 @@ def _licence(model: Model) -> str:
 
 
 def _data_licence(model: Model) -> str:
-    """Say what the model was trained on, and the licence of the weights if it is stated."""
+    """Describe the training data of the model, and the licence of the weights if it is stated."""
     training = model.info.training
     lines = [f"Training data: {training.data or 'not stated'}"]
     if training.pseudo_labels:

@@ -46,17 +46,17 @@ def segment_many(
     Parameters
     ----------
     paths : list of paths and images, or a single one
-        Scans, folders of scans or glob patterns; images as `trinat.segment` takes them. The third
-        item of a list, if it is an image, is called image-3.
+        Scans, folders of scans or glob patterns; images in all types of `trinat.segment`. If the
+        third item of a list is an image, it is called image-3.
     out : path, optional
-        Folder for all that `trinat predict` writes; results that are there and current are kept.
-        Without it only the table is kept.
+        Folder for all outputs of `trinat predict`; current results in it are kept. Without it only
+        the table is returned.
     progress : bool
         Show progress and failures on stderr.
     model, device, image : str
-        As for `trinat.segment`.
+        As in `trinat.segment`.
     **settings
-        Fields of `OutputSettings`, which `trinat predict` has as options: `mirror=True`,
+        Fields of `OutputSettings`, which are options of `trinat predict`: `mirror=True`,
         `clean=True`, `samples=10`, `views=("coronal",)`, `stats=True`, `longitudinal=True`.
 
     Returns
@@ -65,6 +65,17 @@ def segment_many(
         One row per scan, in natural order: `scan`, `status` (done, failed, skipped), `grade`,
         `reason`, `labels` (file, with `out`), and in mm³ `total_brain_mm3`, the measures of
         `Result.measures` and each structure.
+
+    Raises
+    ------
+    ModelError
+        If the model cannot be loaded.
+    ConfigError
+        If a setting is invalid.
+    DeviceError
+        If the device does not exist.
+    LockedError
+        If another run uses the folder `out`.
 
     Examples
     --------

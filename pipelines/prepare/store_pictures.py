@@ -145,7 +145,7 @@ def _slices_with_brain(
 
 
 def read_augmentation(path: Path | None) -> AugmentationConfig:
-    """Settings of a YAML file; without one, the defaults."""
+    """Read the settings from a YAML file; return the defaults without one."""
     if path is None:
         return AugmentationConfig()
     return check(AugmentationConfig, read_yaml(path), path)

@@ -217,7 +217,7 @@ class Cohort:
         return self.frame[far | (self.frame["note"] != "")].copy()
 
     def largest_z(self) -> list[float]:
-        """The largest z among each scan's volumes and asymmetries; NaN if no z is known."""
+        """Return the largest z of each scan's volumes and asymmetries; NaN if none is known."""
         distances = self.frame["z"].abs()
         sizes = distances.groupby(self.frame["scan"]).max()
         return [float(sizes[number]) for number in range(len(self.scans))]

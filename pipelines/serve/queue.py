@@ -278,9 +278,7 @@ class Queue:
         return found[0] if found else None
 
     def token(self) -> str:
-        """Return the token of the queue; it is created only once, so that links survive a
-        restart.
-        """
+        """Return the token of the queue, which is created only once to survive a restart."""
         path = self.folder / "token"
         if not path.exists():
             with atomic_text(path) as file:

@@ -96,9 +96,7 @@ class QueueStudy(Study):
         return path if path.is_file() else None
 
     def overview(self) -> dict[str, Any]:
-        """Return the overview, with the details for uploading and following scans and for
-        results.
-        """
+        """Return the overview with details on uploads, waiting scans and results."""
         submissions = {submission.id: submission for submission in self.submissions}
         overview = super().overview()
         scans = []

@@ -258,9 +258,9 @@ Done = Annotated[Submission, Depends(_done)]
 async def accept(
     request: Request, response: Response, service: AtService
 ) -> Segmentation:
-    """Put a scan into the queue: form field `file`, and what is wanted as well in `outputs`.
+    """Queue a scan: form field `file`; `outputs` names the optional results to make.
 
-    For the page of a service with norms, `age` and `sex` of the person.
+    If the service has norms, `age` and `sex` of the person are accepted too.
     """
     content_type = request.headers.get("content-type", "")
     if not content_type.startswith("multipart/form-data"):
@@ -286,20 +286,20 @@ async def accept(
 
 @router.get("/v1/segmentations/{id}")
 def state(submission: Known) -> Segmentation:
-    """Say how far the scan is."""
+    """Return the state of a scan: queued, running, done or failed."""
     return submission.seen()
 
 
 @router.get("/v1/segmentations/{id}/events", response_class=StreamingResponse)
 async def events(submission: Known, service: AtService) -> StreamingResponse:
-    """The same as server-sent events, until it has ended."""
+    """Stream the state of a scan as server-sent events until it has ended."""
     lines = _events(service.queue, submission)
     return StreamingResponse(lines, media_type="text/event-stream")
 
 
 @router.delete("/v1/segmentations/{id}", status_code=204)
 def delete(submission: Known, service: AtService) -> None:
-    """Delete the scan and its results, whatever its state."""
+    """Delete a scan and its results, in any state."""
     service.queue.delete(submission)
 
 
@@ -309,7 +309,7 @@ def result(
     submission: Done,
     service: AtService,
 ) -> FileResponse:
-    """Send a file of the results by its name."""
+    """Return a result file by its name."""
     path = service.results.file(submission, name)
     return FileResponse(path, media_type=_RESULTS[name].media_type, filename=name)
 
@@ -318,7 +318,7 @@ def result(
     "/v1/segmentations/{id}/probabilities/{structure}", response_class=FileResponse
 )
 def probabilities(structure: str, submission: Done, service: AtService) -> FileResponse:
-    """The probability of a structure, by its name in /v1/labels, as .nii.gz."""
+    """Return the probability map of a structure, by its name in /v1/labels, as .nii.gz."""
     path = service.results.probability(submission, structure)
     return FileResponse(
         path, media_type="application/gzip", filename=f"{structure}.nii.gz"
@@ -327,7 +327,7 @@ def probabilities(structure: str, submission: Done, service: AtService) -> FileR
 
 @router.post("/v1/learning", status_code=202)
 def ask_to_learn(service: AtService) -> Learning:
-    """Make a model of what is corrected, once the scans before it have ended."""
+    """Start learning a model from the corrections, once the scans before it are finished."""
     try:
         return service.learner.ask()
     except FullError as error:
@@ -336,13 +336,13 @@ def ask_to_learn(service: AtService) -> Learning:
 
 @router.get("/v1/learning")
 def learning(service: AtService) -> Learning | None:
-    """How far it is, and what came of it; null where none was asked for."""
+    """Return the progress and outcome of the learning; null if none was requested."""
     return service.learner.job
 
 
 @router.get("/v1/learning/own.zip", response_class=FileResponse)
 def learnt(service: AtService) -> FileResponse:
-    """The model, a folder in a zip."""
+    """Return the learnt model: a folder in a zip file."""
     job = service.learner.job
     if job is None or job.state != "done":
         raise HTTPException(409, "no model: none was learnt, or it has not ended")
@@ -352,13 +352,13 @@ def learnt(service: AtService) -> FileResponse:
 
 @router.delete("/v1/learning", status_code=204)
 def forget_learning(service: AtService) -> None:
-    """Stop it, whatever its state, and delete its model."""
+    """Stop the learning, in any state, and delete its model."""
     service.learner.delete()
 
 
 @router.get("/v1/models")
 def models(service: AtService) -> list[dict[str, Any]]:
-    """The shipped models, and which one is at work here."""
+    """Return the shipped models, and mark the one in use."""
     descriptions = []
     for name, folder in shipped_models().items():
         info = read_model_file(folder)
@@ -375,7 +375,7 @@ def models(service: AtService) -> list[dict[str, Any]]:
 
 @router.get("/v1/labels")
 def labels(service: AtService) -> list[dict[str, Any]]:
-    """Numbers, names and colours in label maps."""
+    """Return the numbers, names and colours of label maps."""
     return [
         {
             "number": label.fs_id,
@@ -389,13 +389,13 @@ def labels(service: AtService) -> list[dict[str, Any]]:
 
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
-    """Whether the server answers; needs no token."""
+    """Report that the server is alive; needs no token."""
     return {"status": "ok"}
 
 
 @router.get("/readyz")
 async def readyz(service: AtService) -> dict[str, str]:
-    """Whether the model is loaded and scans are begun."""
+    """Report whether the model is loaded and scans are being processed."""
     if not service.engine.ready:
         raise HTTPException(
             503, "the model is not loaded yet", {"Retry-After": _RETRY_S}
@@ -405,7 +405,7 @@ async def readyz(service: AtService) -> dict[str, str]:
 
 @router.get("/metrics", response_class=PlainTextResponse)
 def metrics(service: AtService) -> str:
-    """Count scans and their time, in the format of Prometheus."""
+    """Return counts and processing times of scans in the format of Prometheus."""
     queue = service.queue
     counts = Counter(submission.state for submission in queue.submissions)
     scans = [

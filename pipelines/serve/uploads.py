@@ -101,8 +101,7 @@ def _take(queue: Queue, form: FormData, folder: Path) -> Segmentation:
 
 
 def _fields(form: FormData) -> tuple[UploadFile, list[str], Facts]:
-    """Return a form's file, its requested outputs without duplicates, and its facts about the
-    person.
+    """Return a form's file, its requested outputs without duplicates, and its person's facts.
 
     Anything else is refused. An empty age or sex is unknown.
     """

@@ -31,36 +31,44 @@ OnScore = Callable[[str, int, float], None]
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """Result of a training in the folder `out`; `model` is the folder of the model."""
+    """Result of a training.
+
+    Attributes
+    ----------
+    out : path
+        Folder of the run.
+    model : path
+        Folder of the trained model.
+    """
 
     out: Path
     model: Path
 
     @cached_property
     def recipe(self) -> Recipe:
-        """All settings of the run, as its config.yaml has them."""
+        """All settings of the run, from its config.yaml."""
         return read_recipe(str(self.out / CONFIG))
 
     @property
     def dice(self) -> float | None:
-        """The best mean Dice on the scans that validate, a mean over the views.
+        """Best mean Dice on the validation scans, averaged over views.
 
-        None where the last stage of a view has not validated.
+        None if the last stage of a view has no validation.
         """
         return best_dice(self.recipe, self.out)
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """Loss, rate, norm of the gradient and slices a second over the steps, of all jobs."""
+        """Loss, learning rate, gradient norm and slices per second by step, as a table."""
         return self._table(METRICS_FILE)
 
     @property
     def scores(self) -> pd.DataFrame:
-        """Dice and IoU of each structure at each validation, of all jobs."""
+        """Dice and IoU of each structure at each validation, as a table."""
         return self._table(VALIDATIONS_FILE)
 
     def _table(self, name: str) -> pd.DataFrame:
-        """Read a table of all jobs, whose names are in the column `job`."""
+        """Read a table of all jobs, with their names in the column `job`."""
         import pandas as pd
 
         rows: list[dict[str, str]] = []
@@ -75,7 +83,7 @@ class TrainedRun:
 
 
 def as_overrides(settings: Mapping[str, Any]) -> list[str]:
-    """Write keys of a recipe and their values as the command line has them."""
+    """Return keys and values of a recipe in the form of the command line."""
     return [
         f"{key}={json.dumps(value, default=os.fspath)}"
         for key, value in settings.items()
@@ -100,32 +108,43 @@ def train(
     Parameters
     ----------
     recipe : str or path
-        The name of a shipped recipe, or a YAML file.
+        Name of a shipped recipe, or a YAML file.
     out : path, optional
-        Folder of the run; runs/NAME without it.
+        Folder of the run. Default: runs/NAME.
     store : path, optional
-        A store of slices with its split.json.
+        Slice store with its split.json.
     settings : mapping, optional
         Keys of the recipe and their values: `{"optimiser.rate": 1e-3, "start": "fast"}`. Files and
         folders may be paths.
     view : str
         One of the recipe's views, or "all".
     resume : bool
-        Go on with the run that is in `out`.
+        Continue the run in `out`.
     seconds : float, optional
-        Wall time, in place of the recipe's steps or epochs.
+        Wall-clock limit, instead of the recipe's steps or epochs.
     device : str
-        auto, cpu, cuda, cuda:1 or mps. Only `trinat train` takes several.
+        "auto", "cpu", "cuda", "cuda:1" or "mps". Only the command `trinat train` uses several.
     progress : bool
         Show progress on stderr.
     on_score : callable, optional
-        Called with job, step and mean Dice after each validation. What it raises ends the training,
-        which can be resumed.
+        Called with job, step and mean Dice after each validation. An exception that it raises ends
+        the training, which can be resumed.
 
     Returns
     -------
     TrainedRun
         The folders of the run and its model, its best Dice, and tables of its curves.
+
+    Raises
+    ------
+    ConfigError
+        If the recipe or a setting is invalid, or several devices are given.
+    DatasetError
+        If the store or its split cannot be used.
+    TrainingError
+        If the training cannot continue, such as after many steps without a finite loss.
+    LockedError
+        If another process trains in the same folder.
 
     Examples
     --------

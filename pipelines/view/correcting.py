@@ -232,10 +232,10 @@ class Corrections:
         return [structure.name for structure in self._study.structures]
 
     def _numbers(self, item: Item) -> NDArray[np.int32]:
-        """Return the label number in a scan's map for each place of the study's table; 0 for place
-        0.
+        """Return the label number in a scan's map for each place of the study's table.
 
-        Raises InputError if the scan's own folder lacks a structure of the study.
+        Place 0 has the number 0. Raises InputError if the scan's own folder lacks a structure
+        of the study.
         """
         structures = structures_in(item.folder) or self._study.structures
         number_of = {structure.name: structure.number for structure in structures}

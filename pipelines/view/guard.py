@@ -80,10 +80,9 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Names:
-    """Host names of a server at `host` and `port`; `public` names those of its proxies, on any
-    port.
+    """Host names of a server at `host` and `port`; `public` adds those of its proxies.
 
-    `value in names` tells whether a Host header is allowed.
+    Proxies may use any port. `value in names` tells whether a Host header is allowed.
     """
 
     host: str
@@ -140,8 +139,9 @@ class Guard:
         self._cookie = hashlib.sha256(f"cookie {token}".encode()).hexdigest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check a request and pass it on; turn an exception of the application into a one-line
-        500.
+        """Check a request and pass it on; turn an exception of the application into a 500.
+
+        The body of the response is one line.
         """
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
@@ -201,8 +201,7 @@ class Guard:
         )
 
     def _exchange(self, scope: Scope) -> None:
-        """Redirect a browser that opens the page with the token to the page without it, with a
-        cookie.
+        """Redirect a page request with the token to the page without it, with a cookie.
 
         The redirect is raised as an HTTPException; other requests are left alone.
         """
@@ -245,9 +244,7 @@ class _Body:
             raise self._too_large()
 
     async def receive(self) -> Message:
-        """Return the next ASGI message of the body; raise HTTPException if it is late or too
-        large.
-        """
+        """Return the next ASGI message of the body; raise HTTPException if it is late or large."""
         if not self.more:
             return await self._receive()
         allowed_s = _PATIENCE_S + self._bytes / _BYTES_PER_S
@@ -264,9 +261,7 @@ class _Body:
         return message
 
     async def drain(self) -> None:
-        """Read and discard the body for a while, unless the client waits for permission to
-        send it.
-        """
+        """Read and discard the body for a while, unless the client waits for permission."""
         if "expect" in self._headers:
             return
         with suppress(TimeoutError):

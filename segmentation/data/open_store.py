@@ -61,8 +61,7 @@ def open_store(path: str | Path) -> OpenedStore:
 class OpenedStore:
     """Datasets of a store. Each method takes a part of its split, or all subjects.
 
-    Without `part`, subjects without an image or without labels are left out. All methods raise
-    DatasetError if the store lacks the requested data.
+    Without `part`, subjects without an image or without labels are left out.
     """
 
     def __init__(self, store: Store) -> None:
@@ -91,10 +90,29 @@ class OpenedStore:
     ) -> SliceDataset:
         """Return the slices of a view as a torch `Dataset`.
 
-        An item is the image (C, H, W) float32 and the labels (H, W) uint8. With `neighbours` (1
-        to 3) the image has as many slices on each side as channels. Of slices without a
-        structure, every eighth is an item. `transform(image, labels)`, if given, makes the
-        item.
+        Parameters
+        ----------
+        view : str
+            "coronal", "axial" or "sagittal".
+        part : str, optional
+            "train", "validation" or "test". Default: all subjects.
+        neighbours : int, optional
+            Number of slices on each side (1 to 3) that are added as channels.
+        transform : callable, optional
+            Called with image and labels; returns the item.
+
+        Returns
+        -------
+        SliceDataset
+            An item is the image (C, H, W) float32 and the labels (H, W) uint8. Of slices without a
+            structure, every eighth is an item.
+
+        Raises
+        ------
+        ConfigError
+            If the view or the number of neighbours is not allowed.
+        DatasetError
+            If the store lacks the view, the part, or an image or labels.
         """
         chosen = chosen_views([view])
         assert chosen is not None
@@ -112,8 +130,21 @@ class OpenedStore:
     def subjects(self, part: Part | None = None) -> torchio.SubjectsDataset:
         """Return whole volumes as a `torchio.SubjectsDataset`; each is read when it is used.
 
-        A subject has `name`, `image` (1, X, Y, Z) float32 and `label` (1, X, Y, Z) uint8, with
-        the affine of the working grid (RAS axes, 1 mm).
+        Parameters
+        ----------
+        part : str, optional
+            "train", "validation" or "test". Default: all subjects.
+
+        Returns
+        -------
+        torchio.SubjectsDataset
+            A subject has `name`, `image` (1, X, Y, Z) float32 and `label` (1, X, Y, Z) uint8,
+            with the affine of the working grid (RAS axes, 1 mm).
+
+        Raises
+        ------
+        DatasetError
+            If the store lacks the part, or an image or labels.
         """
         import torchio
 
@@ -134,9 +165,21 @@ class OpenedStore:
     def monai(self, part: Part | None = None) -> list[dict[str, Any]]:
         """Return whole volumes as dictionaries for MONAI's transforms and datasets.
 
-        `subject` is the name; `image` (1, X, Y, Z) float32 and `label` (1, X, Y, Z) uint8 are
-        MetaTensors. All are in memory: 84 MB per subject. Raises DatasetError if there is not
-        enough.
+        Parameters
+        ----------
+        part : str, optional
+            "train", "validation" or "test". Default: all subjects.
+
+        Returns
+        -------
+        list of dict
+            `subject` is the name; `image` (1, X, Y, Z) float32 and `label` (1, X, Y, Z) uint8 are
+            MetaTensors. All are in memory: 84 MB per subject.
+
+        Raises
+        ------
+        DatasetError
+            If the store lacks the part, an image or labels, or if memory is insufficient.
         """
         from monai.data.meta_tensor import MetaTensor
 

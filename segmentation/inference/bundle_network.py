@@ -61,8 +61,9 @@ class WriteLabelsd:
         self._scan_of: dict[str, Path] = {}  # by the name of its label map
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        """Write and return `data` unchanged; its MetaTensor (1, X, Y, Z) has the file name of
-        its scan.
+        """Write and return `data` unchanged.
+
+        Its MetaTensor (1, X, Y, Z) has the file name of its scan.
         """
         labels = data[self.key]
         voxels, affine = from_monai(labels)

@@ -32,27 +32,25 @@ Odds = Mapping[str, float]
 
 
 class ViewAggregator:
-    """Accumulates slice probabilities in a volume (X, Y, Z, K), float16; the sagittal view comes
-    last.
+    """Accumulates slice probabilities in a volume (X, Y, Z, K), float16, sagittal view last.
 
-    The volume is `fused`: incomplete while slices are added, the fused probabilities once `finish`
-    was called. Classes are innermost because networks return them so and every step but restoring
-    needs them so.
+    The volume is `fused`: incomplete while slices are added, the fused probabilities once
+    `finish` was called. Classes are innermost because networks return them so and every step
+    but restoring needs them so.
 
-    A sagittal slice shows no side: the probability of a merged structure is divided between left
-    and right in the ratio of the other views at that voxel, so that the sums of an arithmetic mean
-    stay 1.
+    A sagittal slice shows no side: the probability of a merged structure is divided between
+    left and right in the ratio of the other views at that voxel, so that the sums of an
+    arithmetic mean stay 1.
 
-    For a geometric mean `fused` accumulates logarithms, from 0 for the lowest probability to 1 for
-    certainty, so that voxels that no view has segmented are 0 there, too. In half precision this
-    resolves a third of a percent; and a side that all other views give less than the lowest
-    probability cannot be distinguished from its partner.
+    For a geometric mean `fused` accumulates logarithms, from 0 for the lowest probability to 1
+    for certainty, so that voxels that no view has segmented are 0 there, too. In half precision
+    this resolves a third of a percent; and a side that all other views give less than the
+    lowest probability cannot be distinguished from its partner.
 
     `views` are those that will be added. Only the ratios of their `weights` matter. The default
     weights are for models without any: those in a model's model.yaml take precedence
-    (`Model.fusion_weights`).
-    With the sagittal view alone the classes are the merged ones: `scheme` has the classes of the
-    volume.
+    (`Model.fusion_weights`). With the sagittal view alone the classes are the merged ones:
+    `scheme` has the classes of the volume.
     """
 
     def __init__(
@@ -150,11 +148,11 @@ class ViewAggregator:
         return float(self._weights[view])
 
     def weighted(self, view: View, before: Tensor, probabilities: Tensor) -> Tensor:
-        """Return the contribution of a view's probabilities (N, H, W, K or merged K), (N, H, W, K)
-        float32.
+        """Return a view's weighted contribution (N, H, W, K), float32.
 
-        `before` (N, H, W, K) is the sum of the other views at these voxels. Nothing changes in
-        place, so that `graphs.py` can export this function.
+        `probabilities` are (N, H, W, K or merged K). `before` (N, H, W, K) is the sum of the
+        other views at these voxels. Nothing changes in place, so that `graphs.py` can export
+        this function.
         """
         weight = self._weights[view]
         if view is View.SAGITTAL and self._is_divided:

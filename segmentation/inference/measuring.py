@@ -105,11 +105,11 @@ def why_not_measured(
 
 
 def skull_shares(evidence: Evidence, inside: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the share of tissue where skull and scalp should be, 0 to 1, on each side above the
-    middle.
+    """Return the share of tissue where skull and scalp should be, 0 to 1, on each side.
 
-    Compact bone is as dark as air, but marrow and scalp are not. A side outside of the scan has 0.
-    The threshold is above any noise, so that noise is no skull.
+    The sides are those above the middle. Compact bone is as dark as air, but marrow and scalp
+    are not. A side outside of the scan has 0. The threshold is above any noise, so that noise
+    is no skull.
     """
     near = dilated(inside, (_SKULL_FROM,) * 3)
     layer = dilated(inside, (_SKULL_TO,) * 3) & ~near
@@ -168,10 +168,9 @@ def _ends_mm(
 def _sides(
     grid: Grid, inside: NDArray[np.intp], layer: NDArray[np.intp]
 ) -> tuple[NDArray[np.intp], int]:
-    """Return the side of each voxel of a layer (N, 3), seen from the middle, and the number of
-    sides.
+    """Return the side of each voxel of a layer (N, 3), and the number of sides.
 
-    Voxels below the middle have the number after the last side.
+    Sides are seen from the middle. Voxels below the middle have the number after the last side.
     """
     directions = grid.places(layer) - grid.places(inside).mean(axis=0)
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)

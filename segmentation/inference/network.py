@@ -272,9 +272,7 @@ class DeviceNetworks:
             network.vary(sample)
 
     def with_less_memory(self, work: Callable[[], _T]) -> _T:
-        """Run GPU work; if out of memory, retry in smaller batches, and finally on the
-        processor.
-        """
+        """Run GPU work; if out of memory, retry in smaller batches, finally on the processor."""
         while True:
             try:
                 return work()

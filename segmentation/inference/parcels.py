@@ -151,7 +151,7 @@ def mean_of_views(
 
 
 def _numbered(places: Tensor) -> Tensor:
-    """Number the set positions (X, Y, Z) in C order; -1 elsewhere."""
+    """Return the indices of the set positions (X, Y, Z) in C order; -1 elsewhere."""
     count = int(places.sum())
     numbers = torch.full(places.shape, -1, dtype=torch.int32, device=places.device)
     numbers[places] = torch.arange(count, dtype=torch.int32, device=places.device)

@@ -167,9 +167,7 @@ class Predictor:
         return self._networks.device
 
     def with_less_memory(self, work: Callable[[], _T]) -> _T:
-        """Run GPU work; if out of memory, retry in smaller batches, and finally on the
-        processor.
-        """
+        """Run GPU work; if out of memory, retry in smaller batches, finally on the processor."""
         return self._networks.with_less_memory(work)
 
     def segment(
@@ -575,9 +573,7 @@ class Predictor:
         seed: int,
         plan: ConformPlan,
     ) -> Uncertainty:
-        """Segment `count` times, with dropout or one ensemble member each; one map a sample is
-        kept.
-        """
+        """Segment `count` times, with dropout or one ensemble member each, and keep all maps."""
         samples: Samples | None = None
         # Dropout uses torch's global generator, so set it here and restore it afterwards.
         devices = [self.device] if self.device.type == GPU else []
@@ -597,11 +593,11 @@ class Predictor:
         return samples.summarise()
 
     def _is_merged(self) -> bool:
-        """True if no view distinguishes sides, so that probabilities are of merged classes."""
+        """Return True if no view distinguishes sides, so that classes are merged."""
         return self.views == (View.SAGITTAL,) and bool(self._merged_views())
 
     def _merged_views(self) -> tuple[View, ...]:
-        """The views with merged classes, whose networks do not distinguish left from right."""
+        """Return the views with merged classes, whose networks do not distinguish sides."""
         return tuple(view for view in self.views if self.model.is_merged(view))
 
 

@@ -250,9 +250,7 @@ def apply_prior(
 
 
 def most_probable(fused: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest probability and its class, each (X, Y, Z), of probabilities (X, Y, Z,
-    K).
-    """
+    """Return the largest of the probabilities (X, Y, Z, K) and its class, each (X, Y, Z)."""
     values = []
     labels = []
     for slab in torch.split(fused, _SLICES_AT_A_TIME):

@@ -108,10 +108,7 @@ def entropy_of(probabilities: Tensor) -> NDArray[np.float32]:
 
 
 def dice_of_maps(one: Tensor, other: Tensor, classes: int) -> NDArray[np.float64]:
-    """Return the Dice of each class between two maps of class indices, (K,);
-
-    NaN if both lack it.
-    """
+    """Return the Dice of each class of two maps of class indices, (K,); NaN if both lack it."""
     pairs = one.flatten().int() * classes + other.flatten()
     counts = torch.bincount(pairs, minlength=classes**2)
     table = counts.view(classes, classes).double()

@@ -165,9 +165,7 @@ def from_simpleitk(image: Any) -> PlacedArray:
 
 
 def to_simpleitk(voxels: NDArray[Any], affine: NDArray[np.float64]) -> Any:
-    """Return voxels, which are copied, as a SimpleITK.Image; raise ConfigError without that
-    package.
-    """
+    """Copy voxels to a SimpleITK.Image; raise ConfigError without that package."""
     try:
         import SimpleITK as sitk  # noqa: N813 - as its documents do
     except ImportError:

@@ -1,6 +1,4 @@
-"""Limits on the size of scans, and the memory that is free for them; checked before voxels are
-read.
-"""
+"""Limits on the size of scans, and free memory; checked before voxels are read."""
 
 from __future__ import annotations
 

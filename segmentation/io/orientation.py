@@ -157,8 +157,9 @@ def _spacing(affine: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _sides_differ(one: NDArray[np.float64], two: NDArray[np.float64]) -> bool:
-    """Return True if one form mirrors the other, or if their directions to the right differ by 60°
-    or more.
+    """Return True if one form mirrors the other, or both differ in the direction to the right.
+
+    Directions differ from 60° on.
     """
     # The determinant is negative if the voxel axes are left-handed.
     handedness_of_one = np.linalg.det(one[:3, :3])
@@ -172,8 +173,9 @@ def _sides_differ(one: NDArray[np.float64], two: NDArray[np.float64]) -> bool:
 
 
 def _from_axes(axes: str, header: Header) -> NDArray[np.float64]:
-    """Build an affine from the axes of a dataset's documentation and the header's voxel sizes,
-    centred at 0 mm.
+    """Build an affine from a dataset's documented axes and the header's voxel sizes.
+
+    The centre is at 0 mm.
     """
     affine = np.diag([0.0, 0, 0, 1])
     for axis, (world, direction) in enumerate(world_axes(axes)):

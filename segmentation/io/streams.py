@@ -51,8 +51,9 @@ def what_to_give(path: Path) -> str:
 
 
 def has_checksum(path: Path) -> bool:
-    """Return True if the format has a checksum: compressed files do, .nii, .mgh, pairs and DICOM do
-    not.
+    """Return True if the format has a checksum.
+
+    Compressed files do; .nii, .mgh, pairs and DICOM do not.
     """
     return path.name.lower().endswith((".gz", ".mgz", ".zip"))
 
@@ -71,11 +72,11 @@ def refuse_bomb(unpacked: int, packed: int, where: Path) -> None:
 
 
 class ScanStream:
-    """A scan file that is opened once and read from front to back: the bytes checked are the bytes
-    used.
+    """A scan file that is opened once and read from front to back.
 
-    With `packed` it is decompressed by gzip. `digest` covers the bytes on disk that have been read.
-    Any fault of the file raises an InputError.
+    The bytes that are checked are therefore the bytes that are used. With `packed` it is
+    decompressed by gzip. `digest` covers the bytes on disk that have been read. Any fault of
+    the file raises an InputError.
     """
 
     def __init__(

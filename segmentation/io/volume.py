@@ -61,8 +61,18 @@ _MAP_OFFSET = 352
 class Volume:
     """Voxels (X, Y, Z) in the order of the file, and their affine: voxel index -> RAS mm.
 
-    `codes` are the (q-form, s-form) codes to write; `notes` are for quality control;
-    `source_sha256` is the digest of the file (of a pair: of header and image in a row).
+    Attributes
+    ----------
+    data : array
+        Voxels (X, Y, Z).
+    affine : array
+        Matrix (4, 4) from voxel indices to RAS mm.
+    codes : tuple of int
+        (q-form, s-form) codes to write, at least 1.
+    notes : tuple of str
+        Remarks on the file, for quality control.
+    source_sha256 : str, optional
+        SHA-256 of the file; for a pair of files, of header and image concatenated.
     """
 
     data: NDArray[Any]
@@ -122,12 +132,31 @@ class Volume:
         trust_affine: TrustAffine | None = None,
         fill_nonfinite: bool = False,
     ) -> Volume:
-        """Return a scan or label map given in any form of `ScanLike`; TypeError for anything else.
+        """Return a scan or label map given in any form of `ScanLike`.
 
-        A Volume is returned as it is, without a copy. Paths are read and checked with `read`,
-        images and arrays with `of_image` and `of_array`. With `labels` the voxels must be whole
-        numbers. `image` names the image of a torchio.Subject that has several. `trust_affine` and
-        `fill_nonfinite` apply to paths, as in `read`.
+        Parameters
+        ----------
+        scan : path, (array, affine), Volume, or image of nibabel, torchio, MONAI or SimpleITK
+            A Volume is returned as it is, without a copy. Paths are read and checked with `read`,
+            images and arrays with `of_image` and `of_array`.
+        labels : bool
+            Require whole numbers, as in a label map.
+        image : str, optional
+            Name of the image in a torchio.Subject that has several.
+        trust_affine, fill_nonfinite
+            As in `read`; for paths only.
+
+        Returns
+        -------
+        Volume
+            The voxels and their affine.
+
+        Raises
+        ------
+        TypeError
+            If `scan` is none of these.
+        InputError
+            If the file, the image or the array cannot be used.
         """
         if image is not None or is_subject(scan):
             scan = image_of_subject(scan, image, labels=labels)
@@ -161,16 +190,41 @@ class Volume:
         fill_nonfinite: bool = False,
         series: Sequence[str] = (),
     ) -> Volume:
-        """Read one 3D scan, or with `labels` one label map; raise a one-line InputError if that
-        fails.
+        """Read one 3D scan, or with `labels` one label map.
 
-        `series` names the DICOM files of one series in the folder or zip `path`. Without it, a
-        folder, a zip or a DICOM file must hold one T1-weighted series.
+        A scan keeps its integers of up to 32 bits if they are unscaled; other values become
+        float32. Label maps become the smallest of uint8, int16 and int32. A map of background
+        alone is allowed.
 
-        A scan keeps its integers of up to 32 bits if they are unscaled; all else becomes float32. A
-        label map must hold whole numbers; they become the smallest of uint8, int16 and int32. A map
-        of background alone is legitimate. `trust_affine` and `axes` decide where the header does
-        not: see `orientation.place`.
+        Parameters
+        ----------
+        path : str or path
+            NIfTI, MGH or Analyze file; DICOM file, or folder or zip of DICOM files.
+        labels : bool
+            Require whole numbers, as in a label map.
+        trust_affine : str, optional
+            Affine to use if the header does not decide: "sform", "qform" or "header".
+        axes : str, optional
+            Axes of the voxels, such as "LAS", if the header lacks an orientation.
+        fill_nonfinite : bool
+            Replace NaN and infinite voxels by 0.
+        series : sequence of str
+            DICOM files of one series in the folder or zip `path`. By default, a folder, a zip or a
+            DICOM file must hold one T1-weighted series.
+
+        Returns
+        -------
+        Volume
+            The voxels in the order of the file.
+
+        Raises
+        ------
+        IntegrityError
+            If the file is damaged.
+        FormatError
+            If it is not a supported kind of image.
+        GeometryError
+            If its orientation is missing, impossible or contradictory.
         """
         where = Path(path)
         name = where.name.lower()
@@ -202,6 +256,25 @@ class Volume:
         """Check a nibabel image (NIfTI or MGH) in memory like a file, and return it as a volume.
 
         The voxels are not copied if their type stays; the image may share them.
+
+        Parameters
+        ----------
+        image : nibabel image
+            NIfTI or MGH image, 3D.
+        labels : bool
+            Require whole numbers, as in a label map.
+
+        Returns
+        -------
+        Volume
+            The voxels and their affine.
+
+        Raises
+        ------
+        FormatError
+            If it is another kind of image.
+        GeometryError
+            If its orientation is missing, impossible or contradictory.
         """
         where = Path("image")
         if not isinstance(image, nib.Nifti1Pair | nib.freesurfer.MGHImage):
@@ -230,11 +303,29 @@ class Volume:
         *,
         labels: bool = False,
     ) -> Volume:
-        """Return a volume of voxels (X, Y, Z) and their affine (voxel index -> RAS mm).
+        """Return a volume of voxels and their affine; the array itself is never changed.
 
-        Checked as in `of_image`. Voxels of 8, 16 (or signed 32) bits keep their type, other numbers
-        become float32. Raises a FormatError for another number of dimensions, for complex numbers
-        and booleans, and for an affine that is not (4, 4). The array itself is never changed.
+        Parameters
+        ----------
+        array : array
+            Voxels (X, Y, Z). Integers of 8, 16 or (signed) 32 bits keep their type, other
+            numbers become float32.
+        affine : array
+            Matrix (4, 4) from voxel indices to RAS mm.
+        labels : bool
+            Require whole numbers, as in a label map.
+
+        Returns
+        -------
+        Volume
+            The voxels and their affine, checked as in `of_image`.
+
+        Raises
+        ------
+        FormatError
+            If the array is not 3D, complex or boolean, or the affine is not (4, 4).
+        GeometryError
+            If no scan can have this affine.
         """
         voxels = np.asarray(array)
         to_ras = np.asarray(affine)
@@ -262,6 +353,20 @@ class Volume:
 
         The header is new: geometry, and nothing about the patient. Label maps become uint8 or
         int16; scans stay uint8, int16 or int32, or become float32.
+
+        Parameters
+        ----------
+        path : str or path
+            File to write; its suffix chooses the format.
+        labels : bool
+            Write a label map, with NIfTI's intent for labels.
+
+        Raises
+        ------
+        FormatError
+            If the suffix is none of these.
+        OutputError
+            If the file cannot be written.
         """
         where = Path(path)
         name = where.name.lower()
@@ -285,7 +390,7 @@ class Volume:
                     image.to_stream(packed)
 
     def to_nibabel(self, *, labels: bool = False) -> nib.Nifti1Image:
-        """Return the NIfTI image that `write` would write."""
+        """Return the NIfTI image that `write` would write; `labels` as in `write`."""
         data = for_disk(self.data, Path("image"), labels=labels)
         return self._nifti(data, labels)
 

@@ -148,9 +148,7 @@ def _whole_numbers(
     where: Path,
     kinds: tuple[type[np.integer[Any]], ...],
 ) -> NDArray[Any]:
-    """Return the labels in the first of these types that holds them all; raise a FormatError if
-    none does.
-    """
+    """Return the labels in the first of these types that holds them; raise FormatError if none."""
     # As Python numbers: the limit 2**31 - 1 as a float32 is 2**31, and a label of 2**31 would pass.
     low = data.min().item()
     high = data.max().item()

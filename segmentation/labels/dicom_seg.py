@@ -131,9 +131,7 @@ def write_seg(
 
 
 def _fill_in(datasets: list[Dataset], place: Path) -> None:
-    """Add missing required attributes, empty; raise a GeometryError without those that cannot
-    be empty.
-    """
+    """Add missing required attributes, empty; raise GeometryError if one must not be empty."""
     for dataset in datasets:
         for keyword in _NEEDED:
             if keyword not in dataset:
@@ -147,8 +145,9 @@ def _fill_in(datasets: list[Dataset], place: Path) -> None:
 def _in_order_of_files(
     segments: NDArray[np.uint8], frames: list[Frame]
 ) -> NDArray[np.uint8]:
-    """Reorder segment numbers (column, row, slice) to frames (frame, row, column), in the
-    files' order.
+    """Reorder segment numbers (column, row, slice) to frames (frame, row, column).
+
+    Frames are in the order of the files.
     """
     columns, rows, slices = segments.shape
     stack = np.empty((slices, rows, columns), np.uint8)

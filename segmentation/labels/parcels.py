@@ -83,7 +83,7 @@ class Parcellation:
         return LabelScheme(name, tuple(numbered))
 
     def _partners(self) -> dict[str, str]:
-        """The name of the partner of each structure and parcel that has one."""
+        """Return the name of the partner of each structure and parcel that has one."""
         partners = {}
         for label in self.structures.labels:
             if label.partner is not None:

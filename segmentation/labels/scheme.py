@@ -386,8 +386,10 @@ def _partner_or_itself(label: Label) -> int:
 
 
 def _without_side(name: str) -> str:
-    """Return the common part of "Left-Thalamus" and "Right-Thalamus", or of "ctx-lh-insula"
-    and "ctx-rh-insula".
+    """Return the common part of the names of both sides.
+
+    "Left-Thalamus" and "Right-Thalamus" have "Thalamus" in common, "ctx-lh-insula" and
+    "ctx-rh-insula" the parcel.
     """
     return re.sub(r"^(ctx-)?(left|right|lh|rh|l|r)[-_ ]", "", name, flags=re.IGNORECASE)
 

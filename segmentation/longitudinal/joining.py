@@ -1,20 +1,19 @@
-"""Averaging of the probabilities of several scans of one head, and their transfer back to each
-scan.
+"""Averaging of probabilities of several scans of one head, and transfer to each scan.
 
 The networks answer a little differently each time, even where nothing has changed. Their
 probabilities for a piece of tissue are averaged over all scans, along the flow from its
-position in the template to its position in each scan. After that, scans differ only as far
-as their images differ: by tissue that moved. Where an image shows something that the others
-do not, such as a lesion or an artefact, the scan keeps its own probabilities.
+position in the template to its position in each scan. After that, scans differ only as far as
+their images differ: by tissue that moved. Where an image shows something that the others do
+not, such as a lesion or an artefact, the scan keeps its own probabilities.
 
-Probabilities are tensors (X, Y, Z, K), float16. Flows and images are on the 1 mm grid of
-the template, which is the mean image.
+Probabilities are tensors (X, Y, Z, K), float16. Flows and images are on the 1 mm grid of the
+template, which is the mean image.
 
-After rigid alignment, scans of one person differ little: by tissue that was lost, and by
-fluid that took its place. The flow at a voxel is the shift that explains best how the
-images differ in a window around it (Lucas and Kanade 1981), found in three rounds. In a
-window without an edge the movement is undetermined, and the flow is near 0. A flow is a
-tensor (3, X, Y, Z): voxel x of the first image is at x + flow(x) in the second.
+After rigid alignment, scans of one person differ little: by tissue that was lost, and by fluid
+that took its place. The flow at a voxel is the shift that explains best how the images differ
+in a window around it (Lucas and Kanade 1981), found in three rounds. In a window without an
+edge the movement is undetermined, and the flow is near 0. A flow is a tensor (3, X, Y, Z):
+voxel x of the first image is at x + flow(x) in the second.
 """
 
 from __future__ import annotations
@@ -72,10 +71,10 @@ def flows_from(template: Tensor, images: Sequence[Tensor]) -> list[Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class _Own:
-    """Voxels in which a scan keeps its own probabilities, (N, K), at `places`, (N,) along each
-    axis.
+    """Voxels in which a scan keeps its own probabilities, (N, K).
 
-    `share` (N, 1) is the weight of these probabilities.
+    Their indices are `places`, (N,) along each axis. `share` (N, 1) is the weight of these
+    probabilities.
     """
 
     places: tuple[Tensor, ...]
@@ -189,8 +188,7 @@ def _strangeness(difference: Tensor, is_head: Tensor) -> Tensor:
 
 
 def _near_boundaries(*probabilities: Tensor) -> Tensor:
-    """Return voxels (X, Y, Z) where classes meet, are uncertain, or differ between sets of
-    probabilities.
+    """Return voxels (X, Y, Z) where classes meet, are uncertain, or differ between the sets.
 
     In all other voxels and their neighbours, all sets have the same class with certainty.
     """
@@ -320,9 +318,7 @@ def _solved(sums: dict[tuple[int, int], Tensor], right: list[Tensor]) -> Tensor:
 
 
 def warped(values: Tensor, flow: Tensor) -> Tensor:
-    """Resample values (C, X, Y, Z) at the end of the flow from each voxel, with the edge
-    repeated.
-    """
+    """Resample values (C, X, Y, Z) at the end of each voxel's flow, with repeated edges."""
     shape = values.shape[1:]
     grid = torch.empty(1, *shape, 3, device=flow.device)
     for axis, length in enumerate(shape):

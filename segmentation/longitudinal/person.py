@@ -201,9 +201,7 @@ def _prepared(
     number: int,
     image: Image,
 ) -> Conformed:
-    """Prepare a scan in the person's space for the networks, with the plan back to its own
-    space.
-    """
+    """Prepare a scan in the person's space, with the plan back to its own space."""
     pose = space.poses[number]
     plan = ConformPlan(scan.grid.moved_by(pose), scan.codes, space.grid)
     conformed = _conformed(predictor, image, plan)

@@ -123,8 +123,9 @@ def is_mirrored(first: Volume, second: Volume, matrix: Matrix) -> bool:
 
 
 def _without_noise(volume: Volume) -> Volume:
-    """Set the background to 0, because its noise is the same on both sides and hides their
-    differences.
+    """Set the background to 0, because its noise would hide the differences.
+
+    The noise is the same on both sides of a registration.
     """
     width = _NOISE_MM / np.array(volume.spacing_mm)
     around = ndimage.gaussian_filter(volume.data, width)
@@ -159,10 +160,9 @@ def _affine_step(
     is_head: NDArray[np.bool_],
     places: NDArray[np.float64],
 ) -> Matrix:
-    """Return the affine step (4, 4) that brings the first image towards the second, by robust
-    weights.
+    """Return the affine step (4, 4) from the first image towards the second.
 
-    It is relative to the origin of `places` (N, 3), RAS mm.
+    It has robust weights and is relative to the origin of `places` (N, 3), RAS mm.
     """
     first, second = images
     residual = (second - first).ravel()[is_head].astype(np.float64)
@@ -217,9 +217,7 @@ def _cross(vector: NDArray[np.float64]) -> Matrix:
 
 
 def _level(volume: Volume, spacing_mm: float) -> Volume:
-    """Resample an image to a RAS grid of this spacing, smooth it accordingly, and remove
-    shading.
-    """
+    """Resample an image to a RAS grid of this spacing, smooth it, and remove shading."""
     low, high = volume.grid.extent_mm(volume.grid.box)
     voxels = np.ceil((high - low) / spacing_mm)
     # A margin of background on all sides, so that voxels that leave the grid are as dark as those
@@ -346,8 +344,9 @@ def _step(
 def _robust_solution(
     columns: NDArray[np.float64], residual: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return parameters (P,) that minimise residual (N,) + columns (N, P) @ parameters,
-    robustly.
+    """Return the (P,) parameters with the robust minimum of residual + columns @ parameters.
+
+    `residual` is (N,), `columns` are (N, P).
     """
     # An unweighted first estimate would follow the largest differences.
     parameters: NDArray[np.float64] = np.zeros(columns.shape[1])
@@ -374,9 +373,7 @@ def _about_centre(matrix: Matrix, centre: NDArray[np.float64]) -> Matrix:
 
 
 def _likeness(first: Image, second: Image) -> float:
-    """Return the correlation of two images in voxels where one of them shows a head; 0 for no
-    head.
-    """
+    """Return the correlation of two images where one shows a head; 0 without a head."""
     is_head = np.maximum(first, second) > _HEAD
     if is_head.sum() < 2:
         return 0.0

@@ -50,7 +50,7 @@ def on_grid_of(
 
 
 def _difference(labels: Grid, reference: Grid, apart_mm: float) -> str:
-    """Describe the most important difference of two grids;
+    """Return a description of the most important difference of two grids.
 
     `apart_mm` applies to equally oriented axes.
     """
@@ -91,9 +91,7 @@ class DrawnSlices:
 
     @property
     def note(self) -> str:
-        """Sentence for the column `note` of the tables: the measurements are of the drawn
-        slices only.
-        """
+        """Text for the column `note`: the measurements cover the drawn slices only."""
         drawn = f"{len(self.places)} slices"
         if len(self.places) == 1:
             drawn = "a single slice"

@@ -95,12 +95,10 @@ class Made:
     def measured_though_rejected(
         self, scheme: LabelScheme, rejected: Mapping[str, str]
     ) -> set[str]:
-        """Return rejected structures that are only part of a structure of `scheme`, or unknown to
-        it.
+        """Return rejected structures whose rejection has no effect on measurements.
 
-        `rejected` has a reason for each name. The caller reports these structures to the user:
-        their
-        rejection has no effect on the measurements.
+        These are only part of a structure of `scheme`, or unknown to it. `rejected` has a
+        reason for each name. The caller reports them to the user.
         """
         found = self.left_out(scheme, rejected)
         gone: set[str] = set()

@@ -178,9 +178,7 @@ class Norms:
         age: float | None,
         intracranial_mm3: float | None,
     ) -> Place:
-        """Find the position of a volume; raise NormError if no norm applies to it or to the
-        person.
-        """
+        """Return the position of a volume in the norms; raise NormError if none applies."""
         if age is None or not sex:
             raise NormError("age and sex are not known")
         curve = self.curves.get((structure, sex))

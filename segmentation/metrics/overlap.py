@@ -86,12 +86,11 @@ def recall(joint: Counts) -> Values:
 
 
 def generalised_dice(joint: Counts, without: Collection[int] = ()) -> float:
-    """Return the Dice over all classes except background and `without`, weighted by 1 / (true
-    volume)^2.
+    """Return the Dice over all classes, each weighted by 1 / (true volume)^2.
 
-    A class that the truth lacks gets the largest weight among the classes that it has, as in MONAI,
-    so
-    that false positives lower the value.
+    Background and the classes `without` are excluded. A class that the truth lacks gets the
+    largest weight among the classes that it has, as in MONAI, so that false positives lower the
+    value.
     """
     classes = [n for n in range(1, len(joint)) if n not in without]
     true = joint.sum(1)[classes].astype(float)

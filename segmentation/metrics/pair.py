@@ -88,9 +88,7 @@ class PairMeasurements:
                 yield Measurement(label.name, label.fs_id, metric, value, unit, note)
 
     def _groups(self) -> Iterator[Measurement]:
-        """Yield unweighted means over the structures of each group; the note counts undefined
-        values.
-        """
+        """Yield unweighted means over the structures of groups, with undefined values counted."""
         for group, members in members_of_groups(self.scheme).items():
             predicted = [
                 label for label in members if self.notes[label.index] not in _NEVER
@@ -180,9 +178,7 @@ def compare(
 def _classes_by_reason(
     scheme: LabelScheme, excluded: Mapping[str, str]
 ) -> tuple[list[int], list[int], list[int]]:
-    """Return the excluded classes: those not predicted, those of another CSF, and those
-    rejected.
-    """
+    """Return the excluded classes: not predicted, with another CSF, or rejected."""
     unknown: list[int] = []
     other_csf: list[int] = []
     rejected: list[int] = []
@@ -308,29 +304,38 @@ def evaluate(
 
     Parameters
     ----------
-    truth, prediction : scan as `trinat.segment` takes it, array or Result
-        Label maps of FreeSurfer numbers, (X, Y, Z). An array alone is on the grid of the other
+    truth, prediction : array, Result, or scan in any type of `trinat.segment`
+        Label maps of FreeSurfer numbers, (X, Y, Z). A bare array is on the grid of the other
         map; two arrays have voxels of 1 mm.
     labels : str or path
-        Label scheme: a shipped one by its name, or a TSV file.
+        Label scheme: name of a shipped one, or a TSV file.
     resample : bool
-        Bring the prediction to the truth's grid where they differ; otherwise that is an error.
-    not_predicted : names
-        Structures of the label scheme that the model does not know. A Result says itself which
-        these are; of a file, nothing is known.
+        Resample the prediction to the truth's grid if they differ; otherwise that is an error.
+    not_predicted : list of str
+        Structures of the label scheme that the model does not predict. Known from a Result, unknown
+        for a file.
     csf : str, optional
-        What the truth calls CSF: "region", a small one as in FreeSurfer's aseg, or "intracranial",
-        all fluid inside the skull. A Result says it itself; by default it is "region". CSF of a
-        prediction that is known to be something else is not compared.
+        Definition of CSF in the truth: "region", a small one as in FreeSurfer's aseg (the
+        default), or "intracranial", all fluid inside the skull. Known from a Result. CSF is not
+        compared if the prediction is known to use the other definition.
     csf_pred : str, optional
-        The same for the prediction. A Result says it itself; of a file, nothing is known.
+        The same for the prediction. Known from a Result, unknown for a file.
 
     Returns
     -------
     DataFrame
-        One row a structure (index: its name), one column a metric: shares from 0 to 1, distances
-        in mm, volumes in mm³, differences in %. `note` says which of the two maps lacks it;
-        NaN is undefined.
+        One row per structure (index: its name), one column per metric: shares from 0 to 1,
+        distances in mm, volumes in mm³, differences in %. `note` says which map lacks the
+        structure; NaN is undefined.
+
+    Raises
+    ------
+    GeometryError
+        If the maps are on different grids, without `resample`.
+    LabelError
+        If the label scheme is unknown, or a map has numbers that do not belong to it.
+    InputError
+        If a file cannot be read as a label map.
 
     Examples
     --------
@@ -356,9 +361,7 @@ def evaluate(
 
 
 def _by_structure(found: PairMeasurements) -> pd.DataFrame:
-    """Return the measurements as a table with a row for each structure and a column for each
-    metric.
-    """
+    """Return the measurements as a table of structures (rows) by metrics (columns)."""
     import pandas as pd
 
     scheme = found.scheme
@@ -388,9 +391,7 @@ def _made_of(
 def _volumes_of(
     truth: ScanLike | NDArray[Any], prediction: ScanLike | NDArray[Any]
 ) -> tuple[Volume, Volume]:
-    """Return both as volumes; a bare array gets the affine of the other one, else voxels of 1
-    mm.
-    """
+    """Return both as volumes; a bare array gets the other's affine, else voxels of 1 mm."""
     true = getattr(truth, "labels", truth)
     predicted = getattr(prediction, "labels", prediction)
     affine = np.eye(4)

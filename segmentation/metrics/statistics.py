@@ -36,16 +36,19 @@ def mean_interval(
     """Return 95 % confidence intervals of the mean over persons, (P, M) to (2, M).
 
     The interval is Student's t interval, computed on a scale that has no bounds and transformed
-    back (delta method): the logit of the mean of values between two bounds, the logarithm of the
-    mean of values with one lower bound (unless the error is larger than the mean: then Student's t,
-    cut at the bound), and the mean itself otherwise. So it never leaves the possible range, and
-    covers the mean of skewed values, such as Dice, more often than Student's t alone.
-    docs/notes/statistics.md has the simulated coverage of several methods.
+    back (delta method): the logit of the mean of values between two bounds, the logarithm of
+    the mean of values with one lower bound (unless the error is larger than the mean: then
+    Student's t, cut at the bound), and the mean itself otherwise. So it never leaves the
+    possible range, and covers the mean of skewed values, such as Dice, more often than
+    Student's t alone. docs/notes/statistics.md has the simulated coverage of several methods.
 
     Parameters
     ----------
-    values : one column a structure; NaN is left out. Fewer than 2 persons have no interval (NaN).
-    least, most : the smallest and the largest possible value.
+    values
+        One column per structure, NaN where undefined. Columns with fewer than 2 persons have no
+        interval (NaN).
+    least, most
+        The smallest and the largest possible value.
     """
     count = (~np.isnan(values)).sum(0)
     persons = np.where(count >= 2, count, np.nan)
@@ -161,9 +164,7 @@ def _exact_p(changed: Values) -> float:
 
 
 def _without_rounding(difference: Values, first: Values, second: Values) -> Values:
-    """Set differences that are rounding errors to 0, and make those equal that differ by
-    rounding.
-    """
+    """Set differences that are rounding errors to 0, and remove rounding from ties."""
     largest = max(
         float(np.nanmax(np.abs(first), initial=0)),
         float(np.nanmax(np.abs(second), initial=0)),
@@ -224,10 +225,10 @@ def bland_altman(first: Values, second: Values) -> Agreement:
 
 
 def icc_2_1(measurements: Values) -> float:
-    """Return ICC(2,1) of Shrout and Fleiss: two-way random, absolute agreement, single, (P,
-    raters).
+    """Return ICC(2,1) of Shrout and Fleiss for measurements (P, raters).
 
-    NaN for fewer than two persons with all measurements, and if nothing varies.
+    Two-way random effects, absolute agreement, single rater. NaN for fewer than two persons
+    with all measurements, and if nothing varies.
     """
     complete = measurements[~np.isnan(measurements).any(1)]
     n, k = complete.shape

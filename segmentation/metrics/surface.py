@@ -45,11 +45,11 @@ class SurfaceDistances:
 def surface_distances(
     truth: Mask, prediction: Mask, spacing_mm: Spacing
 ) -> SurfaceDistances | None:
-    """Compute the distances in both directions between two (X, Y, Z) masks; None if a mask is
-    empty.
+    """Return the distances in both directions between two masks (X, Y, Z).
 
-    Surfaces run between voxels. `spacing_mm` is the size of a voxel along the masks' axes;
-    distances are in mm, areas in mm². Both masks must have the same shape.
+    None if a mask is empty. Surfaces run between voxels. `spacing_mm` is the size of a voxel
+    along the masks' axes; distances are in mm, areas in mm². Both masks must have the same
+    shape.
     """
     truth_codes = corner_codes(truth)
     prediction_codes = corner_codes(prediction)
@@ -315,9 +315,7 @@ def _normals(part: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def _centroid(mask: Mask) -> Values:
-    """Return the mean voxel index along each axis, (3,), from the mask's profile along that
-    axis.
-    """
+    """Return the mean voxel index along each axis, (3,), from the mask's profiles."""
     # Two short sums: counting along the last axis first is several times faster than one
     # reduction over two axes at once.
     along_xy = np.count_nonzero(mask, axis=2)

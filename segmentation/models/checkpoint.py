@@ -229,8 +229,29 @@ def update_info(folder: Path, **changes: object) -> None:
 def load_model(
     name_or_folder: str | Path, views: Iterable[View | str] | str | None = None
 ) -> Model:
-    """Read a shipped model or a model folder, or some views, and check everything that can be.
+    """Read a model and check its files completely.
 
+    Parameters
+    ----------
+    name_or_folder : str or path
+        Name of a shipped model, or a model folder.
+    views : list of str, optional
+        Some of "coronal", "axial" and "sagittal". Default: all views of the model.
+
+    Returns
+    -------
+    Model
+        Its description `info`, its label `scheme`, and a network for each view, on the CPU.
+
+    Raises
+    ------
+    ModelError
+        If there is no such model, a file is missing or damaged, or a view is missing.
+    ConfigError
+        If a view is unknown.
+
+    Examples
+    --------
     >>> trinat.load_model("fast", views=["axial"]).info.name
     'fast'
     """

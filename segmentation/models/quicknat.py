@@ -39,9 +39,7 @@ class QuickNatConfig(NetworkConfig):
 
     @property
     def multiple(self) -> int:
-        """Multiple to which rows and columns are padded, so that they can be halved `depth`
-        times.
-        """
+        """Multiple to which rows and columns are padded, to be halved `depth` times."""
         return int(self.unshuffle * 2**self.depth)
 
     @property

@@ -26,8 +26,12 @@ from trinat.segmentation.metrics.surface import corner_codes
 class Surface:
     """A closed surface of triangles that face outwards.
 
-    `vertices` (V, 3) are float32 in the scanner's RAS mm, as the scan's affine has them; `faces`
-    (F, 3) are int32 numbers of vertices.
+    Attributes
+    ----------
+    vertices : array
+        (V, 3) float32, in the scanner's RAS mm, by the scan's affine.
+    faces : array
+        (F, 3) int32, indices of vertices.
     """
 
     vertices: NDArray[np.float32]
@@ -38,12 +42,12 @@ class Surface:
 
     @property
     def area_mm2(self) -> float:
-        """Sum of the triangles' areas."""
+        """Surface area in mm²: the sum of the triangles' areas."""
         return float(np.linalg.norm(self._normals(), axis=1).sum())
 
     @property
     def volume_mm3(self) -> float:
-        """Enclosed volume, by the divergence theorem."""
+        """Enclosed volume in mm³, by the divergence theorem."""
         corners = self.vertices[self.faces[:, 0]].astype(np.float64)
         return float((corners * self._normals()).sum() / 3)
 
@@ -55,7 +59,17 @@ class Surface:
     def save(self, path: str | Path) -> None:
         """Write PLY (.ply, binary) or GIfTI (.gii), atomically.
 
-        The suffix decides, in upper or lower case. Raises a FormatError for another one.
+        Parameters
+        ----------
+        path : str or path
+            File to write; its suffix, in upper or lower case, chooses the format.
+
+        Raises
+        ------
+        FormatError
+            If the suffix is another one.
+        OutputError
+            If the file cannot be written.
         """
         where = Path(path)
         suffix = where.suffix.lower()
@@ -97,10 +111,10 @@ class Surface:
 
 
 def surface_net(field: NDArray[Any], affine: NDArray[np.floating]) -> Surface:
-    """Return the surface between positive and other values of a field (X, Y, Z), closed at its
-    edges.
+    """Return the surface between positive and other values of a field (X, Y, Z).
 
-    `affine` (4, 4) maps voxel indices to mm in RAS: the vertices are in its space.
+    It is closed at the edges of the field. `affine` (4, 4) maps voxel indices to mm in RAS: the
+    vertices are in its space.
     """
     padded = np.pad(field.astype(np.float64), 1, constant_values=-1.0)
     inside = padded > 0

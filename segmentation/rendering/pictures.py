@@ -154,11 +154,11 @@ def draw_rows(
     title: str,
     edges: Mapping[str, tuple[str, str]] | None = None,
 ) -> NDArray[np.uint8]:
-    """Draw pictures in named rows, their row 0 at the bottom; `edges` are letters for a row's
-    sides.
+    """Return pictures in named rows as RGB, (H, W, 3), 0 to 255.
 
-    Small pictures are enlarged by a whole number. Returns RGB, (H, W, 3), 0 to 255. `title` may be
-    empty; rows may have different numbers of pictures.
+    A picture's row 0 is at the bottom; `edges` are letters for a row's sides. Small pictures
+    are enlarged by a whole number. `title` may be empty; rows may have different numbers of
+    pictures.
     """
     from PIL import Image, ImageDraw, ImageFont
 

@@ -72,8 +72,9 @@ class Background:
     fill: float | None = None
 
     def is_filled(self, data: Values) -> NDArray[np.bool_]:
-        """Mark the voxels of `box`, (X, Y, Z), that are outside of the head and have its fill
-        value.
+        """Return a mask of the voxels of `box`, (X, Y, Z), that are filled and outside of the head.
+
+        They have the fill value of the background.
         """
         if self.fill is None:
             return np.zeros(data.shape, bool)
@@ -131,9 +132,7 @@ def tissue_threshold(level: float, bright: float) -> float:
 
 
 def _without_padding(data: Values) -> Box:
-    """Return the part of an array without surrounding planes of one value, however often it was
-    padded.
-    """
+    """Return the array's box without surrounding planes of one value, even nested ones."""
     box = whole(data.shape)
     while True:
         smaller = box

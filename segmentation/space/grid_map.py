@@ -94,10 +94,10 @@ class GridMap:
 
     @property
     def source_axes(self) -> list[int] | None:
-        """Return the source axis along each target axis, or None if the grids are oblique to each
-        other.
+        """Source axis along each target axis; None if the grids are oblique to each other.
 
-        Aligned grids can be resampled axis by axis, which is faster. The direction does not matter.
+        Aligned grids can be resampled axis by axis, which is faster. The direction does not
+        matter.
         """
         steps = np.abs(self.matrix[:3, :3])
         order: list[int] = steps.argmax(axis=0).tolist()
@@ -151,12 +151,11 @@ class GridMap:
 
     @property
     def blur(self) -> NDArray[np.float64]:
-        """Return the variance by which linear interpolation blurs along each source axis, in
-        voxels², (3,).
+        """Variance by which linear interpolation blurs each source axis, in voxels², (3,).
 
-        It is the mean over the target. A value at part f of the way from one voxel to the next is a
-        mean of both, which has the variance f (1 - f): 0 where voxels are copied, 1/6 on average
-        over all positions.
+        It is the mean over the target. A value at part f of the way from one voxel to the next
+        is a mean of both, which has the variance f (1 - f): 0 where voxels are copied, 1/6 on
+        average over all positions.
         """
         drawn = np.random.default_rng(0)
         voxels = [drawn.integers(length, size=_SAMPLE_VOXELS) for length in self.shape]

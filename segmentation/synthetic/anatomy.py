@@ -1,8 +1,7 @@
-"""Anatomy of the phantom: one whole head as classes on a 1 mm grid, with T1 intensities of its
-tissues.
+"""Anatomy of the phantom: classes of a whole head on a 1 mm grid, with T1 intensities.
 
-The file is derived (`pipelines/data/anatomy.py` at commit f8e9679: cropped, simplified, its outer
-fluid renumbered) from a label map and intensity priors of SynthSeg,
+The file is derived (`pipelines/data/anatomy.py` at commit f8e9679: cropped, simplified, its
+outer fluid renumbered) from a label map and intensity priors of SynthSeg,
 https://github.com/BBillot/SynthSeg, Apache-2.0.
 """
 
@@ -82,9 +81,7 @@ def load_anatomy(spacing_mm: int = 1) -> Anatomy:
 
 
 def _coarsen(tissues: NDArray[np.uint8], factor: int) -> NDArray[np.uint8]:
-    """Return the most frequent tissue of each block; the last plane is repeated to fill the last
-    block.
-    """
+    """Return the most frequent tissue of each block; the last plane is repeated as needed."""
     missing = [(0, -size % factor) for size in tissues.shape]
     filled = np.pad(tissues, missing, mode="edge")
     members = []

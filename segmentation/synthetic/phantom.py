@@ -88,7 +88,7 @@ def phantom(
         Seed of head and scanner; the same seed gives the same head.
     spacing_mm : (x, y, z)
         Voxel size along the array's axes, in mm, 0.3 to 10. From 2 mm on the anatomy is coarser,
-        too: quick heads, in which the smallest structures may be missing.
+        too: such heads are made quickly, but may lack the smallest structures.
     orientation : str
         Orientation code of the array's axes, such as "RAS" or "LIA".
     oblique_deg : float
@@ -103,6 +103,11 @@ def phantom(
     -------
     (Volume, Volume)
         The scan, int16 (X, Y, Z), and its FreeSurfer numbers, int16, on the same grid.
+
+    Raises
+    ------
+    ConfigError
+        If the voxel size, the orientation or the angle is not allowed.
 
     Examples
     --------

@@ -57,10 +57,10 @@ Mask = NDArray[np.bool_]
 
 
 def redraw(head: Head, numbers: NDArray[np.int64], rng: np.random.Generator) -> None:
-    """Redraw a head of RAS axes and 1 mm (X, Y, Z) in place; `numbers` (E,) are those of the
-    entries.
+    """Vary the structures of a head of RAS axes and 1 mm (X, Y, Z) in place.
 
-    Each structure grows by a voxel, shrinks by one, or stays as it is, with equal probability.
+    `numbers` (E,) are the FreeSurfer numbers of the entries. Each structure grows by a voxel,
+    shrinks by one, or stays as it is, with equal probability.
     """
     is_moved = _patches(rng, head.shape, _DEEP_PATCH_MM)
     for structure in rng.permutation(len(_DEEP_AND_CEREBELLUM)):

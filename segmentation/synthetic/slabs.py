@@ -150,8 +150,9 @@ def cut_slabs(
 
 
 def look_up(heads: Heads, head: Tensor, places: Tensor) -> Tensor:
-    """Return the entries (B, ...) of the voxels nearest to positions (B, 3, ...); air outside of
-    the maps.
+    """Return the entries (B, ...) of the voxels nearest to positions (B, 3, ...).
+
+    Positions outside of the maps are air.
     """
     points = places.round().int()
     inside = torch.ones_like(points[:, 0], dtype=torch.bool)
@@ -199,8 +200,9 @@ def grow(mask: Tensor, reach: int) -> Tensor:
 
 
 def _choose_centres(draw: Draw, along: int, head: Tensor) -> Tensor:
-    """Draw the centre of each plane in voxels, (B, 3): near the brain's; along, by structure or
-    anywhere.
+    """Draw the centre of each plane in voxels, (B, 3), near the centre of the brain.
+
+    Along the axis of the view it is drawn by structure or anywhere.
     """
     heads = draw.heads
     config = draw.config

@@ -47,11 +47,10 @@ def synthesise(
     generator: torch.Generator,
     neighbours: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Synthesise images (B, C, H, W), C = 2 neighbours + 1 slices 1 mm apart, and classes (B, H,
-    W).
+    """Synthesise images (B, C, H, W) and classes (B, H, W).
 
-    `count` is B and `size` (H, W). Classes are those of the middle slice, IGNORE where nothing is
-    learnt.
+    `count` is B and `size` (H, W). C = 2 neighbours + 1 slices, 1 mm apart. Classes are those
+    of the middle slice, IGNORE where nothing is learnt.
     """
     draw = Draw(heads, config, generator)
     mirrored = draw.chance(count, config.mirrored)
@@ -305,8 +304,9 @@ def _find_removed(draw: Draw, head: Tensor, entries: Tensor, points: Tensor) -> 
 
 
 def _find_face(draw: Draw, head: Tensor, points: Tensor) -> Tensor:
-    """Return the voxels (B, C, H, W) beyond a plane in front of and below the brain, where defacing
-    cuts.
+    """Return the voxels (B, C, H, W) that defacing removes: beyond a plane below the brain.
+
+    The plane lies in front of and below the brain.
     """
     count = len(head)
     # x goes left to right.

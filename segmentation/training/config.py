@@ -1,4 +1,7 @@
-"""A recipe: everything that decides what a training run does, checked before any scan is read."""
+"""Training recipes.
+
+All settings that determine a training run, validated before any scan is read.
+"""
 
 from __future__ import annotations
 
@@ -19,46 +22,50 @@ from trinat.segmentation.synthetic.heads import Variant
 from trinat.segmentation.synthetic.settings import SynthesisConfig
 
 NetworkPart = Literal["encoders", "bottleneck", "decoders", "classifier"]
-# That show the curves of a training.
+# Services that show the curves of a training.
 Service = Literal["tensorboard", "wandb", "mlflow"]
 
-# Keys of a schedule that say how long the stage lasts.
+# Keys of a schedule that set the length of the stage.
 _LENGTHS = {"steps", "epochs"}
-# Beside the seed of a recipe: the random numbers that draw who validates.
+# Stream of random numbers, next to the recipe's seed, that selects the validation subjects.
 _VALIDATION_STREAM = 3
 
 
 class _Config(BaseModel):
-    """Settings that do not change, of which no key is ignored."""
+    """Base of immutable settings; unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class OptimiserConfig(_Config):
-    """The optimiser and its rates."""
+    """Optimiser and its learning rates."""
 
     kind: Literal["adamw", "sgd"] = "adamw"  # AdamW, or SGD with momentum
-    rate: float = Field(default=4e-3, gt=0)  # learning rate at the start
+    rate: float = Field(default=4e-3, gt=0)  # initial learning rate
     weight_decay: float = Field(default=1e-2, ge=0)
-    momentum: float = Field(default=0.95, ge=0, lt=1)  # of sgd
-    clip: float = Field(default=5.0, gt=0)  # largest norm of the gradient
-    # Discriminative rates: a part's own, as a multiple of `rate`; 0 freezes it.
+    momentum: float = Field(default=0.95, ge=0, lt=1)  # for sgd
+    clip: float = Field(default=5.0, gt=0)  # maximum norm of the gradient
+    # Discriminative learning rates: the rate of a part, as a multiple of `rate`; 0 freezes it.
     parts: Mapping[NetworkPart, float] = Field(default_factory=dict)
 
 
 class ScheduleConfig(_Config):
-    """How long a stage lasts, by steps or by epochs, and its rates."""
+    """Length of a stage, in steps or in epochs, and its learning rates."""
 
-    kind: Literal["cosine", "steps", "constant"] = "cosine"  # how the rate falls
+    kind: Literal["cosine", "steps", "constant"] = (
+        "cosine"  # decay of the learning rate
+    )
     steps: int | None = Field(default=None, ge=1)  # length of the stage; or
     epochs: int | None = Field(default=None, ge=1)  # length in epochs
-    warmup_steps: int = Field(default=0, ge=0)  # the rate rises over these
-    factor: float = Field(default=0.1, gt=0, le=1)  # kind steps: what each drop leaves
-    every_epochs: int = Field(default=10, ge=1)  # kind steps
+    warmup_steps: int = Field(default=0, ge=0)  # linear increase of the rate from 0
+    factor: float = Field(
+        default=0.1, gt=0, le=1
+    )  # kind steps: the factor of each drop
+    every_epochs: int = Field(default=10, ge=1)  # kind steps: epochs between drops
 
     @model_validator(mode="after")
     def _one_length(self) -> ScheduleConfig:
-        """A stage's length is in steps or in epochs, not both."""
+        """Check that the length of a stage is in steps or in epochs, not both."""
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give exactly one of steps and epochs")
         return self
@@ -69,9 +76,11 @@ class SyntheticConfig(_Config):
 
     # a folder of label maps and priors, or a heads file
     heads: Path | Literal["phantom"]
-    synthesis: SynthesisConfig = SynthesisConfig()  # how scans are made
-    held_out: int = Field(default=0, ge=0)  # the last N heads validate
-    variants: tuple[tuple[Variant, ...], ...] = ()  # each head once more, with these
+    synthesis: SynthesisConfig = SynthesisConfig()  # settings of the synthesis
+    held_out: int = Field(default=0, ge=0)  # use the last N heads for validation
+    variants: tuple[
+        tuple[Variant, ...], ...
+    ] = ()  # add each head once more with these changes
 
 
 class StoreConfig(_Config):
@@ -80,20 +89,21 @@ class StoreConfig(_Config):
     path: Path
     split: Path
     augmentation: AugmentationConfig = AugmentationConfig()
-    # Share of the draws that are balanced: a structure first, each alike, then one of the slices
-    # that show it. The others are a pass: each slice once.
+    # Share of draws that are balanced by class: first a structure is drawn, all with equal
+    # probability, then one of the slices that contain it. The other draws pass over all slices,
+    # each once.
     balanced_share: float = Field(default=0.5, ge=0, le=1)
-    # Threads that read ahead; 0: nothing is. The default depends on the device.
-    # Not part of a run's identity: it may be resumed with another number.
+    # Threads that read ahead; with 0, slices are read when needed. The default depends on the
+    # device. It is not part of a run's identity: a run may be resumed with another number.
     workers: int | None = Field(default=None, ge=0, le=64, exclude=True)
 
 
 class DataConfig(_Config):
-    """Where batches come from; with both sources, `synthetic_share` of each batch is synthetic."""
+    """Source of batches; with both, `synthetic_share` of each batch is synthetic."""
 
     synthetic: SyntheticConfig | None = None  # made during training
     store: StoreConfig | None = None  # slices of a store
-    synthetic_share: float = Field(default=1.0, ge=0, le=1)  # where there are both
+    synthetic_share: float = Field(default=1.0, ge=0, le=1)  # if both sources are given
     rows: int = Field(default=192, ge=16)  # of a slice, in pixels
     columns: int = Field(default=192, ge=16)  # of a slice, in pixels
     # length of an epoch, of each view; null: every slice of the store once
@@ -101,7 +111,7 @@ class DataConfig(_Config):
 
     @model_validator(mode="after")
     def _share_of_two_sources_is_given(self) -> DataConfig:
-        """A stage that adds a store to a recipe's synthetic scans would else never look at it."""
+        """Check that a stage which adds a store to the recipe's synthetic scans uses it."""
         has_both = self.synthetic is not None and self.store is not None
         if has_both and "synthetic_share" not in self.model_fields_set:
             raise ValueError(
@@ -112,7 +122,7 @@ class DataConfig(_Config):
 
     @model_validator(mode="after")
     def _passes_are_over_a_store(self) -> DataConfig:
-        """Synthetic slices are all new: they have no number that could be gone through."""
+        """Check that synthetic data has an epoch length, because its slices are all new."""
         if self.epoch_slices is None and (self.store is None or self.synthetic):
             raise ValueError(
                 "epoch_slices: null is for a store without synthetic scans"
@@ -121,17 +131,17 @@ class DataConfig(_Config):
 
 
 class ValidationConfig(_Config):
-    """Whole scans after every n-th epoch; the weights with the best Dice are kept."""
+    """Validation on whole scans after every n-th epoch; the weights with the best Dice are kept."""
 
     every_epochs: int = Field(default=1, ge=1)  # n: after every n-th epoch
-    # validations without a better Dice
+    # stop after this many validations without a better Dice
     patience: int | None = Field(default=None, ge=1)
-    # How many persons of the part `validation` (of synthetic scans: heads) are scored, drawn by the
-    # recipe's seed, the same at each validation; if not given, all of them.
+    # Number of persons in the part `validation` (for synthetic scans: heads) to score, drawn by
+    # the recipe's seed, the same at each validation; all of them by default.
     persons: int | None = Field(default=None, ge=1)
 
     def choose(self, persons: Sequence[str], seed: int) -> list[int]:
-        """Choose the scans to score, by their places; `persons` has the person of each scan.
+        """Choose the scans to score, by index; `persons` has the person of each scan.
 
         All scans of a person are scored, or none.
         """
@@ -149,57 +159,59 @@ class StageConfig(_Config):
 
     # its folder in the run
     name: str = Field(default="train", pattern=r"^[a-z0-9-]{1,32}$")
-    together: bool = False  # one network learns all views
-    # Views that this stage trains; if not given, all of the run. A view that no stage before has
-    # trained starts from another's weights.
+    together: bool = False  # train one network for all views
+    # Views that this stage trains; by default all views of the run. A view without an earlier
+    # stage starts from the weights of another view.
     views: tuple[View, ...] | None = Field(default=None, min_length=1)
-    data: DataConfig  # where slices come from
+    data: DataConfig  # source of slices
     optimiser: OptimiserConfig = OptimiserConfig()
     schedule: ScheduleConfig
     loss: AnyLoss = LossConfig(balance=0.5, boundary=0.1)
-    batch: int = Field(default=8, ge=1)  # slices at a time
-    accumulate: int = Field(default=1, ge=1)  # batches to a step
-    # auto: bfloat16 where the device computes in it; float16, its gradients scaled, on GPUs that do
-    # not (compute capability 7.0 to 7.5); else float32.
+    batch: int = Field(default=8, ge=1)  # slices per batch
+    accumulate: int = Field(default=1, ge=1)  # batches per step
+    # auto: bfloat16 if the device supports it; float16 with scaled gradients on GPUs without
+    # bfloat16 (compute capability 7.0 to 7.5); else float32.
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    # 0: validate and ship the weights themselves
+    # decay of the moving average of weights; 0: use the weights themselves
     ema: float = Field(default=0.998, ge=0, lt=1)
     compile: bool = False  # torch.compile, for GPUs
-    # On several GPUs norms see the whole batch and not their part of it: 27 synchronisations more
-    # in a forward pass, at each of which a compiled network breaks in two.
+    # Compute norm statistics over the whole batch on several GPUs, rather than over the part of
+    # each: 27 more synchronisations in a forward pass, each of which splits a compiled network.
     sync_norms: bool = False
     validation: ValidationConfig | None = None  # none: the last weights are kept
     checkpoint_every_steps: int = Field(default=500, ge=1)  # and after each epoch
-    max_bad_steps: int = Field(default=20, ge=1)  # in a row, of NaN or infinite loss
-    # Weights to start from: a model's folder or shipped name, or, by default, the stage before.
+    # stop after this many consecutive steps with NaN or infinite loss
+    max_bad_steps: int = Field(default=20, ge=1)
+    # Initial weights: a model's folder or shipped name; by default those of the stage before.
     start: Path | None = None
 
 
 class Recipe(_Config):
-    """A run: one network per view, in one or more stages."""
+    """A training run: one network per view, in one or more stages."""
 
-    name: str = Field(pattern=r"^[a-z0-9-]{1,64}$")  # the name of the model too
+    name: str = Field(pattern=r"^[a-z0-9-]{1,64}$")  # also the name of the model
     scheme: str = DEFAULT_SCHEME  # a label scheme
     network: Architecture = PUBLISHED  # of each view
-    seed: int = Field(default=0, ge=0, lt=2**31)  # of every random number
-    views: tuple[View, ...] = tuple(View)  # a network for each
-    # Of the weights in the model folder that a run leaves; training itself keeps 32 bits.
+    seed: int = Field(default=0, ge=0, lt=2**31)  # seed of all random numbers
+    views: tuple[View, ...] = tuple(View)  # one network for each
+    # Precision of the weights in the model folder; training itself uses 32 bits.
     stored: Precision = "float32"
-    contrast: Contrast = "T1"  # of the scans that the model is for
-    # Whether the networks of the model see scans like T2 and PD with bright and dark reversed, so
-    # that tissues have the order of T1. Training shows scans as they are.
+    contrast: Contrast = "T1"  # contrast of the scans that the model is for
+    # True if the model's networks expect scans like T2 and PD with reversed brightness, so that
+    # tissues have the order of T1. Training uses scans as they are.
     reverse_contrast: bool = False
-    # Of a model that learns from stripped scans: the shipped model that strips whole heads for it.
+    # For a model that learns from stripped scans: the shipped model that strips whole heads for
+    # it.
     stripped_by: Name | None = None
-    tracking: tuple[Service, ...] = ()  # services that get the curves, too
-    # On a GPU, the same bits from the same seed, at some cost; on processors they always are.
+    tracking: tuple[Service, ...] = ()  # services that also receive the curves
+    # Reproduce the same bits from the same seed on a GPU, at some cost; CPUs always do.
     deterministic: bool = False
     stages: tuple[StageConfig, ...] = Field(min_length=1)  # one after the other
 
     @field_validator("views")
     @classmethod
     def _each_view_once(cls, views: tuple[View, ...]) -> tuple[View, ...]:
-        """A view has one network."""
+        """Check that no view is listed twice, because a view has one network."""
         if not views or len(set(views)) < len(views):
             raise ValueError("name each view once")
         return views
@@ -207,7 +219,7 @@ class Recipe(_Config):
     @model_validator(mode="before")
     @classmethod
     def _stages_inherit(cls, values: Any) -> Any:
-        """Keys of a stage in the recipe itself apply to all stages, which may override them."""
+        """Copy stage keys of the recipe itself to all stages, which may override them."""
         if not isinstance(values, Mapping):
             return values
         stages = values.get("stages") or [{}]
@@ -216,7 +228,8 @@ class Recipe(_Config):
         if not all(isinstance(stage, Mapping | StageConfig) for stage in stages):
             return values
 
-        # What neither the recipe nor a stage has stays with the recipe, which refuses it.
+        # Keys that belong to neither the recipe nor a stage stay here, so that they are
+        # refused.
         recipe: dict[str, Any] = {}
         shared: dict[str, Any] = {}
         rest: dict[str, Any] = {}
@@ -229,7 +242,7 @@ class Recipe(_Config):
                 rest[key] = value
         recipe["stages"] = []
         for stage in stages:
-            # A stage that is checked stays as it is.
+            # A validated stage is left unchanged.
             if not isinstance(stage, StageConfig):
                 stage = _merged(shared, stage)
             recipe["stages"].append(stage)
@@ -238,14 +251,14 @@ class Recipe(_Config):
 
     @model_validator(mode="after")
     def _reverses_for_any_contrast(self) -> Recipe:
-        """A model for T1 alone has nothing to reverse."""
+        """Check that contrast is only reversed in training for any contrast, not for T1 alone."""
         if self.reverse_contrast and self.contrast != "any":
             raise ValueError("reverse_contrast: only with contrast: any")
         return self
 
     @model_validator(mode="after")
     def _stage_names_differ(self) -> Recipe:
-        """Stages have a folder each, by name, and train views of the recipe alone."""
+        """Check that stages differ in name, which is a folder, and use views of the recipe."""
         names = [stage.name for stage in self.stages]
         if len(set(names)) < len(names):
             raise ValueError("two stages have the same name")
@@ -258,9 +271,10 @@ class Recipe(_Config):
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` on top of `base`, mapping by mapping.
+    """Merge `over` into `base`, mapping by mapping.
 
-    A stage's own length replaces the shared one; a loss of another kind replaces the shared loss.
+    A stage's own length replaces the shared one; a loss of another kind replaces the shared
+    loss.
     """
     result = dict(base)
     for key, value in over.items():

@@ -47,8 +47,7 @@ class StepMemory(NamedTuple):
         return self.fixed + slices * self.each
 
     def largest_batch(self, batch: int, there: int) -> int:
-        """Return the largest divisor of `batch` that fits into `there` bytes; 0 if one slice does
-        not.
+        """Return the largest divisor of `batch` that fits into `there` bytes; 0 if none does.
 
         A divisor, since accumulation makes up for the rest.
         """
@@ -69,10 +68,10 @@ def smaller_batch(batch: int, accumulate: int, smaller: int) -> str:
 
 
 def _kept_by_a_slice(config: NetworkConfig, size: tuple[int, int]) -> tuple[int, int]:
-    """Return the bytes kept for the backward pass of one slice in float32, and those of the
-    weights.
+    """Return the bytes kept for the backward pass of one slice, and those of the weights.
 
-    The network runs on the meta device, where tensors have a shape and no content.
+    Both are in float32. The network runs on the meta device, where tensors have a shape and no
+    content.
     """
     with torch.device("meta"):
         network = build(config).train()

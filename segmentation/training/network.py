@@ -24,10 +24,7 @@ class ViewsNet(nn.Module):
     """Network for slices of several views, group by group; with one view a plain network."""
 
     def __init__(self, config: NetworkConfig, classes: Mapping[View, int]) -> None:
-        """Build trunk and classifiers for `classes` per view;
-
-        `config` describes one view's network.
-        """
+        """Build trunk and classifiers for `classes` per view; `config` describes one network."""
         super().__init__()
         self.config = config
         self.trunk = build(config)

@@ -286,11 +286,11 @@ def _by_structure(
 def _of_structures(
     joint: NDArray[np.int64], partners: NDArray[np.int64], fewest: float
 ) -> Values:
-    """Return the measures by which a subject's structures are compared, from voxels (K, K): (4, K -
-    1).
+    """Return the measures of a subject's structures, (4, K - 1), from voxels (K, K).
 
-    1 - Dice, and logarithms of sizes: as a share of all, against the prediction, against the other
-    side. `fewest` voxels are added to each size, so that small sizes do not differ by much.
+    They are 1 - Dice, and logarithms of sizes: as a share of all, relative to the prediction,
+    and relative to the other side. `fewest` voxels are added to each size, so that small sizes
+    do not differ by much.
     """
     labelled = joint.sum(1)[1:] + fewest
     predicted = joint.sum(0)[1:] + fewest

@@ -92,10 +92,10 @@ def predict_classes(
     *,
     precision: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Return the most probable class of each pixel of images (N, H, W), as (N, H, W) uint8 on the
-    CPU.
+    """Return the most probable class of each pixel of images (N, H, W).
 
-    `forward` gets slices of `channels` neighbours; neighbours beyond the scan's ends are empty.
+    The result is (N, H, W) uint8 on the CPU. `forward` gets slices of `channels` neighbours;
+    neighbours beyond the scan's ends are empty.
     """
     classes = []
     for batch in torch.split(thick(images, channels), _BATCH):

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Workers:
-    """This process's rank among `count`; torch.distributed is set up if there are several.
+    """Rank of this process among `count`; torch.distributed is set up if there are several.
 
     `patient` is the group for waiting while one process does work that may take longer than any
     step; the default is the group of all other messages.

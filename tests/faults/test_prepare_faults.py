@@ -329,7 +329,7 @@ def test_what_a_worker_made_before_it_died_counts_as_made(
 def test_a_damaged_label_map_that_unpacks_is_found_by_its_checksum(
     tmp_path: Path,
 ) -> None:
-    """nibabel alone would accept it: the stream is sound except for the checksum at its end."""
+    """The stream is sound except for the checksum at its end, and nibabel alone accepts it."""
     folder = freesurfer_subject(tmp_path / "in", "s")
     freesurfer_subject(tmp_path / "in", "t")
     path = folder / "mri/aseg.mgz"

@@ -97,7 +97,7 @@ class Scan:
 def odd_scan(
     shape: tuple[int, int, int] = (18, 17, 16), dtype: str = "i2"
 ) -> nib.Nifti1Image:
-    """An oblique, anisotropic, left-handed scan with noise in it, so that any shift shows."""
+    """Return an oblique, anisotropic, left-handed, noisy scan, so that any shift shows."""
     angle = 0.2
     turn = np.array(
         [

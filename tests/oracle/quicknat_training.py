@@ -39,9 +39,7 @@ def pixel_weights(labels: Tensor, counts: Tensor) -> Tensor:
 
 
 def loss(logits: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
-    """Return the weighted cross entropy, a mean over pixels, plus the Dice loss, a mean over
-    classes.
-    """
+    """Return the weighted cross entropy (mean over pixels) plus Dice loss (mean over classes)."""
     probabilities = logits.softmax(1)
     omega = pixel_weights(labels, counts)
     of_label = probabilities.gather(1, labels[:, None].long())[:, 0]

@@ -53,10 +53,7 @@ def check_contrast(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def tissue_contrast(evidence: Evidence) -> float | None:
-    """Return the median brightness of white matter relative to cortex;
-
-    None if there is too little.
-    """
+    """Return the median brightness of white matter relative to cortex; None for too few voxels."""
     if evidence.brightness is None:
         return None
     white, cortex = evidence.brightness
@@ -90,8 +87,7 @@ def check_noise(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def noise_share(evidence: Evidence) -> float | None:
-    """Return the standard deviation of noise in white matter, relative to white matter minus
-    cortex.
+    """Return the noise SD in white matter, relative to white matter minus cortex.
 
     None if there is too little to measure in, as for all shares here.
     """
@@ -167,10 +163,10 @@ def check_edges(evidence: Evidence, limits: Limits) -> list[Finding]:
 
 
 def edge_sharpness(evidence: Evidence) -> float | None:
-    """Return the step between neighbouring voxels of white matter and cortex, relative to their
-    difference.
+    """Return the relative step between neighbouring voxels of white matter and cortex.
 
-    The mean along each axis; the smallest of the three.
+    It is relative to the difference of both tissues: the mean along each axis, and the smallest
+    of the three.
     """
     difference = _difference(evidence)
     if difference is None:

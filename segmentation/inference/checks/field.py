@@ -45,11 +45,10 @@ def check_field_of_view(evidence: Evidence, limits: Limits) -> list[Finding]:
 def find_cut(
     evidence: Evidence, *, with_fluid: bool = False
 ) -> tuple[float, tuple[str, ...]]:
-    """Return the largest area of labels, in mm², in one plane at the end of the scan, and their
-    names.
+    """Return the largest area of labels in one end plane of the scan, in mm², and their names.
 
-    CSF counts `with_fluid` only. 0 and no names if the labels do not reach the end of the scan. A
-    brain that only touches the end has a small area, a cut one a large area.
+    CSF counts `with_fluid` only. 0 and no names if the labels do not reach the end of the scan.
+    A brain that only touches the end has a small area, a cut one a large area.
     """
     labels = evidence.brain
     if with_fluid:
@@ -83,8 +82,9 @@ def find_cut(
 
 
 def _outermost(mask: NDArray[np.bool_]) -> Points:
-    """Return the first and the last voxel of each line along the first axis, which contain the
-    convex hull's corners.
+    """Return the first and the last voxel of each line along the first axis.
+
+    They contain the corners of the convex hull.
     """
     first = mask.argmax(axis=0)
     from_the_end = mask[::-1].argmax(axis=0)
@@ -96,9 +96,7 @@ def _outermost(mask: NDArray[np.bool_]) -> Points:
 
 
 def _directions(evidence: Evidence, ends: Points, hull: Points) -> list[Points]:
-    """Return the scan's axes in both directions, and the normals of planes that hold most of
-    the ends.
-    """
+    """Return the scan's axes in both directions, and the normals of planes with most ends."""
     to_scan = np.linalg.inv(evidence.scan.affine)[:3, :3]
     steps = to_scan @ evidence.image.affine[:3, :3]
     lengths = np.linalg.norm(steps, axis=1, keepdims=True)

@@ -68,10 +68,10 @@ class Place:
 
 
 def check_lesions(evidence: Evidence, limits: Limits) -> list[Finding]:
-    """Check for dark and grey places in white matter, fluid outside of ventricles, and bright
-    places.
+    """Check for dark, grey and bright places, and for fluid outside of ventricles.
 
-    Findings never reject: a lesion is a reason to look, and the segmentation around it may be good.
+    Dark and grey places are in white matter. Findings never reject: a lesion is a reason to
+    look, and the segmentation around it may be good.
     """
     findings = []
     for what, place in find_places(evidence).items():

@@ -30,8 +30,7 @@ def _usual_sides() -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Limits:
-    """Pairs of limits: beyond the first a person should look, beyond the second the scan is
-    rejected.
+    """Pairs of limits: look at a scan beyond the first, reject it beyond the second.
 
     The limits of `missing` are inclusive: one structure not found is enough to look. A single
     number is a limit beyond which a person looks, or a least size.

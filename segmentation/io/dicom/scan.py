@@ -249,10 +249,9 @@ def _require_decoder(syntax: Any, where: Path) -> None:
 
 
 def decode(file: DicomFile) -> NDArray[Any]:
-    """Decode all frames of a file, (frame, row, column), as stored; raise IntegrityError for
-    damage.
+    """Decode all frames of a file, (frame, row, column), as stored.
 
-    The file must have passed `_check_pixels`.
+    The file must have passed `_check_pixels`. Raises IntegrityError if it is damaged.
     """
     where, dataset, raw, at = file
     syntax = dataset.file_meta.TransferSyntaxUID

@@ -57,14 +57,14 @@ NOT_YET = {
 
 
 def shipped_models() -> dict[str, Path]:
-    """The folder of each model that is there, by name."""
+    """Return the folder of each installed model by name."""
     here = Path(__file__).parent
     folders = [path.parent for path in sorted(here.glob(f"*/{MODEL_FILE}"))]
     return {folder.name: folder for folder in folders}
 
 
 def default_model(devices: Iterable[str] = ("auto",)) -> str:
-    """What runs where no model is named: quicknat once it is there and all are GPUs, else fast."""
+    """Return the default model: quicknat if it exists and all devices are GPUs, else fast."""
     if "quicknat" in shipped_models() and all(_is_gpu(device) for device in devices):
         return "quicknat"
     return "fast"
@@ -115,9 +115,7 @@ def parcels_folder_of(folder: Path) -> Path | None:
 
 
 def find_parcels_folder(folder: Path) -> Path:
-    """Return the folder of the model of parcels in a model's folder; raise ModelError without
-    one.
-    """
+    """Return the folder of the parcels model of a model; raise ModelError without one."""
     of_parcels = parcels_folder_of(folder)
     if of_parcels is None:
         raise ModelError(
@@ -129,9 +127,7 @@ def find_parcels_folder(folder: Path) -> Path:
 
 
 def read_model_file(folder: Path) -> dict[str, Any]:
-    """Return a model's model.yaml as a dict, not validated; raise ModelError if it cannot be
-    read.
-    """
+    """Return a model's model.yaml as a dict, not validated; raise ModelError on failure."""
     path = folder / MODEL_FILE
     if not path.is_file():
         raise ModelError(
@@ -221,9 +217,7 @@ def licence_notice(folder: Path) -> str:
 
 @cache
 def warn_of_licence(folder: Path) -> None:
-    """Warn once, in Python, of a licence that is not trinat's own; the commands print it
-    instead.
-    """
+    """Warn once of a licence other than trinat's, in Python; the commands print it instead."""
     notice = licence_notice(folder)
     if notice:
         warnings.warn(notice, stacklevel=3)
