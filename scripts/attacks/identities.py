@@ -23,10 +23,7 @@ from trinat.segmentation.data.identity import Named, clash_among, identify
 
 @dataclass(frozen=True)
 class _Scheme:
-    """A way to name persons and scans: the number of a person, and of its visit, as text.
-
-    `name` has the number of the person and the text of the visit; without visits it ignores it.
-    """
+    """A way to name persons and scans: the number of a person, and of its visit, as text."""
 
     person: Callable[[int], str]
     visits: tuple[str, ...]
@@ -98,7 +95,7 @@ _GROUPS = ("control", "patient")
 
 @dataclass(frozen=True)
 class _Scan:
-    """A scan of the drawn study: the path of its label map, and who it is of."""
+    """A scan of the drawn study: the path of its label map, its person and its visit."""
 
     path: str  # below the folder of label maps, without the ending
     person: (
@@ -109,7 +106,7 @@ class _Scan:
 
 
 def identities(attempt: Try) -> None:
-    """Persons, visits and rows of a drawn study are the true ones, wherever they are asked for."""
+    """Check that persons, visits and table rows of a drawn study are right in all places."""
     chance = attempt.chance
     scheme = chance.choice(_SCHEMES)
     scans = _study(scheme, chance)
@@ -176,7 +173,7 @@ def _visits(scheme: _Scheme, chance: random.Random) -> tuple[str, ...]:
 def _in_visit_folders(
     scheme: _Scheme, numbers: list[int], chance: random.Random
 ) -> list[_Scan]:
-    """Scans in folders that are visits, under the names of their persons."""
+    """Put scans in folders that are visits, under the names of their persons."""
     folders = chance.choice(_VISIT_FOLDERS)
     scans = []
     for number in numbers:
@@ -191,7 +188,7 @@ def _in_visit_folders(
 def _at_sites(
     scheme: _Scheme, numbers: list[int], chance: random.Random
 ) -> list[_Scan]:
-    """Scans in folders of sites that number their persons alike, or not."""
+    """Put scans in folders of sites, with or without the same numbers of persons."""
     sites = _SITES[: chance.randint(2, 3)]
     of_sites = {
         site: chance.sample(numbers, chance.randint(2, len(numbers))) for site in sites
@@ -200,7 +197,8 @@ def _at_sites(
     for of_site in of_sites.values():
         for number in of_site:
             times[number] += 1
-    # All persons in a folder that shares a name with another folder are called after it.
+    # If a name occurs in two folders, all persons in these folders are prefixed with the
+    # folder.
     clashing = {
         site
         for site, of_site in of_sites.items()
@@ -227,7 +225,7 @@ def _at_sites(
 
 
 def _compare_visits(scans: list[_Scan], files: dict[str, ScanFile]) -> None:
-    """Raise if the scans of a person are not told apart, or by another visit than theirs."""
+    """Raise unless the scans of a person have their own visits."""
     seen = {}
     for scan in scans:
         file = files[scan.path]
@@ -239,7 +237,7 @@ def _compare_visits(scans: list[_Scan], files: dict[str, ScanFile]) -> None:
 
 
 def _compare_with_scans(scans: list[_Scan]) -> None:
-    """Raise if a scan to segment is of another person than its label map."""
+    """Raise if a scan to segment belongs to another person than its label map."""
     found = identify([Named.of_path(scan.path) for scan in scans])
     for scan, identity in zip(scans, found, strict=True):
         if identity.person != scan.person:
@@ -254,13 +252,13 @@ def _compare_rows(
     files: dict[str, ScanFile],
     chance: random.Random,
 ) -> None:
-    """Raise if a scan gets the row of another person, or none without a word."""
+    """Raise if a scan gets the row of another person, or none without a warning."""
     rows = list(dict.fromkeys(scan.row for scan in scans))
     absent = set(rows[1:]) if happens(chance, 0.1) else set()
     if happens(chance, 0.3):
         absent |= {chance.choice(rows)}
     kept = [row for row in rows if row not in absent]
-    # The ages tell the rows apart.
+    # The ages identify the rows.
     ages = {row: 20 + place for place, row in enumerate(rows)}
     spelling = chance.choice((str, str, str.lower, str.upper))
     lines = [
