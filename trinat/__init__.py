@@ -87,8 +87,8 @@ if not TYPE_CHECKING:  # or type checkers would accept every name
         """Import a name of `_MODULES` on first use."""
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        # As the command line does: on a busy machine, threads that spin while they wait slow all
-        # others down many times. libgomp reads it when torch is imported.
+        # As on the command line: on a busy machine, threads that spin while they wait slow down
+        # all others many times. libgomp reads the variable when torch is imported.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         return getattr(import_module(_MODULES[name]), name)
 

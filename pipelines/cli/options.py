@@ -119,7 +119,7 @@ class LeftOut:
     ] = None
 
     def grades(self) -> tuple[str, ...]:
-        """Excluded grades; raises ConfigError if both options are given."""
+        """Return the excluded grades; raise ConfigError if both options are given."""
         from trinat.pipelines.study.record import EXCLUDED_GRADES
 
         if self.include_rejected and self.exclude is not None:

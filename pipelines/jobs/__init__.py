@@ -1,5 +1,5 @@
-"""How jobs run: processes that work on many items, clusters, locks, progress.
+"""Job execution: processes that work on many items, clusters, locks, progress.
 
-`process` is one process and the signals that stop it, `pool` many of them, `cluster` those of other
-machines. `lock` keeps two runs apart, `progress` shows how far one is.
+`process` sets up one process and its signals, `pool` runs several processes, `cluster` those of
+other machines. `lock` keeps two runs apart, `progress` reports how far a run is.
 """

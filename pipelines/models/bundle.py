@@ -182,14 +182,14 @@ def _joined_content(
             slices[view] = preprocessing.slices[view]
     first_view = next(iter(members.values()))[0]
     preprocessing = first_view.info.preprocessing.model_copy(update={"slices": slices})
-    # What one source does not predict cannot be fused.
+    # Structures that one of the sources does not predict cannot be fused.
     missing: set[str] = set()
     for source in sources:
         missing.update(source.info.not_predicted)
     quality = None
     metrics = {}
     if len(sources) == 1:
-        # What was measured of one model with its weights holds for the same again.
+        # Limits measured with the same model and weights are still valid.
         quality = first.info.quality
         if first.info.fusion == fusion:
             metrics = first.info.metrics
@@ -260,7 +260,7 @@ def _joined_origin(sources: Sequence[Model], view: View) -> Origin:
     """
     origins = []
     for source in sources:
-        # What a bundle says of that view, or what the view's own model says of itself.
+        # The origin in a bundle's entry for this view, or in the model of the view itself.
         origin = source.info.origins.get(view)
         if origin is None:
             model_file = source.folder / MODEL_FILE

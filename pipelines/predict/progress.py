@@ -50,8 +50,8 @@ def run_with_progress(
 def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Listener]:
     """Provide the callbacks of a run: messages and progress go to stderr, JSON lines to stdout.
 
-    `interactive` shows a progress bar instead of lines for a log file. With `quiet` only failures
-    and the last line are shown.
+    `interactive` shows a progress bar instead of lines for a log file. With `quiet` only
+    failures and the last line are shown.
     """
     if as_json:
         yield Listener(

@@ -35,10 +35,10 @@ def show_subject(
     *,
     whole_head: bool = False,
 ) -> None:
-    """Image, labels and overlay in three views; by default only the brain's part of the head.
+    """Return image, labels and overlay in three views; by default only the part with the brain.
 
-    Of a whole head two slices of each view are shown. DatasetError where that part is not known,
-    since the subject has no labels.
+    Two slices of each view show a whole head. Raises DatasetError if the subject has no labels,
+    so that this part is unknown.
     """
     store = Store(root)
     file = store.file(subject)
@@ -92,10 +92,10 @@ def show_augmented(
     config: Path | None = None,
     seed: int = 0,
 ) -> None:
-    """`count` augmented slices of each view, labels laid over, cropped to the brain.
+    """Return `count` augmented slices of each view with their labels, cropped to the brain.
 
     `config` is a YAML file of augmentation settings. The same seed gives the same picture.
-    DatasetError for a subject without a labelled voxel.
+    Raises DatasetError for a subject without a labelled voxel.
     """
     store = Store(root)
     settings = read_augmentation(config)
@@ -128,9 +128,9 @@ def _slices_with_brain(
     count: int,
     root: Path,
 ) -> tuple[Tensor, Tensor]:
-    """`count` slices with much brain in them, from one end to the other.
+    """Return `count` slices with much brain, from one end to the other.
 
-    Images (N, C, H, W) and classes (N, H, W).
+    They are images (N, C, H, W) and classes (N, H, W).
     """
     foreground = dataset.class_counts[:, 1:].sum(axis=1)
     useful = np.flatnonzero(foreground > foreground.max() / 4)

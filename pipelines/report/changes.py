@@ -107,7 +107,7 @@ def change_of(
     if mean <= 0:
         return None
     percents = 100 * (values / mean - 1)
-    # As usual, relative to the mean of these two volumes, not of all.
+    # By convention, relative to the mean of these two volumes, not of all.
     both = (values[0] + values[-1]) / 2
     percent = 0.0
     if both > 0:

@@ -208,10 +208,10 @@ class Cohort:
         return fit_groups(volumes, "volume", self.covariates, needed)
 
     def outliers(self) -> pd.DataFrame:
-        """Volumes and asymmetries far from the group's median, or out of their range.
+        """Return volumes and asymmetries far from the group's median, or out of their range.
 
-        If volumes were adjusted or harmonised, these are compared with the group, and the measured
-        ones with ranges.
+        Adjusted or harmonised volumes are compared with the group, and measured ones with
+        ranges.
         """
         far = self.frame["z"].abs() > OUTLIER_Z
         return self.frame[far | (self.frame["note"] != "")].copy()

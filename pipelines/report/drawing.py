@@ -339,7 +339,9 @@ def plain_svg(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     # Text stays text: it can be read aloud, searched and copied, and takes a tenth of the bytes.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "trinat"}):
-        figure.set_dpi(100)  # of pictures within; lines and letters have no resolution
+        figure.set_dpi(
+            100
+        )  # resolution of pictures within; lines and letters have none
         # `savefig` would draw the figure twice, first to look at its layout.
         with _any_letters():
             FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})

@@ -45,7 +45,7 @@ from trinat.segmentation.training.workers import Workers
 
 _log = logging.getLogger(__name__)
 
-# Why a run stops where this process knows no reason.
+# Reason given if a run stops because of another process.
 IN_ANOTHER_PROCESS = "another of its processes was stopped"
 
 

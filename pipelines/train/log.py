@@ -351,9 +351,9 @@ class Trackers:
         recipe: Recipe,
         step: int,
     ) -> None:
-        """`step` is the one that the job goes on from. A service that fails is logged.
+        """Open the logs of a job that continues from `step`; a service that fails is logged.
 
-        ConfigError where a service is not installed, or refuses to begin.
+        Raises ConfigError if a service is not installed, or refuses to begin.
         """
         self._open: dict[Service, Tracker] = {}
         runs: dict[str, str] = {}

@@ -450,7 +450,7 @@ def _train_jobs(
     If processes work `apart`, this one trains its share of each stage. Returns what ended its last
     job; empty where none was left.
     """
-    # As the leader finds it: a view that is done meanwhile changes nobody's share.
+    # The leader decides: a view that finishes in the meantime must change nobody's share.
     places = workers.share(
         lambda: [place for place, run in enumerate(runs) if not run.is_done]
     )

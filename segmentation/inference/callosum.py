@@ -517,7 +517,7 @@ def find_midline(
         _, below = lower_tree.query(midline)
         middles = (upper_tree.data[above] + lower_tree.data[below]) / 2
         smooth = ndimage.gaussian_filter1d(middles, _SMOOTHING, axis=0, mode="nearest")
-        # Where the end is blunt, the middles are all some way from it.
+        # At a blunt end, all middles are some distance from it.
         midline = _resampled(np.vstack([tips[0], smooth, tips[1]]), _SIDE_POINTS)
     to_upper, _ = upper_tree.query(midline)
     to_lower, _ = lower_tree.query(midline)

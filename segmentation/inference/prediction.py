@@ -361,7 +361,7 @@ def with_classes(
     smaller = changed.gather(1, new)
     changed.scatter_(1, old, smaller)
     changed.scatter_(1, new, largest)
-    # Of several equally probable classes the first would win.
+    # The first of several equally probable classes would win.
     beaten = changed.argmax(1, keepdim=True) != new
     larger = torch.nextafter(largest, torch.ones_like(largest))
     changed.scatter_(1, new, torch.where(beaten, larger, largest))

@@ -130,7 +130,7 @@ class Reversal:
 
 @dataclass(frozen=True, eq=False)
 class Sight:
-    """How networks see an image: unchanged, reversed, or stripped.
+    """Image as the networks receive it: unchanged, reversed, or stripped.
 
     `kept` (X, Y, Z) is the visible part; None for all of it. The rest is set to 0.
     """

@@ -149,7 +149,8 @@ def _whole_numbers(
     kinds: tuple[type[np.integer[Any]], ...],
 ) -> NDArray[Any]:
     """Return the labels in the first of these types that holds them; raise FormatError if none."""
-    # As Python numbers: the limit 2**31 - 1 as a float32 is 2**31, and a label of 2**31 would pass.
+    # Converted to Python numbers, because 2**31 - 1 becomes 2**31 in float32, and a label of
+    # 2**31 would pass.
     low = data.min().item()
     high = data.max().item()
     if data.dtype.kind == "f" and not (np.rint(data) == data).all():

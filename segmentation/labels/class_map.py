@@ -256,7 +256,8 @@ def _join_nearest(
             where=where,
             remedy=f"map or ignore the numbers {', '.join(map(str, kind.numbers))}",
         )
-    # As in resampling of labels, ties alternate from voxel to voxel, so that neither side gains.
+    # Ties alternate from voxel to voxel, as in resampling of labels, so that neither side
+    # gains.
     is_even = points.sum(axis=1) % 2 == 0
     # Two infinite distances have no difference. Rounding must not decide a tie.
     with np.errstate(invalid="ignore"):

@@ -221,7 +221,9 @@ def _encoded(
         ).save_as(buffer)
     except MemoryError:
         raise
-    except Exception:  # of many kinds, with messages that may quote the header
+    except (
+        Exception
+    ):  # pydicom raises many kinds, with messages that may quote the header
         raise OutputError(
             "no DICOM SEG can be made of this series' header",
             remedy="leave out --dicom-seg",

@@ -30,7 +30,7 @@ GENERATION_BETWEEN = (30, 62, 72, 85)
 FREESURFER = "freesurfer"
 SHIPPED_FOLDINGS = (FREESURFER, "neuromorphometrics")
 _COLUMNS = ("first", "last", "name", "target")
-# What parcels of the left and the right cortex become.
+# FreeSurfer numbers that replace parcels of the left and the right cortex.
 _CORTEX = ((3,), (42,))
 # Unknown cortex and the corpus callosum, which belong to no parcel of any atlas.
 _CORTEX_WITHOUT_PARCEL = frozenset({1000, 1004, 2000, 2004})

@@ -230,7 +230,7 @@ def _segment(
     """Segment the template and all scans, and join their probabilities."""
     image = predictor.on_device(template)
     images = [predictor.on_device(scan) for scan in prepared]
-    # How the networks see the image is decided once, on the template, so that scans stay
+    # The decision to reverse or strip is made once, on the template, so that scans stay
     # comparable.
     sight = predictor.find_sight(image)
     # For the template a few views are enough; its weight is their share of the views of a scan.

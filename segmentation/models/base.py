@@ -34,7 +34,7 @@ class NetworkConfig(BaseModel):
     classes: int = Field(default=33, ge=2, le=255)
     # A thick slice: neighbours come along as channels, the slice to segment in the middle.
     channels: Annotated[int, Field(ge=1, le=64), AfterValidator(odd)] = 1
-    # Of each convolution.
+    # filters of each convolution
     filters: int = Field(default=64, ge=1, le=1024)
 
     @property

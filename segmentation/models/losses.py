@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LossConfig(BaseModel):
-    """How much of each part of the loss, and how classes and boundaries are weighted in it."""
+    """Weights of the parts of the loss, of classes and of boundaries."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -33,7 +33,7 @@ class LossConfig(BaseModel):
     boundary: float = Field(default=2.0, ge=0)
     # Exponent on the class weights: 1 is median frequency, 0 counts every pixel alike.
     balance: float = Field(default=1.0, ge=0, le=1)
-    # What both parts are means over. weighted: cross entropy over the sum of weights, Dice over the
+    # Denominators of both parts. weighted: cross entropy over the sum of weights, Dice over the
     # classes of the batch. plain, as in the paper: over pixels, and over all classes.
     mean: Literal["weighted", "plain"] = "weighted"
 
@@ -128,8 +128,8 @@ class Tversky(MonaiLoss):
     """MONAI's TverskyLoss: Dice that weighs false positives and false negatives."""
 
     kind: Literal["TverskyLoss"]
-    alpha: float = Field(default=0.5, ge=0, le=1)  # of false positives
-    beta: float = Field(default=0.5, ge=0, le=1)  # of false negatives
+    alpha: float = Field(default=0.5, ge=0, le=1)  # weight of false positives
+    beta: float = Field(default=0.5, ge=0, le=1)  # weight of false negatives
 
     def build(self, class_weights: Tensor) -> nn.Module:
         """Build the loss, which has no class weights."""
@@ -389,7 +389,10 @@ def _sums_by_index(
 def _sums_one_hot(
     own: Tensor, target: Tensor, valid: Tensor, classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Do the same for devices with high bandwidth, whose atomic additions are not repeatable."""
+    """Return the same sums for devices with high bandwidth.
+
+    Their atomic additions are not repeatable, so the sums use one-hot vectors.
+    """
     numbers = torch.arange(classes, device=own.device)
     is_own = (target[:, None] == numbers) & valid[:, None]
     return torch.where(is_own, own[:, None], 0).sum(0), is_own.sum(0)

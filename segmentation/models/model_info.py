@@ -1,6 +1,6 @@
-"""What model.yaml says: everything that inference needs beside the weights.
+"""Content of model.yaml: everything that inference needs besides the weights.
 
-`Description` is what the maker of a model says of it; `ModelInfo` is all of the file. Unknown keys
+`Description` is supplied by the maker of a model; `ModelInfo` is the whole file. Unknown keys
 and values out of range are refused. Comments before fields are shown in the documentation.
 """
 
@@ -52,7 +52,7 @@ def _usable_name(name: str) -> str:
 Name = Annotated[str, AfterValidator(_usable_name)]
 # Sides of a working grid. One of 512 voxels takes half a gibibyte for each map of values.
 Side = Annotated[int, Field(ge=16, le=512)]
-# Of a view; single precision holds its ratio to any other.
+# Weight of a view; its ratio to any other fits in single precision.
 Weight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -109,20 +109,20 @@ class Preprocessing(_Section):
 
 
 Mean = Literal["arithmetic", "geometric"]
-# Which scans a model is for: white matter is brighter than cortex in T1 alone.
+# Contrast of scans that a model is for: only in T1 is white matter brighter than cortex.
 Contrast = Literal["T1", "any"]
 
-# How much each view counts where a model.yaml does not say it, as in the paper (arXiv 1801.04161).
-# The only place where these numbers are written. A model's own weights, under `fusion` in its
-# model.yaml, win: `trinat fit` fits them, and the shipped models have theirs.
+# Default weights of the views, as in the paper (arXiv 1801.04161). The only place where these
+# numbers are written. A model's own weights, under `fusion` in its model.yaml, take precedence:
+# `trinat fit` fits them, and the shipped models have theirs.
 DEFAULT_WEIGHTS = {View.AXIAL: 0.4, View.CORONAL: 0.4, View.SAGITTAL: 0.2}
 
 
 class Fusion(_Section):
-    """How views are joined: the mean of their probabilities, and how much each view counts.
+    """Fusion of views: a weighted mean of their probabilities.
 
-    What a model.yaml says wins over the defaults. Only the weights' ratios matter, and views that
-    do not run drop out.
+    Entries of a model.yaml override the defaults. Only the ratios of weights matter, and views
+    that do not run are left out.
     """
 
     mean: Mean = "arithmetic"
@@ -136,10 +136,10 @@ class Fusion(_Section):
 
 
 class Quality(_Section):
-    """What the agreement between views is worth: a model's own limits, as it was calibrated.
+    """Limits of the agreement between views, calibrated for a model.
 
-    A structure whose views agree less than the first should be looked at, less than the second
-    is rejected.
+    A structure whose views agree less than the first limit should be looked at, less than the
+    second is rejected.
     """
 
     agreement: tuple[Share, Share]
@@ -155,19 +155,19 @@ class Quality(_Section):
 
 
 class Prior(_Section):
-    """How much the model's anatomical template counts where its networks are in doubt."""
+    """Weight of the model's anatomical template where its networks are uncertain."""
 
     weight: PriorWeight = 1.0
     # For structures, by name, whose place or size differs more from head to head.
     per_class: dict[str, PriorWeight] = {}
     # Voxels where a class has this probability are left alone.
     certain: float = Field(default=0.97, gt=0, le=1)
-    # What the template never shows is taken for this likely.
+    # Probability of a class at places where the template never shows it.
     floor: float = Field(default=0.005, gt=0, lt=1)
 
 
 class Training(_Section):
-    """Where the weights come from, and their licence."""
+    """Origin of the weights, and their licence."""
 
     data: str = ""
     licence: str = ""
@@ -181,7 +181,7 @@ class Origin(_Section):
     """In a model that joins several: the notes of a view's own model."""
 
     name: Name
-    model_sha256: Sha256  # of the model.yaml that said it
+    model_sha256: Sha256  # hash of the model.yaml that stated it
     training: Training
     not_predicted: tuple[str, ...] = ()
     metrics: dict[str, JsonValue] = {}
@@ -189,23 +189,23 @@ class Origin(_Section):
 
 
 class Description(_Section):
-    """What the maker of a model says of it."""
+    """Metadata supplied by the maker of a model."""
 
     name: Name
     labels: Name = DEFAULT_SCHEME
     preprocessing: Preprocessing = Preprocessing()
     fusion: Fusion = Fusion()
-    # Of the scans that the model is for. Grades of a model for T1 doubt other contrasts.
+    # Contrast of the scans that the model is for. Grades of a T1 model doubt other contrasts.
     contrast: Contrast = "T1"
-    # Whether networks see scans in which fluid and cortex are brighter than white matter (T2, PD)
-    # with bright and dark reversed, so that tissues have the order of T1.
+    # If true, scans in which fluid and cortex are brighter than white matter (T2, PD) are shown
+    # to the networks with reversed brightness, so that tissues have the order of T1.
     reverse_contrast: bool = False
     # For networks that learnt from stripped scans: the shipped model whose mask of the inside of
     # the skull strips whole heads before they see them. Stripped scans stay as they are.
     stripped_by: Name | None = None
     # Structures of the scheme that the model does not predict: they have no volume.
     not_predicted: tuple[str, ...] = ()
-    # What it calls CSF: "region", a small one as in FreeSurfer's aseg and in manual labels, or
+    # Definition of CSF: "region", a small one as in FreeSurfer's aseg and in manual labels, or
     # "intracranial", all fluid inside the skull around the brain. The two are never compared.
     csf: Csf = "region"
     quality: Quality | None = None

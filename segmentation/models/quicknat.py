@@ -25,9 +25,11 @@ class QuickNatConfig(NetworkConfig):
 
     # Files that name no architecture have this one.
     architecture: Literal["quicknat"] = Field(default="quicknat", exclude=True)
-    # Of the wide convolutions.
+    # size of the wide convolutions
     kernel: Annotated[int, Field(ge=1, le=15), AfterValidator(odd)] = 5
-    depth: int = Field(default=4, ge=1, le=7)  # how often the resolution halves
+    depth: int = Field(
+        default=4, ge=1, le=7
+    )  # number of times the resolution is halved
     # Squares of unshuffle x unshuffle pixels become channels: the network works at that resolution,
     # and its classifier answers for each pixel of the square.
     unshuffle: int = Field(default=1, ge=1, le=4)

@@ -32,7 +32,7 @@ from trinat.segmentation.synthetic.slabs import (
 )
 from trinat.segmentation.synthetic.targets import Heads
 
-# Of 255; a divisor, so it must not be near 0.
+# Brightness out of 255; a divisor, so it must not be near 0.
 _DARKEST_WHITE_MATTER = 40
 # Standard deviation of a Gaussian whose full width at half maximum is 1.
 _SIGMA_OF_WIDTH = 0.42
@@ -132,7 +132,7 @@ def _render(
     images = _blur(draw, images, thickness)
     images = _move(draw, images)
     images = _corrupt(draw, images, white)
-    # As in conform: vessels may exceed 1, and values are cut off at 2.
+    # As in conform, values are clipped at 2, because vessels may exceed 1.
     return images.clamp_(max=2).masked_fill_(removed, 0)
 
 

@@ -37,7 +37,8 @@ _AROUND = 6.0
 _FISSURE = 2
 # Relative to the surrounding white matter. Fat, vessels and dura are as bright, but not inside.
 _BRIGHT = 1.25
-# As dark as fluid: below cortex by this share of the difference between white matter and cortex.
+# Threshold for dark as fluid: below cortex by this share of the difference between white matter
+# and cortex.
 _BELOW_CORTEX = 0.8
 # Radii in blocks; smaller places are vessels, widened spaces around them and folds.
 _BRIGHT_RADIUS = 2
@@ -47,8 +48,8 @@ _FLUID_RADIUS = 3
 _BRIGHT_MASS = 1.12
 _EDGE = 1.15
 _MASS_RADIUS = 3
-# As grey as cortex: darker than white matter by these shares of the difference to cortex. Cortex is
-# never this thick, even where folds touch.
+# Thresholds for grey as cortex: darker than white matter by these shares of the difference to
+# cortex. Cortex is never this thick, even where folds touch.
 _GREY = (1.3, 0.6)
 _GREY_RADIUS = 4
 # Structures that are as grey and as thick.
