@@ -33,6 +33,7 @@ _IN_PROCESS = (
     "texts",
     "tables",
     "identities",
+    "corrections",
     "bombs",
     "downloads",
     "models",

@@ -8,6 +8,7 @@ import logging
 import random
 import socket
 import threading
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,8 @@ def http_requests(attempt: Try) -> None:
     Wrong ones get 4xx and one line, sound ones are accepted, the server survives.
     """
     chance = attempt.chance
+    # Starlette forgets the file of a part that has no end; it is closed when it is collected.
+    warnings.filterwarnings("ignore", "Unclosed file", ResourceWarning)
     address = _server(attempt.sound)
     scan = (attempt.sound / "scans/a.nii.gz").read_bytes()
     if damaged := chance.random() < 0.5:
