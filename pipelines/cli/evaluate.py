@@ -6,7 +6,6 @@ import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +15,7 @@ from trinat.pipelines.cli import options
 from trinat.pipelines.cli.fields import Only, with_fields
 from trinat.pipelines.common.option import Strict
 from trinat.pipelines.evaluate.settings import CohortSettings, EvaluationSettings
-from trinat.pipelines.jobs.progress import batch_progress
+from trinat.pipelines.jobs.progress import batch_progress, log_lines
 from trinat.segmentation.errors import ConfigError
 
 
@@ -78,8 +77,8 @@ def evaluate(
 
         work = evaluate_repeat
         table = "structures.csv"
-    with batch_progress(quiet) as progress:
-        status = work(settings, progress=progress, say=partial(typer.echo, err=True))
+    with log_lines(quiet), batch_progress(quiet) as progress:
+        status = work(settings, progress=progress)
     if not quiet:
         result = table if settings.tables_only else "report.html"
         typer.echo(settings.out / result)
@@ -104,10 +103,8 @@ def report(
         excluded=left_out.grades(),
         command=_command(),
     )
-    with batch_progress(quiet) as progress:
-        status = report_cohort(
-            settings, progress=progress, say=partial(typer.echo, err=True)
-        )
+    with log_lines(quiet), batch_progress(quiet) as progress:
+        status = report_cohort(settings, progress=progress)
     if not quiet:
         typer.echo(settings.out / "report.html")
     return status
@@ -143,14 +140,8 @@ def norms(
     from trinat.pipelines.evaluate.norms import make_norms
 
     settings = asked(out=out, excluded=left_out.grades(), command=_command())
-    with batch_progress(quiet) as progress:
-        status = make_norms(
-            settings,
-            out,
-            group,
-            progress=progress,
-            say=partial(typer.echo, err=True),
-        )
+    with log_lines(quiet), batch_progress(quiet) as progress:
+        status = make_norms(settings, out, group, progress)
     if not quiet:
         typer.echo(out)
     return status
@@ -175,9 +166,10 @@ def people(
 
     Example: trinat people participants.tsv out/
     """
-    from trinat.pipelines.study.participants_check import show_participants
+    from trinat.pipelines.study.participants_check import describe_table
 
-    show_participants(table, results, typer.echo, strict=strict)
+    for line in describe_table(table, results, strict=strict):
+        typer.echo(line)
 
 
 def _command() -> str:

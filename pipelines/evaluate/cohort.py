@@ -7,6 +7,7 @@ to the label maps, they add grades, uncertainty, and the structures that the mod
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -71,6 +72,8 @@ from trinat.segmentation.labels.scheme import Label, LabelScheme, load_scheme
 from trinat.segmentation.metrics.counted import made_by
 from trinat.segmentation.metrics.definitions import NOT_PREDICTED
 from trinat.segmentation.metrics.norms import Norms
+
+_log = logging.getLogger(__name__)
 
 _TABLES = (
     "volumes.csv",
@@ -173,11 +176,10 @@ def report_cohort(
     progress: Callable[[MapVolumes, int, int], object] = lambda result, done, total: (
         None
     ),
-    say: Callable[[str], None] = lambda line: None,
 ) -> Exit:
     """Measure every label map, write volumes.csv and the page; failures are listed in the page.
 
-    `progress(result, done, total)` is called after each map, `say` with a line for each failure.
+    `progress(result, done, total)` is called after each map; failures are logged.
     EvaluationError if no label map is left (all failed or are left out), if volumes are to be
     adjusted and too few scans have an intracranial volume, or if volumes are to be harmonised and
     sites have too few persons.
@@ -189,7 +191,7 @@ def report_cohort(
         if settings.harmonise is not None:
             refuse_unharmonisable(facts)
 
-    group = measure_group(settings, progress, say, check)
+    group = measure_group(settings, progress, check)
     known = group.known
     chosen = group.chosen
     if known.norms is not None and settings.reference is not None:
@@ -233,7 +235,7 @@ def report_cohort(
             )
             write_table(settings.out / "raters.csv", agreement_table(known.ratings))
             written.append("raters.csv")
-            say(facts["ratings"])
+            _log.info("%s", facts["ratings"])
         corrected = corrected_among(known.files)
         if corrected:
             facts["corrections"] = corrected
@@ -250,7 +252,6 @@ def report_cohort(
 def measure_group(
     settings: CohortSettings,
     progress: Callable[[MapVolumes, int, int], object],
-    say: Callable[[str], None],
     check: Callable[[pd.DataFrame, Path], None],
 ) -> MeasuredGroup:
     """Measure every label map, and report which ones failed or are left out.
@@ -259,11 +260,11 @@ def measure_group(
     count (subject, age, sex, site and group), and the participants table. EvaluationError if no
     label map is left.
     """
-    known = _read_known(settings, say)
+    known = _read_known(settings)
     found = known.files
     corrected = corrected_among(found)
     if corrected:
-        say(corrected)
+        _log.info("%s", corrected)
     unfit = unfit_results(
         settings.predictions,
         [file.result for file in found],
@@ -292,7 +293,7 @@ def measure_group(
         ),
     ]
     for name, reason in failures:
-        say(f"{name}: {reason}")
+        _log.warning("%s: %s", name, reason)
     if not chosen.scans:
         raise EvaluationError(
             f"none of {len(found)} label maps could be measured; the first: {failures[0][1]}",
@@ -307,17 +308,17 @@ def measure_group(
         )
     for scan in chosen.scans:
         if scan.left_out:
-            say(f"{scan.name}: left out, {scan.left_out}")
+            _log.info("%s: left out, %s", scan.name, scan.left_out)
     if len(ledger.models) > 1:
-        say(f"results of {len(ledger.models)} models, whose volumes differ")
+        _log.warning("results of %d models, whose volumes differ", len(ledger.models))
     two_kinds = _two_kinds_of_heads(chosen, ledger)
     if two_kinds:
-        say(two_kinds)
+        _log.warning("%s", two_kinds)
     digests = frozenset(result.sha256 for result in measured)
     return MeasuredGroup(known, ledger, chosen, failures, digests)
 
 
-def _read_known(settings: CohortSettings, say: Callable[[str], None]) -> Known:
+def _read_known(settings: CohortSettings) -> Known:
     """Read the scheme and the tables, find the label maps, and report what is unclear about them.
 
     ConfigError for a table that the user has named and that does not exist, DatasetError if it has
@@ -351,13 +352,13 @@ def _read_known(settings: CohortSettings, say: Callable[[str], None]) -> Known:
     doubts = people.doubts
     if people.facts:
         doubts += matched.remarks
-    report_table(table, people.notes, doubts, say, strict=settings.strict)
+    report_table(table, people.notes, doubts, strict=settings.strict)
     clash = clash_among(file.person for file in files)
     if clash:
-        say(clash)
+        _log.warning("%s", clash)
     twice = two_maps_of_a_scan(files)
     if twice:
-        say(f"{twice}: each map counts as a scan")
+        _log.warning("%s: each map counts as a scan", twice)
     return Known(scheme, ranges, norms, ratings, files, table, people, matched, doubts)
 
 

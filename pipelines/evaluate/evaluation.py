@@ -7,6 +7,7 @@ measured. summary.json, the tables for papers, the figures and report.html are c
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from trinat.pipelines.report.summary import Evaluation
 
 __all__ = ["EvaluationSettings", "evaluate_predictions", "named_models"]
+
+_log = logging.getLogger(__name__)
 
 _OUTPUTS = (
     "pairs.csv",
@@ -64,16 +67,15 @@ def evaluate_predictions(
     settings: EvaluationSettings,
     *,
     progress: Callable[[Done, int, int], object] = lambda result, done, total: None,
-    say: Callable[[str], None] = lambda line: None,
 ) -> Exit:
     """Measure every pair, write the tables and the report; failures are in both.
 
-    `progress(result, done, total)` is called after each pair, `say` with a line for each file
-    that was not measured. A truth without a prediction counts as a failure in the exit status.
+    `progress(result, done, total)` is called after each pair; files that were not measured are
+    logged. A truth without a prediction counts as a failure in the exit status.
     """
     started = datetime.now(UTC)
     refuse_foreign(settings.out, _OUTPUTS)
-    inputs = gather(settings, say)
+    inputs = gather(settings)
 
     unfit = []
     fit = []
@@ -87,7 +89,7 @@ def evaluate_predictions(
     done = unfit + measure_all(fit, jobs, progress)
 
     with claimed(settings.out, _OUTPUTS, within=["figures"]):
-        _publish(inputs, done, started, say)
+        _publish(inputs, done, started)
     unpaired = sum(len(pairing.truths_alone) for pairing in inputs.pairings.values())
     failed = sum(bool(result.failure) for result in done)
     return batch_exit(done=len(done) - failed, failed=failed + unpaired)
@@ -97,7 +99,6 @@ def _publish(
     inputs: Inputs,
     done: Sequence[Done],
     started: datetime,
-    say: Callable[[str], None],
 ) -> None:
     """Write the tables and the report, and report what was not measured.
 
@@ -111,7 +112,7 @@ def _publish(
     write_table(out / "pairs.csv", pairs)
     for row in pairs[pairs["status"] != "measured"].to_dict("records"):
         scan = f"{row['subject']} {row['session']}".strip()
-        say(f"{scan}, {row['model']}: {row['note']}")
+        _log.warning("%s, %s: %s", scan, row["model"], row["note"])
     measured = [result for result in done if not result.failure and not result.rejected]
     if not measured:
         keep_only(out, _OUTPUTS, ["pairs.csv"])
@@ -125,7 +126,7 @@ def _publish(
 
     notices = _notices(inputs, done)
     for notice in notices:
-        say(notice)
+        _log.info("%s", notice)
     facts = provenance(started, settings.command, inputs.scheme.name)
     facts["truth"] = str(settings.truth)
     if settings.part:

@@ -6,7 +6,8 @@ ledger next to them has their scans, the scans that failed, and what the model c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -41,6 +42,8 @@ from trinat.segmentation.labels import Csf
 from trinat.segmentation.labels.folding import load_folding
 from trinat.segmentation.labels.scheme import LabelScheme, load_scheme
 from trinat.segmentation.metrics.counted import Made, made_by
+
+_log = logging.getLogger(__name__)
 
 ValueT = TypeVar("ValueT")
 
@@ -118,7 +121,7 @@ def named_models(predictions: Sequence[Path], names: Sequence[str]) -> dict[str,
     return dict(zip(chosen, predictions, strict=True))
 
 
-def gather(settings: EvaluationSettings, say: Callable[[str], None]) -> Inputs:
+def gather(settings: EvaluationSettings) -> Inputs:
     """Find the files of both sides and pair them; raise if they cannot be measured.
 
     All user errors are reported here: before hours of measuring, not after.
@@ -147,12 +150,12 @@ def gather(settings: EvaluationSettings, say: Callable[[str], None]) -> Inputs:
             images = find_images(settings.images, [file.path for file in truths])
     clash = clash_among(file.person for file in truths)
     if clash:
-        say(clash)
+        _log.warning("%s", clash)
 
     notes: dict[str, LedgerNotes] = {}
     for model, place in settings.models.items():
         notes[model] = read_notes(place)
-    predictions, unfit = find_predictions(settings, scheme, notes, say)
+    predictions, unfit = find_predictions(settings, scheme, notes)
     pairings: dict[str, Pairing] = {}
     for model, files in predictions.items():
         pairings[model] = pair_files(truths, files, guess=True)
@@ -162,7 +165,7 @@ def gather(settings: EvaluationSettings, say: Callable[[str], None]) -> Inputs:
             remedy = "keep one true label map a scan in that folder"
             raise EvaluationError(twice, where=truth, remedy=remedy)
         for guess in pairing.guesses:
-            say(f"check it: {guess}")
+            _log.warning("check it: %s", guess)
     return Inputs(
         settings=settings,
         truth=truth,
@@ -182,7 +185,6 @@ def find_predictions(
     settings: EvaluationSettings,
     scheme: LabelScheme,
     notes: Mapping[str, LedgerNotes],
-    say: Callable[[str], None],
 ) -> tuple[dict[str, list[ScanFile]], dict[Path, str]]:
     """Find the label maps of each model and why some are unfit; report which scans failed."""
     found: dict[str, list[ScanFile]] = {}
@@ -203,7 +205,7 @@ def find_predictions(
             if file.result in why:
                 unfit[file.path] = why[file.result]
         for case, reason in notes[model].failed.items():
-            say(f"{case}, {model}: failed in trinat predict: {reason}")
+            _log.warning("%s, %s: failed in trinat predict: %s", case, model, reason)
         found[model] = files
     return found, unfit
 

@@ -8,6 +8,7 @@ all persons.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ from trinat.segmentation.metrics.norms import (
     rows_of,
 )
 
+_log = logging.getLogger(__name__)
+
 Values = NDArray[np.float64]
 
 # Columns of persons that are not volumes.
@@ -58,9 +61,8 @@ def make_norms(
     out: Path,
     group: str | None,
     progress: Callable[[MapVolumes, int, int], object],
-    say: Callable[[str], None],
 ) -> Exit:
-    """Measure the label maps of controls and write their norms; `say` reports who is left out.
+    """Measure the label maps of controls and write their norms; who is left out is logged.
 
     `group` is the table's name for controls; without it all persons are controls. EvaluationError
     if there are too few, ConfigError if they may be patients, or have volumes of several models.
@@ -77,20 +79,21 @@ def make_norms(
         known = persons.agg(age=("age", "mean"), sex=("sex", "max"))
         _refuse_few(known[known["age"].notna() & (known["sex"] != "")], settings)
 
-    measured = measure_group(settings, progress, say, check)
-    persons = _persons(measured, group, say)
+    measured = measure_group(settings, progress, check)
+    persons = _persons(measured, group)
     model = _model_of(measured, settings.predictions)
     with_heads = bool(persons["intracranial_mm3"].notna().any())
     if with_heads:
         lacking = persons["intracranial_mm3"].isna()
         if lacking.mean() > _MOST_WITHOUT_HEAD:
-            say(
-                f"{lacking.sum()} of {len(persons)} persons have no intracranial volume: the "
-                "norms know nothing of heads"
+            _log.warning(
+                "%d of %d persons have no intracranial volume: the norms do not correct for it",
+                lacking.sum(),
+                len(persons),
             )
             with_heads = False
         else:
-            _say_left_out(persons, lacking, "without an intracranial volume", say)
+            _log_left_out(persons, lacking, "without an intracranial volume")
             persons = persons[~lacking]
 
     rows: list[dict[str, object]] = []
@@ -122,15 +125,20 @@ def make_norms(
     if not rows:
         raise _too_few(persons, settings)
     if refused:
-        say(
-            f"no norms of {len(refused)} structures, which fewer than {FEWEST_PERSONS} persons "
-            f"have: {_some(refused)}"
+        _log.warning(
+            "no norms of %d structures, which fewer than %d persons have: %s",
+            len(refused),
+            FEWEST_PERSONS,
+            _some(refused),
         )
     without = list(persons.index[~has_norms])
     if without:
-        say(
-            f"no norms of the ages of {count(len(without), 'person')} ({_some(without)}): they "
-            f"are of the longest run of years that {FEWEST_NEAR} persons are near to"
+        _log.warning(
+            "no norms of the ages of %s (%s): they are of the longest run of years that %d "
+            "persons are near to",
+            count(len(without), "person"),
+            _some(without),
+            FEWEST_NEAR,
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, Norms.of(rows).table)
@@ -140,7 +148,6 @@ def make_norms(
 def _persons(
     measured: MeasuredGroup,
     group: str | None,
-    say: Callable[[str], None],
 ) -> pd.DataFrame:
     """Return a row for each control: age, sex, intracranial volume, and each structure's volume.
 
@@ -163,13 +170,13 @@ def _persons(
     )
     persons = facts.join(volumes)
     unknown = persons["age"].isna() | persons["sex"].isna()
-    _say_left_out(persons, unknown, "without an age or a sex", say)
+    _log_left_out(persons, unknown, "without an age or a sex")
     persons = persons[~unknown]
     for sex in SEXES:
         is_of_sex = persons["sex"] == sex
         if 0 < is_of_sex.sum() < FEWEST_OF_SEX:
             few = f"of sex {sex}, which has fewer than {FEWEST_OF_SEX}"
-            _say_left_out(persons, is_of_sex, few, say)
+            _log_left_out(persons, is_of_sex, few)
             persons = persons[~is_of_sex]
     return persons
 
@@ -212,13 +219,12 @@ def _too_few(persons: pd.DataFrame, settings: CohortSettings) -> EvaluationError
     )
 
 
-def _say_left_out(
-    persons: pd.DataFrame, are_left_out: pd.Series, why: str, say: Callable[[str], None]
-) -> None:
-    """Report the persons who are left out of the norms."""
+def _log_left_out(persons: pd.DataFrame, are_left_out: pd.Series, why: str) -> None:
+    """Log the persons who are left out of the norms."""
     names = list(persons.index[are_left_out])
     if names:
-        say(f"left out: {count(len(names), 'person')} {why}: {_some(names)}")
+        persons_out = count(len(names), "person")
+        _log.info("left out: %s %s: %s", persons_out, why, _some(names))
 
 
 def _some(names: Sequence[str]) -> str:

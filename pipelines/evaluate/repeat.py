@@ -7,6 +7,7 @@ pairs.csv has every pair of scans, repeat.csv every value, structures.csv the me
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate_repeat"]
 
+_log = logging.getLogger(__name__)
+
 _OUTPUTS = ("pairs.csv", "repeat.csv", "structures.csv", "report.html")
 # Columns of pairs.csv that describe the registration of two scans.
 _FACTS = ("likeness", "turned_deg", "shifted_mm", "stretch_percent")
@@ -122,12 +125,11 @@ def evaluate_repeat(
     settings: EvaluationSettings,
     *,
     progress: Callable[[_Done, int, int], object] = lambda result, done, total: None,
-    say: Callable[[str], None] = lambda line: None,
 ) -> Exit:
     """Compare the maps of every two scans of each person, write the tables and the page.
 
-    `progress(result, done, total)` is called after each pair, `say` with a line for each pair that
-    failed and for each guess that needs checking. EvaluationError if nothing can be compared.
+    `progress(result, done, total)` is called after each pair; pairs that failed and guesses that
+    need checking are logged. EvaluationError if nothing can be compared.
     """
     started = datetime.now(UTC)
     for option in _NOT_HERE:
@@ -142,8 +144,8 @@ def evaluate_repeat(
     refuse_foreign(settings.out, _OUTPUTS)
     scheme = load_scheme(settings.labels)
     notes = {model: read_notes(place) for model, place in settings.models.items()}
-    scans, unfit = _find_scans(settings, scheme, notes, say)
-    tasks, alone = _plan(settings, scheme, scans, notes, say)
+    scans, unfit = _find_scans(settings, scheme, notes)
+    tasks, alone = _plan(settings, scheme, scans, notes)
 
     failed = []
     fit = []
@@ -167,12 +169,12 @@ def evaluate_repeat(
     )
     for result in done:
         if result.failure:
-            say(f"{result.subject}: {result.failure}")
+            _log.warning("%s: %s", result.subject, result.failure)
     corrected = corrected_among(
         [file for scan in scans for file in scan.predictions.values()]
     )
     if corrected:
-        say(corrected)
+        _log.info("%s", corrected)
 
     with claimed(settings.out, _OUTPUTS):
         pairs = _pairs_table(done, alone)
@@ -210,14 +212,13 @@ def _find_scans(
     settings: EvaluationSettings,
     scheme: LabelScheme,
     notes: Mapping[str, LedgerNotes],
-    say: Callable[[str], None],
 ) -> tuple[list[_Scan], dict[Path, str]]:
     """Find the scans with their label maps and predictions, and the predictions that are unfit."""
     assert settings.images is not None
     labels: list[ScanFile] = []
     if settings.truth is not None:
         labels = find_files(settings.truth, parcels=scheme.has_parcels)
-    found, unfit = find_predictions(settings, scheme, notes, say)
+    found, unfit = find_predictions(settings, scheme, notes)
     maps = {"": labels, **found}
     every_map = [file.path for files in maps.values() for file in files]
     images = find_images(settings.images, every_map)
@@ -226,7 +227,7 @@ def _find_scans(
     for maker, files in maps.items():
         pairing = pair_files(images, files, guess=True)
         for guess in pairing.guesses:
-            say(f"check it: {guess}")
+            _log.warning("check it: %s", guess)
         map_of[maker] = {pair.truth.path: pair.prediction for pair in pairing.pairs}
     scans = []
     for image in images:
@@ -244,7 +245,6 @@ def _plan(
     scheme: LabelScheme,
     scans: Sequence[_Scan],
     notes: Mapping[str, LedgerNotes],
-    say: Callable[[str], None],
 ) -> tuple[list[_Task], list[tuple[str, str, str]]]:
     """Plan a task for every two scans of each person.
 
@@ -266,7 +266,7 @@ def _plan(
     cases = [Case(name, scan.image.path, name) for name, scan in by_id.items()]
     tasks = []
     alone = []
-    for person in persons_of(cases, None, settings.persons, say):
+    for person in persons_of(cases, None, settings.persons):
         with_map: list[_Scan] = []
         for case in person.scans:
             scan = by_id[case.id]

@@ -186,7 +186,7 @@ class _Stderr(logging.Handler):
 
 @contextmanager
 def log_lines(quiet: bool) -> Iterator[None]:
-    """Print trinat's log from INFO on to stderr within the block; with `quiet` nothing.
+    """Print trinat's log to stderr within the block; with `quiet` only warnings.
 
     A nested block has no effect, so that no line is printed twice.
     """
@@ -194,12 +194,9 @@ def log_lines(quiet: bool) -> Iterator[None]:
     if any(isinstance(each, _Stderr | logging.NullHandler) for each in logger.handlers):
         yield
         return
-    # Without any handler, Python itself would print warnings.
-    handler: logging.Handler = logging.NullHandler()
+    handler = _Stderr()
     level = logger.level
-    if not quiet:
-        handler = _Stderr()
-        logger.setLevel(logging.INFO)
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)
     logger.addHandler(handler)
     try:
         yield

@@ -169,7 +169,7 @@ def _predict(
             shown.on_entry(entry)
 
         silent = Listener()
-        heard = replace(shown, on_entry=note, on_remark=silent.on_remark)
+        heard = replace(shown, on_entry=note)
         if not sum_up:
             heard = replace(heard, on_end=silent.on_end)
         engine = partial(engine, on_stage=heard.on_stage)

@@ -14,7 +14,7 @@ from typing import Any
 from trinat.pipelines.common.models import say_licences
 from trinat.pipelines.common.text import count
 from trinat.pipelines.jobs.process import GRACE_S
-from trinat.pipelines.jobs.progress import STAGE_S, Progress, progress
+from trinat.pipelines.jobs.progress import STAGE_S, Progress, log_lines, progress
 from trinat.pipelines.predict.recorder import Outcome, sum_of
 from trinat.pipelines.predict.run import Listener, predict
 from trinat.pipelines.predict.settings import PredictRequest
@@ -39,7 +39,10 @@ def run_with_progress(
     interactive = sys.stderr.isatty()
     say_licences(request.model for request in requests)
     for request in requests:
-        with listener(quiet=quiet, as_json=as_json, interactive=interactive) as heard:
+        with (
+            log_lines(quiet),
+            listener(quiet=quiet, as_json=as_json, interactive=interactive) as heard,
+        ):
             outcomes.append(predict(request, heard))
         if outcomes[-1].interrupted:
             break
@@ -57,7 +60,6 @@ def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Liste
         yield Listener(
             on_entry=_say_entry_as_json,
             on_end=say_outcome_as_json,
-            on_remark=_say_remark,
         )
         return
     began = time.monotonic()
@@ -67,7 +69,6 @@ def listener(*, quiet: bool, as_json: bool, interactive: bool) -> Iterator[Liste
             on_start=reporter.start,
             on_entry=reporter.hear,
             on_end=reporter.end,
-            on_remark=_say_remark,
             on_stage=reporter.enter,
             on_stop=reporter.stop,
         )
@@ -171,11 +172,6 @@ class _Reporter:
         sys.stderr.write(f"{line}: {where}\n")
         if outcome.interrupted:
             sys.stderr.write("stopped before the end: the same command goes on\n")
-
-
-def _say_remark(line: str) -> None:
-    """Print how a table was read, on stderr even with JSON lines, which go to stdout."""
-    sys.stderr.write(f"trinat: {one_line(line)}\n")
 
 
 def _say_entry_as_json(entry: Entry) -> None:

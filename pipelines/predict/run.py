@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from collections import Counter
@@ -65,6 +66,8 @@ from trinat.segmentation.metrics.norms import Norms
 from trinat.segmentation.models.zoo import find_model, is_for_any_contrast
 from trinat.segmentation.timing import stage
 
+_log = logging.getLogger(__name__)
+
 _BIDS_FILES = (
     *("dataset_description.json", "README.md", ".bidsignore"),
     *(LABEL_TABLE, PARCEL_TABLE, CALLOSUM_TABLE),
@@ -86,7 +89,6 @@ class Listener:
 
     - `on_start` gets the number of inputs, `on_entry` the entry of each input, and `on_end` the
       outcome and the output folder.
-    - `on_remark` gets sentences on files that are not read, and on how tables of persons were read.
     - `on_stage` gets the current work as in `local_engine`, and ("", "starting") before that.
     - `on_stop` is called when a signal asks the run to stop, while it finishes cases in hand.
     """
@@ -94,7 +96,6 @@ class Listener:
     on_start: Callable[[int], object] = _ignore
     on_entry: Callable[[Entry], object] = _ignore
     on_end: Callable[[Outcome, Path], object] = _ignore
-    on_remark: Callable[[str], object] = _ignore
     on_stage: Callable[[str, str], None] = _ignore
     on_stop: Callable[[], object] = _ignore
 
@@ -118,16 +119,16 @@ def predict(request: PredictRequest, heard: Listener | None = None) -> Outcome:
             )
     # Report remarks even if there are no cases: they explain what was left out.
     for remark in found.remarks:
-        heard.on_remark(remark)
+        _log.info("%s", remark)
     if not found.cases and not found.refusals:
         raise InputError(
             "nothing to segment", remedy="name scans, or folders that hold some"
         )
     if isinstance(request.output.reference, Norms):
-        found = replace(found, cases=_with_facts(request, found, heard.on_remark))
+        found = replace(found, cases=_with_facts(request, found))
     if request.output.fmriprep:
-        _check_for_fmriprep(request.suffix, found, heard.on_remark)
-    units, refusals = _inputs_of_part(request, found, heard.on_remark)
+        _check_for_fmriprep(request.suffix, found)
+    units, refusals = _inputs_of_part(request, found)
     cases = [case for unit in units for case in unit.scans]
     given = len(cases) + len(refusals)
     work = request.out / WORK
@@ -160,9 +161,7 @@ def predict(request: PredictRequest, heard: Listener | None = None) -> Outcome:
     return outcome
 
 
-def _check_for_fmriprep(
-    suffix: str, found: Found, say: Callable[[str], object]
-) -> None:
+def _check_for_fmriprep(suffix: str, found: Found) -> None:
     """Raise if fMRIPrep cannot use the results; report persons with more scans than it accepts."""
     if found.bids_root is None or suffix != T1W:
         raise ConfigError(
@@ -172,15 +171,14 @@ def _check_for_fmriprep(
     scans = Counter(f"sub-{case.entities['sub']}" for case in found.cases)
     several = [person for person in natsorted(scans) if scans[person] > 1]
     if several:
-        say(
-            f"fMRIPrep takes the results of one T1w scan a person: {some(several)} have several "
-            "(docs/fmriprep.md)"
+        _log.warning(
+            "fMRIPrep takes the results of one T1w scan a person: %s have several "
+            "(docs/fmriprep.md)",
+            some(several),
         )
 
 
-def _with_facts(
-    request: PredictRequest, found: Found, say: Callable[[str], object]
-) -> tuple[Case, ...]:
+def _with_facts(request: PredictRequest, found: Found) -> tuple[Case, ...]:
     """Return the cases with age, sex and intracranial volume of their persons, for norms."""
     table = request.people
     if table is None:
@@ -189,11 +187,11 @@ def _with_facts(
                 "norms need age and sex of each person", remedy="give --participants"
             )
         table = found.bids_root / "participants.tsv"
-    return tuple(with_facts(found.cases, table, say, strict=request.strict))
+    return tuple(with_facts(found.cases, table, strict=request.strict))
 
 
 def _inputs_of_part(
-    request: PredictRequest, found: Found, say: Callable[[str], object]
+    request: PredictRequest, found: Found
 ) -> tuple[Sequence[Work], Sequence[Refusal]]:
     """Return the cases and refusals of the request's shard; the first shard reports all refusals.
 
@@ -202,7 +200,7 @@ def _inputs_of_part(
     given: Sequence[Work] = found.cases
     if request.output.longitudinal:
         persons = persons_of(
-            found.cases, found.bids_root, request.persons, say, strict=request.strict
+            found.cases, found.bids_root, request.persons, strict=request.strict
         )
         given = [person.unit for person in persons]
     shard = request.shard

@@ -237,9 +237,7 @@ def _with_facts(
     """Add what a participants table says to subjects; its facts win over those that are there."""
     names = [(subject.id, subject.person) for subject in found]
     is_given = table == config.participants
-    matched = match_participants(
-        table, names, _log.info, strict=config.strict, is_given=is_given
-    )
+    matched = match_participants(table, names, strict=config.strict, is_given=is_given)
     # A scan without a row has the facts of the person's other scan.
     of_person = {person: facts for (_, person), facts in matched.facts.items()}
     subjects = []

@@ -1,12 +1,13 @@
 """Messages about participants tables: what was understood, and what was not.
 
-Commands print a few lines or raise; `trinat people` prints everything.
+Commands log a few lines or raise; `trinat people` prints everything.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from trinat.pipelines.study.files import find_files
@@ -19,6 +20,8 @@ from trinat.pipelines.study.participants_table import (
 from trinat.segmentation.data.identity import Named as NamedScan
 from trinat.segmentation.data.identity import clash_among, identify
 from trinat.segmentation.errors import ConfigError, DatasetError, one_line
+
+_log = logging.getLogger(__name__)
 
 # Lines printed by a command; the page of a report has all.
 _MOST_LINES = 5
@@ -37,23 +40,24 @@ def report_table(
     table: Path,
     notes: Sequence[str],
     doubts: Sequence[str],
-    say: Callable[[str], object],
     *,
     strict: bool = False,
 ) -> None:
-    """Print how a table was read and what was not understood, in five lines at most.
+    """Log how a table was read and what was not understood, in five lines at most.
 
     With `strict`, doubts raise a DatasetError.
     """
     if strict and doubts:
         raise _doubtful(table, doubts, "mend the table, or leave out --strict")
-    lines = [*notes, *doubts]
+    lines = [(logging.INFO, note) for note in notes]
+    lines += [(logging.WARNING, doubt) for doubt in doubts]
     if len(lines) > _MOST_LINES:
         more = len(lines) - _MOST_LINES + 1
         shows_all = f"{more} more: `trinat people {table.name}` shows all"
-        lines = [*lines[: _MOST_LINES - 1], shows_all]
-    for line in lines:
-        say(f"{table.name}: {line}")
+        level = logging.WARNING if doubts else logging.INFO
+        lines = [*lines[: _MOST_LINES - 1], (level, shows_all)]
+    for level, line in lines:
+        _log.log(level, "%s: %s", table.name, line)
 
 
 def refuse_strangers(table: Path, people: Participants, matched: Matched) -> None:
@@ -94,12 +98,11 @@ def refuse_merged_persons(table: Path, people: Participants, matched: Matched) -
 def match_participants(
     table: Path,
     names: Iterable[Named],
-    say: Callable[[str], object],
     *,
     strict: bool = False,
     is_given: bool = True,
 ) -> Matched:
-    """Match scans to the rows of a table, and print how the table was read.
+    """Match scans to the rows of a table, and log how the table was read.
 
     A table that is not given by the user belongs to the dataset, and may miss its scans or itself.
     ConfigError for a given table that is not there, DatasetError for one that has none of the
@@ -112,56 +115,54 @@ def match_participants(
     refuse_merged_persons(table, people, matched)
     if people.facts:
         doubts = people.doubts + matched.remarks
-        report_table(table, people.notes, doubts, say, strict=strict)
+        report_table(table, people.notes, doubts, strict=strict)
     return matched
 
 
-def show_participants(
-    table: Path,
-    results: Path | None,
-    say: Callable[[str], object],
-    *,
-    strict: bool = False,
-) -> None:
-    """Print what is understood of a table, and what is not; with `results`, the rows of its scans.
+def describe_table(
+    table: Path, results: Path | None, *, strict: bool = False
+) -> Iterator[str]:
+    """Yield lines on what is understood of a table and what is not.
 
-    The output is a table of tab-separated values, between lines that begin with #. DatasetError for
+    With `results`, the rows of its scans are included.
+
+    The lines are a table of tab-separated values, between lines that begin with #. DatasetError for
     a table that is refused, for one that has none of the scans, and with `strict` for doubts.
     """
     if not table.is_file():
         raise ConfigError("no such table", where=table)
     people = inspect_participants(table)
     for kind, title in people.columns.items():
-        say(f"# {kind}: the column {title!r}")
+        yield f"# {kind}: the column {title!r}"
     for note in people.notes:
-        say(f"# {note}")
+        yield f"# {note}"
     doubts = list(people.doubts)
     if results is None:
-        say("\t".join(("person", *_COLUMNS)))
+        yield "\t".join(("person", *_COLUMNS))
         for name, facts in people.facts.items():
-            say(_row(name, *_cells(facts)))
+            yield _row(name, *_cells(facts))
     else:
         files = find_files(results)
         matched = people.match((file.name, file.person) for file in files)
         refuse_strangers(table, people, matched)
         refuse_merged_persons(table, people, matched)
-        say("\t".join(("scan", "person", "visit", "row", *_COLUMNS)))
+        yield "\t".join(("scan", "person", "visit", "row", *_COLUMNS))
         for file in files:
             row = matched.rows.get((file.name, file.person), "")
             facts = matched.of(file.name, file.person)
-            say(_row(file.name, file.person, file.visit, row, *_cells(facts)))
+            yield _row(file.name, file.person, file.visit, row, *_cells(facts))
         used = set(matched.rows.values())
         without = [name for name in people.facts if name not in used]
         if without:
-            say(f"# rows without a scan: {', '.join(without)}")
+            yield f"# rows without a scan: {', '.join(without)}"
         doubts += matched.remarks
         clash = clash_among(file.person for file in files)
         if clash:
             doubts.append(clash)
     for problem in people.problems:
-        say(one_line(f"# refused: {problem}"))
+        yield one_line(f"# refused: {problem}")
     for doubt in doubts:
-        say(one_line(f"# not understood: {doubt}"))
+        yield one_line(f"# not understood: {doubt}")
     refuse_problems(table, people)
     if strict and doubts:
         raise _doubtful(table, doubts, "mend the table")

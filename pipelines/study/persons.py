@@ -5,10 +5,11 @@ Imports no torch and no volumes, so that the command line starts quickly.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from pathlib import Path
@@ -34,6 +35,8 @@ from trinat.segmentation.io.cells import (
     number_in,
 )
 from trinat.segmentation.io.files import read_table
+
+_log = logging.getLogger(__name__)
 
 _NEEDED_COLUMNS = ("scan", "person")
 _DAYS_OF_YEAR = 365.25
@@ -70,7 +73,6 @@ def persons_of(
     cases: Sequence[Case],
     bids_root: Path | None,
     table: Path | None,
-    say: Callable[[str], object] = lambda line: None,
     *,
     strict: bool = False,
 ) -> list[Person]:
@@ -78,14 +80,14 @@ def persons_of(
 
     A table (scan, person, date, group) assigns scans to persons. Without a table they are assigned
     by a BIDS dataset, or by name: OAS1_0001_MR1 and OAS1_0001_MR2 are two scans of OAS1_0001. Any
-    other scan belongs to a person of its own. `say` is called with everything in tables that is not
-    understood; with `strict` this raises a DatasetError.
+    other scan belongs to a person of its own. What is not understood of tables is logged;
+    with `strict` it raises a DatasetError.
     """
     known: dict[str, _Visit] = {}
     if table is not None:
-        known = _from_table(cases, table, say, strict=strict)
+        known = _from_table(cases, table, strict=strict)
     elif bids_root is not None:
-        known = _from_bids(cases, bids_root, say, strict=strict)
+        known = _from_bids(cases, bids_root, strict=strict)
     scans: dict[str, list[Case]] = defaultdict(list)
     visits: dict[str, list[_Visit]] = defaultdict(list)
     identities = _named(cases)
@@ -95,7 +97,7 @@ def persons_of(
         if case.id not in known
     )
     if clash:
-        say(clash)
+        _log.warning("%s", clash)
     for case, named in zip(cases, identities, strict=True):
         visit = known.get(case.id) or _Visit(named.person)
         scans[visit.person].append(case)
@@ -116,15 +118,13 @@ def _named(cases: Sequence[Case]) -> list[Identity]:
 def with_facts(
     cases: Sequence[Case],
     table: Path,
-    say: Callable[[str], object],
     *,
     strict: bool = False,
 ) -> list[Case]:
     """Return the cases with the facts about their persons from a participants table.
 
-    `say` is called with everything in it that is not understood; with `strict` this raises a
-    DatasetError, and so does a table without any person of the scans. ConfigError is raised if the
-    table does not exist.
+    What is not understood of it is logged; with `strict` it raises a DatasetError, and so does a
+    table without any person of the scans. ConfigError is raised if the table does not exist.
     """
     if not table.is_file():
         raise ConfigError(
@@ -134,7 +134,7 @@ def with_facts(
         )
     named = zip(cases, _named(cases), strict=True)
     names = [(case.stem, identity.person) for case, identity in named]
-    matched = match_participants(table, names, say, strict=strict)
+    matched = match_participants(table, names, strict=strict)
     return [
         replace(case, facts=matched.of(*name))
         for case, name in zip(cases, names, strict=True)
@@ -144,7 +144,6 @@ def with_facts(
 def _from_bids(
     cases: Sequence[Case],
     root: Path,
-    say: Callable[[str], object],
     *,
     strict: bool,
 ) -> dict[str, _Visit]:
@@ -187,8 +186,8 @@ def _from_bids(
         if visit.person in several:
             known[case_id] = replace(visit, group="")
     if people.facts:
-        report_table(table, people.notes, remarks, say, strict=strict)
-    report_table(root / "acq_time", (), doubts, say, strict=strict)
+        report_table(table, people.notes, remarks, strict=strict)
+    report_table(root / "acq_time", (), doubts, strict=strict)
     return known
 
 
@@ -232,7 +231,6 @@ def _times_in(
 def _from_table(
     cases: Sequence[Case],
     path: Path,
-    say: Callable[[str], object],
     *,
     strict: bool,
 ) -> dict[str, _Visit]:
@@ -292,7 +290,7 @@ def _from_table(
     if unnamed:
         named = ", ".join(unnamed[:_MOST_NAMED])
         doubts.append(f"{len(unnamed)} of {len(cases)} scans are not in it: {named}")
-    report_table(path, notes, doubts, say, strict=strict)
+    report_table(path, notes, doubts, strict=strict)
     return known
 
 

@@ -257,13 +257,15 @@ def test_the_printed_snippet_recomputes_z(written: Path, page: str) -> None:
         assert row["again"] == pytest.approx(row["z"], abs=1e-6)
 
 
-def test_maps_of_one_name_go_by_their_files(tmp_path: Path) -> None:
+def test_maps_of_one_name_go_by_their_files(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
     for name in ("sub-01_T1w_dseg", "sub-01_desc-old_dseg", "sub-02_T1w_dseg"):
         Volume(labels(1), AFFINE).write(tmp_path / f"{name}.nii.gz", labels=True)
-    said: list[str] = []
+    logged.clear()
     settings = CohortSettings(tmp_path, tmp_path / "report", jobs=1)
-    assert report_cohort(settings, say=said.append) == Exit.OK
-    (remark,) = said
+    assert report_cohort(settings) == Exit.OK
+    (remark,) = logged.messages
     assert remark.endswith(" are both of sub-01: each map counts as a scan")
     table = pd.read_csv(tmp_path / "report/volumes.csv", keep_default_na=False)
     assert set(zip(table["subject"], table["session"], strict=True)) == {
@@ -282,13 +284,15 @@ def test_few_scans_have_no_outliers(settings: CohortSettings, tmp_path: Path) ->
     assert "Too few scans to find outliers" in (few.out / "report.html").read_text()
 
 
-def test_a_damaged_map_is_a_failure_and_the_rest_is_reported(tmp_path: Path) -> None:
+def test_a_damaged_map_is_a_failure_and_the_rest_is_reported(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
     Volume(labels(1), AFFINE).write(tmp_path / "good_dseg.nii.gz", labels=True)
     (tmp_path / "bad_dseg.nii.gz").write_bytes(b"damaged")
     settings = CohortSettings(tmp_path, tmp_path / "out", jobs=1)
-    said: list[str] = []
-    assert report_cohort(settings, say=said.append) == Exit.SOME_FAILED
-    assert [line.split(":")[0] for line in said] == ["bad"]
+    logged.clear()
+    assert report_cohort(settings) == Exit.SOME_FAILED
+    assert [line.split(":")[0] for line in logged.messages] == ["bad"]
     page = (settings.out / "report.html").read_text()
     assert "1 of 2 scans have failed." in page
 
@@ -327,19 +331,25 @@ def write_graded(folder: Path, grades: list[str]) -> None:
     ],
 )
 def test_a_rejected_scan_is_in_no_number_of_the_group(
-    tmp_path: Path, excluded: tuple[str, ...], counted: list[str], left_out: list[str]
+    tmp_path: Path,
+    excluded: tuple[str, ...],
+    counted: list[str],
+    left_out: list[str],
+    logged: pytest.LogCaptureFixture,
 ) -> None:
     write_graded(tmp_path, ["pass", "pass", "look", "reject"])
     settings = CohortSettings(tmp_path, tmp_path / "out", excluded=excluded, jobs=1)
-    said: list[str] = []
-    assert report_cohort(settings, say=said.append) == Exit.OK
+    logged.clear()
+    assert report_cohort(settings) == Exit.OK
     table = pd.read_csv(tmp_path / "out/volumes.csv")
     assert sorted(table["subject"].unique()) == counted
     page = (tmp_path / "out/report.html").read_text()
     named = re.findall(r'id="left-out-table".*?</table>', page, re.DOTALL)
     assert bool(named) == bool(left_out)
     reasons = {"s3": "graded look: reason 3", "s4": "graded reject: reason 4"}
-    assert said == [f"{scan}: left out, {reasons[scan]}" for scan in left_out]
+    assert logged.messages == [
+        f"{scan}: left out, {reasons[scan]}" for scan in left_out
+    ]
     for scan in left_out:
         assert reasons[scan] in named[0]
     if left_out:
@@ -507,7 +517,9 @@ def test_volumes_are_adjusted_by_the_ledger_else_by_the_table(
         report_cohort(replace(settings, participants=None))
 
 
-def test_intracranial_volumes_of_two_kinds_are_named(tmp_path: Path) -> None:
+def test_intracranial_volumes_of_two_kinds_are_named(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
     out = write_study(tmp_path / "out", ["a", "b"])
     entry = read_entries([out / "run.jsonl"])["a"]
     measured = entry.result.model_copy(
@@ -518,26 +530,28 @@ def test_intracranial_volumes_of_two_kinds_are_named(tmp_path: Path) -> None:
     people = tmp_path / "people.tsv"
     people.write_text("participant_id\teTIV\na\t1500000\nb\t1300000\n")
     settings = CohortSettings(out, tmp_path / "report", participants=people, jobs=1)
-    said: list[str] = []
-    report_cohort(settings, say=said.append)
+    logged.clear()
+    report_cohort(settings)
     told = "the intracranial volume of 1 scans is measured, that of 1 is the table's"
-    assert any(line.startswith(told) for line in said)
+    assert any(line.startswith(told) for line in logged.messages)
     people.write_text("participant_id\teTIV\na\t1500000\n")
-    said.clear()
-    report_cohort(settings, say=said.append)
-    assert not any("intracranial" in line for line in said)
+    logged.clear()
+    report_cohort(settings)
+    assert not any("intracranial" in line for line in logged.messages)
 
 
-def test_results_of_two_models_are_named(tmp_path: Path) -> None:
+def test_results_of_two_models_are_named(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
     out = write_study(tmp_path / "out", ["a", "b"])
-    said: list[str] = []
-    report_cohort(CohortSettings(out, tmp_path / "report", jobs=1), say=said.append)
-    assert not any("models" in line for line in said)
+    logged.clear()
+    report_cohort(CohortSettings(out, tmp_path / "report", jobs=1))
+    assert not any("models" in line for line in logged.messages)
     entry = read_entries([out / "run.jsonl"])["a"]
     with Ledger(out / "run.jsonl") as ledger:
         ledger.add(replace(entry, model="another"))
-    report_cohort(CohortSettings(out, tmp_path / "report", jobs=1), say=said.append)
-    assert "results of 2 models, whose volumes differ" in said
+    report_cohort(CohortSettings(out, tmp_path / "report", jobs=1))
+    assert "results of 2 models, whose volumes differ" in logged.messages
     page = (tmp_path / "report" / "report.html").read_text()
     assert "2: volumes of different models differ" in page
 
@@ -605,21 +619,23 @@ def test_a_table_that_has_nobody_of_these_is_an_error(tmp_path: Path) -> None:
         report_cohort(settings)
 
 
-def test_what_is_not_understood_is_said_or_with_strict_an_error(tmp_path: Path) -> None:
+def test_what_is_not_understood_is_said_or_with_strict_an_error(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
     maps(tmp_path / "maps", "sub-01", "sub-02")
     table = tmp_path / "people.tsv"
     table.write_text("participant_id\tage\n1\t999\n")
     settings = CohortSettings(
         tmp_path / "maps", tmp_path / "out", participants=table, jobs=1
     )
-    said: list[str] = []
-    assert report_cohort(settings, say=said.append) == Exit.OK
-    assert said == [
+    logged.clear()
+    assert report_cohort(settings) == Exit.OK
+    assert logged.messages == [
         "people.tsv: row 2, age: '999' is no age from 0 to 120 years",
         "people.tsv: 1 of 2 persons are not in the table: sub-02",
     ]
     page = html.unescape((tmp_path / "out/report.html").read_text())
-    assert all(line.partition(": ")[2] in page for line in said)
+    assert all(line.partition(": ")[2] in page for line in logged.messages)
     with pytest.raises(DatasetError, match=r"'999' is no age .*\(and 1 more\)"):
         report_cohort(replace(settings, strict=True))
 
@@ -635,17 +651,19 @@ def test_scans_of_a_person_of_oasis_are_one_person_s(tmp_path: Path) -> None:
     assert "3 scans of 2 people" in (tmp_path / "out/report.html").read_text()
 
 
-def test_persons_of_two_sites_stay_apart_and_are_named(tmp_path: Path) -> None:
+def test_persons_of_two_sites_stay_apart_and_are_named(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
     maps(tmp_path / "maps", "A/sub-01_T1w", "B/sub-01_T1w", "B/sub-02_T1w")
-    said: list[str] = []
+    logged.clear()
     settings = CohortSettings(tmp_path / "maps", tmp_path / "out", jobs=1)
-    report_cohort(settings, say=said.append)
+    report_cohort(settings)
     assert {person for person, _ in people_in(tmp_path / "out")} == {
         "A/sub-01",
         "B/sub-01",
         "B/sub-02",
     }
-    assert said == [
+    assert logged.messages == [
         "persons of one name in several folders are taken as several: A/sub-01, B/sub-01, ..."
     ]
 
@@ -674,18 +692,22 @@ def test_the_ledgers_of_folders_below_and_above_count(tmp_path: Path) -> None:
 
 
 def test_a_scan_without_parcels_is_not_measured_as_if_it_had_none_of_each(
-    tmp_path: Path,
+    tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     out = write_study(tmp_path / "out", ["a", "b"], with_parcels=["a"])
     settings = CohortSettings(out, tmp_path / "report", labels="desikan", jobs=1)
-    said: list[str] = []
-    assert report_cohort(settings, say=said.append) == Exit.SOME_FAILED
-    assert any(line.startswith("b: ") and "has no parcels" in line for line in said)
+    logged.clear()
+    assert report_cohort(settings) == Exit.SOME_FAILED
+    assert any(
+        line.startswith("b: ") and "has no parcels" in line for line in logged.messages
+    )
     volumes = pd.read_csv(tmp_path / "report/volumes.csv")
     assert set(volumes["subject"]) == {"a"}
 
 
-def test_a_rating_of_the_structures_counts_for_parcels(tmp_path: Path) -> None:
+def test_a_rating_of_the_structures_counts_for_parcels(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
     out = write_study(tmp_path / "out", ["a", "b"], with_parcels=["a", "b"])
     digest = sha256_of(out / "b_dseg.nii.gz")
     ratings = tmp_path / "ratings.tsv"
@@ -697,9 +719,12 @@ def test_a_rating_of_the_structures_counts_for_parcels(tmp_path: Path) -> None:
         settings = CohortSettings(
             out, tmp_path / labels, labels=labels, ratings=ratings, jobs=1
         )
-        said: list[str] = []
-        report_cohort(settings, say=said.append)
-        assert any("Left out by ratings: 1 scan, 0 structures" in line for line in said)
+        logged.clear()
+        report_cohort(settings)
+        assert any(
+            "Left out by ratings: 1 scan, 0 structures" in line
+            for line in logged.messages
+        )
         left_out = pd.read_csv(tmp_path / labels / "left_out.csv")
         assert left_out["reason"].tolist() == ["rejected by ann"]
 

@@ -108,7 +108,7 @@ def test_parcels_from_before_a_correction_are_named(
 
 @pytest.mark.parametrize(("uncorrected", "dice"), [(False, 1), (True, 54 / 55)])
 def test_evaluate_measures_corrections_and_says_so(
-    study: Path, uncorrected: bool, dice: float
+    study: Path, uncorrected: bool, dice: float, logged: pytest.LogCaptureFixture
 ) -> None:
     settings = evaluation.EvaluationSettings(
         truth=study / "truth",
@@ -118,35 +118,37 @@ def test_evaluate_measures_corrections_and_says_so(
         tables_only=True,
         uncorrected=uncorrected,
     )
-    said: list[str] = []
-    assert evaluation.evaluate_predictions(settings, say=said.append) == Exit.OK
+    logged.clear()
+    assert evaluation.evaluate_predictions(settings) == Exit.OK
     rows = pd.read_csv(study / "evaluation/metrics.csv").set_index(
         ["subject", "structure", "metric"]
     )
     found = rows.loc[("c", "Right-Thalamus", "dice"), "value"]
     assert found == pytest.approx(dice)
     told = "fast: 1 of 3 label maps are corrected by hand; --uncorrected takes them as they were"
-    assert any(line.startswith(told) for line in said) is not uncorrected
+    assert any(line.startswith(told) for line in logged.messages) is not uncorrected
 
 
 def test_report_counts_a_corrected_scan_whatever_grade_its_result_had(
-    study: Path,
+    study: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     settings = cohort.CohortSettings(
         predictions=study / "out", out=study / "report", jobs=1
     )
-    said: list[str] = []
-    cohort.report_cohort(settings, say=said.append)
+    logged.clear()
+    cohort.report_cohort(settings)
     volumes = pd.read_csv(study / "report/volumes.csv")
     of_c = volumes[volumes["subject"] == "c"].set_index(["structure", "metric"])
     volume_mm3 = of_c.loc[("Right-Thalamus", "volume"), "value"]
     assert volume_mm3 == pytest.approx(28 * 64)
-    assert any(line.startswith("1 of 3 label maps are corrected") for line in said)
+    assert any(
+        line.startswith("1 of 3 label maps are corrected") for line in logged.messages
+    )
     assert "corrected by hand" in (study / "report/report.html").read_text()
 
 
 def test_a_correction_of_a_scan_that_has_changed_since_is_not_measured(
-    study: Path,
+    study: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     scan = study / "scans/scan2.nii.gz"
     volume = Volume.read(scan)
@@ -155,9 +157,9 @@ def test_a_correction_of_a_scan_that_has_changed_since_is_not_measured(
     settings = cohort.CohortSettings(
         predictions=study / "out", out=study / "report", jobs=1
     )
-    said: list[str] = []
-    cohort.report_cohort(settings, say=said.append)
-    assert any("c: is an old result" in line for line in said)
+    logged.clear()
+    cohort.report_cohort(settings)
+    assert any("c: is an old result" in line for line in logged.messages)
 
 
 def test_a_correction_of_what_a_scan_was_before_is_not_measured(study: Path) -> None:
@@ -215,17 +217,19 @@ def test_a_correction_that_is_empty_or_mirrored_does_not_count(
     assert _counting(out) == (set(), 0)
 
 
-def test_a_correction_of_a_part_of_the_grid_is_not_measured(tmp_path: Path) -> None:
+def test_a_correction_of_a_part_of_the_grid_is_not_measured(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
     out = write_study(tmp_path / "out", ["a", "b"])
     result = Volume.read(out / "a_dseg.nii.gz", labels=True)
     Volume(result.data[:17], result.affine).write(
         out / "a_desc-corrected_dseg.nii.gz", labels=True
     )
-    said: list[str] = []
+    logged.clear()
     settings = cohort.CohortSettings(out, tmp_path / "report", jobs=1)
-    assert cohort.report_cohort(settings, say=said.append) == Exit.SOME_FAILED
+    assert cohort.report_cohort(settings) == Exit.SOME_FAILED
     told = "is on another grid than the result that it corrects"
-    assert any(line.startswith("a: ") and told in line for line in said)
+    assert any(line.startswith("a: ") and told in line for line in logged.messages)
 
 
 def test_a_correction_in_another_format_is_one_too(tmp_path: Path) -> None:

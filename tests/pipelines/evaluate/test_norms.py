@@ -65,13 +65,8 @@ def settings(controls: Path) -> CohortSettings:
     return CohortSettings(controls, controls / "unused", labels="quicknat33", jobs=1)
 
 
-def make(
-    settings: CohortSettings, out: Path, group: str | None = "control"
-) -> list[str]:
-    said: list[str] = []
-    status = make_norms(settings, out, group, lambda *_: None, said.append)
-    assert status == Exit.OK
-    return said
+def make(settings: CohortSettings, out: Path, group: str | None = "control") -> None:
+    assert make_norms(settings, out, group, lambda *_: None) == Exit.OK
 
 
 @pytest.fixture(scope="module")
@@ -133,13 +128,17 @@ def people_of(
 
 
 def test_who_lacks_an_age_is_left_out_and_named(
-    settings: CohortSettings, tmp_path: Path
+    settings: CohortSettings,
+    tmp_path: Path,
+    logged: pytest.LogCaptureFixture,
 ) -> None:
     change = {"s07": "s07\tn/a\tM\tcontrol\t1500000"}
     asked = people_of(settings, tmp_path / "people.tsv", change)
-    said = make(asked, tmp_path / "norms.tsv")
-    assert "left out: 1 person without an age or a sex: s07" in said
-    assert said[-1].startswith("no norms of 31 structures, which fewer than 80 persons")
+    make(asked, tmp_path / "norms.tsv")
+    assert "left out: 1 person without an age or a sex: s07" in logged.messages
+    assert logged.messages[-1].startswith(
+        "no norms of 31 structures, which fewer than 80 persons"
+    )
     persons = pd.read_csv(tmp_path / "norms.tsv", sep="\t")["persons"]
     assert set(persons) == {PERSONS - 2}
 
@@ -181,17 +180,21 @@ def test_norms_of_another_model_are_refused(
 
 
 def test_whose_ages_the_norms_do_not_reach_is_named(
-    settings: CohortSettings, controls: Path, tmp_path: Path
+    settings: CohortSettings,
+    controls: Path,
+    tmp_path: Path,
+    logged: pytest.LogCaptureFixture,
 ) -> None:
     people = pd.read_csv(controls / "participants.tsv", sep="\t")
     # Persons of 30 to 37 keep their age; those of 38 to 40 become 78 to 80.
     people["age"] += 40 * (people["age"] > 37)
     people.to_csv(tmp_path / "people.tsv", sep="\t", index=False)
     asked = replace(settings, participants=tmp_path / "people.tsv")
-    said = make(asked, tmp_path / "norms.tsv")
+    make(asked, tmp_path / "norms.tsv")
     older = (people["age"] > 70) & (people["group"] == "control")
     assert any(
-        f"no norms of the ages of {older.sum()} persons (s08, " in line for line in said
+        f"no norms of the ages of {older.sum()} persons (s08, " in line
+        for line in logged.messages
     )
     rows = pd.read_csv(tmp_path / "norms.tsv", sep="\t")
     # Persons of 37 are within five years of 42.
@@ -247,7 +250,6 @@ def test_a_table_that_cannot_make_norms_is_refused_before_voxels_are_read(
             tmp_path / "norms.tsv",
             "control",
             lambda *result: measured.append(result),
-            lambda line: None,
         )
     with pytest.raises(ConfigError):  # patients and controls, and no --group
         make_norms(
@@ -255,7 +257,6 @@ def test_a_table_that_cannot_make_norms_is_refused_before_voxels_are_read(
             tmp_path / "norms.tsv",
             None,
             lambda *result: measured.append(result),
-            lambda line: None,
         )
     assert not measured
 

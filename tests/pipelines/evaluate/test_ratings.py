@@ -40,7 +40,9 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_evaluate_leaves_out_what_was_rejected_of_the_same_bytes(study: Path) -> None:
+def test_evaluate_leaves_out_what_was_rejected_of_the_same_bytes(
+    study: Path, logged: pytest.LogCaptureFixture
+) -> None:
     settings = evaluation.EvaluationSettings(
         truth=study / "truth",
         models={"fast": study / "out"},
@@ -49,8 +51,8 @@ def test_evaluate_leaves_out_what_was_rejected_of_the_same_bytes(study: Path) ->
         tables_only=True,
         ratings=study / "ratings.tsv",
     )
-    said: list[str] = []
-    assert evaluation.evaluate_predictions(settings, say=said.append) == Exit.OK
+    logged.clear()
+    assert evaluation.evaluate_predictions(settings) == Exit.OK
     pairs = pd.read_csv(study / "evaluation/pairs.csv").set_index("subject")
     assert dict(pairs["status"]) == {"a": "measured", "b": "rejected", "c": "measured"}
     assert pairs.loc["b", "note"] == "rejected by anna"
@@ -72,12 +74,12 @@ def test_evaluate_leaves_out_what_was_rejected_of_the_same_bytes(study: Path) ->
     # One rating by carl belongs to other bytes.
     assert (
         "Left out by ratings: 1 scan, 1 structure. Of other or changed label maps: 1 rating."
-        in said
+        in logged.messages
     )
 
 
 def test_a_rejected_part_of_a_structure_is_measured_with_it_and_said_to_be(
-    study: Path,
+    study: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     """Thalami are grey matter in tissue4: a rejected one does not take all of it away."""
     settings = evaluation.EvaluationSettings(
@@ -89,8 +91,8 @@ def test_a_rejected_part_of_a_structure_is_measured_with_it_and_said_to_be(
         tables_only=True,
         ratings=study / "ratings.tsv",
     )
-    said: list[str] = []
-    assert evaluation.evaluate_predictions(settings, say=said.append) == Exit.OK
+    logged.clear()
+    assert evaluation.evaluate_predictions(settings) == Exit.OK
     rows = pd.read_csv(study / "tissues/metrics.csv").set_index(
         ["subject", "structure", "metric"]
     )
@@ -98,7 +100,10 @@ def test_a_rejected_part_of_a_structure_is_measured_with_it_and_said_to_be(
     expected = (
         "Rejected but measured, as a part of a larger structure of this label scheme"
     )
-    assert any("1 scan, 0 structures. " in line and expected in line for line in said)
+    assert any(
+        "1 scan, 0 structures. " in line and expected in line
+        for line in logged.messages
+    )
     groups = cohort.CohortSettings(
         study / "out",
         study / "volumes",

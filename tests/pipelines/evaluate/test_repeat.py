@@ -134,16 +134,18 @@ def test_a_scan_without_labels_is_compared_where_it_can_be(
 
 
 def test_two_heads_are_no_pair_and_the_others_are_measured(
-    settings: EvaluationSettings, tmp_path: Path
+    settings: EvaluationSettings, tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     write_visits(tmp_path, "q", seed=1)
     other = (tmp_path / "scans/p_2.nii.gz").read_bytes()
     (tmp_path / "scans/q_2.nii.gz").write_bytes(other)
     table = write_table(tmp_path, "p", "q")
-    said: list[str] = []
-    status = evaluate_repeat(replace(settings, persons=table), say=said.append)
+    logged.clear()
+    status = evaluate_repeat(replace(settings, persons=table))
     assert status == Exit.SOME_FAILED
-    assert any("q: the two scans do not show one head" in line for line in said)
+    assert any(
+        "q: the two scans do not show one head" in line for line in logged.messages
+    )
     pairs = pd.read_csv(settings.out / "pairs.csv").set_index("person")
     assert pairs["status"].to_dict() == {"p": "measured", "q": "failed"}
 

@@ -121,7 +121,13 @@ def test_what_is_logged_is_printed_once_within_the_block(
     with log_lines(False), log_lines(False):
         log.info("%d of 2", 1)
         log.debug("a detail")
-    with log_lines(True):
-        log.warning("unheard")
     log.info("after")
     assert capsys.readouterr().err == "1 of 2\n"
+
+
+def test_only_warnings_are_printed_if_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    log = logging.getLogger("trinat.tests")
+    with log_lines(True):
+        log.info("a fact")
+        log.warning("a failure")
+    assert capsys.readouterr().err == "a failure\n"

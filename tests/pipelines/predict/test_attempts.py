@@ -93,7 +93,9 @@ def test_outputs_of_a_scan_are_deleted_when_another_in_its_place_fails(two) -> N
     assert (out / "a_dseg.nii.gz").read_bytes() == old
 
 
-def test_outputs_of_a_scan_stay_when_the_same_scan_fails(two, truth: Path) -> None:
+def test_outputs_of_a_scan_stay_when_the_same_scan_fails(
+    two, truth: Path, logged: pytest.LogCaptureFixture
+) -> None:
     scans, out = two
     old = (out / "a_dseg.nii.gz").read_bytes()
     # The input was not DICOM.
@@ -101,9 +103,9 @@ def test_outputs_of_a_scan_stay_when_the_same_scan_fails(two, truth: Path) -> No
     assert (out / "a_dseg.nii.gz").read_bytes() == old
     # The table has no rows of scans that failed in the last run.
     assert not read_rows(out / "volumes.tsv", required=("case",))
-    said: list[str] = []
+    logged.clear()
     with pytest.raises(EvaluationError):
-        _evaluated(out, truth, said)
+        _evaluated(out, truth)
 
 
 def test_what_an_older_scan_had_besides_is_deleted(two) -> None:
@@ -138,7 +140,7 @@ def test_the_result_of_a_scan_that_is_refused_now_is_told_no_more(two) -> None:
     assert list(reasons) == [out / "a_dseg.nii.gz"]
 
 
-def _evaluated(out: Path, truth: Path, said: list[str]) -> Exit:
+def _evaluated(out: Path, truth: Path) -> Exit:
     settings = EvaluationSettings(
         truth=truth,
         models={"m": out},
@@ -146,7 +148,7 @@ def _evaluated(out: Path, truth: Path, said: list[str]) -> Exit:
         jobs=1,
         tables_only=True,
     )
-    return evaluate_predictions(settings, say=said.append)
+    return evaluate_predictions(settings)
 
 
 @pytest.fixture
@@ -162,35 +164,40 @@ def truth(two) -> Path:
     return folder
 
 
-def test_evaluate_does_not_measure_what_has_failed_since(two, truth: Path) -> None:
+def test_evaluate_does_not_measure_what_has_failed_since(
+    two, truth: Path, logged: pytest.LogCaptureFixture
+) -> None:
     scans, out = two
     old = (out / "a_dseg.nii.gz").read_bytes()
     (scans / "a.nii.gz").write_bytes(b"damaged")
     run_serially(scans, out)
     # As a run of an earlier version would leave it.
     (out / "a_dseg.nii.gz").write_bytes(old)
-    said: list[str] = []
-    assert _evaluated(out, truth, said) == Exit.SOME_FAILED
+    logged.clear()
+    assert _evaluated(out, truth) == Exit.SOME_FAILED
     rows = read_rows(out.parent / "compared/pairs.csv", required=("status", "note"))
     assert {row["subject"]: row["status"] for row in rows} == {
         "a": "failed",
         "b": "measured",
     }
-    assert any("a, m: failed in trinat predict" in line for line in said)
-    assert any("a, m: is an old result" in line for line in said)
+    assert any("a, m: failed in trinat predict" in line for line in logged.messages)
+    assert any("a, m: is an old result" in line for line in logged.messages)
 
 
-def test_evaluate_does_not_measure_a_result_of_another_scan(two, truth: Path) -> None:
+def test_evaluate_does_not_measure_a_result_of_another_scan(
+    two, truth: Path, logged: pytest.LogCaptureFixture
+) -> None:
     scans, out = two
     small_scan(9).write(scans / "a.nii.gz")
-    said: list[str] = []
-    assert _evaluated(out, truth, said) == Exit.SOME_FAILED
+    logged.clear()
+    assert _evaluated(out, truth) == Exit.SOME_FAILED
     assert any(
-        "a, m: is an old result: its scan was changed since" in line for line in said
+        "a, m: is an old result: its scan was changed since" in line
+        for line in logged.messages
     )
     # Files of the folder and of its subfolders are treated alike.
     with pytest.raises(EvaluationError, match="its scan was changed since"):
-        _evaluated(out / "a_dseg.nii.gz", truth / "a.nii.gz", [])
+        _evaluated(out / "a_dseg.nii.gz", truth / "a.nii.gz")
 
 
 def test_results_in_a_folder_below_the_ledger_are_judged_by_it(tmp_path: Path) -> None:
@@ -202,37 +209,39 @@ def test_results_in_a_folder_below_the_ledger_are_judged_by_it(tmp_path: Path) -
     small_scan(9).write(scans / "p/q/a.nii.gz")
     labels = out / "p/q/a_dseg.nii.gz"
     with pytest.raises(EvaluationError, match="its scan was changed since"):
-        _evaluated(labels.parent, labels, [])
+        _evaluated(labels.parent, labels)
 
 
 def test_a_label_map_that_was_corrected_by_hand_is_measured(two, truth: Path) -> None:
     scans, out = two
     (out / "a_dseg.nii.gz").write_bytes((out / "b_dseg.nii.gz").read_bytes())
     run_serially(scans, out)
-    assert _evaluated(out, truth, []) == Exit.OK
+    assert _evaluated(out, truth) == Exit.OK
 
 
 def test_where_scans_are_elsewhere_results_are_measured(two, truth: Path) -> None:
     scans, out = two
     scans.rename(scans.with_name("moved"))
-    assert _evaluated(out, truth, []) == Exit.OK
+    assert _evaluated(out, truth) == Exit.OK
 
 
-def test_report_does_not_count_a_result_of_another_scan(two) -> None:
+def test_report_does_not_count_a_result_of_another_scan(
+    two, logged: pytest.LogCaptureFixture
+) -> None:
     scans, out = two
     small_scan(9).write(scans / "a.nii.gz")
-    said: list[str] = []
+    logged.clear()
     settings = CohortSettings(out, out.parent / "group", jobs=1, excluded=())
-    assert report_cohort(settings, say=said.append) == Exit.SOME_FAILED
+    assert report_cohort(settings) == Exit.SOME_FAILED
     rows = read_rows(out.parent / "group/volumes.csv", required=("subject",))
     assert {row["subject"] for row in rows} == {"b"}
-    assert said == [
+    assert logged.messages == [
         "a: is an old result: its scan was changed since; run trinat predict again"
     ]
 
 
 def test_a_result_of_a_run_that_was_killed_before_its_line_is_not_measured(
-    two, truth: Path
+    two, truth: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     _, out = two
     other = truth.parent / "other.nii.gz"
@@ -240,9 +249,11 @@ def test_a_result_of_a_run_that_was_killed_before_its_line_is_not_measured(
     with Ledger(out / "run.jsonl") as ledger:
         ledger.add(Entry("a", "writing", outputs={"a_dseg.nii.gz": sha256_of(other)}))
     other.replace(out / "a_dseg.nii.gz")
-    said: list[str] = []
-    assert _evaluated(out, truth, said) == Exit.SOME_FAILED
-    assert any("is not of the last run that was finished" in line for line in said)
+    logged.clear()
+    assert _evaluated(out, truth) == Exit.SOME_FAILED
+    assert any(
+        "is not of the last run that was finished" in line for line in logged.messages
+    )
 
 
 # Runs side by side ----------------------------------------------------------------------------

@@ -335,15 +335,18 @@ def test_timings_name_the_stages_and_add_up_to_the_run(tmp_path: Path) -> None:
         assert {"read", "conform", "coronal", "write"} <= entry.timings_s.keys()
 
 
-def test_what_was_not_taken_is_said_also_where_nothing_is_left(tmp_path: Path) -> None:
+def test_what_was_not_taken_is_said_also_where_nothing_is_left(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
     template = tmp_path / "subjects/fsaverage/mri/orig.mgz"
     template.parent.mkdir(parents=True)
     template.touch()
     request = PredictRequest(inputs=(str(tmp_path / "subjects"),), out=tmp_path / "out")
-    said: list[str] = []
     with pytest.raises(InputError, match="nothing to segment"):
-        predict(request, Listener(on_remark=said.append))
-    assert said == ["fsaverage: not segmented, since it is a template, not a person"]
+        predict(request)
+    assert logged.messages == [
+        "fsaverage: not segmented, since it is a template, not a person"
+    ]
 
 
 def predict_heard(scans: Path, out: Path, on_entry: Callable[[Entry], None]) -> None:

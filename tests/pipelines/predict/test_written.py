@@ -24,7 +24,7 @@ from helpers.serial import QUICK, run_serially, table, write_heads, write_scans
 from helpers.small_model import edit, set_key
 
 from trinat.pipelines.predict.engine import SerialEngine
-from trinat.pipelines.predict.run import Listener, predict
+from trinat.pipelines.predict.run import predict
 from trinat.pipelines.predict.settings import PredictRequest
 from trinat.pipelines.study.files import find_files
 from trinat.pipelines.study.ledger import read_entries
@@ -216,10 +216,11 @@ def test_what_fmriprep_takes_is_of_t1w_scans_of_a_bids_dataset_alone(
     assert not (tmp_path / "out").exists()
 
 
-def test_persons_with_more_scans_than_fmriprep_takes_are_named(tmp_path: Path) -> None:
+def test_persons_with_more_scans_than_fmriprep_takes_are_named(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
     names = [f"sub-02/anat/sub-02_run-{run}_T1w.nii.gz" for run in (1, 2)]
     raw = write_scans(tmp_path / "raw", "sub-01/anat/sub-01_T1w.nii.gz", *names)
-    remarks: list[str] = []
     request = PredictRequest(
         [str(raw)],
         tmp_path / "out",
@@ -228,8 +229,8 @@ def test_persons_with_more_scans_than_fmriprep_takes_are_named(tmp_path: Path) -
         threads=1,
         output=replace(QUICK, fmriprep=True),
     )
-    predict(request, Listener(on_remark=remarks.append))
-    (remark,) = remarks
+    predict(request)
+    (remark,) = logged.messages
     assert "one T1w scan a person: sub-02 have several" in remark
 
 

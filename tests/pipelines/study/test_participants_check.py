@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from trinat.pipelines.study.participants_check import (
+    describe_table,
     match_participants,
-    show_participants,
 )
 from trinat.segmentation.errors import DatasetError
 
@@ -22,8 +22,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def test_rows_columns_units_and_doubts_are_shown(tmp_path: Path) -> None:
-    said: list[str] = []
-    show_participants(table(tmp_path), None, said.append)
+    said = list(describe_table(table(tmp_path), None))
     assert said == [
         "# person: the column 'participant_id'",
         "# age: the column 'age (months)'",
@@ -38,15 +37,14 @@ def test_rows_columns_units_and_doubts_are_shown(tmp_path: Path) -> None:
     with pytest.raises(
         DatasetError, match=r"not understood: row 3, age \(months\): 'x'"
     ):
-        show_participants(table(tmp_path), None, said.append, strict=True)
+        list(describe_table(table(tmp_path), None, strict=True))
 
 
 def test_each_scan_is_shown_with_its_row(tmp_path: Path) -> None:
     for name in ("sub-01_ses-a", "sub-01_ses-b", "sub-02"):
         (tmp_path / f"maps/{name}_dseg.nii.gz").parent.mkdir(exist_ok=True)
         (tmp_path / f"maps/{name}_dseg.nii.gz").touch()
-    said: list[str] = []
-    show_participants(table(tmp_path), tmp_path / "maps", said.append)
+    said = list(describe_table(table(tmp_path), tmp_path / "maps"))
     assert said[5:] == [
         "scan\tperson\tvisit\trow\tage\tsex\tfamily\tsite\tgroup\tintracranial_cm3",
         "sub-01_ses-a_dseg\tsub-01\tses-a\t1\t20\tM\t\t\t\t1344",
@@ -62,8 +60,7 @@ def test_a_line_within_a_name_stays_in_its_cell(tmp_path: Path) -> None:
     (tmp_path / "maps").mkdir()
     (tmp_path / "maps/new\nline_dseg.nii.gz").touch()
     (tmp_path / "maps/sub-1_dseg.nii.gz").touch()
-    said: list[str] = []
-    show_participants(table(tmp_path), tmp_path / "maps", said.append)
+    said = list(describe_table(table(tmp_path), tmp_path / "maps"))
     assert not any("\n" in line for line in said)
     assert any(line.startswith("new\\nline\t") for line in said)
 
@@ -74,7 +71,7 @@ def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "empty.tsv"
     path.write_text("participant_id\tage\n")
     with pytest.raises(DatasetError, match=r"0 of 1 persons .* it has no rows"):
-        show_participants(path, tmp_path / "maps", lambda line: None)
+        list(describe_table(path, tmp_path / "maps"))
 
 
 def test_all_problems_of_a_refused_table_are_shown(tmp_path: Path) -> None:
@@ -82,7 +79,7 @@ def test_all_problems_of_a_refused_table_are_shown(tmp_path: Path) -> None:
     path.write_text("participant_id\tage\tsex\na\t61\tF\na\t62\tF\nb\t1\tF\nb\t1\tM\n")
     said: list[str] = []
     with pytest.raises(DatasetError) as caught:
-        show_participants(path, None, said.append)
+        said.extend(describe_table(path, None))
     assert caught.value.where == str(path)
     refused = [line for line in said if line.startswith("# refused")]
     assert [line.split(":")[1] for line in refused] == [
@@ -107,7 +104,7 @@ def test_a_person_with_rows_of_two_persons_is_refused(
     path.write_text("participant_id\tage\tsex\n" + rows)
     names = [row.split("\t")[0] for row in rows.splitlines()]
     with pytest.raises(DatasetError) as refused:
-        match_participants(path, [(name, "a") for name in names], print)
+        match_participants(path, [(name, "a") for name in names])
     assert refused.value.where == str(path)
 
 
@@ -117,4 +114,4 @@ def test_rows_of_two_sessions_are_of_one_person(tmp_path: Path) -> None:
         "participant_id\tage\tsex\nOAS2_0001_MR1\t80\tM\nOAS2_0001_MR2\t82\tM\n"
     )
     names = [(f"OAS2_0001_MR{n}", "OAS2_0001") for n in (1, 2)]
-    assert len(match_participants(path, names, print).rows) == 2
+    assert len(match_participants(path, names).rows) == 2

@@ -56,18 +56,18 @@ def test_an_age_is_a_time_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("title", ["scan_date", "Age", "months", "date (months)"])
 def test_a_column_like_one_of_times_is_named_where_no_other_is_read(
-    tmp_path: Path, title: str
+    tmp_path: Path, title: str, logged: pytest.LogCaptureFixture
 ) -> None:
-    said: list[str] = []
+    logged.clear()
     path = table(tmp_path, f"scan\tperson\t{title}\na\tp\t1\nb\tp\t2\n")
-    (person,) = persons_of(cases("a", "b"), None, path, said.append)
+    (person,) = persons_of(cases("a", "b"), None, path)
     assert person.years == (None, None)
     what = f"{title.lower()!r} is not read: times are in a column date, years or days"
-    assert said == [f"visits.tsv: {what}"]
+    assert logged.messages == [f"visits.tsv: {what}"]
     with_years = table(tmp_path, f"scan\tperson\t{title}\tdate\na\tp\t1\t2020-01-01\n")
-    said.clear()
-    persons_of(cases("a"), None, with_years, said.append)
-    assert said == []
+    logged.clear()
+    persons_of(cases("a"), None, with_years)
+    assert logged.messages == []
 
 
 @pytest.mark.parametrize(
@@ -123,14 +123,15 @@ def test_a_bids_dataset_says_person_time_and_group(tmp_path: Path) -> None:
     assert person.years[1] is None
 
 
-def test_a_person_whose_visits_are_of_two_groups_is_in_none(tmp_path: Path) -> None:
+def test_a_person_whose_visits_are_of_two_groups_is_in_none(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
     people = "participant_id\tgroup\nsub-1_ses-a\tMCI\nsub-1_ses-b\tAD\n"
     write_two_visits(tmp_path, people)
     found = find_cases([tmp_path])
-    said: list[str] = []
-    (person,) = persons_of(found.cases, found.bids_root, None, said.append)
+    (person,) = persons_of(found.cases, found.bids_root, None)
     assert person.group == ""
-    assert "sub-1 is in the groups MCI and AD" in said[0]
+    assert "sub-1 is in the groups MCI and AD" in logged.messages[0]
     with refusal(DatasetError, tmp_path / "participants.tsv", remedy="--strict"):
         persons_of(found.cases, found.bids_root, None, strict=True)
 
@@ -205,12 +206,11 @@ def test_two_columns_of_times_are_refused(tmp_path: Path) -> None:
 
 
 def test_it_is_said_how_numbers_are_read_and_which_scans_a_table_lacks(
-    tmp_path: Path,
+    tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     path = table(tmp_path, "scan\tperson\tdate\na\tp\t70.5\n")
-    said: list[str] = []
-    persons_of(cases("a", "b"), None, path, said.append)
-    assert said == [
+    persons_of(cases("a", "b"), None, path)
+    assert logged.messages == [
         "visits.tsv: the numbers in date are read as years",
         "visits.tsv: 1 of 2 scans are not in it: b.nii.gz",
     ]
@@ -233,7 +233,7 @@ def test_persons_of_two_sites_stay_apart() -> None:
 
 
 def test_a_time_of_bids_may_have_no_dashes_and_what_is_none_is_named(
-    tmp_path: Path,
+    tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     for session in ("a", "b"):
         folder = tmp_path / "sub-1" / f"ses-{session}" / "anat"
@@ -244,14 +244,15 @@ def test_a_time_of_bids_may_have_no_dashes_and_what_is_none_is_named(
         "session_id\tacq_time\nses-a\t20210301\nses-b\t34.5\n"
     )
     found = find_cases([tmp_path])
-    said: list[str] = []
-    (person,) = persons_of(found.cases, found.bids_root, None, said.append)
+    (person,) = persons_of(found.cases, found.bids_root, None)
     # 2021-03-01 is 7730 days after 2000-01-01.
     assert person.years == (2000 + 7730 / 365.25, None)
-    assert said == ["acq_time: sub-1_sessions.tsv, row 3: '34.5' is no date"]
+    assert logged.messages == ["acq_time: sub-1_sessions.tsv, row 3: '34.5' is no date"]
 
 
-def test_a_session_that_its_table_does_not_have_is_named(tmp_path: Path) -> None:
+def test_a_session_that_its_table_does_not_have_is_named(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
     for session in ("1", "2"):
         folder = tmp_path / "sub-1" / f"ses-{session}" / "anat"
         folder.mkdir(parents=True)
@@ -262,10 +263,9 @@ def test_a_session_that_its_table_does_not_have_is_named(tmp_path: Path) -> None
         "session_id\tacq_time\nses-1\tn/a\n2\t2021-03-01\n"
     )
     found = find_cases([tmp_path])
-    said: list[str] = []
-    (person,) = persons_of(found.cases, found.bids_root, None, said.append)
+    (person,) = persons_of(found.cases, found.bids_root, None)
     assert person.years == (None, None)
-    assert said == ["acq_time: sub-1_sessions.tsv has no row ses-2"]
+    assert logged.messages == ["acq_time: sub-1_sessions.tsv has no row ses-2"]
 
 
 def test_persons_of_one_name_in_two_folders_have_their_own_facts(
@@ -273,7 +273,7 @@ def test_persons_of_one_name_in_two_folders_have_their_own_facts(
 ) -> None:
     rows = "participant_id\tage\tsex\nA/sub-01\t25\tF\nB/sub-01\t70\tM\n"
     path = table(tmp_path, rows)
-    told = with_facts(cases("A/sub-01_T1w", "B/sub-01_T1w"), path, print)
+    told = with_facts(cases("A/sub-01_T1w", "B/sub-01_T1w"), path)
     facts = [case.facts for case in told if case.facts is not None]
     assert [(one.age, one.sex) for one in facts] == [(25, "F"), (70, "M")]
 
@@ -282,7 +282,7 @@ def test_nobody_has_the_facts_of_a_person_of_the_same_name_elsewhere(
     tmp_path: Path,
 ) -> None:
     path = table(tmp_path, "participant_id\tage\tsex\nsub-01\t25\tF\nC\t30\tF\n")
-    told = with_facts(cases("A/sub-01_T1w", "B/sub-01_T1w", "C"), path, print)
+    told = with_facts(cases("A/sub-01_T1w", "B/sub-01_T1w", "C"), path)
     assert [case.facts.age if case.facts else None for case in told] == [None, None, 30]
 
 
