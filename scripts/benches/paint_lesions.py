@@ -28,7 +28,7 @@ from trinat.segmentation.synthetic.lesions import (
     shapes_of,
 )
 
-# seek-la02: its labels are wrong (docs/notes/fast-4.md).
+# seek-la02: its labels are wrong (docs/notes/fast.md).
 _LEFT_OUT = ("seek-la02",)
 # Kept around the brain, in mm.
 _AROUND = 16
