@@ -250,8 +250,8 @@ def compare_changes(
     single = [person for person in facts.index if person not in with_slope]
     if single:
         notices.append(
-            f"{count(len(single), 'person')} without two dated scans that count, and so without a "
-            f"change a year: {some(single)}."
+            f"{count(len(single), 'person')} without a change per year, because it needs two "
+            f"usable scans with dates: {some(single)}."
         )
     model = None
     if with_slope:
@@ -277,7 +277,7 @@ def changes_page(
     untimed = [course for course in courses if not course.has_times]
     comparable = timed or courses
     cards = [
-        ("Persons", f"{len(persons):,}", "with two or more scans that count"),
+        ("Persons", f"{len(persons):,}", "with two or more usable scans"),
         ("Beyond noise", f"{len(beyond):,}", f"of {len(courses):,} changes"),
     ]
     rows_left_out = []
@@ -296,7 +296,7 @@ def changes_page(
         looked_at=len(courses),
         left_out=table(
             "left-out-table",
-            "Left out of every change",
+            "Excluded from all changes",
             ["Scan", "What", "Why"],
             rows_left_out,
         ),
@@ -311,26 +311,26 @@ def _notices(
     scans = [scan for scan, structure, _ in left_out if not structure]
     if scans:
         notices.append(
-            f"{count(len(scans), 'scan')} left out of every change: {some(scans)}. "
-            "The table at the end says why."
+            f"{count(len(scans), 'scan')} excluded from all changes: {some(scans)}. "
+            "The table at the end has the reasons."
         )
     if not courses:
-        notices.append("No person has two scans that count: there is no change.")
+        notices.append("No changes: no person has two usable scans.")
         return notices
     undated = {course.person for course in courses if not course.has_times}
     dated = {course.person for course in courses if course.has_times}
     if undated:
         notice = (
-            f"{count(len(undated), 'person')} without dates, or with scans of one day: changes "
-            "are in per cent, not per year; without dates, in the order of the scans' names."
+            f"{count(len(undated), 'person')} without dates, or with all scans on one day: changes "
+            "are in per cent, not per year. Without dates, scans are in the order of their names."
         )
         if dated:
-            notice += " They have a table of their own, and no curves."
+            notice += " They are in a separate table, and not in the plots."
         notices.append(notice)
     if all(course.retest_percent is None for course in courses):
         notices.append(
-            "For this model nobody has measured by how much two scans of an unchanged person "
-            "differ: no change can be called larger than noise."
+            "The measurement noise of this model is unknown, so the page cannot tell which changes "
+            "are larger than noise."
         )
     return notices
 
@@ -355,14 +355,14 @@ def courses_plot(courses: Sequence[Course]) -> Drawing:
         figure.supylabel("% from the mean")
         if len(groups) > 1:
             add_legend(figure, [group or "no group" for group in groups])
-    label = f"Volumes of {len(structures)} structures over time, a line a person"
+    label = f"Volumes of {len(structures)} structures over time, one line per person"
     return Drawing(
         "courses",
         figure,
         label,
         marks,
-        caption=f"The band holds 95 of 100 scans of a person with {_fewest_scans(courses)} scans "
-        "who does not change.",
+        caption="Band: 95 of 100 scans are inside if nothing changes, for persons with "
+        f"{_fewest_scans(courses)} scans.",
     )
 
 
@@ -428,7 +428,7 @@ def _groups(courses: Sequence[Course]) -> Table | None:
     for group in groups:
         title = group or ("No group" if len(groups) > 1 else "All")
         columns.append(Column(f"{title}: mean ± SD ({unit})", 2, sign=True))
-    hint = "Median over persons: a person who does not change is within this in 95 of 100 cases"
+    hint = "Median over persons of the noise: without a real change, 95 of 100 are within this"
     columns.append(Column(f"Noise of a person ({unit})", 2, hint))
     rows: list[list[Any]] = []
     for place, structure in enumerate(_structures_of(courses)):
@@ -482,7 +482,7 @@ def _changes(courses: Sequence[Course]) -> Table:
             Column("Change a year (% a year)", 2, sign=True),
             "95 % interval (% a year)",
         ]
-    hint = "95 of 100 unchanged persons are within this"
+    hint = "Without a real change, 95 of 100 persons are within this"
     columns += [Column(f"Noise ({_unit(courses)})", 2, hint), "Beyond noise"]
     rows = []
     for course in ranked[:_MOST_ROWS]:
@@ -504,10 +504,10 @@ def _changes(courses: Sequence[Course]) -> Table:
     if len(ranked) > _MOST_ROWS:
         note = f"The first {_MOST_ROWS}; changes.tsv has all."
     identity = "change-table"
-    caption = "Persons with dates: the largest change a year beside its noise first"
+    caption = "Persons with dates, sorted by change per year relative to noise"
     if not has_times:
         identity = "undated-table"
-        caption = "Persons without dates: the largest change beside its noise first"
+        caption = "Persons without dates, sorted by change relative to noise"
     return table(identity, caption, columns, rows, note=note)
 
 

@@ -111,7 +111,7 @@ def cohort_page(
     noun = "person" if people == 1 else "people"
     lead = (
         f"{count(len(cohort.scans), 'scan')} of {people:,} {noun}, "
-        f"{len(cohort.structures)} structures; there is no truth to compare with."
+        f"{len(cohort.structures)} structures, without a reference to compare with."
     )
     by_facts = [_by_group(cohort, key) for key in _GROUPS]
     return render(
@@ -218,12 +218,12 @@ def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
     notices = []
     if failures:
         tried = len(cohort.scans) + len(cohort.left_out) + len(failures)
-        notices.append(f"{len(failures)} of {tried} scans have failed.")
+        notices.append(f"{len(failures)} of {tried} scans failed.")
     if cohort.left_out:
         names = [scan.name for scan in cohort.left_out]
         notices.append(
-            f"{count(len(names), 'scan')} left out of every number: {some(names)}. "
-            "The table at the end says why."
+            f"{count(len(names), 'scan')} excluded from all numbers: {some(names)}. "
+            "The table at the end has the reasons."
         )
     if not cohort.is_tested:
         notices.append(
@@ -233,19 +233,19 @@ def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
         differing = differing_persons(cohort.frame, fact)
         if differing:
             notices.append(
-                f"{count(len(differing), 'person')} with scans of more than one {fact}, in no "
-                f"comparison of {fact}s: {some(differing)}."
+                f"{count(len(differing), 'person')} excluded from the comparison of {fact}s, "
+                f"because their scans have more than one {fact}: {some(differing)}."
             )
     if cohort.adjustment is not None and cohort.adjustment.without:
         lacking = count(cohort.adjustment.without, "scan")
         notices.append(
-            f"{lacking} without an intracranial volume, and so without adjusted volumes."
+            f"{lacking} without adjusted volumes, because the intracranial volume is unknown."
         )
     if cohort.harmonisation is not None and cohort.harmonisation.without:
         lacking = count(cohort.harmonisation.without, "scan")
         facts = ", ".join(("site", *cohort.harmonisation.kept))
         notices.append(
-            f"{lacking} without a harmonised volume: not all is known of {facts}."
+            f"{lacking} without harmonised volumes, because one of these is unknown: {facts}."
         )
     if "percentile" in cohort.frame:
         of_scans = cohort.frame.groupby("scan")["percentile"].count()
@@ -253,14 +253,14 @@ def _notices(cohort: Cohort, failures: Sequence[tuple[str, str]]) -> list[str]:
         if lacking_norms:
             scans = count(lacking_norms, "scan")
             notices.append(
-                f"{scans} without percentiles: age, sex or intracranial volume are not known, or "
-                "not among those of the norms."
+                f"{scans} without percentiles, because age, sex or intracranial volume is unknown "
+                "or outside the range of the norms."
             )
     if cohort.model is not None:
         notices += cohort.model.notices
     grades = [scan.grade for scan in cohort.scans]
     texts = {
-        "reject": "rejected by quality control, and in the numbers all the same",
+        "reject": "rejected by quality control, but included in the numbers",
         "look": "should be looked at by a person",
     }
     for grade, text in texts.items():
@@ -464,7 +464,7 @@ def _scans(cohort: Cohort) -> Table:
         "Notes",
     ]
     return table(
-        "scan-table", "Every scan, the most unusual first", columns, rows, note=note
+        "scan-table", "All scans, the most unusual first", columns, rows, note=note
     )
 
 
@@ -477,4 +477,4 @@ def _left_out(cohort: Cohort) -> Table:
             for structure, why in scan.structures_left_out.items()
         ]
     columns: Columns = ["Scan", "What", "Why"]
-    return table("left-out-table", "Left out of every number", columns, rows)
+    return table("left-out-table", "Excluded from all numbers", columns, rows)

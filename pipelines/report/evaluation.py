@@ -182,7 +182,7 @@ def _comparison_notices(compared: pd.DataFrame) -> list[str]:
         return []
     if compared["p"].isna().all():
         return [
-            f"Fewer than {FEWEST_PERSONS} persons have both: differences are shown, but not tested."
+            f"Differences are not tested: fewer than {FEWEST_PERSONS} persons have both values."
         ]
     structures = compared[~measurements.is_group(compared) & compared["p"].notna()]
     if structures.empty:
@@ -195,7 +195,7 @@ def _comparison_notices(compared: pd.DataFrame) -> list[str]:
     least = min(1.0, tests * 2 / 2**persons)
     return [
         f"With {persons} persons and {tests} structures no single structure can be significant: "
-        f"p after Holm is at least {least:.2f}. With {needed} persons one could be."
+        f"p after Holm is at least {least:.2f}. It takes {needed} persons."
     ]
 
 
@@ -262,17 +262,19 @@ def _absent_structures(evaluation: Evaluation) -> list[str]:
             short_name(measurements.without_side(name)) for name in absent
         )
         notices.append(
-            f"{count(len(absent), 'structure')} in no label map, true or predicted, and not "
-            f"shown: {', '.join(pairs)}."
+            f"{count(len(absent), 'structure')} not shown, because no true or predicted label map "
+            f"has it: {', '.join(pairs)}."
         )
     for row in evaluation.not_predicted.to_dict("records"):
         name = short_name(row["structure"])
-        notices.append(f"{name} is not predicted by {row['model']}: it is in no mean.")
+        notices.append(
+            f"{name} is not predicted by {row['model']} and excluded from its means."
+        )
     for row in evaluation.other_csf.to_dict("records"):
         name = short_name(row["structure"])
         notices.append(
-            f"{name} of {row['model']} is not compared: it is something else than that of the "
-            "truth. One is all fluid inside the skull, the other a small region."
+            f"{name} of {row['model']} is not compared, because its definition differs from that "
+            "of the truth: one is all fluid inside the skull, the other a small region."
         )
     return notices
 
@@ -290,9 +292,9 @@ def _different_means(evaluation: Evaluation) -> list[str]:
             for metric, number in zip(rows["metric"], rows["left_out"], strict=True)
         ]
         notices.append(
-            f"The means of {first} and {second} are not over the same scans and structures. "
-            f"Values that only one of the two has: {', '.join(metrics)}. “Models compared” leaves "
-            "them out."
+            f"The means of {first} and {second} cover different scans and structures. "
+            f"Values of only one of the models: {', '.join(metrics)}. “Models compared” excludes "
+            "them."
         )
     return notices
 

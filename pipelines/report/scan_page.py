@@ -40,7 +40,7 @@ from trinat.segmentation.space.views import View, to_slices
 NormalRange = tuple[str, float, float]
 
 _GRADES = {
-    "pass": "no check of the whole scan found anything to doubt",
+    "pass": "all checks of the whole scan passed",
     "look": "look at the picture before you use the numbers",
     "reject": "do not use the numbers",
 }

@@ -65,7 +65,7 @@ def not_predicted(evaluation: Evaluation) -> Table | None:
     """
     if evaluation.not_predicted.empty:
         return None
-    note = "The model does not know these structures: they are in no mean and in no worst case."
+    note = "Structures that the model does not predict are excluded from means and worst cases."
     columns = {"structure": Column("Structure"), "model": Column("Model")}
     caption = "Not predicted by this model"
     return _records(

@@ -140,12 +140,18 @@ def use_of_ratings(
     measured = len(rejected & set(in_part))
     structures = len(rejected) - scans - measured
     text = (
-        f"Left out by ratings: {count(scans, 'scan')}, {count(structures, 'structure')}."
-        f" Of other or changed label maps: {count(len(ratings) - len(fresh), 'rating')}."
+        f"Excluded as rejected by raters: {count(scans, 'scan')} and "
+        f"{count(structures, 'structure')}."
     )
+    stale = len(ratings) - len(fresh)
+    if stale:
+        text += (
+            f" Ignored, because the label map has changed or is not in this folder: "
+            f"{count(stale, 'rating')}."
+        )
     if measured:
         text += (
-            f" Rejected but measured, as a part of a larger structure of this label scheme: "
+            f" Rejected but still measured, as part of a larger structure of this label scheme: "
             f"{count(measured, 'structure')}."
         )
     return text

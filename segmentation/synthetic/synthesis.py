@@ -225,7 +225,7 @@ def _change_contrast(draw: Draw, means: Tensor, white: Tensor) -> Tensor:
 def _paint_surroundings(
     draw: Draw, classes: _ClassBrightness, means: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Means and spreads (B, E) of all entries, air and what is outside the brain too."""
+    """Return means and spreads (B, E) of all entries, with air and tissue outside of the brain."""
     heads = draw.heads
     config = draw.config
     count = len(means)

@@ -58,7 +58,7 @@ def test_what_a_model_cannot_predict_is_listed_apart(
     assert summary["not_predicted"] == [{"model": "fast", "structure": "CSF"}]
     assert "CSF" not in {row["structure"] for row in summary["statistics"]}
     page = (tmp_path / "out/report.html").read_text()
-    assert "CSF is not predicted by fast: it is in no mean." in page
+    assert "CSF is not predicted by fast and excluded from its means." in page
     assert "Lowest Dice: CSF" not in page
     assert page.index('id="headline"') < page.index('id="unknown-table"')
 

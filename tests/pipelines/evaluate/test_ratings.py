@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -72,10 +73,8 @@ def test_evaluate_leaves_out_what_was_rejected_of_the_same_bytes(
     assert "labelled_as:Left-Thalamus" in taken_for["a"]
     assert not {m for m in taken_for["c"] if m.startswith("labelled_as:")}
     # One rating by carl belongs to other bytes.
-    assert (
-        "Left out by ratings: 1 scan, 1 structure. Of other or changed label maps: 1 rating."
-        in logged.messages
-    )
+    (used,) = [line for line in logged.messages if "by raters" in line]
+    assert re.findall(r"\d+ \w+", used) == ["1 scan", "1 structure", "1 rating"]
 
 
 def test_a_rejected_part_of_a_structure_is_measured_with_it_and_said_to_be(
@@ -97,13 +96,9 @@ def test_a_rejected_part_of_a_structure_is_measured_with_it_and_said_to_be(
         ["subject", "structure", "metric"]
     )
     assert rows.loc[("c", "Grey-Matter", "dice"), "value"] == 1
-    expected = (
-        "Rejected but measured, as a part of a larger structure of this label scheme"
-    )
-    assert any(
-        "1 scan, 0 structures. " in line and expected in line
-        for line in logged.messages
-    )
+    (used,) = [line for line in logged.messages if "by raters" in line]
+    counted = ["1 scan", "0 structures", "1 rating", "1 structure"]
+    assert re.findall(r"\d+ \w+", used) == counted
     groups = cohort.CohortSettings(
         study / "out",
         study / "volumes",

@@ -178,7 +178,7 @@ def test_two_scans_are_in_the_band_where_their_change_is_within_noise(
     is_inside = max(course_.percents) <= band.get_y() + band.get_height()
     assert is_inside != course_.change.is_beyond_noise
     assert is_inside == (percent < 1)
-    assert "a person with 2 scans" in drawing.caption
+    assert "persons with 2 scans" in drawing.caption
 
 
 def test_one_person_of_a_group_has_no_standard_deviation() -> None:
@@ -202,7 +202,7 @@ def test_all_numbers_have_one_minus_sign_and_no_zero_has_one() -> None:
 def test_what_is_left_out_is_named_with_its_reason() -> None:
     left_out = [("a-2", "", "graded reject: cut"), ("b-1", "Brain-Stem", "graded look")]
     page = changes_page([course("a", [100, 98])], left_out)
-    assert "1 scan left out of every change: a-2." in page
+    assert "1 scan excluded from all changes: a-2." in page
     named = page[page.index('id="left-out-table"') :].split("</table>")[0]
     assert "graded reject: cut" in named
     assert "Brain Stem" in named
@@ -212,7 +212,7 @@ def test_a_page_of_scans_that_are_all_left_out_says_so() -> None:
     page = changes_page(
         [], [("a-1", "", "graded reject"), ("a-2", "", "graded reject")]
     )
-    assert "No person has two scans that count" in page
+    assert "no person has two usable scans" in page
     assert "<svg" not in page
 
 

@@ -177,5 +177,5 @@ def test_a_person_with_scans_at_two_sites_is_in_no_comparison_of_sites() -> None
     assert row["difference"] == pytest.approx(-400)
     page = cohort_page(cohort, [], [], {})
     named = "sub-0, sub-1, sub-2 and 1 more"
-    notice = "4 persons with scans of more than one site, in no comparison of sites: "
-    assert notice + named in page
+    assert "4 persons excluded from the comparison of sites" in page
+    assert named in page

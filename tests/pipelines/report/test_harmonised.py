@@ -143,8 +143,8 @@ def test_a_scan_of_which_not_all_is_known_has_no_harmonised_volume() -> None:
     assert np.flatnonzero(lacking).tolist() == [3, 7]
     page = cohort_page(cohort, [], [], {})
     assert (
-        "2 scans without a harmonised volume: not all is known of site, age, sex, group."
-        in page
+        "2 scans without harmonised volumes, because one of these is unknown: "
+        "site, age, sex, group." in page
     )
 
 

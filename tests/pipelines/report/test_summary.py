@@ -318,7 +318,7 @@ def test_the_page_says_that_so_few_persons_cannot_show_anything() -> None:
 
     (notice,) = notices(7)
     assert "With 7 persons and 31 structures no single structure" in notice
-    assert "at least 0.48. With 11 persons" in notice
+    assert "at least 0.48. It takes 11 persons" in notice
     assert notices(11) == []
 
 
