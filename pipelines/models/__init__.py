@@ -1,1 +1,1 @@
-"""The jobs about models: bundle, weights of views, limits of quality, export, import."""
+"""The jobs about models: bundle, fit and export."""

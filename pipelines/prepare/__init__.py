@@ -1,1 +1,1 @@
-"""The jobs about data: download, prepare, report on a store, show and export what is in it."""
+"""The jobs about data: download, prepare, report on a store, and show its slices."""

@@ -1,6 +1,6 @@
 """Regular files for input, atomic writes for output.
 
-All file access of trinat goes through here.
+Files that users give and results that they keep go through here.
 """
 
 from __future__ import annotations

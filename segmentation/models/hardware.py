@@ -1,4 +1,7 @@
-"""Devices: available GPUs, precision and memory layout. Nothing else calls `torch.cuda`."""
+"""Devices: available GPUs, precision and memory layout.
+
+Nothing else calls `torch.cuda`, except the choice of the default model (`models/zoo`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion of volumes to slices and back; the only place where volume axes are permuted.
+"""Conversion of volumes to slices and back; the only place that defines the axes of the views.
 
 On the working grid i grows to the right, j to the front and k upwards (RAS). No axis is flipped,
 so slices are views into the volume's memory, for NumPy and torch alike.
