@@ -37,7 +37,7 @@ class TrinatInputSpec(CommandLineInputSpec):
 
 
 class TrinatOutputSpec(TraitedSpec):
-    """What a workflow goes on with."""
+    """Files for the next nodes of a workflow."""
 
     labels = File(exists=True, desc="label map in the scan's own space")
     volumes = File(exists=True, desc="volumes of the structures in mm³")

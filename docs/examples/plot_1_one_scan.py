@@ -6,8 +6,8 @@ Segment a scan, look at the result and save it.
 """
 
 # %%
-# A synthetic head stands for a scan. It is cut to the middle of the brain, so that this is quick;
-# with a scan of your own, give its path.
+# A synthetic head, cut to the middle of the brain to save time. For a scan of your own, give its
+# path in place of `image`.
 
 import numpy as np
 
@@ -21,8 +21,8 @@ result = trinat.segment(image)
 print(result)
 
 # %%
-# Every result has a grade and its reasons. This part of a head has less brain than any person,
-# which lowers the grade.
+# Every result has a grade with reasons. The grade is low here because this part of a head has less
+# brain than any person.
 
 print(result.quality.name, *result.quality.reasons, sep="\n")
 

@@ -7,7 +7,7 @@ failed.
 """
 
 # %%
-# Two parts of synthetic heads, and a file that is no scan:
+# Two parts of synthetic heads, and a file that is not a scan:
 
 from pathlib import Path
 from tempfile import mkdtemp
@@ -28,7 +28,7 @@ for seed in (1, 2):
 (folder / "study/sub-3.nii.gz").write_bytes(b"an interrupted download")
 
 # %%
-# The model is loaded once. With ``out`` the folder holds all that ``trinat predict`` writes, and a
+# The model is loaded once. With ``out`` the folder gets all files of ``trinat predict``, and a
 # second call does only what is missing.
 
 table = trinat.segment_many([folder / "study"], out=folder / "results", progress=False)

@@ -27,8 +27,8 @@ def run(line):
 
 
 # %%
-# The recipe ``smoke`` trains a tiny network for one view. Here it has 60 steps in place of 240:
-# enough to see the loss fall, by far too few to segment anything.
+# The recipe ``smoke`` trains a tiny network for one view. Here it has 60 steps instead of 240:
+# enough to see the loss fall, far too few to segment anything.
 # ``--set data.synthetic.heads=FOLDER`` takes label maps of your own.
 
 run(

@@ -6,7 +6,7 @@ From pairs of scan and label map to an evaluated model, in five commands.
 """
 
 # %%
-# Own data are two folders with files of equal names:
+# Your own data are two folders with files of equal names:
 
 import shlex
 import subprocess

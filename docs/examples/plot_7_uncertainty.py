@@ -2,12 +2,12 @@
 Uncertainty
 ===========
 
-Where do the networks doubt, and how sure is a volume?
+Where are the networks uncertain, and how certain is a volume?
 """
 
 # %%
-# ``samples`` are further predictions with dropout. Noise is added to the scan, so that there is
-# something to doubt. One view is enough here.
+# ``samples`` is the number of further predictions with dropout. Noise makes the second scan
+# uncertain. One view is enough here.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -26,7 +26,7 @@ clean = segmenter.segment((voxels, image.affine), samples=4)
 noisy = segmenter.segment((voxels + noise, image.affine), samples=4)
 
 # %%
-# Entropy of the mean of the samples, in nats: 0 where there is no doubt.
+# Entropy of the mean of the samples, in nats: 0 where the networks are certain.
 
 cut = image.shape[1] // 2
 figure, axes = plt.subplots(2, 2, figsize=(6, 5.4))

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Train on the GPUs of one or more nodes as a SLURM job: torchrun on each node, a process a GPU.
 #   sbatch --nodes=2 --gpus-per-node=4 scripts/slurm/train.sh quicknat --out RUN
-# The same command again goes on where the run stands. `torchrun` must be in PATH, RUN on a disk
-# that all nodes share.
+# Run the same command again to resume. `torchrun` must be in PATH, RUN on a disk that all nodes
+# share.
 #SBATCH --job-name=trinat-train
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
@@ -10,7 +10,7 @@
 #SBATCH --cpus-per-task=8
 #SBATCH --time=12:00:00
 #SBATCH --requeue
-# Five minutes before the time is up: the state is saved.
+# Signal five minutes before the time limit: the state is saved.
 #SBATCH --signal=TERM@300
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=240
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
