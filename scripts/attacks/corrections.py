@@ -135,9 +135,7 @@ def _write_result(state: _State, labels: Numbers) -> None:
 
 
 def _painted(state: _State, attempt: Try) -> tuple[Volume, Numbers, Path]:
-    """Return a map with a few voxels more of the hippocampus, what it changes, and what it is
-    painted on.
-    """
+    """Return a map with a larger hippocampus, its mask of changes, and the map below it."""
     shown = corrected_path(state.result)
     if not shown.is_file():
         shown = state.result
